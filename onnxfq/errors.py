@@ -1,0 +1,67 @@
+"""The error tree. Every message is one line: the thing, the rule, the value found, the remedy.
+
+OnnxfqError
+├── ModelError       the ONNX model cannot be read, is not valid, or cannot be quantized
+├── RecipeError      a recipe or override asks for something unknown or impossible
+├── PlanError        a plan does not fit the model or the encodings it is used with
+├── DataError        feeds or labels are missing or do not fit the model's inputs
+├── StatisticsError  statistics are empty, non-finite or belong to another model
+├── SpecError        a qtype, granularity, scale or zero point breaks its rule
+├── OutputError      a file cannot be written where it was asked for
+└── RuntimeLibraryError  the custom-op library is missing or ONNX Runtime refused it
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OnnxfqError(Exception):
+    """Root of all errors raised by onnxfq; its text is one line a user can act on."""
+
+
+class ModelError(OnnxfqError):
+    """The ONNX model cannot be read, is not valid, or cannot be quantized."""
+
+
+class RecipeError(OnnxfqError):
+    """A recipe or an override asks for something unknown or impossible."""
+
+
+class PlanError(OnnxfqError):
+    """A plan does not fit the model or the encodings it is used with."""
+
+
+class DataError(OnnxfqError):
+    """Feeds or labels are missing or do not fit the model's inputs."""
+
+
+class StatisticsError(OnnxfqError):
+    """Statistics are empty, hold non-finite values, or belong to another model."""
+
+
+class SpecError(OnnxfqError):
+    """A qtype, granularity, scale or zero point breaks its rule."""
+
+
+class OutputError(OnnxfqError):
+    """A file cannot be written where it was asked for."""
+
+
+class RuntimeLibraryError(OnnxfqError):
+    """The custom-op library is missing, or ONNX Runtime refused it."""
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
+    """Return `; nearest: a, b` for the known names most like `name`, or all of them when few.
+
+    Empty string when nothing is known. Made to end an error message about an unknown name.
+    """
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
+    if close:
+        return "; nearest: " + ", ".join(close)
+    if names and len(names) <= 8:
+        return "; known: " + ", ".join(names)
+    return ""

@@ -1,0 +1,73 @@
+"""How many elements share one scale: ONNX's three granularities as frozen values.
+
+| granularity        | x            | scale             | x[i, j] uses          |
+|--------------------|--------------|-------------------|-----------------------|
+| PerTensor()        | any          | []                | scale[()]             |
+| PerAxis(axis=1)    | [N, C]       | [C]               | scale[j]              |
+| Blocked(1, 32)     | [N, C]       | [N, ceil(C/32)]   | scale[i, j // 32]     |
+
+The last block may be shorter than the others (ONNX opset 21).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnxfq.errors import SpecError
+
+
+@dataclass(frozen=True)
+class PerTensor:
+    """One scale for the whole tensor."""
+
+    def param_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of scale and zero point for x of `shape`: rank 0."""
+        return ()
+
+    def __str__(self) -> str:
+        return "per-tensor"
+
+
+@dataclass(frozen=True)
+class PerAxis:
+    """One scale for each index of `axis`."""
+
+    axis: int
+
+    def param_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of scale and zero point for x of `shape`: [shape[axis]]."""
+        return (shape[normalize_axis(self.axis, len(shape))],)
+
+    def __str__(self) -> str:
+        return f"per-axis {self.axis}"
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """One scale for each run of `block_size` elements along `axis`; the last run may be short."""
+
+    axis: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise SpecError(f"block_size must be at least 1, got {self.block_size}")
+
+    def param_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of scale and zero point for x of `shape`: `axis` divided by the block, rounded up."""
+        axis = normalize_axis(self.axis, len(shape))
+        return tuple(-(-n // self.block_size) if d == axis else n for d, n in enumerate(shape))
+
+    def __str__(self) -> str:
+        return f"blocks of {self.block_size} on axis {self.axis}"
+
+
+Granularity = PerTensor | PerAxis | Blocked
+
+
+def normalize_axis(axis: int, rank: int) -> int:
+    """Return `axis` counted from the front. Raises SpecError when it is outside [-rank, rank)."""
+    if not -rank <= axis < rank:
+        raise SpecError(f"axis {axis} is outside a tensor of rank {rank}; give one of [{-rank}, {rank - 1}]")
+    return axis + rank if axis < 0 else axis
