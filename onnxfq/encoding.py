@@ -1,0 +1,110 @@
+"""`Encoding`: the parameters of one quantized tensor, and `Encodings`, those of a model."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pydantic
+from numpy.typing import NDArray
+
+from onnxfq.documents import Record, read_document, write_document
+from onnxfq.errors import PlanError, SpecError, nearest
+from onnxfq.spec import QuantSpec
+
+
+class Encoding(Record):
+    """Scale and zero point of one tensor under a `QuantSpec`.
+
+    param_shape: [] per tensor, [C] per axis, x's rank when blocked. scale and zero_point are flat
+    lists in C order of that shape. Every scale is finite and positive.
+    """
+
+    tensor: str
+    spec: QuantSpec
+    param_shape: tuple[int, ...]
+    scale: tuple[float, ...]
+    zero_point: tuple[int, ...]
+
+    @pydantic.model_validator(mode="after")
+    def _valid(self) -> Encoding:
+        count = int(np.prod(self.param_shape, dtype=np.int64))
+        if len(self.scale) != count or len(self.zero_point) != count:
+            raise ValueError(
+                f"tensor {self.tensor!r}: param_shape {list(self.param_shape)} wants {count} values, "
+                f"got {len(self.scale)} scales and {len(self.zero_point)} zero points"
+            )
+        scale = np.asarray(self.scale, np.float32)
+        if not (np.isfinite(scale).all() and (scale > 0).all()):
+            raise ValueError(f"tensor {self.tensor!r}: every scale must be finite and positive")
+        qtype = self.spec.qtype
+        if any(not qtype.qmin <= z <= qtype.qmax for z in self.zero_point):
+            raise ValueError(f"tensor {self.tensor!r}: zero_point outside {qtype} [{qtype.qmin}, {qtype.qmax}]")
+        return self
+
+    @staticmethod
+    def of(tensor: str, spec: QuantSpec, scale: NDArray[np.float32], zero_point: NDArray[np.int32]) -> Encoding:
+        """Make an encoding from arrays of one shape. Raises SpecError when a rule is broken."""
+        try:
+            return Encoding(
+                tensor=tensor,
+                spec=spec,
+                param_shape=tuple(scale.shape),
+                scale=tuple(float(s) for s in scale.ravel()),
+                zero_point=tuple(int(z) for z in zero_point.ravel()),
+            )
+        except pydantic.ValidationError as fault:
+            raise SpecError(fault.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+    @cached_property
+    def scale_array(self) -> NDArray[np.float32]:
+        """Scale as float32 of `param_shape`."""
+        return np.asarray(self.scale, np.float32).reshape(self.param_shape)
+
+    @cached_property
+    def zero_point_array(self) -> NDArray[np.int32]:
+        """Zero point as int32 of `param_shape`."""
+        return np.asarray(self.zero_point, np.int32).reshape(self.param_shape)
+
+    @property
+    def rmin(self) -> float:
+        """Smallest real number on the grid of any group."""
+        steps = self.spec.qtype.qmin - self.zero_point_array
+        return float((steps * self.scale_array.astype(np.float64)).min())
+
+    @property
+    def rmax(self) -> float:
+        """Largest real number on the grid of any group."""
+        steps = self.spec.qtype.qmax - self.zero_point_array
+        return float((steps * self.scale_array.astype(np.float64)).max())
+
+
+class Encodings(Record):
+    """The encodings of all quantized tensors of one model (`.encodings.json`)."""
+
+    format: Literal["onnxfq.encodings/1"] = "onnxfq.encodings/1"
+    model_sha256: str
+    encodings: tuple[Encoding, ...]
+
+    @cached_property
+    def _by_tensor(self) -> dict[str, Encoding]:
+        return {e.tensor: e for e in self.encodings}
+
+    def __getitem__(self, tensor: str) -> Encoding:
+        """Return the encoding of `tensor`. Raises PlanError with the nearest names when it has none."""
+        try:
+            return self._by_tensor[tensor]
+        except KeyError:
+            hint = nearest(tensor, self._by_tensor)
+            raise PlanError(f"no encoding for tensor {tensor!r}: calibrate with this plan first{hint}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON, whole or not at all."""
+        write_document(path, self)
+
+    @staticmethod
+    def load(path: str | Path) -> Encodings:
+        """Read what `save` wrote. Raises PlanError in one line for any fault."""
+        return read_document(path, Encodings, PlanError)

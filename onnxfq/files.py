@@ -1,0 +1,55 @@
+"""Writing files so that a reader never meets half of one: write beside, then rename."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from onnxfq.errors import OutputError
+
+
+def check_writable(path: Path) -> None:
+    """Raise OutputError now, before any work, when `path` could not be written later."""
+    folder = path.parent
+    if path.is_dir():
+        raise OutputError(f"cannot write {path}: it is a folder; give a file name")
+    if not folder.is_dir():
+        raise OutputError(f"cannot write {path}: folder {folder} does not exist; create it first")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"cannot write {path}: no permission to write in {folder}; choose another folder")
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; on success it takes the place of `path`, on failure it goes.
+
+    Raises OutputError when the folder is missing or not writable, or the disk refuses.
+    """
+    path = Path(path)
+    check_writable(path)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        # mkstemp makes private files; give the result the rights any new file would have.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write UTF-8 `text` to `path`, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

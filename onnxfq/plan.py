@@ -1,0 +1,107 @@
+"""`Plan`: what of a model is quantized, how, and why the rest is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from onnxfq.documents import Record, read_document, write_document
+from onnxfq.errors import PlanError
+from onnxfq.spec import QuantSpec
+
+Role = Literal["activation", "weight"]
+
+
+class Use(NamedTuple):
+    """One input slot of one node: where a quantized value is read."""
+
+    node: str
+    input: int
+
+
+class Placement(Record):
+    """One tensor that is quantized: its spec, the input slots that read the quantized value, and why."""
+
+    tensor: str
+    role: Role
+    spec: QuantSpec
+    uses: tuple[Use, ...]
+    why: str
+
+
+class QuantizableNode(Record):
+    """A node that runs in low precision when every slot in `needs` reads a quantized value."""
+
+    node: str
+    op_type: str
+    needs: tuple[Use, ...]
+
+
+class Skipped(Record):
+    """A tensor or node left in float, and the reason."""
+
+    name: str
+    kind: Literal["tensor", "node"]
+    op_type: str
+    why: str
+
+
+class Coverage(NamedTuple):
+    """How many nodes of one op type run in low precision, of how many."""
+
+    op_type: str
+    quantized: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.op_type} {self.quantized}/{self.total}"
+
+
+class Plan(Record):
+    """All decisions for one model (`.plan.json`); a person may edit it and feed it back."""
+
+    format: Literal["onnxfq.plan/1"] = "onnxfq.plan/1"
+    model_sha256: str
+    recipe: str
+    target: str
+    placements: tuple[Placement, ...]
+    nodes: tuple[QuantizableNode, ...]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def activations(self) -> tuple[Placement, ...]:
+        """Placements whose statistics come from data."""
+        return tuple(p for p in self.placements if p.role == "activation")
+
+    @property
+    def weights(self) -> tuple[Placement, ...]:
+        """Placements whose values are constants of the model."""
+        return tuple(p for p in self.placements if p.role == "weight")
+
+    def coverage(self) -> list[Coverage]:
+        """Return the coverage of each quantizable op type, most frequent first."""
+        placed = {use for p in self.placements for use in p.uses}
+        count: dict[str, list[int]] = {}
+        for node in self.nodes:
+            entry = count.setdefault(node.op_type, [0, 0])
+            entry[1] += 1
+            entry[0] += bool(node.needs) and all(use in placed for use in node.needs)
+        rows = [Coverage(op_type, *numbers) for op_type, numbers in count.items()]
+        return sorted(rows, key=lambda row: (-row.total, row.op_type))
+
+    def check_model(self, sha256: str) -> None:
+        """Raise PlanError when the plan was made for another model than the one with `sha256`."""
+        if self.model_sha256 != sha256:
+            raise PlanError(
+                f"the plan was made for a model with SHA-256 {self.model_sha256[:12]}, this one has "
+                f"{sha256[:12]}; make a new plan with `onnxfq plan`"
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON, whole or not at all."""
+        write_document(path, self)
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read what `save` wrote, edited or not. Raises PlanError in one line for any fault."""
+        return read_document(path, Plan, PlanError)

@@ -1,0 +1,220 @@
+"""`Recipe`: what a user asks for: a target, two schemes and overrides by name, glob or op type."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import yaml
+
+from onnxfq.calibrators import DEFAULT_CALIBRATOR, calibrator_by_name
+from onnxfq.documents import Record, one_line, parse, read_document
+from onnxfq.errors import RecipeError, SpecError, nearest
+from onnxfq.spec import QTypeField
+
+WeightGranularity = Literal["per_tensor", "per_axis", "blocked"]
+
+
+def _checked_calibrator(name: str | None) -> str | None:
+    if name is not None:
+        try:
+            calibrator_by_name(name)
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+    return name
+
+
+class ActivationScheme(Record):
+    """How activations are quantized; always per tensor (TensorRT and ONNX Runtime take nothing else)."""
+
+    qtype: QTypeField
+    symmetric: bool = True
+    calibrator: str = DEFAULT_CALIBRATOR
+
+    _calibrator = pydantic.field_validator("calibrator")(_checked_calibrator)
+
+
+class WeightScheme(Record):
+    """How weights are quantized. per_axis: the output channels; blocked: along the summed axis."""
+
+    qtype: QTypeField
+    symmetric: bool = True
+    granularity: WeightGranularity = "per_axis"
+    block_size: int | None = pydantic.Field(default=None, ge=1)
+    calibrator: str = "minmax"
+
+    _calibrator = pydantic.field_validator("calibrator")(_checked_calibrator)
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> WeightScheme:
+        if (self.granularity == "blocked") != (self.block_size is not None):
+            raise ValueError("granularity blocked and block_size go together; give both or neither")
+        return self
+
+
+class Override(Record):
+    """A change for what matches: tensors or nodes by name or glob, or nodes by op type.
+
+    keep_float leaves the matched tensors, or all inputs of the matched nodes, in float. activations
+    and weights hold the fields to change, in the spelling of the recipe's own.
+    """
+
+    tensors: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    op_types: tuple[str, ...] = ()
+    keep_float: bool = False
+    activations: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
+
+    @pydantic.model_validator(mode="after")
+    def _says_something(self) -> Override:
+        if not (self.tensors or self.nodes or self.op_types):
+            raise ValueError("an override needs tensors, nodes or op_types")
+        if not (self.keep_float or self.activations or self.weights):
+            raise ValueError("an override needs keep_float, activations or weights")
+        return self
+
+    def matches(self, node: str, op_type: str, tensor: str) -> bool:
+        """Tell whether input `tensor` of `node` is meant."""
+        return (
+            any(_match(pattern, tensor) for pattern in self.tensors)
+            or any(_match(pattern, node) for pattern in self.nodes)
+            or op_type in self.op_types
+        )
+
+
+class Recipe(Record):
+    """Target, schemes and overrides. Later overrides win over earlier ones."""
+
+    name: str
+    target: Literal["tensorrt", "onnxruntime"]
+    activations: ActivationScheme
+    weights: WeightScheme
+    overrides: tuple[Override, ...] = ()
+
+    def activation_for(self, node: str, op_type: str, tensor: str) -> ActivationScheme:
+        """Return the activation scheme for input `tensor` of `node`, overrides applied."""
+        changes = self._changes("activations", node, op_type, tensor)
+        return parse({**self.activations.model_dump(), **changes}, ActivationScheme, RecipeError, self.name)
+
+    def weight_for(self, node: str, op_type: str, tensor: str) -> WeightScheme:
+        """Return the weight scheme for constant input `tensor` of `node`, overrides applied."""
+        changes = self._changes("weights", node, op_type, tensor)
+        return parse({**self.weights.model_dump(), **changes}, WeightScheme, RecipeError, self.name)
+
+    def keeps_float(self, node: str, op_type: str, tensor: str) -> bool:
+        """Tell whether an override leaves input `tensor` of `node` in float."""
+        return any(o.keep_float and o.matches(node, op_type, tensor) for o in self.overrides)
+
+    def check_names(self, nodes: dict[str, str], tensors: set[str]) -> None:
+        """Raise RecipeError for the first override pattern that matches nothing, with nearest names.
+
+        nodes: op type by node name. tensors: all tensor names.
+        """
+        for override in self.overrides:
+            for label, patterns, known in (
+                ("tensor", override.tensors, tensors),
+                ("node", override.nodes, set(nodes)),
+                ("op type", override.op_types, set(nodes.values())),
+            ):
+                for pattern in patterns:
+                    if not any(_match(pattern, name) for name in known):
+                        raise RecipeError(
+                            f"recipe {self.name}: override names {label} {pattern!r}, which the model lacks"
+                            f"{nearest(pattern, known)}"
+                        )
+
+    def with_calibrator(self, name: str) -> Recipe:
+        """Return this recipe with another calibrator for activations. Raises SpecError if unknown."""
+        calibrator_by_name(name)
+        return self.model_copy(
+            update={"activations": self.activations.model_copy(update={"calibrator": name})}
+        )
+
+    def _changes(self, field: str, node: str, op_type: str, tensor: str) -> dict[str, Any]:
+        changes: dict[str, Any] = {}
+        for override in self.overrides:
+            if override.matches(node, op_type, tensor):
+                changes |= getattr(override, field)
+        return changes
+
+
+def _match(pattern: str, name: str) -> bool:
+    # Exact first: a name may itself hold glob characters, as in `layer[0]`.
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+def _built_in(name: str, target: str, activations: dict[str, Any]) -> Recipe:
+    return Recipe.model_validate(
+        {"name": name, "target": target, "activations": activations, "weights": {"qtype": "int8"}}
+    )
+
+
+# TensorRT takes symmetric int8 only (zero points must be 0); ONNX Runtime's CPU kernels are fastest
+# with uint8 activations and int8 weights, and take a zero point.
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        _built_in("tensorrt-int8", "tensorrt", {"qtype": "int8"}),
+        _built_in("onnxruntime-int8", "onnxruntime", {"qtype": "uint8", "symmetric": False}),
+    )
+}
+
+DEFAULT_RECIPE = "tensorrt-int8"
+
+
+def load_recipe(recipe: str | Path | Recipe) -> Recipe:
+    """Return a recipe by name, from a YAML or JSON file, or as given.
+
+    A file has the fields of `Recipe`; with `base: NAME` it starts from that recipe and gives only
+    what differs. Raises RecipeError in one line: unknown name (with the nearest), bad field, bad YAML.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if str(recipe) in RECIPES:
+        return RECIPES[str(recipe)]
+    path = Path(recipe)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return _from_file(path)
+    raise RecipeError(
+        f"unknown recipe {str(recipe)!r}: give a built-in name or a .yaml file{nearest(str(recipe), RECIPES)}"
+    )
+
+
+class _Document(Record):
+    """A recipe file: like `Recipe`, all optional, with a base."""
+
+    base: str = DEFAULT_RECIPE
+    name: str | None = None
+    target: str | None = None
+    activations: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
+    overrides: list[Override] = []
+
+
+def _from_file(path: Path) -> Recipe:
+    document = read_document(path, _Document, RecipeError)
+    if document.base not in RECIPES:
+        raise RecipeError(f"{path}: unknown base {document.base!r}{nearest(document.base, RECIPES)}")
+    base = RECIPES[document.base].model_dump()
+    content = {
+        "name": document.name or path.stem,
+        "target": document.target or base["target"],
+        "activations": base["activations"] | document.activations,
+        "weights": base["weights"] | document.weights,
+        "overrides": document.overrides,
+    }
+    recipe = parse(content, Recipe, RecipeError, str(path))
+    for number, override in enumerate(recipe.overrides):
+        source = f"{path}: overrides.{number}"
+        parse(base["activations"] | override.activations, ActivationScheme, RecipeError, source)
+        parse(base["weights"] | override.weights, WeightScheme, RecipeError, source)
+    return recipe
+
+
+def recipe_yaml(recipe: Recipe) -> str:
+    """Return the recipe as YAML that `load_recipe` reads back."""
+    content = recipe.model_dump(mode="json", exclude_defaults=True)
+    return one_line(f"# onnxfq recipe {recipe.name}") + "\n" + str(yaml.safe_dump(content, sort_keys=False))

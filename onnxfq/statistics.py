@@ -1,0 +1,191 @@
+"""What observers gather from tensors: exact, mergeable statistics, and their file.
+
+A histogram bin is the leading 15 bits of a float32: sign, 8 exponent bits, 6 mantissa bits. It
+needs no range beforehand, a value's bin never depends on other values, and merging is integer
+addition, so any batching, order or split of the data gives the same bits. A bin spans at most 1/64
+of its value, so its middle is within 1/128 of every value in it.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.errors import StatisticsError, nearest
+from onnxfq.files import replacing
+
+BIN_SHIFT = 17
+"""A float32's bits shifted right by this many places are its bin; `statistics.h` has the same."""
+NEGATIVE = 1 << (31 - BIN_SHIFT)
+"""Bins from here on hold negative values, their magnitude growing with the bin."""
+BIN_COUNT = 2 * NEGATIVE
+
+
+def bin_edges(bins: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the (low, high) edges of `bins` in float64, low < high; zero is in bin 0."""
+    magnitude = (bins & (NEGATIVE - 1)).astype(np.uint32)
+    near = (magnitude << BIN_SHIFT).view(np.float32).astype(np.float64)
+    far = ((magnitude + 1) << BIN_SHIFT).view(np.float32).astype(np.float64)
+    negative = bins >= NEGATIVE
+    return np.where(negative, -far, near), np.where(negative, -near, far)
+
+
+@dataclass(frozen=True)
+class TensorStatistics:
+    """Statistics of one tensor; `TensorStatistics()` is the identity of `merge`.
+
+    rmin, rmax: over the finite values, (+inf, -inf) when there is none. elements, nans, infinities,
+    zeros: counts. bins int32 [K] ascending, counts int64 [K]: the finite values' histogram.
+    """
+
+    rmin: float = float("inf")
+    rmax: float = float("-inf")
+    elements: int = 0
+    nans: int = 0
+    infinities: int = 0
+    zeros: int = 0
+    bins: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @staticmethod
+    def from_array(x: NDArray[np.float32]) -> TensorStatistics:
+        """Gather from an array of any shape in NumPy; the Observe kernel gives the same."""
+        x = np.ascontiguousarray(x, np.float32).ravel()
+        finite = x[np.isfinite(x)] + np.float32(0.0)  # + 0 turns -0 into +0
+        nans = int(np.isnan(x).sum())
+        bins, counts = np.unique(finite.view(np.uint32) >> BIN_SHIFT, return_counts=True)
+        return TensorStatistics(
+            rmin=float(finite.min(initial=np.inf)),
+            rmax=float(finite.max(initial=-np.inf)),
+            elements=x.size,
+            nans=nans,
+            infinities=x.size - finite.size - nans,
+            zeros=int((finite == 0).sum()),
+            bins=bins.astype(np.int32),
+            counts=counts.astype(np.int64),
+        )
+
+    def merge(self, other: TensorStatistics) -> TensorStatistics:
+        """Return the statistics of both data sets together: exact, associative, commutative."""
+        bins = np.union1d(self.bins, other.bins).astype(np.int32)
+        counts = np.zeros(bins.size, np.int64)
+        counts[np.searchsorted(bins, self.bins)] += self.counts
+        counts[np.searchsorted(bins, other.bins)] += other.counts
+        return TensorStatistics(
+            rmin=min(self.rmin, other.rmin),
+            rmax=max(self.rmax, other.rmax),
+            elements=self.elements + other.elements,
+            nans=self.nans + other.nans,
+            infinities=self.infinities + other.infinities,
+            zeros=self.zeros + other.zeros,
+            bins=bins,
+            counts=counts,
+        )
+
+    @property
+    def amax(self) -> float:
+        """Largest magnitude; 0 for no finite value."""
+        return max(-self.rmin, self.rmax, 0.0)
+
+    def edges(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the bins' (low, high) edges, cut to [rmin, rmax]; equal where a bin is one value."""
+        low, high = bin_edges(self.bins)
+        return np.clip(low, self.rmin, self.rmax), np.clip(high, self.rmin, self.rmax)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of the observed tensors of one model over a data set (`.stats.npz`).
+
+    model_sha256: the model they were gathered from. samples: how many feeds were seen.
+    """
+
+    model_sha256: str
+    samples: int
+    tensors: Mapping[str, TensorStatistics]
+
+    def __getitem__(self, tensor: str) -> TensorStatistics:
+        """Return the statistics of `tensor`. Raises StatisticsError with the nearest names."""
+        try:
+            return self.tensors[tensor]
+        except KeyError:
+            hint = nearest(tensor, self.tensors)
+            raise StatisticsError(
+                f"no statistics for tensor {tensor!r}: observe again with this plan{hint}"
+            ) from None
+
+    def merge(self, other: Statistics) -> Statistics:
+        """Return the statistics of both data sets. Raises StatisticsError for different models or tensors."""
+        if self.model_sha256 != other.model_sha256:
+            raise StatisticsError(
+                f"statistics of different models do not merge ({self.model_sha256[:12]} and "
+                f"{other.model_sha256[:12]}); observe both data sets with one model"
+            )
+        if set(self.tensors) != set(other.tensors):
+            odd = sorted(set(self.tensors) ^ set(other.tensors))[0]
+            raise StatisticsError(f"only one side has tensor {odd!r}; observe both with one plan")
+        merged = {name: one.merge(other.tensors[name]) for name, one in self.tensors.items()}
+        return Statistics(self.model_sha256, self.samples + other.samples, merged)
+
+    def check_model(self, sha256: str) -> None:
+        """Raise StatisticsError when they were gathered from another model than the one with `sha256`."""
+        if self.model_sha256 != sha256:
+            raise StatisticsError(
+                f"the statistics were gathered from a model with SHA-256 {self.model_sha256[:12]}, this "
+                f"one has {sha256[:12]}; observe this model with `onnxfq observe`"
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write an .npz that `load` reads, whole or not at all."""
+        names = sorted(self.tensors)
+        columns = [self.tensors[name] for name in names]
+        sizes = np.asarray([c.bins.size for c in columns], np.int64)
+        arrays: dict[str, NDArray[Any]] = {
+            "format": np.asarray("onnxfq.stats/1"),
+            "model_sha256": np.asarray(self.model_sha256),
+            "samples": np.asarray(self.samples, np.int64),
+            "tensors": np.asarray(names, np.str_),
+            "range": np.asarray([(c.rmin, c.rmax) for c in columns], np.float64).reshape(-1, 2),
+            "totals": np.asarray(
+                [(c.elements, c.nans, c.infinities, c.zeros) for c in columns], np.int64
+            ).reshape(-1, 4),
+            "sizes": sizes,
+            "bins": np.concatenate([np.zeros(0, np.int32), *(c.bins for c in columns)]),
+            "counts": np.concatenate([np.zeros(0, np.int64), *(c.counts for c in columns)]),
+        }
+        with replacing(path) as temporary, temporary.open("wb") as stream:
+            np.savez_compressed(stream, allow_pickle=False, **arrays)
+
+    @staticmethod
+    def load(path: str | Path) -> Statistics:
+        """Read what `save` wrote. Raises StatisticsError in one line for any fault."""
+        try:
+            with np.load(path, allow_pickle=False) as data:
+                arrays = {name: data[name] for name in data.files}
+            if str(arrays["format"]) != "onnxfq.stats/1":
+                raise StatisticsError(f"{path}: unknown format {arrays['format']}; observe again")
+            splits = np.cumsum(arrays["sizes"])[:-1]
+            tensors = {
+                str(name): TensorStatistics(
+                    float(limits[0]), float(limits[1]), *(int(t) for t in totals), bins=bins, counts=counts
+                )
+                for name, limits, totals, bins, counts in zip(
+                    arrays["tensors"],
+                    arrays["range"],
+                    arrays["totals"],
+                    np.split(arrays["bins"], splits),
+                    np.split(arrays["counts"], splits),
+                    strict=True,
+                )
+            }
+        except FileNotFoundError:
+            raise StatisticsError(f"no such file: {path}; make it with `onnxfq observe`") from None
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as fault:
+            raise StatisticsError(f"{path} is not a statistics file ({fault}); make it with `onnxfq observe`") from None
+        return Statistics(str(arrays["model_sha256"]), int(arrays["samples"]), tensors)
