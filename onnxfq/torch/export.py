@@ -1,0 +1,134 @@
+"""Export a torch module to ONNX: weights inside, quietly, nothing of the exporting machine in the file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from onnxfq.errors import DataError, ModelError, nearest
+from onnxfq.files import check_writable, replacing
+from onnxfq.torch.exporters import EXPORTERS, quiet, reason, run
+from onnxfq.torch.request import BATCH, Request, bind, name_inputs
+
+
+def export_torch(
+    model: nn.Module,
+    inputs: Tensor | Sequence[Tensor],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_batch: bool = True,
+    opset: int | None = None,
+    exporter: str = "dynamo",
+) -> onnx.ModelProto:
+    """Return `model` in evaluation mode as a checked ONNX model, written to `path` if one is given.
+
+    inputs: example tensors in the order of forward's parameters; their values do not matter, their shapes
+    and types do. input_names: default are the names of forward's parameters. output_names: default are the
+    exporter's. dynamic_batch: axis 0 of every input becomes the dynamic axis "batch". opset: default is
+    torch's own choice. exporter: "dynamo", or "torchscript" for modules which that one refuses.
+
+    The mode of the module and of each of its submodules is as before afterwards. While it works, torch's
+    log and standard output are silent; a warning of torch that a traced value became a constant is not.
+
+    Raises DataError if forward does not take the inputs, ModelError if the module cannot be exported as
+    asked, OutputError if `path` cannot be written.
+    """
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(f"export_torch takes a torch.nn.Module, not {type(model).__name__}; pass the module")
+    if exporter not in EXPORTERS:
+        raise ModelError(f"unknown exporter {exporter!r}{nearest(exporter, EXPORTERS)}")
+    if path is not None:
+        check_writable(Path(path))  # before the work, which may take minutes
+    arguments = bind(model, (inputs,) if isinstance(inputs, Tensor) else inputs)
+    names = name_inputs(arguments, input_names, output_names)
+    request = Request(arguments, names, output_names, dynamic_batch, opset)
+    with evaluation_mode(model), quiet():
+        try_forward(model, request)
+        exported = run(exporter, model, request)
+    forget_origin(exported)
+    check(exported, request, exporter)
+    if path is not None:
+        with replacing(Path(path)) as temporary:
+            temporary.write_bytes(exported.SerializeToString())
+    return exported
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put every submodule in evaluation mode, and back into its own afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def try_forward(model: nn.Module, request: Request) -> None:
+    """Run the module once, because forward's own complaint is clearer than an exporter's about it."""
+    try:
+        with torch.no_grad():
+            model(*request.inputs)
+    except Exception as error:  # forward is the user's code and may raise anything
+        pairs = zip(request.input_names, request.inputs, strict=True)
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in pairs)
+        raise DataError(
+            f"{type(model).__name__}.forward fails on the example inputs ({shapes}): {reason(error)}; "
+            "pass inputs that it takes"
+        ) from error
+
+
+def forget_origin(message: Any) -> None:
+    """Clear all metadata and comments: torch puts source paths and stack traces of this machine there.
+
+    message: the model, or any protobuf message in it; those nested in it are cleared too.
+    """
+    for field, value in message.ListFields():
+        if field.name in ("metadata_props", "doc_string"):
+            message.ClearField(field.name)
+        elif field.message_type is not None:
+            for child in [value] if hasattr(value, "ListFields") else value:  # one message, or many
+                forget_origin(child)
+
+
+def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
+    """Raise ModelError if the exported model is not valid or not what was asked for.
+
+    Neither exporter promises it: the older one drops inputs that forward does not use, the newer one keeps
+    its own opset where the conversion to another fails, and both may find that the module fixes the batch.
+    """
+    inputs = [value.name for value in model.graph.input]
+    if missing := [name for name in request.input_names if name not in inputs]:
+        raise ModelError(
+            f"the {exporter} exporter dropped input {missing[0]!r}, which forward does not use; "
+            "take it out of forward, or try exporter='dynamo'"
+        )
+    outputs = [value.name for value in model.graph.output]
+    if request.output_names is not None and outputs != list(request.output_names):
+        raise ModelError(f"output_names {list(request.output_names)} do not fit the {len(outputs)} outputs")
+    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    if request.opset not in (None, opset):
+        raise ModelError(
+            f"the {exporter} exporter cannot give opset {request.opset}, it gave {opset}; leave opset out, "
+            "or try the other exporter"
+        )
+    for value in model.graph.input:
+        if value.name in request.dynamic_names and value.type.tensor_type.shape.dim[0].dim_param != BATCH:
+            fixed = value.type.tensor_type.shape.dim[0].dim_value
+            raise ModelError(f"forward fixes axis 0 of {value.name!r} to {fixed}; use dynamic_batch=False")
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(
+            f"the {exporter} exporter made an invalid model: {reason(error)}; try the other exporter"
+        ) from error
