@@ -1,0 +1,102 @@
+"""Questions about a graph; nothing here edits one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from onnxfq.graph.ops import is_weighted
+from onnxfq.plan import Use
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """The constant behind a node's input, seen through Transpose and Identity nodes.
+
+    tensor: the constant. use: the slot that reads it (of the node itself, or of the first Transpose).
+    permutation: axis a of the node's input is axis permutation[a] of the constant.
+    """
+
+    tensor: gs.Constant
+    use: Use
+    permutation: tuple[int, ...]
+
+
+def weight_source(node: gs.Node, slot: int) -> WeightSource | None:
+    """Return the constant behind input `slot` of `node`, or None when it is computed from data.
+
+    A Transpose is looked through only if nothing but weighted operators reads what it gives: TensorRT
+    folds it, and no float reader sees rounded values.
+    """
+    tensor, use = node.inputs[slot], Use(node.name, slot)
+    moves: list[gs.Node] = []
+    while isinstance(tensor, gs.Variable) and tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
+        move = tensor.inputs[0]
+        if not all(is_weighted(reader) or any(reader is m for m in moves) for reader in tensor.outputs):
+            return None
+        moves.append(move)
+        tensor, use = move.inputs[0], Use(move.name, 0)
+    if not isinstance(tensor, gs.Constant):
+        return None
+    rank = len(tensor.shape)
+    permutation = tuple(range(rank))
+    for move in moves:
+        order = move.attrs.get("perm", tuple(reversed(range(rank)))) if move.op == "Transpose" else range(rank)
+        permutation = tuple(order[axis] for axis in permutation)
+    return WeightSource(tensor, use, permutation)
+
+
+def is_float32(tensor: gs.Tensor) -> bool:
+    """Tell whether `tensor` is known to hold float32."""
+    return tensor.dtype is not None and tensor.dtype == np.float32
+
+
+def dtype_name(tensor: gs.Tensor) -> str:
+    """Return the element type of `tensor` for a message; `of unknown type` when it is not known."""
+    if tensor.dtype is None:
+        return "of unknown type"
+    return str(np.dtype(tensor.dtype)) if not isinstance(tensor.dtype, int) else f"ONNX type {tensor.dtype}"
+
+
+def body_nodes(graph: gs.Graph) -> Iterator[tuple[gs.Node, gs.Node]]:
+    """Yield (outer node, inner node) for every node inside If, Loop and Scan bodies, however deep."""
+    for outer in graph.nodes:
+        for body in outer.attrs.values():
+            if isinstance(body, gs.Graph):
+                for inner in body.nodes:
+                    yield outer, inner
+                for _, inner in body_nodes(body):
+                    yield outer, inner
+
+
+def all_op_types(graph: gs.Graph) -> set[str]:
+    """Return the op types of all nodes, those in bodies included."""
+    return {node.op for node in graph.nodes} | {inner.op for _, inner in body_nodes(graph)}
+
+
+def distances_upward(tensor: gs.Tensor) -> dict[str, int]:
+    """Return {tensor name: longest number of nodes between it and `tensor`} for all it depends on."""
+    # Longest paths in a graph without cycles: nodes in reverse topological order, found depth first.
+    order: list[gs.Tensor] = []
+    seen: set[str] = set()
+    stack: list[tuple[gs.Tensor, bool]] = [(tensor, False)]
+    while stack:
+        current, done = stack.pop()
+        if done:
+            order.append(current)
+            continue
+        if current.name in seen or isinstance(current, gs.Constant):
+            continue
+        seen.add(current.name)
+        stack.append((current, True))
+        stack.extend((parent, False) for node in current.inputs for parent in node.inputs)
+    distance = {tensor.name: 0}
+    for current in reversed(order):
+        for node in current.inputs:
+            for parent in node.inputs:
+                if parent.name in seen:
+                    distance[parent.name] = max(distance.get(parent.name, 0), distance[current.name] + 1)
+    return distance

@@ -1,0 +1,37 @@
+"""The one place where constants of a graph are made and read."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from onnx_graphsurgeon.ir.tensor import LazyValues
+
+
+def make_constant(name: str, values: NDArray[np.generic]) -> gs.Constant:
+    """Make a constant of any dtype, those of ml_dtypes included.
+
+    It carries a finished TensorProto: graphsurgeon 0.6.1 writes 4-bit values of its own unpacked
+    and refuses 0-d scalars.
+    """
+    array = np.asarray(values)
+    tensor = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+    return gs.Constant(name, LazyValues(tensor))
+
+
+def constant_array(tensor: gs.Constant) -> NDArray[np.generic]:
+    """Return the values of a constant without disturbing how it is exported."""
+    held = tensor._values
+    if isinstance(held, LazyValues):
+        return np.asarray(numpy_helper.to_array(held.tensor))
+    return np.asarray(tensor.values)
+
+
+def initializer_array(proto: onnx.ModelProto, name: str) -> NDArray[np.generic] | None:
+    """Return the values of initializer `name`, or None when the model has no such initializer."""
+    for tensor in proto.graph.initializer:
+        if tensor.name == name:
+            return np.asarray(numpy_helper.to_array(tensor))
+    return None

@@ -1,0 +1,90 @@
+"""Loading a model: read, check, normalise."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import google.protobuf.message
+import onnx
+from onnx import external_data_helper
+
+from onnxfq.documents import one_line
+from onnxfq.errors import ModelError
+from onnxfq.graph import normalize
+from onnxfq.graph.model import Model
+from onnxfq.graph.opset import infer_shapes, raise_opset
+
+MIN_OPSET = 13
+"""QuantizeLinear and DequantizeLinear have an axis from this opset on."""
+
+_STEPS = (
+    normalize.inline_functions,
+    normalize.name_negative_dims,
+    normalize.drop_initializer_inputs,
+    normalize.constants_to_initializers,
+    normalize.fold_moves,
+)
+
+
+def load(model: str | Path | onnx.ModelProto | Model) -> Model:
+    """Read a model from a path or a ModelProto and normalise it; a `Model` is returned as it is.
+
+    Raises ModelError in one line: no such file, not an ONNX file, invalid, or an opset that cannot
+    be raised. The file and the given proto are never changed.
+    """
+    if isinstance(model, Model):
+        return model
+    proto, sha256, source = _from_proto(model) if isinstance(model, onnx.ModelProto) else _from_path(Path(model))
+    _check(proto, source)
+    notes = [step(proto) for step in _STEPS]
+    proto, note = raise_opset(proto, MIN_OPSET, source)
+    # The converter makes Constant and unnamed nodes of its own.
+    notes += [note, normalize.constants_to_initializers(proto), normalize.name_nodes(proto)]
+    return Model(infer_shapes(proto), sha256, source, tuple(filter(None, notes)))
+
+
+def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+    return copy, digest, "the given model"
+
+
+def _from_path(path: Path) -> tuple[onnx.ModelProto, str, str]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"no such file: {path}; check the path") from None
+    except OSError as fault:
+        raise ModelError(f"cannot read {path}: {fault.strerror or fault}; give an .onnx file") from None
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(content)
+    except google.protobuf.message.DecodeError:
+        raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
+    digest = hashlib.sha256(content)
+    for tensor in external_data_helper._get_all_tensors(proto):
+        if external_data_helper.uses_external_data(tensor):
+            try:
+                external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+            except (OSError, onnx.checker.ValidationError, ValueError) as fault:
+                raise ModelError(
+                    f"{path}: the external data of {tensor.name!r} cannot be read ({one_line(fault)}); "
+                    "keep the data file beside the model"
+                ) from None
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
+            digest.update(tensor.raw_data)
+    return proto, digest.hexdigest(), str(path)
+
+
+def _check(proto: onnx.ModelProto, source: str) -> None:
+    if not proto.graph.node:
+        raise ModelError(f"{source} is not an ONNX model, or it has no nodes; export it again")
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as fault:
+        # Custom ops and dimensions of -1 are no reason to refuse; the checker knows the former,
+        # and the latter is repaired by normalising.
+        raise ModelError(f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again") from None

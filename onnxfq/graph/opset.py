@@ -1,0 +1,45 @@
+"""Raising the ai.onnx opset of a model, no further than asked."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import shape_inference, version_converter
+
+from onnxfq.documents import one_line
+from onnxfq.errors import ModelError
+from onnxfq.graph.model import default_opset
+
+# Lowest IR version that may carry an opset, from ONNX's versioning table.
+_IR_OF_OPSET = {13: 7, 15: 8, 19: 9, 21: 10, 23: 11, 24: 12, 25: 13}
+
+
+def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.ModelProto, str]:
+    """Return (`proto` at `opset` or above, note). Raises ModelError when ONNX's converter cannot.
+
+    Shapes are inferred first: the converter rewrites Softmax by its input's rank and writes an
+    invalid Reshape where it does not know it (onnx 1.23.2).
+    """
+    have = default_opset(proto)
+    if have >= opset:
+        return proto, ""
+    try:
+        raised = version_converter.convert_version(infer_shapes(proto), opset)
+        onnx.checker.check_model(raised)
+    except (RuntimeError, ValueError, onnx.checker.ValidationError) as fault:
+        raise ModelError(
+            f"{source}: opset {have} must be raised to {opset} and onnx's converter refused "
+            f"({one_line(fault)[:160]}); export the model at opset {opset} or above"
+        ) from None
+    needed = max((ir for version, ir in _IR_OF_OPSET.items() if version <= opset), default=3)
+    raised.ir_version = max(proto.ir_version, needed)
+    if not raised.metadata_props:
+        raised.metadata_props.extend(proto.metadata_props)
+    return raised, f"opset raised from {have} to {opset}"
+
+
+def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return `proto` with the types and shapes that ONNX can infer; unknown ones are left open."""
+    try:
+        return shape_inference.infer_shapes(proto, data_prop=True)
+    except (RuntimeError, shape_inference.InferenceError):
+        return shape_inference.infer_shapes(proto)

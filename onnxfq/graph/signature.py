@@ -1,0 +1,32 @@
+"""What a model takes and gives: its inputs as `InputSpec`, its outputs by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from onnxfq.errors import ModelError
+from onnxfq.feeds import InputSpec
+
+
+def input_specs(proto: onnx.ModelProto) -> tuple[InputSpec, ...]:
+    """Return the inputs a caller has to feed. Raises ModelError for inputs that are not tensors."""
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    return tuple(_spec(value) for value in proto.graph.input if value.name not in constants)
+
+
+def output_names(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the names of the outputs in order."""
+    return tuple(value.name for value in proto.graph.output)
+
+
+def _spec(value: onnx.ValueInfoProto) -> InputSpec:
+    if not value.type.HasField("tensor_type"):
+        raise ModelError(f"input {value.name!r} is not a tensor; onnxfq feeds tensors only")
+    tensor = value.type.tensor_type
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    if not tensor.HasField("shape"):
+        return InputSpec(value.name, dtype, None)
+    # A dimension without a value, or with 0 or -1 as some exporters write, is open.
+    shape = tuple(d.dim_value if d.dim_value > 0 else None for d in tensor.shape.dim)
+    return InputSpec(value.name, dtype, shape)

@@ -1,0 +1,123 @@
+"""`make_plan`: a model and a recipe give a plan."""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+
+from onnxfq.errors import ModelError, RecipeError
+from onnxfq.graph.analysis import all_op_types
+from onnxfq.graph.model import Model
+from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
+from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped
+from onnxfq.policies import POLICIES
+from onnxfq.policies.float_reasons import body_operators, float_tensors
+from onnxfq.policies.residual import residual_skip
+from onnxfq.policies.target import TargetPolicy
+from onnxfq.policies.weighted import NodeDecision, decide_weighted, place_activation
+from onnxfq.recipe import Recipe
+
+
+def make_plan(model: Model, recipe: Recipe) -> Plan:
+    """Decide for every tensor of `model` whether and how it is quantized, with the reason.
+
+    Raises RecipeError for overrides that match nothing or ask what the target cannot take, ModelError
+    for a model that is quantized already or has nothing to quantize.
+    """
+    graph = model.graph()
+    refuse_quantized(graph, model.source)
+    recipe.check_names({node.name: node.op for node in graph.nodes}, set(graph.tensors()))
+    policy = POLICIES[recipe.target]
+    decisions = [decide_weighted(node, recipe, policy) for node in graph.nodes if is_weighted(node)]
+    decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
+    placements = _merge(decisions, policy)
+    bodies = list(body_operators(graph))
+    kept = {d.node: d.why_float for d in decisions if d.why_float}
+    if not placements:
+        raise ModelError(_nothing_to_quantize(model.source, decisions, bodies))
+    skipped = [
+        Skipped(name=d.node, kind="node", op_type=d.op_type, why=d.why_float) for d in decisions if d.why_float
+    ]
+    placed = {placement.tensor for placement in placements}
+    return Plan(
+        model_sha256=model.sha256,
+        recipe=recipe.name,
+        target=recipe.target,
+        placements=tuple(placements),
+        nodes=tuple(
+            [QuantizableNode(node=d.node, op_type=d.op_type, needs=d.needs) for d in decisions if not d.by_rule]
+            + [QuantizableNode(node=s.name, op_type=f"{s.op_type} (in a body)", needs=()) for s in bodies]
+        ),
+        skipped=tuple(skipped + bodies + list(float_tensors(graph, placed, kept, policy))),
+    )
+
+
+def refuse_quantized(graph: gs.Graph, source: str) -> None:
+    """Raise ModelError when the graph holds operators of a quantized model."""
+    found = sorted(all_op_types(graph) & QUANTIZED_OPS)
+    if found:
+        raise ModelError(f"{source} is already quantized (it has {', '.join(found)}); give the float model")
+
+
+def _decide_residuals(
+    graph: gs.Graph, recipe: Recipe, policy: TargetPolicy, quantized: set[str]
+) -> list[NodeDecision]:
+    decisions = []
+    for node in graph.nodes if policy.residual else ():
+        skip = residual_skip(node, quantized)
+        if skip is None:
+            continue
+        placement = place_activation(node, skip.slot, recipe, "skip branch of a residual Add")
+        why_float, by_rule = skip.why_float, bool(skip.why_float)
+        if not by_rule and recipe.keeps_float(node.name, node.op, placement.tensor):
+            why_float = f"kept in float by an override of recipe {recipe.name}"
+        decisions.append(
+            NodeDecision(
+                node.name,
+                "Add (residual)",
+                placement.uses,
+                () if why_float else (placement,),
+                why_float,
+                by_rule,
+            )
+        )
+    return decisions
+
+
+def _merge(decisions: list[NodeDecision], policy: TargetPolicy) -> list[Placement]:
+    """Join the placements of one tensor: activations must agree, weights fall back to one scale."""
+    merged: dict[str, Placement] = {}
+    for decision in decisions:
+        for placement in decision.placements:
+            refusal = policy.refuses(placement.spec, placement.role)
+            if refusal:
+                raise RecipeError(f"node {decision.node!r}, tensor {placement.tensor!r}: {refusal}")
+            known = merged.get(placement.tensor)
+            merged[placement.tensor] = placement if known is None else _join(known, placement, decision)
+    return list(merged.values())
+
+
+def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placement:
+    uses = tuple(dict.fromkeys((*known.uses, *more.uses)))
+    spec, why = known.spec, known.why
+    if known.spec != more.spec:
+        same_kind = known.spec.model_copy(update={"axis": more.spec.axis, "block_size": more.spec.block_size})
+        if known.role != "weight" or more.role != "weight" or same_kind != more.spec:
+            raise RecipeError(
+                f"tensor {known.tensor!r} is asked to be {known.spec} for {known.uses[0].node!r} and {more.spec} "
+                f"for {decision.node!r}; override it by tensor name"
+            )
+        spec = known.spec.model_copy(update={"axis": None, "block_size": None})
+        why = "weight shared by operators with different channel axes, per tensor"
+    return known.model_copy(update={"uses": uses, "spec": spec, "why": why})
+
+
+def _nothing_to_quantize(source: str, decisions: list[NodeDecision], bodies: list[Skipped]) -> str:
+    if bodies:
+        listed = ", ".join(sorted({s.op_type for s in bodies}))
+        return (
+            f"{source}: nothing to quantize: all {len(bodies)} weighted operators ({listed}) are inside If, Loop "
+            "or Scan bodies, and only the main graph is quantized; export the model without control flow"
+        )
+    if decisions:
+        return f"{source}: nothing to quantize: {decisions[0].op_type} {decisions[0].node!r}: {decisions[0].why_float}"
+    return f"{source}: nothing to quantize: it has no {', '.join(WEIGHTED_INPUTS)}; give a model with one of them"

@@ -1,0 +1,74 @@
+"""Why a tensor or node stays in float: a reason for each, so that nothing is silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from onnxfq.graph.analysis import body_nodes, dtype_name, is_float32
+from onnxfq.graph.ops import is_weighted
+from onnxfq.plan import Skipped
+from onnxfq.policies.target import TargetPolicy
+
+_FLOATS = (np.float32, np.float16, np.float64)
+
+
+def float_tensors(graph: gs.Graph, placed: set[str], kept: dict[str, str], policy: TargetPolicy) -> Iterator[Skipped]:
+    """Yield a reason for every float tensor of the main graph that is not in `placed`.
+
+    kept: reason by node name for weighted nodes that stay in float.
+    """
+    for tensor in sorted(graph.tensors().values(), key=lambda t: str(t.name)):
+        if tensor.name in placed or not _is_float(tensor):
+            continue
+        producer = tensor.inputs[0].op if tensor.inputs else ("constant" if _constant(tensor) else "model input")
+        source = _moved_weight(tensor, placed)
+        why = f"the quantized weight {source!r}, transposed" if source else _why(tensor, kept, policy)
+        yield Skipped(name=tensor.name, kind="tensor", op_type=producer, why=why)
+
+
+def body_operators(graph: gs.Graph) -> Iterator[Skipped]:
+    """Yield a reason for every weighted operator inside an If, Loop or Scan body."""
+    for outer, inner in body_nodes(graph):
+        if is_weighted(inner):
+            yield Skipped(
+                name=inner.name or inner.op,
+                kind="node",
+                op_type=inner.op,
+                why=f"inside a body of {outer.op} node {outer.name!r}; only the main graph is quantized",
+            )
+
+
+def _why(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> str:
+    readers = list(tensor.outputs)
+    if not readers:
+        return "model output"
+    weighted = [node for node in readers if is_weighted(node)]
+    if weighted and all(tensor is not slot for node in weighted for slot in node.inputs[:2]):
+        return policy.bias
+    for node in weighted:
+        if node.name in kept:
+            return f"read by {node.op} {node.name!r}, which stays in float: {kept[node.name]}"
+    ops = ", ".join(sorted({node.op for node in readers}))
+    if not is_float32(tensor):
+        return f"{dtype_name(tensor)}; float32 is quantized (read by {ops})"
+    return f"constant of {ops}" if _constant(tensor) else f"no quantized operator reads it (read by {ops})"
+
+
+def _moved_weight(tensor: gs.Tensor, placed: set[str]) -> str:
+    """Return the quantized constant that Transpose and Identity nodes make `tensor` of, or an empty string."""
+    while tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
+        tensor = tensor.inputs[0].inputs[0]
+        if _constant(tensor) and tensor.name in placed:
+            return str(tensor.name)
+    return ""
+
+
+def _constant(tensor: gs.Tensor) -> bool:
+    return isinstance(tensor, gs.Constant)
+
+
+def _is_float(tensor: gs.Tensor) -> bool:
+    return tensor.dtype is not None and not isinstance(tensor.dtype, int) and np.dtype(tensor.dtype) in _FLOATS
