@@ -1,0 +1,44 @@
+// The only place that asks which compiler this is.
+#pragma once
+
+// FQ_HD: the function is compiled for the host and, under nvcc, for the device too.
+#if defined(__CUDACC__)
+#define FQ_HD __host__ __device__
+#else
+#define FQ_HD
+#endif
+
+// FQ_INLINE: must disappear into its caller, because only the caller is compiled once per
+// instruction set (FQ_CLONES) and a function called from there would be compiled for the oldest.
+#if defined(_MSC_VER)
+#define FQ_INLINE __forceinline
+#else
+#define FQ_INLINE inline __attribute__((always_inline))
+#endif
+
+// FQ_CLONES: one copy of the function for AVX-512, one for AVX2, one for every x86-64; the loader
+// picks. GCC and glibc only; elsewhere the function is compiled once, for the target given.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && defined(__GLIBC__)
+#define FQ_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FQ_CLONES
+#endif
+
+// FQ_IVDEP: iterations of the next loop do not feed each other, although input and output may be the
+// same array. Without it the compiler's overlap test sends in-place calls to scalar code.
+#if defined(__clang__)
+#define FQ_IVDEP _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define FQ_IVDEP _Pragma("GCC ivdep")
+#elif defined(_MSC_VER)
+#define FQ_IVDEP __pragma(loop(ivdep))
+#else
+#define FQ_IVDEP
+#endif
+
+// FQ_EXPORT: visible outside the library.
+#if defined(_WIN32)
+#define FQ_EXPORT extern "C" __declspec(dllexport)
+#else
+#define FQ_EXPORT extern "C" __attribute__((visibility("default")))
+#endif

@@ -1,0 +1,207 @@
+// Typed views over ONNX Runtime's C ABI: what a kernel sees of its attributes, inputs and outputs.
+#pragma once
+
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "onnxfq/kernels.h"
+#include "onnxfq/ort_abi.h"
+
+namespace onnxfq {
+namespace ort {
+
+// A broken rule, to be shown to the user.
+struct UserError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Carries a status of ONNX Runtime unchanged to the border of the library.
+struct StatusError {
+  OrtStatus* status;
+};
+
+inline void throw_if_failed(OrtStatus* status) {
+  if (status) throw StatusError{status};
+}
+
+// Runs body; whatever it throws becomes a status, since no exception may cross the C border.
+template <typename Body>
+OrtStatus* as_status(const OrtApi* api, const char* op, const Body& body) noexcept {
+  try {
+    body();
+    return nullptr;
+  } catch (const StatusError& error) {
+    return error.status;
+  } catch (const UserError& error) {
+    return CreateStatus::of(api)(kInvalidArgument, (std::string(op) + ": " + error.what()).c_str());
+  } catch (const std::exception& error) {
+    return CreateStatus::of(api)(kRuntimeException, (std::string(op) + ": " + error.what()).c_str());
+  }
+}
+
+// The attributes of a node.
+class Attributes {
+ public:
+  Attributes(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
+
+  int64_t integer(const char* name, int64_t fallback) const {
+    int64_t value = fallback;
+    return present(KernelInfoGetAttributeInt64::of(api_)(info_, name, &value)) ? value : fallback;
+  }
+
+  std::string string(const char* name, const std::string& fallback) const {
+    size_t size = 0;
+    if (!present(KernelInfoGetAttributeString::of(api_)(info_, name, nullptr, &size)) || size == 0) return fallback;
+    std::string value(size, '\0');
+    throw_if_failed(KernelInfoGetAttributeString::of(api_)(info_, name, &value[0], &size));
+    value.resize(size - 1);  // size counts the closing zero byte
+    return value;
+  }
+
+ private:
+  bool present(OrtStatus* status) const {
+    if (status) ReleaseStatus::of(api_)(status);
+    return !status;
+  }
+
+  const OrtApi* api_;
+  const OrtKernelInfo* info_;
+};
+
+// An input: its data and shape.
+template <typename T>
+struct Tensor {
+  const T* data = nullptr;
+  std::vector<int64_t> shape;
+
+  int64_t element_count() const {
+    int64_t count = 1;
+    for (int64_t size : shape) count *= size;
+    return count;
+  }
+};
+
+// The inputs, outputs and threads of one run of a node.
+class Context {
+ public:
+  Context(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {}
+
+  // Whether an optional input is connected.
+  bool has_input(size_t index) const {
+    size_t count = 0;
+    throw_if_failed(KernelContextGetInputCount::of(api_)(context_, &count));
+    return index < count && value(index) != nullptr;
+  }
+
+  template <typename T>
+  Tensor<T> input(size_t index) const {
+    const OrtValue* source = value(index);
+    Tensor<T> tensor;
+    void* data = nullptr;
+    throw_if_failed(GetTensorMutableData::of(api_)(const_cast<OrtValue*>(source), &data));
+    tensor.data = static_cast<const T*>(data);
+    tensor.shape = shape(source);
+    return tensor;
+  }
+
+  template <typename T>
+  T* output(size_t index, const std::vector<int64_t>& shape) const {
+    OrtValue* target = nullptr;
+    throw_if_failed(KernelContextGetOutput::of(api_)(context_, index, shape.data(), shape.size(), &target));
+    void* data = nullptr;
+    throw_if_failed(GetTensorMutableData::of(api_)(target, &data));
+    return static_cast<T*>(data);
+  }
+
+  // The threads of the session's operator pool.
+  cpu::Threads threads() { return {&Context::run, this}; }
+
+ private:
+  const OrtValue* value(size_t index) const {
+    const OrtValue* found = nullptr;
+    throw_if_failed(KernelContextGetInput::of(api_)(context_, index, &found));
+    return found;
+  }
+
+  std::vector<int64_t> shape(const OrtValue* source) const {
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    throw_if_failed(GetTensorTypeAndShape::of(api_)(source, &info));
+    size_t rank = 0;
+    OrtStatus* status = GetDimensionsCount::of(api_)(info, &rank);
+    std::vector<int64_t> dims(rank);
+    if (!status) status = GetDimensions::of(api_)(info, dims.data(), rank);
+    ReleaseTensorTypeAndShapeInfo::of(api_)(info);
+    throw_if_failed(status);
+    return dims;
+  }
+
+  static void run(void* pool, void (*task)(void*, size_t), size_t count, void* data) {
+    const Context& self = *static_cast<Context*>(pool);
+    // 0 batches: the runtime hands tasks out one by one, to whichever thread is free.
+    throw_if_failed(KernelContextParallelFor::of(self.api_)(self.context_, task, count, 0, data));
+  }
+
+  const OrtApi* api_;
+  OrtKernelContext* context_;
+};
+
+// The callbacks that every operator of this library answers alike. `Op` has: name, input_types,
+// output_types, required_inputs, in_place; a constructor from Attributes; run(Context&).
+template <typename Op>
+struct CustomOp : OrtCustomOp {
+  CustomOp() : OrtCustomOp{} {
+    version = kCustomOpVersion;
+    GetName = [](const OrtCustomOp*) -> const char* { return Op::kName; };
+    // nullptr is the CPU provider.
+    GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
+    GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return std::size(Op::kInputTypes); };
+    GetInputType = [](const OrtCustomOp*, size_t index) -> int { return Op::kInputTypes[index]; };
+    GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return std::size(Op::kOutputTypes); };
+    GetOutputType = [](const OrtCustomOp*, size_t index) -> int { return Op::kOutputTypes[index]; };
+    GetInputCharacteristic = [](const OrtCustomOp*, size_t index) -> int {
+      return index < Op::kRequiredInputs ? kRequired : kOptional;
+    };
+    GetOutputCharacteristic = [](const OrtCustomOp*, size_t) -> int { return kRequired; };
+    GetInputMemoryType = [](const OrtCustomOp*, size_t) -> int { return 0; };  // the provider's own
+    GetVariadicInputMinArity = [](const OrtCustomOp*) -> int { return 1; };
+    GetVariadicInputHomogeneity = [](const OrtCustomOp*) -> int { return 1; };
+    GetVariadicOutputMinArity = [](const OrtCustomOp*) -> int { return 1; };
+    GetVariadicOutputHomogeneity = [](const OrtCustomOp*) -> int { return 1; };
+    GetStartVersion = [](const OrtCustomOp*) -> int { return 1; };
+    GetEndVersion = [](const OrtCustomOp*) -> int { return 1; };
+    // InferOutputShapeFn stays empty: before calling it onnxruntime 1.31 dereferences the type of every
+    // input, also of an optional one that is left out by an empty name, and takes unknown ranks for
+    // scalars. A graph that wants shapes states them as value_info.
+    GetMayInplace = [](int** inputs, int** outputs) -> size_t {
+      static int first = 0;
+      *inputs = &first;
+      *outputs = &first;
+      return Op::kInPlace ? 1 : 0;
+    };
+    ReleaseMayInplace = [](int*, int*) {};
+    GetAliasMap = [](int**, int**) -> size_t { return 0; };
+    ReleaseAliasMap = [](int*, int*) {};
+    CreateKernelV2 = [](const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info,
+                        void** kernel) -> OrtStatus* {
+      return as_status(api, Op::kName, [&] { *kernel = new Kernel{api, Op(Attributes(api, info))}; });
+    };
+    KernelComputeV2 = [](void* kernel, OrtKernelContext* context) -> OrtStatus* {
+      const Kernel& self = *static_cast<Kernel*>(kernel);
+      return as_status(self.api, Op::kName, [&] {
+        Context view(self.api, context);
+        self.op.run(view);
+      });
+    };
+    KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+  }
+
+  struct Kernel {
+    const OrtApi* api;
+    Op op;
+  };
+};
+
+}  // namespace ort
+}  // namespace onnxfq

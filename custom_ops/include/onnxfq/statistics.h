@@ -1,0 +1,82 @@
+// What is known about a tensor after one look: exact, and merged by integer operations only.
+//
+// The histogram's bin is the leading bits of the float itself,
+//
+//     s eeeeeeee mmmmmm mmmmmmmmmmmmmmmmm
+//     |---- 15 bits --| 17 bits dropped
+//
+// so it needs no range beforehand and merging two histograms is adding their counts.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "onnxfq/numeric_core.h"
+
+namespace onnxfq {
+
+constexpr int kDroppedBits = 17;  // the one constant of the split: 32 - sign - 8 exponent - 6 mantissa bits
+constexpr int32_t kBinCount = int32_t{1} << (32 - kDroppedBits);
+
+constexpr uint32_t kMagnitudeMask = 0x7fffffffu;
+constexpr uint32_t kInfinityBits = 0x7f800000u;
+
+// The first bin of infinities and NaN, of either sign: these are counted, but are no part of a histogram.
+constexpr int32_t kNonFiniteBin = static_cast<int32_t>(kInfinityBits >> kDroppedBits);
+constexpr int32_t kNegativeBin = kBinCount / 2;
+
+FQ_HD FQ_INLINE uint32_t bin_of(uint32_t bits) { return bits >> kDroppedBits; }
+
+// Minimum, maximum and counts. min_key and max_key are order keys of the finite values.
+struct Summary {
+  int32_t min_key = std::numeric_limits<int32_t>::max();
+  int32_t max_key = std::numeric_limits<int32_t>::min();
+  // Smallest magnitude bits of a value that is not 0, less one: where a histogram begins.
+  uint32_t min_magnitude_less_one = std::numeric_limits<uint32_t>::max();
+  int64_t elements = 0;
+  int64_t nans = 0;
+  int64_t infinities = 0;
+  int64_t zeros = 0;
+
+  bool has_finite() const { return elements > nans + infinities; }
+
+  // Range of the finite values; +inf, -inf when there is none.
+  float minimum() const {
+    return has_finite() ? float_from_order_key(min_key) : std::numeric_limits<float>::infinity();
+  }
+  float maximum() const {
+    return has_finite() ? float_from_order_key(max_key) : -std::numeric_limits<float>::infinity();
+  }
+
+  // range[2]: minimum, maximum. counts[4]: elements, NaN, infinities, zeros.
+  void write(float* range, int64_t* counts) const {
+    range[0] = minimum();
+    range[1] = maximum();
+    counts[0] = elements;
+    counts[1] = nans;
+    counts[2] = infinities;
+    counts[3] = zeros;
+  }
+
+  void merge(const Summary& other) {
+    min_key = other.min_key < min_key ? other.min_key : min_key;
+    max_key = other.max_key > max_key ? other.max_key : max_key;
+    if (other.min_magnitude_less_one < min_magnitude_less_one) {
+      min_magnitude_less_one = other.min_magnitude_less_one;
+    }
+    elements += other.elements;
+    nans += other.nans;
+    infinities += other.infinities;
+    zeros += other.zeros;
+  }
+};
+
+// A summary and its histogram without the empty bins, bins ascending.
+struct Statistics {
+  Summary summary;
+  std::vector<int32_t> bins;
+  std::vector<int64_t> bin_counts;
+};
+
+}  // namespace onnxfq

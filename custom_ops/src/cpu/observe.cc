@@ -1,0 +1,234 @@
+// Observe on the CPU: minimum, maximum, counts and histogram in one pass over memory.
+//
+// A block of 16 KB is read twice, the second time from the L1 cache: first by a vectorised loop (minimum,
+// maximum, counts, bins), then by the histogram, which is scalar.
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "onnxfq/kernels.h"
+#include "threads.h"
+
+namespace onnxfq {
+namespace cpu {
+namespace {
+
+constexpr int64_t kBlock = 4096;
+constexpr int64_t kSmallestPiece = 1 << 15;
+// 32-bit counters are added to 64-bit ones after this many elements, far before they could overflow.
+constexpr int64_t kFlushEvery = int64_t{1} << 24;
+// Neighbouring elements count in different tables: adding 1 to the counter just written has to wait for
+// that write, and neighbours are often equal (zeros after ReLU, padding).
+constexpr int kTables = 4;
+
+// First and last bin, inclusive, that hold something: of positive values, and shifted by kNegativeBin
+// of negative ones.
+struct BinRange {
+  int32_t first = 0;
+  int32_t last = -1;
+};
+
+// Counters of one thread. All zero between two uses, so nobody pays for clearing 1 MB.
+struct Histogram {
+  uint32_t tables[kTables][kBinCount] = {};
+  int64_t totals[kBinCount] = {};
+  int64_t pending = 0;
+};
+
+struct Accumulator {
+  Summary summary;
+  std::unique_ptr<Histogram> histogram;  // nullptr: not asked for
+};
+
+// Histograms that are not in use, kept for the next call.
+class HistogramStore {
+ public:
+  std::unique_ptr<Histogram> take() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!free_.empty()) {
+        std::unique_ptr<Histogram> histogram = std::move(free_.back());
+        free_.pop_back();
+        return histogram;
+      }
+    }
+    return std::make_unique<Histogram>();
+  }
+
+  void give_back(std::unique_ptr<Histogram> histogram) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(std::move(histogram));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Histogram>> free_;
+};
+
+HistogramStore& histogram_store() {
+  static HistogramStore store;
+  return store;
+}
+
+// Minimum, maximum and counts of x[0, count), count <= kBlock, and every element's bin.
+FQ_CLONES void summarize_block(const float* x, int64_t count, Summary* summary, uint16_t* bins) {
+  int32_t min_key = std::numeric_limits<int32_t>::max();
+  int32_t max_key = std::numeric_limits<int32_t>::min();
+  uint32_t min_magnitude_less_one = std::numeric_limits<uint32_t>::max();
+  int32_t nans = 0;
+  int32_t infinities = 0;
+  int32_t zeros = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bits = float_bits(x[i] + 0.0f);  // + 0: -0 is counted as +0
+    const uint32_t magnitude = bits & kMagnitudeMask;
+    const bool finite = magnitude < kInfinityBits;
+    const int32_t key = order_key(bits);
+    const int32_t low = finite ? key : std::numeric_limits<int32_t>::max();
+    const int32_t high = finite ? key : std::numeric_limits<int32_t>::min();
+    min_key = low < min_key ? low : min_key;
+    max_key = high > max_key ? high : max_key;
+    // Zero wraps around to the largest number and thereby never is the smallest.
+    const uint32_t less_one = magnitude - 1u;
+    min_magnitude_less_one = less_one < min_magnitude_less_one ? less_one : min_magnitude_less_one;
+    nans += magnitude > kInfinityBits ? 1 : 0;
+    infinities += magnitude == kInfinityBits ? 1 : 0;
+    zeros += magnitude == 0 ? 1 : 0;
+    bins[i] = static_cast<uint16_t>(bin_of(bits));
+  }
+  Summary block;
+  block.min_key = min_key;
+  block.max_key = max_key;
+  block.min_magnitude_less_one = min_magnitude_less_one;
+  block.elements = count;
+  block.nans = nans;
+  block.infinities = infinities;
+  block.zeros = zeros;
+  summary->merge(block);
+}
+
+void count_bins(const uint16_t* bins, int64_t count, Histogram* histogram) {
+  uint32_t* const t0 = histogram->tables[0];
+  uint32_t* const t1 = histogram->tables[1];
+  uint32_t* const t2 = histogram->tables[2];
+  uint32_t* const t3 = histogram->tables[3];
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    ++t0[bins[i]];
+    ++t1[bins[i + 1]];
+    ++t2[bins[i + 2]];
+    ++t3[bins[i + 3]];
+  }
+  for (; i < count; ++i) ++t0[bins[i]];
+}
+
+// Bins of non-zero finite values lie in this range, on the positive and on the negative side.
+BinRange touched_bins(const Summary& summary) {
+  if (!summary.has_finite() || summary.min_magnitude_less_one == std::numeric_limits<uint32_t>::max()) return {};
+  const uint32_t largest = std::max(float_bits(summary.minimum()) & kMagnitudeMask,
+                                    float_bits(summary.maximum()) & kMagnitudeMask);
+  return {static_cast<int32_t>(bin_of(summary.min_magnitude_less_one + 1)), static_cast<int32_t>(bin_of(largest))};
+}
+
+// Calls visit(bin) for every bin that may have been counted, ascending.
+template <typename Visit>
+void for_touched_bins(const Summary& summary, bool non_finite, const Visit& visit) {
+  const BinRange range = touched_bins(summary);
+  const bool clear_non_finite = non_finite && summary.nans + summary.infinities > 0;
+  if (summary.zeros > 0 && range.first != 0) visit(0);
+  for (int32_t side = 0; side <= kNegativeBin; side += kNegativeBin) {
+    for (int32_t bin = range.first; bin <= range.last; ++bin) visit(side + bin);
+    if (clear_non_finite) {
+      for (int32_t bin = kNonFiniteBin; bin < kNegativeBin; ++bin) visit(side + bin);
+    }
+  }
+}
+
+// Adds the 32-bit counters to the 64-bit ones and clears them.
+void flush(const Summary& summary, Histogram* histogram) {
+  for_touched_bins(summary, true, [histogram](int32_t bin) {
+    for (auto& table : histogram->tables) {
+      histogram->totals[bin] += table[bin];
+      table[bin] = 0;
+    }
+  });
+  histogram->pending = 0;
+}
+
+void observe_range(const float* x, int64_t count, Accumulator* accumulator) {
+  uint16_t bins[kBlock];
+  for (int64_t done = 0; done < count; done += kBlock) {
+    const int64_t part = std::min(kBlock, count - done);
+    summarize_block(x + done, part, &accumulator->summary, bins);
+    if (Histogram* histogram = accumulator->histogram.get()) {
+      count_bins(bins, part, histogram);
+      histogram->pending += part;
+      if (histogram->pending >= kFlushEvery) flush(accumulator->summary, histogram);
+    }
+  }
+}
+
+// The accumulators of one call: as many as threads worked at the same time.
+class Accumulators {
+ public:
+  explicit Accumulators(bool histogram) : histogram_(histogram) {}
+
+  Accumulator take() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!idle_.empty()) {
+        Accumulator accumulator = std::move(idle_.back());
+        idle_.pop_back();
+        return accumulator;
+      }
+    }
+    Accumulator fresh;
+    if (histogram_) fresh.histogram = histogram_store().take();
+    return fresh;
+  }
+
+  void give_back(Accumulator accumulator) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(accumulator));
+  }
+
+  std::vector<Accumulator>& all() { return idle_; }
+
+ private:
+  bool histogram_;
+  std::mutex mutex_;
+  std::vector<Accumulator> idle_;
+};
+
+}  // namespace
+
+Statistics observe(const float* x, int64_t count, bool histogram, const Threads& threads) {
+  Accumulators accumulators(histogram);
+  for_pieces(threads, count, kSmallestPiece, [&](int64_t begin, int64_t end) {
+    Accumulator accumulator = accumulators.take();
+    observe_range(x + begin, end - begin, &accumulator);
+    accumulators.give_back(std::move(accumulator));
+  });
+
+  Statistics result;
+  for (const Accumulator& accumulator : accumulators.all()) result.summary.merge(accumulator.summary);
+  if (!histogram || accumulators.all().empty()) return result;
+
+  for (Accumulator& accumulator : accumulators.all()) flush(accumulator.summary, accumulator.histogram.get());
+  for_touched_bins(result.summary, false, [&](int32_t bin) {
+    int64_t total = 0;
+    for (Accumulator& accumulator : accumulators.all()) total += accumulator.histogram->totals[bin];
+    if (total == 0) return;
+    result.bins.push_back(bin);
+    result.bin_counts.push_back(total);
+  });
+  for (Accumulator& accumulator : accumulators.all()) {
+    int64_t* totals = accumulator.histogram->totals;
+    for_touched_bins(accumulator.summary, true, [totals](int32_t bin) { totals[bin] = 0; });
+    histogram_store().give_back(std::move(accumulator.histogram));
+  }
+  return result;
+}
+
+}  // namespace cpu
+}  // namespace onnxfq

@@ -1,0 +1,121 @@
+// Fits the shape of scale to the shape of x and walks both together.
+#include "onnxfq/param_layout.h"
+
+#include <algorithm>
+
+namespace onnxfq {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+
+std::string text(const std::vector<int64_t>& shape) {
+  std::string line = "[";
+  for (size_t d = 0; d < shape.size(); ++d) line += (d ? ", " : "") + std::to_string(shape[d]);
+  return line + "]";
+}
+
+int64_t product(const std::vector<int64_t>& shape) {
+  int64_t count = 1;
+  for (int64_t size : shape) count *= size;
+  return count;
+}
+
+}  // namespace
+
+std::string ParamLayout::fit(const std::vector<int64_t>& x_shape, const std::vector<int64_t>& scale_shape,
+                             int64_t axis, int64_t block_size) {
+  const int64_t rank = static_cast<int64_t>(x_shape.size());
+  dims_.clear();
+  element_count_ = product(x_shape);
+  param_count_ = product(scale_shape);
+
+  std::vector<int64_t> params(x_shape.size(), 1);
+  if (param_count_ != 1) {
+    const bool per_axis = scale_shape.size() == 1 && block_size == 0 && rank != 1;
+    if (per_axis || block_size != 0) {
+      if (axis < -rank || axis >= rank) {
+        return "axis " + std::to_string(axis) + " is outside x of rank " + std::to_string(rank) + "; give one of [" +
+               std::to_string(-rank) + ", " + std::to_string(rank - 1) + "]";
+      }
+      if (axis < 0) axis += rank;
+    }
+    if (per_axis) {
+      if (scale_shape[0] != x_shape[static_cast<size_t>(axis)]) {
+        return "scale of shape " + text(scale_shape) + " does not fit axis " + std::to_string(axis) + " of x " +
+               text(x_shape) + "; give " + std::to_string(x_shape[static_cast<size_t>(axis)]) +
+               " scales or another axis";
+      }
+      params[static_cast<size_t>(axis)] = scale_shape[0];
+    } else if (scale_shape.size() == x_shape.size()) {
+      params = scale_shape;
+    } else {
+      return "scale of shape " + text(scale_shape) + " does not fit x " + text(x_shape) +
+             "; give one scale, one per index of axis, or as many dimensions as x";
+    }
+  }
+
+  int64_t stride = 1;
+  std::vector<LayoutDim> full(x_shape.size());
+  for (size_t d = x_shape.size(); d-- > 0;) {
+    const int64_t size = x_shape[d];
+    const bool given = block_size != 0 && param_count_ != 1 && static_cast<int64_t>(d) == axis;
+    const int64_t block = given ? block_size : params[d] > 0 ? std::max<int64_t>(ceil_div(size, params[d]), 1) : 1;
+    const bool fits = size == 0 ? params[d] <= 1 : ceil_div(size, block) == params[d];
+    if (!fits) {
+      return "scale of shape " + text(scale_shape) + " does not fit x " + text(x_shape) + ": dimension " +
+             std::to_string(d) + " in blocks of " + std::to_string(block) + " needs " +
+             std::to_string(ceil_div(size, block)) + " scales";
+    }
+    full[d] = {size, block, params[d], params[d] == 1 ? 0 : stride};
+    stride *= params[d];
+  }
+  if (element_count_ == 0) return "";
+  for (const LayoutDim& dim : full) join(dim);
+  if (dims_.empty()) dims_.push_back({1, 1, 1, 0});
+  return "";
+}
+
+// Appends a dimension, as a part of the last one where one index computation gives both.
+void ParamLayout::join(const LayoutDim& inner) {
+  if (inner.size == 1) return;
+  if (!dims_.empty()) {
+    LayoutDim& outer = dims_.back();
+    if (inner.params == 1) {  // all of inner shares what outer picks
+      outer = {outer.size * inner.size, outer.block * inner.size, outer.params, outer.stride};
+      return;
+    }
+    // Outer picks a run of scales of its own for each index and inner fills it with whole blocks.
+    if (outer.block == 1 && outer.stride == inner.params * inner.stride && inner.size % inner.block == 0) {
+      outer = {outer.size * inner.size, inner.block, outer.params * inner.params, inner.stride};
+      return;
+    }
+  }
+  dims_.push_back(inner);
+}
+
+LayoutCursor::LayoutCursor(const ParamLayout& layout, int64_t element)
+    : dims_(&layout.dims()), index_(layout.dims().size()) {
+  for (size_t d = dims_->size(); d-- > 0;) {
+    const LayoutDim& dim = (*dims_)[d];
+    index_[d] = element % dim.size;
+    element /= dim.size;
+    if (d + 1 < dims_->size()) param_base_ += index_[d] / dim.block * dim.stride;
+  }
+}
+
+void LayoutCursor::next_row() {
+  index_.back() = 0;
+  for (size_t d = dims_->size() - 1; d-- > 0;) {
+    const LayoutDim& dim = (*dims_)[d];
+    const int64_t next = index_[d] + 1;
+    if (next < dim.size) {
+      if (next % dim.block == 0) param_base_ += dim.stride;
+      index_[d] = next;
+      return;
+    }
+    param_base_ -= index_[d] / dim.block * dim.stride;
+    index_[d] = 0;
+  }
+}
+
+}  // namespace onnxfq

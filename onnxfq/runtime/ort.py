@@ -1,0 +1,14 @@
+"""onnxruntime without its telemetry: every module of this package imports onnxruntime from here.
+
+Importing onnxruntime 1.31 writes a telemetry store into the user's cache folder. A quantization tool
+leaves no files there, so it is switched off at once; versions without the switch have no telemetry.
+"""
+
+from __future__ import annotations
+
+import onnxruntime
+
+if hasattr(onnxruntime, "disable_telemetry_events"):
+    onnxruntime.disable_telemetry_events()
+
+__all__ = ["onnxruntime"]
