@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import depthwise_cnn
 import digits
@@ -19,13 +21,23 @@ from torch.nn import functional as F
 
 from onnxfq.torch import export_torch
 
-RECIPES = {
-    "depthwise_cnn": depthwise_cnn.build,
-    "residual_cnn": residual_cnn.build,
-    "transformer": transformer.build,
-}
 BATCH = 100
-PEAK_RATE = {"depthwise_cnn": 4e-3, "residual_cnn": 4e-3, "transformer": 1e-3}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A network and how it is trained: peak of the learning rate, passes over the training digits."""
+
+    build: Callable[[], nn.Module]
+    peak_rate: float
+    epochs: int
+
+
+RECIPES = {
+    "depthwise_cnn": Recipe(depthwise_cnn.build, peak_rate=4e-3, epochs=20),
+    "residual_cnn": Recipe(residual_cnn.build, peak_rate=4e-3, epochs=20),
+    "transformer": Recipe(transformer.build, peak_rate=3e-3, epochs=40),
+}
 
 
 def jitter(images: Tensor) -> Tensor:
@@ -51,8 +63,8 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, lab
     return loss.item()
 
 
-def train(name: str, epochs: int, seed: int) -> nn.Module:
-    """Build the recipe and train it on the training digits; the same seed gives the same weights.
+def train(recipe: Recipe, epochs: int, seed: int) -> nn.Module:
+    """Build the network and train it on the training digits; the same seed gives the same weights.
 
     One thread and one rate schedule (a warm-up, then a cosine down to zero), so that the result depends on
     nothing but the seed and the torch build.
@@ -60,10 +72,10 @@ def train(name: str, epochs: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     images, labels = (torch.from_numpy(array) for array in digits.load("train"))
-    model = RECIPES[name]().train()
+    model = recipe.build().train()
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, PEAK_RATE[name], epochs=epochs, steps_per_epoch=len(images) // BATCH
+        optimizer, recipe.peak_rate, epochs=epochs, steps_per_epoch=len(images) // BATCH
     )
     for epoch in range(epochs):
         total = 0.0
@@ -85,12 +97,13 @@ def main() -> None:
     """Read the command line, train, report, export."""
     parser = argparse.ArgumentParser(description="Train a recipe on the digits and export it to ONNX.")
     parser.add_argument("recipe", choices=sorted(RECIPES))
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, metavar="N", help="default: the recipe's own")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("-o", "--output", metavar="OUT.onnx", help="default: RECIPE.onnx")
     arguments = parser.parse_args()
+    recipe = RECIPES[arguments.recipe]
     start = time.perf_counter()
-    model = train(arguments.recipe, arguments.epochs, arguments.seed)
+    model = train(recipe, arguments.epochs or recipe.epochs, arguments.seed)
     seconds = time.perf_counter() - start
     correct, count = count_correct(model)
     accuracy = f"{correct} of {count} right, {correct / count:.2%}"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onnxfq.errors import DataError, ModelError, nearest
 from onnxfq.files import check_writable, replacing
 from onnxfq.torch.exporters import EXPORTERS, quiet, reason, run
-from onnxfq.torch.request import BATCH, Request, bind, name_inputs
+from onnxfq.torch.request import Request, bind, name_inputs
 
 
 def export_torch(
@@ -39,8 +39,8 @@ def export_torch(
     The mode of the module and of each of its submodules is as before afterwards. While it works, torch's
     log and standard output are silent; a warning of torch that a traced value became a constant is not.
 
-    Raises DataError if forward does not take the inputs, ModelError if the module cannot be exported as
-    asked, OutputError if `path` cannot be written.
+    Raises DataError if forward does not take the inputs, or not at another batch, ModelError if the module
+    cannot be exported as asked, OutputError if `path` cannot be written.
     """
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise ModelError(f"export_torch takes a torch.nn.Module, not {type(model).__name__}; pass the module")
@@ -75,17 +75,25 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def try_forward(model: nn.Module, request: Request) -> None:
-    """Run the module once, because forward's own complaint is clearer than an exporter's about it."""
+    """Run the module, because forward's own complaint is clearer than an exporter's about it.
+
+    Run it on twice the batch too if the batch is dynamic: the older exporter would not notice that forward
+    takes one size only, and write a model that says otherwise.
+    """
+    inputs = dict(zip(request.input_names, request.inputs, strict=True))
+    doubled = {name: torch.cat([x, x]) if name in request.dynamic_names else x for name, x in inputs.items()}
+    tried = inputs
     try:
         with torch.no_grad():
-            model(*request.inputs)
+            model(*inputs.values())
+            if request.dynamic_names:
+                tried = doubled
+                model(*doubled.values())
     except Exception as error:  # forward is the user's code and may raise anything
-        pairs = zip(request.input_names, request.inputs, strict=True)
-        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in pairs)
-        raise DataError(
-            f"{type(model).__name__}.forward fails on the example inputs ({shapes}): {reason(error)}; "
-            "pass inputs that it takes"
-        ) from error
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in tried.items())
+        remedy = "pass inputs that it takes" if tried is inputs else "fix axis 0 by dynamic_batch=False"
+        name = type(model).__name__
+        raise DataError(f"{name}.forward fails on {shapes}: {reason(error)}; {remedy}") from error
 
 
 def forget_origin(message: Any) -> None:
@@ -105,7 +113,7 @@ def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
     """Raise ModelError if the exported model is not valid or not what was asked for.
 
     Neither exporter promises it: the older one drops inputs that forward does not use, the newer one keeps
-    its own opset where the conversion to another fails, and both may find that the module fixes the batch.
+    its own opset where the conversion to another fails.
     """
     inputs = [value.name for value in model.graph.input]
     if missing := [name for name in request.input_names if name not in inputs]:
@@ -122,10 +130,6 @@ def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
             f"the {exporter} exporter cannot give opset {request.opset}, it gave {opset}; leave opset out, "
             "or try the other exporter"
         )
-    for value in model.graph.input:
-        if value.name in request.dynamic_names and value.type.tensor_type.shape.dim[0].dim_param != BATCH:
-            fixed = value.type.tensor_type.shape.dim[0].dim_value
-            raise ModelError(f"forward fixes axis 0 of {value.name!r} to {fixed}; use dynamic_batch=False")
     try:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:

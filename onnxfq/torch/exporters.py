@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -75,11 +76,12 @@ def run(exporter: str, model: nn.Module, request: Request) -> onnx.ModelProto:
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of the error that started it all; those above it tell how to debug torch."""
+    """Return the first words of the error that started it all; what is above it explains torch's insides."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".;") if lines else type(error).__name__
+    text = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
+    return text.rstrip(".;") or type(error).__name__
 
 
 @contextlib.contextmanager
@@ -88,18 +90,36 @@ def quiet() -> Iterator[None]:
 
     Ignored are deprecations inside torch and its exporter, and the notice that the older exporter is old:
     it was asked for by name. All logging is off meanwhile, since dozens of torch's loggers have handlers of
-    their own; what matters comes as an exception. Standard output is dropped, as torch prints whole graphs
-    when it fails.
+    their own; what matters comes as an exception.
     """
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), no_standard_output():
             for category in (DeprecationWarning, FutureWarning):
                 warnings.filterwarnings("ignore", category=category, module=r"(torch|onnxscript|onnx_ir)\.")
             warnings.filterwarnings("ignore", ".*legacy TorchScript-based ONNX export", DeprecationWarning)
             # Raised inside copyreg, while torch copies its own description of the arguments.
             warnings.filterwarnings("ignore", r".*LeafSpec.* is deprecated", FutureWarning)
+            # "batch" is not used for a second input since it is the name of the first one's axis already.
+            warnings.filterwarnings("ignore", r"# The axis name: .* will not be used", UserWarning)
             yield
     finally:
         logging.disable(disabled)
+
+
+@contextlib.contextmanager
+def no_standard_output() -> Iterator[None]:
+    """Drop what is printed: torch prints the whole graph when an export fails.
+
+    The older exporter does so from C++, past sys.stdout, and cannot be told not to (its switch for this is
+    always on), so the file behind it is exchanged as well. A process without one has nothing to hide.
+    """
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            saved = os.dup(1)
+            stack.callback(os.close, saved)
+            stack.callback(os.dup2, saved, 1)
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), 1)
+        yield

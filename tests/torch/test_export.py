@@ -1,0 +1,286 @@
+"""export_torch: the model computes what the module computes, is named as asked, and tells nothing else."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+# Not importorskip("torch"): this folder itself looks like an empty package of that name to Python.
+nn = pytest.importorskip("torch.nn")
+pytest.importorskip("onnxscript")
+
+import torch  # noqa: E402  only once it is known to be there
+
+from onnxfq.errors import DataError, ModelError, OutputError  # noqa: E402
+from onnxfq.torch import export_torch  # noqa: E402
+
+EXPORTERS = ["dynamo", "torchscript"]
+both = pytest.mark.parametrize("exporter", EXPORTERS)
+
+
+class Network(nn.Module):
+    """A convolution with BatchNorm, Dropout and a linear layer: [N, 2, 6, 6] -> [N, 3]."""
+
+    def __init__(self):
+        """Give BatchNorm statistics that matter."""
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution, self.norm = nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4)
+        self.drop, self.linear = nn.Dropout(0.5), nn.Linear(4, 3)
+        self.norm.running_mean.uniform_(-1, 1)
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, picture):
+        """Return three scores per picture."""
+        x = torch.relu(self.norm(self.convolution(picture)))
+        return self.linear(self.drop(x.mean((2, 3))))
+
+
+class Function(nn.Module):
+    """A module whose forward is the given function."""
+
+    def __init__(self, function):
+        """Take over the function, and with it the names of its parameters."""
+        super().__init__()
+        self.forward = function
+
+
+def pictures(count: int) -> torch.Tensor:
+    """Return `count` random pictures for Network."""
+    return torch.randn(count, 2, 6, 6, generator=torch.Generator().manual_seed(count))
+
+
+def run(model: onnx.ModelProto, *inputs: torch.Tensor) -> list[np.ndarray]:
+    """Return the model's outputs in ONNX Runtime."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    return session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
+
+
+def names(values) -> list[str]:
+    """Return the names of graph inputs or outputs."""
+    return [value.name for value in values]
+
+
+def shape(value) -> list[str | int]:
+    """Return the dimensions of a graph input or output, by name or size."""
+    return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+@both
+@pytest.mark.parametrize("example", [1, 2])
+@pytest.mark.parametrize("count", [1, 3])
+def test_outputs_equal_torch_at_any_batch(exporter, example, count):
+    """The exported model computes the module in evaluation mode, whatever the batch of the example was."""
+    module = Network()
+    model = export_torch(module, (pictures(example),), exporter=exporter)
+    (found,) = run(model, pictures(count))
+    expected = module.eval()(pictures(count)).detach().numpy()
+    # Not exact: BatchNorm is folded into the weights, and sums of up to 18 terms run in another order. That
+    # is less than 100 roundings of 2^-24 each, on values below 10: under 1e-4 in all.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+@both
+def test_batchnorm_is_folded(exporter):
+    """In evaluation mode BatchNorm is part of the convolution and Dropout is gone."""
+    model = export_torch(Network(), (pictures(2),), exporter=exporter)
+    operators = {node.op_type for node in model.graph.node}
+    assert "Conv" in operators
+    assert not operators & {"BatchNormalization", "Dropout"}
+
+
+@both
+def test_names_and_axes(exporter):
+    """Inputs are named after forward's parameters, outputs as asked, and axis 0 of both is the batch."""
+    model = export_torch(Network(), (pictures(2),), output_names=["scores"], exporter=exporter)
+    assert names(model.graph.input) == ["picture"]
+    assert names(model.graph.output) == ["scores"]
+    assert shape(model.graph.input[0]) == ["batch", 2, 6, 6]
+    assert shape(model.graph.output[0]) == ["batch", 3]
+
+
+@both
+def test_own_input_names_and_fixed_batch(exporter):
+    """input_names replaces the default, and dynamic_batch=False keeps the shape of the example."""
+    options = {"input_names": ["x"], "dynamic_batch": False, "exporter": exporter}
+    model = export_torch(Network(), pictures(2), **options)
+    assert names(model.graph.input) == ["x"]
+    assert shape(model.graph.input[0]) == [2, 2, 6, 6]
+
+
+@both
+def test_several_inputs(exporter):
+    """Every input with an axis shares the batch; a scalar, which has none, stays a scalar."""
+    module = Function(lambda a, b, scale: (a + b) * scale)
+    model = export_torch(module, (torch.ones(2, 3), torch.ones(2, 3), torch.tensor(2.0)), exporter=exporter)
+    assert [shape(value) for value in model.graph.input] == [["batch", 3], ["batch", 3], []]
+    (found,) = run(model, torch.ones(5, 3), torch.ones(5, 3), torch.tensor(3.0))
+    np.testing.assert_array_equal(found, np.full((5, 3), 6, np.float32))
+
+
+@both
+def test_variadic_forward(exporter):
+    """The tensors of a parameter *parts are named parts_0, parts_1 and so on."""
+    module = Function(lambda *parts: parts[0] - parts[1])
+    model = export_torch(module, (torch.ones(2, 3), torch.ones(2, 3)), exporter=exporter)
+    assert names(model.graph.input) == ["parts_0", "parts_1"]
+    assert [shape(value) for value in model.graph.input] == [["batch", 3]] * 2
+
+
+@both
+def test_input_named_like_a_weight(exporter):
+    """An input keeps its name where a parameter of the module has the same one."""
+    module = Network()
+    module.picture = nn.Parameter(torch.ones(1))
+    module.forward = lambda picture: picture * module.picture
+    model = export_torch(module, (torch.ones(2, 3),), exporter=exporter)
+    assert names(model.graph.input) == ["picture"]
+
+
+@both
+def test_modes_are_restored(exporter):
+    """Each submodule is afterwards in the mode it was in before, also when the export fails."""
+    module = Network().train()
+    module.norm.eval()
+    before = [part.training for part in module.modules()]
+    export_torch(module, (pictures(2),), exporter=exporter)
+    assert [part.training for part in module.modules()] == before
+    with pytest.raises(ModelError):
+        export_torch(module, (pictures(2),), opset=3, exporter=exporter)
+    assert [part.training for part in module.modules()] == before
+
+
+@both
+def test_weights_and_statistics_are_untouched(exporter):
+    """Exporting a module in training mode changes neither its weights nor BatchNorm's statistics."""
+    module = Network().train()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    export_torch(module, (pictures(2),), exporter=exporter)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+@both
+def test_nothing_of_this_machine_is_left(exporter, tmp_path):
+    """No source path, stack trace or other metadata is in the file, and no weights lie outside it."""
+    path = tmp_path / "model.onnx"
+    model = export_torch(Network(), (pictures(2),), path, exporter=exporter)
+    content = path.read_bytes()
+    for trace in (".py", "stack", "pkg.torch", str(Path(__file__).parent), str(Path.home())):
+        assert trace.encode() not in content
+    assert list(tmp_path.iterdir()) == [path]
+    assert onnx.load(path) == model
+
+
+def test_metadata_in_branches_is_cleared():
+    """The bodies of control flow are cleared too: they are graphs inside an attribute."""
+
+    def forward(x):
+        return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y - 1, (x,))
+
+    model = export_torch(Function(forward), (torch.ones(2, 3),))
+    assert "If" in {node.op_type for node in model.graph.node}
+    assert b".py" not in model.SerializeToString()
+    np.testing.assert_array_equal(run(model, -torch.ones(1, 3))[0], np.full((1, 3), -2, np.float32))
+
+
+@both
+def test_is_quiet(exporter, tmp_path, monkeypatch, capfd):
+    """Nothing is printed, logged, warned about or left in the current folder; logging works again."""
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        export_torch(Network(), (pictures(2),), exporter=exporter)
+        with pytest.raises(ModelError):
+            export_torch(Function(lambda x: torch.linalg.eigvals(x)), (torch.ones(2, 3, 3),), exporter=exporter)
+    assert capfd.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == []
+    assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_warning_about_a_traced_constant_is_kept():
+    """Tracing a decision that depends on the data freezes it; torch's warning must reach the user."""
+    module = Function(lambda x: x if x.sum() > 0 else -x)
+    with pytest.warns(torch.jit.TracerWarning, match="Python boolean"):
+        export_torch(module, (torch.ones(2, 3),), exporter="torchscript")
+
+
+@both
+@pytest.mark.parametrize("opset", [18, 20])
+def test_opset(exporter, opset):
+    """The model has the opset asked for."""
+    model = export_torch(Network(), (pictures(2),), opset=opset, exporter=exporter)
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", opset)]
+
+
+@both
+def test_failed_write_keeps_the_old_file(exporter, tmp_path):
+    """A failing export leaves the file of an earlier one as it was."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"earlier")
+    with pytest.raises(ModelError):
+        export_torch(Network(), (pictures(2),), path, opset=3, exporter=exporter)
+    assert path.read_bytes() == b"earlier"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def fix_batch(x):
+    """Force a batch of two."""
+    return x + torch.arange(2.0).reshape(2, 1)
+
+
+NETWORK, TWO = Network(), pictures(2)
+EIGENVALUES, MATRICES = Function(lambda x: torch.linalg.eigvals(x)), torch.ones(2, 3, 3)
+UNUSED, TRACED = Function(lambda x, y: x * 2), {"exporter": "torchscript"}
+
+
+@pytest.mark.parametrize(
+    ("message", "module", "inputs"),
+    [
+        pytest.param(r"inputs of Network must be .* \['ndarray'\]", NETWORK, (np.ones(3),), id="not tensors"),
+        pytest.param(r"must be a tuple of tensors, found \[\]", NETWORK, (), id="no inputs"),
+        pytest.param("must be a tuple of tensors, found dict", NETWORK, {"picture": TWO}, id="dict"),
+        pytest.param(r"Network.forward\(picture\) does not take 2", NETWORK, (TWO, TWO), id="too many"),
+        pytest.param(r"forward fails on picture \[2, 5\]: .*takes", NETWORK, torch.ones(2, 5), id="shape"),
+        pytest.param(r"x \[4, 3\]: .*batch=False", Function(fix_batch), torch.ones(2, 3), id="fixed batch"),
+    ],
+)
+def test_inputs_that_do_not_fit(message, module, inputs):
+    """Inputs that forward does not take are a DataError: one line with what was given and the remedy."""
+    with pytest.raises(DataError, match=message) as raised:
+        export_torch(module, inputs)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "module", "inputs", "options"),
+    [
+        pytest.param("takes a torch.nn.Module, not builtin", torch.relu, TWO, {}, id="not a module"),
+        pytest.param("'dynamite'; nearest: dynamo", NETWORK, TWO, {"exporter": "dynamite"}, id="exporter"),
+        pytest.param("1 inputs need as many", NETWORK, TWO, {"input_names": ["a", "b"]}, id="input names"),
+        pytest.param("'picture' twice", NETWORK, TWO, {"output_names": ["picture"]}, id="same name"),
+        pytest.param("do not fit the 1 outputs", NETWORK, TWO, {"output_names": ["a", "b"]}, id="outputs"),
+        pytest.param("cannot give opset 99, it gave", NETWORK, TWO, {"opset": 99}, id="opset"),
+        pytest.param("opset version 99", NETWORK, TWO, {"opset": 99} | TRACED, id="opset, traced"),
+        pytest.param("No ONNX function.*linalg_eig.*'torchscript'", EIGENVALUES, MATRICES, {}, id="operator"),
+        pytest.param("linalg_eigvals.*'dynamo'", EIGENVALUES, MATRICES, TRACED, id="operator, traced"),
+        pytest.param("dropped input 'y'", UNUSED, (MATRICES, MATRICES), TRACED, id="unused, traced"),
+    ],
+)
+def test_exports_that_cannot_be(message, module, inputs, options):
+    """What cannot be exported as asked is a ModelError: one line with torch's reason and the remedy."""
+    with pytest.raises(ModelError, match=message) as raised:
+        export_torch(module, inputs, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_unwritable_path(tmp_path):
+    """A folder that is not there is found before the export, with the path in the message."""
+    with pytest.raises(OutputError, match="missing"):
+        export_torch(Network(), (pictures(2),), tmp_path / "missing" / "model.onnx")
