@@ -29,7 +29,8 @@ def _half_even(v: Float32Array) -> Float32Array:
 
 
 def _half_up(v: Float32Array) -> Float32Array:
-    return np.floor(v + np.float32(0.5))
+    result: Float32Array = np.floor(v + np.float32(0.5))
+    return result
 
 
 def _divide(x: Float32Array, scale: Float32Array) -> Float32Array:
@@ -127,7 +128,8 @@ def quantize(
     # Limited before the zero point is added: a float32 sum of a large number would round.
     steps = np.clip(steps, qtype.qmin - offset, qtype.qmax - offset)
     integers = np.where(np.isnan(steps), np.float32(0), steps) + offset
-    return integers.astype(np.int32).astype(qtype.dtype)
+    result: NDArray[Any] = integers.astype(np.int32).astype(qtype.dtype)
+    return result
 
 
 def dequantize(

@@ -35,13 +35,22 @@ def load(model: str | Path | onnx.ModelProto | Model) -> Model:
     """
     if isinstance(model, Model):
         return model
-    proto, sha256, source = _from_proto(model) if isinstance(model, onnx.ModelProto) else _from_path(Path(model))
-    _check(proto, source)
+    proto, sha256, source = read_model(model)
     notes = [step(proto) for step in _STEPS]
     proto, note = raise_opset(proto, MIN_OPSET, source)
     # The converter makes Constant and unnamed nodes of its own.
     notes += [note, normalize.constants_to_initializers(proto), normalize.name_nodes(proto)]
     return Model(infer_shapes(proto), sha256, source, tuple(filter(None, notes)))
+
+
+def read_model(model: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
+    """Return (a checked ModelProto of its own with all weights inside, SHA-256, name for messages).
+
+    Raises ModelError as `load` does; nothing is normalised.
+    """
+    read = _from_proto(model) if isinstance(model, onnx.ModelProto) else _from_path(Path(model))
+    _check(read[0], read[2])
+    return read
 
 
 def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:

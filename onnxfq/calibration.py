@@ -1,0 +1,142 @@
+"""From data to encodings: `collect_statistics`, one pass over the feeds, and `calibrate`, no data at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.calibrators import calibrator_by_name
+from onnxfq.encoding import Encoding, Encodings
+from onnxfq.errors import PlanError, StatisticsError
+from onnxfq.feeds import Feed
+from onnxfq.graph.constants import initializer_array
+from onnxfq.graph.model import Model
+from onnxfq.numerics import expand_params
+from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
+from onnxfq.plan import Placement, Plan
+from onnxfq.qparams import choose_qparams
+from onnxfq.runtime.session import Session
+from onnxfq.spec import QuantSpec
+from onnxfq.statistics import BIN_COUNT, Statistics, TensorStatistics
+
+Progress = Callable[[int], None]
+"""Called after every feed with the number of feeds done."""
+
+
+def collect_statistics(
+    model: Model, plan: Plan, feeds: Iterable[Feed], *, threads: int = 0, progress: Progress | None = None
+) -> Statistics:
+    """Run the observed model over all feeds, once, and return what its activations were.
+
+    Memory does not grow with the number of feeds. Raises StatisticsError that names tensor, feed and
+    counts at the first NaN or infinity, DataError for feeds that do not fit.
+    """
+    names = [placement.tensor for placement in plan.activations]
+    sums = {name: _Accumulator(name) for name in names}
+    done = 0
+    if names:
+        session = Session(InsertObservers(plan).run(model).model.proto, threads)
+        outputs = [observe_output(name, output) for name in names for output in OBSERVE_OUTPUTS]
+        for feed in feeds:
+            results = session.run(feed, outputs)
+            for index, name in enumerate(names):
+                sums[name].add(results[4 * index : 4 * index + 4], done)
+            done += 1
+            if progress is not None:
+                progress(done)
+    return Statistics(model.sha256, done, {name: one.result() for name, one in sums.items()})
+
+
+def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str | None = None) -> Encodings:
+    """Return scale and zero point for every placement: activations from statistics, weights from `model`.
+
+    calibrator: for all activations, in place of the plan's own.
+    Pure: the same arguments give the same encodings, in seconds and without inference. Raises
+    PlanError or StatisticsError when plan, statistics and model do not belong together.
+    """
+    plan.check_model(model.sha256)
+    statistics.check_model(model.sha256)
+    change = {} if calibrator is None else {"calibrator": calibrator}
+    encodings = [
+        _encode_activation(p.tensor, p.spec.model_copy(update=change), statistics[p.tensor]) for p in plan.activations
+    ]
+    encodings += [_encode_weight(p, _weight(model, p)) for p in plan.weights]
+    return Encodings(model_sha256=model.sha256, encodings=tuple(encodings))
+
+
+class _Accumulator:
+    """Merges an observer's results; the histogram is held dense, so a merge touches only what came."""
+
+    def __init__(self, tensor: str) -> None:
+        self.tensor = tensor
+        self.rmin, self.rmax = float("inf"), float("-inf")
+        self.counts = np.zeros(4, np.int64)
+        self.histogram = np.zeros(BIN_COUNT, np.int64)
+
+    def add(self, results: list[NDArray[Any]], feed: int) -> None:
+        limits, counts, bins, bin_counts = results
+        _, nans, infinities, _ = counts.tolist()
+        if nans or infinities:
+            raise StatisticsError(
+                f"tensor {self.tensor!r} has {nans} NaN and {infinities} infinite values at feed {feed}; "
+                "remove that sample, or leave the tensor in float with an override"
+            )
+        self.rmin = min(self.rmin, float(limits[0]))
+        self.rmax = max(self.rmax, float(limits[1]))
+        self.counts += counts
+        self.histogram[bins] += bin_counts
+
+    def result(self) -> TensorStatistics:
+        if self.counts[0] == 0:
+            raise StatisticsError(
+                f"tensor {self.tensor!r} was empty in every feed; give data that reaches it, or leave it in "
+                "float with an override"
+            )
+        bins = np.flatnonzero(self.histogram).astype(np.int32)
+        totals = (int(count) for count in self.counts)
+        return TensorStatistics(self.rmin, self.rmax, *totals, bins=bins, counts=self.histogram[bins])
+
+
+def _encode_activation(tensor: str, spec: QuantSpec, statistics: TensorStatistics) -> Encoding:
+    rmin, rmax = calibrator_by_name(spec.calibrator)(statistics, spec.qtype, spec.symmetric)
+    return Encoding.of(tensor, spec, *choose_qparams(rmin, rmax, spec.qtype, spec.symmetric))
+
+
+def _weight(model: Model, placement: Placement) -> NDArray[np.float32]:
+    values = initializer_array(model.proto, placement.tensor)
+    if values is None:
+        raise PlanError(f"the plan calls {placement.tensor!r} a weight, but it is no constant of {model.source}")
+    if not np.isfinite(values).all():
+        raise PlanError(f"weight {placement.tensor!r} holds NaN or infinities; repair the model or leave it in float")
+    return np.asarray(values, np.float32)
+
+
+def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encoding:
+    spec = placement.spec
+    shape = spec.granularity.param_shape(values.shape)
+    rmin, rmax = _group_ranges(values, spec, shape)
+    scale, zero_point = choose_qparams(rmin.reshape(shape), rmax.reshape(shape), spec.qtype, spec.symmetric)
+    return Encoding.of(placement.tensor, spec, scale, zero_point)
+
+
+def _group_ranges(
+    values: NDArray[np.float32], spec: QuantSpec, shape: tuple[int, ...]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the calibrated (rmin, rmax) of each group of elements that share one scale, flat."""
+    count = int(np.prod(shape, dtype=np.int64))
+    ids = np.arange(count).reshape(shape)
+    groups = expand_params(ids, values.shape, spec.axis, spec.block_size).ravel()
+    flat = values.ravel()
+    if spec.calibrator == "minmax":
+        rmin, rmax = np.full(count, np.inf), np.full(count, -np.inf)
+        np.minimum.at(rmin, groups, flat)
+        np.maximum.at(rmax, groups, flat)
+        return rmin, rmax
+    order = np.argsort(groups, kind="stable")
+    pieces = np.split(flat[order], np.searchsorted(groups[order], np.arange(1, count)))
+    method = calibrator_by_name(spec.calibrator)
+    ranges = [method(TensorStatistics.from_array(piece), spec.qtype, spec.symmetric) for piece in pieces]
+    return np.asarray([r[0] for r in ranges]), np.asarray([r[1] for r in ranges])

@@ -1,0 +1,247 @@
+"""`evaluate`: how far candidates are from the reference on the same feeds, and how right each is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.calibration import Progress
+from onnxfq.documents import Record, write_document
+from onnxfq.errors import DataError, ModelError
+from onnxfq.feeds import Feed, read_npz
+from onnxfq.graph.signature import output_names
+from onnxfq.metrics import ErrorSums
+from onnxfq.runtime.session import Session
+
+
+class OutputScore(Record):
+    """One output of one candidate against the reference.
+
+    sqnr_db: signal to quantization noise in dB, inf when equal. cosine: of the angle between both.
+    largest_error: max |reference - candidate|. top1_agreement: share of rows with the same argmax over
+    the last axis, None unless the output is [rows, classes] or [batch, positions, classes].
+    """
+
+    output: str
+    sqnr_db: float
+    cosine: float
+    largest_error: float
+    top1_agreement: float | None = None
+
+
+class CandidateScore(Record):
+    """All outputs of one candidate. accuracy: share of labels that the argmax of the first output meets."""
+
+    candidate: str
+    outputs: tuple[OutputScore, ...]
+    accuracy: float | None = None
+    tensors: tuple[OutputScore, ...] = ()
+
+
+class Evaluation(Record):
+    """Scores of all candidates on one data set (`.json`)."""
+
+    format: Literal["onnxfq.evaluation/1"] = "onnxfq.evaluation/1"
+    reference: str
+    feeds: int
+    accuracy: float | None = None
+    candidates: tuple[CandidateScore, ...]
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON, whole or not at all."""
+        write_document(path, self)
+
+    def table(self) -> str:
+        """Return the scores as a plain text table, one line per candidate and output."""
+        rows = [("candidate", "output", "SQNR dB", "cosine", "largest error", "top-1 agreement", "accuracy")]
+        if self.accuracy is not None:
+            rows.append((self.reference, "", "", "", "", "", f"{self.accuracy:.4f}"))
+        for candidate in self.candidates:
+            for score in (*candidate.outputs, *candidate.tensors):
+                first = score is candidate.outputs[0]
+                rows.append(
+                    (
+                        candidate.candidate,
+                        score.output,
+                        f"{score.sqnr_db:.2f}",
+                        f"{score.cosine:.6f}",
+                        f"{score.largest_error:.4g}",
+                        "" if score.top1_agreement is None else f"{score.top1_agreement:.4f}",
+                        f"{candidate.accuracy:.4f}" if first and candidate.accuracy is not None else "",
+                    )
+                )
+        used = [any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
+        kept = [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows]
+        widths = [max(len(row[i]) for row in kept) for i in range(len(kept[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in kept]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def evaluate(
+    reference: onnx.ModelProto,
+    candidates: Mapping[str, onnx.ModelProto],
+    feeds: Iterable[Feed],
+    *,
+    reference_name: str = "float",
+    labels: NDArray[Any] | None = None,
+    tensors: Sequence[str] = (),
+    limit: int | None = None,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Run the reference and every candidate on each feed, once, and return the scores.
+
+    labels: integers, one for each row of the first output in the order of the feeds. tensors: names of
+    inner tensors of the reference to compare with the quantized ones of the candidates. limit: feeds
+    at most. Raises ModelError when a candidate's outputs differ from the reference's, DataError when
+    labels and rows differ in number.
+    """
+    names = output_names(reference)
+    for name, proto in candidates.items():
+        if output_names(proto) != names:
+            raise ModelError(f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}")
+    base = Session(_with_outputs(reference, tensors), threads)
+    base_outputs = [*names, *tensors]
+    runs = [_Run(name, proto, names, tensors, threads) for name, proto in candidates.items()]
+    right, done, row = 0, 0, 0
+    for feed in feeds:
+        if limit is not None and done >= limit:
+            break
+        expected = base.run(feed, base_outputs)
+        truth = None
+        if labels is not None:
+            truth = labels[row : row + _rows(expected[0])]
+            row += _rows(expected[0])
+            right += _right(expected[0], truth)
+        for run in runs:
+            run.add(feed, expected, truth)
+        done += 1
+        if progress is not None:
+            progress(done)
+    if labels is not None and row != labels.size:
+        raise DataError(f"{labels.size} labels for {row} rows of output {names[0]!r}; give one label a row")
+    return Evaluation(
+        reference=reference_name,
+        feeds=done,
+        accuracy=right / row if labels is not None else None,
+        candidates=tuple(run.score(row if labels is not None else 0) for run in runs),
+    )
+
+
+def read_labels(path: str | Path) -> NDArray[np.int64]:
+    """Read labels from a .npy, from the only array (or `labels`) of an .npz, or from text, one a line."""
+    path = Path(path)
+    try:
+        if path.suffix == ".npz":
+            arrays = read_npz(path)
+            values = arrays["labels"] if "labels" in arrays else arrays.popitem()[1] if len(arrays) == 1 else None
+            if values is None:
+                raise DataError(f"{path} has {', '.join(arrays)}; name the labels `labels`")
+        else:
+            values = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
+        labels = np.asarray(values).ravel()
+        if labels.size == 0 or not np.equal(np.mod(labels, 1), 0).all():
+            raise DataError(f"{path}: labels must be whole numbers, one a row; got {labels.dtype}")
+    except FileNotFoundError:
+        raise DataError(f"no such file: {path}; check the path of the labels") from None
+    except (OSError, ValueError, TypeError) as fault:
+        raise DataError(f"{path} does not hold labels ({fault}); give .npy, .npz or text") from None
+    return labels.astype(np.int64)
+
+
+@dataclass
+class _Run:
+    """One candidate while the feeds go through."""
+
+    name: str
+    proto: onnx.ModelProto
+    outputs: Sequence[str]
+    tensors: Sequence[str]
+    threads: int
+    right: int = 0
+    session: Session = field(init=False)
+    fetches: list[str] = field(init=False)
+    sums: list[ErrorSums] = field(init=False)
+    agreed: list[tuple[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        made = {name for node in self.proto.graph.node for name in node.output}
+        # The quantized form of an inner tensor, where the candidate has one.
+        inner = [next((n for n in (f"{t}/dq", f"{t}/fq", t) if n in made), t) for t in self.tensors]
+        self.fetches = [*self.outputs, *inner]
+        self.session = Session(_with_outputs(self.proto, inner), self.threads)
+        self.sums = [ErrorSums()] * len(self.fetches)
+        self.agreed = [(0, 0)] * len(self.fetches)
+
+    def add(self, feed: Feed, expected: list[NDArray[Any]], truth: NDArray[Any] | None) -> None:
+        got = self.session.run(feed, self.fetches)
+        for i, (want, have) in enumerate(zip(expected, got, strict=True)):
+            if not isinstance(want, np.ndarray) or want.dtype.kind not in "fiub":
+                raise ModelError(f"output {self.fetches[i]!r} holds no numbers; only numeric tensors are compared")
+            if want.shape != have.shape:
+                raise ModelError(
+                    f"{self.name}: {self.fetches[i]!r} has shape {list(have.shape)}, the reference {list(want.shape)}"
+                )
+            self.sums[i] = self.sums[i] + ErrorSums.of(want, have)
+            same, rows = _agreement(want, have)
+            self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
+        if truth is not None:
+            self.right += _right(got[0], truth)
+
+    def score(self, rows: int) -> CandidateScore:
+        scores = [
+            OutputScore(
+                output=name,
+                sqnr_db=sums.sqnr_db,
+                cosine=sums.cosine,
+                largest_error=sums.largest,
+                top1_agreement=same / count if count else None,
+            )
+            for name, sums, (same, count) in zip(
+                [*self.outputs, *self.tensors], self.sums, self.agreed, strict=True
+            )
+        ]
+        split = len(self.outputs)
+        return CandidateScore(
+            candidate=self.name,
+            outputs=tuple(scores[:split]),
+            tensors=tuple(score.model_copy(update={"top1_agreement": None}) for score in scores[split:]),
+            accuracy=self.right / rows if rows else None,
+        )
+
+
+def _with_outputs(proto: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
+    """Return `proto` with inner tensors as further outputs."""
+    have = set(output_names(proto))
+    extra = [name for name in tensors if name not in have]
+    if not extra:
+        return proto
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    copy.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in extra)
+    return copy
+
+
+def _rows(output: NDArray[Any]) -> int:
+    return int(np.prod(output.shape[:-1])) if output.ndim else 1
+
+
+def _right(output: NDArray[Any], truth: NDArray[Any]) -> int:
+    if output.ndim < 2:
+        raise DataError(f"labels need an output of [rows, classes], got shape {list(output.shape)}")
+    predicted = output.argmax(-1).ravel()
+    return int((predicted[: truth.size] == truth).sum())
+
+
+def _agreement(want: NDArray[Any], have: NDArray[Any]) -> tuple[int, int]:
+    # [rows, classes] or [batch, positions, classes]; the last axis of an image is no class.
+    if want.ndim not in (2, 3) or want.shape[-1] < 2 or want.size == 0:
+        return 0, 0
+    same = want.argmax(-1) == have.argmax(-1)
+    return int(same.sum()), int(same.size)

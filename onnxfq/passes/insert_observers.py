@@ -1,0 +1,54 @@
+"""Put an Observe node on every placed activation and make its results the outputs of the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from onnxfq.graph.edit import Editor
+from onnxfq.graph.model import Model
+from onnxfq.passes.custom_domain import custom_node, import_domain
+from onnxfq.passes.pass_base import Pass
+from onnxfq.plan import Plan
+
+OBSERVE_OUTPUTS = ("range", "counts", "bins", "bin_counts")
+_DTYPES = (np.float32, np.int64, np.int32, np.int64)
+_SHAPES = ((2,), (4,), None, None)
+
+
+def observe_output(tensor: str, output: str) -> str:
+    """Name of one result of the observer of `tensor`."""
+    return f"{tensor}/observe/{output}"
+
+
+@dataclass(frozen=True)
+class InsertObservers(Pass):
+    """Observe every activation of `plan`. The model's own outputs go: nothing reads them here."""
+
+    plan: Plan
+
+    def requires(self, model: Model) -> None:
+        """Raise PlanError when the plan is another model's."""
+        self.plan.check_model(model.sha256)
+
+    def call(self, graph: gs.Graph, opset: int) -> bool:
+        """Add the observers; what only the old outputs needed is removed."""
+        editor = Editor(graph)
+        outputs = []
+        for placement in self.plan.activations:
+            tensor = editor.tensor(placement)
+            made = [
+                gs.Variable(observe_output(tensor.name, name), dtype, [f"{tensor.name}/{name}"] if shape is None else shape)
+                for name, dtype, shape in zip(OBSERVE_OUTPUTS, _DTYPES, _SHAPES, strict=True)
+            ]
+            node = custom_node("Observe", f"{tensor.name}/observe", inputs=[tensor], outputs=made)
+            editor.insert_after(tensor, [node])
+            outputs += made
+        if not outputs:
+            return False
+        import_domain(graph)
+        graph.outputs = outputs
+        graph.cleanup(remove_unused_graph_inputs=False)
+        return True

@@ -1,0 +1,161 @@
+"""`quantize`: all stages in a row and nothing else, with the files they leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from onnxfq.calibration import calibrate, collect_statistics
+from onnxfq.encoding import Encodings
+from onnxfq.evaluation import Evaluation, evaluate
+from onnxfq.feeds import DEFAULT_BATCH, Data, Feed, Feeds
+from onnxfq.files import check_writable
+from onnxfq.graph.load import load, read_model
+from onnxfq.graph.model import Model
+from onnxfq.graph.save import refuse_overwriting_input, save
+from onnxfq.graph.signature import input_specs
+from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.plan import Plan
+from onnxfq.planning import make_plan
+from onnxfq.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from onnxfq.statistics import Statistics
+
+CHECK_BYTES = 64 << 20
+"""Feeds kept from the pass over the data for the comparison at the end, in bytes at most."""
+CHECK_FEEDS = 8
+
+StageProgress = Callable[[str, int], None]
+"""Called with the stage's name and the number of feeds done."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How models are run: samples a run where the batch axis is open, threads (0: one a core), progress."""
+
+    batch: int = DEFAULT_BATCH
+    threads: int = 0
+    progress: StageProgress | None = None
+
+    def stage(self, name: str) -> Callable[[int], None] | None:
+        """Return the progress callback of one stage."""
+        progress = self.progress
+        return None if progress is None else lambda done: progress(name, done)
+
+
+@dataclass(frozen=True)
+class QuantizeResult:
+    """Everything that `quantize` found and made.
+
+    qdq, simulation: the model with standard Q/DQ, and with FakeQuantize nodes. evaluation: both against
+    the float model on the first feeds of the calibration data. seconds: by stage.
+    """
+
+    model: Model
+    recipe: Recipe
+    plan: Plan
+    statistics: Statistics
+    encodings: Encodings
+    qdq: onnx.ModelProto
+    simulation: onnx.ModelProto
+    evaluation: Evaluation
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def open_feeds(model: onnx.ModelProto, data: Data, batch: int = DEFAULT_BATCH) -> Feeds:
+    """Return feeds of `data` that are checked against the inputs of `model` as they are read."""
+    return Feeds(data, input_specs(model), batch)
+
+
+def quantize(
+    model: str | Path | onnx.ModelProto,
+    data: Data,
+    output: str | Path | None = None,
+    *,
+    recipe: str | Path | Recipe = DEFAULT_RECIPE,
+    calibrator: str | None = None,
+    options: RunOptions | None = None,
+) -> QuantizeResult:
+    """Quantize `model` with `data` and write the Q/DQ model to `output`.
+
+    data: an .npz, a folder of .npz files, or an iterable of {input name: array}; gone through once.
+    recipe: a name, a YAML file or a Recipe. calibrator: for activations, in place of the recipe's.
+    The model has been loaded and run before it is written. Raises an OnnxfqError in one line, and
+    writes nothing, when a stage refuses.
+    """
+    options = options or RunOptions()
+    if output is not None:
+        refuse_overwriting_input(output, model, data)
+        check_writable(Path(output))
+    chosen = load_recipe(recipe)
+    if calibrator is not None:
+        chosen = chosen.with_calibrator(calibrator)
+    clock = _Clock()
+    reference, _, _ = read_model(model)
+    loaded = load(model)
+    plan = make_plan(loaded, chosen)
+    clock.lap("plan")
+    kept = _Kept(Feeds(data, input_specs(loaded.proto), options.batch))
+    statistics = collect_statistics(
+        loaded, plan, kept, threads=options.threads, progress=options.stage("observe")
+    )
+    clock.lap("observe")
+    encodings = calibrate(loaded, plan, statistics)
+    clock.lap("calibrate")
+    simulation = InsertFakeQuantize(plan, encodings).run(loaded).model.proto
+    qdq = with_provenance(InsertQdq(plan, encodings).run(loaded).model.proto, plan)
+    clock.lap("insert")
+    evaluation = evaluate(
+        reference,
+        {"fake-quant": simulation, "Q/DQ": qdq},
+        kept.feeds,
+        threads=options.threads,
+        progress=options.stage("evaluate"),
+    )
+    clock.lap("evaluate")
+    if output is not None:
+        save(qdq, output)
+    return QuantizeResult(
+        loaded, chosen, plan, statistics, encodings, qdq, simulation, evaluation, clock.seconds
+    )
+
+
+def with_provenance(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
+    """Write into the model's metadata what it was made from: recipe, target, hash of the float model."""
+    for key, value in (("recipe", plan.recipe), ("target", plan.target), ("source_sha256", plan.model_sha256)):
+        name = f"onnxfq.{key}"
+        for entry in [p for p in proto.metadata_props if p.key == name]:
+            proto.metadata_props.remove(entry)
+        proto.metadata_props.add(key=name, value=value)
+    return proto
+
+
+class _Kept:
+    """Passes feeds on and keeps the first ones: a one-shot iterator serves the comparison as well."""
+
+    def __init__(self, source: Feeds) -> None:
+        self._source = source
+        self.feeds: list[Feed] = []
+
+    def __iter__(self) -> Iterator[Feed]:
+        size = 0
+        for feed in self._source:
+            size += sum(array.nbytes for array in feed.values())
+            if not self.feeds or (len(self.feeds) < CHECK_FEEDS and size <= CHECK_BYTES):
+                self.feeds.append({name: array.copy() for name, array in feed.items()})
+            yield feed
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = now - self._last
+        self._last = now

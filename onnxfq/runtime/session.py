@@ -1,0 +1,53 @@
+"""Sessions: how onnxfq runs a model, so that what it measures is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.documents import one_line
+from onnxfq.errors import DataError, ModelError
+from onnxfq.feeds import Feed
+from onnxfq.runtime.library import register_custom_ops
+from onnxfq.runtime.ort import onnxruntime
+
+_ONLY_FATAL = 4
+
+
+class Session:
+    """An inference session on the CPU.
+
+    Q/DQ models run at ORT_ENABLE_BASIC: from the next level on, onnxruntime 1.31 refuses or changes
+    valid ones (zero-point inputs at opset 21, float8, float16 Concat). Others run at full optimisation.
+    """
+
+    def __init__(self, model: onnx.ModelProto | Path, threads: int = 0) -> None:
+        """Load `model`. threads: of the runtime's pool, 0 for one a core. Raises ModelError."""
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _ONLY_FATAL
+        options.intra_op_num_threads = threads
+        # Idle threads that spin take the cores that Python and other sessions need.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads == 1 else "0")
+        proto = onnx.load(model) if isinstance(model, Path) else model
+        if any(opset.domain == "onnxfq" for opset in proto.opset_import):
+            register_custom_ops(options)
+        if any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        try:
+            content = proto.SerializeToString()
+            self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises classes of its own, one per status code
+            raise ModelError(f"onnxruntime cannot load the model: {one_line(error)[:300]}") from None
+        self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
+
+    def run(self, feed: Feed, outputs: Sequence[str] | None = None) -> list[NDArray[Any]]:
+        """Run once and return `outputs`, all of them when None. Raises DataError when the run fails."""
+        try:
+            return list(self._session.run(outputs, feed))
+        except Exception as error:  # onnxruntime raises classes of its own, one per status code
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+            raise DataError(f"the model cannot run on {shapes}: {one_line(error)[:300]}") from None
