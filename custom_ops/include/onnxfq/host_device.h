@@ -36,6 +36,13 @@
 #define FQ_IVDEP
 #endif
 
+// FQ_PREFETCH: the cache line at this address will be read soon. A hint, never a fault.
+#if defined(__GNUC__)
+#define FQ_PREFETCH(address) __builtin_prefetch(address)
+#else
+#define FQ_PREFETCH(address) ((void)(address))
+#endif
+
 // FQ_EXPORT: visible outside the library.
 #if defined(_WIN32)
 #define FQ_EXPORT extern "C" __declspec(dllexport)
