@@ -19,9 +19,9 @@ import torch  # noqa: E402  only once it is known to be there
 
 from onnxfq.errors import DataError, ModelError, OutputError  # noqa: E402
 from onnxfq.torch import export_torch  # noqa: E402
+from onnxfq.torch.exporters import EXPORTERS  # noqa: E402
 
-EXPORTERS = ["dynamo", "torchscript"]
-both = pytest.mark.parametrize("exporter", EXPORTERS)
+both = pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
 
 
 class Network(nn.Module):
@@ -192,13 +192,13 @@ def test_metadata_in_branches_is_cleared():
 
 @both
 def test_is_quiet(exporter, tmp_path, monkeypatch, capfd):
-    """Nothing is printed, logged, warned about or left in the current folder; logging works again."""
+    """Nothing is printed, logged, warned about or left in the folder; logging works afterwards."""
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         export_torch(Network(), (pictures(2),), exporter=exporter)
         with pytest.raises(ModelError):
-            export_torch(Function(lambda x: torch.linalg.eigvals(x)), (torch.ones(2, 3, 3),), exporter=exporter)
+            export_torch(EIGENVALUES, MATRICES, exporter=exporter)
     assert capfd.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == []
     assert logging.root.manager.disable == logging.NOTSET
@@ -278,6 +278,15 @@ def test_exports_that_cannot_be(message, module, inputs, options):
     with pytest.raises(ModelError, match=message) as raised:
         export_torch(module, inputs, **options)
     assert "\n" not in str(raised.value)
+
+
+def test_invalid_model_is_refused(monkeypatch):
+    """What an exporter returns is checked: a model that breaks ONNX's rules never reaches the user."""
+    broken = export_torch(Network(), TWO)
+    broken.graph.node[0].input[0] = "nowhere"
+    monkeypatch.setitem(EXPORTERS, "dynamo", lambda model, request: broken)
+    with pytest.raises(ModelError, match="made an invalid model: .*nowhere.*try the other exporter"):
+        export_torch(Network(), TWO)
 
 
 def test_unwritable_path(tmp_path):
