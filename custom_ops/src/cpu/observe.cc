@@ -22,11 +22,11 @@ constexpr int64_t kFlushEvery = int64_t{1} << 24;
 // that write, and neighbours are often equal (zeros after ReLU, padding).
 constexpr int kTables = 4;
 
-// First and last bin, inclusive, that hold something: of positive values, and shifted by kNegativeBin
-// of negative ones.
+// First and last bin, inclusive, that hold something other than 0: of positive values, and shifted by
+// kNegativeBin of negative ones.
 struct BinRange {
-  int32_t first = 0;
-  int32_t last = -1;
+  int32_t first = 1;
+  int32_t last = 0;
 };
 
 // Counters of one thread. All zero between two uses, so nobody pays for clearing 1 MB.
@@ -144,7 +144,7 @@ template <typename Visit>
 void for_touched_bins(const Summary& summary, bool non_finite, const Visit& visit) {
   const BinRange range = touched_bins(summary);
   const bool clear_non_finite = non_finite && summary.nans + summary.infinities > 0;
-  if (summary.zeros > 0 && range.first != 0) visit(0);
+  if (summary.zeros > 0 && range.first != 0) visit(0);  // else it comes first below, with the subnormals
   for (int32_t side = 0; side <= kNegativeBin; side += kNegativeBin) {
     for (int32_t bin = range.first; bin <= range.last; ++bin) visit(side + bin);
     if (clear_non_finite) {

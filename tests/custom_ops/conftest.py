@@ -1,0 +1,124 @@
+"""One-node models around the operators and around ONNX Runtime's own Q/DQ pair, as plain functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxfq.qtypes import QTYPES
+from onnxfq.runtime.library import register_custom_ops
+
+FLOAT, INT32, INT64, BOOL = (getattr(onnx.TensorProto, name) for name in ("FLOAT", "INT32", "INT64", "BOOL"))
+
+
+def make_session(
+    nodes: list[onnx.NodeProto],
+    inputs: list[str],
+    outputs: dict[str, int],
+    initializers: list[onnx.TensorProto] | None = None,
+    threads: int = 1,
+) -> onnxruntime.InferenceSession:
+    """Session of a graph with float inputs of unknown shape, custom operators registered.
+
+    Runs at ORT_ENABLE_BASIC: above it onnxruntime rewrites Q/DQ pairs.
+    """
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info(name, FLOAT, None) for name in inputs],
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()],
+        initializers or [],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("onnxfq", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.intra_op_num_threads = threads
+    register_custom_ops(options)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options)
+
+
+def ort_fake_quantize(
+    x: np.ndarray, scale: Any, zero_point: Any = None, *, enabled: bool | None = None, threads: int = 1, **attributes
+) -> np.ndarray:
+    """Run operator FakeQuantize once in onnxruntime."""
+    constants = {"scale": np.asarray(scale, np.float32)}
+    if zero_point is not None:
+        constants["zero_point"] = np.asarray(zero_point, np.float32)
+    if enabled is not None:
+        constants["enabled"] = np.asarray(enabled)
+    names = [name if name in constants else "" for name in ("scale", "zero_point", "enabled")]
+    while names[-1] == "":
+        names.pop()
+    attributes = {name: value for name, value in attributes.items() if value is not None}
+    node = helper.make_node("FakeQuantize", ["x", *names], ["y"], domain="onnxfq", **attributes)
+    initializers = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    session = make_session([node], ["x"], {"y": FLOAT}, initializers, threads)
+    return session.run(None, {"x": x})[0]
+
+
+def ort_qdq(
+    x: np.ndarray, scale: Any, zero_point: Any, *, qtype: str, axis: int | None = None, block_size: int | None = None
+) -> np.ndarray:
+    """Run onnxruntime's QuantizeLinear and DequantizeLinear once."""
+    scale = np.asarray(scale, np.float32)
+    zero_point = np.broadcast_to(np.asarray(zero_point, np.int32), scale.shape)
+    attributes = {name: value for name, value in (("axis", axis), ("block_size", block_size)) if value is not None}
+    initializers = [
+        numpy_helper.from_array(scale, "scale"),
+        helper.make_tensor("zero_point", QTYPES[qtype].onnx_type, scale.shape, zero_point.flatten().tolist()),
+    ]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero_point"], ["q"], **attributes),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero_point"], ["y"], **attributes),
+    ]
+    return make_session(nodes, ["x"], {"y": FLOAT}, initializers).run(None, {"x": x})[0]
+
+
+def ort_observe(x: np.ndarray, *, threads: int = 1, **attributes: int) -> list[np.ndarray]:
+    """Run operator Observe once in onnxruntime: range, counts, bins, bin_counts."""
+    outputs = {"range": FLOAT, "counts": INT64, "bins": INT32, "bin_counts": INT64}
+    node = helper.make_node("Observe", ["x"], list(outputs), domain="onnxfq", **attributes)
+    return make_session([node], ["x"], outputs, threads=threads).run(None, {"x": x})
+
+
+class Ops:
+    """What the tests of this folder call."""
+
+    session = staticmethod(make_session)
+    fake_quantize = staticmethod(ort_fake_quantize)
+    qdq = staticmethod(ort_qdq)
+    observe = staticmethod(ort_observe)
+
+
+@pytest.fixture(scope="session")
+def ops() -> type[Ops]:
+    """The operators and ONNX Runtime's Q/DQ as functions."""
+    return Ops
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A fixed seed: a failure can be repeated."""
+    return np.random.default_rng(7)
+
+
+@pytest.fixture(scope="session")
+def same_bits() -> Callable[[np.ndarray, np.ndarray], None]:
+    """A comparison that tells -0 from +0; any NaN equals any NaN."""
+
+    def compare(actual: np.ndarray, expected: np.ndarray) -> None:
+        assert actual.dtype == expected.dtype == np.float32
+        assert actual.shape == expected.shape
+        actual, expected = (np.where(np.isnan(a), np.float32(np.nan), a) for a in (actual, expected))
+        wrong = np.flatnonzero(actual.view(np.uint32) != expected.view(np.uint32))
+        assert wrong.size == 0, f"{wrong.size} differ, first at {wrong[0]}: {actual.flat[wrong[0]]!r}, " \
+            f"expected {expected.flat[wrong[0]]!r}"
+
+    return compare
