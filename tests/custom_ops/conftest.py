@@ -45,7 +45,13 @@ def make_session(
 
 
 def ort_fake_quantize(
-    x: np.ndarray, scale: Any, zero_point: Any = None, *, enabled: bool | None = None, threads: int = 1, **attributes
+    x: np.ndarray,
+    scale: Any,
+    zero_point: Any = None,
+    *,
+    enabled: bool | None = None,
+    threads: int = 1,
+    **attributes,
 ) -> np.ndarray:
     """Run operator FakeQuantize once in onnxruntime."""
     constants = {"scale": np.asarray(scale, np.float32)}
@@ -64,12 +70,20 @@ def ort_fake_quantize(
 
 
 def ort_qdq(
-    x: np.ndarray, scale: Any, zero_point: Any, *, qtype: str, axis: int | None = None, block_size: int | None = None
+    x: np.ndarray,
+    scale: Any,
+    zero_point: Any,
+    *,
+    qtype: str,
+    axis: int | None = None,
+    block_size: int | None = None,
 ) -> np.ndarray:
     """Run onnxruntime's QuantizeLinear and DequantizeLinear once."""
     scale = np.asarray(scale, np.float32)
     zero_point = np.broadcast_to(np.asarray(zero_point, np.int32), scale.shape)
-    attributes = {name: value for name, value in (("axis", axis), ("block_size", block_size)) if value is not None}
+    attributes = {
+        name: value for name, value in (("axis", axis), ("block_size", block_size)) if value is not None
+    }
     initializers = [
         numpy_helper.from_array(scale, "scale"),
         helper.make_tensor("zero_point", QTYPES[qtype].onnx_type, scale.shape, zero_point.flatten().tolist()),
@@ -118,7 +132,9 @@ def same_bits() -> Callable[[np.ndarray, np.ndarray], None]:
         assert actual.shape == expected.shape
         actual, expected = (np.where(np.isnan(a), np.float32(np.nan), a) for a in (actual, expected))
         wrong = np.flatnonzero(actual.view(np.uint32) != expected.view(np.uint32))
-        assert wrong.size == 0, f"{wrong.size} differ, first at {wrong[0]}: {actual.flat[wrong[0]]!r}, " \
+        assert wrong.size == 0, (
+            f"{wrong.size} differ, first at {wrong[0]}: {actual.flat[wrong[0]]!r}, "
             f"expected {expected.flat[wrong[0]]!r}"
+        )
 
     return compare

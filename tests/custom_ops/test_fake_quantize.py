@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq import numerics
 from onnxfq.qtypes import QTYPES
 from onnxfq.runtime import kernels
+from onnxfq.runtime.library import register_custom_ops
 
 SHAPE = (3, 5, 7)
 # name: scale's shape, axis, block_size; for x of SHAPE
@@ -33,9 +36,9 @@ def edge_values(scale: float, qmin: int, qmax: int) -> np.ndarray:
     steps = np.arange(-12, 13, dtype=np.float32) / 2
     ends = np.array([qmin - 1, qmin - 0.5, qmin, qmax, qmax + 0.5, qmax + 1], np.float32)
     grid = np.concatenate([steps, ends]) * np.float32(scale)
-    special = np.array([0, -0.0, np.inf, -np.inf, 1e-45, -1e-45, 1e-39, 3e38, -3e38, 1e30, -1e30, 0.5], np.float32)
-    near = np.concatenate([grid, np.nextafter(grid, np.float32(np.inf)), np.nextafter(grid, np.float32(-np.inf))])
-    return np.concatenate([near, special])[:105]
+    special = np.array([0, -0.0, np.inf, -np.inf, 1e-45, -1e-45, 1e-39, 3e38, -3e38, 1e30, -1e30, 0.5])
+    above, below = (np.nextafter(grid, np.float32(end)) for end in (np.inf, -np.inf))
+    return np.concatenate([grid, above, below, special.astype(np.float32)])
 
 
 def draw_params(rng, qtype, shape, symmetric):
@@ -79,7 +82,8 @@ def test_kernel_matches_numpy_on_anything(data):
     blocks = [data.draw(st.integers(1, max(size, 1))) for size in shape]
     params = tuple(-(-size // block) for size, block in zip(shape, blocks, strict=True))
     # Only shapes whose own block comes back from ceil(size / params): others need block_size.
-    params = tuple(p if p and -(-n // -(-n // p)) == p else min(n, 1) for p, n in zip(params, shape, strict=True))
+    own = [p > 0 and -(-n // -(-n // p)) == p for p, n in zip(params, shape, strict=True)]
+    params = tuple(p if fits else min(p, 1) for p, fits in zip(params, own, strict=True))
     finite = st.floats(2.0**-100, 2.0**100, width=32)
     scale = data.draw(hnp.arrays(np.float32, params, elements=finite))
     zero_point = data.draw(hnp.arrays(np.int32, params, elements=st.integers(qtype.qmin, qtype.qmax)))
@@ -179,9 +183,6 @@ def test_enabled_switches(ops, rng, same_bits, enabled, zero_point):
 
 def test_enabled_is_read_at_every_run(ops, rng, same_bits):
     """A session switches its quantizers without being rebuilt."""
-    import onnxruntime
-    from onnx import TensorProto, helper
-
     node = helper.make_node("FakeQuantize", ["x", "s", "", "on"], ["y"], domain="onnxfq", qtype="int8")
     graph = helper.make_graph(
         [node],
@@ -195,8 +196,6 @@ def test_enabled_is_read_at_every_run(ops, rng, same_bits):
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfq", 1)]
     options = onnxruntime.SessionOptions()
-    from onnxfq.runtime.library import register_custom_ops
-
     register_custom_ops(options)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
@@ -208,7 +207,6 @@ def test_enabled_is_read_at_every_run(ops, rng, same_bits):
 
 def test_in_place_leaves_other_readers_alone(ops, rng, same_bits):
     """The output may reuse x's memory only when nobody reads x afterwards."""
-    from onnx import TensorProto, helper, numpy_helper
 
     def fq(source, target):
         return helper.make_node("FakeQuantize", [source, "s"], [target], domain="onnxfq", qtype="int4")
@@ -252,7 +250,7 @@ def test_reciprocal_equals_torch(rng, same_bits, qtype, axis):
             )
         else:
             t = torch.fake_quantize_per_channel_affine(
-                torch.from_numpy(x), torch.from_numpy(scale), torch.from_numpy(zero_point), axis, kind.qmin, kind.qmax
+                *map(torch.from_numpy, (x, scale, zero_point)), axis, kind.qmin, kind.qmax
             )
         options = {"qtype": qtype, "axis": axis, "arithmetic": "reciprocal"}
         same_bits(numerics.fake_quantize(x, scale, zero_point, **options), t.numpy())

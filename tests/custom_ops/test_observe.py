@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from onnx import TensorProto, helper
 
 from onnxfq.runtime import kernels
 
@@ -112,8 +113,6 @@ def test_more_elements_than_a_counter_takes_at_once():
 
 def test_two_observers_of_one_session(ops):
     """Nodes of one session share the library's counters without mixing them."""
-    from onnx import TensorProto, helper
-
     kinds = [TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.INT64]
     names = [[f"{part}{i}" for part in "rcbn"] for i in (0, 1)]
     nodes = [
