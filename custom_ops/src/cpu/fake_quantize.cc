@@ -36,23 +36,34 @@ FQ_INLINE void varying_loop(const float* x, float* y, int64_t count, const float
   }
 }
 
-// One scale for all of x[0, count).
-FQ_CLONES void uniform_run(const FakeQuantizeCall& call, int64_t begin, int64_t count, int64_t param) {
-  const float* x = call.x + begin;
-  float* y = call.y + begin;
-  const float scale = call.scale[param];
-  const float zero_point = call.zero_point ? call.zero_point[param] : 0.0f;
+template <Rounding R, Arithmetic A>
+FQ_INLINE void block_loop(const FakeQuantizeCall& call, int64_t begin, int64_t count, int64_t left_in_block,
+                          int64_t block, int64_t param) {
+  while (count > 0) {
+    const int64_t part = std::min(left_in_block, count);
+    const float zero_point = call.zero_point ? call.zero_point[param] : 0.0f;
+    uniform_loop<R, A>(call.x + begin, call.y + begin, part, call.scale[param], zero_point, call.grid);
+    begin += part;
+    count -= part;
+    left_in_block = block;
+    ++param;
+  }
+}
+
+// Consecutive blocks of one scale each, the first of them `left_in_block` long.
+FQ_CLONES void block_runs(const FakeQuantizeCall& call, int64_t begin, int64_t count, int64_t left_in_block,
+                          int64_t block, int64_t param) {
   const bool divide = call.arithmetic == Arithmetic::kDivide;
   if (call.rounding == Rounding::kHalfEven) {
     if (divide) {
-      uniform_loop<Rounding::kHalfEven, Arithmetic::kDivide>(x, y, count, scale, zero_point, call.grid);
+      block_loop<Rounding::kHalfEven, Arithmetic::kDivide>(call, begin, count, left_in_block, block, param);
     } else {
-      uniform_loop<Rounding::kHalfEven, Arithmetic::kReciprocal>(x, y, count, scale, zero_point, call.grid);
+      block_loop<Rounding::kHalfEven, Arithmetic::kReciprocal>(call, begin, count, left_in_block, block, param);
     }
   } else if (divide) {
-    uniform_loop<Rounding::kHalfUp, Arithmetic::kDivide>(x, y, count, scale, zero_point, call.grid);
+    block_loop<Rounding::kHalfUp, Arithmetic::kDivide>(call, begin, count, left_in_block, block, param);
   } else {
-    uniform_loop<Rounding::kHalfUp, Arithmetic::kReciprocal>(x, y, count, scale, zero_point, call.grid);
+    block_loop<Rounding::kHalfUp, Arithmetic::kReciprocal>(call, begin, count, left_in_block, block, param);
   }
 }
 
@@ -84,20 +95,6 @@ void vector_run(const FakeQuantizeCall& call, int64_t begin, int64_t count, int6
   for (int64_t done = 0; done < count; done += kSpelledOut) {
     const int64_t part = std::min(kSpelledOut, count - done);
     varying_run(call, begin + done, part, call.scale + param + done, kNoZeroPoint);
-  }
-}
-
-// Row of blocks: block by block.
-void block_runs(const FakeQuantizeCall& call, int64_t begin, int64_t count, const LayoutCursor& cursor) {
-  const int64_t block = cursor.row().block;
-  int64_t param = cursor.param_base() + cursor.column() / block;
-  int64_t left_in_block = block - cursor.column() % block;
-  while (count > 0) {
-    const int64_t part = std::min(left_in_block, count);
-    uniform_run(call, begin, part, param++);
-    begin += part;
-    count -= part;
-    left_in_block = block;
   }
 }
 
@@ -147,12 +144,11 @@ void fake_quantize_range(const FakeQuantizeCall& call, int64_t begin, int64_t en
   }
   while (begin < end) {
     const int64_t count = std::min(end - begin, row.size - cursor.column());
-    if (uniform_row) {
-      uniform_run(call, begin, count, cursor.param_base());
-    } else if (row.block == 1) {
+    if (row.block == 1 && !uniform_row) {
       vector_run(call, begin, count, cursor.param_base() + cursor.column());
     } else {
-      block_runs(call, begin, count, cursor);
+      block_runs(call, begin, count, row.block - cursor.column() % row.block, row.block,
+                 cursor.param_base() + cursor.column() / row.block);
     }
     begin += count;
     cursor.next_row();

@@ -22,18 +22,12 @@ constexpr int64_t kFlushEvery = int64_t{1} << 24;
 // that write, and neighbours are often equal (zeros after ReLU, padding).
 constexpr int kTables = 4;
 
-// First and last bin, inclusive, that hold something other than 0: of positive values, and shifted by
-// kNegativeBin of negative ones.
-struct BinRange {
-  int32_t first = 1;
-  int32_t last = 0;
-};
-
 // Counters of one thread. All zero between two uses, so nobody pays for clearing 1 MB.
 struct Histogram {
   uint32_t tables[kTables][kBinCount] = {};
   int64_t totals[kBinCount] = {};
-  int64_t pending = 0;
+  int64_t pending = 0;     // elements in tables
+  bool spilled = false;    // totals hold something
 };
 
 struct Accumulator {
@@ -131,37 +125,52 @@ void count_bins(const uint16_t* bins, int64_t count, const float* next, Histogra
   for (; i < count; ++i) ++t0[bins[i]];
 }
 
-// Bins of non-zero finite values lie in this range, on the positive and on the negative side.
-BinRange touched_bins(const Summary& summary) {
-  if (!summary.has_finite() || summary.min_magnitude_less_one == std::numeric_limits<uint32_t>::max()) return {};
-  const uint32_t largest = std::max(float_bits(summary.minimum()) & kMagnitudeMask,
-                                    float_bits(summary.maximum()) & kMagnitudeMask);
-  return {static_cast<int32_t>(bin_of(summary.min_magnitude_less_one + 1)), static_cast<int32_t>(bin_of(largest))};
-}
-
-// Calls visit(bin) for every bin that may have been counted, ascending.
+// Calls visit(first, last) for every run of bins, ends included, that may have been counted in, ascending.
 template <typename Visit>
 void for_touched_bins(const Summary& summary, bool non_finite, const Visit& visit) {
-  const BinRange range = touched_bins(summary);
-  const bool clear_non_finite = non_finite && summary.nans + summary.infinities > 0;
-  if (summary.zeros > 0 && range.first != 0) visit(0);  // else it comes first below, with the subnormals
-  for (int32_t side = 0; side <= kNegativeBin; side += kNegativeBin) {
-    for (int32_t bin = range.first; bin <= range.last; ++bin) visit(side + bin);
-    if (clear_non_finite) {
-      for (int32_t bin = kNonFiniteBin; bin < kNegativeBin; ++bin) visit(side + bin);
+  const bool has_non_finite = non_finite && summary.nans + summary.infinities > 0;
+  const float ends[2] = {summary.maximum(), -summary.minimum()};  // the largest magnitude on each side
+  const int32_t smallest = static_cast<int32_t>(bin_of(summary.min_magnitude_less_one + 1));
+  if (summary.zeros > 0) visit(0, 0);
+  for (int side = 0; side < 2; ++side) {
+    const int32_t offset = side * kNegativeBin;
+    if (summary.has_finite() && ends[side] > 0.0f) {
+      const int32_t first = std::max(smallest, summary.zeros > 0 && side == 0 ? 1 : 0);
+      visit(offset + first, offset + static_cast<int32_t>(bin_of(float_bits(ends[side]))));
     }
+    if (has_non_finite) visit(offset + kNonFiniteBin, offset + kNegativeBin - 1);
   }
 }
 
-// Adds the 32-bit counters to the 64-bit ones and clears them.
-void flush(const Summary& summary, Histogram* histogram) {
-  for_touched_bins(summary, true, [histogram](int32_t bin) {
-    for (auto& table : histogram->tables) {
-      histogram->totals[bin] += table[bin];
-      table[bin] = 0;
-    }
-  });
+// Moves bins [first, last] of the 32-bit counters to `totals`.
+FQ_CLONES void move_counts(Histogram* from, int64_t* totals, int32_t first, int32_t last) {
+  uint32_t* const t0 = from->tables[0];
+  uint32_t* const t1 = from->tables[1];
+  uint32_t* const t2 = from->tables[2];
+  uint32_t* const t3 = from->tables[3];
+  FQ_IVDEP
+  for (int32_t bin = first; bin <= last; ++bin) {
+    totals[bin] += t0[bin] + t1[bin] + t2[bin] + t3[bin];  // below 2^32: see kFlushEvery
+    t0[bin] = t1[bin] = t2[bin] = t3[bin] = 0;
+  }
+}
+
+// Empties a histogram into `totals`, which may be its own.
+void flush(const Summary& summary, Histogram* histogram, int64_t* totals) {
+  for_touched_bins(summary, true,
+                   [&](int32_t first, int32_t last) { move_counts(histogram, totals, first, last); });
   histogram->pending = 0;
+  if (histogram->totals == totals) {
+    histogram->spilled = true;
+  } else if (histogram->spilled) {
+    for_touched_bins(summary, true, [&](int32_t first, int32_t last) {
+      for (int32_t bin = first; bin <= last; ++bin) {
+        totals[bin] += histogram->totals[bin];
+        histogram->totals[bin] = 0;
+      }
+    });
+    histogram->spilled = false;
+  }
 }
 
 void observe_range(const float* x, int64_t count, Accumulator* accumulator) {
@@ -172,7 +181,7 @@ void observe_range(const float* x, int64_t count, Accumulator* accumulator) {
     if (Histogram* histogram = accumulator->histogram.get()) {
       count_bins(bins, part, x + std::min(done + kBlock, count - part), histogram);
       histogram->pending += part;
-      if (histogram->pending >= kFlushEvery) flush(accumulator->summary, histogram);
+      if (histogram->pending >= kFlushEvery) flush(accumulator->summary, histogram, histogram->totals);
     }
   }
 }
@@ -223,19 +232,22 @@ Statistics observe(const float* x, int64_t count, bool histogram, const Threads&
   for (const Accumulator& accumulator : accumulators.all()) result.summary.merge(accumulator.summary);
   if (!histogram || accumulators.all().empty()) return result;
 
-  for (Accumulator& accumulator : accumulators.all()) flush(accumulator.summary, accumulator.histogram.get());
-  for_touched_bins(result.summary, false, [&](int32_t bin) {
-    int64_t total = 0;
-    for (Accumulator& accumulator : accumulators.all()) total += accumulator.histogram->totals[bin];
-    if (total == 0) return;
-    result.bins.push_back(bin);
-    result.bin_counts.push_back(total);
-  });
+  Histogram& sum = *accumulators.all().front().histogram;
   for (Accumulator& accumulator : accumulators.all()) {
-    int64_t* totals = accumulator.histogram->totals;
-    for_touched_bins(accumulator.summary, true, [totals](int32_t bin) { totals[bin] = 0; });
-    histogram_store().give_back(std::move(accumulator.histogram));
+    flush(accumulator.summary, accumulator.histogram.get(), sum.totals);
   }
+  for_touched_bins(result.summary, true, [&](int32_t first, int32_t last) {
+    for (int32_t bin = first; bin <= last; ++bin) {
+      if (sum.totals[bin] == 0) continue;
+      if ((bin & (kNegativeBin - 1)) < kNonFiniteBin) {
+        result.bins.push_back(bin);
+        result.bin_counts.push_back(sum.totals[bin]);
+      }
+      sum.totals[bin] = 0;
+    }
+  });
+  sum.spilled = false;
+  for (Accumulator& accumulator : accumulators.all()) histogram_store().give_back(std::move(accumulator.histogram));
   return result;
 }
 

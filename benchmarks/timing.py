@@ -1,0 +1,52 @@
+"""Paired timing: candidates take turns in one process, so that noise of the machine meets all of them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+
+def paired_times(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every call: `rounds` calls of each candidate in turn, after one that is not counted."""
+    for call in candidates.values():
+        call()
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, call in candidates.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def median_ratio(times: Mapping[str, list[float]], name: str, base: str) -> float:
+    """Median over the rounds of time(name) / time(base), both of the same round."""
+    return statistics.median(a / b for a, b in zip(times[name], times[base], strict=True))
+
+
+def machine() -> str:
+    """Processor and number of cores in one line."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        name = names[0] if names else name
+    return f"{name}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+
+
+def markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    """The rows as a Markdown table."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *rows]]
+    return "\n".join(lines)
+
+
+def report(title: str, text: str, out: str | None) -> None:
+    """Print the text under its title, and write it to the file `out` when given."""
+    page = f"# {title}\n\n{text}\n"
+    print(page)
+    if out:
+        Path(out).write_text(page)
