@@ -175,7 +175,7 @@ class _Run:
         # The quantized form of an inner tensor, where the candidate has one.
         inner = [next((n for n in (f"{t}/dq", f"{t}/fq", t) if n in made), t) for t in self.tensors]
         self.fetches = [*self.outputs, *inner]
-        self.session = Session(_with_outputs(self.proto, inner), self.threads)
+        self.session = Session(_with_outputs(self.proto, inner), self.threads, exact=True)
         self.sums = [ErrorSums()] * len(self.fetches)
         self.agreed = [(0, 0)] * len(self.fetches)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 
 from onnxfq.calibration import calibrate, collect_statistics
 from onnxfq.encoding import Encodings
-from onnxfq.evaluation import Evaluation, evaluate
+from onnxfq.evaluation import Evaluation, evaluate, read_labels
 from onnxfq.feeds import DEFAULT_BATCH, Data, Feed, Feeds
 from onnxfq.files import check_writable
 from onnxfq.graph.load import load, read_model
@@ -106,8 +108,8 @@ def quantize(
     clock.lap("observe")
     encodings = calibrate(loaded, plan, statistics)
     clock.lap("calibrate")
-    simulation = InsertFakeQuantize(plan, encodings).run(loaded).model.proto
-    qdq = with_provenance(InsertQdq(plan, encodings).run(loaded).model.proto, plan)
+    simulation = insert_fake_quantize(loaded, plan, encodings)
+    qdq = insert_qdq(loaded, plan, encodings)
     clock.lap("insert")
     evaluation = evaluate(
         reference,
@@ -122,6 +124,66 @@ def quantize(
     return QuantizeResult(
         loaded, chosen, plan, statistics, encodings, qdq, simulation, evaluation, clock.seconds
     )
+
+
+def insert_qdq(model: Model, plan: Plan, encodings: Encodings) -> onnx.ModelProto:
+    """Return `model` with standard Q/DQ on every placed tensor, ready to hand over."""
+    return with_provenance(InsertQdq(plan, encodings).run(model).model.proto, plan)
+
+
+def insert_fake_quantize(
+    model: Model, plan: Plan, encodings: Encodings, *, switchable: bool = False
+) -> onnx.ModelProto:
+    """Return `model` with FakeQuantize nodes, to evaluate in ONNX Runtime with the custom-op library.
+
+    switchable: all nodes read the optional input `onnxfq/enabled`; fed with false the model is float.
+    """
+    return with_provenance(InsertFakeQuantize(plan, encodings, switchable).run(model).model.proto, plan)
+
+
+def evaluate_models(
+    reference: str | Path | onnx.ModelProto,
+    candidate: str | Path | onnx.ModelProto | Mapping[str, str | Path | onnx.ModelProto],
+    data: Data,
+    *,
+    labels: str | Path | NDArray[Any] | None = None,
+    per_tensor: bool = False,
+    options: RunOptions | None = None,
+) -> Evaluation:
+    """Compare one candidate, or several by name, with the reference on the same feeds, gone through once.
+
+    labels: integers in the order of the feeds, or a .npy, .npz or text file of them. per_tensor: score
+    each quantized inner tensor too. Raises an OnnxfqError in one line.
+    """
+    options = options or RunOptions()
+    given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
+    base, _, _ = read_model(reference)
+    candidates = {name: read_model(model)[0] for name, model in given.items()}
+    tensors = sorted({name for proto in candidates.values() for name in _quantized_tensors(proto, base)})
+    return evaluate(
+        base,
+        candidates,
+        open_feeds(base, data, options.batch),
+        reference_name=_label(reference, "float"),
+        labels=read_labels(labels) if isinstance(labels, (str, Path)) else labels,
+        tensors=tensors if per_tensor else (),
+        threads=options.threads,
+        progress=options.stage("evaluate"),
+    )
+
+
+def _label(model: object, otherwise: str) -> str:
+    return Path(model).name if isinstance(model, (str, Path)) else otherwise
+
+
+def _quantized_tensors(candidate: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[str]:
+    """Yield the tensors computed in `reference` whose quantized form is computed in `candidate`."""
+    computed = {name for node in reference.graph.node for name in node.output}
+    for node in candidate.graph.node:
+        for name in node.output:
+            tensor, _, kind = name.rpartition("/")
+            if kind in ("dq", "fq") and tensor in computed:
+                yield tensor
 
 
 def with_provenance(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:

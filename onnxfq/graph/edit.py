@@ -47,10 +47,17 @@ class Editor:
 
     def insert_after(self, tensor: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
         """Add `nodes` to the graph right after the node that gives `tensor`, or first of all."""
-        at = 0
-        if tensor.inputs:
-            producer = tensor.inputs[0]
-            at = next(i for i, node in enumerate(self.graph.nodes) if node is producer) + 1
+        self._insert(self._index(tensor.inputs[0]) + 1 if tensor.inputs else 0, nodes)
+
+    def insert_before_uses(self, placement: Placement, nodes: Sequence[gs.Node]) -> None:
+        """Add `nodes` to the graph right before the first node that `placement` rewires."""
+        self._insert(min(self._index(self._nodes[use.node]) for use in placement.uses), nodes)
+
+    def _index(self, wanted: gs.Node) -> int:
+        # By identity: graphsurgeon compares nodes by their content.
+        return next(i for i, node in enumerate(self.graph.nodes) if node is wanted)
+
+    def _insert(self, at: int, nodes: Sequence[gs.Node]) -> None:
         for offset, node in enumerate(nodes):
             node.name = self.unused(node.name, self._nodes)
             self._nodes[node.name] = node

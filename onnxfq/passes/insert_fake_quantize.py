@@ -86,4 +86,7 @@ def _insert_node(
         "FakeQuantize", f"{name}/fq", attrs=attrs, inputs=[tensor, scale, zero_point, *enabled], outputs=[rounded]
     )
     editor.rewire(placement, rounded)
-    editor.insert_after(tensor, [node])
+    if isinstance(tensor, gs.Constant):
+        editor.insert_before_uses(placement, [node])
+    else:
+        editor.insert_after(tensor, [node])

@@ -104,7 +104,7 @@ def _insert_on_weight(
     dequantized.dtype, dequantized.shape = tensor.dtype, list(tensor.shape)
     node = gs.Node("DequantizeLinear", f"{name}/dq", attrs, [quantized, scale, *zero_point], [dequantized])
     editor.rewire(placement, dequantized)
-    editor.insert_after(quantized, [node])
+    editor.insert_before_uses(placement, [node])
 
 
 def _parameters(

@@ -21,11 +21,13 @@ _ONLY_FATAL = 4
 class Session:
     """An inference session on the CPU.
 
-    Q/DQ models run at ORT_ENABLE_BASIC: from the next level on, onnxruntime 1.31 refuses or changes
-    valid ones (zero-point inputs at opset 21, float8, float16 Concat). Others run at full optimisation.
+    exact: no graph optimisation at all, so that a fake-quant model and its Q/DQ twin compute the same
+    numbers: fusing BatchNormalization into one of the two would round differently. Otherwise Q/DQ
+    models run at ORT_ENABLE_BASIC (from the next level on, onnxruntime 1.31 refuses or changes valid
+    ones: zero-point inputs at opset 21, float8, float16 Concat), others at full optimisation.
     """
 
-    def __init__(self, model: onnx.ModelProto | Path, threads: int = 0) -> None:
+    def __init__(self, model: onnx.ModelProto | Path, threads: int = 0, exact: bool = False) -> None:
         """Load `model`. threads: of the runtime's pool, 0 for one a core. Raises ModelError."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ONLY_FATAL
@@ -35,7 +37,9 @@ class Session:
         proto = onnx.load(model) if isinstance(model, Path) else model
         if any(opset.domain == "onnxfq" for opset in proto.opset_import):
             register_custom_ops(options)
-        if any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
+        if exact:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        elif any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
             content = proto.SerializeToString()

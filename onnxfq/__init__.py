@@ -1,0 +1,79 @@
+"""onnxfq: quantize ONNX models for TensorRT and measure them in ONNX Runtime.
+
+The names here are the public API; everything else may change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from onnxfq.calibration import calibrate, collect_statistics
+from onnxfq.encoding import Encoding, Encodings
+from onnxfq.errors import OnnxfqError
+from onnxfq.evaluation import Evaluation
+from onnxfq.graph.inspection import inspect_model
+from onnxfq.graph.load import load
+from onnxfq.graph.model import Model
+from onnxfq.graph.save import save
+from onnxfq.pipeline import (
+    QuantizeResult,
+    RunOptions,
+    insert_fake_quantize,
+    insert_qdq,
+    open_feeds,
+    quantize,
+)
+from onnxfq.pipeline import evaluate_models as evaluate
+from onnxfq.plan import Plan
+from onnxfq.planning import make_plan
+from onnxfq.qparams import choose_qparams
+from onnxfq.recipe import Recipe, load_recipe
+from onnxfq.reporting.html import write_report
+from onnxfq.runtime.kernels import fake_quantize
+from onnxfq.runtime.library import custom_ops_path, register_custom_ops
+from onnxfq.statistics import Statistics
+from onnxfq.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from onnxfq.torch import export_torch
+
+__all__ = [
+    "Encoding",
+    "Encodings",
+    "Evaluation",
+    "Model",
+    "OnnxfqError",
+    "Plan",
+    "QuantizeResult",
+    "Recipe",
+    "RunOptions",
+    "Statistics",
+    "__version__",
+    "calibrate",
+    "choose_qparams",
+    "collect_statistics",
+    "custom_ops_path",
+    "evaluate",
+    "export_torch",
+    "fake_quantize",
+    "insert_fake_quantize",
+    "insert_qdq",
+    "inspect_model",
+    "load",
+    "load_recipe",
+    "make_plan",
+    "open_feeds",
+    "quantize",
+    "register_custom_ops",
+    "save",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # torch is an optional extra and slow to import: it is touched only when asked for.
+    if name == "export_torch":
+        from onnxfq.torch import export_torch
+
+        return export_torch
+    raise AttributeError(f"module 'onnxfq' has no attribute {name!r}")

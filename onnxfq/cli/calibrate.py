@@ -1,0 +1,35 @@
+"""`onnxfq calibrate`: turn statistics into scales and zero points, without running anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfq import calibration
+from onnxfq.cli.console import say
+from onnxfq.cli.options import CalibratorOption, ModelArgument, OutputOption, PlanOption, QuietOption
+from onnxfq.graph.load import load
+from onnxfq.graph.save import refuse_overwriting_input
+from onnxfq.plan import Plan
+from onnxfq.statistics import Statistics
+
+
+def calibrate(
+    model: ModelArgument,
+    plan: PlanOption,
+    statistics: Annotated[
+        Path,
+        typer.Option("--statistics", metavar="FILE", help="From `onnxfq observe`.", show_default=False),
+    ],
+    output: OutputOption,
+    calibrator: CalibratorOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Write the encodings (JSON): scale and zero point of every quantized tensor."""
+    refuse_overwriting_input(output, model, plan, statistics)
+    encodings = calibration.calibrate(load(model), Plan.load(plan), Statistics.load(statistics), calibrator)
+    encodings.save(output)
+    say(f"calibrated {len(encodings.encodings)} tensors", quiet)
+    say(f"wrote      {output}", quiet)

@@ -1,0 +1,39 @@
+"""`onnxfq evaluate`: how far a candidate is from its reference on the same data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfq.cli.console import running, say
+from onnxfq.cli.options import BATCH, BatchOption, DataOption, JsonOption, QuietOption, ThreadsOption
+from onnxfq.pipeline import evaluate_models
+
+
+def evaluate(
+    reference: Annotated[
+        Path, typer.Argument(metavar="REFERENCE", help="The float model.", show_default=False)
+    ],
+    candidate: Annotated[
+        Path,
+        typer.Argument(metavar="CANDIDATE", help="The Q/DQ or fake-quant model.", show_default=False),
+    ],
+    data: DataOption,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="One class number a row: .npy, .npz or text.", show_default=False),
+    ] = None,
+    per_tensor: Annotated[bool, typer.Option(help="Score every quantized inner tensor too.")] = False,
+    as_json: JsonOption = False,
+    batch: BatchOption = BATCH,
+    threads: ThreadsOption = 0,
+    quiet: QuietOption = False,
+) -> None:
+    """Print SQNR, cosine, largest error and top-1 agreement of each output, and accuracy with labels."""
+    with running(batch, threads, quiet or as_json) as options:
+        result = evaluate_models(
+            reference, candidate, data, labels=labels, per_tensor=per_tensor, options=options
+        )
+    say(result.model_dump_json(indent=2) if as_json else result.table(), quiet and not as_json)

@@ -1,0 +1,54 @@
+"""`onnxfq insert`: put the planned quantizers into the model."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfq.cli.console import say
+from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption, QuietOption
+from onnxfq.encoding import Encodings
+from onnxfq.graph.load import load
+from onnxfq.graph.save import refuse_overwriting_input, save
+from onnxfq.pipeline import insert_fake_quantize, insert_qdq
+from onnxfq.plan import Plan
+from onnxfq.reporting.text import coverage_line
+
+
+class Form(str, Enum):
+    """What is inserted."""
+
+    qdq = "qdq"
+    fakequant = "fakequant"
+
+
+def insert(
+    model: ModelArgument,
+    plan: PlanOption,
+    encodings: Annotated[
+        Path,
+        typer.Option("--encodings", metavar="FILE", help="From `onnxfq calibrate`.", show_default=False),
+    ],
+    output: OutputOption,
+    form: Annotated[
+        Form, typer.Option("--as", help="Standard Q/DQ to hand over, or FakeQuantize nodes to evaluate.")
+    ] = Form.qdq,
+    switchable: Annotated[
+        bool, typer.Option(help="With fakequant: add the input onnxfq/enabled that switches to float.")
+    ] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Write the quantized model."""
+    refuse_overwriting_input(output, model, plan, encodings)
+    planned, encoded = Plan.load(plan), Encodings.load(encodings)
+    loaded = load(model)
+    if form is Form.qdq:
+        made = insert_qdq(loaded, planned, encoded)
+    else:
+        made = insert_fake_quantize(loaded, planned, encoded, switchable=switchable)
+    save(made, output)
+    say(f"inserted   {form.value}: {coverage_line(planned)}", quiet)
+    say(f"wrote      {output}", quiet)

@@ -1,0 +1,13 @@
+"""`onnxfq inspect`: what stands in a model file."""
+
+from __future__ import annotations
+
+from onnxfq.cli.console import say
+from onnxfq.cli.options import JsonOption, ModelArgument
+from onnxfq.graph.inspection import inspect_model
+
+
+def inspect(model: ModelArgument, as_json: JsonOption = False) -> None:
+    """Print inputs, outputs, operators, and every quantizer with its format and scales."""
+    found = inspect_model(model)
+    say(found.model_dump_json(indent=2) if as_json else found.table())

@@ -1,0 +1,67 @@
+"""The console command `onnxfq`: subcommands, and errors as one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from onnxfq.cli.calibrate import calibrate
+from onnxfq.cli.console import show_notes
+from onnxfq.cli.demo import demo
+from onnxfq.cli.evaluate import evaluate
+from onnxfq.cli.insert import insert
+from onnxfq.cli.inspect import inspect
+from onnxfq.cli.observe import observe
+from onnxfq.cli.plan import plan
+from onnxfq.cli.quantize import quantize
+from onnxfq.errors import OnnxfqError
+from onnxfq.version import VERSION
+
+# The class of wrong usage: click's own under older releases of typer, typer's under newer ones.
+_UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Insert QuantizeLinear/DequantizeLinear into ONNX models, calibrate, evaluate, hand over.",
+)
+for _command in (quantize, evaluate, plan, observe, calibrate, insert, inspect, demo):
+    app.command()(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"onnxfq {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    show_notes()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0, 1 for an error of the task, 2 for wrong usage, 130 for Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = app(args=given or ["--help"], standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except OnnxfqError as error:
+        return _fail(str(error), 1)
+    except _UsageFault as error:
+        return _fail(error.format_message(), 2)  # type: ignore[attr-defined]
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 130)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"onnxfq: error: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,75 @@
+"""`onnxfq quantize`: all stages in a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfq import pipeline
+from onnxfq.cli.console import running, say
+from onnxfq.cli.options import (
+    BATCH,
+    BatchOption,
+    CalibratorOption,
+    DataOption,
+    ModelArgument,
+    OutputOption,
+    QuietOption,
+    RecipeOption,
+    ThreadsOption,
+)
+from onnxfq.files import check_writable
+from onnxfq.graph.save import refuse_overwriting_input, save
+from onnxfq.recipe import DEFAULT_RECIPE
+from onnxfq.reporting.html import write_report
+from onnxfq.reporting.text import quantize_summary
+
+
+def quantize(
+    model: ModelArgument,
+    data: DataOption,
+    output: OutputOption,
+    recipe: RecipeOption = DEFAULT_RECIPE,
+    calibrator: CalibratorOption = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a report of what was done.", show_default=False)
+    ] = None,
+    artifacts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep plan, statistics, encodings, evaluation and the fake-quant model in this folder.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: BatchOption = BATCH,
+    threads: ThreadsOption = 0,
+    quiet: QuietOption = False,
+) -> None:
+    """Quantize MODEL with DATA and write a Q/DQ model that has been loaded, run and compared."""
+    if report is not None:
+        refuse_overwriting_input(report, model, data, output)
+        check_writable(report)
+    if artifacts is not None:
+        check_writable(artifacts / "plan.json") if artifacts.exists() else check_writable(artifacts)
+    with running(batch, threads, quiet) as options:
+        result = pipeline.quantize(model, data, output, recipe=recipe, calibrator=calibrator, options=options)
+    if report is not None:
+        write_report(result, report)
+    if artifacts is not None:
+        _write_artifacts(result, artifacts, model.stem)
+    say(quantize_summary(result), quiet)
+    for written in (output, report, artifacts):
+        if written is not None:
+            say(f"wrote      {written}", quiet)
+
+
+def _write_artifacts(result: pipeline.QuantizeResult, folder: Path, stem: str) -> None:
+    folder.mkdir(exist_ok=True)
+    result.plan.save(folder / f"{stem}.plan.json")
+    result.statistics.save(folder / f"{stem}.stats.npz")
+    result.encodings.save(folder / f"{stem}.encodings.json")
+    result.evaluation.save(folder / f"{stem}.evaluation.json")
+    save(result.simulation, folder / f"{stem}.fakequant.onnx")
