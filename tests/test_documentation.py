@@ -1,0 +1,100 @@
+"""README and docs: every command and every Python block is executed, every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxfq.package_files import package_file
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Installing is what the whole check does; it would replace the package under test.
+INSTALLS = ("pip install . && onnxfq demo", 'pip install ".[test]" && pytest')
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the code blocks of one language in a page."""
+    return [text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the pages speak of, made from the shipped digits."""
+    folder = tmp_path_factory.mktemp("pages")
+    shutil.copy(package_file("digits", "digits_cnn.onnx"), folder / "model.onnx")
+    with np.load(package_file("digits", "mnist_t10k.npz")) as data:
+        images = data["images"].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
+        labels = data["labels"]
+    np.savez(folder / "calibration.npz", image=images[8000:8064])
+    np.savez(folder / "test.npz", image=images[8500:8600])
+    np.save(folder / "labels.npy", labels[8500:8600])
+    return folder
+
+
+def run(code: str, folder: Path) -> None:
+    """Run Python code in `folder`; fail with its output."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_code_run(page: Path, workplace: Path) -> None:
+    """Every onnxfq command and every Python block of a page works as written, in the page's order."""
+    for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if kind == "python":
+            run(text, workplace)
+        for line in text.splitlines() if kind == "sh" else ():
+            if line in INSTALLS:
+                continue
+            words = shlex.split(line)
+            assert words[0] == "onnxfq", f"no test runs {line!r}"
+            code = f"import sys; from onnxfq.cli.main import main; sys.exit(main({words[1:]!r}))"
+            run(code, workplace)
+
+
+def test_recipe_of_the_guide_is_valid(workplace: Path) -> None:
+    """The YAML recipe of the guide quantizes a model."""
+    (recipe,) = blocks(ROOT / "docs" / "guide.md", "yaml")
+    (workplace / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    run(
+        "import onnxfq; r = onnxfq.quantize('model.onnx', 'calibration.npz', recipe='recipe.yaml');"
+        "assert [str(row) for row in r.plan.coverage()][-1] == 'Gemm 0/1', r.plan.coverage()",
+        workplace,
+    )
+
+
+def test_install_commands_are_those_of_the_check() -> None:
+    """The two commands of README are in README, and in the check that runs them from a clean clone."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    check = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for command in INSTALLS:
+        assert f"```sh\n{command}\n```" in readme
+        assert f"\n{command}\n" in check
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "models" / "README.md"], ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link names a file that is there."""
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_map_names_every_module() -> None:
+    """CONTRIBUTING's map of the code has every module and folder of the package."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for entry in sorted((ROOT / "onnxfq").iterdir()):
+        if entry.suffix == ".py" and entry.name != "__main__.py":
+            assert f"`{entry.name}`" in text, entry.name
+        if entry.is_dir() and any(entry.glob("*.py")):
+            assert f"`{entry.name}/`" in text, entry.name
