@@ -114,6 +114,8 @@ def quantized(model: onnx.ModelProto, standard: bool) -> onnx.ModelProto:
     weights = {w.name: w for w in graph.initializer}
     scale = numpy_helper.from_array(np.array(0.05, np.float32), "scale")
     graph.initializer.extend([scale, numpy_helper.from_array(np.array(0, np.int8), "zero_point")])
+    shapes = {v.name: v for v in onnx.shape_inference.infer_shapes(model).graph.value_info}
+    shapes |= {v.name: v for v in graph.input}
     made: dict[str, str] = {}
     nodes = []
     for node in graph.node:
@@ -123,6 +125,7 @@ def quantized(model: onnx.ModelProto, standard: bool) -> onnx.ModelProto:
             if tensor not in made:
                 made[tensor] = f"{tensor}/fq"
                 nodes += activation_nodes(tensor, standard)
+                graph.value_info.append(stated_shape(shapes[tensor], made[tensor]))
             node.input[0] = made[tensor]
         nodes.append(node)
     del graph.node[:]
@@ -139,6 +142,18 @@ def activation_nodes(tensor: str, standard: bool) -> list[onnx.NodeProto]:
         helper.make_node("QuantizeLinear", [tensor, "scale", "zero_point"], [f"{tensor}/q"]),
         helper.make_node("DequantizeLinear", [f"{tensor}/q", "scale", "zero_point"], [f"{tensor}/fq"]),
     ]
+
+
+def stated_shape(like: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
+    """The shape of another tensor under this name.
+
+    A custom operator's output has no known shape; without one onnxruntime cannot see that the two inputs of an
+    Add have the same, and leaves Add and Relu out of its convolutions.
+    """
+    stated = onnx.ValueInfoProto()
+    stated.CopyFrom(like)
+    stated.name = name
+    return stated
 
 
 def round_weight(weight: onnx.TensorProto) -> None:

@@ -23,17 +23,20 @@ def make_session(
     outputs: dict[str, int],
     initializers: list[onnx.TensorProto] | None = None,
     threads: int = 1,
+    shapes: dict[str, list[int | str]] | None = None,
 ) -> onnxruntime.InferenceSession:
-    """Session of a graph with float inputs of unknown shape, custom operators registered.
+    """Session of a graph of float tensors, custom operators registered; shapes are unknown unless given.
 
     Runs at ORT_ENABLE_BASIC: above it onnxruntime rewrites Q/DQ pairs.
     """
+    shapes = shapes or {}
     graph = helper.make_graph(
         nodes,
         "test",
-        [helper.make_tensor_value_info(name, FLOAT, None) for name in inputs],
+        [helper.make_tensor_value_info(name, FLOAT, shapes.get(name)) for name in inputs],
         [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()],
         initializers or [],
+        value_info=[helper.make_tensor_value_info(n, FLOAT, s) for n, s in shapes.items() if n not in inputs],
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("onnxfq", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)

@@ -8,7 +8,7 @@ namespace onnxfq {
 namespace cpu {
 namespace {
 
-constexpr int64_t kSmallestPiece = 1 << 15;
+constexpr int64_t kSmallestPiece = 1 << 14;
 // Below these, calling a loop for each run costs more than spelling every element's scale out first.
 constexpr int64_t kShortBlock = 16;
 constexpr int64_t kShortRow = 64;

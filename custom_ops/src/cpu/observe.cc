@@ -1,6 +1,6 @@
 // Observe on the CPU: minimum, maximum, counts and histogram in one pass over memory.
 //
-// A block of 16 KB is read twice, the second time from the L1 cache: first by a vectorised loop (minimum,
+// A block of 8 KB is read twice, the second time from the L1 cache: first by a vectorised loop (minimum,
 // maximum, counts, bins), then by the histogram, which is scalar.
 #include <algorithm>
 #include <memory>
@@ -14,8 +14,8 @@ namespace onnxfq {
 namespace cpu {
 namespace {
 
-constexpr int64_t kBlock = 4096;
-constexpr int64_t kSmallestPiece = 1 << 15;
+constexpr int64_t kBlock = 2048;
+constexpr int64_t kSmallestPiece = 1 << 13;
 // 32-bit counters are added to 64-bit ones after this many elements, far before they could overflow.
 constexpr int64_t kFlushEvery = int64_t{1} << 24;
 // Neighbouring elements count in different tables: adding 1 to the counter just written has to wait for
