@@ -16,7 +16,7 @@ from onnxfq.files import write_text
 class Record(pydantic.BaseModel):
     """A frozen record with known fields only."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", protected_namespaces=())
 
 
 R = TypeVar("R", bound=Record)
