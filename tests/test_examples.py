@@ -1,0 +1,42 @@
+"""The examples and the training of `models/` run as their pages say."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*sorted((ROOT / "examples").glob("*/README.md")), ROOT / "models" / "README.md"]
+# Full training takes minutes; one epoch runs the same code.
+SHORTER = {"models/train.py": ["--epochs", "1"]}
+
+pytest.importorskip("torch.nn")
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Return (page, words) of every indented `python` line."""
+    found = []
+    for page in PAGES:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if line.startswith("    python "):
+                found.append((page.parent.name, shlex.split(line)[1:]))
+    return found
+
+
+@pytest.mark.parametrize(("page", "words"), commands(), ids=lambda value: str(value))
+def test_command_runs(page: str, words: list[str], tmp_path: Path) -> None:
+    """A command of a page ends well, started in an empty folder, and leaves a model there."""
+    script, *arguments = words
+    done = subprocess.run(
+        [sys.executable, str(ROOT / script), *arguments, *SHORTER.get(script, [])],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(tmp_path.glob("*.onnx"))
