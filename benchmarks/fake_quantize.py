@@ -114,7 +114,7 @@ def main() -> None:
         f"{machine()}; onnxruntime {onnxruntime.__version__}, torch {torch.__version__}, "
         f"numpy {np.__version__}. Threads: {arguments.threads} (memcpy: always 1). "
         f"int8, shape [{ROWS}, n / {ROWS}], medians of {arguments.rounds} rounds in which all take turns; "
-        "memcpy, kernel and session write into memory that was touched before, torch allocates its result.\n\n"
+        "memcpy, kernel and session write into memory that was touched before, torch allocates its own.\n\n"
     )
     header = ["floats", "what", "ns an element", "GB/s", "speed / memcpy", "speed / torch"]
     title = f"FakeQuantize, {arguments.threads} thread{'s' if arguments.threads > 1 else ''}"

@@ -31,6 +31,7 @@ class Builder:
     """Collects nodes and weights; a method returns the name of the tensor it made."""
 
     def __init__(self) -> None:
+        """Start empty."""
         self.rng = np.random.default_rng(0)
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, np.ndarray] = {}
@@ -53,7 +54,8 @@ class Builder:
         bias = f"bias_{len(self.weights)}"
         self.weights[bias] = (self.rng.standard_normal(outputs) * 0.1).astype(np.float32)
         operands = [x, self.weight(outputs, inputs, kernel, kernel, gain=gain), bias]
-        return self.node("Conv", operands, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[kernel // 2] * 4)
+        shape = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [kernel // 2] * 4}
+        return self.node("Conv", operands, **shape)
 
     def bottleneck(self, x: str, inputs: int, width: int, stride: int) -> str:
         """1x1, 3x3, 1x1 and the shortcut, which is a convolution where the shape changes."""
@@ -108,12 +110,13 @@ def observed(model: onnx.ModelProto, histogram: bool = True) -> onnx.ModelProto:
 
 
 def quantized(model: onnx.ModelProto, standard: bool) -> onnx.ModelProto:
-    """A copy with int8 activations (FakeQuantize, or Q and DQ when `standard`) and weights rounded beforehand."""
+    """A copy with int8 activations, by FakeQuantize or by Q and DQ (`standard`), and rounded weights."""
     model = copy_of(model)
     graph = model.graph
     weights = {w.name: w for w in graph.initializer}
-    scale = numpy_helper.from_array(np.array(0.05, np.float32), "scale")
-    graph.initializer.extend([scale, numpy_helper.from_array(np.array(0, np.int8), "zero_point")])
+    graph.initializer.append(numpy_helper.from_array(np.array(0.05, np.float32), "scale"))
+    if standard:
+        graph.initializer.append(numpy_helper.from_array(np.array(0, np.int8), "zero_point"))
     shapes = {v.name: v for v in onnx.shape_inference.infer_shapes(model).graph.value_info}
     shapes |= {v.name: v for v in graph.input}
     made: dict[str, str] = {}
@@ -147,8 +150,8 @@ def activation_nodes(tensor: str, standard: bool) -> list[onnx.NodeProto]:
 def stated_shape(like: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
     """The shape of another tensor under this name.
 
-    A custom operator's output has no known shape; without one onnxruntime cannot see that the two inputs of an
-    Add have the same, and leaves Add and Relu out of its convolutions.
+    A custom operator's output has no known shape. Without one onnxruntime does not write in place, and it
+    cannot see that both inputs of an Add have the same shape, so Add and Relu stay outside its convolutions.
     """
     stated = onnx.ValueInfoProto()
     stated.CopyFrom(like)
@@ -172,7 +175,7 @@ def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def session(model: onnx.ModelProto, threads: int, basic: bool = False) -> onnxruntime.InferenceSession:
-    """A session with the custom operators; its threads sleep between runs, so that sessions can take turns."""
+    """A session with the custom operators. Its threads sleep between runs: sessions take turns."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -203,16 +206,16 @@ def main() -> None:
     feeds = {"x": np.random.default_rng(1).standard_normal((arguments.batch, 3, 224, 224)).astype(np.float32)}
     calls = {name: (lambda s=s: s.run(None, feeds)) for name, s in sessions.items()}
     times = paired_times(calls, arguments.rounds)
-    rows = [
-        [name, f"{statistics.median(t) * 1e3:.1f}", f"{min(t) * 1e3:.1f}", f"{median_ratio(times, name, 'plain'):.3f}"]
-        for name, t in times.items()
-    ]
+    rows = []
+    for name, seconds in times.items():
+        figures = (f"{statistics.median(seconds) * 1e3:.1f}", f"{min(seconds) * 1e3:.1f}")
+        rows.append([name, *figures, f"{median_ratio(times, name, 'plain'):.3f}"])
     places = len({node.input[0] for node in weighted_nodes(model)})
     title = f"ResNet-50, batch {arguments.batch}, {arguments.threads} thread{'s' * (arguments.threads > 1)}"
     head = (
-        f"{machine()}; onnxruntime {onnxruntime.__version__}, numpy {np.__version__}. {places} tensors observed or "
-        f"quantized. {arguments.rounds} rounds in which all take turns; times / plain is the median of the "
-        "rounds' ratios.\n\n"
+        f"{machine()}; onnxruntime {onnxruntime.__version__}, numpy {np.__version__}. "
+        f"{places} tensors observed or quantized. {arguments.rounds} rounds in which all take turns; "
+        "times / plain is the median of the rounds' ratios.\n\n"
     )
     header = ["session", "median ms", "best ms", "times / plain"]
     report(title, head + markdown_table(header, rows), arguments.out)

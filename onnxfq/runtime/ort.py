@@ -6,7 +6,7 @@ leaves no files there, so it is switched off at once; versions without the switc
 
 from __future__ import annotations
 
-import onnxruntime  # type: ignore[import-untyped]
+import onnxruntime
 
 if hasattr(onnxruntime, "disable_telemetry_events"):
     onnxruntime.disable_telemetry_events()

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <vector>

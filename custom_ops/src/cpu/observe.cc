@@ -21,10 +21,14 @@ constexpr int64_t kFlushEvery = int64_t{1} << 24;
 // Neighbouring elements count in different tables: adding 1 to the counter just written has to wait for
 // that write, and neighbours are often equal (zeros after ReLU, padding).
 constexpr int kTables = 4;
+// Zeros, half of all values after ReLU, are known from the summary: they are counted aside, in slots behind
+// the bins that are never read, each neighbour in another.
+constexpr uint32_t kZeroSlot = kBinCount;
+constexpr uint32_t kZeroSlots = 16;
 
 // Counters of one thread. All zero between two uses, so nobody pays for clearing 1 MB.
 struct Histogram {
-  uint32_t tables[kTables][kBinCount] = {};
+  uint32_t tables[kTables][kBinCount + kZeroSlots] = {};
   int64_t totals[kBinCount] = {};
   int64_t pending = 0;     // elements in tables
   bool spilled = false;    // totals hold something
@@ -91,7 +95,9 @@ FQ_CLONES void summarize_block(const float* x, int64_t count, Summary* summary, 
     finites -= finite;
     nans -= -below_infinity >> 31;
     zeros -= static_cast<int32_t>(less_one) >> 31;
-    bins[i] = static_cast<uint16_t>(bin_of(bits));
+    const uint32_t zero = static_cast<uint32_t>(static_cast<int32_t>(less_one) >> 31);
+    const uint32_t aside = zero & (kZeroSlot | (static_cast<uint32_t>(i) & (kZeroSlots - 1)));
+    bins[i] = static_cast<uint16_t>(bin_of(bits) | aside);  // the bin of zero is 0
   }
   Summary block;
   block.min_key = min_key;
@@ -131,12 +137,10 @@ void for_touched_bins(const Summary& summary, bool non_finite, const Visit& visi
   const bool has_non_finite = non_finite && summary.nans + summary.infinities > 0;
   const float ends[2] = {summary.maximum(), -summary.minimum()};  // the largest magnitude on each side
   const int32_t smallest = static_cast<int32_t>(bin_of(summary.min_magnitude_less_one + 1));
-  if (summary.zeros > 0) visit(0, 0);
   for (int side = 0; side < 2; ++side) {
     const int32_t offset = side * kNegativeBin;
     if (summary.has_finite() && ends[side] > 0.0f) {
-      const int32_t first = std::max(smallest, summary.zeros > 0 && side == 0 ? 1 : 0);
-      visit(offset + first, offset + static_cast<int32_t>(bin_of(float_bits(ends[side]))));
+      visit(offset + smallest, offset + static_cast<int32_t>(bin_of(float_bits(ends[side]))));
     }
     if (has_non_finite) visit(offset + kNonFiniteBin, offset + kNegativeBin - 1);
   }
@@ -236,7 +240,9 @@ Statistics observe(const float* x, int64_t count, bool histogram, const Threads&
   for (Accumulator& accumulator : accumulators.all()) {
     flush(accumulator.summary, accumulator.histogram.get(), sum.totals);
   }
-  for_touched_bins(result.summary, true, [&](int32_t first, int32_t last) {
+  // Zeros share their bin with the smallest subnormals: visited first even if nothing else touched it.
+  sum.totals[0] += result.summary.zeros;
+  const auto collect = [&](int32_t first, int32_t last) {
     for (int32_t bin = first; bin <= last; ++bin) {
       if (sum.totals[bin] == 0) continue;
       if ((bin & (kNegativeBin - 1)) < kNonFiniteBin) {
@@ -245,7 +251,9 @@ Statistics observe(const float* x, int64_t count, bool histogram, const Threads&
       }
       sum.totals[bin] = 0;
     }
-  });
+  };
+  collect(0, 0);
+  for_touched_bins(result.summary, true, collect);
   sum.spilled = false;
   for (Accumulator& accumulator : accumulators.all()) histogram_store().give_back(std::move(accumulator.histogram));
   return result;
