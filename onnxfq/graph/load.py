@@ -22,8 +22,10 @@ _STEPS = (
     normalize.inline_functions,
     normalize.name_negative_dims,
     normalize.drop_initializer_inputs,
+    normalize.sparse_to_dense,
     normalize.constants_to_initializers,
     normalize.fold_moves,
+    normalize.name_nodes,
 )
 
 
@@ -38,9 +40,7 @@ def load(model: str | Path | onnx.ModelProto | Model) -> Model:
     proto, sha256, source = read_model(model)
     notes = [step(proto) for step in _STEPS]
     proto, note = raise_opset(proto, MIN_OPSET, source)
-    # The converter makes Constant and unnamed nodes of its own.
-    notes += [note, normalize.constants_to_initializers(proto), normalize.name_nodes(proto)]
-    return Model(infer_shapes(proto), sha256, source, tuple(filter(None, notes)))
+    return Model(infer_shapes(proto), sha256, source, tuple(filter(None, [*notes, note])))
 
 
 def read_model(model: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
@@ -54,6 +54,11 @@ def read_model(model: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, st
 
 
 def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
+    for tensor in external_data_helper._get_all_tensors(proto):
+        if external_data_helper.uses_external_data(tensor):
+            raise ModelError(
+                f"the given model holds {tensor.name!r} in an external file; give its path, or load it with its data"
+            )
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()

@@ -45,9 +45,11 @@ def default_opset(proto: onnx.ModelProto) -> int:
 
 
 def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
-    """Export `graph` and put back what a round trip through graphsurgeon 0.6.1 loses.
+    """Export `graph`, an edit of `like`, and put back what graphsurgeon 0.6.1 loses on the way.
 
-    Lost by it: metadata, doc strings and versions of the model, doc strings and metadata of nodes.
+    Lost by it: metadata, doc strings and versions of the model; doc strings and metadata of graph,
+    inputs, outputs and nodes; attributes and types it does not know; and in bodies it repeats what
+    they read from outside. Nodes keep all but their inputs, so edits may rewire and add, not rewrite.
     """
     # Constants share their TensorProto with the source; exporting names them, so names must be equal.
     opsets = {o.domain: o.version for o in like.opset_import}
@@ -57,15 +59,66 @@ def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
         do_type_check=False,
         opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()],
     )
-    proto.ir_version = like.ir_version
+    # Below IR version 4 every initializer has to be an input.
+    proto.ir_version = max(like.ir_version, 4)
     for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
-        setattr(proto, field, getattr(like, field))
+        if like.HasField(field):
+            setattr(proto, field, getattr(like, field))
+        else:
+            proto.ClearField(field)
     proto.metadata_props.extend(like.metadata_props)
+    proto.graph.metadata_props.extend(like.graph.metadata_props)
+    _restore_nodes(proto.graph, like.graph)
+    _restore_values(proto.graph, like.graph)
+    return proto
+
+
+def all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Return the nodes of `graph` and of every body below it."""
+    nodes = []
+    for node in graph.node:
+        nodes.append(node)
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs) if attribute.type in (5, 10) else ():
+                nodes.extend(all_nodes(body))
+    return nodes
+
+
+def restore_annotations(proto: onnx.ModelProto, like: onnx.ModelProto) -> None:
+    """Give `proto`, `like` at another opset, the metadata and doc strings that onnx's converter drops."""
+    for new, old in ((proto, like), (proto.graph, like.graph)):
+        new.ClearField("metadata_props")
+        new.metadata_props.extend(old.metadata_props)
     before = {node.name: node for node in like.graph.node}
     for node in proto.graph.node:
+        if node.name in before:
+            node.doc_string = before[node.name].doc_string
+            node.ClearField("metadata_props")
+            node.metadata_props.extend(before[node.name].metadata_props)
+    _restore_values(proto.graph, like.graph)
+
+
+def _restore_nodes(graph: onnx.GraphProto, like: onnx.GraphProto) -> None:
+    before = {node.name: node for node in like.node}
+    for node in graph.node:
         source = before.get(node.name)
         if source is not None and source.op_type == node.op_type:
-            node.doc_string = source.doc_string
-            del node.metadata_props[:]
-            node.metadata_props.extend(source.metadata_props)
-    return proto
+            inputs = list(node.input)
+            node.CopyFrom(source)
+            del node.input[:]
+            node.input.extend(inputs)
+    # What only bodies read went into them as copies; those are gone with the bodies of the export.
+    read = {name for node in all_nodes(graph) for name in node.input}
+    have = {tensor.name for tensor in graph.initializer}
+    graph.initializer.extend(t for t in like.initializer if t.name in read and t.name not in have)
+
+
+def _restore_values(graph: onnx.GraphProto, like: onnx.GraphProto) -> None:
+    for field in ("input", "output", "value_info"):
+        before = {value.name: value for value in getattr(like, field)}
+        for value in getattr(graph, field):
+            if value.name in before:
+                value.CopyFrom(before[value.name])
+    made = {name for node in graph.node for name in node.output}
+    have = {value.name for value in graph.value_info}
+    graph.value_info.extend(v for v in like.value_info if v.name in made and v.name not in have)

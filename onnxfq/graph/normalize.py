@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from onnx import inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-# Ops that only move or relabel values: folding one of a constant never grows or rounds it.
+from onnxfq.graph.model import all_nodes
+
+# Ops that move, relabel or convert values, one to one: folded, a constant has as many as before.
 # Transpose is not here: a weight under it may have other readers, and a DQ before it is as good.
 _MOVES = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
 
@@ -49,6 +51,14 @@ def drop_initializer_inputs(proto: onnx.ModelProto) -> str:
     # Before IR version 4 every initializer had to be an input.
     proto.ir_version = max(proto.ir_version, 4)
     return f"{dropped} initializer(s) that were also graph inputs are constants now"
+
+
+def sparse_to_dense(proto: onnx.ModelProto) -> str:
+    """Write sparse initializers out: graphsurgeon loses them, and a sparse weight is quantized like any."""
+    count = len(proto.graph.sparse_initializer)
+    proto.graph.initializer.extend(_dense(s, s.values.name) for s in proto.graph.sparse_initializer)
+    del proto.graph.sparse_initializer[:]
+    return f"{count} sparse initializer(s) made dense" if count else ""
 
 
 def constants_to_initializers(proto: onnx.ModelProto) -> str:
@@ -91,7 +101,7 @@ def fold_moves(proto: onnx.ModelProto) -> str:
     if not folded:
         return ""
     _replace_nodes(proto, kept)
-    used = {name for node in _all_nodes(proto.graph) for name in node.input} | outputs
+    used = {name for node in all_nodes(proto.graph) for name in node.input} | outputs
     before = {t.name for t in proto.graph.initializer}
     kept_tensors = [t for t in proto.graph.initializer if t.name in used]
     added = [constants[name] for name in folded if name in used and name not in before]
@@ -128,14 +138,29 @@ def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
         tensor = onnx.TensorProto()
         tensor.CopyFrom(attribute.t)
         return tensor
+    if attribute.name == "sparse_value":
+        return _dense(attribute.sparse_tensor, node.output[0])
     makers: dict[str, NDArray[np.generic]] = {
         "value_float": np.asarray(attribute.f, np.float32),
         "value_floats": np.asarray(list(attribute.floats), np.float32),
         "value_int": np.asarray(attribute.i, np.int64),
         "value_ints": np.asarray(list(attribute.ints), np.int64),
+        "value_string": np.asarray(attribute.s, object),
+        "value_strings": np.asarray(list(attribute.strings), object),
     }
     value = makers.get(attribute.name)
     return None if value is None else numpy_helper.from_array(value)
+
+
+def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
+    """Return the dense form; indices are flat [values] or coordinates [values, rank]."""
+    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    dense = np.zeros(tuple(sparse.dims), values.dtype)
+    if indices.ndim == 1:
+        dense.reshape(-1)[indices] = values
+    else:
+        dense[tuple(indices.T)] = values
+    return numpy_helper.from_array(dense, name)
 
 
 def _evaluate(
@@ -155,14 +180,3 @@ def _replace_nodes(proto: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
         copies.append(copy)
     del proto.graph.node[:]
     proto.graph.node.extend(copies)
-
-
-def _all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the nodes of `graph` and of every body below it."""
-    nodes = []
-    for node in graph.node:
-        nodes.append(node)
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs) if attribute.type in (5, 10) else ():
-                nodes.extend(_all_nodes(body))
-    return nodes

@@ -7,7 +7,8 @@ from onnx import shape_inference, version_converter
 
 from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
-from onnxfq.graph.model import default_opset
+from onnxfq.graph import normalize
+from onnxfq.graph.model import default_opset, restore_annotations
 
 # Lowest IR version that may carry an opset, from ONNX's versioning table.
 _IR_OF_OPSET = {13: 7, 15: 8, 19: 9, 21: 10, 23: 11, 24: 12, 25: 13}
@@ -32,8 +33,10 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
         ) from None
     needed = max((ir for version, ir in _IR_OF_OPSET.items() if version <= opset), default=3)
     raised.ir_version = max(proto.ir_version, needed)
-    if not raised.metadata_props:
-        raised.metadata_props.extend(proto.metadata_props)
+    # The converter makes Constant and unnamed nodes of its own.
+    normalize.constants_to_initializers(raised)
+    normalize.name_nodes(raised)
+    restore_annotations(raised, proto)
     return raised, f"opset raised from {have} to {opset}"
 
 
