@@ -42,7 +42,9 @@ class InsertFakeQuantize(Pass):
         editor = Editor(graph)
         enabled = []
         if self.switchable:
-            enabled = [make_constant(ENABLED_INPUT, np.asarray(True))]
+            enabled = [editor.constant(ENABLED_INPUT, lambda n: make_constant(n, np.asarray(True)))]
+            # An initializer that is also an input is a default that a caller may override.
+            graph.inputs = [*graph.inputs, *enabled]
         for placement in self.plan.placements:
             tensor = editor.tensor(placement)
             encoding = self.encodings[placement.tensor]
