@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.graph.analysis import all_op_types
+from onnxfq.graph.analysis import all_op_types, read_in_float
 from onnxfq.graph.model import Model
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
 from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped
@@ -27,7 +27,7 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     refuse_quantized(graph, model.source)
     recipe.check_names({node.name: node.op for node in graph.nodes}, set(graph.tensors()))
     policy = POLICIES[recipe.target]
-    decisions = [decide_weighted(node, recipe, policy) for node in graph.nodes if is_weighted(node)]
+    decisions = _decide_weighted(graph, recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = _merge(decisions, policy)
     bodies = list(body_operators(graph))
@@ -56,6 +56,14 @@ def refuse_quantized(graph: gs.Graph, source: str) -> None:
     found = sorted(all_op_types(graph) & QUANTIZED_OPS)
     if found:
         raise ModelError(f"{source} is already quantized (it has {', '.join(found)}); give the float model")
+
+
+def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> list[NodeDecision]:
+    nodes = [node for node in graph.nodes if is_weighted(node)]
+    decisions = [decide_weighted(node, recipe, policy) for node in nodes]
+    # Which nodes stay in float is known now: what they read through a Transpose must not be rounded.
+    unrounded = read_in_float(graph, {d.node for d in decisions if d.why_float})
+    return [decide_weighted(node, recipe, policy, unrounded) for node in nodes]
 
 
 def _decide_residuals(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,17 +25,18 @@ class WeightSource:
     permutation: tuple[int, ...]
 
 
-def weight_source(node: gs.Node, slot: int) -> WeightSource | None:
+def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ()) -> WeightSource | None:
     """Return the constant behind input `slot` of `node`, or None when it is computed from data.
 
-    A Transpose is looked through only if nothing but weighted operators reads what it gives: TensorRT
-    folds it, and no float reader sees rounded values.
+    A Transpose is looked through only if nothing but weighted operators reads what it gives, and it is
+    not in `read_in_float`: TensorRT folds it, and no float reader sees rounded values.
     """
     tensor, use = node.inputs[slot], Use(node.name, slot)
     moves: list[gs.Node] = []
     while isinstance(tensor, gs.Variable) and tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
         move = tensor.inputs[0]
-        if not all(is_weighted(reader) or any(reader is m for m in moves) for reader in tensor.outputs):
+        readers = [reader for reader in tensor.outputs if not any(reader is m for m in moves)]
+        if tensor.name in read_in_float or not all(is_weighted(reader) for reader in readers):
             return None
         moves.append(move)
         tensor, use = move.inputs[0], Use(move.name, 0)
@@ -75,6 +76,13 @@ def body_nodes(graph: gs.Graph) -> Iterator[tuple[gs.Node, gs.Node]]:
 def all_op_types(graph: gs.Graph) -> set[str]:
     """Return the op types of all nodes, those in bodies included."""
     return {node.op for node in graph.nodes} | {inner.op for _, inner in body_nodes(graph)}
+
+
+def read_in_float(graph: gs.Graph, float_nodes: Collection[str]) -> set[str]:
+    """Return the names of tensors that are outputs, or read by `float_nodes` or inside a body."""
+    readers = [node for node in graph.nodes if node.name in float_nodes]
+    readers += [inner for _, inner in body_nodes(graph)]
+    return {t.name for t in graph.outputs} | {t.name for node in readers for t in node.inputs}
 
 
 def distances_upward(tensor: gs.Tensor) -> dict[str, int]:

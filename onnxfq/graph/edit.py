@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import onnx_graphsurgeon as gs
 
 from onnxfq.errors import PlanError, nearest
+from onnxfq.graph.analysis import body_nodes
 from onnxfq.plan import Placement
 
 
@@ -18,6 +19,8 @@ class Editor:
         self.graph = graph
         self._nodes = {node.name: node for node in graph.nodes}
         self._tensors: dict[str, gs.Tensor] = dict(graph.tensors())
+        # A body may not give a name that the graph around it has.
+        self._taken = {t.name for _, inner in body_nodes(graph) for t in (*inner.inputs, *inner.outputs)}
 
     def tensor(self, placement: Placement) -> gs.Tensor:
         """Return the placed tensor. Raises PlanError with the nearest names when the graph lacks it."""
@@ -65,7 +68,7 @@ class Editor:
 
     def unused(self, name: str, taken: Iterable[str] | None = None) -> str:
         """Return `name`, or `name_2`, `name_3` ... when the graph has that name already."""
-        names = self._tensors if taken is None else taken
+        names = {*self._tensors, *self._taken} if taken is None else taken
         free, number = name, 1
         while free in names:
             number += 1

@@ -13,6 +13,8 @@ from onnxfq.plan import Skipped
 from onnxfq.policies.target import TargetPolicy
 
 _FLOATS = (np.float32, np.float16, np.float64)
+# What NumPy lacks comes as ONNX's number; these are bfloat16 and the float8 types.
+_FLOAT_CODES = (16, 17, 18, 19, 20)
 
 
 def float_tensors(graph: gs.Graph, placed: set[str], kept: dict[str, str], policy: TargetPolicy) -> Iterator[Skipped]:
@@ -71,4 +73,8 @@ def _constant(tensor: gs.Tensor) -> bool:
 
 
 def _is_float(tensor: gs.Tensor) -> bool:
-    return tensor.dtype is not None and not isinstance(tensor.dtype, int) and np.dtype(tensor.dtype) in _FLOATS
+    if tensor.dtype is None:  # what a custom operator gives may be float
+        return bool(tensor.name)
+    if isinstance(tensor.dtype, int):
+        return tensor.dtype in _FLOAT_CODES
+    return np.dtype(tensor.dtype) in _FLOATS

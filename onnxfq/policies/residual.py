@@ -51,7 +51,11 @@ def residual_skip(add: gs.Node, quantized_nodes: set[str]) -> Skip | None:
 
 
 def _broadcasts(left: gs.Tensor, right: gs.Tensor) -> bool:
-    return left.shape is not None and right.shape is not None and len(left.shape) != len(right.shape)
+    """Tell whether one side is known to be stretched, as a bias or a gate is: then it is no skip branch."""
+    if left.shape is None or right.shape is None:
+        return False
+    pairs = zip(left.shape, right.shape, strict=False)
+    return len(left.shape) != len(right.shape) or any(a != b and 1 in (a, b) for a, b in pairs)
 
 
 def _weighted_end(tensor: gs.Tensor, quantized_nodes: set[str]) -> gs.Node | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
@@ -29,14 +30,21 @@ class NodeDecision:
     by_rule: bool = False
 
 
-def decide_weighted(node: gs.Node, recipe: Recipe, policy: TargetPolicy) -> NodeDecision:
-    """Quantize all multiplied inputs of `node`, or none: one float side makes a float kernel."""
+def decide_weighted(
+    node: gs.Node, recipe: Recipe, policy: TargetPolicy, read_in_float: Collection[str] = ()
+) -> NodeDecision:
+    """Quantize all multiplied inputs of `node`, or none: one float side makes a float kernel.
+
+    read_in_float: tensors with a reader that wants them unrounded.
+    """
     slots = WEIGHTED_INPUTS[node.op]
     placements, needs, why_float = [], [], ""
     for slot in slots:
-        placement = _place(node, slot, recipe, policy)
+        placement = _place(node, slot, recipe, policy, read_in_float)
         needs.append(placement.uses[0])
-        if recipe.keeps_float(node.name, node.op, placement.tensor):
+        # A transposed weight may be named before or after the Transpose.
+        names = (placement.tensor, node.inputs[slot].name)
+        if any(recipe.keeps_float(node.name, node.op, name) for name in names):
             why_float = f"kept in float by an override of recipe {recipe.name}"
         elif not is_float32(node.inputs[slot]):
             why_float = f"input {placement.tensor!r} is {dtype_name(node.inputs[slot])}; float32 is quantized"
@@ -54,8 +62,10 @@ def place_activation(node: gs.Node, slot: int, recipe: Recipe, why: str) -> Plac
     return Placement(tensor=tensor, role="activation", spec=spec, uses=(Use(node.name, slot),), why=why)
 
 
-def _place(node: gs.Node, slot: int, recipe: Recipe, policy: TargetPolicy) -> Placement:
-    source = weight_source(node, slot)
+def _place(
+    node: gs.Node, slot: int, recipe: Recipe, policy: TargetPolicy, read_in_float: Collection[str]
+) -> Placement:
+    source = weight_source(node, slot, read_in_float)
     if source is None:
         return place_activation(node, slot, recipe, f"input of {node.op}")
     tensor = source.tensor.name
