@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,9 @@ from onnxfq.numerics import expand_params
 from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
 from onnxfq.plan import Placement, Plan
 from onnxfq.qparams import choose_qparams
-from onnxfq.runtime.session import Session
+from onnxfq.runtime.session import Progress, Session
 from onnxfq.spec import QuantSpec
 from onnxfq.statistics import BIN_COUNT, Statistics, TensorStatistics
-
-Progress = Callable[[int], None]
-"""Called after every feed with the number of feeds done."""
-
 
 def collect_statistics(
     model: Model, plan: Plan, feeds: Iterable[Feed], *, threads: int = 0, progress: Progress | None = None
@@ -36,17 +32,16 @@ def collect_statistics(
     """
     names = [placement.tensor for placement in plan.activations]
     sums = {name: _Accumulator(name) for name in names}
+    session = Session(InsertObservers(plan).run(model).model.proto, threads)
+    outputs = [observe_output(name, output) for name in names for output in OBSERVE_OUTPUTS]
     done = 0
-    if names:
-        session = Session(InsertObservers(plan).run(model).model.proto, threads)
-        outputs = [observe_output(name, output) for name in names for output in OBSERVE_OUTPUTS]
-        for feed in feeds:
-            results = session.run(feed, outputs)
-            for index, name in enumerate(names):
-                sums[name].add(results[4 * index : 4 * index + 4], done)
-            done += 1
-            if progress is not None:
-                progress(done)
+    for feed in feeds:
+        results = session.run(feed, outputs) if names else []
+        for index, name in enumerate(names):
+            sums[name].add(results[4 * index : 4 * index + 4], done)
+        done += 1
+        if progress is not None:
+            progress(done)
     return Statistics(model.sha256, done, {name: one.result() for name, one in sums.items()})
 
 

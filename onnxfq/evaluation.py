@@ -11,13 +11,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.calibration import Progress
 from onnxfq.documents import Record, write_document
 from onnxfq.errors import DataError, ModelError
 from onnxfq.feeds import Feed, read_npz
 from onnxfq.graph.signature import output_names
 from onnxfq.metrics import ErrorSums
-from onnxfq.runtime.session import Session
+from onnxfq.runtime.session import Progress, Session
 
 
 class OutputScore(Record):

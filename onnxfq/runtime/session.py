@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from onnxfq.errors import DataError, ModelError
 from onnxfq.feeds import Feed
 from onnxfq.runtime.library import register_custom_ops
 from onnxfq.runtime.ort import onnxruntime
+
+Progress = Callable[[int], None]
+"""Called after every feed with the number of feeds done."""
 
 _ONLY_FATAL = 4
 
