@@ -22,6 +22,7 @@ from onnxfq.runtime.session import Progress, Session
 from onnxfq.spec import QuantSpec
 from onnxfq.statistics import BIN_COUNT, Statistics, TensorStatistics
 
+
 def collect_statistics(
     model: Model, plan: Plan, feeds: Iterable[Feed], *, threads: int = 0, progress: Progress | None = None
 ) -> Statistics:
@@ -56,7 +57,8 @@ def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str 
     statistics.check_model(model.sha256)
     change = {} if calibrator is None else {"calibrator": calibrator}
     encodings = [
-        _encode_activation(p.tensor, p.spec.model_copy(update=change), statistics[p.tensor]) for p in plan.activations
+        _encode_activation(p.tensor, p.spec.model_copy(update=change), statistics[p.tensor])
+        for p in plan.activations
     ]
     encodings += [_encode_weight(p, _weight(model, p)) for p in plan.weights]
     return Encodings(model_sha256=model.sha256, encodings=tuple(encodings))
@@ -103,9 +105,13 @@ def _encode_activation(tensor: str, spec: QuantSpec, statistics: TensorStatistic
 def _weight(model: Model, placement: Placement) -> NDArray[np.float32]:
     values = initializer_array(model.proto, placement.tensor)
     if values is None:
-        raise PlanError(f"the plan calls {placement.tensor!r} a weight, but it is no constant of {model.source}")
+        raise PlanError(
+            f"the plan calls {placement.tensor!r} a weight, but it is no constant of {model.source}"
+        )
     if not np.isfinite(values).all():
-        raise PlanError(f"weight {placement.tensor!r} holds NaN or infinities; repair the model or leave it in float")
+        raise PlanError(
+            f"weight {placement.tensor!r} holds NaN or infinities; repair the model or leave it in float"
+        )
     return np.asarray(values, np.float32)
 
 

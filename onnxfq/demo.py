@@ -50,7 +50,9 @@ def run_demo(folder: str | Path) -> DemoResult:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
-        raise OutputError(f"cannot make folder {folder}: {fault.strerror}; give another with --output") from None
+        raise OutputError(
+            f"cannot make folder {folder}: {fault.strerror}; give another with --output"
+        ) from None
     model = package_file("digits", "digits_cnn.onnx")
     images, labels = _digits()
     options = RunOptions(batch=BATCH)
@@ -72,9 +74,7 @@ def run_demo(folder: str | Path) -> DemoResult:
     best = results[PER_AXIS]
     save(best.simulation, folder / "digits_fakequant.onnx")
     write_report(best, folder / "report.html")
-    rows = {
-        name: tensor_errors(r.model, r.plan, r.statistics, r.encodings) for name, r in results.items()
-    }
+    rows = {name: tensor_errors(r.model, r.plan, r.statistics, r.encodings) for name, r in results.items()}
     save_figure(error_figure(rows, "Digit network: noise of each quantized tensor"), folder / "errors.png")
     files += [folder / name for name in ("digits_fakequant.onnx", "report.html", "errors.png")]
     return DemoResult(results, evaluation, tuple(files), time.perf_counter() - start)

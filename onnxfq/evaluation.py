@@ -78,7 +78,9 @@ class Evaluation(Record):
         used = [any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
         kept = [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows]
         widths = [max(len(row[i]) for row in kept) for i in range(len(kept[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in kept]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in kept
+        ]
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -104,7 +106,9 @@ def evaluate(
     names = output_names(reference)
     for name, proto in candidates.items():
         if output_names(proto) != names:
-            raise ModelError(f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}")
+            raise ModelError(
+                f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}"
+            )
     base = Session(_with_outputs(reference, tensors), threads)
     base_outputs = [*names, *tensors]
     runs = [_Run(name, proto, names, tensors, threads) for name, proto in candidates.items()]
@@ -139,7 +143,9 @@ def read_labels(path: str | Path) -> NDArray[np.int64]:
     try:
         if path.suffix == ".npz":
             arrays = read_npz(path)
-            values = arrays["labels"] if "labels" in arrays else arrays.popitem()[1] if len(arrays) == 1 else None
+            values = (
+                arrays["labels"] if "labels" in arrays else arrays.popitem()[1] if len(arrays) == 1 else None
+            )
             if values is None:
                 raise DataError(f"{path} has {', '.join(arrays)}; name the labels `labels`")
         else:
@@ -182,7 +188,9 @@ class _Run:
         got = self.session.run(feed, self.fetches)
         for i, (want, have) in enumerate(zip(expected, got, strict=True)):
             if not isinstance(want, np.ndarray) or want.dtype.kind not in "fiub":
-                raise ModelError(f"output {self.fetches[i]!r} holds no numbers; only numeric tensors are compared")
+                raise ModelError(
+                    f"output {self.fetches[i]!r} holds no numbers; only numeric tensors are compared"
+                )
             if want.shape != have.shape:
                 raise ModelError(
                     f"{self.name}: {self.fetches[i]!r} has shape {list(have.shape)}, the reference {list(want.shape)}"

@@ -190,7 +190,11 @@ def with_provenance(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     """Return `proto` with what it was made from in its metadata: recipe, target, hash of the float model."""
     given, proto = proto, onnx.ModelProto()
     proto.CopyFrom(given)
-    for key, value in (("recipe", plan.recipe), ("target", plan.target), ("source_sha256", plan.model_sha256)):
+    for key, value in (
+        ("recipe", plan.recipe),
+        ("target", plan.target),
+        ("source_sha256", plan.model_sha256),
+    ):
         name = f"onnxfq.{key}"
         for entry in [p for p in proto.metadata_props if p.key == name]:
             proto.metadata_props.remove(entry)

@@ -35,7 +35,9 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     if not placements:
         raise ModelError(_nothing_to_quantize(model.source, decisions, bodies))
     skipped = [
-        Skipped(name=d.node, kind="node", op_type=d.op_type, why=d.why_float) for d in decisions if d.why_float
+        Skipped(name=d.node, kind="node", op_type=d.op_type, why=d.why_float)
+        for d in decisions
+        if d.why_float
     ]
     placed = {placement.tensor for placement in placements}
     return Plan(
@@ -44,7 +46,11 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
         target=recipe.target,
         placements=tuple(placements),
         nodes=tuple(
-            [QuantizableNode(node=d.node, op_type=d.op_type, needs=d.needs) for d in decisions if not d.by_rule]
+            [
+                QuantizableNode(node=d.node, op_type=d.op_type, needs=d.needs)
+                for d in decisions
+                if not d.by_rule
+            ]
             + [QuantizableNode(node=s.name, op_type=f"{s.op_type} (in a body)", needs=()) for s in bodies]
         ),
         skipped=tuple(skipped + bodies + list(float_tensors(graph, placed, kept, policy))),

@@ -42,7 +42,9 @@ CalibratorOption = Annotated[
 BatchOption = Annotated[
     int, typer.Option("--batch", min=1, help="Samples a run where the model leaves the batch axis open.")
 ]
-ThreadsOption = Annotated[int, typer.Option("--threads", min=0, help="Threads to run with; 0 for one a core.")]
+ThreadsOption = Annotated[
+    int, typer.Option("--threads", min=0, help="Threads to run with; 0 for one a core.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 

@@ -12,7 +12,10 @@ from onnxfq.reporting.text import plan_summary
 
 
 def plan(
-    model: ModelArgument, output: OutputOption, recipe: RecipeOption = DEFAULT_RECIPE, quiet: QuietOption = False
+    model: ModelArgument,
+    output: OutputOption,
+    recipe: RecipeOption = DEFAULT_RECIPE,
+    quiet: QuietOption = False,
 ) -> None:
     """Write a plan: a JSON file that a person can read, edit and feed back."""
     refuse_overwriting_input(output, model)

@@ -34,7 +34,8 @@ def quantize(
     recipe: RecipeOption = DEFAULT_RECIPE,
     calibrator: CalibratorOption = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Write a report of what was done.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write a report of what was done.", show_default=False),
     ] = None,
     artifacts: Annotated[
         Path | None,

@@ -33,7 +33,9 @@ def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ())
     """
     tensor, use = node.inputs[slot], Use(node.name, slot)
     moves: list[gs.Node] = []
-    while isinstance(tensor, gs.Variable) and tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
+    while (
+        isinstance(tensor, gs.Variable) and tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity")
+    ):
         move = tensor.inputs[0]
         readers = [reader for reader in tensor.outputs if not any(reader is m for m in moves)]
         if tensor.name in read_in_float or not all(is_weighted(reader) for reader in readers):
@@ -45,7 +47,9 @@ def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ())
     rank = len(tensor.shape)
     permutation = tuple(range(rank))
     for move in moves:
-        order = move.attrs.get("perm", tuple(reversed(range(rank)))) if move.op == "Transpose" else range(rank)
+        order = (
+            move.attrs.get("perm", tuple(reversed(range(rank)))) if move.op == "Transpose" else range(rank)
+        )
         permutation = tuple(order[axis] for axis in permutation)
     return WeightSource(tensor, use, permutation)
 

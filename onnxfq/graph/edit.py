@@ -28,7 +28,9 @@ class Editor:
             return self._tensors[placement.tensor]
         except KeyError:
             hint = nearest(placement.tensor, self._tensors)
-            raise PlanError(f"the plan places tensor {placement.tensor!r}, which the model lacks{hint}") from None
+            raise PlanError(
+                f"the plan places tensor {placement.tensor!r}, which the model lacks{hint}"
+            ) from None
 
     def rewire(self, placement: Placement, replacement: gs.Tensor) -> None:
         """Make every use of `placement` read `replacement` in place of its tensor.

@@ -101,4 +101,6 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
     except onnx.checker.ValidationError as fault:
         # Custom ops and dimensions of -1 are no reason to refuse; the checker knows the former,
         # and the latter is repaired by normalising.
-        raise ModelError(f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again") from None
+        raise ModelError(
+            f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
+        ) from None

@@ -85,7 +85,11 @@ def _insert_node(
     if isinstance(tensor, gs.Constant):
         rounded.dtype, rounded.shape = tensor.dtype, list(tensor.shape)
     node = custom_node(
-        "FakeQuantize", f"{name}/fq", attrs=attrs, inputs=[tensor, scale, zero_point, *enabled], outputs=[rounded]
+        "FakeQuantize",
+        f"{name}/fq",
+        attrs=attrs,
+        inputs=[tensor, scale, zero_point, *enabled],
+        outputs=[rounded],
     )
     editor.rewire(placement, rounded)
     if isinstance(tensor, gs.Constant):

@@ -40,7 +40,11 @@ class InsertObservers(Pass):
         for placement in self.plan.activations:
             tensor = editor.tensor(placement)
             made = [
-                gs.Variable(observe_output(tensor.name, name), dtype, [f"{tensor.name}/{name}"] if shape is None else shape)
+                gs.Variable(
+                    observe_output(tensor.name, name),
+                    dtype,
+                    [f"{tensor.name}/{name}"] if shape is None else shape,
+                )
                 for name, dtype, shape in zip(OBSERVE_OUTPUTS, _DTYPES, _SHAPES, strict=True)
             ]
             node = custom_node("Observe", f"{tensor.name}/observe", inputs=[tensor], outputs=made)

@@ -78,7 +78,9 @@ def _insert_on_activation(
     dequantized = editor.variable(f"{name}/dq", tensor)
     output_dtype = {} if zero_point else {"output_dtype": encoding.spec.qtype.onnx_type}
     nodes = [
-        gs.Node("QuantizeLinear", f"{name}/q", attrs | output_dtype, [tensor, scale, *zero_point], [quantized]),
+        gs.Node(
+            "QuantizeLinear", f"{name}/q", attrs | output_dtype, [tensor, scale, *zero_point], [quantized]
+        ),
         gs.Node("DequantizeLinear", f"{name}/dq", attrs, [quantized, scale, *zero_point], [dequantized]),
     ]
     editor.rewire(placement, dequantized)

@@ -17,7 +17,9 @@ _FLOATS = (np.float32, np.float16, np.float64)
 _FLOAT_CODES = (16, 17, 18, 19, 20)
 
 
-def float_tensors(graph: gs.Graph, placed: set[str], kept: dict[str, str], policy: TargetPolicy) -> Iterator[Skipped]:
+def float_tensors(
+    graph: gs.Graph, placed: set[str], kept: dict[str, str], policy: TargetPolicy
+) -> Iterator[Skipped]:
     """Yield a reason for every float tensor of the main graph that is not in `placed`.
 
     kept: reason by node name for weighted nodes that stay in float.
@@ -25,7 +27,9 @@ def float_tensors(graph: gs.Graph, placed: set[str], kept: dict[str, str], polic
     for tensor in sorted(graph.tensors().values(), key=lambda t: str(t.name)):
         if tensor.name in placed or not _is_float(tensor):
             continue
-        producer = tensor.inputs[0].op if tensor.inputs else ("constant" if _constant(tensor) else "model input")
+        producer = (
+            tensor.inputs[0].op if tensor.inputs else ("constant" if _constant(tensor) else "model input")
+        )
         source = _moved_weight(tensor, placed)
         why = f"the quantized weight {source!r}, transposed" if source else _why(tensor, kept, policy)
         yield Skipped(name=tensor.name, kind="tensor", op_type=producer, why=why)

@@ -47,7 +47,9 @@ def residual_skip(add: gs.Node, quantized_nodes: set[str]) -> Skip | None:
     convolves = any(end is not None and end.op in _CONVOLUTIONS for end in ends)
     if convolves or _read_by(add.outputs[0], quantized_nodes):
         return Skip(1 - main)
-    return Skip(1 - main, "skip branch of a sum that no quantized operator reads: a pair would only add noise")
+    return Skip(
+        1 - main, "skip branch of a sum that no quantized operator reads: a pair would only add noise"
+    )
 
 
 def _broadcasts(left: gs.Tensor, right: gs.Tensor) -> bool:

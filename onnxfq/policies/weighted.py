@@ -79,7 +79,9 @@ def _place(
         block_size=block_size,
         calibrator=scheme.calibrator,
     )
-    return Placement(tensor=tensor, role="weight", spec=spec, uses=(source.use,), why=f"weight of {node.op}, {why}")
+    return Placement(
+        tensor=tensor, role="weight", spec=spec, uses=(source.use,), why=f"weight of {node.op}, {why}"
+    )
 
 
 def _weight_granularity(

@@ -51,7 +51,9 @@ def error_figure(series: Mapping[str, Sequence[TensorError]], title: str) -> Fig
             color=_COLOURS[number % len(_COLOURS)],
             alpha=0.85,
         )
-    axes.set_yticks(range(len(names)), [f"{_short(name)}  [{roles[name][0].upper()}]" for name in names], fontsize=8)
+    axes.set_yticks(
+        range(len(names)), [f"{_short(name)}  [{roles[name][0].upper()}]" for name in names], fontsize=8
+    )
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(alpha=0.3)
     axes.set_xlabel("signal to quantization noise, dB (left is worse)      [A] activation  [W] weight")

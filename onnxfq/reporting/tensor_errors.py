@@ -38,7 +38,9 @@ class TensorError:
         return self.encoding.rmin, self.encoding.rmax
 
 
-def tensor_errors(model: Model, plan: Plan, statistics: Statistics, encodings: Encodings) -> list[TensorError]:
+def tensor_errors(
+    model: Model, plan: Plan, statistics: Statistics, encodings: Encodings
+) -> list[TensorError]:
     """Return a row for each placement of `plan`, in its order."""
     return [_row(model, placement, statistics, encodings[placement.tensor]) for placement in plan.placements]
 
@@ -52,7 +54,9 @@ def _row(model: Model, placement: Placement, statistics: Statistics, encoding: E
     else:
         values = initializer_array(model.proto, placement.tensor)
         if values is None:
-            raise PlanError(f"the plan calls {placement.tensor!r} a weight, but it is no constant of the model")
+            raise PlanError(
+                f"the plan calls {placement.tensor!r} a weight, but it is no constant of the model"
+            )
         spec = encoding.spec
         rounded = fake_quantize(
             values,

@@ -37,7 +37,9 @@ def quantize_summary(result: QuantizeResult) -> str:
     lines = [f"note       {note}" for note in result.model.notes]
     lines.append(plan_summary(result.plan))
     lines.append("")
-    lines.append(f"against the float model, first {result.evaluation.feeds} of {result.statistics.samples} feeds:")
+    lines.append(
+        f"against the float model, first {result.evaluation.feeds} of {result.statistics.samples} feeds:"
+    )
     lines += ["  " + line for line in result.evaluation.table().splitlines()]
     lines.append("")
     lines.append("time       " + ", ".join(f"{stage} {s:.2f} s" for stage, s in result.seconds.items()))
