@@ -121,6 +121,8 @@ def evaluate(
         if labels is not None:
             truth = labels[row : row + _rows(expected[0])]
             row += _rows(expected[0])
+            if row > labels.size:
+                raise DataError(_label_count(labels, f"at least {row}", names[0]))
             right += _right(expected[0], truth)
         for run in runs:
             run.add(feed, expected, truth)
@@ -128,7 +130,7 @@ def evaluate(
         if progress is not None:
             progress(done)
     if labels is not None and row != labels.size:
-        raise DataError(f"{labels.size} labels for {row} rows of output {names[0]!r}; give one label a row")
+        raise DataError(_label_count(labels, str(row), names[0]))
     return Evaluation(
         reference=reference_name,
         feeds=done,
@@ -193,7 +195,8 @@ class _Run:
                 )
             if want.shape != have.shape:
                 raise ModelError(
-                    f"{self.name}: {self.fetches[i]!r} has shape {list(have.shape)}, the reference {list(want.shape)}"
+                    f"{self.name}: {self.fetches[i]!r} has shape {list(have.shape)}, "
+                    f"the reference {list(want.shape)}"
                 )
             self.sums[i] = self.sums[i] + ErrorSums.of(want, have)
             same, rows = _agreement(want, have)
@@ -233,6 +236,10 @@ def _with_outputs(proto: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelP
     copy.CopyFrom(proto)
     copy.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in extra)
     return copy
+
+
+def _label_count(labels: NDArray[Any], rows: str, output: str) -> str:
+    return f"{labels.size} labels for {rows} rows of output {output!r}; give one label a row"
 
 
 def _rows(output: NDArray[Any]) -> int:

@@ -117,8 +117,8 @@ def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placemen
         same_kind = known.spec.model_copy(update={"axis": more.spec.axis, "block_size": more.spec.block_size})
         if known.role != "weight" or more.role != "weight" or same_kind != more.spec:
             raise RecipeError(
-                f"tensor {known.tensor!r} is asked to be {known.spec} for {known.uses[0].node!r} and {more.spec} "
-                f"for {decision.node!r}; override it by tensor name"
+                f"tensor {known.tensor!r} is asked to be {known.spec} for {known.uses[0].node!r} and "
+                f"{more.spec} for {decision.node!r}; override it by tensor name"
             )
         spec = known.spec.model_copy(update={"axis": None, "block_size": None})
         why = "weight shared by operators with different channel axes, per tensor"
@@ -129,9 +129,11 @@ def _nothing_to_quantize(source: str, decisions: list[NodeDecision], bodies: lis
     if bodies:
         listed = ", ".join(sorted({s.op_type for s in bodies}))
         return (
-            f"{source}: nothing to quantize: all {len(bodies)} weighted operators ({listed}) are inside If, Loop "
-            "or Scan bodies, and only the main graph is quantized; export the model without control flow"
+            f"{source}: nothing to quantize: all {len(bodies)} weighted operators ({listed}) are inside If, "
+            "Loop or Scan bodies, and only the main graph is quantized; export the model without control flow"
         )
     if decisions:
-        return f"{source}: nothing to quantize: {decisions[0].op_type} {decisions[0].node!r}: {decisions[0].why_float}"
-    return f"{source}: nothing to quantize: it has no {', '.join(WEIGHTED_INPUTS)}; give a model with one of them"
+        first = decisions[0]
+        return f"{source}: nothing to quantize: {first.op_type} {first.node!r}: {first.why_float}"
+    known = ", ".join(WEIGHTED_INPUTS)
+    return f"{source}: nothing to quantize: it has no {known}; give a model with one of them"

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from onnxfq import calibration
+from onnxfq.calibrators import calibrator_by_name
 from onnxfq.cli.console import say
 from onnxfq.cli.options import CalibratorOption, ModelArgument, OutputOption, PlanOption, QuietOption
+from onnxfq.files import check_writable
 from onnxfq.graph.load import load
 from onnxfq.graph.save import refuse_overwriting_input
 from onnxfq.plan import Plan
@@ -29,6 +31,9 @@ def calibrate(
 ) -> None:
     """Write the encodings (JSON): scale and zero point of every quantized tensor."""
     refuse_overwriting_input(output, model, plan, statistics)
+    check_writable(output)
+    if calibrator is not None:
+        calibrator_by_name(calibrator)
     encodings = calibration.calibrate(load(model), Plan.load(plan), Statistics.load(statistics), calibrator)
     encodings.save(output)
     say(f"calibrated {len(encodings.encodings)} tensors", quiet)

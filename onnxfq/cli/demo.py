@@ -21,9 +21,8 @@ def demo(
     result = run_demo(output)
     best = result.results[PER_AXIS]
     say("model      depthwise-separable residual CNN, trained on 8,000 MNIST digits")
-    say(
-        f"quantized  {coverage_line(best.plan)}, calibrated on 500 digits with {best.recipe.activations.calibrator}"
-    )
+    calibrator = best.recipe.activations.calibrator
+    say(f"quantized  {coverage_line(best.plan)}, calibrated on 500 digits with {calibrator}")
     for path in result.files:
         say(f"wrote      {path}")
     say(f"time       {result.seconds:.1f} s")

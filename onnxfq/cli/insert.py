@@ -11,6 +11,7 @@ import typer
 from onnxfq.cli.console import say
 from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption, QuietOption
 from onnxfq.encoding import Encodings
+from onnxfq.files import check_writable
 from onnxfq.graph.load import load
 from onnxfq.graph.save import refuse_overwriting_input, save
 from onnxfq.pipeline import insert_fake_quantize, insert_qdq
@@ -42,7 +43,10 @@ def insert(
     quiet: QuietOption = False,
 ) -> None:
     """Write the quantized model."""
+    if switchable and form is Form.qdq:
+        raise typer.BadParameter("--switchable needs --as fakequant; standard Q/DQ nodes cannot be switched")
     refuse_overwriting_input(output, model, plan, encodings)
+    check_writable(output)
     planned, encoded = Plan.load(plan), Encodings.load(encodings)
     loaded = load(model)
     if form is Form.qdq:

@@ -58,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), 1)
     except _UsageFault as error:
         return _fail(error.format_message(), 2)  # type: ignore[attr-defined]
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{place}{error.strerror or error}; check the path", 1)
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
 

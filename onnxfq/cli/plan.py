@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxfq.cli.console import say
 from onnxfq.cli.options import ModelArgument, OutputOption, QuietOption, RecipeOption
+from onnxfq.files import check_writable
 from onnxfq.graph.load import load
 from onnxfq.graph.save import refuse_overwriting_input
 from onnxfq.planning import make_plan
@@ -19,6 +20,7 @@ def plan(
 ) -> None:
     """Write a plan: a JSON file that a person can read, edit and feed back."""
     refuse_overwriting_input(output, model)
+    check_writable(output)
     loaded = load(model)
     made = make_plan(loaded, load_recipe(recipe))
     made.save(output)

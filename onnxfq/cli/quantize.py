@@ -20,6 +20,7 @@ from onnxfq.cli.options import (
     RecipeOption,
     ThreadsOption,
 )
+from onnxfq.errors import OutputError
 from onnxfq.files import check_writable
 from onnxfq.graph.save import refuse_overwriting_input, save
 from onnxfq.recipe import DEFAULT_RECIPE
@@ -54,7 +55,7 @@ def quantize(
         refuse_overwriting_input(report, model, data, output)
         check_writable(report)
     if artifacts is not None:
-        check_writable(artifacts / "plan.json") if artifacts.exists() else check_writable(artifacts)
+        _check_folder(artifacts)
     with running(batch, threads, quiet) as options:
         result = pipeline.quantize(model, data, output, recipe=recipe, calibrator=calibrator, options=options)
     if report is not None:
@@ -65,6 +66,13 @@ def quantize(
     for written in (output, report, artifacts):
         if written is not None:
             say(f"wrote      {written}", quiet)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise OutputError now when `folder` can neither be made nor written into."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"cannot write into {folder}: it is a file; give a folder")
+    check_writable(folder / "any" if folder.exists() else folder)
 
 
 def _write_artifacts(result: pipeline.QuantizeResult, folder: Path, stem: str) -> None:

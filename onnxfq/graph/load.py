@@ -57,7 +57,8 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
     for tensor in external_data_helper._get_all_tensors(proto):
         if external_data_helper.uses_external_data(tensor):
             raise ModelError(
-                f"the given model holds {tensor.name!r} in an external file; give its path, or load it with its data"
+                f"the given model holds {tensor.name!r} in an external file; give its path, or load "
+                "it with its data"
             )
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)

@@ -64,7 +64,7 @@ def _why(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> str:
 
 
 def _moved_weight(tensor: gs.Tensor, placed: set[str]) -> str:
-    """Return the quantized constant that Transpose and Identity nodes make `tensor` of, or an empty string."""
+    """Return the quantized constant that Transpose and Identity nodes make `tensor` of; else nothing."""
     while tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
         tensor = tensor.inputs[0].inputs[0]
         if _constant(tensor) and tensor.name in placed:
