@@ -81,7 +81,7 @@ def main() -> int:
     """Check every version named, or the usual ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("versions", nargs="*", default=VERSIONS)
-    parser.add_argument("--library", type=Path, help="the custom-op library (default: the one of this package)")
+    parser.add_argument("--library", type=Path, help="the custom-op library; default: this package's")
     parser.add_argument("--folder", type=Path, help="keep the environments here")
     arguments = parser.parse_args()
     library = arguments.library
