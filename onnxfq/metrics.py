@@ -28,18 +28,21 @@ class ErrorSums:
         """Sums for one pair of arrays of the same shape."""
         r = np.asarray(reference, np.float64).ravel()
         c = np.asarray(candidate, np.float64).ravel()
-        # Equal infinities are no error; their difference would be NaN.
-        difference = np.where(r == c, 0.0, r - c)
-        return ErrorSums(
-            elements=r.size,
-            signal=float(r @ r),
-            noise=float(difference @ difference),
-            power=float(c @ c),
-            product=float(r @ c),
-            largest=float(np.abs(difference).max(initial=0.0)),
-        )
+        # Infinities and NaN show in the figures; NumPy's warnings about them would say nothing more.
+        with np.errstate(over="ignore", invalid="ignore"):
+            # Equal infinities are no error; their difference would be NaN.
+            difference = np.where(r == c, 0.0, r - c)
+            return ErrorSums(
+                elements=r.size,
+                signal=float(r @ r),
+                noise=float(difference @ difference),
+                power=float(c @ c),
+                product=float(r @ c),
+                largest=float(np.abs(difference).max(initial=0.0)),
+            )
 
     def __add__(self, other: ErrorSums) -> ErrorSums:
+        """Sums over the elements of both."""
         return ErrorSums(
             self.elements + other.elements,
             self.signal + other.signal,
@@ -68,6 +71,6 @@ def ratio_db(signal: float, noise: float) -> float:
     """10*log10(signal/noise) in dB; inf without noise, -inf without signal."""
     if noise == 0.0:
         return math.inf
-    if signal == 0.0:
-        return -math.inf
-    return 10.0 * math.log10(signal / noise)
+    ratio = signal / noise
+    # Also for infinite noise, whose ratio has no logarithm.
+    return -math.inf if ratio == 0.0 else 10.0 * math.log10(ratio)
