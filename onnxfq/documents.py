@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import pydantic
 import yaml
 
-from onnxfq.errors import OnnxfqError
+from onnxfq.errors import OnnxfqError, nearest
 from onnxfq.files import write_text
 
 
 class Record(pydantic.BaseModel):
     """A frozen record with known fields only."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", protected_namespaces=())
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", ser_json_inf_nan="strings", protected_namespaces=()
+    )
 
 
 R = TypeVar("R", bound=Record)
@@ -45,10 +47,25 @@ def parse(content: Any, record: type[R], error: type[OnnxfqError], source: str) 
     except pydantic.ValidationError as fault:
         first = fault.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "the top level"
-        known = ", ".join(record.model_fields)
-        hint = f"; fields here are {known}" if first["type"] == "extra_forbidden" else ""
-        message = first["msg"].removeprefix("Value error, ")
-        raise error(f"{source}: {field}: {one_line(message)}{hint}") from None
+        message = one_line(first["msg"].removeprefix("Value error, "))
+        if first["type"] == "extra_forbidden":
+            known = _record_at(record, first["loc"][:-1]).model_fields
+            hint = nearest(str(first["loc"][-1]), known) or "; known: " + ", ".join(known)
+            message = f"no such field{hint}"
+        elif first["type"] == "model_type":
+            message = f"must be a mapping of fields, got {first['input']!r:.40}"
+        raise error(f"{source}: {field}: {message}") from None
+
+
+def _record_at(record: type[Record], where: tuple[int | str, ...]) -> type[Record]:
+    """Return the record that the field path `where` leads to from `record`."""
+    for part in where:
+        if isinstance(part, str) and part in record.model_fields:
+            annotation = record.model_fields[part].annotation
+            for inner in (annotation, *get_args(annotation)):
+                if get_origin(inner) is None and isinstance(inner, type) and issubclass(inner, Record):
+                    record = inner
+    return record
 
 
 def write_document(path: str | Path, record: Record) -> None:
