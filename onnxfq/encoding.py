@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxfq.documents import Record, read_document, write_document
 from onnxfq.errors import PlanError, SpecError, nearest
+from onnxfq.granularity import PerAxis, PerTensor
 from onnxfq.spec import QuantSpec
 
 
@@ -30,22 +31,36 @@ class Encoding(Record):
 
     @pydantic.model_validator(mode="after")
     def _valid(self) -> Encoding:
+        ranks = {PerTensor: 0, PerAxis: 1}
+        rank = ranks.get(type(self.spec.granularity), len(self.param_shape))
+        if len(self.param_shape) != rank or min(self.param_shape, default=0) < 0:
+            raise ValueError(
+                f"tensor {self.tensor!r}: param_shape {list(self.param_shape)} does not fit "
+                f"{self.spec.granularity}; its rank must be {rank}, its dimensions at least 0"
+            )
         count = int(np.prod(self.param_shape, dtype=np.int64))
         if len(self.scale) != count or len(self.zero_point) != count:
             raise ValueError(
                 f"tensor {self.tensor!r}: param_shape {list(self.param_shape)} wants {count} values, "
                 f"got {len(self.scale)} scales and {len(self.zero_point)} zero points"
             )
-        scale = np.asarray(self.scale, np.float32)
+        with np.errstate(over="ignore"):  # beyond float32 is infinite, refused below
+            scale = np.asarray(self.scale, np.float32)
         if not (np.isfinite(scale).all() and (scale > 0).all()):
             raise ValueError(f"tensor {self.tensor!r}: every scale must be finite and positive")
         qtype = self.spec.qtype
         if any(not qtype.qmin <= z <= qtype.qmax for z in self.zero_point):
-            raise ValueError(f"tensor {self.tensor!r}: zero_point outside {qtype} [{qtype.qmin}, {qtype.qmax}]")
+            raise ValueError(
+                f"tensor {self.tensor!r}: every zero_point must lie in {qtype} [{qtype.qmin}, {qtype.qmax}]"
+            )
+        if self.spec.symmetric and any(self.zero_point):
+            raise ValueError(f"tensor {self.tensor!r}: every zero_point of a symmetric spec must be 0")
         return self
 
     @staticmethod
-    def of(tensor: str, spec: QuantSpec, scale: NDArray[np.float32], zero_point: NDArray[np.int32]) -> Encoding:
+    def of(
+        tensor: str, spec: QuantSpec, scale: NDArray[np.float32], zero_point: NDArray[np.int32]
+    ) -> Encoding:
         """Make an encoding from arrays of one shape. Raises SpecError when a rule is broken."""
         try:
             return Encoding(
@@ -98,7 +113,9 @@ class Encodings(Record):
             return self._by_tensor[tensor]
         except KeyError:
             hint = nearest(tensor, self._by_tensor)
-            raise PlanError(f"no encoding for tensor {tensor!r}: calibrate with this plan first{hint}") from None
+            raise PlanError(
+                f"no encoding for tensor {tensor!r}: calibrate with this plan first{hint}"
+            ) from None
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, whole or not at all."""

@@ -26,6 +26,7 @@ class PerTensor:
         return ()
 
     def __str__(self) -> str:
+        """Spell it as in a report."""
         return "per-tensor"
 
 
@@ -40,6 +41,7 @@ class PerAxis:
         return (shape[normalize_axis(self.axis, len(shape))],)
 
     def __str__(self) -> str:
+        """Spell it as in a report."""
         return f"per-axis {self.axis}"
 
 
@@ -51,6 +53,7 @@ class Blocked:
     block_size: int
 
     def __post_init__(self) -> None:
+        """Raise SpecError for a block of no elements."""
         if self.block_size < 1:
             raise SpecError(f"block_size must be at least 1, got {self.block_size}")
 
@@ -60,6 +63,7 @@ class Blocked:
         return tuple(-(-n // self.block_size) if d == axis else n for d, n in enumerate(shape))
 
     def __str__(self) -> str:
+        """Spell it as in a report."""
         return f"blocks of {self.block_size} on axis {self.axis}"
 
 
@@ -68,6 +72,8 @@ Granularity = PerTensor | PerAxis | Blocked
 
 def normalize_axis(axis: int, rank: int) -> int:
     """Return `axis` counted from the front. Raises SpecError when it is outside [-rank, rank)."""
+    if rank == 0:
+        raise SpecError(f"axis {axis} of a scalar: it has none; use per-tensor")
     if not -rank <= axis < rank:
         raise SpecError(f"axis {axis} is outside a tensor of rank {rank}; give one of [{-rank}, {rank - 1}]")
     return axis + rank if axis < 0 else axis
