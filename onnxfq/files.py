@@ -1,14 +1,23 @@
-"""Writing files so that a reader never meets half of one: write beside, then rename."""
+"""Files: written beside and renamed, so that a reader never meets half of one; .npz archives read."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from onnxfq.errors import OutputError
+
+UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What NumPy and zipfile raise for a file that is no .npz, pickled, encrypted, cut off or damaged."""
 
 
 def check_writable(path: Path) -> None:
@@ -53,3 +62,16 @@ def write_text(path: str | Path, text: str) -> None:
     """Write UTF-8 `text` to `path`, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def load_npz(path: str | Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an .npz by name. Raises one of `UNREADABLE` for any fault."""
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        raise ValueError("a single array")
+    with loaded as data:
+        arrays = {name: data[name] for name in data.files}
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{name!r} in it is not an array")
+    return arrays

@@ -3,12 +3,12 @@
 A histogram bin is the leading 15 bits of a float32: sign, 8 exponent bits, 6 mantissa bits. It
 needs no range beforehand, a value's bin never depends on other values, and merging is integer
 addition, so any batching, order or split of the data gives the same bits. A bin spans at most 1/64
-of its value, so its middle is within 1/128 of every value in it.
+of its value, so its middle is within 1/128 of every value in it; subnormal bins are as wide as the
+smallest normal one.
 """
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import StatisticsError, nearest
-from onnxfq.files import replacing
+from onnxfq.files import UNREADABLE, load_npz, replacing
 
 BIN_SHIFT = 17
 """A float32's bits shifted right by this many places are its bin; `statistics.h` has the same."""
 NEGATIVE = 1 << (31 - BIN_SHIFT)
 """Bins from here on hold negative values, their magnitude growing with the bin."""
 BIN_COUNT = 2 * NEGATIVE
+
+FORMAT = "onnxfq.stats/1"
+_COLUMNS = ("model_sha256", "samples", "tensors", "range", "totals", "sizes", "bins", "counts")
 
 
 def bin_edges(bins: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -50,8 +53,8 @@ class TensorStatistics:
     nans: int = 0
     infinities: int = 0
     zeros: int = 0
-    bins: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    bins: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32), kw_only=True)
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), kw_only=True)
 
     @staticmethod
     def from_array(x: NDArray[np.float32]) -> TensorStatistics:
@@ -147,7 +150,7 @@ class Statistics:
         columns = [self.tensors[name] for name in names]
         sizes = np.asarray([c.bins.size for c in columns], np.int64)
         arrays: dict[str, NDArray[Any]] = {
-            "format": np.asarray("onnxfq.stats/1"),
+            "format": np.asarray(FORMAT),
             "model_sha256": np.asarray(self.model_sha256),
             "samples": np.asarray(self.samples, np.int64),
             "tensors": np.asarray(names, np.str_),
@@ -166,26 +169,38 @@ class Statistics:
     def load(path: str | Path) -> Statistics:
         """Read what `save` wrote. Raises StatisticsError in one line for any fault."""
         try:
-            with np.load(path, allow_pickle=False) as data:
-                arrays = {name: data[name] for name in data.files}
-            if str(arrays["format"]) != "onnxfq.stats/1":
-                raise StatisticsError(f"{path}: unknown format {arrays['format']}; observe again")
-            splits = np.cumsum(arrays["sizes"])[:-1]
-            tensors = {
-                str(name): TensorStatistics(
-                    float(limits[0]), float(limits[1]), *(int(t) for t in totals), bins=bins, counts=counts
-                )
-                for name, limits, totals, bins, counts in zip(
-                    arrays["tensors"],
-                    arrays["range"],
-                    arrays["totals"],
-                    np.split(arrays["bins"], splits),
-                    np.split(arrays["counts"], splits),
-                    strict=True,
-                )
-            }
+            return _unpack(load_npz(path))
         except FileNotFoundError:
             raise StatisticsError(f"no such file: {path}; make it with `onnxfq observe`") from None
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as fault:
-            raise StatisticsError(f"{path} is not a statistics file ({fault}); make it with `onnxfq observe`") from None
-        return Statistics(str(arrays["model_sha256"]), int(arrays["samples"]), tensors)
+        except (*UNREADABLE, KeyError, TypeError, IndexError) as fault:
+            text = " ".join(str(fault).split())
+            raise StatisticsError(
+                f"{path} is not a statistics file ({text}); make it with `onnxfq observe`"
+            ) from None
+
+
+def _unpack(arrays: dict[str, NDArray[Any]]) -> Statistics:
+    missing = sorted({"format", *_COLUMNS} - set(arrays))
+    if missing:
+        raise ValueError(f"it lacks {missing[0]!r}")
+    if str(arrays["format"]) != FORMAT:
+        raise ValueError(f"its format is {arrays['format']}, not {FORMAT}")
+    sizes = arrays["sizes"]
+    starts = np.cumsum(sizes) - sizes
+    tensors = {}
+    columns = zip(arrays["tensors"], arrays["range"], arrays["totals"], starts, sizes, strict=True)
+    for name, (rmin, rmax), (elements, nans, infinities, zeros), start, size in columns:
+        one = TensorStatistics(
+            float(rmin),
+            float(rmax),
+            int(elements),
+            int(nans),
+            int(infinities),
+            int(zeros),
+            bins=arrays["bins"][start : start + size],
+            counts=arrays["counts"][start : start + size],
+        )
+        if one.bins.size != one.counts.size or one.counts.sum() + one.nans + one.infinities != one.elements:
+            raise ValueError(f"the counts of tensor {str(name)!r} do not add up")
+        tensors[str(name)] = one
+    return Statistics(str(arrays["model_sha256"]), int(arrays["samples"]), tensors)
