@@ -2,13 +2,12 @@
 
 Sources: an .npz keyed by input name, a folder of .npz files (one feed each), or any Python iterable
 of {input name: array}. In an .npz, an array of the input's rank holds samples along axis 0; with
-one axis more, axis 0 counts whole feeds.
+one axis more, axis 0 counts whole feeds; an array for a scalar input may also be one value for all.
 """
 
 from __future__ import annotations
 
 import logging
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import DataError, nearest
+from onnxfq.files import UNREADABLE, load_npz
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ class InputSpec:
     shape: tuple[int | None, ...] | None
 
     def __str__(self) -> str:
+        """Spell it as in a message: `x float32 [?, 3]`."""
         dims = "unknown" if self.shape is None else [("?" if n is None else n) for n in self.shape]
         return f"{self.name} {self.dtype} {dims}".replace("'", "")
 
@@ -55,7 +56,7 @@ class Feeds:
     @property
     def reusable(self) -> bool:
         """Tell whether the feeds can be gone through more than once."""
-        return isinstance(self.data, (str, Path)) or iter(self.data) is not self.data
+        return not isinstance(self.data, Iterator)
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield the feeds in order. Raises DataError in one line for the first fault, or for no data."""
@@ -78,6 +79,11 @@ class Feeds:
             else:
                 yield from self._split(read_npz(path))
             return
+        if isinstance(self.data, Mapping) or not isinstance(self.data, Iterable):
+            raise DataError(
+                f"the data given is a {type(self.data).__name__}; give an .npz, a folder of them, "
+                "or a list of feeds {input name: array}"
+            )
         for number, feed in enumerate(self.data):
             if not isinstance(feed, Mapping):
                 raise DataError(
@@ -99,59 +105,80 @@ class Feeds:
     def _split(self, arrays: Feed) -> Iterator[Feed]:
         """Cut the arrays of one .npz into feeds."""
         _check_names(arrays, self.inputs, self._source)
-        counts: dict[str, int] = {}
-        steps: dict[str, int] = {}
+        runs: dict[str, int] = {}
+        samples: dict[str, int] = {}
         for spec in self.inputs:
             array = arrays[spec.name]
             rank = array.ndim if spec.shape is None else len(spec.shape)
-            if array.ndim == rank + 1 or (array.ndim == rank and rank > 0):
-                counts[spec.name] = array.shape[0]
-                steps[spec.name] = 0 if array.ndim == rank + 1 else self._step(spec, array)
+            if array.ndim == rank + 1:
+                runs[spec.name] = array.shape[0]
             elif array.ndim != rank:
                 raise DataError(_misfit(spec, array, f"its rank must be {rank} or {rank + 1}"))
-        samples = set(counts.values())
-        if len(samples) > 1:
-            listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-            raise DataError(f"{self._source}: inputs differ in their number of samples ({listed}); give equal ones")
-        total = samples.pop() if samples else 1
-        # One array that holds whole feeds makes every input advance one sample a run.
-        step = 1 if 0 in steps.values() else min(steps.values(), default=1)
-        for start in range(0, total, step):
+            elif rank and spec.shape and spec.shape[0] is not None:
+                runs[spec.name] = _whole_runs(spec, array, spec.shape[0])
+            elif rank:
+                samples[spec.name] = array.shape[0]
+        self._check_equal(runs, "runs")
+        self._check_equal(samples, "samples")
+        total = next(iter(samples.values()), 0)
+        if runs:
+            # Inputs of fixed batch, and arrays of whole feeds, tell how the others are cut.
+            count = next(iter(runs.values()))
+            step = total // max(count, 1)
+            if total != count * step:
+                name = next(iter(samples))
+                raise DataError(
+                    f"{self._source}: input {name!r} has {total} samples for {count} runs; "
+                    f"give a multiple of {count}"
+                )
+        else:
+            step = self.batch
+            count = -(-total // step) if samples else 1
+        for run in range(count):
             yield {
-                spec.name: self._slice(arrays[spec.name], steps.get(spec.name), start, step)
+                spec.name: _part(arrays[spec.name], spec, run, step if spec.name in samples else None)
                 for spec in self.inputs
             }
 
-    @staticmethod
-    def _slice(array: NDArray[Any], step: int | None, start: int, count: int) -> NDArray[Any]:
-        if step is None:
-            return array
-        return array[start] if step == 0 else array[start : start + count]
-
-    def _step(self, spec: InputSpec, array: NDArray[Any]) -> int:
-        """Return how many samples of `array` make one run of the model."""
-        fixed = spec.shape[0] if spec.shape else None
-        if fixed is None:
-            return self.batch
-        if fixed == 0 or array.shape[0] % fixed:
+    def _check_equal(self, counts: dict[str, int], what: str) -> None:
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{name} {count}" for name, count in counts.items())
             raise DataError(
-                _misfit(spec, array, f"the model takes {fixed} samples a run; give a multiple of {fixed}")
+                f"{self._source}: inputs differ in their number of {what} ({listed}); give equal ones"
             )
-        return fixed
+
+
+def _whole_runs(spec: InputSpec, array: NDArray[Any], fixed: int) -> int:
+    """Return how many runs of a fixed batch `array` holds."""
+    if fixed == 0 or array.shape[0] % fixed:
+        raise DataError(
+            _misfit(spec, array, f"the model takes {fixed} samples a run; give a multiple of {fixed}")
+        )
+    return int(array.shape[0]) // fixed
+
+
+def _part(array: NDArray[Any], spec: InputSpec, run: int, step: int | None) -> NDArray[Any]:
+    """Return what run number `run` reads of `array`; step: samples a run where the batch axis is open."""
+    if step is None:
+        if spec.shape is None or array.ndim == 0:
+            return array
+        if array.ndim > len(spec.shape):
+            return np.asarray(array[run])
+        step = spec.shape[0] or 0
+    return array[run * step : (run + 1) * step]
 
 
 def read_npz(path: str | Path) -> Feed:
     """Read an .npz into {name: array}. Raises DataError in one line: missing, not an .npz, pickled."""
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise DataError(f"{path} is a single array; save it by input name: numpy.savez(path, INPUT=array)")
-        with loaded as data:
-            return {name: data[name] for name in data.files}
+        return load_npz(path)
     except FileNotFoundError:
         raise DataError(f"no such file or folder: {path}; check the path") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as fault:
-        raise DataError(f"{path} is not a readable .npz ({fault}); write it with numpy.savez") from None
+    except UNREADABLE as fault:
+        text = " ".join(str(fault).split())
+        raise DataError(
+            f"{path} is not a readable .npz ({text}); write it with numpy.savez(path, INPUT=array)"
+        ) from None
 
 
 def _check_names(feed: Mapping[str, Any], inputs: tuple[InputSpec, ...], source: str) -> None:
@@ -160,22 +187,33 @@ def _check_names(feed: Mapping[str, Any], inputs: tuple[InputSpec, ...], source:
     unknown = [name for name in feed if name not in wanted]
     if missing:
         got = f"got {', '.join(sorted(feed)) or 'nothing'}"
-        raise DataError(f"{source} lacks input {missing[0]!r} ({got}); name arrays as the inputs: {', '.join(wanted)}")
+        raise DataError(
+            f"{source} lacks input {missing[0]!r} ({got}); name arrays as the inputs: {', '.join(wanted)}"
+        )
     if unknown:
         raise DataError(
-            f"{source} has {unknown[0]!r}, which is no input{nearest(unknown[0], wanted)}; inputs are {', '.join(wanted)}"
+            f"{source} has {unknown[0]!r}, which is no input{nearest(unknown[0], wanted)}; "
+            f"inputs are {', '.join(wanted)}"
         )
 
 
 def _fit(feed: Mapping[str, Any], spec: InputSpec, number: int) -> NDArray[Any]:
-    array = _cast(np.asarray(feed[spec.name]), spec, number)
+    try:
+        given = np.asarray(feed[spec.name])
+    except ValueError as fault:
+        text = " ".join(str(fault).split())
+        raise DataError(
+            f"input {spec.name!r} in feed {number} is no array ({text}); give a NumPy array"
+        ) from None
+    array = _cast(given, spec, number)
     if spec.shape is None:
         return array
     where = f"in feed {number}"
     if array.ndim != len(spec.shape):
         raise DataError(_misfit(spec, array, f"its rank must be {len(spec.shape)} {where}"))
     if any(want is not None and want != got for want, got in zip(spec.shape, array.shape, strict=True)):
-        raise DataError(_misfit(spec, array, _layout_hint(spec.shape, array.shape) or f"its shape must fit {where}"))
+        hint = _layout_hint(spec.shape, array.shape)
+        raise DataError(_misfit(spec, array, hint or f"its shape must fit {where}"))
     return array
 
 
@@ -183,7 +221,8 @@ def _layout_hint(want: tuple[int | None, ...], got: tuple[int, ...]) -> str:
     """Name the transpose that makes the layout fit, when it is NHWC for NCHW or the reverse."""
     if len(want) != 4:
         return ""
-    for order, label in (((0, 3, 1, 2), "NHWC, the model wants NCHW"), ((0, 2, 3, 1), "NCHW, the model wants NHWC")):
+    orders = (((0, 3, 1, 2), "NHWC, the model wants NCHW"), ((0, 2, 3, 1), "NCHW, the model wants NHWC"))
+    for order, label in orders:
         moved = [got[i] for i in order]
         if all(w is None or w == m for w, m in zip(want, moved, strict=True)):
             return f"the layout looks like {label}; use array.transpose{order}"
@@ -195,13 +234,19 @@ def _cast(array: NDArray[Any], spec: InputSpec, number: int) -> NDArray[Any]:
         return array
     both_float = array.dtype.kind == "f" and spec.dtype.kind == "f"
     both_integer = array.dtype.kind in "iu" and spec.dtype.kind in "iu"
-    fits = both_integer and (array == array.astype(spec.dtype)).all()
-    if not (both_float or fits):
-        hint = "scale the values as in training, then astype" if spec.dtype.kind == "f" else "convert with astype"
-        raise DataError(_misfit(spec, array, f"its dtype must be {spec.dtype}; {hint}({str(spec.dtype)!r})"))
+    if not (both_float or both_integer):
+        how = "scale the values as in training, then" if spec.dtype.kind == "f" else "convert with"
+        hint = f"{how} astype({str(spec.dtype)!r})"
+        raise DataError(_misfit(spec, array, f"its dtype must be {spec.dtype}; {hint}"))
+    with np.errstate(over="ignore"):  # reported below
+        cast = array.astype(spec.dtype)
+    lost = np.isinf(cast) & ~np.isinf(array) if both_float else cast != array
+    if lost.any():
+        value = f"{array[lost][0]} in feed {number}"
+        raise DataError(_misfit(spec, array, f"{value} does not fit {spec.dtype}; give values that do"))
     if number == 0:
         log.warning("input %s: %s cast to %s", spec.name, array.dtype, spec.dtype)
-    return array.astype(spec.dtype)
+    return cast
 
 
 def _misfit(spec: InputSpec, array: NDArray[Any], rule: str) -> str:
