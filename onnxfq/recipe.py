@@ -7,22 +7,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
-import yaml
 
 from onnxfq.calibrators import DEFAULT_CALIBRATOR, calibrator_by_name
-from onnxfq.documents import Record, one_line, parse, read_document
+from onnxfq.documents import Record, parse, read_document
 from onnxfq.errors import RecipeError, SpecError, nearest
-from onnxfq.spec import QTypeField
+from onnxfq.spec import QTypeField, check_symmetry
 
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked"]
 
 
-def _checked_calibrator(name: str | None) -> str | None:
-    if name is not None:
-        try:
-            calibrator_by_name(name)
-        except SpecError as error:
-            raise ValueError(str(error)) from None
+def _checked_calibrator(name: str) -> str:
+    try:
+        calibrator_by_name(name)
+    except SpecError as error:
+        raise ValueError(str(error)) from None
     return name
 
 
@@ -34,6 +32,11 @@ class ActivationScheme(Record):
     calibrator: str = DEFAULT_CALIBRATOR
 
     _calibrator = pydantic.field_validator("calibrator")(_checked_calibrator)
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> ActivationScheme:
+        check_symmetry(self.qtype, self.symmetric)
+        return self
 
 
 class WeightScheme(Record):
@@ -51,6 +54,7 @@ class WeightScheme(Record):
     def _consistent(self) -> WeightScheme:
         if (self.granularity == "blocked") != (self.block_size is not None):
             raise ValueError("granularity blocked and block_size go together; give both or neither")
+        check_symmetry(self.qtype, self.symmetric)
         return self
 
 
@@ -114,13 +118,13 @@ class Recipe(Record):
         nodes: op type by node name. tensors: all tensor names.
         """
         for override in self.overrides:
-            for label, patterns, known in (
-                ("tensor", override.tensors, tensors),
-                ("node", override.nodes, set(nodes)),
-                ("op type", override.op_types, set(nodes.values())),
+            for label, patterns, known, match in (
+                ("tensor", override.tensors, tensors, _match),
+                ("node", override.nodes, set(nodes), _match),
+                ("op type", override.op_types, set(nodes.values()), str.__eq__),
             ):
                 for pattern in patterns:
-                    if not any(_match(pattern, name) for name in known):
+                    if not any(match(pattern, name) for name in known):
                         raise RecipeError(
                             f"recipe {self.name}: override names {label} {pattern!r}, which the model lacks"
                             f"{nearest(pattern, known)}"
@@ -209,12 +213,6 @@ def _from_file(path: Path) -> Recipe:
     recipe = parse(content, Recipe, RecipeError, str(path))
     for number, override in enumerate(recipe.overrides):
         source = f"{path}: overrides.{number}"
-        parse(base["activations"] | override.activations, ActivationScheme, RecipeError, source)
-        parse(base["weights"] | override.weights, WeightScheme, RecipeError, source)
+        parse(content["activations"] | override.activations, ActivationScheme, RecipeError, source)
+        parse(content["weights"] | override.weights, WeightScheme, RecipeError, source)
     return recipe
-
-
-def recipe_yaml(recipe: Recipe) -> str:
-    """Return the recipe as YAML that `load_recipe` reads back."""
-    content = recipe.model_dump(mode="json", exclude_defaults=True)
-    return one_line(f"# onnxfq recipe {recipe.name}") + "\n" + str(yaml.safe_dump(content, sort_keys=False))

@@ -24,6 +24,13 @@ def _as_qtype(value: object) -> QType:
 QTypeField = Annotated[QType, pydantic.PlainValidator(_as_qtype), pydantic.PlainSerializer(str)]
 
 
+def check_symmetry(qtype: QType, symmetric: bool) -> None:
+    """Raise ValueError, for a record's validator, when `symmetric` asks for an unsigned type."""
+    if symmetric and not qtype.signed:
+        remedy = f"use int{qtype.bits} or symmetric: false"
+        raise ValueError(f"symmetric needs a signed qtype, got {qtype}; {remedy}")
+
+
 class QuantSpec(Record):
     """Number format, granularity, symmetry and calibrator of one tensor.
 
@@ -41,8 +48,7 @@ class QuantSpec(Record):
     def _consistent(self) -> QuantSpec:
         if self.block_size is not None and self.axis is None:
             raise ValueError("block_size needs an axis; add axis, or remove block_size for per-tensor")
-        if self.symmetric and not self.qtype.signed:
-            raise ValueError(f"symmetric needs a signed qtype, got {self.qtype}; use int{self.qtype.bits}")
+        check_symmetry(self.qtype, self.symmetric)
         return self
 
     @property
@@ -55,4 +61,5 @@ class QuantSpec(Record):
         return Blocked(self.axis, self.block_size)
 
     def __str__(self) -> str:
+        """Spell it as in a report."""
         return f"{self.qtype} {'symmetric' if self.symmetric else 'asymmetric'} {self.granularity}"
