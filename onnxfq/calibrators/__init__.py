@@ -31,12 +31,12 @@ def calibrator_by_name(name: str) -> Calibrator:
 
     Raises SpecError with the known names.
     """
+    if name in CALIBRATORS:
+        return CALIBRATORS[name]
     kind, _, argument = name.partition(":")
-    if kind == "percentile" and argument:
+    if kind == "percentile":
         return partial(percentile, percent=_percent(name, argument))
-    if kind not in CALIBRATORS or argument:
-        raise SpecError(f"unknown calibrator {name!r}{nearest(name, CALIBRATORS)}")
-    return CALIBRATORS[kind]
+    raise SpecError(f"unknown calibrator {name!r}{nearest(name, CALIBRATORS)}")
 
 
 def _percent(name: str, argument: str) -> float:
@@ -45,5 +45,7 @@ def _percent(name: str, argument: str) -> float:
     except ValueError:
         percent = 0.0
     if not 50.0 <= percent <= 100.0:
-        raise SpecError(f"calibrator {name!r}: the percentile must be a number from 50 to 100, as in percentile:99.9")
+        raise SpecError(
+            f"calibrator {name!r}: the percentile must be a number from 50 to 100, as in percentile:99.9"
+        )
     return percent

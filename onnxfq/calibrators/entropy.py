@@ -76,7 +76,8 @@ def least_divergence(counts: NDArray[np.float64], levels: int) -> int:
     total = np.concatenate([[0.0], np.cumsum(counts)])
     occupied = np.concatenate([[0.0], np.cumsum(counts > 0)])
     with np.errstate(divide="ignore", invalid="ignore"):
-        self_information = np.concatenate([[0.0], np.cumsum(np.where(counts > 0, counts * np.log(counts), 0.0))])
+        information = np.where(counts > 0, counts * np.log(counts), 0.0)
+    self_information = np.concatenate([[0.0], np.cumsum(information)])
     # Level edges of every candidate at once: [candidates, levels + 1].
     edges = np.rint(candidates[:, None] * (np.arange(levels + 1) / levels)).astype(np.int64)
     mass = np.diff(total[edges], axis=1)

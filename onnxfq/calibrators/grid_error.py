@@ -73,11 +73,9 @@ def grid_error(
     return squared_error(density, scale.astype(np.float64), low, high)
 
 
-def expected_sqnr_db(
-    statistics: TensorStatistics, scale: float, zero_point: int, qtype: QType
-) -> float:
+def expected_sqnr_db(statistics: TensorStatistics, scale: float, zero_point: int, qtype: QType) -> float:
     """Return the signal to quantization noise in dB that a grid gives on the observed values."""
     density = Density.of(statistics)
-    one = np.ones(1)
-    noise = squared_error(density, one * scale, one * (qtype.qmin - zero_point), one * (qtype.qmax - zero_point))
+    steps = np.asarray([[qtype.qmin - zero_point], [qtype.qmax - zero_point]], np.float64)
+    noise = squared_error(density, np.asarray([scale], np.float64), steps[0], steps[1])
     return ratio_db(density.power, float(noise[0]))

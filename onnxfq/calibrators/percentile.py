@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxfq.qtypes import QType
 from onnxfq.statistics import TensorStatistics
@@ -18,6 +19,8 @@ def percentile(
     symmetric: the cut is on magnitudes (NVIDIA pytorch-quantization's histogram calibrator).
     asymmetric: half of the share is cut at each end.
     """
+    if not statistics.counts.size:
+        return statistics.rmin, statistics.rmax
     low, high = statistics.edges()
     left_out = (1.0 - percent / 100.0) * float(statistics.counts.sum())
     if symmetric:
@@ -27,7 +30,7 @@ def percentile(
     return -_cut(-low, statistics.counts, left_out / 2.0), _cut(high, statistics.counts, left_out / 2.0)
 
 
-def _cut(edge: np.ndarray, counts: np.ndarray, left_out: float) -> float:
+def _cut(edge: NDArray[np.float64], counts: NDArray[np.int64], left_out: float) -> float:
     """Return the largest edge with at most `left_out` values in the bins beyond it."""
     order = np.argsort(-edge, kind="stable")
     beyond = np.cumsum(counts[order]) - counts[order]
