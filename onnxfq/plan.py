@@ -54,6 +54,7 @@ class Coverage(NamedTuple):
     total: int
 
     def __str__(self) -> str:
+        """Spell it as in a report: `Conv 3/4`."""
         return f"{self.op_type} {self.quantized}/{self.total}"
 
 

@@ -51,6 +51,7 @@ class QType:
         return 13 if self.bits == 8 else 21
 
     def __str__(self) -> str:
+        """Return the name."""
         return self.name
 
 
