@@ -18,6 +18,7 @@ from onnxfq.feeds import DEFAULT_BATCH, Data, Feed, Feeds
 from onnxfq.files import check_writable
 from onnxfq.graph.load import load, read_model
 from onnxfq.graph.model import Model
+from onnxfq.graph.normalize import name_nodes
 from onnxfq.graph.save import refuse_overwriting_input, save
 from onnxfq.graph.signature import input_specs
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
@@ -97,7 +98,7 @@ def quantize(
     if calibrator is not None:
         chosen = chosen.with_calibrator(calibrator)
     clock = _Clock()
-    reference, _, _ = read_model(model)
+    reference = _runnable(model)
     loaded = load(model)
     plan = make_plan(loaded, chosen)
     clock.lap("plan")
@@ -157,8 +158,8 @@ def evaluate_models(
     """
     options = options or RunOptions()
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
-    base, _, _ = read_model(reference)
-    candidates = {name: read_model(model)[0] for name, model in given.items()}
+    base = _runnable(reference)
+    candidates = {name: _runnable(model) for name, model in given.items()}
     tensors = sorted({name for proto in candidates.values() for name in _quantized_tensors(proto, base)})
     return evaluate(
         base,
@@ -170,6 +171,13 @@ def evaluate_models(
         threads=options.threads,
         progress=options.stage("evaluate"),
     )
+
+
+def _runnable(model: str | Path | onnx.ModelProto) -> onnx.ModelProto:
+    """Read a model as it is, but for doubled node names, which ONNX allows and ONNX Runtime refuses."""
+    proto, _, _ = read_model(model)
+    name_nodes(proto)
+    return proto
 
 
 def _label(model: object, otherwise: str) -> str:

@@ -38,9 +38,12 @@ def load(model: str | Path | onnx.ModelProto | Model) -> Model:
     if isinstance(model, Model):
         return model
     proto, sha256, source = read_model(model)
-    notes = [step(proto) for step in _STEPS]
-    proto, note = raise_opset(proto, MIN_OPSET, source)
-    return Model(infer_shapes(proto), sha256, source, tuple(filter(None, [*notes, note])))
+    try:
+        notes = [step(proto) for step in _STEPS]
+        proto, note = raise_opset(proto, MIN_OPSET, source)
+        return Model(infer_shapes(proto), sha256, source, tuple(filter(None, [*notes, note])))
+    except UnicodeDecodeError:
+        raise _not_text(source) from None
 
 
 def read_model(model: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
@@ -99,9 +102,16 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         raise ModelError(f"{source} is not an ONNX model, or it has no nodes; export it again")
     try:
         onnx.checker.check_model(proto)
+    except UnicodeDecodeError:
+        raise _not_text(source) from None
     except onnx.checker.ValidationError as fault:
         # Custom ops and dimensions of -1 are no reason to refuse; the checker knows the former,
         # and the latter is repaired by normalising.
         raise ModelError(
             f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
         ) from None
+
+
+def _not_text(source: str) -> ModelError:
+    # Strings are decoded when they are first read, so such damage shows late.
+    return ModelError(f"{source} is damaged: a name in it is not UTF-8 text; export it again")

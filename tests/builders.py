@@ -1,0 +1,269 @@
+"""Tiny models from ONNX text, with the pieces of structure that quantization cares about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper, parser
+
+from onnxfq.calibration import calibrate, collect_statistics
+from onnxfq.encoding import Encodings
+from onnxfq.graph.load import load
+from onnxfq.graph.model import Model
+from onnxfq.plan import Plan
+from onnxfq.planning import make_plan
+from onnxfq.recipe import Recipe, load_recipe
+from onnxfq.statistics import Statistics
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+def weights(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    """Random float32 of `shape` whose rows differ in size, as those of trained weights do."""
+    rng = np.random.default_rng([seed, *shape])
+    rows = np.linspace(0.2, 2.0, shape[0] if shape else 1).reshape(-1, *[1] * (max(len(shape), 1) - 1))
+    return (rng.normal(size=shape) * rows.reshape(rows.shape if shape else ())).astype(np.float32)
+
+
+def build(text: str, constants: Arrays | None = None, *, opset: int = 17, ir: int = 8, **imports: int) -> onnx.ModelProto:
+    """Parse `text`, the graph without its header, and add `constants` as initializers."""
+    domains = "".join(f', "{domain}" : {version}' for domain, version in imports.items())
+    model = parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}{domains}]> {text}')
+    tensors = [numpy_helper.from_array(np.asarray(a), name) for name, a in (constants or {}).items()]
+    model.graph.initializer.extend(tensors)
+    return model
+
+
+def conv_relu(opset: int = 17) -> onnx.ModelProto:
+    """One Conv with a bias, one Relu."""
+    return build(
+        """g (float[N,3,6,6] x) => (float[N,4,6,6] y) {
+            [conv] c = Conv <pads = [1,1,1,1]> (x, w, b)
+            [relu] y = Relu (c) }""",
+        {"w": weights(4, 3, 3, 3), "b": weights(4)},
+        opset=opset,
+    )
+
+
+def two_branch() -> onnx.ModelProto:
+    """An identity skip around two Convs with BatchNormalization, and a Conv that reads the sum."""
+    return build(
+        """g (float[N,4,6,6] x) => (float[N,4,6,6] y) {
+            [head] h = Relu (x)
+            [conv1] c1 = Conv <pads = [1,1,1,1]> (h, w1)
+            [relu1] r1 = Relu (c1)
+            [conv2] c2 = Conv <pads = [1,1,1,1]> (r1, w2, b2)
+            [bn] n = BatchNormalization (c2, gain, shift, mean, var)
+            [add] s = Add (n, h)
+            [relu2] r2 = Relu (s)
+            [conv3] y = Conv <pads = [1,1,1,1]> (r2, w3) }""",
+        {
+            **{f"w{i}": weights(4, 4, 3, 3, seed=i) for i in (1, 2, 3)},
+            **{name: weights(4, seed=i) for i, name in enumerate(("b2", "gain", "shift", "mean"))},
+            "var": np.ones(4, np.float32),
+        },
+    )
+
+
+def downsample() -> onnx.ModelProto:
+    """A residual block whose skip branch is a 1x1 Conv; both branches end in a Conv."""
+    return build(
+        """g (float[N,4,6,6] x) => (float[N,4,3,3] y) {
+            [conv1] c1 = Conv <pads = [1,1,1,1], strides = [2,2]> (x, w1)
+            [relu1] r1 = Relu (c1)
+            [conv2] main = Conv <pads = [1,1,1,1]> (r1, w2)
+            [skip] down = Conv <strides = [2,2]> (x, ws)
+            [add] y = Add (main, down) }""",
+        {"w1": weights(4, 4, 3, 3, seed=1), "w2": weights(4, 4, 3, 3, seed=2), "ws": weights(4, 4, 1, 1)},
+    )
+
+
+def shared_weight() -> onnx.ModelProto:
+    """Two MatMuls that read one weight."""
+    return build(
+        """g (float[N,4] x) => (float[N,4] y) {
+            [first] h = MatMul (x, w)
+            [relu] r = Relu (h)
+            [second] y = MatMul (r, w) }""",
+        {"w": weights(4, 4)},
+    )
+
+
+def gemm(trans_a: int = 0, trans_b: int = 0) -> onnx.ModelProto:
+    """One Gemm [6, 4] x [4, 3] with a bias, its inputs stored as the flags say."""
+    return build(
+        f"""g (float[{"4,6" if trans_a else "6,4"}] x) => (float[6,3] y) {{
+            [gemm] y = Gemm <transA = {trans_a}, transB = {trans_b}> (x, w, b) }}""",
+        {"w": weights(*((3, 4) if trans_b else (4, 3))), "b": weights(3)},
+    )
+
+
+def transposed_weight() -> onnx.ModelProto:
+    """A MatMul whose weight is stored transposed, as torch exports a Linear layer."""
+    return build(
+        """g (float[N,4] x) => (float[N,3] y) {
+            [turn] t = Transpose <perm = [1,0]> (w)
+            [mm] y = MatMul (x, t) }""",
+        {"w": weights(3, 4)},
+    )
+
+
+def tied_embedding() -> onnx.ModelProto:
+    """A table that is looked up at the start and multiplied, transposed, at the end."""
+    return build(
+        """g (int64[N] ids) => (float[N,5] y) {
+            [look] e = Gather <axis = 0> (table, ids)
+            [relu] h = Relu (e)
+            [turn] t = Transpose <perm = [1,0]> (table)
+            [mm] y = MatMul (h, t) }""",
+        {"table": weights(5, 4)},
+    )
+
+
+def if_body() -> onnx.ModelProto:
+    """A MatMul outside an If, one inside that reads a weight and a tensor from outside."""
+    return build(
+        """g (float[N,4] x, bool cond) => (float[N,4] y) {
+            [outside] h = MatMul (x, w)
+            [choose] y = If (cond) <
+                then_branch = yes () => (float[N,4] t) { [inside] t = MatMul (h, inner) },
+                else_branch = no () => (float[N,4] e) { [plain] e = Relu (h) }> }""",
+        {"w": weights(4, 4), "inner": weights(4, 4, seed=1)},
+    )
+
+
+def attention() -> onnx.ModelProto:
+    """Scores of queries and keys, Softmax, times values: MatMuls of two activations."""
+    return build(
+        """g (float[N,3,4] x) => (float[N,3,4] y) {
+            [q] q = MatMul (x, wq)
+            [k] k = MatMul (x, wk)
+            [kt] kt = Transpose <perm = [0,2,1]> (k)
+            [scores] s = MatMul (q, kt)
+            [soft] p = Softmax <axis = -1> (s)
+            [mix] m = MatMul (p, x)
+            [project] o = MatMul (m, wo)
+            [add] y = Add (o, x) }""",
+        {f"w{n}": weights(4, 4, seed=i) for i, n in enumerate("qko")},
+    )
+
+
+def conv_transpose() -> onnx.ModelProto:
+    """One ConvTranspose from 3 to 2 channels."""
+    return build(
+        "g (float[N,3,4,4] x) => (float[N,2,8,8] y) { [up] y = ConvTranspose <strides = [2,2]> (x, w) }",
+        {"w": weights(3, 2, 2, 2)},
+    )
+
+
+def left_constant() -> onnx.ModelProto:
+    """A MatMul whose constant is on the left."""
+    return build("g (float[4,N] x) => (float[3,N] y) { [mm] y = MatMul (w, x) }", {"w": weights(3, 4)})
+
+
+def vector_weight() -> onnx.ModelProto:
+    """A MatMul by a vector: a weight without a channel axis."""
+    return build("g (float[N,4] x) => (float[N] y) { [mm] y = MatMul (x, w) }", {"w": weights(4)})
+
+
+def same_tensor_twice() -> onnx.ModelProto:
+    """A MatMul whose both inputs are one tensor."""
+    return build("g (float[4,4] x) => (float[4,4] y) { [relu] h = Relu (x) [mm] y = MatMul (h, h) }")
+
+
+def inner_output() -> onnx.ModelProto:
+    """A tensor that is quantized for a reader and is an output of the graph as well."""
+    return build(
+        "g (float[N,4] x) => (float[N,4] h, float[N,3] y) { [relu] h = Relu (x) [mm] y = MatMul (h, w) }",
+        {"w": weights(4, 3)},
+    )
+
+
+BUILDERS = {
+    make.__name__: make
+    for make in (
+        conv_relu,
+        two_branch,
+        downsample,
+        shared_weight,
+        gemm,
+        transposed_weight,
+        tied_embedding,
+        if_body,
+        attention,
+        conv_transpose,
+        left_constant,
+        vector_weight,
+        same_tensor_twice,
+        inner_output,
+    )
+}
+
+
+def feed_for(proto: onnx.ModelProto, seed: int = 0, count: int = 4) -> Arrays:
+    """Random values for every input; open dimensions get `count`."""
+    rng = np.random.default_rng(seed)
+    feed: Arrays = {}
+    for value in proto.graph.input:
+        shape = [d.dim_value or count for d in value.type.tensor_type.shape.dim]
+        kind = value.type.tensor_type.elem_type
+        if kind == onnx.TensorProto.BOOL:
+            feed[value.name] = np.asarray(True)
+        elif kind == onnx.TensorProto.INT64:
+            feed[value.name] = rng.integers(0, 4, shape)
+        else:
+            feed[value.name] = rng.normal(size=shape).astype(np.float32)
+    return feed
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A model with everything that the stages up to the encodings make of it."""
+
+    model: Model
+    plan: Plan
+    statistics: Statistics
+    encodings: Encodings
+    feed: Arrays
+
+
+def stage(proto: onnx.ModelProto, recipe: str | Recipe = "tensorrt-int8") -> Staged:
+    """Load, plan, observe and calibrate `proto` on one random feed."""
+    model, feed = load(proto), feed_for(proto)
+    plan = make_plan(model, load_recipe(recipe))
+    statistics = collect_statistics(model, plan, [feed], threads=1)
+    return Staged(model, plan, statistics, calibrate(model, plan, statistics), feed)
+
+
+def planned(proto: onnx.ModelProto, recipe: str | Recipe = "tensorrt-int8") -> Plan:
+    """Plan `proto`."""
+    return make_plan(load(proto), load_recipe(recipe))
+
+
+def with_weights(recipe: str, **changes: object) -> Recipe:
+    """Return a built-in recipe with other fields of its weight scheme."""
+    base = load_recipe(recipe).model_dump()
+    return Recipe.model_validate(base | {"weights": base["weights"] | changes})
+
+
+def with_override(recipe: str = "tensorrt-int8", **override: object) -> Recipe:
+    """Return a built-in recipe with one override."""
+    return Recipe.model_validate(load_recipe(recipe).model_dump() | {"overrides": [override]})
+
+
+def graph_text(proto: onnx.ModelProto) -> list[str]:
+    """Return the nodes as short lines `[name] outputs = op<attributes>(inputs)`; a golden to compare with."""
+    lines = []
+    for node in proto.graph.node:
+        attributes = " ".join(f"{a.name}={onnx.helper.get_attribute_value(a)}" for a in node.attribute)
+        inside = f" <{attributes}>" if attributes else ""
+        lines.append(f"[{node.name}] {', '.join(node.output)} = {node.op_type}{inside} ({', '.join(node.input)})")
+    return lines
+
+
+def constants(proto: onnx.ModelProto) -> Arrays:
+    """Return the initializers by name."""
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}

@@ -1,0 +1,23 @@
+"""What tests of several folders share: the shipped digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxfq.package_files import package_file
+
+
+@pytest.fixture(scope="session")
+def digits_model() -> Path:
+    """The shipped network."""
+    return package_file("digits", "digits_cnn.onnx")
+
+
+@pytest.fixture(scope="session")
+def digit_images() -> np.ndarray:
+    """All 10,000 images as the network takes them."""
+    with np.load(package_file("digits", "mnist_t10k.npz")) as data:
+        return data["images"].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)

@@ -1,0 +1,142 @@
+"""Models on disk: reading them with their data, writing them whole and always alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, constants, conv_relu, weights
+
+from onnxfq.errors import ModelError, OutputError
+from onnxfq.graph.load import load
+from onnxfq.graph.save import refuse_overwriting_input, save
+
+
+@pytest.fixture
+def external(tmp_path: Path) -> Path:
+    """A model whose weights lie in a file beside it."""
+    path = tmp_path / "model.onnx"
+    onnx.save(
+        conv_relu(), path, save_as_external_data=True, location="model.data", size_threshold=0, convert_attribute=False
+    )
+    return path
+
+
+def test_external_data_is_read(external: Path) -> None:
+    """Weights beside the model are inside the loaded one, with the values of the original."""
+    assert (external.parent / "model.data").exists()
+    model = load(external)
+    for name, value in constants(conv_relu()).items():
+        np.testing.assert_array_equal(constants(model.proto)[name], value)
+
+
+def test_external_data_counts_in_the_hash(external: Path) -> None:
+    """Another weight in the data file makes another model."""
+    before = load(external).sha256
+    data = external.parent / "model.data"
+    content = bytearray(data.read_bytes())
+    content[3] ^= 1
+    data.write_bytes(bytes(content))
+    assert load(external).sha256 != before
+
+
+def test_missing_external_data_is_named(external: Path) -> None:
+    """The tensor whose data file is gone is named, with the remedy."""
+    (external.parent / "model.data").unlink()
+    with pytest.raises(ModelError, match=r"external data of 'w' .* keep the data file beside the model"):
+        load(external)
+
+
+def test_proto_without_its_external_data_is_refused(external: Path) -> None:
+    """A proto that points to a file nobody named is refused, not read from the working folder."""
+    with pytest.raises(ModelError, match="holds 'w' in an external file; give its path"):
+        load(onnx.load(external, load_external_data=False))
+
+
+def test_input_file_is_untouched(external: Path) -> None:
+    """Loading changes no byte of the model and adds no file."""
+    before = {path: path.read_bytes() for path in external.parent.iterdir()}
+    load(external)
+    assert {path: path.read_bytes() for path in external.parent.iterdir()} == before
+
+
+def test_saving_is_deterministic(tmp_path: Path) -> None:
+    """Equal models give equal bytes."""
+    save(load(conv_relu()).proto, tmp_path / "a.onnx")
+    save(load(conv_relu()).proto, tmp_path / "b.onnx")
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+def test_saving_is_all_or_nothing(tmp_path: Path) -> None:
+    """When verifying fails, the old file stays as it was and no temporary file is left."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"old")
+
+    def refuse(temporary: Path) -> None:
+        assert onnx.load(temporary).graph.node
+        raise ModelError("no")
+
+    with pytest.raises(ModelError, match="no"):
+        save(conv_relu(), path, refuse)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_invalid_models_are_not_written(tmp_path: Path) -> None:
+    """A model that onnx's checker refuses never reaches the disk."""
+    broken = build("g (float[N,4] x) => (float[N,4] y) { y = Relu (x) }")
+    broken.graph.node[0].input[0] = "nowhere"
+    with pytest.raises(ModelError, match="is not valid"):
+        save(broken, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("spelling", ["model.onnx", "./model.onnx", "folder/../model.onnx", "link.onnx"])
+def test_the_input_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str) -> None:
+    """Output and input are compared as files, however they are spelled."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    Path("model.onnx").write_bytes(b"x")
+    Path("link.onnx").symlink_to("model.onnx")
+    with pytest.raises(OutputError, match="is the input itself"):
+        refuse_overwriting_input(spelling, conv_relu(), "model.onnx")
+
+
+DAMAGES = {
+    "empty": lambda b: b"",
+    "text": lambda b: b"hello",
+    "truncated": lambda b: b[: len(b) // 2],
+    "shifted": lambda b: b[7:],
+    "zeros": lambda b: bytes(len(b)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files_are_refused(tmp_path: Path, damage: str) -> None:
+    """A file that is no model, or half of one, is a ModelError of one line that names it."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(DAMAGES[damage](conv_relu().SerializeToString()))
+    with pytest.raises(ModelError, match=r"model\.onnx") as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_any_flipped_byte_is_survived(tmp_path: Path) -> None:
+    """Whatever single byte of a file is wrong, loading gives a model or a ModelError, never another fault."""
+    small = build("g (float[N,2] x) => (float[N,2] y) { [a] y = MatMul (x, w) }", {"w": weights(2, 2)})
+    content = small.SerializeToString()
+    path = tmp_path / "model.onnx"
+    refused = 0
+    for position in range(len(content)):
+        for flip in (0x01, 0x80):
+            damaged = bytearray(content)
+            damaged[position] ^= flip
+            path.write_bytes(damaged)
+            try:
+                load(path)
+            except ModelError as error:
+                refused += 1
+                assert "\n" not in str(error)
+    assert refused > len(content) // 2

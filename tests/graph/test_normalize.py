@@ -1,0 +1,236 @@
+"""Loading makes one kind of model like all others: each step, and that it changes no result."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, constants, feed_for, weights
+from onnx import helper, numpy_helper
+
+from onnxfq.errors import ModelError
+from onnxfq.graph.load import load
+from onnxfq.graph.model import Model
+from onnxfq.runtime.session import Session
+
+
+def assert_same_results(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """Both compute the same bits for the same feed."""
+    feed = feed_for(after)
+    results = zip(Session(before, 1, exact=True).run(feed), Session(after, 1, exact=True).run(feed), strict=True)
+    for want, got in results:
+        np.testing.assert_array_equal(got, want)
+
+
+def loaded(proto: onnx.ModelProto) -> Model:
+    """Load a copy, see that it is valid and computes what `proto` does."""
+    before = proto.SerializeToString(deterministic=True)
+    model = load(proto)
+    assert proto.SerializeToString(deterministic=True) == before
+    onnx.checker.check_model(model.proto, full_check=True)
+    assert_same_results(proto, model.proto)
+    return model
+
+
+CONSTANTS = {
+    "value": ("value = float[3] {1, 2, 3}", np.float32([1, 2, 3])),
+    "value_float": ("value_float = 2.5", np.float32(2.5)),
+    "value_floats": ("value_floats = [1.5, 2.5]", np.float32([1.5, 2.5])),
+    "value_int": ("value_int = 7", np.int64(7)),
+    "value_ints": ("value_ints = [4, 5]", np.int64([4, 5])),
+    "value_string": ('value_string = "a"', np.asarray("a", object)),
+    "value_strings": ('value_strings = ["a", "b"]', np.asarray(["a", "b"], object)),
+}
+
+
+@pytest.mark.parametrize("kind", CONSTANTS)
+def test_constant_nodes_become_initializers(kind: str) -> None:
+    """A Constant node of any attribute is an initializer of the same value and type."""
+    attribute, value = CONSTANTS[kind]
+    types = {"f": "float", "i": "int64", "O": "string"}
+    shape = "".join(f"[{n}]" for n in value.shape)
+    proto = build(
+        f"""g (float[N,4] x) => (float[N,4] y, {types[value.dtype.kind]}{shape} k) {{
+            y = Relu (x) k0 = Constant <{attribute}> () k = Identity (k0) }}"""
+    )
+    model = loaded(proto)
+    assert all(node.op_type != "Constant" for node in model.proto.graph.node)
+    assert constants(model.proto)["k0"].tolist() == value.tolist()
+    assert constants(model.proto)["k0"].dtype == value.dtype
+    assert "1 Constant node(s) made initializers" in model.notes
+
+
+def sparse(name: str, coordinates: bool) -> onnx.SparseTensorProto:
+    """A 4x4 matrix with 2 and 3 at (0, 1) and (3, 2)."""
+    indices = np.int64([[0, 1], [3, 2]] if coordinates else [1, 14])
+    values = numpy_helper.from_array(np.float32([2, 3]), name)
+    return helper.make_sparse_tensor(values, numpy_helper.from_array(indices, "at"), [4, 4])
+
+
+DENSE = np.float32([[0, 2, 0, 0], [0] * 4, [0] * 4, [0, 0, 3, 0]])
+
+
+@pytest.mark.parametrize("coordinates", [False, True], ids=["flat", "coordinates"])
+@pytest.mark.parametrize("where", ["initializer", "Constant"])
+def test_sparse_weights_become_dense(where: str, coordinates: bool) -> None:
+    """A sparse weight, in either form and either index layout, is a dense constant of equal values."""
+    proto = build("g (float[N,4] x) => (float[N,4] y) { h = Relu (x) }")
+    if where == "initializer":
+        proto.graph.sparse_initializer.append(sparse("w", coordinates))
+    else:
+        node = proto.graph.node.add(op_type="Constant", output=["w"])
+        node.attribute.append(helper.make_attribute("sparse_value", sparse("", coordinates)))
+    proto.graph.node.append(helper.make_node("MatMul", ["h", "w"], ["y"]))
+    model = load(proto)
+    onnx.checker.check_model(model.proto, full_check=True)
+    np.testing.assert_array_equal(constants(model.proto)["w"], DENSE)
+    (got,) = Session(model.proto, 1, exact=True).run({"x": np.eye(4, dtype=np.float32)})
+    np.testing.assert_array_equal(got, DENSE)
+
+
+def test_initializers_are_no_inputs() -> None:
+    """A weight that old exporters list among the inputs is no input, and the IR version allows that."""
+    proto = build(
+        "g (float[N,4] x, float[4,4] w) => (float[N,4] y) { y = MatMul (x, w) }", {"w": weights(4, 4)}, opset=13, ir=3
+    )
+    model = loaded(proto)
+    assert [value.name for value in model.proto.graph.input] == ["x"]
+    assert model.proto.ir_version >= 4
+
+
+def test_dimensions_of_minus_one_are_open() -> None:
+    """-1, which ONNX does not allow, is an open dimension with a name of its own."""
+    proto = build("g (float[N,4] x) => (float[M,4] y) { y = Relu (x) }")
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    model = loaded(proto)
+    dims = [v.type.tensor_type.shape.dim[0].dim_param for v in (*model.proto.graph.input, *model.proto.graph.output)]
+    assert dims == ["x_0", "y_0"]
+
+
+MOVES = {
+    "Reshape": ("w = Reshape (v, shape)", weights(16), {"shape": np.int64([4, -1])}),
+    "Cast": ("w = Cast <to = 1> (v)", weights(4, 4).astype(np.float16), {}),
+    "Identity": ("w = Identity (v)", weights(4, 4), {}),
+    "Squeeze": ("w = Squeeze (v, axes)", weights(1, 4, 4), {"axes": np.int64([0])}),
+    "Unsqueeze": ("u = Unsqueeze (v, axes) w = Squeeze (u, axes)", weights(4, 4), {"axes": np.int64([1])}),
+    "Flatten": ("w = Flatten <axis = 1> (v)", weights(4, 2, 2), {}),
+}
+
+
+@pytest.mark.parametrize("op", MOVES)
+def test_moves_of_constants_are_folded(op: str) -> None:
+    """A weight behind a Reshape, Cast or the like is the constant that its reader sees."""
+    text, value, more = MOVES[op]
+    model = loaded(build(f"g (float[N,4] x) => (float[N,4] y) {{ {text} y = MatMul (x, w) }}", {"v": value, **more}))
+    assert [node.op_type for node in model.proto.graph.node] == ["MatMul"]
+    assert list(constants(model.proto)) == ["w"]
+    np.testing.assert_array_equal(constants(model.proto)["w"], value.astype(np.float32).reshape(4, 4))
+
+
+def test_folded_outputs_and_transposes_stay() -> None:
+    """What is an output of the graph is not folded away, nor is a Transpose, which other readers may share."""
+    proto = build(
+        """g (float[N,4] x) => (float[N,4] y, float[4,4] copy) {
+            copy = Identity (w) t = Transpose (w) h = MatMul (x, t) y = MatMul (h, copy) }""",
+        {"w": weights(4, 4)},
+    )
+    assert [n.op_type for n in loaded(proto).proto.graph.node] == ["Identity", "Transpose", "MatMul", "MatMul"]
+
+
+def test_folded_constants_reach_bodies() -> None:
+    """A folded constant that only a body of an If reads is still there for it."""
+    proto = build(
+        """g (float[N,4] x, bool cond) => (float[N,4] y) {
+            w = Reshape (v, shape)
+            y = If (cond) <then_branch = a () => (float[N,4] t) { t = MatMul (x, w) },
+                           else_branch = b () => (float[N,4] e) { e = Relu (x) }> }""",
+        {"v": weights(16), "shape": np.int64([4, 4])},
+    )
+    assert "w" in constants(loaded(proto).proto)
+
+
+def test_every_node_has_a_name_of_its_own() -> None:
+    """Unnamed nodes get names, doubled names become different, given names stay."""
+    proto = build(
+        """g (float[N,4] x) => (float[N,4] y) {
+            [a] h = Relu (x) [a] i = Relu (h) j = Relu (i) [Relu_2] k = Relu (j) [a_2] y = Relu (k) }"""
+    )
+    # Not run against the original: ONNX allows doubled names, ONNX Runtime refuses them.
+    assert [n.name for n in load(proto).proto.graph.node] == ["a", "a_3", "Relu_2_2", "Relu_2", "a_2"]
+
+
+def test_local_functions_are_inlined() -> None:
+    """Operators inside a local function are operators of the graph, named by call."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+        g (float[N,4] x) => (float[N,4] y) { h = local.twice (x) y = local.twice (h) }
+        <domain: "local", opset_import: ["" : 17]> twice (a) => (b) { [add] b = Add (a, a) }"""
+    )
+    model = loaded(proto)
+    assert [n.op_type for n in model.proto.graph.node] == ["Add", "Add"]
+    assert len({n.name for n in model.proto.graph.node}) == 2
+    assert not model.proto.functions
+
+
+@pytest.mark.parametrize("opset", [9, 11, 12])
+def test_old_opsets_are_raised(opset: int) -> None:
+    """A model below opset 13 is raised to 13, attributes that became inputs are initializers."""
+    proto = build(
+        """g (float[N,4] x) => (float[N] y) {
+            h = MatMul (x, w) u = Unsqueeze <axes = [1]> (h) y = ReduceSum <axes = [1,2], keepdims = 0> (u) }""",
+        {"w": weights(4, 4)},
+        opset=opset,
+        ir=6,
+    )
+    model = loaded(proto)
+    assert model.opset == 13
+    assert f"opset raised from {opset} to 13" in model.notes
+    assert all(node.op_type != "Constant" and node.name for node in model.proto.graph.node)
+
+
+@pytest.mark.parametrize("axis", [1, 2], ids=["axis-1", "axis-2"])
+def test_softmax_of_opset_11_keeps_its_meaning(axis: int) -> None:
+    """Softmax flattened its input before opset 13: the raised model does so too."""
+    proto = build(
+        f"g (float[N,2,4] x) => (float[N,2,4] y) {{ h = MatMul (x, w) y = Softmax <axis = {axis}> (h) }}",
+        {"w": weights(4, 4)},
+        opset=11,
+        ir=6,
+    )
+    assert loaded(proto).opset == 13
+
+
+def test_raising_keeps_annotations() -> None:
+    """Doc strings and metadata of model, graph, node and input survive onnx's converter."""
+    proto = build("g (float[N,4] x) => (float[N,4] y) { [a] y = Relu (x) }", opset=11, ir=6)
+    proto.doc_string = proto.graph.doc_string = proto.graph.node[0].doc_string = "read me"
+    for holder in (proto, proto.graph, proto.graph.node[0], proto.graph.input[0]):
+        holder.metadata_props.add(key="k", value="v")
+    after = load(proto).proto
+    assert after.doc_string == after.graph.doc_string == after.graph.node[0].doc_string == "read me"
+    for holder in (after, after.graph, after.graph.node[0], after.graph.input[0]):
+        assert [(p.key, p.value) for p in holder.metadata_props] == [("k", "v")]
+
+
+def test_loading_twice_changes_nothing() -> None:
+    """A `Model` is returned as it is, and a normalised proto has nothing left to normalise."""
+    model = load(build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": weights(4, 4)}))
+    assert load(model) is model
+    assert load(model.proto).notes == ()
+    assert load(model.proto).proto == model.proto
+
+
+def test_unknown_operators_are_no_reason_to_refuse() -> None:
+    """A model with a custom operator loads, its shapes stay open."""
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { h = MatMul (x, w) y = mine.Odd (h) }", {"w": weights(4, 4)}, mine=1
+    )
+    assert [n.op_type for n in load(proto).proto.graph.node] == ["MatMul", "Odd"]
+
+
+def test_opset_that_cannot_be_raised_is_named() -> None:
+    """When onnx's converter refuses, the error names both opsets and the remedy."""
+    proto = build("g (float[N,4] x) => (float[N,4] y) { y = ATen (x) }", opset=7, ir=3)
+    with pytest.raises(ModelError, match=r"opset 7 must be raised to 13 .* export the model at opset 13 or above"):
+        load(proto)

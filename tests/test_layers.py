@@ -1,0 +1,114 @@
+"""The layers of the package: who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import onnxfq
+
+PACKAGE = Path(onnxfq.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+LAYERS = [
+    {"errors"},
+    {"qtypes", "granularity", "metrics", "files", "package_files", "version"},
+    {"documents", "numerics", "qparams", "spec"},
+    {"encoding", "plan", "recipe", "statistics", "feeds", "calibrators"},
+    {"graph"},
+    {"policies", "passes", "runtime"},
+    {"calibration", "evaluation", "planning", "torch"},
+    {"pipeline", "reporting", "demo"},
+    {"cli"},
+    {"", "__main__"},
+]
+LAYER_OF = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+# Neighbours of one layer that build on each other; each is needed, and none runs the other way.
+NEIGHBOURS = {
+    ("spec", "documents"),
+    ("recipe", "calibrators"),
+    ("calibrators", "statistics"),
+    ("reporting", "pipeline"),
+    ("demo", "pipeline"),
+    ("demo", "reporting"),
+}
+HOMES = {
+    "onnxruntime": {"runtime"},
+    "torch": {"torch"},
+    "onnx_graphsurgeon": {"graph", "passes", "policies", "planning"},
+}
+
+
+def part_of(module: str) -> str:
+    """Return the module or folder of the package that `module` belongs to; empty for the root."""
+    return (module.split(".") + [""])[1]
+
+
+def imports(module: str) -> set[str]:
+    """Return every module that `module` imports, at its top or inside a function."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            assert node.module is not None
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in MODULES else node.module)
+    return found
+
+
+def test_every_module_has_a_layer() -> None:
+    """A new module or folder is given a place in the layers."""
+    assert {part_of(module) for module in MODULES} == set(LAYER_OF)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_look_down(module: str) -> None:
+    """A module imports lower layers, its own folder, and the listed neighbours only."""
+    mine = part_of(module)
+    for other in imports(module):
+        if other.split(".")[0] != "onnxfq":
+            continue
+        theirs = part_of(other)
+        allowed = theirs == mine or LAYER_OF[theirs] < LAYER_OF[mine] or (mine, theirs) in NEIGHBOURS
+        assert allowed, f"{module} imports {other}"
+
+
+def test_neighbours_are_needed() -> None:
+    """An exception that nothing uses any more is removed."""
+    used = {(part_of(m), part_of(o)) for m in MODULES for o in imports(m) if o.startswith("onnxfq")}
+    assert NEIGHBOURS <= used
+    assert {(b, a) for a, b in NEIGHBOURS} & used == set()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_foreign_libraries_have_one_home(module: str) -> None:
+    """onnxruntime, torch and graphsurgeon are imported where they live only."""
+    for other in imports(module):
+        homes = HOMES.get(other.split(".")[0])
+        assert homes is None or part_of(module) in homes, f"{module} imports {other}"
+
+
+def test_modules_have_no_cycle() -> None:
+    """Imports between modules, packages included, make no cycle."""
+    edges = {m: {o for o in imports(m) if o in MODULES and o != m} for m in MODULES}
+    while edges:
+        free = [module for module, needs in edges.items() if not needs & set(edges)]
+        assert free, f"a cycle among {sorted(edges)}"
+        for module in free:
+            del edges[module]
+
+
+@pytest.mark.parametrize("statement", ["import onnxfq", "import onnxfq.cli.main"])
+def test_torch_is_not_imported(statement: str) -> None:
+    """torch, an extra that takes seconds, is left alone until it is asked for."""
+    code = f"{statement}; import sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

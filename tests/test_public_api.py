@@ -1,0 +1,74 @@
+"""The public surface: what `onnxfq` exports, pinned."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import onnxfq
+
+NAMES = [
+    "Encoding",
+    "Encodings",
+    "Evaluation",
+    "Model",
+    "OnnxfqError",
+    "Plan",
+    "QuantizeResult",
+    "Recipe",
+    "RunOptions",
+    "Statistics",
+    "__version__",
+    "calibrate",
+    "choose_qparams",
+    "collect_statistics",
+    "custom_ops_path",
+    "evaluate",
+    "export_torch",
+    "fake_quantize",
+    "insert_fake_quantize",
+    "insert_qdq",
+    "inspect_model",
+    "load",
+    "load_recipe",
+    "make_plan",
+    "open_feeds",
+    "quantize",
+    "register_custom_ops",
+    "save",
+    "write_report",
+]
+
+
+def test_names_are_pinned() -> None:
+    """A public name appears or goes on purpose only."""
+    assert onnxfq.__all__ == NAMES
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("__version__", "export_torch")])
+def test_public_names_are_documented(name: str) -> None:
+    """Every public function and class, and every public method of one, tells what it does."""
+    thing = getattr(onnxfq, name)
+    assert inspect.getdoc(thing)
+    if not inspect.isclass(thing):
+        return
+    for method, value in vars(thing).items():
+        if not method.startswith("_") and callable(getattr(value, "__func__", value)):
+            assert inspect.getdoc(value), f"{name}.{method}"
+
+
+def test_functions_are_annotated() -> None:
+    """Every parameter and result of a public function has a type."""
+    for name in NAMES:
+        thing = None if name == "export_torch" else getattr(onnxfq, name)
+        if inspect.isfunction(thing):
+            signature = inspect.signature(thing)
+            kinds = [p.annotation for p in signature.parameters.values()] + [signature.return_annotation]
+            assert inspect.Signature.empty not in kinds, name
+
+
+def test_unknown_names_are_refused() -> None:
+    """A misspelled name is an AttributeError as of any module."""
+    with pytest.raises(AttributeError, match="no attribute 'quantise'"):
+        _ = onnxfq.quantise
