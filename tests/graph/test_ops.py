@@ -1,0 +1,84 @@
+"""Facts about operators: the channel axis and the summed axis of every layout, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from builders import conv_relu, conv_transpose, gemm, left_constant, transposed_weight, vector_weight, weights
+from onnx.reference import ReferenceEvaluator
+
+from onnxfq.graph.analysis import distances_upward, weight_source
+from onnxfq.graph.load import load
+from onnxfq.graph.ops import channel_axis, summed_axis
+
+CASES = {
+    "conv": (conv_relu(), 1, 0, None),
+    "conv_transpose": (conv_transpose(), 1, 1, None),
+    "gemm": (gemm(), 1, 1, 0),
+    "gemm_trans_b": (gemm(0, 1), 1, 0, 1),
+    "gemm_trans_a": (gemm(1, 0), 1, 1, 0),
+    "gemm_trans_ab": (gemm(1, 1), 1, 0, 1),
+    "matmul_left": (left_constant(), 0, 0, 1),
+    "matmul_vector": (vector_weight(), 1, None, 0),
+    "matmul_transposed": (transposed_weight(), 1, 1, 0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_axes(name: str) -> None:
+    """The axes of a constant input, in the axes of that input."""
+    proto, slot, channel, summed = CASES[name]
+    graph = load(proto).graph()
+    node = next(n for n in graph.nodes if n.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"))
+    source = weight_source(node, slot)
+    assert source is not None
+    rank = len(source.permutation)
+    assert channel_axis(node, slot, rank) == channel
+    assert summed_axis(node, slot, rank) == summed
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "matmul_vector"])
+def test_a_channel_scales_one_output_channel(name: str) -> None:
+    """Doubling one index of the channel axis changes one index of one output axis: its scale moves out."""
+    proto, slot, _, _ = CASES[name]
+    graph = load(proto).graph()
+    node = next(n for n in graph.nodes if n.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"))
+    source = weight_source(node, slot)
+    assert source is not None
+    axis = source.permutation[channel_axis(node, slot, len(source.permutation)) or 0]
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    model.graph.ClearField("output")
+    model.graph.output.append(onnx.helper.make_empty_tensor_value_info(node.outputs[0].name))
+    for tensor in model.graph.initializer:
+        if tensor.name == "b":  # a bias would not be doubled
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros(tensor.dims[0], np.float32), "b"))
+    x = {"x": weights(*[d.dim_value or 2 for d in model.graph.input[0].type.tensor_type.shape.dim], seed=5)}
+    before = ReferenceEvaluator(model).run(None, x)[0]
+    for tensor in model.graph.initializer:
+        if tensor.name == "w":
+            values = onnx.numpy_helper.to_array(tensor).copy()
+            values[(slice(None),) * axis + (1,)] *= 2
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, "w"))
+    changed = ReferenceEvaluator(model).run(None, x)[0] != before
+    places = [set(index.tolist()) for index in np.nonzero(changed)]
+    assert {1} in places
+
+
+def test_weight_source_sees_through_transposes() -> None:
+    """The constant behind a Transpose is found, with its axes and the slot that reads it."""
+    graph = load(transposed_weight()).graph()
+    source = weight_source(next(n for n in graph.nodes if n.op == "MatMul"), 1)
+    assert source is not None
+    assert (source.tensor.name, source.use, source.permutation) == ("w", ("turn", 0), (1, 0))
+
+
+def test_distances_are_the_longest() -> None:
+    """`distances_upward` counts nodes along the longest way to each tensor."""
+    from builders import two_branch
+
+    graph = load(two_branch()).graph()
+    add = next(n for n in graph.nodes if n.op == "Add")
+    distances = distances_upward(add.outputs[0])
+    assert distances == {"s": 0, "n": 1, "c2": 2, "r1": 3, "c1": 4, "h": 5, "x": 6}

@@ -1,0 +1,133 @@
+"""Through graphsurgeon and back: nothing of a model is lost."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from builders import BUILDERS, build, if_body, weights
+from onnx import helper, numpy_helper
+
+from onnxfq.graph.constants import constant_array, initializer_array, make_constant
+from onnxfq.graph.load import load
+from onnxfq.graph.model import Model
+
+
+def again(model: Model) -> onnx.ModelProto:
+    """Import and export without an edit."""
+    proto = model.with_graph(model.graph()).proto
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+def by_name(graph: onnx.GraphProto, field: str) -> dict[str, onnx.ModelProto]:
+    """Return a repeated field of the graph as a dict: order among constants means nothing."""
+    return {entry.name: entry for entry in getattr(graph, field)}
+
+
+def assert_same(got: onnx.ModelProto, want: onnx.ModelProto) -> None:
+    """Equal in every field, in any order of initializers and value infos."""
+    for field in ("initializer", "value_info"):
+        assert by_name(got.graph, field) == by_name(want.graph, field), field
+    stripped = []
+    for proto in (got, want):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(proto)
+        copy.graph.ClearField("initializer")
+        copy.graph.ClearField("value_info")
+        stripped.append(copy)
+    assert stripped[0] == stripped[1]
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_models_survive(name: str) -> None:
+    """Every structure of the builders comes back equal."""
+    model = load(BUILDERS[name]())
+    assert_same(again(model), model.proto)
+
+
+def test_annotations_survive() -> None:
+    """Metadata, doc strings, producer and versions of model, graph, nodes, inputs and weights stay."""
+    proto = build("g (float[N,4] x) => (float[N,4] y) { [a] h = MatMul (x, w) [b] y = Relu (h) }", {"w": weights(4, 4)})
+    proto.producer_name, proto.producer_version, proto.domain, proto.model_version = "maker", "1.2", "org.x", 7
+    holders = (proto, proto.graph, proto.graph.node[0], proto.graph.input[0], proto.graph.output[0])
+    for holder in (*holders, proto.graph.initializer[0]):
+        holder.doc_string = "read me"
+        holder.metadata_props.add(key="k", value="v")
+    proto.graph.input[0].type.tensor_type.shape.dim[0].denotation = "DATA_BATCH"
+    model = load(proto)
+    assert_same(again(model), model.proto)
+
+
+VALUES = {
+    "bfloat16": np.asarray([1, 2.5], ml_dtypes.bfloat16),
+    "float16": np.float16([1, 2.5]),
+    "float64": np.float64([1, 2.5]),
+    "float8e4m3fn": np.asarray([1, 2.5], ml_dtypes.float8_e4m3fn),
+    "float8e4m3fnuz": np.asarray([1, 2.5], ml_dtypes.float8_e4m3fnuz),
+    "float8e5m2": np.asarray([1, 2.5], ml_dtypes.float8_e5m2),
+    "int4": np.asarray([-8, 7, 1], ml_dtypes.int4),
+    "uint4": np.asarray([0, 15, 1], ml_dtypes.uint4),
+    "bool": np.asarray([True, False]),
+    "string": np.asarray(["a", "b"], object),
+    "scalar": np.float32(3),
+    "empty": np.zeros((0, 3), np.float32),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_constants_of_every_type_survive(name: str) -> None:
+    """A constant keeps its type and its bits, whether a node reads it or it is an output itself."""
+    proto = build("g (float[N,4] x) => (float[N,4] y) { y = Relu (x) }", {"v": VALUES[name]}, opset=21, ir=10)
+    kind, shape = proto.graph.initializer[0].data_type, list(VALUES[name].shape)
+    proto.graph.node.append(helper.make_node("Identity", ["v"], ["u"], name="copy"))
+    proto.graph.output.append(helper.make_tensor_value_info("u", kind, shape))
+    proto.graph.output.append(helper.make_tensor_value_info("v", kind, shape))
+    model = load(proto)
+    assert_same(again(model), model.proto)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_made_constants_hold_their_values(name: str) -> None:
+    """`make_constant` keeps dtype, shape and values of every type, the 4-bit ones included."""
+    made = constant_array(make_constant("c", VALUES[name]))
+    assert made.dtype == np.asarray(VALUES[name]).dtype
+    assert made.tolist() == np.asarray(VALUES[name]).tolist()
+
+
+def test_bodies_do_not_repeat_the_weights_around_them() -> None:
+    """A weight that only a body reads stays in the main graph, once."""
+    proto = again(load(if_body()))
+    assert set(by_name(proto.graph, "initializer")) == {"w", "inner"}
+    for attribute in proto.graph.node[1].attribute:
+        assert not attribute.g.initializer and not attribute.g.value_info
+
+
+def test_attributes_unknown_to_graphsurgeon_survive() -> None:
+    """A node keeps attributes of every kind: strings, lists, tensors, types, sparse tensors."""
+    proto = build("g (float[N,4] x) => (float[N,4] y) { h = mine.Odd (x) y = Relu (h) }", mine=1)
+    values = numpy_helper.from_array(np.float32([1]), "v")
+    sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(np.int64([2]), "i"), [4])
+    given = {"s": "text", "f": 1.5, "ints": [1, 2], "t": values, "names": ["a", "b"], "sparse": sparse}
+    proto.graph.node[0].attribute.extend(helper.make_attribute(k, v) for k, v in given.items())
+    proto.graph.node[0].attribute.append(helper.make_attribute("kind", helper.make_tensor_type_proto(1, [2])))
+    model = load(proto)
+    assert_same(again(model), model.proto)
+
+
+def test_graphs_are_copies() -> None:
+    """Editing a graph leaves the model that it came from alone."""
+    model = load(if_body())
+    before = model.proto.SerializeToString(deterministic=True)
+    graph = model.graph()
+    graph.nodes.clear()
+    graph.outputs.clear()
+    assert model.proto.SerializeToString(deterministic=True) == before
+
+
+def test_initializer_array() -> None:
+    """A constant is read by name; another name gives None."""
+    model = load(if_body())
+    np.testing.assert_array_equal(initializer_array(model.proto, "w"), weights(4, 4))
+    assert initializer_array(model.proto, "h") is None
