@@ -23,9 +23,9 @@ UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, z
 def check_writable(path: Path) -> None:
     """Raise OutputError now, before any work, when `path` could not be written later."""
     folder = path.parent
-    if path.is_dir():
+    if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         raise OutputError(f"cannot write {path}: it is a folder; give a file name")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise OutputError(f"cannot write {path}: folder {folder} does not exist; create it first")
     if not os.access(folder, os.W_OK):
         raise OutputError(f"cannot write {path}: no permission to write in {folder}; choose another folder")
@@ -66,11 +66,13 @@ def write_text(path: str | Path, text: str) -> None:
 
 def load_npz(path: str | Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz by name. Raises one of `UNREADABLE` for any fault."""
-    loaded = np.load(path, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        raise ValueError("a single array")
-    with loaded as data:
-        arrays = {name: data[name] for name in data.files}
+    # Opened here: NumPy leaves a file open when its archive is cut off.
+    with Path(path).open("rb") as stream:
+        loaded = np.load(stream, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise ValueError("a single array")
+        with loaded as data:
+            arrays = {name: data[name] for name in data.files}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{name!r} in it is not an array")
