@@ -69,7 +69,10 @@ def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> l
     decisions = [decide_weighted(node, recipe, policy) for node in nodes]
     # Which nodes stay in float is known now: what they read through a Transpose must not be rounded.
     unrounded = read_in_float(graph, {d.node for d in decisions if d.why_float})
-    return [decide_weighted(node, recipe, policy, unrounded) for node in nodes]
+    return [
+        d if d.why_float else decide_weighted(node, recipe, policy, unrounded)
+        for node, d in zip(nodes, decisions, strict=True)
+    ]
 
 
 def _decide_residuals(

@@ -1,0 +1,122 @@
+"""The skip branch of a residual Add: which input gets a pair, and when none does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import attention, build, downsample, planned, two_branch, weights, with_override
+
+from onnxfq.plan import Plan
+
+SKIP = "skip branch of a residual Add"
+
+
+def skips(plan: Plan) -> list[tuple[str, str, int]]:
+    """Return (tensor, Add, slot) of every placed skip branch."""
+    adds = {n.node for n in plan.nodes if n.op_type == "Add (residual)"}
+    return [(p.tensor, use.node, use.input) for p in plan.placements for use in p.uses if use.node in adds]
+
+
+def block(main: str, skip: str = "", order: str = "c, {0}", tail: str = "y = Conv (s, w2)") -> Plan:
+    """Plan a sum of `main`, which gives c from h, and of h or what `skip` makes of it."""
+    text = f"""g (float[N,4,5,5] x) => (float[N,4,H,W] y) {{
+        h = Relu (x) {main} {skip} [add] s = Add ({order.format("k" if skip else "h")}) {tail} }}"""
+    values = {"w": weights(4, 4, 1, 1), "w2": weights(4, 4, 1, 1, seed=2), "k5": weights(5)}
+    return planned(build(text, values))
+
+
+@pytest.mark.parametrize("order", ["c, {0}", "{0}, c"], ids=["conv-first", "skip-first"])
+def test_identity_skip(order: str) -> None:
+    """The input that does not end in a Conv is the skip branch, on either side of the Add."""
+    assert skips(block("c = Conv (h, w)", order=order)) == [("h", "add", 1 if order.startswith("c") else 0)]
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "a = Conv (h, w) c = Mul (a, k1)",
+        "a = Conv (h, w) c = Identity (a)",
+        "a = Conv (h, w) c = BatchNormalization (a, k4, k4, k4, var)",
+    ],
+    ids=["scale", "identity", "batch-norm"],
+)
+def test_folded_operators_between(main: str) -> None:
+    """What is folded into the Conv, its BatchNormalization or a scale, does not hide it."""
+    text = f"""g (float[N,4,5,5] x) => (float[N,4,5,5] y) {{ h = Relu (x) {main} [add] s = Add (c, h) y = Conv (s, w2) }}"""
+    values = {"w": weights(4, 4, 1, 1), "w2": weights(4, 4, 1, 1), "k4": weights(4), "k1": weights(1, 4, 1, 1)}
+    assert skips(planned(build(text, values | {"var": np.ones(4, np.float32)}))) == [("h", "add", 1)]
+
+
+def test_block_with_batch_norm() -> None:
+    """The builder's block: pair on the skip, none on the branch that ends in the Conv."""
+    plan = planned(two_branch())
+    assert skips(plan) == [("h", "add", 1)]
+    assert [str(row) for row in plan.coverage()] == ["Conv 3/3", "Add (residual) 1/1"]
+
+
+def test_downsample_skip() -> None:
+    """Of two branches that end in a Conv the shorter one is the skip."""
+    assert skips(planned(downsample())) == [("down", "add", 1)]
+
+
+def test_activation_after_the_conv() -> None:
+    """A branch that ends in an activation does not fuse: with no Conv at either end there is no residual."""
+    assert skips(block("a = Conv (h, w) c = Relu (a)")) == []
+
+
+def test_conv_read_by_others() -> None:
+    """A Conv result that something else reads cannot be fused into the sum."""
+    plan = block("c = Conv (h, w)", tail="s2 = Add (s, c) y = Conv (s2, w2)")
+    assert skips(plan) == []
+
+
+@pytest.mark.parametrize(
+    ("skip", "why"),
+    [
+        ("k = GlobalAveragePool (h)", "a gate [N,4,1,1] is stretched"),
+        ("k = ReduceMean <axes = [1,2,3], keepdims = 0> (h) ", "a vector is stretched"),
+    ],
+    ids=["gate", "lower-rank"],
+)
+def test_stretched_operand_is_no_skip(skip: str, why: str) -> None:
+    """An operand that is broadcast is no skip branch."""
+    assert skips(block("c = Conv (h, w)", skip)) == [], why
+
+
+def test_constant_operand_is_no_skip() -> None:
+    """Adding a constant is a bias."""
+    assert skips(block("c = Conv (h, w)", order="c, k5")) == []
+
+
+def test_sum_of_one_tensor_with_itself() -> None:
+    """x + x has no skip branch."""
+    assert skips(block("c = Conv (h, w)", order="c, c")) == []
+
+
+def test_transformer_residual_gets_no_pair() -> None:
+    """A sum of a MatMul that no quantized operator reads stays in float, with the reason, uncounted."""
+    plan = planned(attention())
+    assert skips(plan) == []
+    assert [s.why for s in plan.skipped if s.name == "add"] == [
+        "skip branch of a sum that no quantized operator reads: a pair would only add noise"
+    ]
+    assert all(row.op_type == "MatMul" and row.quantized == row.total for row in plan.coverage())
+
+
+def test_onnxruntime_wants_no_pair() -> None:
+    """The policy of ONNX Runtime places no skip branch."""
+    assert skips(planned(two_branch(), "onnxruntime-int8")) == []
+
+
+@pytest.mark.parametrize("override", [{"nodes": ["add"]}, {"op_types": ["Add"]}], ids=["node", "op-type"])
+def test_residuals_follow_overrides(override: dict[str, list[str]]) -> None:
+    """keep_float on the Add leaves the skip branch in float, counted and with the reason."""
+    plan = planned(two_branch(), with_override(**override, keep_float=True))
+    assert skips(plan) == []
+    assert [str(row) for row in plan.coverage()] == ["Conv 3/3", "Add (residual) 0/1"]
+    assert "kept in float by an override" in next(s.why for s in plan.skipped if s.name == "add")
+
+
+def test_skip_of_a_float_conv() -> None:
+    """When the Conv of the branch stays in float there is nothing to fuse into."""
+    assert skips(planned(two_branch(), with_override(nodes=["conv2"], keep_float=True))) == []

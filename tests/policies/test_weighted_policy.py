@@ -1,0 +1,201 @@
+"""Placing inputs of weighted operators: which, on which axis, for which reader."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from builders import (
+    BUILDERS,
+    attention,
+    build,
+    conv_relu,
+    conv_transpose,
+    gemm,
+    if_body,
+    left_constant,
+    planned,
+    same_tensor_twice,
+    shared_weight,
+    tied_embedding,
+    transposed_weight,
+    vector_weight,
+    weights,
+    with_override,
+    with_weights,
+)
+
+from onnxfq.graph.load import load
+from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.plan import Plan
+
+
+def axes(plan: Plan) -> dict[str, int | None]:
+    """Return the axis of each weight."""
+    return {p.tensor: p.spec.axis for p in plan.weights}
+
+
+AXES = {
+    "conv": (conv_relu(), {"w": 0}),
+    "gemm": (gemm(), {"w": 1}),
+    "gemm_trans_b": (gemm(0, 1), {"w": 0}),
+    "gemm_trans_a": (gemm(1, 0), {"w": 1}),
+    "gemm_trans_ab": (gemm(1, 1), {"w": 0}),
+    "matmul_left": (left_constant(), {"w": 0}),
+    "matmul_vector": (vector_weight(), {"w": None}),
+    "matmul_transposed": (transposed_weight(), {"w": 0}),
+    "tied_embedding": (tied_embedding(), {"table": 0}),
+    "shared": (shared_weight(), {"w": 1}),
+}
+
+
+@pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])
+@pytest.mark.parametrize("name", AXES)
+def test_weights_are_quantized_along_output_channels(name: str, recipe: str) -> None:
+    """The axis is that of the stored constant, whatever stands between it and its reader."""
+    proto, expected = AXES[name]
+    assert axes(planned(proto, recipe)) == expected
+
+
+@pytest.mark.parametrize(("recipe", "axis"), [("tensorrt-int8", None), ("onnxruntime-int8", 1)])
+def test_conv_transpose(recipe: str, axis: int | None) -> None:
+    """TensorRT releases disagree on ConvTranspose's axis, so it gets one scale there; the plan says why."""
+    (weight,) = planned(conv_transpose(), recipe).weights
+    assert weight.spec.axis == axis
+    assert ("disagree on the channel axis" in weight.why) == (axis is None)
+
+
+BLOCKS = {"matmul": (shared_weight(), 0), "gemm": (gemm(), 0), "gemm_trans_b": (gemm(0, 1), 1), "turned": (transposed_weight(), 1)}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_run_along_the_sum(name: str) -> None:
+    """Blocks divide the axis that is summed over; a Conv, which has several, falls back to channels."""
+    proto, axis = BLOCKS[name]
+    (weight,) = planned(proto, with_weights("onnxruntime-int8", granularity="blocked", block_size=2)).weights
+    assert (weight.spec.axis, weight.spec.block_size) == (axis, 2)
+
+
+def test_blocks_of_a_conv_fall_back_to_channels() -> None:
+    """A Conv sums over several axes: its weights get one scale a channel, and the plan says so."""
+    (weight,) = planned(conv_relu(), with_weights("onnxruntime-int8", granularity="blocked", block_size=2)).weights
+    assert (weight.spec.axis, weight.spec.block_size) == (0, None)
+    assert weight.why == "weight of Conv, per output channel"
+
+
+def test_per_tensor_weights() -> None:
+    """A recipe may ask for one scale a weight."""
+    assert axes(planned(conv_relu(), with_weights("tensorrt-int8", granularity="per_tensor"))) == {"w": None}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_both_sides_or_none(name: str) -> None:
+    """Every weighted operator of the main graph has all its needs placed: one float side makes it float."""
+    model = load(BUILDERS[name]())
+    plan = planned(BUILDERS[name]())
+    placed = {use for placement in plan.placements for use in placement.uses}
+    nodes = {n.node: n for n in plan.nodes}
+    for node in model.proto.graph.node:
+        if node.op_type in WEIGHTED_INPUTS:
+            assert set(nodes[node.name].needs) <= placed
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_biases_are_never_quantized(name: str) -> None:
+    """No placement is read by a third input."""
+    assert all(use.input < 2 for p in planned(BUILDERS[name]()).placements for use in p.uses)
+
+
+def test_shared_weights_are_placed_once() -> None:
+    """One weight of two readers is one placement with two uses."""
+    (weight,) = planned(shared_weight()).weights
+    assert weight.uses == (("first", 1), ("second", 1))
+
+
+def test_weight_shared_along_different_axes() -> None:
+    """Readers that want different axes share one scale for the tensor, and the plan says why."""
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { h = Gemm (x, w) y = Gemm <transB = 1> (h, w) }", {"w": weights(4, 4)}
+    )
+    (weight,) = planned(proto).weights
+    assert weight.spec.axis is None
+    assert "different channel axes" in weight.why
+
+
+def test_one_tensor_on_both_inputs() -> None:
+    """A tensor read twice by one node is placed once with both slots."""
+    (placement,) = planned(same_tensor_twice()).placements
+    assert placement.uses == (("mm", 0), ("mm", 1))
+
+
+def test_two_activations() -> None:
+    """A MatMul of two activations has both placed per tensor."""
+    activations = {p.tensor: p for p in planned(attention()).activations}
+    assert {"q", "kt", "p", "x", "m"} <= set(activations)
+    assert all(p.spec.axis is None for p in activations.values())
+
+
+def test_embedding_keeps_its_float_reader() -> None:
+    """Only the Transpose of a tied table reads rounded values; the lookup stays exact."""
+    (weight,) = planned(tied_embedding()).weights
+    assert weight.uses == (("turn", 0),)
+
+
+TRANSPOSED_TEXT = """g (float[N,4] x) => (float[N,4] y{output}) {{
+    [turn] t = Transpose (w) [mm] h = MatMul (x, t) [last] y = {last} }}"""
+FLOAT_READERS = {
+    "graph output": (TRANSPOSED_TEXT.format(output=", float[4,4] t", last="Relu (h)"), {}),
+    "float operator": (TRANSPOSED_TEXT.format(output="", last="Add (h, t)"), {}),
+    "operator kept in float": (TRANSPOSED_TEXT.format(output="", last="MatMul (h, t)"), {"nodes": ["last"]}),
+    "body": (
+        """g (float[N,4] x, bool c) => (float[N,4] y) { [turn] t = Transpose (w) [mm] h = MatMul (x, t)
+            y = If (c) <then_branch = a () => (float[N,4] u) { u = MatMul (h, t) },
+                        else_branch = b () => (float[N,4] v) { v = Relu (h) }> }""",
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FLOAT_READERS)
+def test_no_float_reader_sees_rounded_weights(case: str) -> None:
+    """When something in float reads a Transpose too, its result is quantized for the operator alone."""
+    text, override = FLOAT_READERS[case]
+    recipe = with_override(**override, keep_float=True) if override else "tensorrt-int8"
+    plan = planned(build(text, {"w": weights(4, 4)}, opset=17), recipe)
+    assert {(p.tensor, p.role) for p in plan.placements} == {("x", "activation"), ("t", "activation")}
+    assert ("mm", 1) in {use for p in plan.placements for use in p.uses}
+
+
+def test_bodies_are_told() -> None:
+    """A weighted operator inside a body stays in float, counts in the coverage and has a reason."""
+    plan = planned(if_body())
+    assert [str(row) for row in plan.coverage()] == ["MatMul 1/1", "MatMul (in a body) 0/1"]
+    (reason,) = [s for s in plan.skipped if s.kind == "node"]
+    assert reason.name == "inside"
+    assert "only the main graph is quantized" in reason.why
+
+
+@pytest.mark.parametrize("kind", ["float16", "double", "bfloat16"])
+def test_other_float_types_stay_with_a_reason(kind: str) -> None:
+    """Only float32 is quantized; a node of another type is named with that type."""
+    half = f"""g (float[N,4] x, {kind}[N,4] a) => (float[N,4] y, {kind}[N,4] b) {{
+        [mm] y = MatMul (x, w) [other] b = MatMul (a, v) }}"""
+    proto = build(half, {"w": weights(4, 4)})
+    number = getattr(onnx.TensorProto, kind.upper())
+    proto.graph.initializer.append(onnx.helper.make_tensor("v", number, [4, 4], [1.0] * 16))
+    plan = planned(proto)
+    (node,) = [s for s in plan.skipped if s.kind == "node"]
+    assert node.name == "other"
+    assert "float32 is quantized" in node.why
+    assert {"a", "b", "v", "y"} <= {s.name for s in plan.skipped if s.kind == "tensor"}
+
+
+def test_unknown_types_stay_with_a_reason() -> None:
+    """What a custom operator gives has no known type, so its reader stays in float and says so."""
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { [first] h = MatMul (x, w) o = mine.Odd (h) [second] y = MatMul (o, w) }",
+        {"w": weights(4, 4)},
+        mine=1,
+    )
+    plan = planned(proto)
+    assert [s.why for s in plan.skipped if s.name == "second"] == ["input 'o' is of unknown type; float32 is quantized"]
+    assert "o" in {s.name for s in plan.skipped}

@@ -1,0 +1,169 @@
+"""`make_plan`: everything has a decision and a reason, overrides bite, impossible wishes are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import (
+    BUILDERS,
+    build,
+    conv_relu,
+    planned,
+    stage,
+    transposed_weight,
+    two_branch,
+    weights,
+    with_override,
+    with_weights,
+)
+
+from onnxfq.errors import ModelError, RecipeError
+from onnxfq.graph.load import load
+from onnxfq.pipeline import insert_fake_quantize, insert_qdq
+from onnxfq.plan import Plan
+from onnxfq.planning import make_plan
+from onnxfq.recipe import load_recipe
+
+
+@pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_float_tensor_is_placed_or_has_a_reason(name: str, recipe: str) -> None:
+    """Nothing is silent: each float tensor of the main graph is in the plan, once."""
+    model = load(BUILDERS[name]())
+    plan = make_plan(model, load_recipe(recipe))
+    graph = model.graph()
+    floats = {name for name, t in graph.tensors().items() if t.dtype is not None and np.dtype(t.dtype).kind == "f"}
+    placed = [p.tensor for p in plan.placements]
+    reasons = [s.name for s in plan.skipped if s.kind == "tensor"]
+    assert sorted(placed + reasons) == sorted(floats)
+    assert all(s.why for s in plan.skipped) and all(p.why for p in plan.placements)
+
+
+def test_plans_are_deterministic() -> None:
+    """The same model and recipe give the same plan."""
+    assert planned(two_branch()) == planned(two_branch())
+
+
+def test_plans_survive_their_file(tmp_path) -> None:  # noqa: ANN001
+    """A plan read back equals the one that was written."""
+    plan = planned(two_branch())
+    plan.save(tmp_path / "x.plan.json")
+    assert Plan.load(tmp_path / "x.plan.json") == plan
+
+
+KEEP = {
+    "node": {"nodes": ["conv1"]},
+    "glob": {"nodes": ["*1"]},
+    "activation": {"tensors": ["h"], "float": {"conv1"}},
+    "weight": {"tensors": ["w1"]},
+    "weight glob": {"tensors": ["w[1]"]},
+    "op type": {"op_types": ["Conv"], "float": {"conv1", "conv2", "conv3"}},
+}
+
+
+@pytest.mark.parametrize("case", [case for case in KEEP if case != "op type"])
+def test_keep_float(case: str) -> None:
+    """An override by node, glob, or by either tensor leaves the whole node in float and says who asked."""
+    fields = {key: value for key, value in KEEP[case].items() if key != "float"}
+    plan = planned(two_branch(), with_override(**fields, keep_float=True))
+    nodes = {s.name for s in plan.skipped if s.kind == "node" and s.op_type == "Conv"}
+    assert nodes == {"conv1"}
+    placed = {use.node for p in plan.placements for use in p.uses}
+    assert "conv1" not in placed and {"conv2", "conv3"} <= placed
+    assert "w1" not in {p.tensor for p in plan.placements}
+    reasons = {s.name: s.why for s in plan.skipped}
+    assert reasons["conv1"] == "kept in float by an override of recipe tensorrt-int8"
+    assert "read by Conv 'conv1', which stays in float" in reasons["w1"]
+
+
+def test_keep_float_of_everything() -> None:
+    """When nothing is left to quantize, that is an error with the reason of the first node."""
+    with pytest.raises(ModelError, match=r"nothing to quantize: Conv 'conv1': kept in float by an override"):
+        planned(two_branch(), with_override(op_types=["Conv"], keep_float=True))
+
+
+@pytest.mark.parametrize("name", ["w", "t"])
+def test_keep_float_of_a_transposed_weight(name: str) -> None:
+    """A transposed weight may be named before or after its Transpose."""
+    with pytest.raises(ModelError, match="kept in float by an override"):
+        planned(transposed_weight(), with_override(tensors=[name], keep_float=True))
+
+
+UNKNOWN = {
+    "node": ({"nodes": ["conv9"]}, "override names node 'conv9', which the model lacks; nearest: conv"),
+    "tensor": ({"tensors": ["w9*"]}, "override names tensor 'w9*', which the model lacks"),
+    "op type": ({"op_types": ["Conf"]}, "override names op type 'Conf', which the model lacks; nearest: Conv"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_overrides_that_match_nothing(case: str) -> None:
+    """A misspelled override is an error with the nearest names, not a silence."""
+    fields, message = UNKNOWN[case]
+    with pytest.raises(RecipeError) as caught:
+        planned(conv_relu(), with_override(**fields, keep_float=True))
+    assert message in str(caught.value)
+
+
+def test_overrides_change_schemes() -> None:
+    """Fields of an override replace those of the recipe for what matches only; later ones win."""
+    plan = planned(two_branch(), with_override(nodes=["conv1"], weights={"granularity": "per_tensor"}))
+    assert {p.tensor: p.spec.axis for p in plan.weights} == {"w1": None, "w2": 0, "w3": 0}
+
+
+def test_disagreeing_overrides_are_told() -> None:
+    """One tensor cannot be quantized in two ways: both readers are named."""
+    proto = build("g (float[N,4] x) => (float[N,4] y, float[N,4] z) { [a] y = MatMul (x, w) [b] z = MatMul (x, v) }",
+                  {"w": weights(4, 4), "v": weights(4, 4, seed=1)})  # fmt: skip
+    with pytest.raises(RecipeError, match=r"tensor 'x' .* for 'a' and .* for 'b'; override it by tensor name"):
+        planned(proto, with_override("onnxruntime-int8", nodes=["b"], activations={"qtype": "int8"}))
+
+
+REFUSED = {
+    "int4": ({"qtype": "int4"}, "TensorRT takes int4 only for weights whose activations stay float; use int8"),
+    "int16": ({"qtype": "int16"}, "TensorRT has no int16 tensors; use int8"),
+    "asymmetric": ({"symmetric": False}, "use symmetric: true"),
+    "blocked": ({"granularity": "blocked", "block_size": 2}, "use per_axis"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_tensorrt_refuses_what_it_cannot_take(case: str) -> None:
+    """A recipe that TensorRT's parser would refuse or compute wrongly is refused here, with the remedy."""
+    changes, remedy = REFUSED[case]
+    proto = build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": weights(4, 4)})
+    with pytest.raises(RecipeError, match="tensor 'w'") as caught:
+        planned(proto, with_weights("tensorrt-int8", **changes))
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize("insert", [insert_qdq, insert_fake_quantize], ids=["qdq", "fakequant"])
+def test_quantized_models_are_refused(insert) -> None:  # noqa: ANN001
+    """A model that holds quantizers is not quantized again."""
+    staged = stage(conv_relu())
+    with pytest.raises(ModelError, match=r"is already quantized \(it has .*\); give the float model"):
+        planned(insert(staged.model, staged.plan, staged.encodings))
+
+
+def test_nothing_to_quantize() -> None:
+    """A model without a weighted operator is an error that names the operators that are looked for."""
+    with pytest.raises(ModelError, match="it has no Conv, ConvTranspose, Gemm, MatMul"):
+        planned(build("g (float[N,4] x) => (float[N,4] y) { y = Relu (x) }"))
+
+
+def test_everything_in_bodies() -> None:
+    """A model whose weighted operators are all inside bodies is an error that says so."""
+    proto = build(
+        """g (float[N,4] x, bool c) => (float[N,4] y) {
+            y = If (c) <then_branch = a () => (float[N,4] u) { u = MatMul (x, w) },
+                        else_branch = b () => (float[N,4] v) { v = Relu (x) }> }""",
+        {"w": weights(4, 4)},
+    )
+    with pytest.raises(ModelError, match=r"all 1 weighted operators \(MatMul\) are inside If, Loop or Scan bodies"):
+        planned(proto)
+
+
+def test_operators_of_other_domains_are_not_weighted() -> None:
+    """A custom operator called Conv is none of ours."""
+    with pytest.raises(ModelError, match="nothing to quantize"):
+        planned(build("g (float[N,4] x) => (float[N,4] y) { y = mine.Conv (x, w) }", {"w": weights(4, 4)}, mine=1))
