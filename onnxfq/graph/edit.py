@@ -37,16 +37,20 @@ class Editor:
 
         Raises PlanError when a use names an unknown node or a slot that reads another tensor.
         """
+        if not placement.uses:
+            raise PlanError(
+                f"the plan places tensor {placement.tensor!r} for no use; name one, or remove the placement"
+            )
         for use in placement.uses:
             node = self._nodes.get(use.node)
             if node is None:
                 hint = nearest(use.node, self._nodes)
                 raise PlanError(f"the plan names node {use.node!r}, which the model lacks{hint}")
-            read = node.inputs[use.input].name if use.input < len(node.inputs) else "nothing"
+            read = node.inputs[use.input].name if 0 <= use.input < len(node.inputs) else None
             if read != placement.tensor:
                 raise PlanError(
                     f"the plan says input {use.input} of node {use.node!r} is {placement.tensor!r}, it reads "
-                    f"{read!r}; make a new plan with `onnxfq plan`"
+                    f"{'nothing' if read is None else repr(read)}; make a new plan with `onnxfq plan`"
                 )
             node.inputs[use.input] = replacement
 

@@ -1,0 +1,83 @@
+"""Inserting FakeQuantize: golden graphs, rounded weights, and the switch."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from builders import BUILDERS, Staged, build, constants, conv_relu, graph_text, shared_weight, stage, weights
+
+from onnxfq.numerics import fake_quantize
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, InsertFakeQuantize
+from onnxfq.runtime.session import Session
+
+
+def inserted(staged: Staged, switchable: bool = False) -> onnx.ModelProto:
+    """Insert FakeQuantize nodes and see that the model is valid."""
+    result = InsertFakeQuantize(staged.plan, staged.encodings, switchable).run(staged.model)
+    assert result.modified
+    onnx.checker.check_model(result.model.proto, full_check=True)
+    return result.model.proto
+
+
+def test_golden_graph() -> None:
+    """Activations get a node, weights are constants that are rounded already."""
+    staged = stage(conv_relu())
+    proto = inserted(staged)
+    assert graph_text(proto) == [
+        "[x/fq] x/fq = FakeQuantize <qtype=b'int8'> (x, x/scale, x/zero_point)",
+        "[conv] c = Conv <pads=[1, 1, 1, 1]> (x/fq, w/fq, b)",
+        "[relu] y = Relu (c)",
+    ]
+    encoding = staged.encodings["w"]
+    want = fake_quantize(weights(4, 3, 3, 3), encoding.scale_array, qtype="int8", axis=0)
+    np.testing.assert_array_equal(constants(proto)["w/fq"], want)
+    assert "w" not in constants(proto)
+    assert {o.domain: o.version for o in proto.opset_import} == {"": 17, "onnxfq": 1}
+
+
+def test_golden_switchable_graph() -> None:
+    """With the switch weights keep a node too, and all nodes read one optional input that is true."""
+    proto = inserted(stage(shared_weight()), switchable=True)
+    assert graph_text(proto) == [
+        "[x/fq] x/fq = FakeQuantize <qtype=b'int8'> (x, x/scale, x/zero_point, onnxfq/enabled)",
+        "[w/fq] w/fq = FakeQuantize <qtype=b'int8' axis=1> (w, w/scale, w/zero_point, onnxfq/enabled)",
+        "[first] h = MatMul (x/fq, w/fq)",
+        "[relu] r = Relu (h)",
+        "[r/fq] r/fq = FakeQuantize <qtype=b'int8'> (r, r/scale, r/zero_point, onnxfq/enabled)",
+        "[second] y = MatMul (r/fq, w/fq)",
+    ]
+    assert [value.name for value in proto.graph.input] == ["x", ENABLED_INPUT]
+    assert constants(proto)[ENABLED_INPUT].item() is True
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_switch(name: str) -> None:
+    """Not fed, or true, the model is the fixed one; false, it is the float model: all to the bit."""
+    staged = stage(BUILDERS[name]())
+    switchable = Session(inserted(staged, switchable=True), 1, exact=True)
+    fixed = Session(inserted(staged), 1, exact=True)
+    floating = Session(staged.model.proto, 1, exact=True)
+    one_gemm_path = name in ("conv_relu", "two_branch", "downsample", "same_tensor_twice", "conv_transpose")
+    for switch, twin in ((None, fixed), (True, fixed), (False, floating)):
+        feed = staged.feed if switch is None else staged.feed | {ENABLED_INPUT: np.asarray(switch)}
+        for got, want in zip(switchable.run(feed), twin.run(staged.feed), strict=True):
+            if one_gemm_path:
+                np.testing.assert_array_equal(got, want)
+            else:
+                # onnxruntime packs constant weights of a MatMul or Gemm and sums them in another order.
+                assert np.abs(got - want).max(initial=0) <= 1e-6 * np.abs(want).max(initial=0)
+
+
+def test_switch_of_the_smallest_ir_version() -> None:
+    """A model of IR version 3 has initializers after the pass, which that version wants among the inputs."""
+    proto = build("g (float[N,4] x) => (float[N,N] y) { t = Transpose (x) y = MatMul (x, t) }", opset=13, ir=3)
+    inserted(stage(proto), switchable=True)
+
+
+def test_taken_name_of_the_switch() -> None:
+    """A tensor that is called like the switch makes the switch another name, not a wrong model."""
+    proto = build(f'g (float[N,4] x) => (float[N,4] y) {{ "{ENABLED_INPUT}" = Relu (x) y = MatMul ("{ENABLED_INPUT}", w) }}',
+                  {"w": weights(4, 4)})  # fmt: skip
+    made = inserted(stage(proto), switchable=True)
+    assert [value.name for value in made.graph.input] == ["x", f"{ENABLED_INPUT}_2"]

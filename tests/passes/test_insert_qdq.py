@@ -1,0 +1,251 @@
+"""Inserting Q/DQ: golden graphs, opset forms, names, outputs, and what is refused."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import pytest
+from builders import (
+    BUILDERS,
+    Staged,
+    build,
+    constants,
+    conv_relu,
+    feed_for,
+    graph_text,
+    inner_output,
+    shared_weight,
+    stage,
+    tied_embedding,
+    two_branch,
+    weights,
+    with_weights,
+)
+
+from onnxfq.encoding import Encodings
+from onnxfq.errors import PlanError
+from onnxfq.graph.load import load
+from onnxfq.numerics import quantize
+from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.insert_observers import InsertObservers
+from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.pipeline import insert_qdq
+from onnxfq.runtime.session import Session
+
+
+def inserted(staged: Staged) -> onnx.ModelProto:
+    """Insert Q/DQ and see that the model is valid."""
+    result = InsertQdq(staged.plan, staged.encodings).run(staged.model)
+    assert result.modified
+    onnx.checker.check_model(result.model.proto, full_check=True)
+    return result.model.proto
+
+
+GOLDEN = {
+    conv_relu: [
+        "[x/q] x/q = QuantizeLinear (x, x/scale, x/zero_point)",
+        "[x/dq] x/dq = DequantizeLinear (x/q, x/scale, x/zero_point)",
+        "[w/dq] w/dq = DequantizeLinear <axis=0> (w/q, w/scale, w/zero_point)",
+        "[conv] c = Conv <pads=[1, 1, 1, 1]> (x/dq, w/dq, b)",
+        "[relu] y = Relu (c)",
+    ],
+    shared_weight: [
+        "[x/q] x/q = QuantizeLinear (x, x/scale, x/zero_point)",
+        "[x/dq] x/dq = DequantizeLinear (x/q, x/scale, x/zero_point)",
+        "[w/dq] w/dq = DequantizeLinear <axis=1> (w/q, w/scale, w/zero_point)",
+        "[first] h = MatMul (x/dq, w/dq)",
+        "[relu] r = Relu (h)",
+        "[r/q] r/q = QuantizeLinear (r, r/scale, r/zero_point)",
+        "[r/dq] r/dq = DequantizeLinear (r/q, r/scale, r/zero_point)",
+        "[second] y = MatMul (r/dq, w/dq)",
+    ],
+    tied_embedding: [
+        "[look] e = Gather <axis=0> (table, ids)",
+        "[relu] h = Relu (e)",
+        "[h/q] h/q = QuantizeLinear (h, h/scale, h/zero_point)",
+        "[h/dq] h/dq = DequantizeLinear (h/q, h/scale, h/zero_point)",
+        "[table/dq] table/dq = DequantizeLinear <axis=0> (table/q, table/scale, table/zero_point)",
+        "[turn] t = Transpose <perm=[1, 0]> (table/dq)",
+        "[mm] y = MatMul (h/dq, t)",
+    ],
+}
+
+
+@pytest.mark.parametrize("make", GOLDEN, ids=lambda make: make.__name__)
+def test_golden_graphs(make) -> None:  # noqa: ANN001
+    """The nodes, their names, their order and their wiring are exactly these."""
+    assert graph_text(inserted(stage(make()))) == GOLDEN[make]
+
+
+@pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_model_stays_valid(name: str, recipe: str) -> None:
+    """Names stay unique, inputs and outputs keep name and type, nodes stay in topological order."""
+    staged = stage(BUILDERS[name](), recipe)
+    before = staged.model.proto.SerializeToString(deterministic=True)
+    proto = inserted(staged)
+    assert staged.model.proto.SerializeToString(deterministic=True) == before
+    assert list(proto.graph.input) == list(staged.model.proto.graph.input)
+    assert list(proto.graph.output) == list(staged.model.proto.graph.output)
+    nodes = [node.name for node in proto.graph.node]
+    assert len(set(nodes)) == len(nodes) and all(nodes)
+    made = [name for node in proto.graph.node for name in node.output] + list(constants(proto))
+    assert len(set(made)) == len(made)
+    Session(proto, 1).run(staged.feed)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_twice_gives_the_same_bytes(name: str) -> None:
+    """Two runs give equal models, byte for byte."""
+    one, two = (inserted(stage(BUILDERS[name]())).SerializeToString(deterministic=True) for _ in range(2))
+    assert one == two
+
+
+def test_weights_are_stored_as_integers() -> None:
+    """A weight is quantized now, by the arithmetic of `numerics`; its float form is gone, the bias stays."""
+    staged = stage(conv_relu())
+    stored = constants(inserted(staged))
+    encoding = staged.encodings["w"]
+    want = quantize(weights(4, 3, 3, 3), encoding.scale_array, encoding.zero_point_array, qtype="int8", axis=0)
+    np.testing.assert_array_equal(stored["w/q"], want)
+    assert stored["w/q"].dtype == np.int8
+    assert "w" not in stored and "b" in stored
+
+
+@pytest.mark.parametrize("opset", [13, 17, 20, 21, 23])
+def test_form_of_the_type(opset: int) -> None:
+    """Up to opset 20 an int8 zero point tells the type, from 21 on output_dtype; never both or neither."""
+    proto = inserted(stage(conv_relu(opset)))
+    assert next(o.version for o in proto.opset_import if o.domain == "") == opset
+    for node in proto.graph.node:
+        typed = any(a.name == "output_dtype" and a.i == onnx.TensorProto.INT8 for a in node.attribute)
+        if node.op_type == "QuantizeLinear":
+            assert (len(node.input) == 3, typed) == ((True, False) if opset <= 20 else (False, True))
+        if node.op_type == "DequantizeLinear":
+            assert len(node.input) == (3 if opset <= 20 else 2) and not typed
+    for name, value in constants(proto).items():
+        if name.endswith("/zero_point"):
+            assert value.dtype == np.int8 and not value.any()
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+def test_zero_points_that_are_not_zero_are_written(opset: int) -> None:
+    """An asymmetric activation has its zero point and no output_dtype at any opset."""
+    staged = stage(conv_relu(opset), "onnxruntime-int8")
+    proto = inserted(staged)
+    (node,) = [n for n in proto.graph.node if n.op_type == "QuantizeLinear"]
+    assert len(node.input) == 3 and not node.attribute
+    assert constants(proto)["x/zero_point"].dtype == np.uint8
+    assert constants(proto)["x/zero_point"] == staged.encodings["x"].zero_point[0] != 0
+
+
+BLOCKED = {
+    "int4": {"qtype": "int4"},
+    "int8 in blocks": {"granularity": "blocked", "block_size": 2},
+    "int4 in blocks": {"qtype": "int4", "granularity": "blocked", "block_size": 3},
+    "int16": {"qtype": "int16"},
+}
+
+
+@pytest.mark.parametrize("case", BLOCKED)
+def test_new_formats_raise_the_opset(case: str) -> None:
+    """4 and 16 bits and blocks need opset 21; every node still has a name of its own."""
+    text = """g (float[N,4] x) => (float[N,1] y) {
+        [mm] h = MatMul (x, w) [mean] y = ReduceMean <axes = [1]> (h) }"""
+    proto = inserted(stage(build(text, {"w": weights(4, 3)}, opset=13), with_weights("onnxruntime-int8", **BLOCKED[case])))
+    assert next(o.version for o in proto.opset_import if o.domain == "") == 21
+    assert proto.ir_version == 10
+    assert [node.name for node in proto.graph.node] == ["x/q", "x/dq", "w/dq", "mm", "mean"]
+    Session(proto, 1).run(feed_for(proto))
+
+
+def test_outputs_keep_their_float_values() -> None:
+    """A tensor that is read quantized and is an output too is not rounded at the output."""
+    staged = stage(inner_output())
+    proto = inserted(staged)
+    h = Session(proto, 1, exact=True).run(staged.feed)[0]
+    np.testing.assert_array_equal(h, np.maximum(staged.feed["x"], 0))
+
+
+def test_names_that_are_taken() -> None:
+    """Tensors, nodes and names inside bodies called like ours make ours `_2`."""
+    proto = build(
+        """g (float[N,4] x, bool c) => (float[N,4] y, float[N,4] z) {
+            ["x/dq"] "x/q" = Relu (x)
+            [mm] h = MatMul (x, w)
+            ["w/dq"] y = Add (h, "x/q")
+            z = If (c) <then_branch = a () => (float[N,4] t) { "w/scale" = Relu (h) t = Relu ("w/scale") },
+                        else_branch = b () => (float[N,4] e) { e = Relu (h) }> }""",
+        {"w": weights(4, 4)},
+    )
+    staged = stage(proto)
+    made = inserted(staged)
+    nodes = graph_text(made)
+    assert "[x/q] x/q_2 = QuantizeLinear (x, x/scale, x/zero_point)" in nodes
+    assert "[x/dq_2] x/dq = DequantizeLinear (x/q_2, x/scale, x/zero_point)" in nodes
+    assert "[w/dq_2] w/dq = DequantizeLinear <axis=1> (w/q, w/scale_2, w/zero_point)" in nodes
+    Session(made, 1).run(staged.feed)
+
+
+@pytest.mark.parametrize("insert", [InsertQdq, InsertFakeQuantize])
+def test_second_application_is_refused(insert) -> None:  # noqa: ANN001
+    """A pass does not quantize what it has quantized: the plan's uses read something else by then."""
+    staged = stage(two_branch())
+    one = insert(staged.plan, staged.encodings).run(staged.model).model
+    with pytest.raises(PlanError, match=r"the plan says input \d of node 'conv1' is 'h', it reads 'h/.*'"):
+        insert(staged.plan, staged.encodings).run(one)
+
+
+def test_empty_plans_change_nothing() -> None:
+    """A plan without placements gives the model itself back, and says so."""
+    staged = stage(conv_relu())
+    empty = staged.plan.model_copy(update={"placements": ()})
+    for one in (InsertQdq(empty, staged.encodings), InsertFakeQuantize(empty, staged.encodings), InsertObservers(empty)):
+        result = one.run(staged.model)
+        assert not result.modified
+        assert result.model is staged.model
+    insert_qdq(staged.model, empty, staged.encodings)
+    assert not staged.model.proto.metadata_props
+
+
+EDITS = {
+    "tensor": ({"tensor": "xx"}, r"no encoding for tensor 'xx'"),
+    "node": ({"uses": [["cnv", 0]]}, r"names node 'cnv', which the model lacks; nearest: conv"),
+    "slot": ({"uses": [["conv", 1]]}, r"says input 1 of node 'conv' is 'x', it reads 'w'"),
+    "slot too high": ({"uses": [["conv", 9]]}, r"says input 9 of node 'conv' is 'x', it reads nothing"),
+    "slot below 0": ({"uses": [["conv", -1]]}, r"says input -1 of node 'conv' is 'x', it reads nothing"),
+    "no use": ({"uses": []}, r"places tensor 'x' for no use"),
+    "spec": ({"spec": {"qtype": "int16"}}, r"is planned as int16 .* and encoded as int8"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_edited_plans_are_checked(edit: str) -> None:
+    """A plan that a person broke is refused with the place and the nearest names."""
+    staged = stage(conv_relu())
+    change, message = EDITS[edit]
+    content = staged.plan.model_dump(mode="json")
+    content["placements"][0] |= change
+    plan = type(staged.plan).model_validate(content)
+    with pytest.raises(PlanError, match=message):
+        InsertQdq(plan, staged.encodings).run(staged.model)
+
+
+def test_plan_and_encodings_of_another_model() -> None:
+    """A plan, or encodings, of another model are refused, also when all names fit."""
+    staged, other = stage(conv_relu()), load(conv_relu(18))
+    with pytest.raises(PlanError, match="the plan was made for a model with SHA-256"):
+        InsertQdq(staged.plan, staged.encodings).run(other)
+    plan = staged.plan.model_copy(update={"model_sha256": other.sha256})
+    with pytest.raises(PlanError, match="the encodings were made for another model"):
+        InsertQdq(plan, staged.encodings).run(other)
+
+
+def test_missing_encodings_are_named() -> None:
+    """A placement without an encoding is refused by name."""
+    staged = stage(conv_relu())
+    few = Encodings(model_sha256=staged.encodings.model_sha256, encodings=staged.encodings.encodings[:1])
+    with pytest.raises(PlanError, match=re.escape("no encoding for tensor 'w'")):
+        InsertQdq(staged.plan, few).run(staged.model)
