@@ -68,10 +68,13 @@ def load_npz(path: str | Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz by name. Raises one of `UNREADABLE` for any fault."""
     # Opened here: NumPy leaves a file open when its archive is cut off.
     with Path(path).open("rb") as stream:
-        loaded = np.load(stream, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise ValueError("a single array")
-        with loaded as data:
+        head = stream.read(6)
+        if head == b"\x93NUMPY":
+            raise ValueError("it is a single array")
+        if not head.startswith(b"PK"):  # NumPy would take it for a pickle and tell how to trust it
+            raise ValueError("it is no zip archive")
+        stream.seek(0)
+        with np.load(stream, allow_pickle=False) as data:
             arrays = {name: data[name] for name in data.files}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
