@@ -46,7 +46,7 @@ def parse(content: Any, record: type[R], error: type[OnnxfqError], source: str) 
         return record.model_validate(content)
     except pydantic.ValidationError as fault:
         first = fault.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the top level"
+        where = ": ".join(part for part in (source, ".".join(str(part) for part in first["loc"])) if part)
         message = one_line(first["msg"].removeprefix("Value error, "))
         if first["type"] == "extra_forbidden":
             known = _record_at(record, first["loc"][:-1]).model_fields
@@ -54,7 +54,7 @@ def parse(content: Any, record: type[R], error: type[OnnxfqError], source: str) 
             message = f"no such field{hint}"
         elif first["type"] == "model_type":
             message = f"must be a mapping of fields, got {first['input']!r:.40}"
-        raise error(f"{source}: {field}: {message}") from None
+        raise error(f"{where}: {message}") from None
 
 
 def _record_at(record: type[Record], where: tuple[int | str, ...]) -> type[Record]:

@@ -213,6 +213,7 @@ def _from_file(path: Path) -> Recipe:
     recipe = parse(content, Recipe, RecipeError, str(path))
     for number, override in enumerate(recipe.overrides):
         source = f"{path}: overrides.{number}"
-        parse(content["activations"] | override.activations, ActivationScheme, RecipeError, source)
-        parse(content["weights"] | override.weights, WeightScheme, RecipeError, source)
+        activations = content["activations"] | override.activations
+        parse(activations, ActivationScheme, RecipeError, f"{source}.activations")
+        parse(content["weights"] | override.weights, WeightScheme, RecipeError, f"{source}.weights")
     return recipe

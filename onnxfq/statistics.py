@@ -200,7 +200,8 @@ def _unpack(arrays: dict[str, NDArray[Any]]) -> Statistics:
             bins=arrays["bins"][start : start + size],
             counts=arrays["counts"][start : start + size],
         )
-        if one.bins.size != one.counts.size or one.counts.sum() + one.nans + one.infinities != one.elements:
+        total = int(one.counts.sum()) + one.nans + one.infinities
+        if not one.bins.size == one.counts.size == size or total != one.elements:
             raise ValueError(f"the counts of tensor {str(name)!r} do not add up")
         tensors[str(name)] = one
     return Statistics(str(arrays["model_sha256"]), int(arrays["samples"]), tensors)
