@@ -1,0 +1,117 @@
+"""Documents: records of known fields, read from JSON and YAML, with every fault in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pydantic
+import pytest
+
+from onnxfq.documents import Record, one_line, parse, read_document, write_document
+from onnxfq.errors import PlanError
+
+
+class Inner(Record):
+    """A record inside another."""
+
+    width: int
+    height: int = 1
+
+
+class Outer(Record):
+    """A record with one inner and a list of them."""
+
+    name: str
+    ratio: float = 1.0
+    inner: Inner | None = None
+    many: tuple[Inner, ...] = ()
+
+
+FULL = Outer(name="ä", ratio=0.1, inner=Inner(width=3), many=(Inner(width=4, height=5),))
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml", "yml"])
+def test_what_is_written_is_read(tmp_path, suffix):
+    """JSON is YAML: a written document reads back equal under each suffix."""
+    path = tmp_path / f"a.{suffix}"
+    write_document(path, FULL)
+    assert read_document(path, Outer, PlanError) == FULL
+    assert json.loads(path.read_text(encoding="utf-8"))["ratio"] == 0.1
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan], ids=str)
+def test_non_finite_numbers_survive(tmp_path, value):
+    """JSON has no infinities: they are written as strings and come back as numbers."""
+    write_document(tmp_path / "a.json", Outer(name="a", ratio=value))
+    assert read_document(tmp_path / "a.json", Outer, PlanError).ratio == pytest.approx(value, nan_ok=True)
+
+
+def test_records_are_frozen():
+    """Values go forward: a record is never changed."""
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        FULL.name = "b"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        pytest.param({}, "src: name: Field required", id="missing"),
+        pytest.param({"name": 3}, "src: name: Input should be a valid string", id="wrong type"),
+        pytest.param(
+            {"name": "a", "nam": 1},
+            "src: nam: no such field; nearest: name",
+            id="unknown, nearest of the top level",
+        ),
+        pytest.param(
+            {"name": "a", "inner": {"width": 1, "widht": 2}},
+            "src: inner.widht: no such field; nearest: width, height",
+            id="unknown, nearest of the inner record",
+        ),
+        pytest.param(
+            {"name": "a", "many": [{"width": 1, "xyz": 2}]},
+            "src: many.0.xyz: no such field; known: height, width",
+            id="unknown in a list",
+        ),
+        pytest.param([1], "src: must be a mapping of fields, got [1]", id="a list"),
+        pytest.param(None, "src: must be a mapping of fields, got None", id="nothing"),
+        pytest.param({"name": "a", "inner": 5}, "src: inner: must be a mapping of fields, got 5", id="inner"),
+    ],
+)
+def test_faults_name_source_and_field(content, words):
+    """The first fault is one line: source, path of the field, rule, and the nearest known field."""
+    with pytest.raises(PlanError) as caught:
+        parse(content, Outer, PlanError, "src")
+    assert str(caught.value) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        pytest.param("a.json", b"{", "a.json is not valid json: Expecting property name", id="json"),
+        pytest.param("a.yaml", b"a: [1\nb: 2", "a.yaml is not valid yaml: while parsing a flow", id="yaml"),
+        pytest.param("a", b"a: {", "a is not valid YAML", id="no suffix"),
+        pytest.param("a.json", b"\xff\xfe", "cannot read ", id="not utf-8"),
+        pytest.param("a.yaml", b"", "must be a mapping of fields, got None", id="empty"),
+    ],
+)
+def test_broken_files(tmp_path, name, content, words):
+    """A file that is no document is one line that names it."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(PlanError) as caught:
+        read_document(tmp_path / name, Outer, PlanError)
+    assert words in str(caught.value) and str(tmp_path / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_and_folder(tmp_path):
+    """A path that is not there, or is a folder, is said so."""
+    with pytest.raises(PlanError, match="no such file: .*b.json; check the path"):
+        read_document(tmp_path / "b.json", Outer, PlanError)
+    with pytest.raises(PlanError, match="cannot read .*Is a directory"):
+        read_document(tmp_path, Outer, PlanError)
+
+
+def test_one_line():
+    """Any run of white space is one blank."""
+    assert one_line(" a\n\t b\r\nc ") == "a b c"

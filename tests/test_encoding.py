@@ -1,0 +1,186 @@
+"""Encodings: exact through files, every broken rule in one line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxfq.encoding import Encoding, Encodings
+from onnxfq.errors import PlanError, SpecError
+from onnxfq.numerics import fake_quantize
+from onnxfq.qparams import choose_qparams
+from onnxfq.spec import QuantSpec
+
+INT8 = QuantSpec(qtype="int8")
+PER_AXIS = QuantSpec(qtype="int8", axis=0)
+UINT8 = QuantSpec(qtype="uint8", symmetric=False)
+
+
+def f32(*values):
+    """Values as a float32 array."""
+    return np.asarray(values, np.float32)
+
+
+def i32(*values):
+    """Values as an int32 array."""
+    return np.asarray(values, np.int32)
+
+
+@given(
+    st.lists(st.floats(np.finfo(np.float32).tiny, np.finfo(np.float32).max, width=32), min_size=1, max_size=9)
+)
+def test_scales_are_exact_through_json(scales):
+    """A float32 scale comes back from text with the same bits."""
+    encoding = Encoding.of("w", PER_AXIS, f32(*scales), i32(*[0] * len(scales)))
+    again = Encoding.model_validate_json(encoding.model_dump_json())
+    assert again == encoding
+    assert again.scale_array.tobytes() == f32(*scales).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [
+        (INT8, ()),
+        (PER_AXIS, (5,)),
+        (QuantSpec(qtype="int4", axis=1, block_size=4), (3, 2)),
+        (QuantSpec(qtype="uint16", symmetric=False, axis=0), (4,)),
+    ],
+    ids=str,
+)
+def test_files_are_exact(tmp_path, spec, shape):
+    """Encodings, saved and loaded, are equal, arrays and shapes included."""
+    rng = np.random.default_rng(1)
+    low = -rng.random(shape) * (not spec.symmetric)
+    arrays = choose_qparams(low, np.asarray(rng.random(shape) + 0.1), spec.qtype, spec.symmetric)
+    encodings = Encodings(model_sha256="ab" * 32, encodings=(Encoding.of("a", spec, *arrays),))
+    encodings.save(tmp_path / "e.json")
+    loaded = Encodings.load(tmp_path / "e.json")
+    assert loaded == encodings
+    assert loaded["a"].scale_array.dtype == np.float32 and loaded["a"].zero_point_array.dtype == np.int32
+    assert np.array_equal(loaded["a"].scale_array, arrays[0]) and loaded["a"].scale_array.shape == shape
+    assert np.array_equal(loaded["a"].zero_point_array, arrays[1])
+
+
+def test_range_is_that_of_fake_quantized_infinities():
+    """The range ends where saturation starts: what far values are rounded to, in any group."""
+    spec = QuantSpec(qtype="uint8", symmetric=False, axis=0)
+    encoding = Encoding.of("x", spec, f32(0.5, 0.25), i32(10, 200))
+    far = np.asarray([[-1e9, 1e9]] * 2, np.float32)
+    reached = fake_quantize(far, encoding.scale_array, encoding.zero_point_array, qtype=spec.qtype, axis=0)
+    assert (encoding.rmin, encoding.rmax) == (reached.min(), reached.max())
+
+
+@pytest.mark.parametrize(
+    ("spec", "scale", "zero_point", "words"),
+    [
+        pytest.param(
+            INT8, f32(0.0).reshape(()), i32(0).reshape(()), "scale must be finite and positive", id="zero"
+        ),
+        pytest.param(PER_AXIS, f32(1, -1), i32(0, 0), "scale must be finite and positive", id="negative"),
+        pytest.param(PER_AXIS, f32(1, np.nan), i32(0, 0), "scale must be finite and positive", id="nan"),
+        pytest.param(PER_AXIS, f32(1, np.inf), i32(0, 0), "scale must be finite and positive", id="infinite"),
+        pytest.param(
+            UINT8,
+            np.asarray(1e300),
+            np.asarray(0),
+            "scale must be finite and positive",
+            id="beyond float32",
+        ),
+        pytest.param(UINT8, np.asarray(1e-60), np.asarray(0), "finite and positive", id="zero in float32"),
+        pytest.param(
+            UINT8,
+            np.asarray(1.0),
+            np.asarray(256),
+            "every zero_point must lie in uint8 [0, 255]",
+            id="zero point outside",
+        ),
+        pytest.param(
+            INT8, np.asarray(1.0), np.asarray(1), "zero_point of a symmetric spec must be 0", id="symmetric"
+        ),
+        pytest.param(
+            PER_AXIS, f32(1, 1), i32(0), "[2] wants 2 values, got 2 scales and 1 zero points", id="counts"
+        ),
+        pytest.param(
+            INT8, f32(1), i32(0), "param_shape [1] does not fit per-tensor; its rank must be 0", id="rank"
+        ),
+        pytest.param(
+            PER_AXIS,
+            f32(1).reshape(1, 1),
+            i32(0),
+            "[1, 1] does not fit per-axis 0; its rank must be 1",
+            id="rank 2",
+        ),
+    ],
+)
+def test_broken_rules(spec, scale, zero_point, words):
+    """Each broken rule names the tensor, the rule and what was found."""
+    with pytest.raises(SpecError) as caught:
+        Encoding.of("conv/w", spec, scale, zero_point)
+    assert str(caught.value).startswith("tensor 'conv/w': ") and words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def saved(tmp_path, change=None):
+    """A file of one encoding, its content changed."""
+    encodings = Encodings(
+        model_sha256="ab" * 32, encodings=(Encoding.of("conv/in", INT8, np.asarray(0.5), np.asarray(0)),)
+    )
+    path = tmp_path / "e.json"
+    encodings.save(path)
+    content = json.loads(path.read_text())
+    if change:
+        change(content)
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param(
+            lambda c: c.update(format="onnxfq.plan/1"), "format: Input should be", id="another document"
+        ),
+        pytest.param(lambda c: c.pop("model_sha256"), "model_sha256: Field required", id="missing"),
+        pytest.param(
+            lambda c: c["encodings"][0].update(scale=[0.0]), "'conv/in': every scale must", id="scale 0"
+        ),
+        pytest.param(
+            lambda c: c["encodings"][0].update(scale=["x"]), "encodings.0.scale.0: ", id="no number"
+        ),
+        pytest.param(
+            lambda c: c["encodings"][0].update(param_shape=[-1, -1]),
+            "does not fit per-tensor",
+            id="negative shape",
+        ),
+        pytest.param(
+            lambda c: c["encodings"][0]["spec"].update(qtype="int9"),
+            "encodings.0.spec.qtype: unknown qtype 'int9'",
+            id="qtype",
+        ),
+    ],
+)
+def test_edited_files(tmp_path, change, words):
+    """An edited file that breaks a rule is refused in one line with path and field."""
+    path = saved(tmp_path, change)
+    with pytest.raises(PlanError) as caught:
+        Encodings.load(path)
+    assert str(caught.value).startswith(f"{path}: ") and words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_such_tensor(tmp_path):
+    """A tensor without encoding is refused with the nearest names."""
+    encodings = Encodings.load(saved(tmp_path))
+    assert encodings["conv/in"].tensor == "conv/in"
+    with pytest.raises(PlanError, match="no encoding for tensor 'conv/inn': calibrate .*; nearest: conv/in"):
+        encodings["conv/inn"]
+
+
+def test_no_such_file(tmp_path):
+    """A missing file is one line."""
+    with pytest.raises(PlanError, match="no such file"):
+        Encodings.load(tmp_path / "none.json")

@@ -1,0 +1,64 @@
+"""Granularities: shapes of parameters, checked against the pieces that NumPy cuts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxfq.errors import SpecError
+from onnxfq.granularity import Blocked, PerAxis, PerTensor, normalize_axis
+
+SHAPES = st.lists(st.integers(0, 9), min_size=1, max_size=4)
+
+
+@given(SHAPES, st.data())
+def test_axis_is_a_python_index(shape, data):
+    """Negative axes count from the end, as in Python and NumPy."""
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    assert normalize_axis(axis, len(shape)) == range(len(shape))[axis]
+
+
+@given(SHAPES, st.data())
+def test_one_parameter_for_each_slice_or_block(shape, data):
+    """Per axis and blocked, there are as many parameters along the axis as NumPy cuts pieces."""
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    block = data.draw(st.integers(1, 10))
+    x = np.zeros(shape)
+    assert PerAxis(axis).param_shape(shape) == (x.shape[axis],)
+    reduced = np.add.reduceat(x, range(0, x.shape[axis], block), axis) if x.shape[axis] else x
+    assert Blocked(axis, block).param_shape(shape) == reduced.shape
+    assert PerTensor().param_shape(shape) == np.sum(x).shape
+
+
+@pytest.mark.parametrize(
+    ("axis", "rank", "words"),
+    [
+        (2, 2, "axis 2 is outside a tensor of rank 2; give one of [-2, 1]"),
+        (-3, 2, "axis -3 is outside a tensor of rank 2; give one of [-2, 1]"),
+        (0, 0, "axis 0 of a scalar: it has none; use per-tensor"),
+    ],
+)
+def test_axis_outside(axis, rank, words):
+    """An axis the tensor lacks is refused with those it has."""
+    for granularity in (PerAxis(axis), Blocked(axis, 2)):
+        with pytest.raises(SpecError) as caught:
+            granularity.param_shape((4,) * rank)
+        assert str(caught.value) == words
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_blocks_have_elements(size):
+    """A block of no elements is refused."""
+    with pytest.raises(SpecError, match=f"block_size must be at least 1, got {size}"):
+        Blocked(0, size)
+
+
+@pytest.mark.parametrize(
+    ("granularity", "text"),
+    [(PerTensor(), "per-tensor"), (PerAxis(1), "per-axis 1"), (Blocked(0, 32), "blocks of 32 on axis 0")],
+)
+def test_text(granularity, text):
+    """Reports spell a granularity as people say it."""
+    assert str(granularity) == text

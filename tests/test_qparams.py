@@ -1,0 +1,133 @@
+"""Scale and zero point: torch's observers first, then the rules for every range, then the refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxfq.errors import SpecError
+from onnxfq.qparams import MIN_SCALE, choose_qparams
+from onnxfq.qtypes import QTYPES
+
+FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
+RANGES = st.tuples(FLOATS, FLOATS).map(sorted)
+LARGEST = float(np.finfo(np.float32).max)
+SUBNORMAL = float(np.finfo(np.float32).smallest_subnormal)
+SCHEMES = pytest.mark.parametrize(
+    ("qtype", "symmetric"),
+    [
+        pytest.param(q, s, id=f"{q}-{'sym' if s else 'asym'}")
+        for q in QTYPES.values()
+        for s in {q.signed, False}
+    ],
+)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.parametrize(
+    "limits", [(-1.0, 3.0), (0.5, 2.0), (-4.0, -0.5), (-0.7, 0.7), (-1e-3, 250.0)], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8], ids=str)
+def test_asymmetric_is_torchs_affine(dtype, limits):
+    """An asymmetric range gives the numbers of torch's affine observer."""
+    observer = torch.ao.quantization.MinMaxObserver(dtype=dtype, qscheme=torch.per_tensor_affine)
+    observer(torch.tensor(limits))
+    scale, zero_point = observer.calculate_qparams()
+    qtype = QTYPES["uint8" if dtype == torch.quint8 else "int8"]
+    ours = choose_qparams(*np.asarray(limits, np.float32), qtype, symmetric=False)
+    np.testing.assert_array_max_ulp(ours[0], scale.numpy()[0], 1)  # theirs is computed in float32
+    assert int(ours[1]) == int(zero_point)
+
+
+@SCHEMES
+@given(limits=RANGES)
+def test_rules_for_every_range(qtype, symmetric, limits):
+    """Scale finite and positive; zero point in the type; the grid covers the range to half a step."""
+    scale, zero_point = choose_qparams(*limits, qtype, symmetric)
+    assert (scale.dtype, zero_point.dtype, scale.shape, zero_point.shape) == (np.float32, np.int32, (), ())
+    assert np.isfinite(scale) and scale >= MIN_SCALE
+    assert qtype.qmin <= zero_point <= qtype.qmax
+    if symmetric:
+        assert zero_point == 0
+    low, high = (float(scale) * (limit - int(zero_point)) for limit in (qtype.qmin, qtype.qmax))
+    # Half a step from rounding the zero point; 16 bits of steps lose some 2^-8 to the float32 scale.
+    slack = float(scale) * (0.5 + 2.0**-7)
+    assert low - slack <= limits[0] and limits[1] <= high + slack
+    assert low <= 0.0 <= high, "0 is on the grid: scale * (zero_point - zero_point)"
+
+
+@SCHEMES
+@given(limits=RANGES)
+def test_no_finer_than_needed(qtype, symmetric, limits):
+    """The steps that the range, 0 included, needs are all used: the scale is not too large."""
+    scale, _ = choose_qparams(*limits, qtype, symmetric)
+    low, high = min(limits[0], 0.0), max(limits[1], 0.0)
+    wanted = max(-low, high) / qtype.qmax if symmetric else (high - low) / (qtype.qmax - qtype.qmin)
+    if wanted > MIN_SCALE:
+        assert float(scale) == pytest.approx(wanted, rel=2.0**-24)  # rounding to float32
+    else:
+        assert float(scale) == (MIN_SCALE if wanted else 1.0)
+
+
+@SCHEMES
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        pytest.param((0.0, 0.0), 1.0, id="dead channel"),
+        pytest.param((-0.0, 0.0), 1.0, id="minus zero"),
+        pytest.param((-SUBNORMAL, SUBNORMAL), MIN_SCALE, id="subnormal"),
+        pytest.param((0.0, MIN_SCALE), MIN_SCALE, id="smallest normal"),
+    ],
+)
+def test_ranges_of_no_width(qtype, symmetric, limits, expected):
+    """A range too narrow for a normal scale gets the stated one, and 0 still is 0."""
+    scale, zero_point = choose_qparams(*limits, qtype, symmetric)
+    assert scale == np.float32(expected)
+    assert zero_point == max(qtype.qmin, 0) or not symmetric
+
+
+@SCHEMES
+def test_the_widest_range(qtype, symmetric):
+    """All of float32: the width overflows float32, the scale does not."""
+    scale, _ = choose_qparams(-LARGEST, LARGEST, qtype, symmetric)
+    width = LARGEST / qtype.qmax if symmetric else 2 * LARGEST / (qtype.qmax - qtype.qmin)
+    assert float(scale) == pytest.approx(width, rel=2.0**-24)  # rounding to float32
+
+
+@SCHEMES
+def test_arrays_are_slices(qtype, symmetric):
+    """Every element of an array is what it would be alone."""
+    rng = np.random.default_rng(0)
+    rmin, rmax = np.sort(rng.normal(size=(2, 3, 4)), axis=0)
+    rmin[0, 0] = rmax[0, 0] = 0.0
+    scale, zero_point = choose_qparams(rmin, rmax, qtype, symmetric)
+    assert scale.shape == zero_point.shape == (3, 4)
+    for at in np.ndindex(3, 4):
+        one = choose_qparams(rmin[at], rmax[at], qtype, symmetric)
+        assert (one[0], one[1]) == (scale[at], zero_point[at])
+
+
+@pytest.mark.parametrize(
+    ("rmin", "rmax", "words"),
+    [
+        pytest.param(np.nan, 1.0, "finite in float32, got [nan, 1]; remove NaN and infinities", id="nan"),
+        pytest.param(0.0, np.inf, "finite in float32, got [0, inf]", id="inf"),
+        pytest.param(-1e39, 1.0, "finite in float32, got [-1e+39, 1]", id="beyond float32"),
+        pytest.param(
+            1.0, -1.0, "must not be inverted, got [1, -1]; give the smaller end first", id="inverted"
+        ),
+        pytest.param(np.inf, -np.inf, "finite in float32, got [inf, -inf]", id="range of nothing"),
+        pytest.param(
+            np.arange(99.0), np.arange(99.0) - (np.arange(99) == 7), "got [7, 6]", id="one in an array"
+        ),
+    ],
+)
+@SCHEMES
+def test_ranges_that_are_none(qtype, symmetric, rmin, rmax, words):
+    """A range that is not one is refused in one line with the first bad value."""
+    with pytest.raises(SpecError) as caught:
+        choose_qparams(rmin, rmax, qtype, symmetric)
+    assert words in str(caught.value) and "\n" not in str(caught.value)

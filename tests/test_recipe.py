@@ -1,0 +1,332 @@
+"""Recipes: built-ins, files with base and overrides, and every slip in one line with the nearest name."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from onnxfq.errors import RecipeError, SpecError
+from onnxfq.recipe import DEFAULT_RECIPE, RECIPES, Recipe, load_recipe
+from onnxfq.spec import QuantSpec
+
+
+def written(tmp_path, text, name="mine.yaml"):
+    """A recipe file with `text`."""
+    path = tmp_path / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def loaded(tmp_path, text):
+    """The recipe that a file with `text` gives."""
+    return load_recipe(written(tmp_path, text))
+
+
+def refused(tmp_path, text):
+    """The one line with which a file with `text` is refused, after the file's path."""
+    path = written(tmp_path, text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ") and "\n" not in message
+    return message.removeprefix(f"{path}: ")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_built_ins_load_by_name_and_as_given(name):
+    """A name, or a recipe already loaded, gives the recipe."""
+    assert load_recipe(name) is RECIPES[name] is load_recipe(RECIPES[name])
+    assert RECIPES[name].name == name
+
+
+def test_built_ins_are_what_the_targets_take():
+    """TensorRT takes symmetric int8; ONNX Runtime's CPU kernels unsigned activations and int8 weights."""
+    assert DEFAULT_RECIPE in RECIPES
+    trt, ort = RECIPES["tensorrt-int8"], RECIPES["onnxruntime-int8"]
+    assert (trt.target, trt.activations.qtype.name, trt.activations.symmetric) == ("tensorrt", "int8", True)
+    assert (ort.target, ort.activations.qtype.name, ort.activations.symmetric) == (
+        "onnxruntime",
+        "uint8",
+        False,
+    )
+    for recipe in (trt, ort):
+        assert (recipe.weights.qtype.name, recipe.weights.symmetric) == ("int8", True)
+        assert recipe.weights.granularity == "per_axis"
+
+
+def test_a_file_gives_only_what_differs(tmp_path):
+    """Everything not in the file comes from its base, the default one if none is named."""
+    assert loaded(tmp_path, "{}") == RECIPES[DEFAULT_RECIPE].model_copy(update={"name": "mine"})
+    recipe = loaded(
+        tmp_path,
+        """
+        base: onnxruntime-int8
+        name: ours
+        activations: {calibrator: percentile:99.9}
+        """,
+    )
+    base = RECIPES["onnxruntime-int8"]
+    assert (recipe.name, recipe.target, recipe.weights) == ("ours", "onnxruntime", base.weights)
+    assert recipe.activations == base.activations.model_copy(update={"calibrator": "percentile:99.9"})
+
+
+def test_json_files_do_as_well(tmp_path):
+    """A recipe may be JSON."""
+    path = written(tmp_path, '{"target": "onnxruntime"}', "a.json")
+    assert load_recipe(str(path)).target == "onnxruntime"
+
+
+OVERRIDES = """
+overrides:
+  - {tensors: ["conv1/*"], activations: {calibrator: minmax}}
+  - {nodes: ["layer[0]", "head?"], weights: {granularity: per_tensor}}
+  - {op_types: [Gemm], activations: {calibrator: entropy}, weights: {calibrator: mse}}
+  - {tensors: ["conv1/last"], keep_float: true}
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "calibrator", "granularity", "keeps_float"),
+    [
+        pytest.param(("n", "Conv", "x"), "mse", "per_axis", False, id="nothing matches"),
+        pytest.param(("n", "Conv", "conv1/out"), "minmax", "per_axis", False, id="glob of tensors"),
+        pytest.param(("layer[0]", "Conv", "x"), "mse", "per_tensor", False, id="name with glob characters"),
+        pytest.param(("layer0", "Conv", "x"), "mse", "per_tensor", False, id="the same read as a glob"),
+        pytest.param(("head1", "Conv", "x"), "mse", "per_tensor", False, id="glob of nodes"),
+        pytest.param(("head12", "Conv", "x"), "mse", "per_axis", False, id="one character only"),
+        pytest.param(("n", "Gemm", "x"), "entropy", "per_axis", False, id="op type"),
+        pytest.param(("n", "gemm", "x"), "mse", "per_axis", False, id="case counts"),
+        pytest.param(("n", "Gemm", "conv1/out"), "entropy", "per_axis", False, id="the later wins"),
+        pytest.param(("n", "Conv", "conv1/last"), "minmax", "per_axis", True, id="kept in float"),
+    ],
+)
+def test_overrides(tmp_path, where, calibrator, granularity, keeps_float):
+    """An override changes what it matches, later ones win, fields not named stay."""
+    recipe = loaded(tmp_path, OVERRIDES)
+    assert recipe.activation_for(*where).calibrator == calibrator
+    assert recipe.activation_for(*where).qtype == recipe.activations.qtype
+    assert recipe.weight_for(*where).granularity == granularity
+    assert recipe.weight_for(*where).calibrator == ("mse" if where[1] == "Gemm" else "minmax")
+    assert recipe.keeps_float(*where) is keeps_float
+
+
+def test_overrides_combine_field_by_field(tmp_path):
+    """Two overrides of different fields both hold."""
+    recipe = loaded(
+        tmp_path,
+        """
+        overrides:
+          - {op_types: [Conv], activations: {calibrator: minmax}}
+          - {tensors: [x], activations: {qtype: int16}}
+        """,
+    )
+    both = recipe.activation_for("n", "Conv", "x")
+    assert (both.calibrator, both.qtype.name) == ("minmax", "int16")
+
+
+def test_an_override_starts_from_the_files_own_scheme(tmp_path):
+    """A block size alone is enough where the file itself says blocked."""
+    recipe = loaded(
+        tmp_path,
+        """
+        weights: {granularity: blocked, block_size: 32}
+        overrides:
+          - {nodes: [head], weights: {block_size: 64}}
+          - {nodes: [tail], weights: {granularity: per_axis, block_size: null}}
+        """,
+    )
+    assert recipe.weight_for("head", "Gemm", "w").block_size == 64
+    assert recipe.weight_for("body", "Gemm", "w").block_size == 32
+    assert recipe.weight_for("tail", "Gemm", "w").block_size is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param("bas: x", "bas: no such field; nearest: base", id="field"),
+        pytest.param(
+            "activations: {calibrater: mse}",
+            "activations.calibrater: no such field; nearest: calibrator",
+            id="field of a scheme",
+        ),
+        pytest.param(
+            "overrides: [{tensrs: [x], keep_float: true}]",
+            "overrides.0.tensrs: no such field; nearest: tensors",
+            id="field of an override",
+        ),
+        pytest.param(
+            "overrides: [{tensors: [x], weights: {qtyp: int4}}]",
+            "overrides.0.weights: qtyp: no such field; nearest: qtype",
+            id="field of an override's scheme",
+        ),
+        pytest.param("base: tensorrt", "unknown base 'tensorrt'; nearest: tensorrt-int8", id="base"),
+        pytest.param(
+            "target: tensorflow", "target: Input should be 'tensorrt' or 'onnxruntime'", id="target"
+        ),
+        pytest.param(
+            "activations: {calibrator: mze}",
+            "activations.calibrator: unknown calibrator 'mze'; nearest: mse",
+            id="calibrator",
+        ),
+        pytest.param(
+            "overrides: [{tensors: [x], activations: {calibrator: percentile:1}}]",
+            "overrides.0.activations: calibrator: calibrator 'percentile:1': the percentile must be",
+            id="calibrator of an override",
+        ),
+        pytest.param(
+            "weights: {qtype: int5}", "weights.qtype: unknown qtype 'int5'; nearest: int", id="qtype"
+        ),
+        pytest.param(
+            "activations: {qtype: uint8}",
+            "activations: symmetric needs a signed qtype, got uint8; use int8 or symmetric: false",
+            id="symmetric activations of an unsigned type",
+        ),
+        pytest.param(
+            "weights: {qtype: uint4}",
+            "weights: symmetric needs a signed qtype, got uint4",
+            id="symmetric weights",
+        ),
+        pytest.param(
+            "overrides: [{op_types: [Conv], activations: {qtype: uint8}}]",
+            "overrides.0.activations: symmetric needs a signed qtype",
+            id="symmetric override",
+        ),
+        pytest.param(
+            "weights: {granularity: blocked}",
+            "weights: granularity blocked and block_size go together; give both or neither",
+            id="blocked without size",
+        ),
+        pytest.param(
+            "weights: {block_size: 32}",
+            "weights: granularity blocked and block_size go together",
+            id="size without blocked",
+        ),
+        pytest.param(
+            "weights: {granularity: blocked, block_size: 0}",
+            "weights.block_size: Input should be greater than or equal to 1",
+            id="size 0",
+        ),
+        pytest.param(
+            "weights: {granularity: channel}", "weights.granularity: Input should be 'per_tensor'", id="word"
+        ),
+        pytest.param(
+            "overrides: [{keep_float: true}]",
+            "overrides.0: an override needs tensors, nodes or op_types",
+            id="override of nothing",
+        ),
+        pytest.param(
+            "overrides: [{nodes: [a]}]",
+            "overrides.0: an override needs keep_float, activations or weights",
+            id="override without change",
+        ),
+        pytest.param("[1, 2]", "must be a mapping of fields, got [1, 2]", id="a list"),
+        pytest.param(
+            "overrides: {tensors: [a]}", "overrides: Input should be a valid list", id="overrides no list"
+        ),
+    ],
+)
+def test_slips(tmp_path, text, words):
+    """Each slip is one line: file, field, rule, nearest name or remedy; before any model is read."""
+    assert refused(tmp_path, text).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "tensorrt_int8",
+            "unknown recipe 'tensorrt_int8': give a built-in name or a .yaml file; nearest: tensorrt-int8",
+        ),
+        ("zzz", "known: onnxruntime-int8, tensorrt-int8"),
+        ("none.yaml", "no such file: none.yaml; check the path"),
+    ],
+)
+def test_unknown_recipe(name, words):
+    """A name that is neither built in nor a file is refused with the nearest."""
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(name)
+    assert words in str(caught.value)
+
+
+def test_broken_yaml(tmp_path):
+    """What is no YAML is one line with the place."""
+    with pytest.raises(RecipeError, match=r"mine.yaml is not valid yaml: .* line 2") as caught:
+        loaded(tmp_path, "a: [1\nb: 2")
+    assert "\n" not in str(caught.value)
+
+
+NODES = {"layer[0]": "Conv", "head": "Gemm"}
+TENSORS = {"x", "conv1/out"}
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "{nodes: ['layer[0]', 'h*'], keep_float: true}",
+        "{tensors: ['conv?/*'], keep_float: true}",
+        "{op_types: [Gemm, Conv], keep_float: true}",
+    ],
+)
+def test_names_that_are_there(tmp_path, override):
+    """Names, globs and op types that the model has pass."""
+    loaded(tmp_path, f"overrides: [{override}]").check_names(NODES, TENSORS)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        pytest.param(
+            "{tensors: [x, conv1/in]}",
+            "tensor 'conv1/in', which the model lacks; nearest: conv1/out",
+            id="tensor",
+        ),
+        pytest.param("{nodes: [heads]}", "node 'heads', which the model lacks; nearest: head", id="node"),
+        pytest.param("{nodes: ['z*']}", "node 'z*', which the model lacks; known: head, layer[0]", id="glob"),
+        pytest.param(
+            "{op_types: [conv]}", "op type 'conv', which the model lacks; nearest: Conv", id="op type"
+        ),
+        pytest.param(
+            "{op_types: ['Con*']}", "op type 'Con*', which the model lacks", id="op types are no globs"
+        ),
+    ],
+)
+def test_names_that_are_not(tmp_path, override, words):
+    """A pattern that matches nothing is refused, else it would silently do nothing."""
+    recipe = loaded(tmp_path, f"overrides: [{override[:-1]}, keep_float: true}}]")
+    with pytest.raises(RecipeError) as caught:
+        recipe.check_names(NODES, TENSORS)
+    assert f"recipe mine: override names {words}" in str(caught.value)
+
+
+def test_what_passes_check_names_matches():
+    """The methods check_names and matches agree: a pattern passes exactly if it matches something."""
+    for kind, pattern in [("op_types", "Con*"), ("op_types", "Conv"), ("nodes", "l*"), ("nodes", "k*")]:
+        content = RECIPES[DEFAULT_RECIPE].model_dump() | {
+            "overrides": [{kind: [pattern], "keep_float": True}]
+        }
+        recipe = Recipe.model_validate(content)
+        found = any(recipe.keeps_float(node, op_type, "x") for node, op_type in NODES.items())
+        try:
+            recipe.check_names(NODES, TENSORS)
+            passed = True
+        except RecipeError:
+            passed = False
+        assert passed is found
+
+
+def test_with_calibrator():
+    """Another calibrator for activations leaves weights and the recipe itself alone."""
+    recipe = RECIPES[DEFAULT_RECIPE]
+    changed = recipe.with_calibrator("entropy")
+    assert changed.activations.calibrator == "entropy" and changed.weights == recipe.weights
+    assert recipe.activations.calibrator != "entropy"
+    with pytest.raises(SpecError, match="unknown calibrator 'entropi'; nearest: entropy"):
+        recipe.with_calibrator("entropi")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_scheme_makes_a_spec(name):
+    """What a recipe accepts, a QuantSpec accepts."""
+    for scheme in (RECIPES[name].activations, RECIPES[name].weights):
+        QuantSpec(qtype=scheme.qtype, symmetric=scheme.symmetric, calibrator=scheme.calibrator)

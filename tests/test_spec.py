@@ -1,0 +1,54 @@
+"""`QuantSpec`: what goes together, and what it is written as."""
+
+from __future__ import annotations
+
+import pydantic
+import pytest
+
+from onnxfq.granularity import Blocked, PerAxis, PerTensor
+from onnxfq.qtypes import QTYPES
+from onnxfq.spec import QuantSpec
+
+
+@pytest.mark.parametrize(
+    ("fields", "granularity", "text"),
+    [
+        ({}, PerTensor(), "int8 symmetric per-tensor"),
+        ({"axis": 0}, PerAxis(0), "int8 symmetric per-axis 0"),
+        ({"axis": -1, "block_size": 32}, Blocked(-1, 32), "int8 symmetric blocks of 32 on axis -1"),
+        ({"symmetric": False}, PerTensor(), "int8 asymmetric per-tensor"),
+    ],
+    ids=str,
+)
+def test_granularity_follows_from_axis_and_block(fields, granularity, text):
+    """The axis and block size are ONNX's attributes; together they say the granularity."""
+    spec = QuantSpec(qtype="int8", **fields)
+    assert spec.granularity == granularity
+    assert str(spec) == text
+
+
+@pytest.mark.parametrize("name", QTYPES)
+def test_json_round_trip(name):
+    """A qtype is written by its name and read back as the value."""
+    spec = QuantSpec(qtype=QTYPES[name], symmetric=False, axis=1, block_size=2, calibrator="mse")
+    assert spec.model_dump(mode="json")["qtype"] == name
+    assert QuantSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"qtype": "int8", "block_size": 4}, "block_size needs an axis; add axis, or remove block_size"),
+        ({"qtype": "int8", "axis": 0, "block_size": 0}, "greater than or equal to 1"),
+        ({"qtype": "uint4"}, "symmetric needs a signed qtype, got uint4; use int4 or symmetric: false"),
+        ({"qtype": "int5", "axis": 0}, "unknown qtype 'int5'; nearest: int"),
+        ({"qtype": 8}, "unknown qtype '8'"),
+        ({"qtype": "int8", "bits": 8}, "Extra inputs are not permitted"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_does_not_go_together(fields, words):
+    """Each contradiction is refused with its remedy."""
+    with pytest.raises(pydantic.ValidationError, match=".*") as caught:
+        QuantSpec(**fields)
+    assert words in str(caught.value)

@@ -1,0 +1,255 @@
+"""Statistics: NumPy says what they are, merging is a monoid, bins hold their values, files are exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from onnxfq.errors import StatisticsError
+from onnxfq.statistics import (
+    BIN_COUNT,
+    BIN_SHIFT,
+    NEGATIVE,
+    Statistics,
+    TensorStatistics,
+    bin_edges,
+)
+
+ANY = hnp.arrays(np.float32, st.integers(0, 30), elements=st.floats(width=32))
+TINY = float(np.finfo(np.float32).tiny)
+LARGEST = float(np.finfo(np.float32).max)
+EVERY_CLASS = np.float32(
+    [0.0, -0.0, 1e-45, -1e-45, 1e-40, -1e-40, TINY, -TINY, 1.0, -1.0, 1.9999, 3e38, LARGEST, -LARGEST, np.pi]
+)
+
+
+def same(one, other):
+    """Tell whether two statistics are equal, arrays and dtypes included."""
+    scalars = ("rmin", "rmax", "elements", "nans", "infinities", "zeros")
+    return all(getattr(one, f) == getattr(other, f) for f in scalars) and all(
+        a.dtype == b.dtype and np.array_equal(a, b)
+        for a, b in ((one.bins, other.bins), (one.counts, other.counts))
+    )
+
+
+@given(ANY)
+def test_counts_and_range_are_numpys(x):
+    """Range, counts and the number of values in the histogram are what NumPy counts; NaN and inf stay out."""
+    stats = TensorStatistics.from_array(x)
+    finite = x[np.isfinite(x)]
+    assert (stats.rmin, stats.rmax) == (finite.min(initial=np.inf), finite.max(initial=-np.inf))
+    assert (stats.elements, stats.nans, stats.infinities) == (x.size, np.isnan(x).sum(), np.isinf(x).sum())
+    assert stats.zeros == np.count_nonzero(x == 0)
+    assert stats.counts.sum() == finite.size and (stats.counts > 0).all()
+    assert (np.diff(stats.bins) > 0).all()
+    assert stats.amax == np.abs(finite).max(initial=0.0)
+
+
+@given(hnp.arrays(np.uint32, 50))
+def test_every_value_lies_in_its_bin(bits):
+    """For all float32, the edges of a value's bin enclose it, within 1/64 of it or of the least normal."""
+    x = bits.view(np.float32)
+    for value in x[np.isfinite(x)].tolist() + EVERY_CLASS.tolist():
+        stats = TensorStatistics.from_array(np.float32([value]))
+        low, high = bin_edges(stats.bins)
+        assert stats.bins.size == 1
+        assert low[0] <= value <= high[0] and low[0] < high[0]
+        # The last bin ends at infinity, where the next exponent would begin.
+        width = min(high[0], 2.0**128) - max(low[0], -(2.0**128))
+        assert width <= max(abs(value), TINY) / 64
+
+
+def test_bins_are_the_leading_bits():
+    """Neighbouring bins share an edge, positive and negative ones mirror each other, all are 2^15."""
+    assert BIN_COUNT == 2 * NEGATIVE == 1 << (32 - BIN_SHIFT) == 1 << 15
+    finite = np.arange(0x7F800000 >> BIN_SHIFT, dtype=np.int32)
+    low, high = bin_edges(finite)
+    assert low[0] == 0.0 and np.isinf(high[-1])
+    np.testing.assert_array_equal(low[1:], high[:-1])
+    mirrored = bin_edges(finite + NEGATIVE)
+    np.testing.assert_array_equal(mirrored[0], -high)
+    np.testing.assert_array_equal(mirrored[1], -low)
+    np.testing.assert_array_equal(TensorStatistics.from_array(low.astype(np.float32)).bins, finite)
+
+
+def test_minus_zero_is_zero():
+    """-0 and 0 are one value: one bin, the range without a sign."""
+    stats = TensorStatistics.from_array(np.float32([-0.0, 0.0]))
+    assert (stats.bins.tolist(), stats.counts.tolist(), stats.zeros) == ([0], [2], 2)
+    assert not np.signbit(stats.rmin) and not np.signbit(stats.rmax)
+
+
+def test_any_layout_gives_the_same():
+    """Shape and memory order do not matter."""
+    x = np.random.default_rng(0).normal(size=(4, 5, 6)).astype(np.float32)
+    whole = TensorStatistics.from_array(x)
+    assert same(whole, TensorStatistics.from_array(x.transpose(2, 0, 1)))
+    assert same(whole, TensorStatistics.from_array(x[::-1, :, ::-1]))
+    assert same(whole, TensorStatistics.from_array(x.ravel()))
+
+
+@given(ANY, ANY, ANY)
+def test_merging_is_a_commutative_monoid(a, b, c):
+    """Any order, any grouping, and the whole at once give the same bits; nothing is neutral."""
+    x, y, z = map(TensorStatistics.from_array, (a, b, c))
+    whole = TensorStatistics.from_array(np.concatenate([a, b, c]))
+    assert same(x.merge(y).merge(z), whole)
+    assert same(x.merge(y.merge(z)), whole)
+    assert same(z.merge(x).merge(y), whole)
+    assert same(x.merge(TensorStatistics()), x) and same(TensorStatistics().merge(x), x)
+    assert same(TensorStatistics.from_array(np.zeros(0, np.float32)), TensorStatistics())
+
+
+@given(ANY)
+def test_cut_edges_stay_inside_the_range(x):
+    """Edges cut to the range still hold every bin's values, and reach rmin and rmax exactly."""
+    stats = TensorStatistics.from_array(x)
+    low, high = stats.edges()
+    assert (low <= high).all()
+    if low.size:
+        assert (low.min(), high.max()) == (stats.rmin, stats.rmax)
+    for value in x[np.isfinite(x)]:
+        assert ((low <= value) & (value <= high)).any()
+
+
+def test_one_value_has_no_width():
+    """A constant tensor's only bin is cut to that value."""
+    low, high = TensorStatistics.from_array(np.full(9, 0.3, np.float32)).edges()
+    assert low == high == np.float32(0.3)
+
+
+def model_statistics(**tensors):
+    """Statistics of a model from arrays by name."""
+    gathered = {n: TensorStatistics.from_array(np.asarray(x, np.float32)) for n, x in tensors.items()}
+    return Statistics("ab" * 32, 5, gathered)
+
+
+@settings(max_examples=20)
+@given(
+    arrays=st.dictionaries(
+        st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5), ANY, max_size=4
+    )
+)
+def test_files_are_exact(tmp_path_factory, arrays):
+    """Saved and loaded statistics are equal for any names, no tensors, and tensors without values."""
+    path = tmp_path_factory.mktemp("stats") / "s.npz"
+    before = model_statistics(**arrays)
+    before.save(path)
+    after = Statistics.load(path)
+    assert (after.model_sha256, after.samples, set(after.tensors)) == ("ab" * 32, 5, set(before.tensors))
+    assert all(same(after[name], before[name]) for name in before.tensors)
+
+
+def test_equal_statistics_are_equal_files(tmp_path):
+    """The order in which tensors were met does not show in the file's arrays."""
+    model_statistics(a=[1.0], b=[2.0]).save(tmp_path / "1.npz")
+    model_statistics(b=[2.0], a=[1.0]).save(tmp_path / "2.npz")
+    with np.load(tmp_path / "1.npz") as one, np.load(tmp_path / "2.npz") as two:
+        assert all(np.array_equal(one[name], two[name]) for name in one.files)
+
+
+def test_models_merge_by_tensor():
+    """Merging adds samples and merges each tensor."""
+    merged = model_statistics(a=[1.0], b=[2.0]).merge(model_statistics(b=[4.0], a=[-1.0]))
+    assert merged.samples == 10
+    assert (merged["a"].rmin, merged["a"].rmax, merged["b"].rmax) == (-1.0, 1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        pytest.param(
+            Statistics("cd" * 32, 1, {}),
+            "different models do not merge (abababababab and cdcdcdcdcdcd); observe both",
+            id="models",
+        ),
+        pytest.param(
+            model_statistics(a=[1.0], c=[1.0]), "only one side has tensor 'b'; observe both", id="tensors"
+        ),
+    ],
+)
+def test_what_does_not_merge(other, words):
+    """Statistics of other models or tensors are refused with the remedy."""
+    with pytest.raises(StatisticsError) as caught:
+        model_statistics(a=[1.0], b=[1.0]).merge(other)
+    assert words in str(caught.value)
+
+
+def test_another_model():
+    """Statistics of another model are refused with both hashes and the remedy."""
+    model_statistics().check_model("ab" * 32)
+    with pytest.raises(StatisticsError, match="abababababab, this one has cdcdcdcdcdcd; observe this model"):
+        model_statistics().check_model("cd" * 32)
+
+
+def test_no_such_tensor():
+    """A tensor that was not observed is refused with the nearest names."""
+    with pytest.raises(StatisticsError, match="no statistics for tensor 'conv1'.*; nearest: conv2"):
+        model_statistics(conv2=[1.0])["conv1"]
+
+
+def rewrite(path, **changes):
+    """Write the arrays of a statistics file anew, some changed, None: left out."""
+    with np.load(path) as data:
+        arrays = {**data, **changes}
+    np.savez(path, **{name: value for name, value in arrays.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param(
+            {"format": np.asarray("onnxfq.stats/9")}, "its format is onnxfq.stats/9, not", id="format"
+        ),
+        pytest.param({"bins": None}, "it lacks 'bins'", id="array missing"),
+        pytest.param({"totals": np.ones((1, 4), np.int64)}, "do not add up", id="fewer totals"),
+        pytest.param({"totals": np.zeros((2, 3), np.int64)}, "values to unpack", id="totals of three"),
+        pytest.param({"range": np.zeros(2)}, "cannot unpack", id="range without pairs"),
+        pytest.param({"sizes": np.asarray([1, 5])}, "counts of tensor 'b' do not add up", id="sizes"),
+        pytest.param({"counts": np.asarray([1, 9])}, "counts of tensor 'b' do not add up", id="counts"),
+        pytest.param({"sizes": np.asarray(["x", "y"])}, "", id="sizes of text"),
+        pytest.param({"samples": np.asarray([1, 2])}, "", id="samples of two"),
+    ],
+)
+def test_damaged_arrays(tmp_path, changes, words):
+    """A file whose arrays contradict each other is refused in one line."""
+    path = tmp_path / "s.npz"
+    model_statistics(a=[1.0], b=[2.0]).save(path)
+    rewrite(path, **changes)
+    with pytest.raises(StatisticsError) as caught:
+        Statistics.load(path)
+    assert str(caught.value).startswith(f"{path} is not a statistics file (") and words in str(caught.value)
+    assert str(caught.value).endswith("; make it with `onnxfq observe`") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["text", "empty", "cut", "bits", "single", "folder"])
+def test_damaged_files(tmp_path, kind):
+    """What is no archive of ours is refused in one line."""
+    path = tmp_path / "s.npz"
+    model_statistics(a=np.random.default_rng(0).normal(size=999)).save(path)
+    content = bytearray(path.read_bytes())
+    if kind == "folder":
+        path = tmp_path
+    elif kind == "single":
+        with path.open("wb") as stream:
+            np.save(stream, np.zeros(3))
+    elif kind == "bits":
+        for at in range(60, len(content) - 300, 11):
+            content[at] ^= 0x55
+        path.write_bytes(content)
+    else:
+        path.write_bytes({"text": b"hello", "empty": b"", "cut": bytes(content[:-90])}[kind])
+    with pytest.raises(
+        StatisticsError, match="is not a statistics file .*; make it with `onnxfq observe`"
+    ) as caught:
+        Statistics.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_such_file(tmp_path):
+    """A missing file is said so, with the command that makes it."""
+    with pytest.raises(StatisticsError, match="no such file: .*; make it with `onnxfq observe`"):
+        Statistics.load(tmp_path / "none.npz")
