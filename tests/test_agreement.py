@@ -1,0 +1,144 @@
+"""Fake-quant model and Q/DQ model are twins; statistics depend on the data only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import BUILDERS, Staged, feed_for, planned, stage
+from numpy.typing import NDArray
+
+from onnxfq.calibration import calibrate, collect_statistics
+from onnxfq.graph.load import load
+from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.planning import make_plan
+from onnxfq.recipe import load_recipe
+from onnxfq.runtime.session import Session
+from onnxfq.statistics import Statistics
+
+RECIPES = ["tensorrt-int8", "onnxruntime-int8"]
+# In the simulation a weight is a constant, in the Q/DQ model a DequantizeLinear gives it. onnxruntime packs
+# constant matrices of MatMul and Gemm for another kernel, which sums in another order: the last bits differ.
+PACKED = 1e-6
+
+
+def with_outputs(proto: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
+    """Make inner tensors outputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    have = {value.name for value in copy.graph.output}
+    copy.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in names if n not in have)
+    return copy
+
+
+def twins(staged: Staged, switchable: bool = False) -> tuple[list[str], list[NDArray[np.float32]], list[NDArray[np.float32]]]:
+    """Return names and values of all quantized tensors and the outputs, in the simulation and in Q/DQ."""
+    simulation = InsertFakeQuantize(staged.plan, staged.encodings, switchable).run(staged.model).model.proto
+    qdq = InsertQdq(staged.plan, staged.encodings).run(staged.model).model.proto
+    names = [p.tensor for p in staged.plan.placements]
+    outputs = [value.name for value in simulation.graph.output]
+    values = []
+    for proto, suffix in ((simulation, "/fq"), (qdq, "/dq")):
+        wanted = [name + suffix for name in names]
+        values.append(Session(with_outputs(proto, wanted), 1, exact=True).run(staged.feed, [*wanted, *outputs]))
+    return [*names, *outputs], values[0], values[1]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_twins_of_small_models(name: str, recipe: str) -> None:
+    """Each quantized tensor holds the same grid values, each output the same numbers."""
+    staged = stage(BUILDERS[name](), recipe)
+    gemm = any(node.op_type in ("MatMul", "Gemm") for node in staged.model.proto.graph.node)
+    for tensor, simulated, deployed in zip(*twins(staged), strict=True):
+        if gemm and tensor not in {p.tensor for p in staged.plan.weights}:
+            steps = PACKED * np.abs(deployed).max(initial=0)
+            assert np.abs(simulated - deployed).max(initial=0) <= steps, tensor
+        else:
+            np.testing.assert_array_equal(simulated, deployed, err_msg=tensor)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_switchable_twins_of_small_models(name: str, recipe: str) -> None:
+    """With the switch no weight is a constant on either side: all tensors and outputs agree to the bit."""
+    for tensor, simulated, deployed in zip(*twins(stage(BUILDERS[name](), recipe), switchable=True), strict=True):
+        np.testing.assert_array_equal(simulated, deployed, err_msg=tensor)
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def digits(request: pytest.FixtureRequest, digits_model: Path, digit_images: np.ndarray) -> Staged:
+    """The shipped network, calibrated on 16 digits, with 32 others to run."""
+    model = load(digits_model)
+    plan = make_plan(model, load_recipe(request.param))
+    statistics = collect_statistics(model, plan, [{"image": digit_images[8000:8016]}], threads=1)
+    return Staged(model, plan, statistics, calibrate(model, plan, statistics), {"image": digit_images[8500:8532]})
+
+
+def test_twins_of_the_digit_network(digits: Staged) -> None:
+    """All 25 operators deep, every quantized tensor is the same to the bit; the Gemm's output nearly."""
+    for tensor, one, other in zip(*twins(digits, switchable=True), strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=tensor)
+    names, simulated, deployed = twins(digits)
+    for tensor, one, other in zip(names[:-1], simulated, deployed, strict=False):
+        np.testing.assert_array_equal(one, other, err_msg=tensor)
+    assert np.abs(simulated[-1] - deployed[-1]).max() <= PACKED * np.abs(deployed[-1]).max()
+    np.testing.assert_array_equal(simulated[-1].argmax(-1), deployed[-1].argmax(-1))
+
+
+def test_values_lie_on_the_grid(digits: Staged) -> None:
+    """Every value of a quantized activation is an integer of the type times the scale."""
+    names, simulated, _ = twins(digits)
+    values = dict(zip(names, simulated, strict=True))
+    for placement in digits.plan.activations:
+        encoding = digits.encodings[placement.tensor]
+        integers = np.rint(values[placement.tensor] / encoding.scale_array) + encoding.zero_point_array
+        qtype = encoding.spec.qtype
+        assert qtype.qmin <= integers.min() and integers.max() <= qtype.qmax
+        grid = (integers - encoding.zero_point_array).astype(np.float32) * encoding.scale_array
+        np.testing.assert_array_equal(values[placement.tensor], grid)
+
+
+def same(one: Statistics, other: Statistics) -> None:
+    """Both hold the same bits for every tensor."""
+    assert set(one.tensors) == set(other.tensors)
+    for name, a in one.tensors.items():
+        b = other.tensors[name]
+        assert (a.rmin, a.rmax, a.elements, a.nans, a.infinities, a.zeros) == (
+            b.rmin, b.rmax, b.elements, b.nans, b.infinities, b.zeros)  # fmt: skip
+        np.testing.assert_array_equal(a.bins, b.bins)
+        np.testing.assert_array_equal(a.counts, b.counts)
+
+
+SPLITS = {
+    "one": [slice(0, 12)],
+    "singles": [slice(i, i + 1) for i in range(12)],
+    "reversed": [slice(i, i + 1) for i in reversed(range(12))],
+    "uneven": [slice(0, 5), slice(5, 6), slice(6, 12)],
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_statistics_do_not_depend_on_batches(split: str, threads: int) -> None:
+    """Batch size, order and threads leave no trace in what is gathered from the same values."""
+    # Inputs and what Relu makes of them: values that no kernel computes in another order for another batch.
+    from builders import inner_output
+
+    proto = inner_output()
+    model, plan = load(proto), planned(proto)
+    data = feed_for(proto, count=12)["x"]
+    whole = collect_statistics(model, plan, [{"x": data}], threads=1)
+    same(collect_statistics(model, plan, [{"x": data[part]} for part in SPLITS[split]], threads=threads), whole)
+
+
+def test_statistics_merge_as_if_seen_at_once(digit_images: np.ndarray, digits_model: Path) -> None:
+    """Two halves merged equal the whole, for every activation of the digit network at one batch size."""
+    model = load(digits_model)
+    plan = make_plan(model, load_recipe("tensorrt-int8"))
+    feeds = [{"image": digit_images[i : i + 4]} for i in range(0, 16, 4)]
+    halves = [collect_statistics(model, plan, part, threads=1) for part in (feeds[2:], feeds[:2])]
+    same(halves[0].merge(halves[1]), collect_statistics(model, plan, feeds, threads=1))

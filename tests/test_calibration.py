@@ -1,0 +1,120 @@
+"""Statistics and encodings: right numbers, pure functions, errors that name tensor and feed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import build, conv_relu, planned, same_tensor_twice, shared_weight, stage, weights, with_weights
+
+from onnxfq.calibration import calibrate, collect_statistics
+from onnxfq.calibrators import CALIBRATORS
+from onnxfq.errors import PlanError, SpecError, StatisticsError
+from onnxfq.graph.load import load
+from onnxfq.qparams import choose_qparams
+from onnxfq.qtypes import QTYPES
+
+
+def test_activations_get_the_calibrated_range() -> None:
+    """With minmax, scale is the largest magnitude over 127."""
+    staged = stage(conv_relu())
+    encoding = calibrate(staged.model, staged.plan, staged.statistics, "minmax")["x"]
+    amax = float(np.abs(staged.feed["x"]).max())
+    scale, _ = choose_qparams(-amax, amax, QTYPES["int8"], True)
+    assert encoding.scale_array == scale == np.float32(amax / 127)
+    assert encoding.spec.calibrator == "minmax"
+
+
+def test_asymmetric_activations_hold_the_range_and_zero() -> None:
+    """uint8 of a Relu's output: zero point 0, the whole range in 255 steps."""
+    staged = stage(shared_weight(), "onnxruntime-int8")
+    encoding = calibrate(staged.model, staged.plan, staged.statistics, "minmax")["r"]
+    assert encoding.zero_point == (0,)
+    assert encoding.scale_array == np.float32(staged.statistics["r"].rmax / 255)
+
+
+def test_weights_are_scaled_by_channel() -> None:
+    """Each channel's scale is its own largest magnitude over 127."""
+    staged = stage(conv_relu())
+    amax = np.abs(weights(4, 3, 3, 3)).max(axis=(1, 2, 3)).astype(np.float64)
+    np.testing.assert_array_equal(staged.encodings["w"].scale_array, (amax / 127).astype(np.float32))
+
+
+def test_weights_in_short_blocks() -> None:
+    """Blocks of 3 on an axis of 4: the last block is short and has its own scale."""
+    recipe = with_weights("onnxruntime-int8", granularity="blocked", block_size=3)
+    staged = stage(shared_weight(), recipe)
+    w = np.abs(weights(4, 4)).astype(np.float64)
+    want = np.stack([w[:3].max(0), w[3:].max(0)]) / 127
+    np.testing.assert_array_equal(staged.encodings["w"].scale_array, want.astype(np.float32))
+
+
+@pytest.mark.parametrize("calibrator", [*CALIBRATORS, "percentile:99.9"])
+def test_every_calibrator_serves_activations_and_weights(calibrator: str) -> None:
+    """All calibrators give valid encodings from one set of statistics, twice the same."""
+    staged = stage(conv_relu(), with_weights("tensorrt-int8", calibrator=calibrator))
+    one, two = (calibrate(staged.model, staged.plan, staged.statistics, calibrator) for _ in range(2))
+    assert one == two
+    assert one["w"].param_shape == (4,)
+    assert one["x"].scale[0] <= calibrate(staged.model, staged.plan, staged.statistics, "minmax")["x"].scale[0]
+
+
+def test_dead_channels_get_a_scale() -> None:
+    """A channel of zeros has scale 1, not 0."""
+    values = weights(4, 3)
+    values[:, 1] = 0
+    staged = stage(build("g (float[N,4] x) => (float[N,3] y) { y = MatMul (x, w) }", {"w": values}))
+    assert staged.encodings["w"].scale[1] == 1.0
+
+
+@pytest.mark.parametrize(("value", "found"), [(np.nan, "1 NaN and 0 infinite"), (-np.inf, "0 NaN and 1 infinite")])
+def test_bad_values_name_tensor_and_feed(value: float, found: str) -> None:
+    """NaN or infinity in the data is refused at once, with the tensor, the count and the feed."""
+    model, plan = load(conv_relu()), planned(conv_relu())
+    good = np.ones((1, 3, 6, 6), np.float32)
+    bad = good.copy()
+    bad[0, 1, 2, 3] = value
+    with pytest.raises(StatisticsError, match=f"tensor 'x' has {found} values at feed 2"):
+        collect_statistics(model, plan, [{"x": good}, {"x": good}, {"x": bad}, {"x": good}])
+
+
+def test_progress_counts_feeds() -> None:
+    """The callback hears of every feed once."""
+    model, plan, seen = load(conv_relu()), planned(conv_relu()), []
+    feeds = [{"x": np.ones((1, 3, 6, 6), np.float32)}] * 3
+    assert collect_statistics(model, plan, feeds, progress=seen.append).samples == 3
+    assert seen == [1, 2, 3]
+
+
+def test_a_tensor_that_is_always_empty_is_named() -> None:
+    """No value was seen: there is no range to choose."""
+    model, plan = load(conv_relu()), planned(conv_relu())
+    with pytest.raises(StatisticsError, match="tensor 'x' was empty in every feed"):
+        collect_statistics(model, plan, [{"x": np.ones((0, 3, 6, 6), np.float32)}])
+
+
+def test_weights_with_nan_are_refused() -> None:
+    """A broken weight is named instead of poisoning its scale."""
+    values = weights(4, 4)
+    values[1, 2] = np.nan
+    with pytest.raises(PlanError, match="weight 'w' holds NaN or infinities"):
+        stage(build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": values}))
+
+
+def test_what_does_not_belong_together() -> None:
+    """Plan and statistics of another model are refused, and statistics that lack a tensor."""
+    staged, other = stage(conv_relu()), stage(same_tensor_twice())
+    with pytest.raises(PlanError, match="the plan was made for a model with SHA-256"):
+        calibrate(other.model, staged.plan, staged.statistics)
+    with pytest.raises(StatisticsError):
+        calibrate(staged.model, staged.plan, other.statistics)
+    with pytest.raises(SpecError, match="unknown calibrator 'minimax'; nearest: minmax"):
+        calibrate(staged.model, staged.plan, staged.statistics, "minimax")
+
+
+def test_encodings_survive_their_file(tmp_path) -> None:  # noqa: ANN001
+    """Encodings read back equal those that were written, float32 scales included."""
+    encodings = stage(conv_relu()).encodings
+    encodings.save(tmp_path / "e.json")
+    again = type(encodings).load(tmp_path / "e.json")
+    assert again == encodings
+    np.testing.assert_array_equal(again["w"].scale_array, encodings["w"].scale_array)

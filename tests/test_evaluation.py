@@ -1,0 +1,136 @@
+"""`evaluate`: scores against figures computed by hand, labels, per-tensor scores, mismatches."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import build, shared_weight, stage, two_branch
+
+from onnxfq.errors import DataError, ModelError
+from onnxfq.evaluation import Evaluation, evaluate, read_labels
+from onnxfq.pipeline import evaluate_models, insert_fake_quantize, insert_qdq
+
+REFERENCE = build("g (float[N,3] x) => (float[N,3] y) { y = Identity (x) }")
+DOUBLED = build("g (float[N,3] x) => (float[N,3] y) { y = Add (x, x) }")
+NEGATED = build("g (float[N,3] x) => (float[N,3] y) { y = Neg (x) }")
+X = np.float32([[1, 2, 2], [0, 4, 3]])
+LABELS = np.int64([1, 2])
+
+
+def test_scores_by_hand() -> None:
+    """SQNR, cosine, largest error and agreement of known models are the known figures."""
+    result = evaluate(REFERENCE, {"same": REFERENCE, "twice": DOUBLED, "minus": NEGATED}, [{"x": X[:1]}, {"x": X[1:]}])
+    same, twice, minus = (c.outputs[0] for c in result.candidates)
+    assert (same.sqnr_db, same.cosine, same.largest_error, same.top1_agreement) == (math.inf, 1, 0, 1)
+    assert (twice.sqnr_db, twice.largest_error, twice.top1_agreement) == (0, 4, 1)
+    assert twice.cosine == pytest.approx(1, abs=1e-15)  # square roots round
+    assert (minus.largest_error, minus.top1_agreement) == (8, 0)
+    assert minus.sqnr_db == pytest.approx(-20 * math.log10(2), abs=1e-12)  # logarithms round
+    assert result.feeds == 2
+
+
+def test_accuracy_counts_labels() -> None:
+    """Accuracy is the share of labels met by the argmax of the first output."""
+    result = evaluate(REFERENCE, {"minus": NEGATED}, [{"x": X}], labels=LABELS)
+    assert result.accuracy == 0.5
+    assert result.candidates[0].accuracy == 0.0
+
+
+@pytest.mark.parametrize("count", [1, 3], ids=["too few", "too many"])
+def test_number_of_labels(count: int) -> None:
+    """Labels and rows must be equally many; both numbers are told."""
+    with pytest.raises(DataError, match=rf"{count} labels for .*2 rows of output 'y'; give one label a row"):
+        evaluate(REFERENCE, {"minus": NEGATED}, [{"x": X}], labels=np.zeros(count, np.int64))
+
+
+def test_too_few_labels_are_found_early() -> None:
+    """The first feed beyond the labels ends the run."""
+    def feeds():  # noqa: ANN202
+        yield {"x": X}
+        raise AssertionError("a second feed was read")
+
+    with pytest.raises(DataError, match="1 labels"):
+        evaluate(REFERENCE, {"minus": NEGATED}, feeds(), labels=LABELS[:1])
+
+
+@pytest.mark.parametrize("insert", [insert_qdq, insert_fake_quantize], ids=["qdq", "fakequant"])
+def test_inner_tensors(insert) -> None:  # noqa: ANN001
+    """With per_tensor each computed activation has a score; those of model inputs have none to compare."""
+    staged = stage(two_branch())
+    candidate = insert(staged.model, staged.plan, staged.encodings)
+    result = evaluate_models(staged.model.proto, candidate, [staged.feed], per_tensor=True)
+    assert [t.output for t in result.candidates[0].tensors] == ["h", "r1", "r2"]
+    assert all(20 < t.sqnr_db < 80 and t.top1_agreement is None for t in result.candidates[0].tensors)
+
+
+def test_other_outputs_are_refused() -> None:
+    """A candidate with other outputs is no candidate."""
+    other = build("g (float[N,3] x) => (float[N,3] z) { z = Neg (x) }")
+    with pytest.raises(ModelError, match="other has outputs z, the reference y"):
+        evaluate(REFERENCE, {"other": other}, [{"x": X}])
+
+
+def test_other_shapes_are_refused() -> None:
+    """A candidate whose output has another shape is refused with both shapes."""
+    other = build("g (float[N,3] x) => (float[M,N] y) { y = Transpose (x) }")
+    with pytest.raises(ModelError, match=r"other: 'y' has shape \[3, 2\], the reference \[2, 3\]"):
+        evaluate(REFERENCE, {"other": other}, [{"x": X}])
+
+
+def test_table_and_file(tmp_path: Path) -> None:
+    """The table has a line a candidate; the file is JSON and reads back."""
+    result = evaluate(REFERENCE, {"same": REFERENCE, "minus": NEGATED}, [{"x": X}], labels=LABELS)
+    lines = result.table().splitlines()
+    assert [line.split()[0] for line in lines] == ["candidate", "float", "same", "minus"]
+    result.save(tmp_path / "e.json")
+    assert Evaluation.model_validate(json.loads((tmp_path / "e.json").read_text())) == result
+
+
+FORMS = {
+    "labels.npy": lambda p: np.save(p, LABELS),
+    "labels.npz": lambda p: np.savez(p, labels=LABELS, other=X),
+    "single.npz": lambda p: np.savez(p, anything=LABELS),
+    "labels.txt": lambda p: p.write_text("1\n2\n"),
+    "column.npy": lambda p: np.save(p, LABELS.reshape(2, 1)),
+    "float.npy": lambda p: np.save(p, LABELS.astype(np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_of_labels(tmp_path: Path, name: str) -> None:
+    """Labels are read from .npy, .npz and text, as whole numbers of any type."""
+    FORMS[name](tmp_path / name)
+    np.testing.assert_array_equal(read_labels(tmp_path / name), LABELS)
+
+
+BAD = {
+    "missing.npy": (lambda p: None, "no such file"),
+    "fractions.npy": (lambda p: np.save(p, [0.5, 1.0]), "whole numbers"),
+    "empty.npy": (lambda p: np.save(p, []), "whole numbers"),
+    "words.txt": (lambda p: p.write_text("one\ntwo\n"), "does not hold labels"),
+    "several.npz": (lambda p: np.savez(p, a=LABELS, b=LABELS), "name the labels `labels`"),
+    "text.npy": (lambda p: p.write_text("1\n"), "does not hold labels"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_labels(tmp_path: Path, name: str) -> None:
+    """Labels that cannot be labels are refused in one line that names the file."""
+    write, message = BAD[name]
+    write(tmp_path / name)
+    with pytest.raises(DataError, match=message) as caught:
+        read_labels(tmp_path / name)
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_doubled_node_names_are_run() -> None:
+    """ONNX Runtime refuses two nodes of one name, which ONNX allows: such a reference is run all the same."""
+    proto = shared_weight()
+    for node in proto.graph.node:
+        node.name = "same"
+    result = evaluate_models(proto, shared_weight(), [{"x": np.ones((2, 4), np.float32)}])
+    assert result.candidates[0].outputs[0].sqnr_db == math.inf

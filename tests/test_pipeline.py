@@ -1,0 +1,186 @@
+"""`quantize`: the stages in a row, no more; what it writes, and that it leaves everything else alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import Arrays, build, conv_relu, feed_for, shared_weight, weights, with_override
+
+import onnxfq
+from onnxfq.errors import DataError, ModelError, OnnxfqError, OutputError, RecipeError, SpecError, StatisticsError
+from onnxfq.pipeline import CHECK_FEEDS, RunOptions, quantize
+
+FEEDS = [feed_for(conv_relu(), seed, count=2) for seed in range(3)]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with model.onnx and data.npz, current."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(conv_relu(), "model.onnx")
+    np.savez("data.npz", x=np.concatenate([feed["x"] for feed in FEEDS]))
+    return tmp_path
+
+
+def test_stages_in_a_row_give_the_same_bytes(workplace: Path) -> None:
+    """`quantize` writes what the public stages give, byte for byte."""
+    quantize("model.onnx", "data.npz", "one.onnx")
+    model = onnxfq.load("model.onnx")
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))
+    statistics = onnxfq.collect_statistics(model, plan, onnxfq.open_feeds(model.proto, "data.npz"))
+    encodings = onnxfq.calibrate(model, plan, statistics)
+    onnxfq.save(onnxfq.insert_qdq(model, plan, encodings), "two.onnx")
+    assert Path("one.onnx").read_bytes() == Path("two.onnx").read_bytes()
+
+
+def test_runs_are_repeatable(workplace: Path) -> None:
+    """Two runs, with different batches and threads, write the same bytes."""
+    quantize("model.onnx", "data.npz", "one.onnx")
+    quantize("model.onnx", "data.npz", "two.onnx", options=RunOptions(batch=1, threads=1))
+    assert Path("one.onnx").read_bytes() == Path("two.onnx").read_bytes()
+
+
+def test_inputs_are_untouched(workplace: Path) -> None:
+    """Model and data stay as they were, byte for byte; one file is added."""
+    before = {path.name: path.read_bytes() for path in workplace.iterdir()}
+    quantize("model.onnx", "data.npz", "out.onnx")
+    after = {path.name: path.read_bytes() for path in workplace.iterdir()}
+    assert after.keys() - before.keys() == {"out.onnx"}
+    assert {name: after[name] for name in before} == before
+
+
+def test_nothing_is_written_without_an_output(workplace: Path) -> None:
+    """Without `output` the result is returned only."""
+    before = sorted(workplace.iterdir())
+    result = quantize("model.onnx", "data.npz")
+    assert sorted(workplace.iterdir()) == before
+    assert {c.candidate for c in result.evaluation.candidates} == {"fake-quant", "Q/DQ"}
+    assert list(result.seconds) == ["plan", "observe", "calibrate", "insert", "evaluate"]
+
+
+@pytest.mark.parametrize("kind", ["list", "generator", "file", "folder"])
+def test_kinds_of_data(workplace: Path, kind: str) -> None:
+    """A list, a one-shot generator, an .npz and a folder of them give the same scales."""
+    def generator() -> Iterator[Arrays]:
+        yield from FEEDS
+
+    Path("folder").mkdir()
+    for number, feed in enumerate(FEEDS):
+        np.savez(f"folder/{number}.npz", **feed)
+    data = {"list": FEEDS, "generator": generator(), "file": "data.npz", "folder": "folder"}[kind]
+    result = quantize("model.onnx", data)
+    assert result.encodings.model_dump() == quantize("model.onnx", FEEDS).encodings.model_dump()
+    assert result.evaluation.feeds == (1 if kind == "file" else 3)
+
+
+def test_the_comparison_keeps_few_feeds() -> None:
+    """The scores come from the first feeds; a long stream is not kept in memory."""
+    feeds = (feed_for(conv_relu(), seed, count=1) for seed in range(20))
+    result = quantize(conv_relu(), feeds)
+    assert (result.statistics.samples, result.evaluation.feeds) == (20, CHECK_FEEDS)
+
+
+def test_feeds_may_be_reused_by_their_maker() -> None:
+    """A generator that fills one buffer again and again gives the scores of different feeds."""
+    def reusing() -> Iterator[Arrays]:
+        buffer = np.empty_like(FEEDS[0]["x"])
+        for feed in FEEDS:
+            buffer[...] = feed["x"]
+            yield {"x": buffer}
+
+    one, two = quantize(conv_relu(), reusing()), quantize(conv_relu(), FEEDS)
+    assert one.evaluation == two.evaluation
+    assert one.encodings.model_dump() == two.encodings.model_dump()
+
+
+def test_progress_names_the_stages() -> None:
+    """The callback hears of each feed of both passes."""
+    seen: list[tuple[str, int]] = []
+    quantize(conv_relu(), FEEDS, options=RunOptions(progress=lambda stage, done: seen.append((stage, done))))
+    assert seen == [("observe", 1), ("observe", 2), ("observe", 3), ("evaluate", 1), ("evaluate", 2), ("evaluate", 3)]
+
+
+def test_calibrator_of_the_call() -> None:
+    """The calibrator given is used for activations in place of the recipe's, and recorded."""
+    result = quantize(conv_relu(), FEEDS, calibrator="minmax")
+    assert result.encodings["x"].spec.calibrator == "minmax"
+    amax = max(float(np.abs(feed["x"]).max()) for feed in FEEDS)
+    assert result.encodings["x"].scale_array == np.float32(amax / 127)
+
+
+def test_provenance(workplace: Path) -> None:
+    """The written model tells recipe, target and the hash of the float model; other metadata stays."""
+    proto = conv_relu()
+    proto.metadata_props.add(key="mine", value="kept")
+    onnx.save(proto, "model.onnx")
+    result = quantize("model.onnx", "data.npz", "out.onnx")
+    found = {p.key: p.value for p in onnx.load("out.onnx").metadata_props}
+    assert found == {
+        "mine": "kept",
+        "onnxfq.recipe": "tensorrt-int8",
+        "onnxfq.target": "tensorrt",
+        "onnxfq.source_sha256": result.model.sha256,
+    }
+
+
+def test_quantization_is_good_enough() -> None:
+    """8 bits on a small network stay above 30 dB; the twins score alike."""
+    scores = [c.outputs[0].sqnr_db for c in quantize(conv_relu(), FEEDS).evaluation.candidates]
+    assert min(scores) > 30
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)  # sums over float64 of nearly equal outputs
+
+
+REFUSED = {
+    "unknown recipe": (lambda: quantize("model.onnx", "data.npz", "o.onnx", recipe="tensort"), RecipeError),
+    "unknown calibrator": (lambda: quantize("model.onnx", "data.npz", "o.onnx", calibrator="x"), SpecError),
+    "missing model": (lambda: quantize("none.onnx", "data.npz", "o.onnx"), ModelError),
+    "missing data": (lambda: quantize("model.onnx", "none.npz", "o.onnx"), DataError),
+    "no data": (lambda: quantize("model.onnx", [], "o.onnx"), DataError),
+    "wrong name": (lambda: quantize("model.onnx", [{"y": FEEDS[0]["x"]}], "o.onnx"), DataError),
+    "wrong shape": (lambda: quantize("model.onnx", [{"x": FEEDS[0]["x"][:, :2]}], "o.onnx"), DataError),
+    "NaN": (lambda: quantize("model.onnx", [{"x": FEEDS[0]["x"] * np.nan}], "o.onnx"), StatisticsError),
+    "no folder": (lambda: quantize("model.onnx", "data.npz", "none/o.onnx"), OutputError),
+    "folder as output": (lambda: quantize("model.onnx", "data.npz", "."), OutputError),
+    "model as output": (lambda: quantize("model.onnx", "data.npz", "model.onnx"), OutputError),
+    "data as output": (lambda: quantize("model.onnx", "data.npz", "data.npz"), OutputError),
+    "misspelled override": (
+        lambda: quantize("model.onnx", "data.npz", "o.onnx", recipe=with_override(nodes=["cov"], keep_float=True)),
+        RecipeError,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_write_nothing(workplace: Path, case: str) -> None:
+    """Every refusal is one line of the right class, and the folder stays as it was."""
+    call, kind = REFUSED[case]
+    before = {path: path.read_bytes() for path in workplace.iterdir()}
+    with pytest.raises(OnnxfqError) as caught:
+        call()
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    assert {path: path.read_bytes() for path in workplace.iterdir()} == before
+
+
+def test_a_plan_of_weights_only_still_wants_data() -> None:
+    """A network without quantized activations is compared on data too, and none is an error."""
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { k = MatMul (v, w) y = Add (x, k) }",
+        {"v": weights(1, 4), "w": weights(4, 4)},
+    )
+    assert quantize(proto, [feed_for(proto)]).evaluation.feeds == 1
+    with pytest.raises(DataError, match="holds no samples"):
+        quantize(proto, [])
+
+
+def test_doubled_node_names() -> None:
+    """A model whose nodes share a name, which ONNX Runtime refuses, is quantized and compared."""
+    proto = shared_weight()
+    for node in proto.graph.node:
+        node.name = "same"
+    result = quantize(proto, [feed_for(proto)])
+    assert [str(row) for row in result.plan.coverage()] == ["MatMul 2/2"]
