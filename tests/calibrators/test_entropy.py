@@ -165,7 +165,9 @@ def test_zeros_do_not_count():
     assert ranges[0] == pytest.approx(ranges[1], rel=0.02)  # a bin at zero is cut off at the first value
 
 
-@pytest.mark.parametrize(("qtype", "symmetric"), [(INT8, True), (QTYPES["uint4"], False)], ids=["sym", "asym"])
+@pytest.mark.parametrize(
+    ("qtype", "symmetric"), [(INT8, True), (QTYPES["uint4"], False)], ids=["sym", "asym"]
+)
 def test_far_outliers_are_cut(qtype, symmetric):
     """One value far away does not make the grid coarse for the rest, signed or one-sided."""
     x = drawn("outlier") if symmetric else np.abs(drawn("outlier"))
