@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import DataError, nearest
-from onnxfq.files import UNREADABLE, load_npz
+from onnxfq.files import UNREADABLE, SingleArrayError, load_npz
 
 log = logging.getLogger(__name__)
 
@@ -174,6 +174,10 @@ def read_npz(path: str | Path) -> Feed:
         return load_npz(path)
     except FileNotFoundError:
         raise DataError(f"no such file or folder: {path}; check the path") from None
+    except SingleArrayError:
+        raise DataError(
+            f"{path} is a single array; save it by input name: numpy.savez(path, INPUT=array)"
+        ) from None
     except UNREADABLE as fault:
         text = " ".join(str(fault).split())
         raise DataError(

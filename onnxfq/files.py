@@ -20,6 +20,10 @@ UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, z
 """What NumPy and zipfile raise for a file that is no .npz, pickled, encrypted, cut off or damaged."""
 
 
+class SingleArrayError(ValueError):
+    """An .npy, one array without a name, where an .npz is wanted."""
+
+
 def check_writable(path: Path) -> None:
     """Raise OutputError now, before any work, when `path` could not be written later."""
     folder = path.parent
@@ -70,7 +74,7 @@ def load_npz(path: str | Path) -> dict[str, NDArray[Any]]:
     with Path(path).open("rb") as stream:
         head = stream.read(6)
         if head == b"\x93NUMPY":
-            raise ValueError("it is a single array")
+            raise SingleArrayError("it is a single array")
         if not head.startswith(b"PK"):  # NumPy would take it for a pickle and tell how to trust it
             raise ValueError("it is no zip archive")
         stream.seek(0)

@@ -402,7 +402,6 @@ def test_no_such_file(tmp_path):
         ("cut", "File is not a zip file"),
         ("bits", ""),
         ("pickled", "Object arrays cannot be loaded when allow_pickle=False"),
-        ("single", "it is a single array"),
         ("foreign", "'x' in it is not an array"),
     ],
 )
@@ -411,10 +410,7 @@ def test_files_that_are_no_npz(tmp_path, kind, words):
     path = tmp_path / "data.npz"
     np.savez_compressed(path, x=np.random.default_rng(0).normal(size=(900, 3)))
     content = bytearray(path.read_bytes())
-    if kind == "single":
-        with path.open("wb") as stream:
-            np.save(stream, np.zeros((3, 3)))
-    elif kind == "pickled":
+    if kind == "pickled":
         np.savez(path, x=np.array([{}], object))
     elif kind == "foreign":
         with zipfile.ZipFile(path, "w") as archive:
@@ -428,6 +424,13 @@ def test_files_that_are_no_npz(tmp_path, kind, words):
     message = refused(path, spec(None, 3))
     assert message.startswith(f"{path} is not a readable .npz (") and words in message
     assert message.endswith("; write it with numpy.savez(path, INPUT=array)")
+
+
+def test_a_single_array(tmp_path):
+    """An .npy has no names: the remedy is to save it under the input's."""
+    np.save(tmp_path / "a.npy", np.zeros((3, 3)))
+    message = refused(tmp_path / "a.npy", spec(None, 3))
+    assert message.endswith("a.npy is a single array; save it by input name: numpy.savez(path, INPUT=array)")
 
 
 def test_read_npz(tmp_path):
