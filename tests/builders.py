@@ -28,7 +28,9 @@ def weights(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return (rng.normal(size=shape) * rows.reshape(rows.shape if shape else ())).astype(np.float32)
 
 
-def build(text: str, constants: Arrays | None = None, *, opset: int = 17, ir: int = 8, **imports: int) -> onnx.ModelProto:
+def build(
+    text: str, constants: Arrays | None = None, *, opset: int = 17, ir: int = 8, **imports: int
+) -> onnx.ModelProto:
     """Parse `text`, the graph without its header, and add `constants` as initializers."""
     domains = "".join(f', "{domain}" : {version}' for domain, version in imports.items())
     model = parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}{domains}]> {text}')
@@ -260,7 +262,9 @@ def graph_text(proto: onnx.ModelProto) -> list[str]:
     for node in proto.graph.node:
         attributes = " ".join(f"{a.name}={onnx.helper.get_attribute_value(a)}" for a in node.attribute)
         inside = f" <{attributes}>" if attributes else ""
-        lines.append(f"[{node.name}] {', '.join(node.output)} = {node.op_type}{inside} ({', '.join(node.input)})")
+        lines.append(
+            f"[{node.name}] {', '.join(node.output)} = {node.op_type}{inside} ({', '.join(node.input)})"
+        )
     return lines
 
 

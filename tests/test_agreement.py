@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, Staged, feed_for, planned, stage
+from builders import BUILDERS, Staged, feed_for, inner_output, planned, stage
 from numpy.typing import NDArray
 
 from onnxfq.calibration import calibrate, collect_statistics
@@ -34,7 +34,9 @@ def with_outputs(proto: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
     return copy
 
 
-def twins(staged: Staged, switchable: bool = False) -> tuple[list[str], list[NDArray[np.float32]], list[NDArray[np.float32]]]:
+def twins(
+    staged: Staged, switchable: bool = False
+) -> tuple[list[str], list[NDArray[np.float32]], list[NDArray[np.float32]]]:
     """Return names and values of all quantized tensors and the outputs, in the simulation and in Q/DQ."""
     simulation = InsertFakeQuantize(staged.plan, staged.encodings, switchable).run(staged.model).model.proto
     qdq = InsertQdq(staged.plan, staged.encodings).run(staged.model).model.proto
@@ -43,7 +45,9 @@ def twins(staged: Staged, switchable: bool = False) -> tuple[list[str], list[NDA
     values = []
     for proto, suffix in ((simulation, "/fq"), (qdq, "/dq")):
         wanted = [name + suffix for name in names]
-        values.append(Session(with_outputs(proto, wanted), 1, exact=True).run(staged.feed, [*wanted, *outputs]))
+        values.append(
+            Session(with_outputs(proto, wanted), 1, exact=True).run(staged.feed, [*wanted, *outputs])
+        )
     return [*names, *outputs], values[0], values[1]
 
 
@@ -65,7 +69,9 @@ def test_twins_of_small_models(name: str, recipe: str) -> None:
 @pytest.mark.parametrize("name", BUILDERS)
 def test_switchable_twins_of_small_models(name: str, recipe: str) -> None:
     """With the switch no weight is a constant on either side: all tensors and outputs agree to the bit."""
-    for tensor, simulated, deployed in zip(*twins(stage(BUILDERS[name](), recipe), switchable=True), strict=True):
+    for tensor, simulated, deployed in zip(
+        *twins(stage(BUILDERS[name](), recipe), switchable=True), strict=True
+    ):
         np.testing.assert_array_equal(simulated, deployed, err_msg=tensor)
 
 
@@ -75,7 +81,9 @@ def digits(request: pytest.FixtureRequest, digits_model: Path, digit_images: np.
     model = load(digits_model)
     plan = make_plan(model, load_recipe(request.param))
     statistics = collect_statistics(model, plan, [{"image": digit_images[8000:8016]}], threads=1)
-    return Staged(model, plan, statistics, calibrate(model, plan, statistics), {"image": digit_images[8500:8532]})
+    return Staged(
+        model, plan, statistics, calibrate(model, plan, statistics), {"image": digit_images[8500:8532]}
+    )
 
 
 def test_twins_of_the_digit_network(digits: Staged) -> None:
@@ -126,13 +134,13 @@ SPLITS = {
 def test_statistics_do_not_depend_on_batches(split: str, threads: int) -> None:
     """Batch size, order and threads leave no trace in what is gathered from the same values."""
     # Inputs and what Relu makes of them: values that no kernel computes in another order for another batch.
-    from builders import inner_output
-
     proto = inner_output()
     model, plan = load(proto), planned(proto)
     data = feed_for(proto, count=12)["x"]
     whole = collect_statistics(model, plan, [{"x": data}], threads=1)
-    same(collect_statistics(model, plan, [{"x": data[part]} for part in SPLITS[split]], threads=threads), whole)
+    same(
+        collect_statistics(model, plan, [{"x": data[part]} for part in SPLITS[split]], threads=threads), whole
+    )
 
 
 def test_statistics_merge_as_if_seen_at_once(digit_images: np.ndarray, digits_model: Path) -> None:

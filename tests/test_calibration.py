@@ -55,7 +55,9 @@ def test_every_calibrator_serves_activations_and_weights(calibrator: str) -> Non
     one, two = (calibrate(staged.model, staged.plan, staged.statistics, calibrator) for _ in range(2))
     assert one == two
     assert one["w"].param_shape == (4,)
-    assert one["x"].scale[0] <= calibrate(staged.model, staged.plan, staged.statistics, "minmax")["x"].scale[0]
+    assert (
+        one["x"].scale[0] <= calibrate(staged.model, staged.plan, staged.statistics, "minmax")["x"].scale[0]
+    )
 
 
 def test_dead_channels_get_a_scale() -> None:
@@ -66,7 +68,9 @@ def test_dead_channels_get_a_scale() -> None:
     assert staged.encodings["w"].scale[1] == 1.0
 
 
-@pytest.mark.parametrize(("value", "found"), [(np.nan, "1 NaN and 0 infinite"), (-np.inf, "0 NaN and 1 infinite")])
+@pytest.mark.parametrize(
+    ("value", "found"), [(np.nan, "1 NaN and 0 infinite"), (-np.inf, "0 NaN and 1 infinite")]
+)
 def test_bad_values_name_tensor_and_feed(value: float, found: str) -> None:
     """NaN or infinity in the data is refused at once, with the tensor, the count and the feed."""
     model, plan = load(conv_relu()), planned(conv_relu())
@@ -111,7 +115,7 @@ def test_what_does_not_belong_together() -> None:
         calibrate(staged.model, staged.plan, staged.statistics, "minimax")
 
 
-def test_encodings_survive_their_file(tmp_path) -> None:  # noqa: ANN001
+def test_encodings_survive_their_file(tmp_path) -> None:
     """Encodings read back equal those that were written, float32 scales included."""
     encodings = stage(conv_relu()).encodings
     encodings.save(tmp_path / "e.json")

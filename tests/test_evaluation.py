@@ -23,7 +23,9 @@ LABELS = np.int64([1, 2])
 
 def test_scores_by_hand() -> None:
     """SQNR, cosine, largest error and agreement of known models are the known figures."""
-    result = evaluate(REFERENCE, {"same": REFERENCE, "twice": DOUBLED, "minus": NEGATED}, [{"x": X[:1]}, {"x": X[1:]}])
+    result = evaluate(
+        REFERENCE, {"same": REFERENCE, "twice": DOUBLED, "minus": NEGATED}, [{"x": X[:1]}, {"x": X[1:]}]
+    )
     same, twice, minus = (c.outputs[0] for c in result.candidates)
     assert (same.sqnr_db, same.cosine, same.largest_error, same.top1_agreement) == (math.inf, 1, 0, 1)
     assert (twice.sqnr_db, twice.largest_error, twice.top1_agreement) == (0, 4, 1)
@@ -49,7 +51,8 @@ def test_number_of_labels(count: int) -> None:
 
 def test_too_few_labels_are_found_early() -> None:
     """The first feed beyond the labels ends the run."""
-    def feeds():  # noqa: ANN202
+
+    def feeds():
         yield {"x": X}
         raise AssertionError("a second feed was read")
 
@@ -58,7 +61,7 @@ def test_too_few_labels_are_found_early() -> None:
 
 
 @pytest.mark.parametrize("insert", [insert_qdq, insert_fake_quantize], ids=["qdq", "fakequant"])
-def test_inner_tensors(insert) -> None:  # noqa: ANN001
+def test_inner_tensors(insert) -> None:
     """With per_tensor each computed activation has a score; those of model inputs have none to compare."""
     staged = stage(two_branch())
     candidate = insert(staged.model, staged.plan, staged.encodings)

@@ -104,7 +104,9 @@ def placed(one: Vector, constant: bool, values: NDArray[np.float32]) -> onnx.Mod
     )
     model: Model = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
     use = Placement(tensor="t", role="weight", spec=one.spec, uses=(("read", 0),), why="vector")
-    plan = Plan(model_sha256=model.sha256, recipe="r", target="onnxruntime", placements=(use,), nodes=(), skipped=())
+    plan = Plan(
+        model_sha256=model.sha256, recipe="r", target="onnxruntime", placements=(use,), nodes=(), skipped=()
+    )
     encoding = Encoding.of("t", one.spec, one.scale, one.zero_point)
     encodings = Encodings(model_sha256=model.sha256, encodings=(encoding,))
     return InsertQdq(plan, encodings).run(model).model.proto
@@ -119,7 +121,7 @@ def with_cast(proto: onnx.ModelProto, tensor: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("name", QUANTIZE)
 def test_activation_vectors(name: str) -> None:
-    """onnxruntime gives the vector's integers at our Q node, and their real values at our DQ node."""
+    """Onnxruntime gives the vector's integers at our Q node, and their real values at our DQ node."""
     one = vector(name)
     session = Session(with_cast(placed(one, False, one.x), "t/q"), 1, exact=True)
     real, integers = session.run({"t": one.x})

@@ -11,7 +11,15 @@ import pytest
 from builders import Arrays, build, conv_relu, feed_for, shared_weight, weights, with_override
 
 import onnxfq
-from onnxfq.errors import DataError, ModelError, OnnxfqError, OutputError, RecipeError, SpecError, StatisticsError
+from onnxfq.errors import (
+    DataError,
+    ModelError,
+    OnnxfqError,
+    OutputError,
+    RecipeError,
+    SpecError,
+    StatisticsError,
+)
 from onnxfq.pipeline import CHECK_FEEDS, RunOptions, quantize
 
 FEEDS = [feed_for(conv_relu(), seed, count=2) for seed in range(3)]
@@ -65,6 +73,7 @@ def test_nothing_is_written_without_an_output(workplace: Path) -> None:
 @pytest.mark.parametrize("kind", ["list", "generator", "file", "folder"])
 def test_kinds_of_data(workplace: Path, kind: str) -> None:
     """A list, a one-shot generator, an .npz and a folder of them give the same scales."""
+
     def generator() -> Iterator[Arrays]:
         yield from FEEDS
 
@@ -86,6 +95,7 @@ def test_the_comparison_keeps_few_feeds() -> None:
 
 def test_feeds_may_be_reused_by_their_maker() -> None:
     """A generator that fills one buffer again and again gives the scores of different feeds."""
+
     def reusing() -> Iterator[Arrays]:
         buffer = np.empty_like(FEEDS[0]["x"])
         for feed in FEEDS:
@@ -101,7 +111,14 @@ def test_progress_names_the_stages() -> None:
     """The callback hears of each feed of both passes."""
     seen: list[tuple[str, int]] = []
     quantize(conv_relu(), FEEDS, options=RunOptions(progress=lambda stage, done: seen.append((stage, done))))
-    assert seen == [("observe", 1), ("observe", 2), ("observe", 3), ("evaluate", 1), ("evaluate", 2), ("evaluate", 3)]
+    assert seen == [
+        ("observe", 1),
+        ("observe", 2),
+        ("observe", 3),
+        ("evaluate", 1),
+        ("evaluate", 2),
+        ("evaluate", 3),
+    ]
 
 
 def test_calibrator_of_the_call() -> None:
@@ -148,7 +165,9 @@ REFUSED = {
     "model as output": (lambda: quantize("model.onnx", "data.npz", "model.onnx"), OutputError),
     "data as output": (lambda: quantize("model.onnx", "data.npz", "data.npz"), OutputError),
     "misspelled override": (
-        lambda: quantize("model.onnx", "data.npz", "o.onnx", recipe=with_override(nodes=["cov"], keep_float=True)),
+        lambda: quantize(
+            "model.onnx", "data.npz", "o.onnx", recipe=with_override(nodes=["cov"], keep_float=True)
+        ),
         RecipeError,
     ),
 }

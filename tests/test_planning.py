@@ -32,7 +32,9 @@ def test_every_float_tensor_is_placed_or_has_a_reason(name: str, recipe: str) ->
     model = load(BUILDERS[name]())
     plan = make_plan(model, load_recipe(recipe))
     graph = model.graph()
-    floats = {name for name, t in graph.tensors().items() if t.dtype is not None and np.dtype(t.dtype).kind == "f"}
+    floats = {
+        name for name, t in graph.tensors().items() if t.dtype is not None and np.dtype(t.dtype).kind == "f"
+    }
     placed = [p.tensor for p in plan.placements]
     reasons = [s.name for s in plan.skipped if s.kind == "tensor"]
     assert sorted(placed + reasons) == sorted(floats)
@@ -44,7 +46,7 @@ def test_plans_are_deterministic() -> None:
     assert planned(two_branch()) == planned(two_branch())
 
 
-def test_plans_survive_their_file(tmp_path) -> None:  # noqa: ANN001
+def test_plans_survive_their_file(tmp_path) -> None:
     """A plan read back equals the one that was written."""
     plan = planned(two_branch())
     plan.save(tmp_path / "x.plan.json")
@@ -92,7 +94,10 @@ def test_keep_float_of_a_transposed_weight(name: str) -> None:
 UNKNOWN = {
     "node": ({"nodes": ["conv9"]}, "override names node 'conv9', which the model lacks; nearest: conv"),
     "tensor": ({"tensors": ["w9*"]}, "override names tensor 'w9*', which the model lacks"),
-    "op type": ({"op_types": ["Conf"]}, "override names op type 'Conf', which the model lacks; nearest: Conv"),
+    "op type": (
+        {"op_types": ["Conf"]},
+        "override names op type 'Conf', which the model lacks; nearest: Conv",
+    ),
 }
 
 
@@ -113,14 +118,19 @@ def test_overrides_change_schemes() -> None:
 
 def test_disagreeing_overrides_are_told() -> None:
     """One tensor cannot be quantized in two ways: both readers are named."""
-    proto = build("g (float[N,4] x) => (float[N,4] y, float[N,4] z) { [a] y = MatMul (x, w) [b] z = MatMul (x, v) }",
-                  {"w": weights(4, 4), "v": weights(4, 4, seed=1)})  # fmt: skip
-    with pytest.raises(RecipeError, match=r"tensor 'x' .* for 'a' and .* for 'b'; override it by tensor name"):
+    text = "g (float[N,4] x) => (float[N,4] y, float[N,4] z) { [a] y = MatMul (x, w) [b] z = MatMul (x, v) }"
+    proto = build(text, {"w": weights(4, 4), "v": weights(4, 4, seed=1)})
+    with pytest.raises(
+        RecipeError, match=r"tensor 'x' .* for 'a' and .* for 'b'; override it by tensor name"
+    ):
         planned(proto, with_override("onnxruntime-int8", nodes=["b"], activations={"qtype": "int8"}))
 
 
 REFUSED = {
-    "int4": ({"qtype": "int4"}, "TensorRT takes int4 only for weights whose activations stay float; use int8"),
+    "int4": (
+        {"qtype": "int4"},
+        "TensorRT takes int4 only for weights whose activations stay float; use int8",
+    ),
     "int16": ({"qtype": "int16"}, "TensorRT has no int16 tensors; use int8"),
     "asymmetric": ({"symmetric": False}, "use symmetric: true"),
     "blocked": ({"granularity": "blocked", "block_size": 2}, "use per_axis"),
@@ -138,7 +148,7 @@ def test_tensorrt_refuses_what_it_cannot_take(case: str) -> None:
 
 
 @pytest.mark.parametrize("insert", [insert_qdq, insert_fake_quantize], ids=["qdq", "fakequant"])
-def test_quantized_models_are_refused(insert) -> None:  # noqa: ANN001
+def test_quantized_models_are_refused(insert) -> None:
     """A model that holds quantizers is not quantized again."""
     staged = stage(conv_relu())
     with pytest.raises(ModelError, match=r"is already quantized \(it has .*\); give the float model"):
@@ -159,11 +169,15 @@ def test_everything_in_bodies() -> None:
                         else_branch = b () => (float[N,4] v) { v = Relu (x) }> }""",
         {"w": weights(4, 4)},
     )
-    with pytest.raises(ModelError, match=r"all 1 weighted operators \(MatMul\) are inside If, Loop or Scan bodies"):
+    with pytest.raises(
+        ModelError, match=r"all 1 weighted operators \(MatMul\) are inside If, Loop or Scan bodies"
+    ):
         planned(proto)
 
 
 def test_operators_of_other_domains_are_not_weighted() -> None:
     """A custom operator called Conv is none of ours."""
     with pytest.raises(ModelError, match="nothing to quantize"):
-        planned(build("g (float[N,4] x) => (float[N,4] y) { y = mine.Conv (x, w) }", {"w": weights(4, 4)}, mine=1))
+        planned(
+            build("g (float[N,4] x) => (float[N,4] y) { y = mine.Conv (x, w) }", {"w": weights(4, 4)}, mine=1)
+        )

@@ -45,21 +45,22 @@ def error_figure(series: Mapping[str, Sequence[TensorError]], title: str) -> Fig
         axes.scatter(
             [min(x, edge) for x, _ in points],
             [y for _, y in points],
-            label=label,
+            label=_short(label),
             s=34,
             marker=_MARKS[number % len(_MARKS)],
             color=_COLOURS[number % len(_COLOURS)],
             alpha=0.85,
         )
-    axes.set_yticks(
-        range(len(names)), [f"{_short(name)}  [{roles[name][0].upper()}]" for name in names], fontsize=8
-    )
+    labels = [f"{_short(name)}  [{roles[name][0].upper()}]" for name in names]
+    # A name may hold dollars, which matplotlib would read as mathematics.
+    axes.set_yticks(range(len(names)), labels, fontsize=8, parse_math=False)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(alpha=0.3)
     axes.set_xlabel("signal to quantization noise, dB (left is worse)      [A] activation  [W] weight")
     hidden = len(worst) - len(names)
     axes.set_title(title + (f"\n{hidden} better tensors not shown" if hidden else ""), fontsize=11)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=9)
+    for text in figure.legend(loc="outside lower center", ncols=4, fontsize=9).get_texts():
+        text.set_parse_math(False)
     return figure
 
 
@@ -78,4 +79,6 @@ def figure_svg(figure: Figure) -> str:
 
 
 def _short(name: str, length: int = 44) -> str:
-    return name if len(name) <= length else "…" + name[1 - length :]
+    """Return the end of `name`, in letters that matplotlib's font has: Latin, Greek, Cyrillic."""
+    shown = "".join(c if c < "\u0500" and c.isprintable() else ascii(c)[1:-1] for c in name)
+    return shown if len(shown) <= length else "…" + shown[1 - length :]

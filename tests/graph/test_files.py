@@ -19,7 +19,12 @@ def external(tmp_path: Path) -> Path:
     """A model whose weights lie in a file beside it."""
     path = tmp_path / "model.onnx"
     onnx.save(
-        conv_relu(), path, save_as_external_data=True, location="model.data", size_threshold=0, convert_attribute=False
+        conv_relu(),
+        path,
+        save_as_external_data=True,
+        location="model.data",
+        size_threshold=0,
+        convert_attribute=False,
     )
     return path
 

@@ -56,7 +56,9 @@ def test_blocked_weights() -> None:
     text = "g (float[N,4] x) => (float[N,3] y) { y = MatMul (x, w) }"
     staged = stage(build(text, {"w": weights(4, 3)}, opset=21, ir=10), recipe)
     found = inspect_model(insert_qdq(staged.model, staged.plan, staged.encodings))
-    assert ("w/q", "int4", "blocks of 2 on axis 0") in {(q.tensor, q.qtype, q.granularity) for q in found.quantized}
+    assert ("w/q", "int4", "blocks of 2 on axis 0") in {
+        (q.tensor, q.qtype, q.granularity) for q in found.quantized
+    }
 
 
 def test_foreign_quantization_is_told() -> None:

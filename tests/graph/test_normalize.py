@@ -17,7 +17,9 @@ from onnxfq.runtime.session import Session
 def assert_same_results(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
     """Both compute the same bits for the same feed."""
     feed = feed_for(after)
-    results = zip(Session(before, 1, exact=True).run(feed), Session(after, 1, exact=True).run(feed), strict=True)
+    results = zip(
+        Session(before, 1, exact=True).run(feed), Session(after, 1, exact=True).run(feed), strict=True
+    )
     for want, got in results:
         np.testing.assert_array_equal(got, want)
 
@@ -91,7 +93,10 @@ def test_sparse_weights_become_dense(where: str, coordinates: bool) -> None:
 def test_initializers_are_no_inputs() -> None:
     """A weight that old exporters list among the inputs is no input, and the IR version allows that."""
     proto = build(
-        "g (float[N,4] x, float[4,4] w) => (float[N,4] y) { y = MatMul (x, w) }", {"w": weights(4, 4)}, opset=13, ir=3
+        "g (float[N,4] x, float[4,4] w) => (float[N,4] y) { y = MatMul (x, w) }",
+        {"w": weights(4, 4)},
+        opset=13,
+        ir=3,
     )
     model = loaded(proto)
     assert [value.name for value in model.proto.graph.input] == ["x"]
@@ -104,7 +109,10 @@ def test_dimensions_of_minus_one_are_open() -> None:
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = -1
     model = loaded(proto)
-    dims = [v.type.tensor_type.shape.dim[0].dim_param for v in (*model.proto.graph.input, *model.proto.graph.output)]
+    dims = [
+        v.type.tensor_type.shape.dim[0].dim_param
+        for v in (*model.proto.graph.input, *model.proto.graph.output)
+    ]
     assert dims == ["x_0", "y_0"]
 
 
@@ -122,20 +130,27 @@ MOVES = {
 def test_moves_of_constants_are_folded(op: str) -> None:
     """A weight behind a Reshape, Cast or the like is the constant that its reader sees."""
     text, value, more = MOVES[op]
-    model = loaded(build(f"g (float[N,4] x) => (float[N,4] y) {{ {text} y = MatMul (x, w) }}", {"v": value, **more}))
+    model = loaded(
+        build(f"g (float[N,4] x) => (float[N,4] y) {{ {text} y = MatMul (x, w) }}", {"v": value, **more})
+    )
     assert [node.op_type for node in model.proto.graph.node] == ["MatMul"]
     assert list(constants(model.proto)) == ["w"]
     np.testing.assert_array_equal(constants(model.proto)["w"], value.astype(np.float32).reshape(4, 4))
 
 
 def test_folded_outputs_and_transposes_stay() -> None:
-    """What is an output of the graph is not folded away, nor is a Transpose, which other readers may share."""
+    """What is an output of the graph is not folded, nor is a Transpose, which other readers may share."""
     proto = build(
         """g (float[N,4] x) => (float[N,4] y, float[4,4] copy) {
             copy = Identity (w) t = Transpose (w) h = MatMul (x, t) y = MatMul (h, copy) }""",
         {"w": weights(4, 4)},
     )
-    assert [n.op_type for n in loaded(proto).proto.graph.node] == ["Identity", "Transpose", "MatMul", "MatMul"]
+    assert [n.op_type for n in loaded(proto).proto.graph.node] == [
+        "Identity",
+        "Transpose",
+        "MatMul",
+        "MatMul",
+    ]
 
 
 def test_folded_constants_reach_bodies() -> None:
@@ -178,7 +193,8 @@ def test_old_opsets_are_raised(opset: int) -> None:
     """A model below opset 13 is raised to 13, attributes that became inputs are initializers."""
     proto = build(
         """g (float[N,4] x) => (float[N] y) {
-            h = MatMul (x, w) u = Unsqueeze <axes = [1]> (h) y = ReduceSum <axes = [1,2], keepdims = 0> (u) }""",
+            h = MatMul (x, w) u = Unsqueeze <axes = [1]> (h)
+            y = ReduceSum <axes = [1,2], keepdims = 0> (u) }""",
         {"w": weights(4, 4)},
         opset=opset,
         ir=6,
@@ -224,7 +240,9 @@ def test_loading_twice_changes_nothing() -> None:
 def test_unknown_operators_are_no_reason_to_refuse() -> None:
     """A model with a custom operator loads, its shapes stay open."""
     proto = build(
-        "g (float[N,4] x) => (float[N,4] y) { h = MatMul (x, w) y = mine.Odd (h) }", {"w": weights(4, 4)}, mine=1
+        "g (float[N,4] x) => (float[N,4] y) { h = MatMul (x, w) y = mine.Odd (h) }",
+        {"w": weights(4, 4)},
+        mine=1,
     )
     assert [n.op_type for n in load(proto).proto.graph.node] == ["MatMul", "Odd"]
 
@@ -232,5 +250,7 @@ def test_unknown_operators_are_no_reason_to_refuse() -> None:
 def test_opset_that_cannot_be_raised_is_named() -> None:
     """When onnx's converter refuses, the error names both opsets and the remedy."""
     proto = build("g (float[N,4] x) => (float[N,4] y) { y = ATen (x) }", opset=7, ir=3)
-    with pytest.raises(ModelError, match=r"opset 7 must be raised to 13 .* export the model at opset 13 or above"):
+    with pytest.raises(
+        ModelError, match=r"opset 7 must be raised to 13 .* export the model at opset 13 or above"
+    ):
         load(proto)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from builders import conv_relu, conv_transpose, gemm, left_constant, transposed_weight, vector_weight, weights
+from builders import (
+    conv_relu,
+    conv_transpose,
+    gemm,
+    left_constant,
+    transposed_weight,
+    two_branch,
+    vector_weight,
+    weights,
+)
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.analysis import distances_upward, weight_source
@@ -76,8 +85,6 @@ def test_weight_source_sees_through_transposes() -> None:
 
 def test_distances_are_the_longest() -> None:
     """`distances_upward` counts nodes along the longest way to each tensor."""
-    from builders import two_branch
-
     graph = load(two_branch()).graph()
     add = next(n for n in graph.nodes if n.op == "Add")
     distances = distances_upward(add.outputs[0])

@@ -49,8 +49,15 @@ def test_models_survive(name: str) -> None:
 
 def test_annotations_survive() -> None:
     """Metadata, doc strings, producer and versions of model, graph, nodes, inputs and weights stay."""
-    proto = build("g (float[N,4] x) => (float[N,4] y) { [a] h = MatMul (x, w) [b] y = Relu (h) }", {"w": weights(4, 4)})
-    proto.producer_name, proto.producer_version, proto.domain, proto.model_version = "maker", "1.2", "org.x", 7
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { [a] h = MatMul (x, w) [b] y = Relu (h) }", {"w": weights(4, 4)}
+    )
+    proto.producer_name, proto.producer_version, proto.domain, proto.model_version = (
+        "maker",
+        "1.2",
+        "org.x",
+        7,
+    )
     holders = (proto, proto.graph, proto.graph.node[0], proto.graph.input[0], proto.graph.output[0])
     for holder in (*holders, proto.graph.initializer[0]):
         holder.doc_string = "read me"

@@ -71,13 +71,15 @@ def test_switch(name: str) -> None:
 
 def test_switch_of_the_smallest_ir_version() -> None:
     """A model of IR version 3 has initializers after the pass, which that version wants among the inputs."""
-    proto = build("g (float[N,4] x) => (float[N,N] y) { t = Transpose (x) y = MatMul (x, t) }", opset=13, ir=3)
+    proto = build(
+        "g (float[N,4] x) => (float[N,N] y) { t = Transpose (x) y = MatMul (x, t) }", opset=13, ir=3
+    )
     inserted(stage(proto), switchable=True)
 
 
 def test_taken_name_of_the_switch() -> None:
     """A tensor that is called like the switch makes the switch another name, not a wrong model."""
-    proto = build(f'g (float[N,4] x) => (float[N,4] y) {{ "{ENABLED_INPUT}" = Relu (x) y = MatMul ("{ENABLED_INPUT}", w) }}',
-                  {"w": weights(4, 4)})  # fmt: skip
+    text = 'g (float[N,4] x) => (float[N,4] y) { "NAME" = Relu (x) y = MatMul ("NAME", w) }'
+    proto = build(text.replace("NAME", ENABLED_INPUT), {"w": weights(4, 4)})
     made = inserted(stage(proto), switchable=True)
     assert [value.name for value in made.graph.input] == ["x", f"{ENABLED_INPUT}_2"]

@@ -25,12 +25,15 @@ def test_golden_graph() -> None:
         "[relu] r = Relu (h)",
         f"[r/observe] {seen['r']} = Observe (r)",
     ]
-    assert [v.name for v in result.model.proto.graph.output] == [*seen["x"].split(", "), *seen["r"].split(", ")]
+    assert [v.name for v in result.model.proto.graph.output] == [
+        *seen["x"].split(", "),
+        *seen["r"].split(", "),
+    ]
 
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_statistics_are_those_of_the_tensor(name: str) -> None:
-    """What the observed model gathers equals NumPy's statistics of the tensor, fetched from the float model."""
+    """What the observed model gathers equals NumPy's statistics of the tensor of the float model."""
     staged = stage(BUILDERS[name]())
     tensors = [p.tensor for p in staged.plan.activations]
     probe = onnx.ModelProto()
@@ -41,6 +44,11 @@ def test_statistics_are_those_of_the_tensor(name: str) -> None:
     values = dict(zip(tensors, Session(probe, 1).run(staged.feed), strict=True))
     for tensor in tensors:
         want, got = TensorStatistics.from_array(values[tensor]), staged.statistics[tensor]
-        assert (got.rmin, got.rmax, got.elements, got.zeros) == (want.rmin, want.rmax, want.elements, want.zeros)
+        assert (got.rmin, got.rmax, got.elements, got.zeros) == (
+            want.rmin,
+            want.rmax,
+            want.elements,
+            want.zeros,
+        )
         np.testing.assert_array_equal(got.bins, want.bins)
         np.testing.assert_array_equal(got.counts, want.counts)

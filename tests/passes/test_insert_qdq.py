@@ -74,7 +74,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("make", GOLDEN, ids=lambda make: make.__name__)
-def test_golden_graphs(make) -> None:  # noqa: ANN001
+def test_golden_graphs(make) -> None:
     """The nodes, their names, their order and their wiring are exactly these."""
     assert graph_text(inserted(stage(make()))) == GOLDEN[make]
 
@@ -108,7 +108,9 @@ def test_weights_are_stored_as_integers() -> None:
     staged = stage(conv_relu())
     stored = constants(inserted(staged))
     encoding = staged.encodings["w"]
-    want = quantize(weights(4, 3, 3, 3), encoding.scale_array, encoding.zero_point_array, qtype="int8", axis=0)
+    want = quantize(
+        weights(4, 3, 3, 3), encoding.scale_array, encoding.zero_point_array, qtype="int8", axis=0
+    )
     np.testing.assert_array_equal(stored["w/q"], want)
     assert stored["w/q"].dtype == np.int8
     assert "w" not in stored and "b" in stored
@@ -154,7 +156,9 @@ def test_new_formats_raise_the_opset(case: str) -> None:
     """4 and 16 bits and blocks need opset 21; every node still has a name of its own."""
     text = """g (float[N,4] x) => (float[N,1] y) {
         [mm] h = MatMul (x, w) [mean] y = ReduceMean <axes = [1]> (h) }"""
-    proto = inserted(stage(build(text, {"w": weights(4, 3)}, opset=13), with_weights("onnxruntime-int8", **BLOCKED[case])))
+    proto = inserted(
+        stage(build(text, {"w": weights(4, 3)}, opset=13), with_weights("onnxruntime-int8", **BLOCKED[case]))
+    )
     assert next(o.version for o in proto.opset_import if o.domain == "") == 21
     assert proto.ir_version == 10
     assert [node.name for node in proto.graph.node] == ["x/q", "x/dq", "w/dq", "mm", "mean"]
@@ -190,7 +194,7 @@ def test_names_that_are_taken() -> None:
 
 
 @pytest.mark.parametrize("insert", [InsertQdq, InsertFakeQuantize])
-def test_second_application_is_refused(insert) -> None:  # noqa: ANN001
+def test_second_application_is_refused(insert) -> None:
     """A pass does not quantize what it has quantized: the plan's uses read something else by then."""
     staged = stage(two_branch())
     one = insert(staged.plan, staged.encodings).run(staged.model).model
@@ -202,7 +206,11 @@ def test_empty_plans_change_nothing() -> None:
     """A plan without placements gives the model itself back, and says so."""
     staged = stage(conv_relu())
     empty = staged.plan.model_copy(update={"placements": ()})
-    for one in (InsertQdq(empty, staged.encodings), InsertFakeQuantize(empty, staged.encodings), InsertObservers(empty)):
+    for one in (
+        InsertQdq(empty, staged.encodings),
+        InsertFakeQuantize(empty, staged.encodings),
+        InsertObservers(empty),
+    ):
         result = one.run(staged.model)
         assert not result.modified
         assert result.model is staged.model

@@ -42,8 +42,14 @@ def test_identity_skip(order: str) -> None:
 )
 def test_folded_operators_between(main: str) -> None:
     """What is folded into the Conv, its BatchNormalization or a scale, does not hide it."""
-    text = f"""g (float[N,4,5,5] x) => (float[N,4,5,5] y) {{ h = Relu (x) {main} [add] s = Add (c, h) y = Conv (s, w2) }}"""
-    values = {"w": weights(4, 4, 1, 1), "w2": weights(4, 4, 1, 1), "k4": weights(4), "k1": weights(1, 4, 1, 1)}
+    text = f"""g (float[N,4,5,5] x) => (float[N,4,5,5] y) {{
+        h = Relu (x) {main} [add] s = Add (c, h) y = Conv (s, w2) }}"""
+    values = {
+        "w": weights(4, 4, 1, 1),
+        "w2": weights(4, 4, 1, 1),
+        "k4": weights(4),
+        "k1": weights(1, 4, 1, 1),
+    }
     assert skips(planned(build(text, values | {"var": np.ones(4, np.float32)}))) == [("h", "add", 1)]
 
 
@@ -89,7 +95,7 @@ def test_constant_operand_is_no_skip() -> None:
 
 
 def test_sum_of_one_tensor_with_itself() -> None:
-    """x + x has no skip branch."""
+    """X + x has no skip branch."""
     assert skips(block("c = Conv (h, w)", order="c, c")) == []
 
 

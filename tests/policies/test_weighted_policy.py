@@ -64,7 +64,12 @@ def test_conv_transpose(recipe: str, axis: int | None) -> None:
     assert ("disagree on the channel axis" in weight.why) == (axis is None)
 
 
-BLOCKS = {"matmul": (shared_weight(), 0), "gemm": (gemm(), 0), "gemm_trans_b": (gemm(0, 1), 1), "turned": (transposed_weight(), 1)}
+BLOCKS = {
+    "matmul": (shared_weight(), 0),
+    "gemm": (gemm(), 0),
+    "gemm_trans_b": (gemm(0, 1), 1),
+    "turned": (transposed_weight(), 1),
+}
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -77,7 +82,9 @@ def test_blocks_run_along_the_sum(name: str) -> None:
 
 def test_blocks_of_a_conv_fall_back_to_channels() -> None:
     """A Conv sums over several axes: its weights get one scale a channel, and the plan says so."""
-    (weight,) = planned(conv_relu(), with_weights("onnxruntime-int8", granularity="blocked", block_size=2)).weights
+    (weight,) = planned(
+        conv_relu(), with_weights("onnxruntime-int8", granularity="blocked", block_size=2)
+    ).weights
     assert (weight.spec.axis, weight.spec.block_size) == (0, None)
     assert weight.why == "weight of Conv, per output channel"
 
@@ -114,7 +121,8 @@ def test_shared_weights_are_placed_once() -> None:
 def test_weight_shared_along_different_axes() -> None:
     """Readers that want different axes share one scale for the tensor, and the plan says why."""
     proto = build(
-        "g (float[N,4] x) => (float[N,4] y) { h = Gemm (x, w) y = Gemm <transB = 1> (h, w) }", {"w": weights(4, 4)}
+        "g (float[N,4] x) => (float[N,4] y) { h = Gemm (x, w) y = Gemm <transB = 1> (h, w) }",
+        {"w": weights(4, 4)},
     )
     (weight,) = planned(proto).weights
     assert weight.spec.axis is None
@@ -192,10 +200,13 @@ def test_other_float_types_stay_with_a_reason(kind: str) -> None:
 def test_unknown_types_stay_with_a_reason() -> None:
     """What a custom operator gives has no known type, so its reader stays in float and says so."""
     proto = build(
-        "g (float[N,4] x) => (float[N,4] y) { [first] h = MatMul (x, w) o = mine.Odd (h) [second] y = MatMul (o, w) }",
+        """g (float[N,4] x) => (float[N,4] y) {
+            [first] h = MatMul (x, w) o = mine.Odd (h) [second] y = MatMul (o, w) }""",
         {"w": weights(4, 4)},
         mine=1,
     )
     plan = planned(proto)
-    assert [s.why for s in plan.skipped if s.name == "second"] == ["input 'o' is of unknown type; float32 is quantized"]
+    assert [s.why for s in plan.skipped if s.name == "second"] == [
+        "input 'o' is of unknown type; float32 is quantized"
+    ]
     assert "o" in {s.name for s in plan.skipped}

@@ -1,0 +1,196 @@
+"""The console command: each subcommand end to end on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, conv_relu, feed_for, gemm, two_branch, weights
+
+import onnxfq
+from onnxfq.cli.main import main
+from onnxfq.encoding import Encodings
+from onnxfq.graph.inspection import inspect_model
+from onnxfq.plan import Plan
+from onnxfq.statistics import Statistics
+from onnxfq.version import VERSION
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with model.onnx, data.npz and recipe.yaml."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(conv_relu(), "model.onnx")
+    np.savez("data.npz", x=feed_for(conv_relu(), count=5)["x"])
+    Path("recipe.yaml").write_text(
+        "base: onnxruntime-int8\nactivations: {calibrator: entropy}\n", encoding="utf-8"
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def run(workplace: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command line that succeeds without a word on stderr; return what it prints."""
+
+    def call(line: str) -> str:
+        assert main(line.split()) == 0
+        printed = capfd.readouterr()
+        assert printed.err == ""
+        return printed.out
+
+    return call
+
+
+def stages(run: Run, recipe: str = "tensorrt-int8", form: str = "qdq", more: str = "") -> None:
+    """Run the staged commands; leave staged.onnx."""
+    run(f"plan model.onnx --recipe {recipe} -o p.json")
+    run("observe model.onnx --plan p.json --data data.npz -o s.npz")
+    run("calibrate model.onnx --plan p.json --statistics s.npz -o e.json")
+    run(f"insert model.onnx --plan p.json --encodings e.json --as {form} -o staged.onnx {more}")
+
+
+@pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "recipe.yaml"])
+def test_stages_give_what_quantize_gives(run: Run, recipe: str) -> None:
+    """The four staged commands write the bytes that `quantize` writes, and its artifacts."""
+    stages(run, recipe)
+    run(f"quantize model.onnx --data data.npz --recipe {recipe} -o whole.onnx --artifacts kept")
+    assert Path("staged.onnx").read_bytes() == Path("whole.onnx").read_bytes()
+    for mine, kept in (("p.json", "plan.json"), ("e.json", "encodings.json"), ("s.npz", "stats.npz")):
+        assert Path(mine).read_bytes() == Path(f"kept/model.{kept}").read_bytes()
+    stages(run, recipe, "fakequant")
+    assert Path("staged.onnx").read_bytes() == Path("kept/model.fakequant.onnx").read_bytes()
+
+
+def test_quantize_prints_and_reports(run: Run, workplace: Path) -> None:
+    """`quantize` tells coverage, scores and times, and writes model and report and nothing else."""
+    before = set(workplace.iterdir())
+    text = run("quantize model.onnx --data data.npz -o out.onnx --report out.html --batch 2 --threads 1")
+    assert "quantized  Conv 1/1" in text and "fake-quant" in text and "wrote      out.onnx" in text
+    assert {path.name for path in set(workplace.iterdir()) - before} == {"out.onnx", "out.html"}
+    onnx.checker.check_model(onnx.load("out.onnx"), full_check=True)
+    assert Path("out.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+QUIET = [
+    "quantize model.onnx --data data.npz -o q.onnx -q",
+    "plan model.onnx -o q.json --quiet",
+    "observe model.onnx --plan p.json --data data.npz -o q.npz -q",
+    "calibrate model.onnx --plan p.json --statistics s.npz -o q.json -q",
+    "insert model.onnx --plan p.json --encodings e.json -o q.onnx -q",
+    "evaluate model.onnx staged.onnx --data data.npz -q",
+]
+
+
+@pytest.mark.parametrize("line", QUIET, ids=lambda line: line.split()[0])
+def test_quiet_prints_nothing(run: Run, line: str) -> None:
+    """With --quiet a command that succeeds says nothing."""
+    stages(run)
+    assert run(line) == ""
+
+
+def test_plan_can_be_edited(run: Run) -> None:
+    """A plan is JSON that a person may change: another calibrator reaches the encodings."""
+    run("plan model.onnx -o p.json")
+    Path("p.json").write_text(
+        Path("p.json").read_text(encoding="utf-8").replace('"mse"', '"minmax"'), encoding="utf-8"
+    )
+    assert Plan.load("p.json").activations[0].spec.calibrator == "minmax"
+    run("observe model.onnx --plan p.json --data data.npz -o s.npz")
+    run("calibrate model.onnx --plan p.json --statistics s.npz -o e.json")
+    assert Encodings.load("e.json")["x"].scale_array == np.float32(Statistics.load("s.npz")["x"].amax / 127)
+
+
+def test_calibrators_work_from_one_observation(run: Run) -> None:
+    """--calibrator of `calibrate` and of `quantize` give the same model."""
+    stages(run)
+    run("calibrate model.onnx --plan p.json --statistics s.npz --calibrator entropy -o e.json")
+    run("insert model.onnx --plan p.json --encodings e.json -o staged.onnx")
+    run("quantize model.onnx --data data.npz --calibrator entropy -o whole.onnx")
+    assert Path("staged.onnx").read_bytes() == Path("whole.onnx").read_bytes()
+
+
+def test_switchable(run: Run) -> None:
+    """--switchable adds the optional input."""
+    stages(run, form="fakequant", more="--switchable")
+    assert [value.name for value in onnx.load("staged.onnx").graph.input] == ["x", "onnxfq/enabled"]
+
+
+def test_evaluate_with_labels(run: Run) -> None:
+    """With labels the accuracies are printed; --json gives the same figures to a machine."""
+    onnx.save(gemm(), "model.onnx")
+    x = weights(6, 4, seed=3)
+    np.savez("data.npz", x=x)
+    labels = (x @ weights(4, 3) + weights(3)).argmax(1)
+    labels[:3] = (labels[:3] + 1) % 3
+    np.savetxt("labels.txt", labels, fmt="%d")
+    run("quantize model.onnx --data data.npz -o q.onnx")
+    table = run("evaluate model.onnx q.onnx --data data.npz --labels labels.txt")
+    assert "0.5000" in table and "accuracy" in table
+    content = json.loads(run("evaluate model.onnx q.onnx --data data.npz --labels labels.txt --json"))
+    assert (content["accuracy"], content["reference"]) == (0.5, "model.onnx")
+    assert content["candidates"][0]["candidate"] == "q.onnx"
+
+
+def test_evaluate_per_tensor(run: Run) -> None:
+    """--per-tensor adds a line for each quantized tensor that the model computes."""
+    onnx.save(two_branch(), "model.onnx")
+    np.savez("data.npz", x=feed_for(two_branch())["x"])
+    run("quantize model.onnx --data data.npz -o q.onnx")
+    content = json.loads(run("evaluate model.onnx q.onnx --data data.npz --per-tensor --json"))
+    assert [t["output"] for t in content["candidates"][0]["tensors"]] == ["h", "r1", "r2"]
+
+
+def test_infinite_scores_are_json(run: Run) -> None:
+    """A model against itself has an endless SQNR, which JSON spells as a string."""
+    onnx.save(build("g (float[N,3] x) => (float[N,3] y) { y = Relu (x) }"), "relu.onnx")
+    np.savez("rows.npz", x=weights(4, 3))
+    content = json.loads(run("evaluate relu.onnx relu.onnx --data rows.npz --json"))
+    assert content["candidates"][0]["outputs"][0]["sqnr_db"] == "Infinity"
+
+
+def test_inspect(run: Run) -> None:
+    """`inspect` prints what `inspect_model` finds, as text and as JSON."""
+    run("quantize model.onnx --data data.npz -o q.onnx")
+    assert run("inspect q.onnx") == inspect_model("q.onnx").table() + "\n"
+    content = json.loads(run("inspect q.onnx --json"))
+    assert {row["tensor"] for row in content["quantized"]} == {"x", "w/q"}
+
+
+def test_casts_are_noted(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What is changed about the data on the way is a note on stderr, once."""
+    np.savez("data.npz", x=feed_for(conv_relu())["x"].astype(np.float64))
+    assert main("quantize model.onnx --data data.npz -o q.onnx".split()) == 0
+    assert capfd.readouterr().err.splitlines() == ["onnxfq: note: input x: float64 cast to float32"]
+
+
+def test_version_and_help(run: Run) -> None:
+    """--version prints the version; no arguments and --help print the subcommands."""
+    assert run("--version") == f"onnxfq {VERSION}\n"
+    for line in ("--help", ""):
+        text = run(line)
+        assert all(
+            name in text
+            for name in ("quantize", "evaluate", "plan", "observe", "calibrate", "insert", "inspect")
+        )
+
+
+def test_module_is_runnable(workplace: Path) -> None:
+    """`python -m onnxfq` is the command, without a warning and with its exit code."""
+    call = [sys.executable, "-W", "error", "-m", "onnxfq"]
+    how = {"capture_output": True, "text": True, "check": False}
+    # The package under test, also when it is imported from a checkout.
+    how["env"] = os.environ | {"PYTHONPATH": str(Path(onnxfq.__file__).parents[1])}
+    good = subprocess.run([*call, *"quantize model.onnx --data data.npz -o q.onnx -q".split()], **how)
+    assert (good.returncode, good.stdout, good.stderr) == (0, "", "")
+    bad = subprocess.run([*call, "inspect", "none.onnx"], **how)
+    assert (bad.returncode, bad.stdout) == (1, "")
+    assert bad.stderr == "onnxfq: error: no such file: none.onnx; check the path\n"

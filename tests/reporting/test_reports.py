@@ -1,0 +1,149 @@
+"""Reports: the rows, the HTML page, the plot and the text for a terminal."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import build, conv_relu, feed_for, two_branch, weights, with_override
+
+from onnxfq.calibrators.grid_error import expected_sqnr_db
+from onnxfq.errors import PlanError
+from onnxfq.numerics import fake_quantize
+from onnxfq.pipeline import QuantizeResult, quantize
+from onnxfq.recipe import load_recipe
+from onnxfq.reporting.html import render_report, write_report
+from onnxfq.reporting.plot import MAX_ROWS, error_figure, figure_svg, save_figure
+from onnxfq.reporting.tensor_errors import TensorError, tensor_errors
+from onnxfq.reporting.text import coverage_line, plan_summary, quantize_summary
+
+
+@pytest.fixture(scope="module")
+def result() -> QuantizeResult:
+    """A quantized residual block."""
+    return quantize(two_branch(), [feed_for(two_branch())])
+
+
+def rows_of(result: QuantizeResult) -> list[TensorError]:
+    """Return the rows of its report."""
+    return tensor_errors(result.model, result.plan, result.statistics, result.encodings)
+
+
+def test_rows_follow_the_plan(result: QuantizeResult) -> None:
+    """One row a placement, in order, with the observed range and the grid."""
+    rows = rows_of(result)
+    assert [row.tensor for row in rows] == [p.tensor for p in result.plan.placements]
+    for row in rows:
+        assert row.rmin <= row.rmax and row.grid[0] < 0 < row.grid[1]
+        assert row.encoding == result.encodings[row.tensor]
+
+
+def test_weight_noise_is_exact(result: QuantizeResult) -> None:
+    """The figure of a weight is that of its values, computed in float64."""
+    row = next(row for row in rows_of(result) if row.tensor == "w1")
+    w = weights(4, 4, 3, 3, seed=1).astype(np.float64)
+    noise = w - fake_quantize(w.astype(np.float32), row.encoding.scale_array, qtype="int8", axis=0)
+    # Sums in another order.
+    assert row.sqnr_db == pytest.approx(10 * math.log10((w**2).sum() / (noise**2).sum()), abs=1e-9)
+    assert (row.rmin, row.rmax) == (w.min(), w.max())
+
+
+def test_activation_noise_is_expected_from_the_histogram(result: QuantizeResult) -> None:
+    """The figure of an activation comes from its statistics and is near that of its values."""
+    row = next(row for row in rows_of(result) if row.tensor == "h")
+    scale = float(row.encoding.scale_array)
+    qtype = row.encoding.spec.qtype
+    assert row.sqnr_db == expected_sqnr_db(result.statistics["h"], scale, 0, qtype)
+    h = np.maximum(feed_for(two_branch())["x"], 0).astype(np.float64)
+    noise = h - fake_quantize(h.astype(np.float32), scale, qtype=qtype)
+    # The histogram knows a value to 1/64 of itself only.
+    assert row.sqnr_db == pytest.approx(10 * math.log10((h**2).sum() / (noise**2).sum()), abs=1.0)
+
+
+def test_rows_of_another_model(result: QuantizeResult) -> None:
+    """A weight that the model lacks is named."""
+    other = quantize(conv_relu(), [feed_for(conv_relu())])
+    with pytest.raises(PlanError, match="the plan calls 'w1' a weight, but it is no constant"):
+        tensor_errors(other.model, result.plan, result.statistics, result.encodings)
+
+
+def test_page_has_every_tensor_and_reason(result: QuantizeResult) -> None:
+    """Each quantized tensor, each skipped one and each reason is on the page."""
+    page = render_report(result)
+    for placement in result.plan.placements:
+        assert f"<td>{placement.tensor}</td>" in page
+    for skipped in result.plan.skipped:
+        assert f"<td>{skipped.name}</td>" in page and skipped.why in page
+    assert "Conv</td>" in page and "Noise of each quantized tensor" in page
+
+
+def test_names_are_escaped() -> None:
+    """A tensor called like HTML is shown, not run, in tables, plot and title."""
+    name = "<script>alert(1)</script>&"
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { h = Relu (x) [mm] y = MatMul (h, w) }", {"w": weights(4, 4)}
+    )
+    proto.graph.node[0].output[0] = proto.graph.node[1].input[0] = name
+    page = render_report(quantize(proto, [feed_for(proto)]))
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+@pytest.mark.parametrize("name", ["$x_1$", "$\\frac$", "ü-β-ж", "层", "\t", "x" * 300, "50%"])
+def test_any_name_is_drawn(name: str) -> None:
+    """Names with dollars, backslashes, other alphabets or no end are drawn as they are, without a warning."""
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { h = Relu (x) [mm] y = MatMul (h, w) }", {"w": weights(4, 4)}
+    )
+    proto.graph.node[0].output[0] = proto.graph.node[1].input[0] = name
+    recipe = load_recipe("tensorrt-int8").model_copy(update={"name": name})
+    assert "</svg>" in render_report(quantize(proto, [feed_for(proto)], recipe=recipe))
+
+
+def test_exact_tensors_have_a_place(tmp_path: Path) -> None:
+    """A weight on the grid has endless SQNR: it is drawn, printed and written all the same."""
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": 127 * np.eye(4, dtype=np.float32)}
+    )
+    result = quantize(proto, [feed_for(proto)])
+    assert math.isinf(next(row for row in rows_of(result) if row.tensor == "w").sqnr_db)
+    write_report(result, tmp_path / "r.html")
+    save_figure(error_figure({"all": rows_of(result)}, "t"), tmp_path / "r.png")
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_large_models_show_the_worst(result: QuantizeResult) -> None:
+    """Of many tensors those with the most noise are drawn, and the title tells how many are not."""
+    one = rows_of(result)[0]
+    rows = [TensorError(f"t{i}", one.role, one.encoding, float(i), -1, 1, "") for i in range(MAX_ROWS + 5)]
+    axes = error_figure({"a": rows}, "Title").axes[0]
+    assert len(axes.get_yticks()) == MAX_ROWS
+    assert axes.get_title() == "Title\n5 better tensors not shown"
+
+
+def test_figures_are_deterministic(result: QuantizeResult, tmp_path: Path) -> None:
+    """The same rows give the same PNG bytes."""
+    for name in ("a.png", "b.png"):
+        save_figure(error_figure({"a": rows_of(result)}, "t"), tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    assert figure_svg(error_figure({"a": rows_of(result)}, "t")).startswith("<svg")
+
+
+def test_text(result: QuantizeResult) -> None:
+    """The summary has coverage, counts, reasons, scores and times, a line each."""
+    text = quantize_summary(result)
+    assert coverage_line(result.plan) == "Conv 3/3, Add (residual) 1/1"
+    assert "quantized  Conv 3/3, Add (residual) 1/1" in text
+    assert "tensors    3 activations, 3 weights" in text
+    assert "against the float model, first 1 of 1 feeds:" in text
+
+
+def test_long_summaries_are_cut() -> None:
+    """Beyond a few reasons the summary says how many more there are."""
+    recipe = with_override(nodes=["conv1", "conv2"], keep_float=True)
+    plan = quantize(two_branch(), [feed_for(two_branch())], recipe=recipe).plan
+    text = plan_summary(plan, reasons=1)
+    assert "and 1 more nodes; the plan file lists all" in text
+    assert "more tensors; the plan file and the report list all" in text

@@ -1,0 +1,92 @@
+"""The demo: a trained network, measured on digits it never saw; its files are whole."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import onnx
+import pytest
+
+from onnxfq.cli.main import main
+from onnxfq.demo import PER_AXIS, PER_TENSOR, DemoResult, run_demo
+
+FILES = {
+    "digits_int8_per_tensor.onnx",
+    "digits_int8_per_axis.onnx",
+    "digits_fakequant.onnx",
+    "report.html",
+    "errors.png",
+}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[DemoResult, Path]:
+    """The demo, run once into a new folder below a new folder."""
+    folder = tmp_path_factory.mktemp("demo") / "a" / "b"
+    return run_demo(folder), folder
+
+
+def test_files(demo: tuple[DemoResult, Path]) -> None:
+    """All files are there, named by the result, and nothing else."""
+    result, folder = demo
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert set(result.files) == set(folder.iterdir())
+
+
+def test_accuracies(demo: tuple[DemoResult, Path]) -> None:
+    """The float network reads 1493 of 1500; int8 loses 5 at most, and scales per axis give less noise."""
+    accuracies = demo[0].accuracies()
+    assert list(accuracies) == ["float32", PER_TENSOR, PER_AXIS]
+    assert accuracies["float32"] == 1493 / 1500
+    assert all(round(accuracies[name] * 1500) >= 1488 for name in (PER_TENSOR, PER_AXIS))
+    scores = {c.candidate: c.outputs[0].sqnr_db for c in demo[0].evaluation.candidates}
+    assert scores[PER_AXIS] > scores[PER_TENSOR] > 25
+
+
+def test_coverage(demo: tuple[DemoResult, Path]) -> None:
+    """Every convolution, sum and the classifier run in int8, in both schemes."""
+    for result in demo[0].results.values():
+        assert [str(row) for row in result.plan.coverage()] == [
+            "Conv 20/20",
+            "Add (residual) 4/4",
+            "Gemm 1/1",
+        ]
+
+
+@pytest.mark.parametrize("name", sorted(name for name in FILES if name.endswith(".onnx")))
+def test_models_are_valid(demo: tuple[DemoResult, Path], name: str) -> None:
+    """The written models pass onnx's checker."""
+    onnx.checker.check_model(onnx.load(demo[1] / name), full_check=True)
+
+
+def test_figure(demo: tuple[DemoResult, Path]) -> None:
+    """errors.png is a PNG of a readable size."""
+    content = (demo[1] / "errors.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n") and content.endswith(b"IEND\xaeB`\x82")
+    width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
+    assert width > 600 and height > 400
+
+
+def test_report(demo: tuple[DemoResult, Path]) -> None:
+    """report.html stands alone: no template left over, nothing loaded from elsewhere."""
+    text = (demo[1] / "report.html").read_text(encoding="utf-8")
+    assert "{{" not in text and "{%" not in text and "None" not in text
+    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#)|url\((?!['"]?#)|@import|<script""", text)
+    assert "<svg" in text and "</html>" in text
+
+
+def test_two_runs_write_the_same_models(demo: tuple[DemoResult, Path], tmp_path: Path) -> None:
+    """The models and the plot of a second run are the same bytes."""
+    run_demo(tmp_path)
+    for name in FILES - {"report.html"}:  # the report tells how long it took
+        assert (tmp_path / name).read_bytes() == (demo[1] / name).read_bytes(), name
+
+
+def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`onnxfq demo` prints the accuracies and what it wrote, and nothing on stderr."""
+    assert main(["demo", "-o", str(tmp_path)]) == 0
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    assert re.search(r"float32 +99\.53%\n", printed.out)
+    assert printed.out.count("wrote ") == len(FILES)

@@ -1,0 +1,341 @@
+"""What users get wrong: one line that names the thing and the remedy, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, conv_relu, feed_for, gemm, shared_weight, stage
+
+from onnxfq.cli.main import main
+from onnxfq.pipeline import insert_qdq
+
+GOOD = "quantize model.onnx --data data.npz -o out.onnx"
+
+
+def recipe(text: str) -> None:
+    """Write recipe.yaml."""
+    Path("recipe.yaml").write_text(text, encoding="utf-8")
+
+
+def data(**arrays: object) -> None:
+    """Write data.npz."""
+    np.savez("data.npz", **{name: np.asarray(array) for name, array in arrays.items()})
+
+
+def quantized() -> None:
+    """Write a quantized model.onnx."""
+    staged = stage(conv_relu())
+    onnx.save(insert_qdq(staged.model, staged.plan, staged.encodings), "model.onnx")
+
+
+def damaged() -> None:
+    """Write the first half of a model."""
+    content = conv_relu().SerializeToString()
+    Path("model.onnx").write_bytes(content[: len(content) // 2])
+
+
+def invalid() -> None:
+    """Write a model that reads a tensor that nothing gives."""
+    proto = conv_relu()
+    proto.graph.node[1].input[0] = "nowhere"
+    onnx.save(proto, "model.onnx")
+
+
+def with_nan() -> None:
+    """Write a folder of feeds, the second of which has a NaN."""
+    Path("feeds").mkdir()
+    for number in range(3):
+        x = np.ones((1, 3, 6, 6), np.float32)
+        if number == 1:
+            x[0, 0, 0, 0] = np.nan
+        np.savez(f"feeds/{number}.npz", x=x)
+
+
+def staged_files(proto: onnx.ModelProto | None = None) -> None:
+    """Write p.json, s.npz and e.json of model.onnx, or of another model."""
+    staged = stage(proto or conv_relu())
+    staged.plan.save("p.json")
+    staged.statistics.save("s.npz")
+    staged.encodings.save("e.json")
+
+
+def own_files() -> None:
+    """Write the stages of model.onnx as it lies there."""
+    for line in (
+        "plan model.onnx -o p.json -q",
+        "observe model.onnx --plan p.json --data data.npz -o s.npz -q",
+        "calibrate model.onnx --plan p.json --statistics s.npz -o e.json -q",
+    ):
+        assert main(line.split()) == 0
+
+
+def nothing() -> None:
+    """Leave all as it is."""
+
+
+RECIPE = f"{GOOD} --recipe recipe.yaml"
+MISTAKES = {
+    # The thing that was wrong: how it comes about, the command, what the line has to say.
+    "missing model": (
+        nothing,
+        "quantize none.onnx --data data.npz -o out.onnx",
+        "no such file: none.onnx; check the path",
+    ),
+    "not an ONNX file": (lambda: Path("model.onnx").write_text("hello"), GOOD, "model.onnx is not an ONNX"),
+    "a folder as model": (
+        lambda: Path("d").mkdir(),
+        "quantize d --data data.npz -o out.onnx",
+        "cannot read d",
+    ),
+    "damaged model": (damaged, GOOD, "model.onnx is not an ONNX file, or it is damaged; export it again"),
+    "invalid model": (invalid, GOOD, "model.onnx is not a valid ONNX model"),
+    "quantized model": (
+        quantized,
+        GOOD,
+        "already quantized (it has DequantizeLinear, QuantizeLinear); give the float",
+    ),
+    "no quantizable operator": (
+        lambda: onnx.save(build("g (float[N,4] x) => (float[N,4] y) { y = Relu (x) }"), "model.onnx"),
+        GOOD,
+        "nothing to quantize: it has no Conv, ConvTranspose, Gemm, MatMul",
+    ),
+    "unknown recipe": (nothing, f"{GOOD} --recipe tensorrt-int9", "unknown recipe 'tensorrt-int9'"),
+    "missing recipe file": (nothing, f"{GOOD} --recipe none.yaml", "no such file: none.yaml"),
+    "broken recipe file": (lambda: recipe("a: [1"), RECIPE, "recipe.yaml is not valid yaml"),
+    "unknown recipe field": (lambda: recipe("activation: {}"), RECIPE, "recipe.yaml: activation"),
+    "unknown qtype": (lambda: recipe("weights: {qtype: int9}"), RECIPE, "unknown qtype 'int9'; nearest: int"),
+    "refused by the target": (
+        lambda: recipe("weights: {qtype: int16}"),
+        RECIPE,
+        "TensorRT has no int16 tensors; use int8",
+    ),
+    "misspelled node": (
+        lambda: recipe("overrides: [{nodes: [cnv], keep_float: true}]"),
+        RECIPE,
+        "override names node 'cnv', which the model lacks; nearest: conv",
+    ),
+    "unknown calibrator": (nothing, f"{GOOD} --calibrator mean", "unknown calibrator 'mean'"),
+    "percentile out of range": (
+        nothing,
+        f"{GOOD} --calibrator percentile:101",
+        "must be a number from 50 to 100",
+    ),
+    "missing data": (
+        nothing,
+        "quantize model.onnx --data none.npz -o out.onnx",
+        "no such file or folder: none.npz",
+    ),
+    "data that is no npz": (
+        lambda: Path("data.npz").write_text("hello"),
+        GOOD,
+        "data.npz is not a readable .npz",
+    ),
+    "empty file as data": (
+        lambda: Path("data.npz").write_bytes(b""),
+        GOOD,
+        "data.npz is not a readable .npz",
+    ),
+    "half an npz": (
+        lambda: Path("data.npz").write_bytes(Path("data.npz").read_bytes()[:200]),
+        GOOD,
+        "data.npz is not a readable .npz",
+    ),
+    "an npy as data": (
+        lambda: np.save("data.npy", np.zeros(3)),
+        "quantize model.onnx --data data.npy -o out.onnx",
+        "single array",
+    ),
+    "empty folder as data": (
+        lambda: Path("d").mkdir(),
+        "quantize model.onnx --data d -o out.onnx",
+        "no .npz file in folder d",
+    ),
+    "no samples": (
+        lambda: data(x=np.zeros((0, 3, 6, 6), np.float32)),
+        GOOD,
+        "data.npz holds no samples; give at least one",
+    ),
+    "wrong input name": (
+        lambda: data(image=np.zeros((1, 3, 6, 6), np.float32)),
+        GOOD,
+        "lacks input 'x' (got image)",
+    ),
+    "one input too many": (
+        lambda: data(x=np.zeros((1, 3, 6, 6), np.float32), z=np.zeros(1)),
+        GOOD,
+        "has 'z', which is no input",
+    ),
+    "wrong shape": (
+        lambda: data(x=np.zeros((1, 3, 5, 6), np.float32)),
+        GOOD,
+        "input 'x' got float32 [1, 3, 5, 6]",
+    ),
+    "wrong rank": (lambda: data(x=np.zeros((3, 6), np.float32)), GOOD, "its rank must be 4 or 5"),
+    "NHWC": (lambda: data(x=np.zeros((1, 6, 6, 3), np.float32)), GOOD, "use array.transpose(0, 3, 1, 2)"),
+    "integers for floats": (
+        lambda: data(x=np.zeros((1, 3, 6, 6), np.uint8)),
+        GOOD,
+        "its dtype must be float32",
+    ),
+    "NaN in the data": (
+        with_nan,
+        "quantize model.onnx --data feeds -o out.onnx",
+        "tensor 'x' has 1 NaN and 0 infinite values at feed 1",
+    ),
+    "output in a missing folder": (
+        nothing,
+        f"{GOOD[:-8]}none/out.onnx",
+        "folder none does not exist; create it first",
+    ),
+    "output under a file": (nothing, f"{GOOD[:-8]}data.npz/out.onnx", "cannot write data.npz/out.onnx"),
+    "output is a folder": (
+        lambda: Path("d").mkdir(),
+        f"{GOOD[:-8]}d",
+        "cannot write d: it is a folder; give a file name",
+    ),
+    "output is the model": (
+        nothing,
+        f"{GOOD[:-8]}model.onnx",
+        "output model.onnx is the input itself; give another",
+    ),
+    "output is the data": (nothing, f"{GOOD[:-8]}./data.npz", "output data.npz is the input itself"),
+    "name too long": (nothing, f"{GOOD[:-8]}{'a' * 300}.onnx", "File name too long"),
+    "report in a missing folder": (nothing, f"{GOOD} --report none/r.html", "folder none does not exist"),
+    "report is the output": (nothing, f"{GOOD} --report out.onnx", "output out.onnx is the input itself"),
+    "artifacts is a file": (
+        nothing,
+        f"{GOOD} --artifacts data.npz",
+        "cannot write into data.npz: it is a file; give a folder",
+    ),
+    "artifacts in a missing folder": (nothing, f"{GOOD} --artifacts none/kept", "folder none does not exist"),
+    "missing option": (nothing, "quantize model.onnx -o out.onnx", "--data"),
+    "unknown option": (nothing, f"{GOOD} --bits 8", "--bits"),
+    "unknown command": (nothing, "quantise model.onnx", "quantise"),
+    "batch of none": (nothing, f"{GOOD} --batch 0", "--batch"),
+    "plan of another model": (
+        lambda: staged_files(shared_weight()),
+        "observe model.onnx --plan p.json --data data.npz -o out.npz",
+        "the plan was made for a model with SHA-256",
+    ),
+    "statistics of another model": (
+        lambda: (own_files(), stage(shared_weight()).statistics.save("s.npz")),
+        "calibrate model.onnx --plan p.json --statistics s.npz -o out.json",
+        "observe",
+    ),
+    "encodings of another model": (
+        lambda: (own_files(), stage(shared_weight()).encodings.save("e.json")),
+        "insert model.onnx --plan p.json --encodings e.json -o out.onnx",
+        "the encodings were made for another model",
+    ),
+    "plan that is none": (
+        lambda: Path("p.json").write_text("{}"),
+        "observe model.onnx --plan p.json --data data.npz -o out.npz",
+        "p.json: model_sha256",
+    ),
+    "plan that is no JSON": (
+        lambda: Path("p.json").write_text("hello"),
+        "observe model.onnx --plan p.json --data data.npz -o out.npz",
+        "p.json is not valid json",
+    ),
+    "statistics that are none": (
+        lambda: (own_files(), Path("s.npz").write_bytes(Path("data.npz").read_bytes())),
+        "calibrate model.onnx --plan p.json --statistics s.npz -o out.json",
+        "s.npz is not a statistics file",
+    ),
+    "unknown calibrator of calibrate": (
+        own_files,
+        "calibrate model.onnx --plan p.json --statistics s.npz --calibrator mean -o out.json",
+        "unknown calibrator 'mean'",
+    ),
+    "plan over the model": (
+        nothing,
+        "plan model.onnx -o model.onnx",
+        "output model.onnx is the input itself",
+    ),
+    "plan into a missing folder": (nothing, "plan model.onnx -o none/p.json", "folder none does not exist"),
+    "switch without simulation": (
+        own_files,
+        "insert model.onnx --plan p.json --encodings e.json --switchable -o out.onnx",
+        "--switchable needs --as fakequant",
+    ),
+    "too many labels": (
+        lambda: np.save("labels.npy", np.zeros(9)),
+        "evaluate gemm.onnx gemm.onnx --data rows.npz --labels labels.npy",
+        "9 labels for 6 rows of output 'y'; give one label a row",
+    ),
+    "too few labels": (
+        lambda: np.save("labels.npy", np.zeros(2)),
+        "evaluate gemm.onnx gemm.onnx --data rows.npz --labels labels.npy",
+        "2 labels for at least 6 rows of output 'y'; give one label a row",
+    ),
+    "missing labels": (
+        nothing,
+        "evaluate gemm.onnx gemm.onnx --data rows.npz --labels none.npy",
+        "no such file: none.npy",
+    ),
+    "other outputs": (
+        lambda: onnx.save(build("g (float[6,4] x) => (float[6,4] z) { z = Relu (x) }"), "z.onnx"),
+        "evaluate gemm.onnx z.onnx --data rows.npz",
+        "z.onnx has outputs z, the reference y",
+    ),
+    "demo under a file": (nothing, "demo -o data.npz/demo", "cannot make folder data.npz/demo"),
+}
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Return every path below `folder` with its content."""
+    return {str(p): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(
+    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line on stderr with the thing and the remedy, an exit code, no file written, not even half."""
+    prepare, line, says = MISTAKES[mistake]
+    monkeypatch.chdir(tmp_path)
+    onnx.save(conv_relu(), "model.onnx")
+    onnx.save(gemm(), "gemm.onnx")
+    np.savez("rows.npz", x=np.ones((6, 4), np.float32))
+    np.savez("data.npz", x=feed_for(conv_relu())["x"])
+    prepare()
+    capfd.readouterr()
+    before = snapshot(tmp_path)
+    code = main(line.split())
+    printed = capfd.readouterr()
+    assert code in (1, 2)
+    assert printed.out == ""
+    lines = printed.err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("onnxfq: error: "), printed.err
+    assert says in lines[0]
+    assert "Traceback" not in printed.err
+    assert snapshot(tmp_path) == before
+
+
+def test_folder_without_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that may not be written into is found before any work."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(conv_relu(), "model.onnx")
+    np.savez("data.npz", x=feed_for(conv_relu())["x"])
+    Path("locked").mkdir()
+    # The system's answer is made up: root, as whom tests may run, is allowed everything.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked")
+    assert main(f"{GOOD[:-8]}locked/out.onnx".split()) == 1
+    assert "no permission to write in locked" in capfd.readouterr().err
+
+
+def test_interrupt(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C ends with code 130 and one line."""
+
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onnxfq.cli.main.app", interrupt)
+    assert main(["inspect", "model.onnx"]) == 130
+    assert capfd.readouterr().err == "onnxfq: error: interrupted\n"
