@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -76,3 +77,13 @@ def write_document(path: str | Path, record: Record) -> None:
 def one_line(text: object) -> str:
     """Return `text` with all white space runs, newlines included, made single blanks."""
     return " ".join(str(text).split())
+
+
+def first_repeated(names: Iterable[str]) -> str | None:
+    """Return the first of `names` that has come before, or None when all differ."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None

@@ -10,7 +10,7 @@ import numpy as np
 import pydantic
 from numpy.typing import NDArray
 
-from onnxfq.documents import Record, read_document, write_document
+from onnxfq.documents import Record, first_repeated, read_document, write_document
 from onnxfq.errors import PlanError, SpecError, nearest
 from onnxfq.granularity import PerAxis, PerTensor
 from onnxfq.spec import QuantSpec
@@ -102,6 +102,13 @@ class Encodings(Record):
     format: Literal["onnxfq.encodings/1"] = "onnxfq.encodings/1"
     model_sha256: str
     encodings: tuple[Encoding, ...]
+
+    @pydantic.model_validator(mode="after")
+    def _encoded_once(self) -> Encodings:
+        twice = first_repeated(encoding.tensor for encoding in self.encodings)
+        if twice is not None:
+            raise ValueError(f"tensor {twice!r} is encoded twice; keep one of the two")
+        return self
 
     @cached_property
     def _by_tensor(self) -> dict[str, Encoding]:

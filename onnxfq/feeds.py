@@ -46,17 +46,12 @@ class InputSpec:
 class Feeds:
     """Checked feeds for one model; iterating yields {input name: array} that fit its inputs.
 
-    reusable is False for a one-shot iterator, which can be gone through once only.
+    A one-shot iterator as data can be gone through once only.
     """
 
     data: Data
     inputs: tuple[InputSpec, ...]
     batch: int = DEFAULT_BATCH
-
-    @property
-    def reusable(self) -> bool:
-        """Tell whether the feeds can be gone through more than once."""
-        return not isinstance(self.data, Iterator)
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield the feeds in order. Raises DataError in one line for the first fault, or for no data."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from onnxfq.documents import Record, read_document, write_document
+import pydantic
+
+from onnxfq.documents import Record, first_repeated, read_document, write_document
 from onnxfq.errors import PlanError
 from onnxfq.spec import QuantSpec
 
@@ -68,6 +70,13 @@ class Plan(Record):
     placements: tuple[Placement, ...]
     nodes: tuple[QuantizableNode, ...]
     skipped: tuple[Skipped, ...]
+
+    @pydantic.model_validator(mode="after")
+    def _placed_once(self) -> Plan:
+        twice = first_repeated(placement.tensor for placement in self.placements)
+        if twice is not None:
+            raise ValueError(f"tensor {twice!r} is placed twice; join its uses in one placement")
+        return self
 
     @property
     def activations(self) -> tuple[Placement, ...]:

@@ -27,7 +27,7 @@ NEGATIVE = 1 << (31 - BIN_SHIFT)
 BIN_COUNT = 2 * NEGATIVE
 
 FORMAT = "onnxfq.stats/1"
-_COLUMNS = ("model_sha256", "samples", "tensors", "range", "totals", "sizes", "bins", "counts")
+_COLUMNS = ("model_sha256", "feeds", "tensors", "range", "totals", "sizes", "bins", "counts")
 
 
 def bin_edges(bins: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -106,11 +106,11 @@ class TensorStatistics:
 class Statistics:
     """Statistics of the observed tensors of one model over a data set (`.stats.npz`).
 
-    model_sha256: the model they were gathered from. samples: how many feeds were seen.
+    model_sha256: the model they were gathered from. feeds: how many were seen.
     """
 
     model_sha256: str
-    samples: int
+    feeds: int
     tensors: Mapping[str, TensorStatistics]
 
     def __getitem__(self, tensor: str) -> TensorStatistics:
@@ -134,7 +134,7 @@ class Statistics:
             odd = sorted(set(self.tensors) ^ set(other.tensors))[0]
             raise StatisticsError(f"only one side has tensor {odd!r}; observe both with one plan")
         merged = {name: one.merge(other.tensors[name]) for name, one in self.tensors.items()}
-        return Statistics(self.model_sha256, self.samples + other.samples, merged)
+        return Statistics(self.model_sha256, self.feeds + other.feeds, merged)
 
     def check_model(self, sha256: str) -> None:
         """Raise StatisticsError when they were gathered from another model than the one with `sha256`."""
@@ -152,7 +152,7 @@ class Statistics:
         arrays: dict[str, NDArray[Any]] = {
             "format": np.asarray(FORMAT),
             "model_sha256": np.asarray(self.model_sha256),
-            "samples": np.asarray(self.samples, np.int64),
+            "feeds": np.asarray(self.feeds, np.int64),
             "tensors": np.asarray(names, np.str_),
             "range": np.asarray([(c.rmin, c.rmax) for c in columns], np.float64).reshape(-1, 2),
             "totals": np.asarray(
@@ -204,4 +204,4 @@ def _unpack(arrays: dict[str, NDArray[Any]]) -> Statistics:
         if not one.bins.size == one.counts.size == size or total != one.elements:
             raise ValueError(f"the counts of tensor {str(name)!r} do not add up")
         tensors[str(name)] = one
-    return Statistics(str(arrays["model_sha256"]), int(arrays["samples"]), tensors)
+    return Statistics(str(arrays["model_sha256"]), int(arrays["feeds"]), tensors)

@@ -85,7 +85,7 @@ def test_progress_counts_feeds() -> None:
     """The callback hears of every feed once."""
     model, plan, seen = load(conv_relu()), planned(conv_relu()), []
     feeds = [{"x": np.ones((1, 3, 6, 6), np.float32)}] * 3
-    assert collect_statistics(model, plan, feeds, progress=seen.append).samples == 3
+    assert collect_statistics(model, plan, feeds, progress=seen.append).feeds == 3
     assert seen == [1, 2, 3]
 
 

@@ -126,3 +126,12 @@ def test_edited_wrongly(tmp_path, change, words):
         Plan.load(path)
     assert str(caught.value).startswith(f"{path}: {words}")
     assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_is_placed_once(tmp_path):
+    """An edited plan that places one tensor twice is refused with its name: which spec would win?"""
+    content = json.loads(PLAN.model_dump_json())
+    content["placements"].append(content["placements"][0])
+    (tmp_path / "p.json").write_text(json.dumps(content))
+    with pytest.raises(PlanError, match="tensor 'x' is placed twice; join its uses in one placement"):
+        Plan.load(tmp_path / "p.json")

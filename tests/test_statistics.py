@@ -139,7 +139,7 @@ def test_files_are_exact(tmp_path_factory, arrays):
     before = model_statistics(**arrays)
     before.save(path)
     after = Statistics.load(path)
-    assert (after.model_sha256, after.samples, set(after.tensors)) == ("ab" * 32, 5, set(before.tensors))
+    assert (after.model_sha256, after.feeds, set(after.tensors)) == ("ab" * 32, 5, set(before.tensors))
     assert all(same(after[name], before[name]) for name in before.tensors)
 
 
@@ -152,9 +152,9 @@ def test_equal_statistics_are_equal_files(tmp_path):
 
 
 def test_models_merge_by_tensor():
-    """Merging adds samples and merges each tensor."""
+    """Merging adds feeds and merges each tensor."""
     merged = model_statistics(a=[1.0], b=[2.0]).merge(model_statistics(b=[4.0], a=[-1.0]))
-    assert merged.samples == 10
+    assert merged.feeds == 10
     assert (merged["a"].rmin, merged["a"].rmax, merged["b"].rmax) == (-1.0, 1.0, 4.0)
 
 
@@ -211,7 +211,7 @@ def rewrite(path, **changes):
         pytest.param({"sizes": np.asarray([1, 5])}, "counts of tensor 'b' do not add up", id="sizes"),
         pytest.param({"counts": np.asarray([1, 9])}, "counts of tensor 'b' do not add up", id="counts"),
         pytest.param({"sizes": np.asarray(["x", "y"])}, "", id="sizes of text"),
-        pytest.param({"samples": np.asarray([1, 2])}, "", id="samples of two"),
+        pytest.param({"feeds": np.asarray([1, 2])}, "", id="feeds of two"),
     ],
 )
 def test_damaged_arrays(tmp_path, changes, words):

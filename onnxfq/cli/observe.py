@@ -43,5 +43,5 @@ def observe(
             progress=options.stage("observe"),
         )
     statistics.save(output)
-    say(f"observed   {len(statistics.tensors)} tensors over {statistics.samples} feeds", quiet)
+    say(f"observed   {len(statistics.tensors)} tensors over {statistics.feeds} feeds", quiet)
     say(f"wrote      {output}", quiet)

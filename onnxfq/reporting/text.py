@@ -38,7 +38,7 @@ def quantize_summary(result: QuantizeResult) -> str:
     lines.append(plan_summary(result.plan))
     lines.append("")
     lines.append(
-        f"against the float model, first {result.evaluation.feeds} of {result.statistics.samples} feeds:"
+        f"against the float model, first {result.evaluation.feeds} of {result.statistics.feeds} feeds:"
     )
     lines += ["  " + line for line in result.evaluation.table().splitlines()]
     lines.append("")
