@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
+from onnxfq.errors import ModelError
+
 
 def make_constant(name: str, values: NDArray[np.generic]) -> gs.Constant:
     """Make a constant of any dtype, those of ml_dtypes included.
@@ -25,7 +27,7 @@ def constant_array(tensor: gs.Constant) -> NDArray[np.generic]:
     """Return the values of a constant without disturbing how it is exported."""
     held = tensor._values
     if isinstance(held, LazyValues):
-        return np.asarray(numpy_helper.to_array(held.tensor))
+        return _array(held.tensor)
     return np.asarray(tensor.values)
 
 
@@ -33,5 +35,15 @@ def initializer_array(proto: onnx.ModelProto, name: str) -> NDArray[np.generic] 
     """Return the values of initializer `name`, or None when the model has no such initializer."""
     for tensor in proto.graph.initializer:
         if tensor.name == name:
-            return np.asarray(numpy_helper.to_array(tensor))
+            return _array(tensor)
     return None
+
+
+def _array(tensor: onnx.TensorProto) -> NDArray[np.generic]:
+    try:
+        return np.asarray(numpy_helper.to_array(tensor))
+    except ValueError:
+        raise ModelError(
+            f"constant {tensor.name!r} is damaged: its data does not fit its shape {list(tensor.dims)}; "
+            "export the model again"
+        ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import google.protobuf.message
@@ -12,7 +13,7 @@ from onnx import external_data_helper
 from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
 from onnxfq.graph import normalize
-from onnxfq.graph.model import Model
+from onnxfq.graph.model import Model, all_nodes
 from onnxfq.graph.opset import infer_shapes, raise_opset
 
 MIN_OPSET = 13
@@ -101,6 +102,9 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
     if not proto.graph.node:
         raise ModelError(f"{source} is not an ONNX model, or it has no nodes; export it again")
     try:
+        # protobuf checks no text: a damaged string is met as bytes, or as an error, when it is read.
+        if not all(isinstance(text, str) for text in _texts(proto.graph)):
+            raise _not_text(source)
         onnx.checker.check_model(proto)
     except UnicodeDecodeError:
         raise _not_text(source) from None
@@ -112,6 +116,16 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         ) from None
 
 
+def _texts(graph: onnx.GraphProto) -> Iterator[object]:
+    """Yield every name in `graph` and in the bodies below it."""
+    yield graph.name
+    for node in all_nodes(graph):
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+    yield from (tensor.name for tensor in graph.initializer)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.name
+        yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+
+
 def _not_text(source: str) -> ModelError:
-    # Strings are decoded when they are first read, so such damage shows late.
     return ModelError(f"{source} is damaged: a name in it is not UTF-8 text; export it again")

@@ -24,6 +24,8 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     if not value.type.HasField("tensor_type"):
         raise ModelError(f"input {value.name!r} is not a tensor; onnxfq feeds tensors only")
     tensor = value.type.tensor_type
+    if tensor.elem_type not in onnx.TensorProto.DataType.values()[1:]:
+        raise ModelError(f"input {value.name!r} has no known element type; export the model again")
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     if not tensor.HasField("shape"):
         return InputSpec(value.name, dtype, None)
