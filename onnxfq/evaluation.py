@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from onnxfq.feeds import Feed, read_npz
 from onnxfq.graph.signature import output_names
 from onnxfq.metrics import ErrorSums
 from onnxfq.runtime.session import Progress, Session
+
+log = logging.getLogger(__name__)
 
 
 class OutputScore(Record):
@@ -100,8 +103,9 @@ def evaluate(
 
     labels: integers, one for each row of the first output in the order of the feeds. tensors: names of
     inner tensors of the reference to compare with the quantized ones of the candidates. limit: feeds
-    at most. Raises ModelError when a candidate's outputs differ from the reference's, DataError when
-    labels and rows differ in number.
+    at most. Outputs that hold no numbers, as sequences and strings, are left out with a note. Raises
+    ModelError when a candidate's outputs differ from the reference's, DataError when labels and rows
+    differ in number.
     """
     names = output_names(reference)
     for name, proto in candidates.items():
@@ -109,6 +113,7 @@ def evaluate(
             raise ModelError(
                 f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}"
             )
+    names = _compared(reference)
     base = Session(_with_outputs(reference, tensors), threads)
     base_outputs = [*names, *tensors]
     runs = [_Run(name, proto, names, tensors, threads) for name, proto in candidates.items()]
@@ -236,6 +241,20 @@ def _with_outputs(proto: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelP
     copy.CopyFrom(proto)
     copy.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in extra)
     return copy
+
+
+def _compared(reference: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the outputs that are tensors of numbers, as far as their types tell."""
+    kept = []
+    for value in reference.graph.output:
+        tensor = value.type.HasField("tensor_type") or value.type.WhichOneof("value") is None
+        if tensor and value.type.tensor_type.elem_type != onnx.TensorProto.STRING:
+            kept.append(value.name)
+        else:
+            log.warning("output %s holds no numbers and is not compared", value.name)
+    if not kept:
+        raise ModelError("the model has no output of numbers; there is nothing to compare")
+    return tuple(kept)
 
 
 def _label_count(labels: NDArray[Any], rows: str, output: str) -> str:

@@ -1,7 +1,9 @@
-"""What tests of several folders share: the shipped digits."""
+"""What tests of several folders share: the shipped digits, and a logger that no test leaves changed."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,3 +23,12 @@ def digit_images() -> np.ndarray:
     """All 10,000 images as the network takes them."""
     with np.load(package_file("digits", "mnist_t10k.npz")) as data:
         return data["images"].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
+
+
+@pytest.fixture(autouse=True)
+def quiet_log() -> Iterator[None]:
+    """Undo what the command line does to the package's logger, so that no test sees another's."""
+    logger = logging.getLogger("onnxfq")
+    handlers, propagate = list(logger.handlers), logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate

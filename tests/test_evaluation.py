@@ -137,3 +137,25 @@ def test_doubled_node_names_are_run() -> None:
         node.name = "same"
     result = evaluate_models(proto, shared_weight(), [{"x": np.ones((2, 4), np.float32)}])
     assert result.candidates[0].outputs[0].sqnr_db == math.inf
+
+
+def test_outputs_without_numbers_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Strings and sequences have no error to measure: they are noted and the rest is compared."""
+    proto = build(
+        """g (float[N,3] x) => (string[2] s, seq(float[N,3]) q, float[N,3] y) {
+            y = Relu (x) s = Identity (words) q = SequenceConstruct (x, y) }""",
+        {"words": np.asarray(["a", "b"], object)},
+    )
+    result = evaluate(proto, {"same": proto}, [{"x": X}])
+    assert [score.output for score in result.candidates[0].outputs] == ["y"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "output s holds no numbers and is not compared",
+        "output q holds no numbers and is not compared",
+    ]
+
+
+def test_no_output_of_numbers() -> None:
+    """A model with nothing to compare is an error."""
+    proto = build("g (float[N,3] x) => (seq(float[N,3]) q) { q = SequenceConstruct (x, x) }")
+    with pytest.raises(ModelError, match="the model has no output of numbers"):
+        evaluate(proto, {"same": proto}, [{"x": X}])

@@ -90,7 +90,7 @@ def test_the_comparison_keeps_few_feeds() -> None:
     """The scores come from the first feeds; a long stream is not kept in memory."""
     feeds = (feed_for(conv_relu(), seed, count=1) for seed in range(20))
     result = quantize(conv_relu(), feeds)
-    assert (result.statistics.samples, result.evaluation.feeds) == (20, CHECK_FEEDS)
+    assert (result.statistics.feeds, result.evaluation.feeds) == (20, CHECK_FEEDS)
 
 
 def test_feeds_may_be_reused_by_their_maker() -> None:
