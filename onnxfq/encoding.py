@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -73,12 +72,12 @@ class Encoding(Record):
         except pydantic.ValidationError as fault:
             raise SpecError(fault.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
-    @cached_property
+    @property
     def scale_array(self) -> NDArray[np.float32]:
         """Scale as float32 of `param_shape`."""
         return np.asarray(self.scale, np.float32).reshape(self.param_shape)
 
-    @cached_property
+    @property
     def zero_point_array(self) -> NDArray[np.int32]:
         """Zero point as int32 of `param_shape`."""
         return np.asarray(self.zero_point, np.int32).reshape(self.param_shape)
@@ -110,19 +109,13 @@ class Encodings(Record):
             raise ValueError(f"tensor {twice!r} is encoded twice; keep one of the two")
         return self
 
-    @cached_property
-    def _by_tensor(self) -> dict[str, Encoding]:
-        return {e.tensor: e for e in self.encodings}
-
     def __getitem__(self, tensor: str) -> Encoding:
         """Return the encoding of `tensor`. Raises PlanError with the nearest names when it has none."""
-        try:
-            return self._by_tensor[tensor]
-        except KeyError:
-            hint = nearest(tensor, self._by_tensor)
-            raise PlanError(
-                f"no encoding for tensor {tensor!r}: calibrate with this plan first{hint}"
-            ) from None
+        for encoding in self.encodings:
+            if encoding.tensor == tensor:
+                return encoding
+        hint = nearest(tensor, (encoding.tensor for encoding in self.encodings))
+        raise PlanError(f"no encoding for tensor {tensor!r}: calibrate with this plan first{hint}")
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, whole or not at all."""
