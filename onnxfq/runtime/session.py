@@ -24,8 +24,9 @@ _ONLY_FATAL = 4
 class Session:
     """An inference session on the CPU.
 
-    exact: no graph optimisation at all, so that a fake-quant model and its Q/DQ twin compute the same
-    numbers: fusing BatchNormalization into one of the two would round differently. Otherwise Q/DQ
+    exact: no graph optimisation and no packed weights, so that a fake-quant model and its Q/DQ twin give
+    the same bits: BatchNormalization fused into one of the two, or the constant matrix of one packed for a
+    kernel that sums in another order, would round differently. Otherwise Q/DQ
     models run at ORT_ENABLE_BASIC (from the next level on, onnxruntime 1.31 refuses or changes valid
     ones: zero-point inputs at opset 21, float8, float16 Concat), others at full optimisation.
     """
@@ -35,13 +36,14 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ONLY_FATAL
         options.intra_op_num_threads = threads
-        # Idle threads that spin take the cores that Python and other sessions need.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads == 1 else "0")
+        # Threads that spin between runs take the cores that Python and other sessions need.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         proto = onnx.load(model) if isinstance(model, Path) else model
         if any(opset.domain == "onnxfq" for opset in proto.opset_import):
             register_custom_ops(options)
         if exact:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.add_session_config_entry("session.disable_prepacking", "1")
         elif any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
