@@ -18,6 +18,7 @@ warnings:  ## the same, with compiler warnings as errors
 
 lint:
 	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
 
 types:
 	$(PYTHON) -m mypy

@@ -68,8 +68,8 @@ def main() -> None:
     title = f"ResNet-50, batch {arguments.batch}, {arguments.threads} thread{'s' * (arguments.threads > 1)}"
     head = (
         f"{machine()}; onnxruntime {onnxruntime.__version__}, numpy {np.__version__}. "
-        f"{len(plan.activations)} activations observed or quantized. {arguments.rounds} rounds in which all take turns; "
-        "times / plain is the median of the rounds' ratios.\n\n"
+        f"{len(plan.activations)} activations observed or quantized. {arguments.rounds} rounds in which all "
+        "take turns; times / plain is the median of the rounds' ratios.\n\n"
     )
     header = ["session", "median ms", "best ms", "times / plain"]
     report(title, head + markdown_table(header, rows), arguments.out)
