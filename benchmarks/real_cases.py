@@ -37,8 +37,8 @@ class Case:
     function of score.py. keys: the figures taken from what it returns. against_float: how what the
     scorer keeps is compared with what the float model gave. scored: the models the scorer runs, when it
     is not `file` alone. raised: the model is turned from float16 to float32 first.
-    peer, peer_matrix: figures of onnxruntime's own quantizer, all its default operators, and Conv,
-    ConvTranspose, MatMul and Gemm only, as the folder's README gives them.
+    title: in place of the file's name. peer, peer_matrix: figures of onnxruntime's own quantizer, all its
+    default operators, and Conv, ConvTranspose, MatMul and Gemm only, as the folder's README gives them.
     """
 
     file: str
@@ -50,11 +50,12 @@ class Case:
     raised: bool = False
     peer: str = ""
     peer_matrix: str = ""
+    title: str = ""
 
     @property
     def name(self) -> str:
         """What tables call it."""
-        return Path(self.file).stem + (" raised to float32" if self.raised else "")
+        return self.title or Path(self.file).stem
 
 
 def _stories(file: str) -> Case:
@@ -67,20 +68,29 @@ def _resnet20(file: str) -> Case:
     return Case(f"s02_resnet20_cifar10/{file}", ("top-1",), "ev_s02", ("top1_jpeg2000",), peer="0.8190")
 
 
-def _dtln(file: str) -> Case:
+def _dtln(file: str, title: str = "") -> Case:
     metrics = ("SI-SDR dB at 0 dB", "at 5 dB")
     keys = ("sisdr_in0dB", "sisdr_in5dB")
-    return Case(file, metrics, "ev_s07", keys, scored=DTLN, peer=NOT_MEASURED)
+    return Case(file, metrics, "ev_s07", keys, scored=DTLN, title=title, peer=NOT_MEASURED)
 
 
 def _minilm(raised: bool) -> Case:
     file = "s08_minilm/minilm_l6_fp16_op17.onnx"
     peers = {"peer": "0.4137", "peer_matrix": "0.7867"} if raised else {"peer": NOT_LOADED}
-    return Case(file, ("Spearman correlation",), "ev_s08", ("spearman300",), raised=raised, **peers)
+    title = "minilm_l6 raised to float32" if raised else ""
+    metrics, keys = ("Spearman correlation",), ("spearman300",)
+    return Case(file, metrics, "ev_s08", keys, raised=raised, title=title, **peers)
 
 
 CASES = (
-    Case("s01_mnist_cnn/mnist_op8.onnx", ("top-1",), "ev_s01", ("top1",), peer="0.9905", peer_matrix="0.9906"),
+    Case(
+        "s01_mnist_cnn/mnist_op8.onnx",
+        ("top-1",),
+        "ev_s01",
+        ("top1",),
+        peer="0.9905",
+        peer_matrix="0.9906",
+    ),
     _resnet20("resnet20_op13_bn.onnx"),
     _resnet20("resnet20_dynamo_op20_ext.onnx"),
     Case(
@@ -134,6 +144,9 @@ CASES = (
     _stories("stories260k_dynamo_op20.onnx"),
 )
 
+DTLN_PAIR = _dtln("", "dtln_1 and dtln_2 together")
+"""Both graphs of the pair quantized; each alone is among CASES."""
+
 
 class Folder:
     """A folder of real models with its `score.py`, whose sessions are replaced by `open_model`'s."""
@@ -153,8 +166,7 @@ class Folder:
             self.score.silero(run, self._speech()[: 20 * 16000])
             return feeds
         folder, _, file = case.file.partition("/")
-        feeds = self.score.feeds(folder, file)
-        return list(feeds)
+        return list(self.score.feeds(folder, file))
 
     def measure(self, case: Case, replaced: dict[str, Path]) -> tuple[float, ...]:
         """Return the task's figures with some models replaced by other files."""
@@ -177,10 +189,11 @@ class Folder:
     def _compare(self, how: str, reference: list[Any], got: list[Any]) -> list[float]:
         if how == "boxes":
             return [self.score.f1(reference, got)]
+        pairs = list(zip(reference, got, strict=True))
         if how == "masks":
-            return [float(np.mean([(a & b).sum() / max(1, (a | b).sum()) for a, b in zip(reference, got, strict=True)]))]
-        same = [float(((a > 0.5) == (b > 0.5)).mean()) for a, b in zip(reference, got, strict=True)]
-        return [self.score.sqnr(reference[0], got[0]), same[0]]
+            return [float(np.mean([(a & b).sum() / max(1, (a | b).sum()) for a, b in pairs]))]
+        agreed = [((a > 0.5) == (b > 0.5)).mean() for a, b in pairs]
+        return [self.score.sqnr(*pairs[0]), float(np.mean(agreed))]
 
     def _session(self, file: str) -> Run:
         # The scorer's own sessions lack the custom operators and optimise too far for Q/DQ.
@@ -200,16 +213,17 @@ class Folder:
         return first, second
 
 
-def open_model(model: Path, level: str = "ORT_ENABLE_ALL") -> Run:
+def open_model(model: Path, level: str = "ORT_ENABLE_ALL", packed: bool = True) -> Run:
     """Return a function from feed to outputs, on one thread.
 
     Above ORT_ENABLE_BASIC onnxruntime turns Q/DQ into integer kernels and breaks some valid models: a
-    quantized model is run there or below.
+    quantized model is run there or below. packed: weights are laid out anew where they are constants.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
     register_custom_ops(options)
     session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     return lambda feed: list(session.run(None, feed))
@@ -228,7 +242,8 @@ def raised_to_float32(path: Path) -> onnx.ModelProto:
                 values.append(attribute.t)
     for value in values:
         if value.data_type == half:
-            value.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(value).astype(np.float32), value.name))
+            values32 = numpy_helper.to_array(value).astype(np.float32)
+            value.CopyFrom(numpy_helper.from_array(values32, value.name))
     for output in model.graph.output:
         output.type.tensor_type.elem_type = single
     del model.graph.value_info[:]
@@ -248,8 +263,8 @@ def _recorder(run: Run) -> tuple[list[Feed], Run]:
 
 def _module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("score", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise SystemExit(f"no {path.name} in {path.parent}; the folder must hold what this script's docstring says")
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,6 +1,6 @@
 """Quantize every model of a folder of real models and measure what it does to the task of each.
 
-    python benchmarks/real_models.py FOLDER [--only TEXT] [--out docs/results.md] [--json FILE]
+    python benchmarks/real_models.py FOLDER [--only TEXT] [--out docs/results.md]
 
 FOLDER holds one folder a network with its model, its data and a README.txt, and `score.py` beside them:
 `feeds(folder, model)` gives calibration feeds, `ev_s01` ... `ev_s11` the figures of the task, on data that
@@ -16,62 +16,25 @@ refuses stands in the table with the reason.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import multiprocessing
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from real_cases import CASES, DTLN, Case, Folder, open_model, raised_to_float32
-from timing import machine, markdown_table
+from real_cases import CASES, DTLN, DTLN_PAIR, Case, Folder, open_model, raised_to_float32
+from real_page import FORMS, Outcome, Row, numbers, page
 
 import onnxfq
 from onnxfq.calibrators import CALIBRATORS
 from onnxfq.files import write_text
 from onnxfq.recipe import RECIPES
-from onnxfq.runtime.ort import onnxruntime
 
-FORMS = ("fake-quant", "Q/DQ")
 COMPARED_FEEDS = 8
-PAIR = replace(next(case for case in CASES if case.file == DTLN[0]), peer="")
-"""Both graphs of the pair quantized; each alone is among CASES."""
-
-
-@dataclass
-class Outcome:
-    """What one recipe made of one model; `refused` holds the reason when it made nothing.
-
-    sqnr_db: of the worst output of the Q/DQ model on the first feeds. figures: of the task, by form.
-    difference: largest |fake-quant - Q/DQ| over the output's largest magnitude, of the worst output.
-    """
-
-    refused: str = ""
-    coverage: str = ""
-    sqnr_db: float = 0.0
-    seconds: float = 0.0
-    figures: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    difference: float = 0.0
-
-
-@dataclass
-class Row:
-    """Everything measured of one model. calibrators: figures of the Q/DQ model, recipe tensorrt-int8."""
-
-    model: str
-    metrics: tuple[str, ...]
-    float_figures: tuple[float, ...]
-    peer: str = ""
-    peer_matrix: str = ""
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    calibrators: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    peak_mb: int = 0
 
 
 def measure(path: Path, case: Case, work: Path) -> Row:
@@ -82,7 +45,7 @@ def measure(path: Path, case: Case, work: Path) -> Row:
         model = work / f"{case.name}.onnx"
         onnx.save(raised_to_float32(path / case.file), model)
     original = {case.file: model} if case.raised else {}
-    row = Row(case.name, case.metrics, folder.measure(case, original), case.peer, case.peer_matrix)
+    row = Row(case, folder.measure(case, original))
     feeds = folder.feeds(case)
     for recipe in RECIPES:
         row.outcomes[recipe] = outcome = Outcome()
@@ -99,7 +62,11 @@ def measure(path: Path, case: Case, work: Path) -> Row:
         scores = {one.candidate: one for one in result.evaluation.candidates}
         outcome.sqnr_db = min(output.sqnr_db for output in scores["Q/DQ"].outputs)
         outcome.figures = {form: folder.measure(case, {case.file: file}) for form, file in files.items()}
-        outcome.difference = largest_difference(files, feeds[:COMPARED_FEEDS])
+        compared = feeds[:COMPARED_FEEDS]
+        outcome.differences = (
+            largest_difference(files, compared),
+            largest_difference(files, compared, packed=False),
+        )
         if recipe == "tensorrt-int8":
             row.calibrators = dict(with_each_calibrator(folder, case, result, work))
     return row
@@ -121,9 +88,9 @@ def with_each_calibrator(
         yield name, folder.measure(case, {case.file: file})
 
 
-def largest_difference(files: dict[str, Path], feeds: Sequence[dict[str, Any]]) -> float:
-    """Return max |a - b| / max |a| over the feeds, of the output where it is largest, without optimisation."""
-    runs = [open_model(files[form], "ORT_DISABLE_ALL") for form in FORMS]
+def largest_difference(files: dict[str, Path], feeds: Sequence[dict[str, Any]], packed: bool = True) -> float:
+    """Return max |a - b| / max |a| over the feeds, of the output where it is largest, nothing optimised."""
+    runs = [open_model(files[form], "ORT_DISABLE_ALL", packed) for form in FORMS]
     results = [[run(feed) for run in runs] for feed in feeds]
     worst = 0.0
     for output in range(len(results[0][0])):
@@ -137,16 +104,16 @@ def measure_pair(path: Path, work: Path) -> Row:
     """Measure the pair of graphs with both quantized, from the files that `measure` left."""
     folder = Folder(path)
     cases = [case for case in CASES if case.file in DTLN]
-    row = Row("dtln_1 and dtln_2 together", PAIR.metrics, folder.measure(PAIR, {}))
+    row = Row(DTLN_PAIR, folder.measure(DTLN_PAIR, {}))
     for recipe in RECIPES:
-        files = [form_files(work, case, recipe) for case in cases]
-        row.outcomes[recipe] = Outcome(
-            coverage="as above",
-            figures={
-                form: folder.measure(PAIR, {c.file: f[form] for c, f in zip(cases, files, strict=True)})
-                for form in FORMS
-            },
-        )
+        files = {case.file: form_files(work, case, recipe) for case in cases}
+        row.outcomes[recipe] = outcome = Outcome(coverage="as above")
+        if not all(file.is_file() for forms in files.values() for file in forms.values()):
+            outcome.refused = "one of its graphs is refused"
+            continue
+        for form in FORMS:
+            replaced = {name: forms[form] for name, forms in files.items()}
+            outcome.figures[form] = folder.measure(DTLN_PAIR, replaced)
     return row
 
 
@@ -157,47 +124,42 @@ def peak_megabytes() -> int:
     return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
-def numbers(figures: Sequence[float]) -> str:
-    """Several figures of one model as one cell."""
-    return " / ".join(f"{value:.2f}" if abs(value) >= 5 else f"{value:.4f}" for value in figures)
+def run_all(path: Path, cases: Sequence[Case], work: Path) -> list[Row]:
+    """Measure every case in a fresh process, so that peak memory is its own, and print progress."""
+    spawn = multiprocessing.get_context("spawn")
+    rows = []
+    jobs = [(case.name, measure, (path, case, work)) for case in cases]
+    if {case.file for case in cases} >= set(DTLN):
+        place = max(i for i, case in enumerate(cases) if case.file in DTLN) + 1
+        jobs.insert(place, (DTLN_PAIR.name, measure_pair, (path, work)))
+    for number, (name, job, arguments) in enumerate(jobs, 1):
+        start = time.perf_counter()
+        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            rows.append(pool.submit(job, *arguments).result())
+        one = rows[-1].outcomes["tensorrt-int8"]
+        what = one.refused or f"{numbers(rows[-1].float_figures)} -> {numbers(one.figures['Q/DQ'])}"
+        print(f"[{number}/{len(jobs)}] {name}: {what} ({time.perf_counter() - start:.0f} s)", flush=True)
+    return rows
 
 
-def recipe_table(rows: Sequence[Row], recipe: str) -> str:
-    """The main table for one recipe."""
-    header = ["model", "quantized", "SQNR dB", "metric", "float", "fake-quant", "Q/DQ", "ORT all", "ORT C/M", "s"]
-    lines = []
-    for row in rows:
-        one = row.outcomes[recipe]
-        metric = " / ".join(row.metrics)
-        middle = [metric, numbers(row.float_figures), *(numbers(one.figures.get(form, ())) or "-" for form in FORMS)]
-        first = ["refused (below)", "-"] if one.refused else [one.coverage, f"{one.sqnr_db:.1f}" if one.seconds else "-"]
-        last = [row.peer or "-", row.peer_matrix or "-", f"{one.seconds:.1f}" if one.seconds else "-"]
-        lines.append([row.model, *first, *middle, *last])
-    return markdown_table(header, lines)
+def main() -> None:
+    """Measure and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="", help="models whose path holds this text")
+    parser.add_argument("--out", type=Path, help="write the tables to this Markdown file")
+    arguments = parser.parse_args()
+    if not (arguments.folder / "score.py").is_file():
+        parser.error(f"no score.py in {arguments.folder}; the top of this script says what the folder holds")
+    cases = [case for case in CASES if arguments.only in case.file]
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as work:
+        rows = run_all(arguments.folder.resolve(), cases, Path(work))
+    text = page(rows, time.perf_counter() - start)
+    print(text)
+    if arguments.out:
+        write_text(arguments.out, text)
 
 
-def calibrator_table(rows: Sequence[Row]) -> str:
-    """The metric of the Q/DQ model for each calibrator."""
-    names = sorted({name for row in rows for name in row.calibrators})
-    lines = [
-        [row.model, " / ".join(row.metrics), numbers(row.float_figures), *(numbers(row.calibrators[n]) for n in names)]
-        for row in rows
-        if row.calibrators
-    ]
-    return markdown_table(["model", "metric", "float", *names], lines)
-
-
-def agreement_table(rows: Sequence[Row]) -> str:
-    """How far fake-quant and Q/DQ are apart without any optimisation."""
-    done = [row for row in rows if row.peak_mb or any(one.seconds for one in row.outcomes.values())]
-    lines = [
-        [row.model, *(f"{row.outcomes[recipe].difference:.1e}" if row.outcomes[recipe].seconds else "-" for recipe in RECIPES), str(row.peak_mb)]
-        for row in done
-    ]
-    return markdown_table(["model", *RECIPES, "peak resident MB"], lines)
-
-
-def refusals(rows: Sequence[Row]) -> str:
-    """The reasons, one line a model and reason."""
-    reasons = {(row.model, one.refused): None for row in rows for one in row.outcomes.values() if one.refused}
-    return "\n".join(f"- {model}: {reason}" for model, reason in reasons) or "None."
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""The page that `real_models.py` writes: what was measured, tables, and what is bad said plainly."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from real_cases import Case
+from timing import machine, markdown_table
+
+import onnxfq
+from onnxfq.calibrators import DEFAULT_CALIBRATOR
+from onnxfq.recipe import RECIPES
+from onnxfq.runtime.ort import onnxruntime
+
+FORMS = ("fake-quant", "Q/DQ")
+BAD = 0.05
+"""A figure that is worse than the float model's by more than this share is named above the tables."""
+
+INTRODUCTION = """\
+# Real models
+
+{models} models of trained public networks, quantized with `onnxfq.quantize(MODEL, DATA, OUT)` and measured
+on their own tasks, with data that calibration did not see. One run, no tuning: built-in recipes, no
+overrides. Models and data are not part of this repository; the figures of the tasks are computed by the
+scorer that lies beside the data.
+
+    python benchmarks/real_models.py FOLDER --out docs/results.md
+
+{date}; onnxfq {onnxfq}, onnxruntime {onnxruntime}, onnx {onnx}, numpy {numpy}; {machine};
+CPU only, the tasks on one thread; {minutes:.0f} minutes in all.
+
+- *quantized*: Conv, ConvTranspose, Gemm, MatMul and residual Add that run in low precision, of how many.
+  Other operators stay in float and are not counted, among them the LSTM of dtln_1.
+- *SQNR*: signal to quantization noise of the Q/DQ model's worst output, from `result.evaluation`; that is
+  on the first 8 feeds of the calibration data, which for dtln are its first 64 ms. *s*: seconds of
+  `quantize`.
+- *float* runs at onnxruntime's default optimisation, *fake-quant* (FakeQuantize nodes) and *Q/DQ* (the file
+  that was written, loaded again) at ORT_ENABLE_BASIC.
+- *ORT all*, *ORT C/M*: onnxruntime 1.31.1 `quantize_static`, measured elsewhere, as the README files beside
+  the data give it: QDQ, int8 symmetric, per channel, MinMax; all its default operators, or only Conv,
+  ConvTranspose, MatMul and Gemm. Below opset 13 the graph was raised to 17 first. This script does not
+  repeat them; of two exports of one network they give one figure, and for yolox_nano they have better
+  settings than these two: uint8 asymmetric, Conv only, 0.481 / 0.56.
+- The sets are small: one box of yolox_nano is 0.0096 of its recall.
+- Both graphs of dtln are calibrated with the inputs and states met while the float pair enhances 15 s of
+  speech at two noise levels; in the rows of one graph the other stays float. Above float, SI-SDR says that
+  the output is nearer to the clean speech, not that it is nearer to the float model's.
+"""
+
+
+CALIBRATORS_TEXT = """\
+The task figures of the Q/DQ model, recipe tensorrt-int8, with every calibrator for activations, all from
+the same statistics.
+"""
+
+AGREEMENT_TEXT = """\
+Largest difference between the outputs of the two forms at ORT_DISABLE_ALL, relative to the output's largest
+magnitude. onnxruntime packs the constant weights of the fake-quant model and cannot pack those that a
+DequantizeLinear gives, and a packed MatMul adds in another order: a last bit that differs can move a value
+by a whole step of the next grid. *unpacked*: with `session.disable_prepacking`. Memory: the peak of the
+process up to the end of the first `quantize`, data and float measurement included.
+"""
+
+
+@dataclass
+class Outcome:
+    """What one recipe made of one model; `refused` holds the reason when it made nothing.
+
+    sqnr_db: of the Q/DQ model's worst output on the first feeds. figures: of the task, by form.
+    differences: largest |fake-quant - Q/DQ| over the output's largest magnitude, of the worst output, with
+    and without onnxruntime's packing of weights.
+    """
+
+    refused: str = ""
+    coverage: str = ""
+    sqnr_db: float | None = None
+    seconds: float | None = None
+    figures: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    differences: tuple[float, float] | None = None
+
+
+@dataclass
+class Row:
+    """Everything measured of one model. calibrators: figures of the Q/DQ model, recipe tensorrt-int8."""
+
+    case: Case
+    float_figures: tuple[float, ...]
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    calibrators: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    peak_mb: int = 0
+
+
+def page(rows: Sequence[Row], seconds: float) -> str:
+    """Return the whole page in Markdown."""
+    parts = [
+        INTRODUCTION.format(
+            models=len({row.case.file for row in rows if row.case.file}),
+            date=datetime.date.today().isoformat(),
+            onnxfq=onnxfq.__version__,
+            onnxruntime=onnxruntime.__version__,
+            onnx=onnx.__version__,
+            numpy=np.__version__,
+            machine=machine(),
+            minutes=seconds / 60,
+        ),
+        "## Where it is bad\n",
+        f"Q/DQ figures more than {BAD:.0%} worse than float (calibrators: recipe tensorrt-int8):\n",
+        "\n".join(bad(rows)) or "None.",
+        "\nRefused, with the reason:\n",
+        "\n".join(refusals(rows)) or "None.",
+    ]
+    for recipe in RECIPES:
+        parts += [f"\n## Recipe {recipe}\n", recipe_table(rows, recipe)]
+    parts += ["\n## Calibrators\n", CALIBRATORS_TEXT, calibrator_table(rows)]
+    parts += ["\n## Fake-quant against Q/DQ\n", AGREEMENT_TEXT, agreement_table(rows)]
+    return "\n".join(parts) + "\n"
+
+
+def numbers(figures: Sequence[float]) -> str:
+    """Several figures of one model as one cell."""
+    return " / ".join(f"{value:.2f}" if abs(value) >= 5 else f"{value:.4f}" for value in figures)
+
+
+def bad(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line for every model and recipe, or calibrator, with a figure that is much worse than float."""
+    for row in rows:
+        found = {name: one.figures.get("Q/DQ", ()) for name, one in row.outcomes.items()}
+        # The recipe's own calibrator is there already.
+        others = {name: figures for name, figures in row.calibrators.items() if name != DEFAULT_CALIBRATOR}
+        found |= {f"calibrator {name}": figures for name, figures in others.items()}
+        for name, figures in found.items():
+            worse = [
+                f"{metric} {numbers([was])} -> {numbers([now])}"
+                for metric, was, now in zip(row.case.metrics, row.float_figures, figures, strict=False)
+                if (now - was if "lower is better" in metric else was - now) > BAD * abs(was)
+            ]
+            if worse:
+                yield f"- {row.case.name}, {name}: {'; '.join(worse)}"
+
+
+def refusals(rows: Sequence[Row]) -> list[str]:
+    """Return the reasons, one line a model and reason."""
+    reasons = [(row.case.name, one.refused) for row in rows for one in row.outcomes.values() if one.refused]
+    return [f"- {model}: {reason}" for model, reason in dict.fromkeys(reasons)]
+
+
+def recipe_table(rows: Sequence[Row], recipe: str) -> str:
+    """Return the main table for one recipe."""
+    header = ["model", "quantized", "SQNR dB", "metric", "float", *FORMS, "ORT all", "ORT C/M", "s"]
+    lines = []
+    for row in rows:
+        one = row.outcomes[recipe]
+        coverage = "refused, see above" if one.refused else one.coverage
+        forms = [numbers(one.figures.get(form, ())) or "-" for form in FORMS]
+        tasks = [" / ".join(row.case.metrics), numbers(row.float_figures), *forms]
+        peers = [row.case.peer or "-", row.case.peer_matrix or "-"]
+        sqnr, seconds = cell(one.sqnr_db, ".1f"), cell(one.seconds, ".1f")
+        lines.append([row.case.name, coverage, sqnr, *tasks, *peers, seconds])
+    return markdown_table(header, lines)
+
+
+def calibrator_table(rows: Sequence[Row]) -> str:
+    """Return the task figures of the Q/DQ model for each calibrator."""
+    names = sorted({name for row in rows for name in row.calibrators})
+    lines = []
+    for row in rows:
+        if row.calibrators:
+            figures = [numbers(row.calibrators[name]) for name in names]
+            lines.append([row.case.name, " / ".join(row.case.metrics), numbers(row.float_figures), *figures])
+    return markdown_table(["model", "metric", "float", *names], lines)
+
+
+def agreement_table(rows: Sequence[Row]) -> str:
+    """Return how far fake-quant and Q/DQ are apart, and the memory."""
+    kinds = [f"{recipe}{kind}" for recipe in RECIPES for kind in ("", ", unpacked")]
+    header = ["model", *kinds, "peak resident MB"]
+    lines = []
+    for row in rows:
+        if row.calibrators:
+            differences = [row.outcomes[recipe].differences or (None, None) for recipe in RECIPES]
+            cells = [cell(value, ".1e") for pair in differences for value in pair]
+            lines.append([row.case.name, *cells, str(row.peak_mb or "-")])
+    return markdown_table(header, lines)
+
+
+def cell(value: float | None, form: str) -> str:
+    """Return a number as a cell, or a dash."""
+    return "-" if value is None else "0" if value == 0 else format(value, form)
