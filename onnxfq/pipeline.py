@@ -30,7 +30,7 @@ from onnxfq.statistics import Statistics
 
 CHECK_BYTES = 64 << 20
 """Feeds kept from the pass over the data for the comparison at the end, in bytes at most."""
-CHECK_FEEDS = 8
+CHECK_FEEDS = 16
 
 StageProgress = Callable[[str, int], None]
 """Called with the stage's name and the number of feeds done."""
@@ -55,7 +55,7 @@ class QuantizeResult:
     """Everything that `quantize` found and made.
 
     qdq, simulation: the model with standard Q/DQ, and with FakeQuantize nodes. evaluation: both against
-    the float model on the first feeds of the calibration data. seconds: by stage.
+    the float model on some feeds of the calibration data, spread over all. seconds: by stage.
     """
 
     model: Model
@@ -211,19 +211,27 @@ def with_provenance(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
 
 
 class _Kept:
-    """Passes feeds on and keeps the first ones: a one-shot iterator serves the comparison as well."""
+    """Passes feeds on and keeps some, spread evenly: a one-shot iterator serves the comparison as well.
+
+    Every `_stride`-th feed is kept; when there are too many, every other one goes and the stride doubles.
+    """
 
     def __init__(self, source: Feeds) -> None:
         self._source = source
+        self._stride = 1
         self.feeds: list[Feed] = []
 
     def __iter__(self) -> Iterator[Feed]:
-        size = 0
-        for feed in self._source:
-            size += sum(array.nbytes for array in feed.values())
-            if not self.feeds or (len(self.feeds) < CHECK_FEEDS and size <= CHECK_BYTES):
+        for number, feed in enumerate(self._source):
+            if number % self._stride == 0:
                 self.feeds.append({name: array.copy() for name, array in feed.items()})
+                while len(self.feeds) > 1 and (len(self.feeds) > CHECK_FEEDS or self._bytes() > CHECK_BYTES):
+                    self.feeds = self.feeds[::2]
+                    self._stride *= 2
             yield feed
+
+    def _bytes(self) -> int:
+        return sum(array.nbytes for feed in self.feeds for array in feed.values())
 
 
 class _Clock:

@@ -10,7 +10,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
 from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.policies import POLICIES
-from onnxfq.policies.float_reasons import body_operators, float_tensors
+from onnxfq.policies.float_reasons import body_operators, float_tensors, recurrent_operators
 from onnxfq.policies.residual import residual_skip
 from onnxfq.policies.target import TargetPolicy
 from onnxfq.policies.weighted import NodeDecision, decide_weighted, place_activation
@@ -31,6 +31,7 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = _merge(decisions, policy)
     bodies = list(body_operators(graph))
+    recurrent = list(recurrent_operators(graph))
     kept = {d.node: d.why_float for d in decisions if d.why_float}
     if not placements:
         raise ModelError(_nothing_to_quantize(model.source, decisions, bodies))
@@ -51,9 +52,10 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
                 for d in decisions
                 if not d.by_rule
             ]
+            + [QuantizableNode(node=s.name, op_type=s.op_type, needs=()) for s in recurrent]
             + [QuantizableNode(node=s.name, op_type=f"{s.op_type} (in a body)", needs=()) for s in bodies]
         ),
-        skipped=tuple(skipped + bodies + list(float_tensors(graph, placed, kept, policy))),
+        skipped=tuple(skipped + recurrent + bodies + list(float_tensors(graph, placed, kept, policy))),
     )
 
 
@@ -137,6 +139,7 @@ def _nothing_to_quantize(source: str, decisions: list[NodeDecision], bodies: lis
         )
     if decisions:
         first = decisions[0]
-        return f"{source}: nothing to quantize: {first.op_type} {first.node!r}: {first.why_float}"
+        remedy = "; export the model in float32" if "only float32" in first.why_float else ""
+        return f"{source}: nothing to quantize: {first.op_type} {first.node!r}: {first.why_float}{remedy}"
     known = ", ".join(WEIGHTED_INPUTS)
     return f"{source}: nothing to quantize: it has no {known}; give a model with one of them"

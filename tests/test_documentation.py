@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxfq.demo import run_demo
 from onnxfq.package_files import package_file
 
 ROOT = Path(__file__).parent.parent
@@ -81,6 +82,23 @@ def test_install_commands_are_those_of_the_check() -> None:
     for command in INSTALLS:
         assert f"```sh\n{command}\n```" in readme
         assert f"\n{command}\n" in check
+
+
+def test_figures_of_the_demo(tmp_path: Path) -> None:
+    """README shows what the demo prints.
+
+    Accuracies within 0.3 points, SQNR within 1 dB: another processor sums in another order, and a value at
+    the middle between two steps goes to the other one.
+    """
+    (shown,) = blocks(ROOT / "README.md", "text")
+    figures = re.compile(r"^  (\S.*?)\s+([\d.]+)%(?:\s+logits ([\d.]+) dB SQNR)?$", re.MULTILINE)
+    result = run_demo(tmp_path)
+    noise = {c.candidate: c.outputs[0].sqnr_db for c in result.evaluation.candidates}
+    rows = figures.findall(shown)
+    assert [name for name, _, _ in rows] == list(result.accuracies())
+    for name, accuracy, sqnr in rows:
+        assert abs(float(accuracy) - 100 * result.accuracies()[name]) <= 0.3
+        assert not sqnr or abs(float(sqnr) - noise[name]) <= 1.0
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "models" / "README.md"], ids=str)

@@ -20,7 +20,7 @@ from onnxfq.errors import (
     SpecError,
     StatisticsError,
 )
-from onnxfq.pipeline import CHECK_FEEDS, RunOptions, quantize
+from onnxfq.pipeline import CHECK_FEEDS, RunOptions, evaluate_models, quantize
 
 FEEDS = [feed_for(conv_relu(), seed, count=2) for seed in range(3)]
 
@@ -86,11 +86,15 @@ def test_kinds_of_data(workplace: Path, kind: str) -> None:
     assert result.evaluation.feeds == (1 if kind == "file" else 3)
 
 
-def test_the_comparison_keeps_few_feeds() -> None:
-    """The scores come from the first feeds; a long stream is not kept in memory."""
-    feeds = (feed_for(conv_relu(), seed, count=1) for seed in range(20))
-    result = quantize(conv_relu(), feeds)
-    assert (result.statistics.feeds, result.evaluation.feeds) == (20, CHECK_FEEDS)
+@pytest.mark.parametrize("count", [1, CHECK_FEEDS, CHECK_FEEDS + 1, 5 * CHECK_FEEDS])
+def test_the_comparison_keeps_few_feeds(count: int) -> None:
+    """The scores come from at most CHECK_FEEDS feeds, at equal distances: a long stream is not kept."""
+    feeds = [feed_for(conv_relu(), seed, count=1) for seed in range(count)]
+    result = quantize(conv_relu(), iter(feeds))
+    stride = next(2**k for k in range(9) if -(-count // 2**k) <= CHECK_FEEDS)
+    assert (result.statistics.feeds, result.evaluation.feeds) == (count, len(feeds[::stride]))
+    spread = evaluate_models(conv_relu(), result.qdq, feeds[::stride])
+    assert spread.candidates[0].outputs == result.evaluation.candidates[1].outputs
 
 
 def test_feeds_may_be_reused_by_their_maker() -> None:

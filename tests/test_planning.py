@@ -181,3 +181,18 @@ def test_operators_of_other_domains_are_not_weighted() -> None:
         planned(
             build("g (float[N,4] x) => (float[N,4] y) { y = mine.Conv (x, w) }", {"w": weights(4, 4)}, mine=1)
         )
+
+
+def test_recurrent_operators_are_counted_and_have_a_reason() -> None:
+    """An LSTM stays in float: the coverage says so, and the plan says why."""
+    proto = build(
+        """g (float[3,2,4] x) => (float[3,2,5] z) {
+            y, last, cell = LSTM <hidden_size = 5> (x, w, r)
+            flat = Squeeze (y, axes) z = MatMul (flat, v) }""",
+        {"w": weights(1, 20, 4), "r": weights(1, 20, 5), "v": weights(5, 5), "axes": np.asarray([1])},
+    )
+    plan = planned(proto)
+    assert [str(row) for row in plan.coverage()] == ["LSTM 0/1", "MatMul 1/1"]
+    assert [s.why for s in plan.skipped if s.kind == "node"] == [
+        "recurrent: the products of its loop have no inputs of their own to put a pair on"
+    ]

@@ -23,7 +23,7 @@ CALIBRATORS: dict[str, Calibrator] = {
     "percentile": percentile,
 }
 
-DEFAULT_CALIBRATOR = "mse"
+DEFAULT_CALIBRATOR = "entropy"
 
 
 def calibrator_by_name(name: str) -> Calibrator:

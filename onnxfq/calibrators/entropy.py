@@ -22,6 +22,10 @@ def entropy(statistics: TensorStatistics, qtype: QType, symmetric: bool) -> tupl
     KL(P || Q) wins. The first bin is given the second one's count: zero is always on the grid, and a
     spike of zeros, as after ReLU, would drown the rest.
 
+    One limit is added: at most one value in 4 * 2^bits may saturate (0.1 % for 8 bits). As published,
+    the method likes a cut below nearly all of the data: where only one bin is left inside, P and Q are
+    equal however much was cut off.
+
     symmetric: on magnitudes, with 2^(bits-1) levels. asymmetric: both ends shrink by one factor, on
     values folded so that each side's limit is 1, with 2^bits levels over both sides.
     Wider than 8 bits the grid is finer than the linear bins and the full range is returned.
@@ -33,7 +37,7 @@ def entropy(statistics: TensorStatistics, qtype: QType, symmetric: bool) -> tupl
     counts = _linear_histogram(Density.of(statistics), limit)
     one_sided = symmetric or low == 0.0 or high == 0.0
     levels = 1 << (qtype.bits if not symmetric and one_sided else qtype.bits - 1)
-    shrink = least_divergence(counts, levels) / LINEAR_BINS
+    shrink = least_divergence(counts, levels, 1.0 / (4 << qtype.bits)) / LINEAR_BINS
     if symmetric:
         return -limit[0] * shrink, limit[0] * shrink
     return low * shrink, high * shrink
@@ -68,8 +72,11 @@ def _cumulative(
     return below
 
 
-def least_divergence(counts: NDArray[np.float64], levels: int) -> int:
-    """Return how many of the leading bins make the range of least KL divergence, from levels to all."""
+def least_divergence(counts: NDArray[np.float64], levels: int, most_outside: float) -> int:
+    """Return how many of the leading bins make the range of least KL divergence, from levels to all.
+
+    most_outside: the largest share of the counts that may lie beyond them.
+    """
     counts = counts.copy()
     counts[0] = counts[1]
     candidates = np.arange(min(levels, counts.size), counts.size + 1)
@@ -98,5 +105,9 @@ def least_divergence(counts: NDArray[np.float64], levels: int) -> int:
         # P sums to the total, Q to the inside: normalise both.
         divergence = (reference - cross) / total[-1] - np.log(total[-1]) + np.log(inside)
     # Outliers on a bin that Q leaves empty: infinitely unlike.
-    divergence = np.where((inside == 0) | ((outside > 0) & (last == 0)), np.inf, divergence)
+    divergence = np.where(
+        (inside == 0) | ((outside > 0) & (last == 0)) | (outside > most_outside * total[-1]),
+        np.inf,
+        divergence,
+    )
     return int(candidates[int(np.argmin(divergence))])

@@ -12,6 +12,9 @@ WEIGHTED_INPUTS: dict[str, tuple[int, ...]] = {
 }
 """Op type -> the inputs that are multiplied; both must be quantized for a low-precision kernel."""
 
+RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN"})
+"""Operators that multiply weights inside a loop of their own."""
+
 QUANTIZED_OPS = frozenset(
     {
         "QuantizeLinear",

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.graph.analysis import body_nodes, dtype_name, is_float32
-from onnxfq.graph.ops import is_weighted
+from onnxfq.graph.ops import RECURRENT_OPS, is_weighted
 from onnxfq.plan import Skipped
 from onnxfq.policies.target import TargetPolicy
 
@@ -35,10 +35,18 @@ def float_tensors(
         yield Skipped(name=tensor.name, kind="tensor", op_type=producer, why=why)
 
 
+def recurrent_operators(graph: gs.Graph) -> Iterator[Skipped]:
+    """Yield a reason for every LSTM, GRU and RNN of the main graph."""
+    for node in graph.nodes:
+        if node.op in RECURRENT_OPS:
+            why = "recurrent: the products of its loop have no inputs of their own to put a pair on"
+            yield Skipped(name=node.name, kind="node", op_type=node.op, why=why)
+
+
 def body_operators(graph: gs.Graph) -> Iterator[Skipped]:
     """Yield a reason for every weighted operator inside an If, Loop or Scan body."""
     for outer, inner in body_nodes(graph):
-        if is_weighted(inner):
+        if is_weighted(inner) or inner.op in RECURRENT_OPS:
             yield Skipped(
                 name=inner.name or inner.op,
                 kind="node",

@@ -47,7 +47,8 @@ def decide_weighted(
         if any(recipe.keeps_float(node.name, node.op, name) for name in names):
             why_float = f"kept in float by an override of recipe {recipe.name}"
         elif not is_float32(node.inputs[slot]):
-            why_float = f"input {placement.tensor!r} is {dtype_name(node.inputs[slot])}; float32 is quantized"
+            found = dtype_name(node.inputs[slot])
+            why_float = f"input {placement.tensor!r} is {found}, and only float32 is quantized"
         placements.append(placement)
     if why_float:
         return NodeDecision(node.name, node.op, tuple(needs), (), why_float)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 
 from onnxfq.pipeline import QuantizeResult
-from onnxfq.plan import Plan
+from onnxfq.plan import Plan, Skipped
 
 
 def coverage_line(plan: Plan) -> str:
@@ -19,17 +19,28 @@ def plan_summary(plan: Plan, reasons: int = 6) -> str:
         f"quantized  {coverage_line(plan)}",
         f"tensors    {len(plan.activations)} activations, {len(plan.weights)} weights",
     ]
-    nodes = [skipped for skipped in plan.skipped if skipped.kind == "node"]
-    lines += [f"float      {s.op_type} {s.name!r}: {s.why}" for s in nodes[:reasons]]
-    if len(nodes) > reasons:
-        lines.append(f"           and {len(nodes) - reasons} more nodes; the plan file lists all")
-    tensors = Counter(skipped.why for skipped in plan.skipped if skipped.kind == "tensor")
-    for why, count in tensors.most_common(reasons):
-        lines.append(f"float      {count} tensor{'s' if count > 1 else ''}: {why}")
-    left = sum(tensors.values()) - sum(count for _, count in tensors.most_common(reasons))
-    if left:
-        lines.append(f"           and {left} more tensors; the plan file and the report list all")
+    for kind in ("node", "tensor"):
+        lines += _float_lines([skipped for skipped in plan.skipped if skipped.kind == kind], reasons)
     return "\n".join(lines)
+
+
+def _float_lines(skipped: Sequence[Skipped], reasons: int) -> list[str]:
+    """Return a line for each of the most frequent reasons, with a name where it is one tensor or node."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for one in skipped:
+        what = one.op_type if one.kind == "node" else "tensor"
+        by_reason.setdefault((what, one.why), []).append(one.name)
+    ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    lines = [
+        f"float      {what} {names[0]!r}: {why}"
+        if len(names) == 1
+        else f"float      {len(names)} {what}s: {why}"
+        for (what, why), names in ordered[:reasons]
+    ]
+    left = sum(len(names) for _, names in ordered[reasons:])
+    if left:
+        lines.append(f"           and {left} more {skipped[0].kind}s; the plan file and the report list all")
+    return lines
 
 
 def quantize_summary(result: QuantizeResult) -> str:
@@ -37,9 +48,7 @@ def quantize_summary(result: QuantizeResult) -> str:
     lines = [f"note       {note}" for note in result.model.notes]
     lines.append(plan_summary(result.plan))
     lines.append("")
-    lines.append(
-        f"against the float model, first {result.evaluation.feeds} of {result.statistics.feeds} feeds:"
-    )
+    lines.append(f"against the float model, {result.evaluation.feeds} of {result.statistics.feeds} feeds:")
     lines += ["  " + line for line in result.evaluation.table().splitlines()]
     lines.append("")
     lines.append("time       " + ", ".join(f"{stage} {s:.2f} s" for stage, s in result.seconds.items()))

@@ -14,18 +14,21 @@ from onnxfq.statistics import TensorStatistics
 INT8 = QTYPES["int8"]
 
 
-def divergences(histogram, levels):
+def divergences(histogram, levels, most_outside):
     """KL(P || Q) of every candidate, as S. Migacz describes it (GTC 2017), bin by bin.
 
     The first bin is given the second one's count. Reference P: the leading bins, all later counts on
     the last of them. Candidate Q: the same bins without the later counts, summed into `levels` equal
     runs of bins (run k ends at bin k * candidate / levels, to the nearest) and spread evenly over the
-    run's occupied bins. Both are normalised.
+    run's occupied bins. Both are normalised. No candidate leaves out more than the share `most_outside`.
     """
     bins = [float(histogram[1]), *map(float, histogram[1:])]
     result = {}
     for candidate in range(min(levels, len(bins)), len(bins) + 1):
         p = bins[:candidate]
+        if sum(bins[candidate:]) > most_outside * sum(bins):
+            result[candidate] = math.inf
+            continue
         p[-1] += sum(bins[candidate:])
         q = [0.0] * candidate
         ends = [round(k * candidate / levels) for k in range(levels + 1)]
@@ -63,12 +66,13 @@ def histograms():
 HISTOGRAMS = histograms()
 
 
+@pytest.mark.parametrize("most_outside", [1.0, 0.001], ids=["as published", "capped"])
 @pytest.mark.parametrize("levels", [8, 16, 128], ids=lambda n: f"{n} levels")
 @pytest.mark.parametrize("name", HISTOGRAMS)
-def test_least_divergence_is_the_loops(name, levels):
+def test_least_divergence_is_the_loops(name, levels, most_outside):
     """The closed form over all candidates at once picks the bin that the plain loops pick."""
-    loops = divergences(HISTOGRAMS[name], levels)
-    chosen = least_divergence(HISTOGRAMS[name], levels)
+    loops = divergences(HISTOGRAMS[name], levels, most_outside)
+    chosen = least_divergence(HISTOGRAMS[name], levels, most_outside)
     least = min(loops.values())
     first = min(c for c, value in loops.items() if value == least)
     if chosen != first:  # a tie up to the rounding of sums of logarithms
@@ -79,17 +83,17 @@ def test_least_divergence_is_the_loops(name, levels):
 
 def test_fewer_bins_than_levels():
     """With no candidate to choose from, all bins are taken."""
-    assert least_divergence(np.asarray([1.0, 2.0, 3.0]), 8) == 3
+    assert least_divergence(np.asarray([1.0, 2.0, 3.0]), 8, 1.0) == 3
 
 
 def test_outliers_on_an_empty_bin_are_never_chosen():
     """A cut whose last bin is empty would put mass where Q has none: infinitely unlike."""
     counts = np.ones(64)
     counts[20:60] = 0
-    assert not 20 < least_divergence(counts, 8) <= 60
+    assert not 20 < least_divergence(counts, 8, 1.0) <= 60
     counts[:] = 0
     counts[[1, 63]] = 5.0, 1.0
-    assert least_divergence(counts, 8) == 64
+    assert least_divergence(counts, 8, 1.0) == 64
 
 
 def spread(stats, below, above):
@@ -131,7 +135,8 @@ KINDS = ["normal", "laplace", "relu", "negative", "outlier", "integers"]
 def test_symmetric_is_the_method_on_magnitudes(kind, name):
     """2^(bits - 1) levels over |x|: the limit is the one that the histogram spread by loops gives."""
     stats = TensorStatistics.from_array(drawn(kind))
-    wanted = least_divergence(spread(stats, stats.amax, stats.amax), 1 << (QTYPES[name].bits - 1))
+    bits = QTYPES[name].bits
+    wanted = least_divergence(spread(stats, stats.amax, stats.amax), 1 << (bits - 1), 0.25 / 2**bits)
     rmin, rmax = entropy(stats, QTYPES[name], True)
     assert rmin == -rmax
     assert rmax == pytest.approx(stats.amax * wanted / LINEAR_BINS, rel=1e-12)  # to the bin
@@ -144,7 +149,8 @@ def test_asymmetric_is_the_method_on_folded_values(kind, name):
     stats = TensorStatistics.from_array(drawn(kind))
     low, high = min(stats.rmin, 0.0), max(stats.rmax, 0.0)
     levels = (1 << QTYPES[name].bits) // (2 if low and high else 1)
-    shrink = least_divergence(spread(stats, -low or 1.0, high or 1.0), levels) / LINEAR_BINS
+    most_outside = 0.25 / 2 ** QTYPES[name].bits
+    shrink = least_divergence(spread(stats, -low or 1.0, high or 1.0), levels, most_outside) / LINEAR_BINS
     assert entropy(stats, QTYPES[name], False) == pytest.approx((low * shrink, high * shrink), rel=1e-12)
 
 
@@ -180,3 +186,11 @@ def test_wide_types_take_the_full_range(name):
     x = np.random.default_rng(2).normal(size=99).astype(np.float32)
     stats = TensorStatistics.from_array(x)
     assert entropy(stats, QTYPES[name], False) == (x.min(), x.max())
+
+
+@pytest.mark.parametrize("name", ["int4", "int8"])
+def test_a_range_far_from_zero_is_not_cut_off(name):
+    """Values that all lie near the largest one stay inside: a cut below them all has no divergence either."""
+    x = np.random.default_rng(3).uniform(0.056, 0.84, size=50_000).astype(np.float32)
+    saturated = float((x > entropy(TensorStatistics.from_array(x), QTYPES[name], True)[1]).mean())
+    assert saturated <= 0.25 / 2 ** QTYPES[name].bits + 1e-3  # what one linear bin holds: 1 / 2048

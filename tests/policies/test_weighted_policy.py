@@ -207,6 +207,6 @@ def test_unknown_types_stay_with_a_reason() -> None:
     )
     plan = planned(proto)
     assert [s.why for s in plan.skipped if s.name == "second"] == [
-        "input 'o' is of unknown type; float32 is quantized"
+        "input 'o' is of unknown type, and only float32 is quantized"
     ]
     assert "o" in {s.name for s in plan.skipped}
