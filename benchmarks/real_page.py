@@ -34,10 +34,9 @@ scorer that lies beside the data.
 CPU only, the tasks on one thread; {minutes:.0f} minutes in all.
 
 - *quantized*: Conv, ConvTranspose, Gemm, MatMul and residual Add that run in low precision, of how many.
-  Other operators stay in float and are not counted, among them the LSTM of dtln_1.
+  Recurrent operators are counted and stay in float.
 - *SQNR*: signal to quantization noise of the Q/DQ model's worst output, from `result.evaluation`; that is
-  on the first 8 feeds of the calibration data, which for dtln are its first 64 ms. *s*: seconds of
-  `quantize`.
+  on at most 16 feeds, spread over the calibration data. *s*: seconds of `quantize`.
 - *float* runs at onnxruntime's default optimisation, *fake-quant* (FakeQuantize nodes) and *Q/DQ* (the file
   that was written, loaded again) at ORT_ENABLE_BASIC.
 - *ORT all*, *ORT C/M*: onnxruntime 1.31.1 `quantize_static`, measured elsewhere, as the README files beside
