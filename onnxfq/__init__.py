@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from onnxfq.calibration import calibrate, collect_statistics
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import OnnxfqError
-from onnxfq.evaluation import Evaluation
 from onnxfq.graph.inspection import inspect_model
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
@@ -31,6 +30,7 @@ from onnxfq.recipe import Recipe, load_recipe
 from onnxfq.reporting.html import write_report
 from onnxfq.runtime.kernels import fake_quantize
 from onnxfq.runtime.library import custom_ops_path, register_custom_ops
+from onnxfq.scores import Evaluation
 from onnxfq.statistics import Statistics
 from onnxfq.version import VERSION as __version__
 

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import OutputError
-from onnxfq.evaluation import Evaluation
 from onnxfq.graph.save import save
 from onnxfq.package_files import package_file
 from onnxfq.pipeline import QuantizeResult, RunOptions, evaluate_models, quantize
@@ -18,6 +17,7 @@ from onnxfq.recipe import RECIPES, Recipe
 from onnxfq.reporting.html import write_report
 from onnxfq.reporting.plot import error_figure, save_figure
 from onnxfq.reporting.tensor_errors import tensor_errors
+from onnxfq.scores import Evaluation
 
 # models/digits.py splits the same way: the network was trained on the images before these.
 CALIBRATION = slice(8000, 8500)

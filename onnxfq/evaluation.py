@@ -5,86 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.documents import Record, write_document
 from onnxfq.errors import DataError, ModelError
-from onnxfq.feeds import Feed, read_npz
+from onnxfq.feeds import Feed
 from onnxfq.graph.signature import output_names
 from onnxfq.metrics import ErrorSums
 from onnxfq.runtime.session import Progress, Session
+from onnxfq.scores import CandidateScore, Evaluation, OutputScore
 
 log = logging.getLogger(__name__)
-
-
-class OutputScore(Record):
-    """One output of one candidate against the reference.
-
-    sqnr_db: signal to quantization noise in dB, inf when equal. cosine: of the angle between both.
-    largest_error: max |reference - candidate|. top1_agreement: share of rows with the same argmax over
-    the last axis, None unless the output is [rows, classes] or [batch, positions, classes].
-    """
-
-    output: str
-    sqnr_db: float
-    cosine: float
-    largest_error: float
-    top1_agreement: float | None = None
-
-
-class CandidateScore(Record):
-    """All outputs of one candidate. accuracy: share of labels that the argmax of the first output meets."""
-
-    candidate: str
-    outputs: tuple[OutputScore, ...]
-    accuracy: float | None = None
-    tensors: tuple[OutputScore, ...] = ()
-
-
-class Evaluation(Record):
-    """Scores of all candidates on one data set (`.json`)."""
-
-    format: Literal["onnxfq.evaluation/1"] = "onnxfq.evaluation/1"
-    reference: str
-    feeds: int
-    accuracy: float | None = None
-    candidates: tuple[CandidateScore, ...]
-
-    def save(self, path: str | Path) -> None:
-        """Write as JSON, whole or not at all."""
-        write_document(path, self)
-
-    def table(self) -> str:
-        """Return the scores as a plain text table, one line per candidate and output."""
-        rows = [("candidate", "output", "SQNR dB", "cosine", "largest error", "top-1 agreement", "accuracy")]
-        if self.accuracy is not None:
-            rows.append((self.reference, "", "", "", "", "", f"{self.accuracy:.4f}"))
-        for candidate in self.candidates:
-            for score in (*candidate.outputs, *candidate.tensors):
-                first = score is candidate.outputs[0]
-                rows.append(
-                    (
-                        candidate.candidate,
-                        score.output,
-                        f"{score.sqnr_db:.2f}",
-                        f"{score.cosine:.6f}",
-                        f"{score.largest_error:.4g}",
-                        "" if score.top1_agreement is None else f"{score.top1_agreement:.4f}",
-                        f"{candidate.accuracy:.4f}" if first and candidate.accuracy is not None else "",
-                    )
-                )
-        used = [any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
-        kept = [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows]
-        widths = [max(len(row[i]) for row in kept) for i in range(len(kept[0]))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in kept
-        ]
-        return "\n".join(line.rstrip() for line in lines)
 
 
 def evaluate(
@@ -95,15 +29,13 @@ def evaluate(
     reference_name: str = "float",
     labels: NDArray[Any] | None = None,
     tensors: Sequence[str] = (),
-    limit: int | None = None,
     threads: int = 0,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Run the reference and every candidate on each feed, once, and return the scores.
 
     labels: integers, one for each row of the first output in the order of the feeds. tensors: names of
-    inner tensors of the reference to compare with the quantized ones of the candidates. limit: feeds
-    at most. Outputs that hold no numbers, as sequences and strings, are left out with a note. Raises
+    inner tensors of the reference to compare with the quantized ones of the candidates. Outputs that hold no numbers, as sequences and strings, are left out with a note. Raises
     ModelError when a candidate's outputs differ from the reference's, DataError when labels and rows
     differ in number.
     """
@@ -119,8 +51,6 @@ def evaluate(
     runs = [_Run(name, proto, names, tensors, threads) for name, proto in candidates.items()]
     right, done, row = 0, 0, 0
     for feed in feeds:
-        if limit is not None and done >= limit:
-            break
         expected = base.run(feed, base_outputs)
         truth = None
         if labels is not None:
@@ -142,29 +72,6 @@ def evaluate(
         accuracy=right / row if labels is not None else None,
         candidates=tuple(run.score(row if labels is not None else 0) for run in runs),
     )
-
-
-def read_labels(path: str | Path) -> NDArray[np.int64]:
-    """Read labels from a .npy, from the only array (or `labels`) of an .npz, or from text, one a line."""
-    path = Path(path)
-    try:
-        if path.suffix == ".npz":
-            arrays = read_npz(path)
-            values = (
-                arrays["labels"] if "labels" in arrays else arrays.popitem()[1] if len(arrays) == 1 else None
-            )
-            if values is None:
-                raise DataError(f"{path} has {', '.join(arrays)}; name the labels `labels`")
-        else:
-            values = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
-        labels = np.asarray(values).ravel()
-        if labels.size == 0 or not np.equal(np.mod(labels, 1), 0).all():
-            raise DataError(f"{path}: labels must be whole numbers, one a row; got {labels.dtype}")
-    except FileNotFoundError:
-        raise DataError(f"no such file: {path}; check the path of the labels") from None
-    except (OSError, ValueError, TypeError) as fault:
-        raise DataError(f"{path} does not hold labels ({fault}); give .npy, .npz or text") from None
-    return labels.astype(np.int64)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration import calibrate, collect_statistics
 from onnxfq.encoding import Encodings
-from onnxfq.evaluation import Evaluation, evaluate, read_labels
+from onnxfq.evaluation import evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, Feed, Feeds
 from onnxfq.files import check_writable
 from onnxfq.graph.load import load, read_model
@@ -21,11 +21,13 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
 from onnxfq.graph.save import refuse_overwriting_input, save
 from onnxfq.graph.signature import input_specs
+from onnxfq.labels import read_labels
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from onnxfq.scores import Evaluation
 from onnxfq.statistics import Statistics
 
 CHECK_BYTES = 64 << 20

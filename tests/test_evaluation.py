@@ -11,8 +11,10 @@ import pytest
 from builders import build, shared_weight, stage, two_branch
 
 from onnxfq.errors import DataError, ModelError
-from onnxfq.evaluation import Evaluation, evaluate, read_labels
+from onnxfq.evaluation import evaluate
+from onnxfq.labels import read_labels
 from onnxfq.pipeline import evaluate_models, insert_fake_quantize, insert_qdq
+from onnxfq.scores import Evaluation
 
 REFERENCE = build("g (float[N,3] x) => (float[N,3] y) { y = Identity (x) }")
 DOUBLED = build("g (float[N,3] x) => (float[N,3] y) { y = Add (x, x) }")

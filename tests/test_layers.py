@@ -18,9 +18,9 @@ MODULES = {
 }
 LAYERS = [
     {"errors"},
-    {"qtypes", "granularity", "metrics", "files", "package_files", "version"},
+    {"qtypes", "granularity", "metrics", "files", "package_files", "text_table", "version"},
     {"documents", "numerics", "qparams", "spec"},
-    {"encoding", "plan", "recipe", "statistics", "feeds", "calibrators"},
+    {"encoding", "plan", "recipe", "statistics", "feeds", "labels", "scores", "calibrators"},
     {"graph"},
     {"policies", "passes", "runtime"},
     {"calibration", "evaluation", "planning", "torch"},
@@ -33,6 +33,7 @@ LAYER_OF = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 NEIGHBOURS = {
     ("spec", "documents"),
     ("recipe", "calibrators"),
+    ("labels", "feeds"),
     ("calibrators", "statistics"),
     ("reporting", "pipeline"),
     ("demo", "pipeline"),

@@ -14,6 +14,7 @@ from onnxfq.graph.load import read_model
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import input_specs, output_names
+from onnxfq.text_table import table_lines
 
 
 class QuantizedTensor(Record):
@@ -61,16 +62,12 @@ class Inspection(Record):
             found = sorted(set(self.operators) & QUANTIZED_OPS)
             lines.append(f"quantized  by {', '.join(found)}" if found else "quantized  no")
             return "\n".join(lines)
-        header = ("tensor", "operator", "type", "granularity", "scale", "zero point")
-        rows = [header]
+        rows = [("tensor", "operator", "type", "granularity", "scale", "zero point")]
         for q in self.quantized:
             same = q.scale_min == q.scale_max
             scale = f"{q.scale_min:.6g}" if same else f"{q.scale_min:.4g} … {q.scale_max:.4g}"
             rows.append((q.tensor, q.op_type, q.qtype, q.granularity, scale, q.zero_points))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-        lines.append("")
-        lines += ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join(lines)
+        return "\n".join([*lines, "", *table_lines(rows)])
 
 
 def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
