@@ -35,9 +35,9 @@ def evaluate(
     """Run the reference and every candidate on each feed, once, and return the scores.
 
     labels: integers, one for each row of the first output in the order of the feeds. tensors: names of
-    inner tensors of the reference to compare with the quantized ones of the candidates. Outputs that hold no numbers, as sequences and strings, are left out with a note. Raises
-    ModelError when a candidate's outputs differ from the reference's, DataError when labels and rows
-    differ in number.
+    inner tensors of the reference to compare with the quantized ones of the candidates. Outputs that
+    hold no numbers, as sequences and strings, are left out with a note. Raises ModelError when a
+    candidate's outputs differ from the reference's, DataError when labels and rows differ in number.
     """
     names = output_names(reference)
     for name, proto in candidates.items():
