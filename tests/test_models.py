@@ -24,7 +24,7 @@ def load(monkeypatch):
 
 @pytest.fixture
 def torch():
-    """Return torch, or skip; not torch alone, since tests/torch looks like an empty package of that name."""
+    """Return torch, or skip; not torch alone: a folder called torch would look like it."""
     pytest.importorskip("torch.nn")
     return importlib.import_module("torch")
 
