@@ -91,7 +91,7 @@ class QType:
         Source: ONNX operator changelog; 8 bit per axis since 13, float8 19, 16 and 4 bit 21, float4 23,
         2 bit 25.
         """
-        return None if self.onnx_type is None else _OPSETS[self.base]
+        return None if self.onnx_type is None else _OPSETS.get(self.base)
 
     def __str__(self) -> str:
         """Return the name."""
