@@ -19,7 +19,7 @@ MODULES = {
 LAYERS = [
     {"errors"},
     {"qtypes", "granularity", "metrics", "files", "package_files", "version"},
-    {"documents", "numerics", "qparams", "spec"},
+    {"documents", "dynamic_scales", "float_grid", "numerics", "qparams", "rounding", "spec"},
     {"encoding", "plan", "recipe", "statistics", "feeds", "calibrators"},
     {"graph"},
     {"policies", "passes", "runtime"},
@@ -31,6 +31,12 @@ LAYERS = [
 LAYER_OF = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Neighbours of one layer that build on each other; each is needed, and none runs the other way.
 NEIGHBOURS = {
+    ("float_grid", "rounding"),
+    ("numerics", "rounding"),
+    ("numerics", "float_grid"),
+    ("dynamic_scales", "rounding"),
+    ("dynamic_scales", "float_grid"),
+    ("dynamic_scales", "numerics"),
     ("spec", "documents"),
     ("recipe", "calibrators"),
     ("calibrators", "statistics"),

@@ -3,49 +3,31 @@
 
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "onnxfq/kernels.h"
+#include "qtype_names.h"
 
 namespace onnxfq {
 
 struct FakeQuantizeSpec {
+  NamedType type{};
   Grid grid{};
-  Rounding rounding = Rounding::kHalfEven;
-  Arithmetic arithmetic = Arithmetic::kDivide;
-  int64_t axis = 1;
-  int64_t block_size = 0;
+  Blocks blocks{};
 
   // Reads the attributes as text. Returns the broken rule as one line, or an empty string.
-  std::string parse(const std::string& qtype_name, const std::string& rounding_name,
-                    const std::string& arithmetic_name, int64_t axis_value, int64_t block_size_value) {
-    axis = axis_value;
-    block_size = block_size_value;
-    struct Named {
-      const char* name;
-      Grid grid;
-    };
-    static constexpr Named kTypes[] = {{"int4", {-8, 7}},       {"uint4", {0, 15}},         {"int8", {-128, 127}},
-                                       {"uint8", {0, 255}},     {"int16", {-32768, 32767}}, {"uint16", {0, 65535}}};
-    bool known = false;
-    for (const Named& type : kTypes) {
-      if (qtype_name != type.name) continue;
-      grid = type.grid;
-      known = true;
-    }
-    if (!known) return "unknown qtype '" + qtype_name + "'; known: int4, uint4, int8, uint8, int16, uint16";
-    if (rounding_name == "half_up") {
-      rounding = Rounding::kHalfUp;
-    } else if (rounding_name != "half_even") {
-      return "unknown rounding '" + rounding_name + "'; known: half_even, half_up";
-    }
-    if (arithmetic_name == "reciprocal") {
-      arithmetic = Arithmetic::kReciprocal;
-    } else if (arithmetic_name != "divide") {
-      return "unknown arithmetic '" + arithmetic_name + "'; known: divide, reciprocal";
-    }
-    if (block_size < 0) {
-      return "block_size must be at least 1, or 0 to take it from the shapes, got " + std::to_string(block_size);
-    }
+  std::string parse(const std::string& qtype, const std::string& rounding, const std::string& arithmetic,
+                    int64_t saturate, const Blocks& given) {
+    blocks = given;
+    Rounding r{};
+    Arithmetic a{};
+    std::string problem = parse_qtype(qtype, type);
+    if (problem.empty()) problem = parse_rounding(rounding, r);
+    if (problem.empty()) problem = parse_arithmetic(arithmetic, a);
+    if (problem.empty()) problem = blocks.check();
+    if (!problem.empty()) return problem;
+    if (saturate != 0 && saturate != 1) return "saturate must be 0 or 1, got " + std::to_string(saturate);
+    grid = grid_of(type, r, a, saturate == 1);
     return "";
   }
 
@@ -56,15 +38,18 @@ struct FakeQuantizeSpec {
       if (!(s > 0.0f && std::isfinite(s))) {
         return "scale must be finite and positive, found " + std::to_string(s) + " at index " + std::to_string(i);
       }
-      if (arithmetic == Arithmetic::kReciprocal && !std::isfinite(1.0f / s)) {
+      if (grid.arithmetic == Arithmetic::kReciprocal && !std::isfinite(1.0f / s)) {
         return "scale at index " + std::to_string(i) + " is too small to have a finite reciprocal; use arithmetic "
                "'divide'";
       }
     }
     for (int64_t i = 0; zero_point && i < count; ++i) {
       const float z = zero_point[i];
-      if (!(z >= grid.qmin && z <= grid.qmax && z == std::floor(z))) {
-        return "zero_point must be an integer in [" + std::to_string(static_cast<int>(grid.qmin)) + ", " +
+      if (grid.is_float && z != 0.0f) {
+        return "zero_point must be 0 for a float type, found " + std::to_string(z) + " at index " + std::to_string(i);
+      }
+      if (!(z >= grid.qmin && z <= grid.qmax)) {
+        return "zero_point must lie in [" + std::to_string(static_cast<int>(grid.qmin)) + ", " +
                std::to_string(static_cast<int>(grid.qmax)) + "], found " + std::to_string(z) + " at index " +
                std::to_string(i);
       }
@@ -72,9 +57,13 @@ struct FakeQuantizeSpec {
     return "";
   }
 
-  FakeQuantizeCall call(const float* x, float* y, const float* scale, const float* zero_point,
+  FakeQuantizeCall call(const void* x, void* y, ElementType element, const float* scale, const float* zero_point,
                         const ParamLayout& layout) const {
-    return {x, y, scale, zero_point, &layout, grid, rounding, arithmetic};
+    bool fractional = false;
+    for (int64_t i = 0; zero_point && i < layout.param_count(); ++i) {
+      fractional = fractional || zero_point[i] != std::floor(zero_point[i]);
+    }
+    return {x, y, element, scale, zero_point, &layout, grid, fractional};
   }
 };
 
