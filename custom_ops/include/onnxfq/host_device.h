@@ -36,6 +36,14 @@
 #define FQ_IVDEP
 #endif
 
+// FQ_GROUP: the same for an inner loop of known length, which must become one vector operation and not be
+// unrolled into single elements first: those GCC joins again only behind an overlap test.
+#if defined(__GNUC__) && !defined(__clang__)
+#define FQ_GROUP _Pragma("GCC ivdep") _Pragma("GCC unroll 1")
+#else
+#define FQ_GROUP FQ_IVDEP
+#endif
+
 // FQ_PREFETCH: the cache line at this address will be read soon. A hint, never a fault.
 #if defined(__GNUC__)
 #define FQ_PREFETCH(address) __builtin_prefetch(address)
