@@ -18,7 +18,8 @@
 
 // FQ_CLONES: one copy of the function for AVX-512, one for AVX2, one for every x86-64; the loader
 // picks. GCC and glibc only; elsewhere the function is compiled once, for the target given.
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && defined(__GLIBC__)
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && \
+    defined(__GLIBC__) && !defined(FQ_ONE_CLONE)
 #define FQ_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FQ_CLONES
