@@ -196,6 +196,6 @@ def _spread(param: Float32Array, shape: Sequence[int], blocks: tuple[int, ...]) 
     """Return the parameters repeated to `shape`."""
     param = param.reshape([1 if b == -1 else -(-n // b) for n, b in zip(shape, blocks, strict=True)])
     for d, block in enumerate(blocks):
-        if block != -1:
+        if param.shape[d] > 1:
             param = np.repeat(param, block, axis=d).take(range(shape[d]), axis=d)
     return np.ascontiguousarray(np.broadcast_to(param, shape))

@@ -33,25 +33,24 @@ struct FakeQuantizeSpec {
 
   // Checks the values of scale[count] and zero_point[count] (nullptr: none). Same result as parse.
   std::string check(const float* scale, const float* zero_point, int64_t count) const {
+    // Blocks make millions of them: a first look without words, which vectorises.
+    bool good = true;
+    for (int64_t i = 0; i < count; ++i) good &= good_scale(scale[i]);
+    for (int64_t i = 0; zero_point && i < count; ++i) good &= good_zero_point(zero_point[i]);
+    if (good) return "";
     for (int64_t i = 0; i < count; ++i) {
-      const float s = scale[i];
-      if (!(s > 0.0f && std::isfinite(s))) {
-        return "scale must be finite and positive, found " + std::to_string(s) + " at index " + std::to_string(i);
+      const std::string where = " at index " + std::to_string(i);
+      if (!good_scale(scale[i])) {
+        if (scale[i] > 0.0f && scale[i] <= kLargestFloat) {
+          return "scale" + where + " is too small to have a finite reciprocal; use arithmetic 'divide'";
+        }
+        return "scale must be finite and positive, found " + std::to_string(scale[i]) + where;
       }
-      if (grid.arithmetic == Arithmetic::kReciprocal && !std::isfinite(1.0f / s)) {
-        return "scale at index " + std::to_string(i) + " is too small to have a finite reciprocal; use arithmetic "
-               "'divide'";
-      }
-    }
-    for (int64_t i = 0; zero_point && i < count; ++i) {
-      const float z = zero_point[i];
-      if (grid.is_float && z != 0.0f) {
-        return "zero_point must be 0 for a float type, found " + std::to_string(z) + " at index " + std::to_string(i);
-      }
-      if (!(z >= grid.qmin && z <= grid.qmax)) {
-        return "zero_point must lie in [" + std::to_string(static_cast<int>(grid.qmin)) + ", " +
-               std::to_string(static_cast<int>(grid.qmax)) + "], found " + std::to_string(z) + " at index " +
-               std::to_string(i);
+      if (zero_point && !good_zero_point(zero_point[i])) {
+        const std::string rule = grid.is_float ? "be 0 for a float type"
+                                               : "lie in [" + std::to_string(static_cast<int>(grid.qmin)) + ", " +
+                                                     std::to_string(static_cast<int>(grid.qmax)) + "]";
+        return "zero_point must " + rule + ", found " + std::to_string(zero_point[i]) + where;
       }
     }
     return "";
@@ -64,6 +63,19 @@ struct FakeQuantizeSpec {
       fractional = fractional || zero_point[i] != std::floor(zero_point[i]);
     }
     return {x, y, element, scale, zero_point, &layout, grid, fractional};
+  }
+
+ private:
+  // Comparisons with NaN are false.
+  bool good_scale(float s) const {
+    const bool invertible = grid.arithmetic == Arithmetic::kDivide || 1.0f / s <= kLargestFloat;
+    return (s > 0.0f) & (s <= kLargestFloat) & invertible;
+  }
+
+  bool good_zero_point(float z) const {
+    const float low = grid.is_float ? 0.0f : grid.qmin;
+    const float high = grid.is_float ? 0.0f : grid.qmax;
+    return (z >= low) & (z <= high);
   }
 };
 

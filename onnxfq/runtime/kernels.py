@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.dynamic_scales import check_rule, scale_shape
 from onnxfq.errors import RuntimeLibraryError, SpecError
-from onnxfq.numerics import FLOAT_TYPES, as_qtype, check_names, check_params, float32_array, float_array
+from onnxfq.numerics import FLOAT_TYPES, as_qtype, check_names, float32_array, float_array
 from onnxfq.package_files import custom_ops_library
 from onnxfq.qtypes import QType
 from onnxfq.rounding import Float32Array
@@ -81,8 +81,8 @@ def fake_quantize(
     """
     qtype = as_qtype(qtype)
     values = np.ascontiguousarray(float_array(x)).reshape(np.shape(x))
-    scales, zero_points = check_params(scale, zero_point, qtype, rounding, arithmetic, fractions=True)
-    scales, zero_points = _same_shape(scales, zero_points)
+    check_names(rounding=rounding, arithmetic=arithmetic)
+    scales, zero_points = _params(scale, zero_point)
     needs_axis = block_size or (scales.ndim == 1 and values.ndim > 1)
     if axis is None and block_shape is None and scales.size > 1 and needs_axis:
         raise SpecError(f"scale of shape {list(scales.shape)} without an axis; give the axis it runs along")
@@ -91,7 +91,7 @@ def fake_quantize(
         "onnxfq_fake_quantize",
         _elements(values, result),
         _pointer(scales),
-        _pointer(zero_points) if zero_points.any() else None,
+        None if zero_points is None else _pointer(zero_points),
         *_shape(scales.shape),
         qtype.name.encode(),
         _blocks(axis, block_size, block_shape),
@@ -124,13 +124,14 @@ def dynamic_fake_quantize(
     check_rule(qtype, symmetric, scale_type, global_scale)
     values = np.ascontiguousarray(float_array(x)).reshape(np.shape(x))
     params = scale_shape(values.shape, axis, block_size, block_shape)
-    scale, zero_point = np.empty(params, np.float32), np.empty(params, np.float32)
+    scale = np.empty(params, np.float32)
+    zero_point = np.zeros(params, np.float32)
     result = np.empty_like(values) if out is None else _checked_out(out, values)
     _call(
         "onnxfq_dynamic_fake_quantize",
         _elements(values, result),
         _pointer(scale),
-        _pointer(zero_point),
+        None if symmetric else _pointer(zero_point),
         ctypes.c_int64(scale.size),
         qtype.name.encode(),
         _blocks(axis, block_size, block_shape),
@@ -194,19 +195,26 @@ def _blocks(axis: int | None, block_size: int | None, block_shape: Sequence[int]
     return ctypes.byref(_Blocks(int(axis is not None), axis or 0, block_size or 0, shape, rank))
 
 
-def _same_shape(scales: Float32Array, zero_points: Float32Array) -> tuple[Float32Array, Float32Array]:
-    """Return both contiguous and of one shape: either may be a single value for all of the other."""
-    shape = zero_points.shape if scales.size == 1 else scales.shape
+def _params(scale: ArrayLike, zero_point: ArrayLike) -> tuple[Float32Array, Float32Array | None]:
+    """Return both as the kernels take them: contiguous and of one shape, None for no zero point.
+
+    Either may be a single value for all of the other. The kernels check the values.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        scales = np.ascontiguousarray(scale, np.float32).reshape(np.shape(scale))
+        zero_points = np.ascontiguousarray(zero_point, np.float32).reshape(np.shape(zero_point))
+    if zero_points.size == 1 and zero_points.flat[0] == 0:
+        return scales, None
     if zero_points.size not in (1, scales.size) and scales.size != 1:
         raise SpecError(
             f"zero_point of shape {list(zero_points.shape)} does not fit scale of shape "
             f"{list(scales.shape)}; give one, or one for each scale"
         )
     if scales.size == 1:
-        return np.full(shape, scales.flat[0], np.float32), np.ascontiguousarray(zero_points)
+        return np.full(zero_points.shape, scales.flat[0], np.float32), zero_points
     if zero_points.size == 1:
-        return np.ascontiguousarray(scales), np.full(shape, zero_points.flat[0], np.float32)
-    return np.ascontiguousarray(scales), np.ascontiguousarray(zero_points)
+        return scales, np.full(scales.shape, zero_points.flat[0], np.float32)
+    return scales, zero_points
 
 
 def _checked_out(out: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:

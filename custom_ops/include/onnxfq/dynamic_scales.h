@@ -67,17 +67,18 @@ FQ_HD FQ_INLINE ScaleAndZeroPoint asymmetric_scale(float rmin, float rmax, const
 }
 
 // The scale of a block whose largest magnitude is amax. global_scale is read for kE4m3.
+template <ScaleType T>
 FQ_HD FQ_INLINE float symmetric_scale(float amax, const ScaleRule& rule, float global_scale) {
-  if (rule.type == ScaleType::kE8m0) {
+  if (T == ScaleType::kE8m0) {
     // floor(log2) is the exponent; that of subnormals is lower still, and e8m0 ends at -127 in any case.
     const int exponent = static_cast<int>(float_bits(amax) >> kFloat32MantissaBits) - kFloat32Bias;
     return e8m0_value(exponent - rule.element_exponent) * rule.element_step;
   }
   const float scale = amax / rule.qmax;
-  if (rule.type == ScaleType::kFloat32) return amax == 0.0f ? 1.0f : limited_scale(scale, rule.largest_scale);
+  if (T == ScaleType::kFloat32) return amax == 0.0f ? 1.0f : limited_scale(scale, rule.largest_scale);
   const FloatFormat e4m3 = float8e4m3fn();
   const float rounded = round_to_float_grid<Rounding::kHalfEven>(scale / global_scale, e4m3, e4m3.qmax);
-  const float smallest = 0x1.0p-9f;
+  constexpr float smallest = 0x1.0p-9f;
   return limited_scale((rounded > smallest ? rounded : smallest) * global_scale, rule.largest_scale);
 }
 

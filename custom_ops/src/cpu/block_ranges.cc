@@ -22,6 +22,7 @@ FQ_INLINE int32_t largest_magnitude(const float* x, int64_t count) {
   if (count < kLongRun) {
     for (; i + kGroup <= count; i += kGroup) {
       int32_t group = 0;
+      FQ_GROUP
       for (int64_t k = 0; k < kGroup; ++k) group = larger(group, finite_magnitude(x[i + k]));
       high = larger(high, group);
     }

@@ -25,10 +25,9 @@ class BlockRanges {
   int64_t first() const { return first_; }
   int64_t count() const { return static_cast<int64_t>(high_.size()); }
 
-  // Of block first() + i; amax when symmetric, rmin and rmax otherwise.
-  float amax(int64_t i) const { return float_from_bits(static_cast<uint32_t>(high_[static_cast<size_t>(i)])); }
-  float rmax(int64_t i) const { return float_from_order_key(high_[static_cast<size_t>(i)]); }
-  float rmin(int64_t i) const { return float_from_order_key(low_[static_cast<size_t>(i)]); }
+  // [count()]: magnitude bits when symmetric, order keys otherwise; low() only then.
+  const int32_t* low() const { return low_.data(); }
+  const int32_t* high() const { return high_.data(); }
 
  private:
   void add_floats(const float* x, const ParamLayout& layout, int64_t begin, int64_t end);

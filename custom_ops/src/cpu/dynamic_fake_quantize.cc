@@ -18,17 +18,40 @@ constexpr int64_t kCached = 1 << 14;
 // Each piece of a shared range has a copy of all ranges.
 constexpr int64_t kCopies = 16;
 
+template <ScaleType T>
+FQ_INLINE void symmetric_loop(const int32_t* magnitude, int64_t count, const ScaleRule& rule, float global_scale,
+                              float* scale) {
+  FQ_IVDEP
+  for (int64_t i = 0; i < count; ++i) {
+    scale[i] = symmetric_scale<T>(float_from_bits(static_cast<uint32_t>(magnitude[i])), rule, global_scale);
+  }
+}
+
+// The rule is a copy: its fields are then known not to be what `scale` writes.
+FQ_CLONES void symmetric_scales(const int32_t* magnitude, int64_t count, const ScaleRule& given, float global_scale,
+                                float* scale) {
+  const ScaleRule rule = given;
+  switch (rule.type) {
+    case ScaleType::kFloat32:
+      return symmetric_loop<ScaleType::kFloat32>(magnitude, count, rule, global_scale, scale);
+    case ScaleType::kE8m0: return symmetric_loop<ScaleType::kE8m0>(magnitude, count, rule, global_scale, scale);
+    case ScaleType::kE4m3: return symmetric_loop<ScaleType::kE4m3>(magnitude, count, rule, global_scale, scale);
+  }
+}
+
 void write_scales(const DynamicFakeQuantizeCall& call, const BlockRanges& ranges, float global_scale) {
+  float* scale = call.scale + ranges.first();
+  if (call.rule.symmetric) {
+    symmetric_scales(ranges.high(), ranges.count(), call.rule, global_scale, scale);
+    if (call.zero_point) std::fill_n(call.zero_point + ranges.first(), ranges.count(), 0.0f);
+    return;
+  }
+  float* zero_point = call.zero_point + ranges.first();
   for (int64_t i = 0; i < ranges.count(); ++i) {
-    const int64_t param = ranges.first() + i;
-    if (call.rule.symmetric) {
-      call.scale[param] = symmetric_scale(ranges.amax(i), call.rule, global_scale);
-      if (call.zero_point) call.zero_point[param] = 0.0f;
-    } else {
-      const ScaleAndZeroPoint found = asymmetric_scale(ranges.rmin(i), ranges.rmax(i), call.rule);
-      call.scale[param] = found.scale;
-      call.zero_point[param] = found.zero_point;
-    }
+    const ScaleAndZeroPoint found = asymmetric_scale(float_from_order_key(ranges.low()[i]),
+                                                     float_from_order_key(ranges.high()[i]), call.rule);
+    scale[i] = found.scale;
+    zero_point[i] = found.zero_point;
   }
 }
 
@@ -58,7 +81,8 @@ float global_scale(const DynamicFakeQuantizeCall& call, const Threads& threads) 
   if (call.rule.type != ScaleType::kE4m3 || call.global_scale > 0.0f) return call.global_scale;
   ParamLayout whole;
   whole.fit({call.layout->element_count()}, {}, {});
-  return global_scale_of(shared_ranges(call, whole, threads).amax(0), call.rule);
+  const int32_t amax = shared_ranges(call, whole, threads).high()[0];
+  return global_scale_of(float_from_bits(static_cast<uint32_t>(amax)), call.rule);
 }
 
 // Runs of whole blocks along the first dimension, each with blocks of its own.

@@ -22,18 +22,30 @@ constexpr int64_t kGroup = 16;
 
 const float kNoZeroPoint[kSpelledOut] = {};
 
-// One scale for x[0, count). Groups of a known size are one vector each, without the tests for a rest that
-// cost as much as the work in blocks of 16 or 32.
+// One scale for x[0, kGroup): a vector operation.
+template <typename Quantizer>
+FQ_INLINE void uniform_group(const float* x, float* y, const Quantizer& quantizer) {
+  FQ_GROUP
+  for (int64_t k = 0; k < kGroup; ++k) y[k] = quantizer(x[k]);
+}
+
+// One scale for x[0, count). The block sizes of hardware formats, 16 and 32, are spelled out: the loop and
+// the test for a rest would cost as much as the work.
 template <typename Quantizer>
 FQ_INLINE void uniform_loop(const float* x, float* y, int64_t count, const Quantizer& quantizer) {
-  int64_t i = 0;
-  for (; i + kGroup <= count; i += kGroup) {
-    FQ_IVDEP
-    for (int64_t k = 0; k < kGroup; ++k) y[i + k] = quantizer(x[i + k]);
+  if (count == kGroup || count == 2 * kGroup) {
+    uniform_group(x, y, quantizer);
+    if (count == 2 * kGroup) uniform_group(x + kGroup, y + kGroup, quantizer);
+    return;
   }
   FQ_IVDEP
-  for (int64_t k = i; k < count; ++k) y[k] = quantizer(x[k]);
+  for (int64_t i = 0; i < count; ++i) y[i] = quantizer(x[i]);
 }
+
+// The zero points of blocks where there are none: a constant, and with it what follows from it.
+struct NoZeroPoints {
+  FQ_INLINE float operator[](int64_t) const { return 0.0f; }
+};
 
 // Consecutive blocks of one scale each, the first of them `left_in_block` long.
 struct BlockRuns {
@@ -45,16 +57,20 @@ struct BlockRuns {
   int64_t block;
   int64_t param;
 
-  template <typename Quantizers>
-  FQ_INLINE void operator()(const Quantizers& quantizers) const {
-    int64_t done = 0;
+  template <typename Quantizers, typename ZeroPoints>
+  FQ_INLINE void run(const Quantizers& quantizers, const ZeroPoints& zero_points) const {
     int64_t part = std::min(left_in_block, count);
-    for (int64_t p = param; done < count; ++p) {
-      const float zero_point = call.zero_point ? call.zero_point[p] : 0.0f;
-      uniform_loop(x + done, y + done, part, quantizers(call.scale[p], zero_point));
+    int64_t p = param;
+    for (int64_t done = 0; done < count; ++p) {
+      uniform_loop(x + done, y + done, part, quantizers(call.scale[p], zero_points[p]));
       done += part;
       part = std::min(block, count - done);
     }
+  }
+
+  template <typename Quantizers>
+  FQ_INLINE void operator()(const Quantizers& quantizers) const {
+    call.zero_point ? run(quantizers, call.zero_point) : run(quantizers, NoZeroPoints());
   }
 };
 

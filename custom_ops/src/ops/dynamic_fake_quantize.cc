@@ -4,6 +4,8 @@
 // Outputs: y of x's type; scale float, optional; zero_point float, optional, of scale's shape. Attributes:
 // qtype, symmetric, scale_type, axis, block_size, block_shape, rounding. Without the three for blocks there is
 // one scale for the tensor.
+#include <memory>
+
 #include "../dynamic_spec.h"
 #include "inputs.h"
 #include "ops.h"
@@ -43,10 +45,12 @@ class DynamicFakeQuantize {
     reject(spec_.blocks.scale_shape(x.shape, shape));
     ParamLayout layout;
     reject(layout.fit(x.shape, shape, spec_.blocks));
-    std::vector<float> own_scale;
-    std::vector<float> own_zero_point;
-    float* scale = param_output(context, 1, shape, own_scale);
-    float* zero_point = param_output(context, 2, shape, own_zero_point);
+    std::unique_ptr<float[]> own_scale;
+    std::unique_ptr<float[]> own_zero_point;
+    float* scale = param_output(context, 1, shape);
+    if (!scale) scale = allocate(own_scale, layout.param_count());
+    float* zero_point = param_output(context, 2, shape);
+    if (!zero_point && !spec_.rule.symmetric) zero_point = allocate(own_zero_point, layout.param_count());
     void* y = context.output<void>(0, x.shape);
     cpu::dynamic_fake_quantize(
         {x.data, y, element_type(X), scale, zero_point, &layout, spec_.grid, spec_.rule, global_scale},
@@ -54,13 +58,15 @@ class DynamicFakeQuantize {
   }
 
  private:
-  // Where to write a parameter: the output, or memory of its own when that is not connected.
-  static float* param_output(const ort::Context& context, size_t index, const std::vector<int64_t>& shape,
-                             std::vector<float>& own) {
-    float* data = context.has_output(index) ? context.output<float>(index, shape) : nullptr;
-    if (data) return data;
-    own.resize(static_cast<size_t>(ort::element_count(shape)));
-    return own.data();
+  // nullptr when the output is not connected.
+  static float* param_output(const ort::Context& context, size_t index, const std::vector<int64_t>& shape) {
+    return context.has_output(index) ? context.output<float>(index, shape) : nullptr;
+  }
+
+  // Not set to zero, unlike a vector: all of it is written.
+  static float* allocate(std::unique_ptr<float[]>& owner, int64_t count) {
+    owner.reset(new float[static_cast<size_t>(count)]);
+    return owner.get();
   }
 
   DynamicSpec spec_;
