@@ -21,7 +21,7 @@ SCHEMES = pytest.mark.parametrize(
     [
         pytest.param(q, s, id=f"{q}-{'sym' if s else 'asym'}")
         for q in QTYPES.values()
-        for s in {q.signed, False}
+        for s in ({True} if q.is_float else {q.signed, False})
     ],
 )
 
