@@ -70,9 +70,7 @@ def dynamic_fake_quantize(
             scale, zero_point = _asymmetric(rmin, rmax, grid)
         elif scale_type == "float32":
             amax = np.maximum(-rmin, rmax)
-            scale = np.where(
-                amax == 0, np.float32(1), _limited(amax / np.float32(grid.qmax), grid, symmetric)
-            )
+            scale = np.where(amax == 0, np.float32(1), _limited(amax / np.float32(grid.qmax), grid, symmetric))
         elif scale_type == "e8m0":
             scale = _power_of_two(np.maximum(-rmin, rmax), grid)
         else:

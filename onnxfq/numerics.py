@@ -221,9 +221,7 @@ def fake_quantize(
     if qtype.is_float:
         rounded = round_to_float_grid(v, qtype, rounding, saturate)
     else:
-        at = expand_params(
-            zero_point, values.shape, axis, block_size, block_shape if np.ndim(zero_point) else None
-        )
+        at = expand_params(zero_point, values.shape, axis, block_size, block_shape if np.ndim(zero_point) else None)
         # A fraction is added before rounding; integers limit the steps instead: no sum, no second rounding.
         offset = at if (zero_point != np.floor(zero_point)).any() else np.zeros_like(at)
         low, high = qtype.qmin - (at - offset), qtype.qmax - (at - offset)

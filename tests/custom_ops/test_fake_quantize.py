@@ -17,19 +17,7 @@ from onnxfq.runtime.library import register_custom_ops
 
 SHAPE = (3, 5, 7)
 # Every width that ONNX has, some that it has not, and limits of one's own.
-INTEGERS = [
-    "int2",
-    "uint2",
-    "int3",
-    "int4",
-    "uint4",
-    "uint7",
-    "int8",
-    "uint8",
-    "int8[-127,127]",
-    "int12",
-    "int16",
-]
+INTEGERS = ["int2", "uint2", "int3", "int4", "uint4", "uint7", "int8", "uint8", "int8[-127,127]", "int12", "int16"]
 INTEGERS += ["uint16"]
 # name: scale's shape, axis, block_size; for x of SHAPE
 LAYOUTS = {

@@ -151,13 +151,9 @@ def test_roundings_in_words(rng, qtype, rounding):
     halves = ((grid[1:].astype(np.float64) + grid[:-1]) / 2).astype(np.float32)
     inside = rng.uniform(-QTYPES[qtype].qmax, QTYPES[qtype].qmax, 20_000).astype(np.float32)
     small = inside * np.exp(rng.uniform(-12, 0, inside.size)).astype(np.float32)
-    x = np.concatenate(
-        [grid, halves, np.nextafter(halves, np.inf), np.nextafter(halves, -np.inf), inside, small]
-    )
+    x = np.concatenate([grid, halves, np.nextafter(halves, np.inf), np.nextafter(halves, -np.inf), inside, small])
     x = x.astype(np.float32)
-    if (
-        rounding == "half_up"
-    ):  # floor(v + 0.5) rounds the sum: the largest float below a half goes up, as stated
+    if rounding == "half_up":  # floor(v + 0.5) rounds the sum: the largest float below a half goes up, as stated
         x = x[~np.isin(x, np.nextafter(halves, -np.inf))]
         x = x[np.abs(x) > 1e-4]
     y = both(x, qtype=qtype, rounding=rounding)
