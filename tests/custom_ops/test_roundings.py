@@ -79,7 +79,7 @@ def test_a_million_values(rng, qtype, rounding, arithmetic):
     scale=st.floats(2.0**-10, 2.0**10, width=32),
 )
 def test_fractions_as_zero_point(x, zero_point, scale):
-    """The result is (q - zp) * scale with q an integer of the type, within half a step where the grid reaches."""
+    """The result is (q - zp) * scale, q an integer, within half a step where the grid reaches."""
     y = both(x, scale, zero_point, qtype="int8").astype(np.float64)
     q = y / scale + zero_point
     assert np.abs(q - np.rint(q)).max() < 1e-3 and (q > -128.01).all() and (q < 127.01).all()
