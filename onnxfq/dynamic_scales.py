@@ -9,8 +9,8 @@
 
 The range of a block is that of its finite values and 0; NaN stays NaN, infinities saturate. emax is the
 exponent of the largest number of a float type; an integer type of n bits counts in 2^-(n - 2), emax 0, and
-leaves its lowest number out (MXINT8: q / 64, q in -127 ... 127), and `scale` holds that factor too. A scale that
-underflows becomes 2^-149; the largest allowed is the one with which every number of the grid is finite.
+leaves its lowest number out (MXINT8: q / 64, q in -127 ... 127), and `scale` holds that factor too. A scale
+that underflows becomes 2^-149; the largest is the one with which every number of the grid is finite.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def dynamic_fake_quantize(
             scale, zero_point = _asymmetric(rmin, rmax, grid)
         elif scale_type == "float32":
             amax = np.maximum(-rmin, rmax)
-            scale = np.where(amax == 0, np.float32(1), _limited(amax / np.float32(grid.qmax), grid, symmetric))
+            limited = _limited((amax / np.float32(grid.qmax)).astype(np.float32), grid, True)
+            scale = np.where(amax == 0, np.float32(1), limited)
         elif scale_type == "e8m0":
             scale = _power_of_two(np.maximum(-rmin, rmax), grid)
         else:
@@ -189,7 +190,8 @@ def _reduce(function: np.ufunc, x: Float32Array, blocks: tuple[int, ...]) -> Flo
             x = function.reduce(x, axis=d, keepdims=True, initial=0) if block == -1 else x
         else:
             x = function.reduceat(x, range(0, x.shape[d], block), axis=d)
-    return function(x, np.float32(0))
+    with_zero: Float32Array = function(x, np.float32(0))
+    return with_zero
 
 
 def _spread(param: Float32Array, shape: Sequence[int], blocks: tuple[int, ...]) -> Float32Array:

@@ -41,4 +41,5 @@ def round_to_float_grid(
         result = np.where(np.abs(rounded) > qmax, np.copysign(beyond, v), result)
     if layout.special == "fnuz":  # there is no -0
         result = result + np.float32(0)
-    return result.astype(np.float32)
+    on_grid: Float32Array = result.astype(np.float32)
+    return on_grid

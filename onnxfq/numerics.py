@@ -1,7 +1,7 @@
 """Quantization arithmetic in NumPy: the truth that the kernels are tested against, bit for bit.
 
 All arithmetic is float32; x of float16 or bfloat16 is converted first and the result rounded back once, as
-ONNX Runtime's QuantizeLinear and DequantizeLinear do. The C++ twin is custom_ops/include/onnxfq/numeric_core.h.
+ONNX Runtime's QuantizeLinear and DequantizeLinear do. The C++ twin is numeric_core.h.
 
     quantize       q = clamp(round(x / scale) + zero_point, qmin, qmax)
     dequantize     y = (q - zero_point) * scale
@@ -208,9 +208,9 @@ def fake_quantize(
     """Return x rounded to the grid of `qtype`, of x's type and shape.
 
     Parameters and errors as in `quantize`; a zero point may be a fraction. Values outside the grid saturate,
-    infinities too; saturate False makes them the infinity or NaN of a float type. NaN stays NaN. -0 becomes +0,
-    but for float types that have it. With arithmetic `divide` and integer zero points this is ONNX Runtime's
-    QuantizeLinear and DequantizeLinear.
+    infinities too; saturate False makes them the infinity or NaN of a float type. NaN stays NaN. -0 becomes
+    +0, but for float types that have it. With arithmetic `divide` and integer zero points this is ONNX
+    Runtime's QuantizeLinear and DequantizeLinear.
     """
     qtype = as_qtype(qtype)
     given = float_array(x)
@@ -221,7 +221,8 @@ def fake_quantize(
     if qtype.is_float:
         rounded = round_to_float_grid(v, qtype, rounding, saturate)
     else:
-        at = expand_params(zero_point, values.shape, axis, block_size, block_shape if np.ndim(zero_point) else None)
+        blocks = block_shape if np.ndim(zero_point) else None  # a single 0 goes with any scale
+        at = expand_params(zero_point, values.shape, axis, block_size, blocks)
         # A fraction is added before rounding; integers limit the steps instead: no sum, no second rounding.
         offset = at if (zero_point != np.floor(zero_point)).any() else np.zeros_like(at)
         low, high = qtype.qmin - (at - offset), qtype.qmax - (at - offset)
@@ -252,7 +253,8 @@ def float_array(x: ArrayLike) -> NDArray[Any]:
     values = np.asarray(x)
     if values.dtype not in FLOAT_TYPES:
         raise SpecError(
-            f"x must be float32, float16 or bfloat16, got {values.dtype}; convert it with astype(numpy.float32)"
+            f"x must be float32, float16 or bfloat16, got {values.dtype}; "
+            "convert it with astype(numpy.float32)"
         )
     return values
 
@@ -267,8 +269,9 @@ def float32_array(x: ArrayLike) -> Float32Array:
 
 def check_names(**names: str) -> None:
     """Raise SpecError unless rounding and arithmetic are known."""
+    choices: dict[str, Collection[str]] = {"rounding": ROUNDINGS, "arithmetic": ARITHMETICS}
     for kind, name in names.items():
-        known: Collection[str] = {"rounding": ROUNDINGS, "arithmetic": ARITHMETICS}[kind]
+        known = choices[kind]
         if name not in known:
             raise SpecError(f"unknown {kind} {name!r}{nearest(name, known)}")
 

@@ -76,7 +76,9 @@ def test_all_onnx_vectors_are_there():
 
 
 @pytest.mark.parametrize("rounding", numerics.ROUNDINGS)
-@pytest.mark.parametrize("qtype", ["int2", "uint3", "int4", "int8", "uint8", "int8[-127,127]", "int16", "float8e5m2"])
+@pytest.mark.parametrize(
+    "qtype", ["int2", "uint3", "int4", "int8", "uint8", "int8[-127,127]", "int16", "float8e5m2"]
+)
 def test_fake_quantize_is_quantize_then_dequantize(qtype, rounding):
     """The formula without integers equals the two steps with them."""
     rng = np.random.default_rng(0)

@@ -37,9 +37,11 @@ def test_asymmetric_with_a_fraction_as_zero_point():
 
 @pytest.mark.parametrize(("axis", "error"), [(None, 4.4585), (0, 2.5209), (1, 2.2848)], ids=str)
 def test_symmetric(axis, error):
-    """amax / 127 for the tensor, its rows and its columns."""
+    """The scale is amax / 127 for the tensor, its rows and its columns."""
     other = None if axis is None else 1 - axis
-    assert squared_error(np.abs(WEIGHT).max(axis=other) / np.float32(127), axis=axis) == pytest.approx(error, abs=5e-5)
+    assert squared_error(np.abs(WEIGHT).max(axis=other) / np.float32(127), axis=axis) == pytest.approx(
+        error, abs=5e-5
+    )
 
 
 def test_blocks_of_aimet():

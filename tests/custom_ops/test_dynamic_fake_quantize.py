@@ -1,4 +1,4 @@
-"""DynamicFakeQuantize: NumPy = C++ kernel = operator to the bit, and against what each format's source says."""
+"""DynamicFakeQuantize: NumPy = C++ kernel = operator to the bit, and what each format's source says."""
 
 from __future__ import annotations
 
@@ -157,7 +157,9 @@ def test_mx_formulas(rng, qtype):
     """Blocks of 32 of every MX format, over 60 binades and with halves, zeros and extremes."""
     x = (rng.standard_normal((300, 32)) * np.exp2(rng.integers(-126, 120, (300, 1)))).astype(np.float32)
     halves = (rng.integers(-64, 64, (100, 32)) / 16).astype(np.float32)
-    extremes = np.array([[3.4e38] * 16 + [-1e38] * 16, [0] * 32, [1e-40] * 32, [-3e38, *[1.0] * 31]], np.float32)
+    extremes = np.array(
+        [[3.4e38] * 16 + [-1e38] * 16, [0] * 32, [1e-40] * 32, [-3e38, *[1.0] * 31]], np.float32
+    )
     x = np.concatenate([x, halves, extremes])
     y, scale, _ = kernels.dynamic_fake_quantize(x, qtype=qtype, scale_type="e8m0", axis=-1, block_size=32)
     expected = np.array([mx_block(row, qtype) for row in x.tolist()])
@@ -183,7 +185,7 @@ def test_nvfp4_formulas(rng, given_global):
 
 
 def test_scales_of_nothing(same_bits):
-    """No finite value, or only zeros: the scale is 1, 2^-127 or the smallest e4m3 number; zeros stay zeros."""
+    """No finite value, or only zeros: the scale is 1, 2^-127 or 2^-9; zeros stay zeros."""
     rows = np.array([[0, 0], [np.nan, np.nan], [np.nan, 0], [np.inf, -np.inf]], np.float32)
     for kind, scale in (("float32", 1.0), ("e8m0", 2.0**-127), ("e4m3", 2.0**-9)):
         y, scales, zeros = kernels.dynamic_fake_quantize(
@@ -192,7 +194,9 @@ def test_scales_of_nothing(same_bits):
         assert (scales == scale).all() and not zeros.any()
         assert y[0].tolist() == [0, 0] and np.isnan(y[1]).all() and np.isnan(y[2, 0]) and y[2, 1] == 0
         assert y[3].tolist() == [448 * scale, -448 * scale]
-    y, scales, zeros = kernels.dynamic_fake_quantize(rows, qtype="uint8", symmetric=False, block_shape=[1, -1])
+    y, scales, zeros = kernels.dynamic_fake_quantize(
+        rows, qtype="uint8", symmetric=False, block_shape=[1, -1]
+    )
     assert (scales == 1).all() and not zeros.any()
 
 
@@ -262,11 +266,12 @@ def test_threads_do_not_change_a_bit(ops, rng, same_bits, where):
 
 
 def test_outputs_are_optional(ops, rng, same_bits):
-    """scale and zero_point may be left out, alone or together."""
+    """Scale and zero_point may be left out, alone or together."""
     x = rng.standard_normal((4, 64)).astype(np.float32)
     y, scale, zero_point = dynamic_fake_quantize(x, qtype="uint8", symmetric=False, axis=0)
+    attributes = {"qtype": "uint8", "symmetric": 0, "axis": 0}
     for names in (["y"], ["y", "s"], ["y", "", "z"], ["y", "s", "z"]):
-        node = helper.make_node("DynamicFakeQuantize", ["x"], names, domain="onnxfq", qtype="uint8", symmetric=0, axis=0)
+        node = helper.make_node("DynamicFakeQuantize", ["x"], names, domain="onnxfq", **attributes)
         outputs = {name: TensorProto.FLOAT for name in names if name}
         results = ops.session([node], ["x"], outputs).run(None, {"x": x})
         for name, result in zip(outputs, results, strict=True):

@@ -50,7 +50,7 @@ def test_operator_takes_both_types_of_parameters(ops, rng, same_bits, dtype, zer
 
 @pytest.mark.parametrize("qtype", ["int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16"])
 def test_onnxruntime_agrees_on_float16(ops, same_bits, qtype):
-    """onnxruntime computes float16 Q/DQ in float32 and rounds once, and so does the kernel."""
+    """Onnxruntime computes float16 Q/DQ in float32 and rounds once, and so does the kernel."""
     x = all_values("float16")
     # Not compared: +infinity, which onnxruntime 1.31 converts to int32 before it saturates, and NaN.
     x = x[np.isfinite(x) | (x < 0)]

@@ -37,7 +37,12 @@ BROKEN = {
     "limits-twice": ({"qtype": "int8[-1,1][-1,1]"}, 1, None, ["unknown qtype"]),
     "huge-limits": ({"qtype": "int8[-99999999999,1]"}, 1, None, ["unknown qtype"]),
     "leading-zero": ({"qtype": "int08"}, 1, None, ["unknown qtype"]),
-    "block-shape-rank": ({"qtype": "int8", "block_shape": [1, 2]}, 1, None, ["block_shape [1, 2]", "[2, 3, 4]"]),
+    "block-shape-rank": (
+        {"qtype": "int8", "block_shape": [1, 2]},
+        1,
+        None,
+        ["block_shape [1, 2]", "[2, 3, 4]"],
+    ),
     "block-shape-0": ({"qtype": "int8", "block_shape": [1, 0, 2]}, 1, None, ["block_shape [1, 0, 2]", "-1"]),
     "block-shape-scale": (
         {"qtype": "int8", "block_shape": [1, 3, -1]},
@@ -136,7 +141,9 @@ def test_dynamic_operator_refuses(ops, attributes, words):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("function", [kernels.dynamic_fake_quantize, dynamic_fake_quantize], ids=["c", "numpy"])
+@pytest.mark.parametrize(
+    "function", [kernels.dynamic_fake_quantize, dynamic_fake_quantize], ids=["c", "numpy"]
+)
 def test_dynamic_functions_refuse(function, options):
     """Both functions refuse the same with SpecError."""
     with pytest.raises(SpecError):

@@ -17,8 +17,20 @@ from onnxfq.runtime.library import register_custom_ops
 
 SHAPE = (3, 5, 7)
 # Every width that ONNX has, some that it has not, and limits of one's own.
-INTEGERS = ["int2", "uint2", "int3", "int4", "uint4", "uint7", "int8", "uint8", "int8[-127,127]", "int12", "int16"]
-INTEGERS += ["uint16"]
+INTEGERS = [
+    "int2",
+    "uint2",
+    "int3",
+    "int4",
+    "uint4",
+    "uint7",
+    "int8",
+    "uint8",
+    "int8[-127,127]",
+    "int12",
+    "int16",
+    "uint16",
+]
 # name: scale's shape, axis, block_size; for x of SHAPE
 LAYOUTS = {
     "per-tensor": ((), None, None),
@@ -69,8 +81,8 @@ def test_four_ways_agree(ops, rng, same_bits, qtype, layout, symmetric):
         same_bits(ops.fake_quantize(x, scale, zero_point, **where), expected)
         if not qtype.full_range or qtype.onnx_type is None:
             continue
-        # onnxruntime 1.31 converts to int32 before it saturates in its scalar code (blocks, 2 bits, 4 bits along
-        # the last axis): from 2^31 steps on its result is undefined there, and not compared.
+        # onnxruntime 1.31 converts to int32 before it saturates in its scalar code (blocks, 2 bits, 4 bits
+        # along the last axis): from 2^31 steps on its result is undefined there, and not compared.
         scalar_code = block_size is not None or qtype.bits == 2 or (qtype.bits == 4 and axis in (2, -1))
         with np.errstate(over="ignore"):
             steps = np.abs(x / numerics.expand_params(scale, x.shape, axis, block_size))
