@@ -6,12 +6,13 @@ from onnxfq.qtypes import QTYPES, QType
 
 
 def deployed_qtype(qtype: QType) -> QType | None:
-    """Return the type that ONNX has and that holds all numbers of `qtype`; None for none.
+    """Return the type of ONNX's QuantizeLinear that holds all numbers of `qtype`; None where the
+    installed onnx has none, which only an old one can lack.
 
     int8[-127,127] is carried by int8, an odd width by the next wider integer: int3 by int4, int5 by int8,
     int12 by int16. Weights are stored inside their limits; activations are clipped to them.
     """
-    if qtype.onnx_type is not None:
+    if qtype.min_opset is not None:
         return QTYPES[qtype.base]
     if qtype.is_float:
         return None

@@ -89,7 +89,7 @@ class QType:
         """Lowest ai.onnx opset whose QuantizeLinear and DequantizeLinear have this type; None for none.
 
         Source: ONNX operator changelog; 8 bit per axis since 13, float8 19, 16 and 4 bit 21, float4 23,
-        2 bit 25.
+        2 bit 25, float6 28. None too where the installed onnx is older than the type.
         """
         return None if self.onnx_type is None else _OPSETS.get(self.base)
 
@@ -111,7 +111,7 @@ _ML_DTYPES = {
 _OPSETS = {name: 13 for name in ("int8", "uint8")}
 _OPSETS |= {name: 19 for name in ("float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz")}
 _OPSETS |= {name: 21 for name in ("int4", "uint4", "int16", "uint16")}
-_OPSETS |= {"float4e2m1": 23, "int2": 25, "uint2": 25}
+_OPSETS |= {"float4e2m1": 23, "int2": 25, "uint2": 25, "float6e2m3": 28, "float6e3m2": 28}
 
 
 def _integer(bits: int, signed: bool) -> QType:

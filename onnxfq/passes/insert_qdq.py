@@ -51,13 +51,13 @@ class InsertQdq(Pass):
         return max(needs)
 
     def requires(self, model: Model) -> None:
-        """Raise PlanError when plan or encodings are another model's, or ONNX has no type for a tensor."""
+        """Raise PlanError when plan or encodings are another model's, or onnx has no type for a tensor."""
         check_encodings(self.plan, self.encodings, model)
         for placement in self.plan.placements:
             if deployed_qtype(placement.spec.qtype) is None:
                 raise PlanError(
-                    f"tensor {placement.tensor!r}: ONNX has no {placement.spec.qtype} tensors; insert "
-                    "fake-quant nodes instead, or plan with another qtype"
+                    f"tensor {placement.tensor!r}: the installed onnx has no {placement.spec.qtype}; upgrade onnx, or "
+                    "insert fake-quant nodes instead"
                 )
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
@@ -145,11 +145,13 @@ def _clip(editor: Editor, tensor: gs.Tensor, encoding: Encoding) -> gs.Node:
             f"tensor {name!r}: {qtype} activations are clipped per tensor, got {encoding.spec}; remove its "
             "axis from the plan"
         )
-    limits = []
-    for end, limit in (("min", qtype.qmin), ("max", qtype.qmax)):
-        with np.errstate(over="ignore"):
-            real = np.asarray((limit - encoding.zero_point_array) * encoding.scale_array, np.float32)
-        limits.append(editor.constant(f"{name}/{end}", lambda n, real=real: make_constant(n, real)))
+    offset, scale = encoding.zero_point_array, encoding.scale_array
+    with np.errstate(over="ignore"):
+        low, high = (np.asarray((q - offset) * scale, np.float32) for q in (qtype.qmin, qtype.qmax))
+    limits = [
+        editor.constant(f"{name}/clip_min", lambda n: make_constant(n, low)),
+        editor.constant(f"{name}/clip_max", lambda n: make_constant(n, high)),
+    ]
     clipped = editor.variable(f"{name}/clip", tensor)
     return gs.Node("Clip", f"{name}/clip", {}, [tensor, *limits], [clipped])
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from onnxfq.deployed import deployed_qtype
 from onnxfq.plan import Placement
 from onnxfq.policies.target import Operands, TargetPolicy
 
 
+# onnxruntime 1.31.1 has QuantizeLinear for integers of 2, 4, 8 and 16 bits and for the float8 types.
+_NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
+
+
 def _refuses(placement: Placement, operands: Operands) -> str:
-    # onnxruntime 1.31.1 has QuantizeLinear for integers of 2, 4, 8 and 16 bits and for the float8 types.
-    qtype = placement.spec.qtype
-    if deployed_qtype(qtype) is None:
-        return f"ONNX has no {qtype} tensors; use float8e4m3fn, or target simulation"
-    if qtype.base == "float4e2m1":
-        return "ONNX Runtime has no QuantizeLinear for float4e2m1; use int4, or target simulation"
+    base = placement.spec.qtype.base
+    if base in _NO_KERNEL:
+        return f"ONNX Runtime has no QuantizeLinear for {base}; use float8e4m3fn, or target simulation"
     return ""
 
 

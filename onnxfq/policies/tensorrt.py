@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from math import prod
 
+from onnxfq.deployed import deployed_qtype
 from onnxfq.plan import Placement
 from onnxfq.policies.target import Operands, TargetPolicy
+from onnxfq.qtypes import QType
 
 LARGEST_FLOAT8_KERNEL = 32
 """Elements of a Conv kernel window, 5 x 5 and less: above, the builder has no float8 kernel."""
@@ -17,7 +19,7 @@ LARGEST_FLOAT8_KERNEL = 32
 
 def _refuses(placement: Placement, operands: Operands) -> str:
     spec = placement.spec
-    base = spec.qtype.base
+    base = _carrier(spec.qtype)
     if not spec.symmetric:
         return "TensorRT takes zero points of 0 only; use symmetric: true"
     if base == "int4" and not operands.weight_only:
@@ -31,10 +33,16 @@ def _refuses(placement: Placement, operands: Operands) -> str:
         if operands.weight_only:
             return f"TensorRT expands blocked {base} weights to float before it multiplies; use per_axis"
         return f"TensorRT computes blocked {base} weights with quantized activations wrongly; use per_axis"
-    others = {other.spec.qtype.base for other in operands.placements} - {base}
+    # What else int4 may not stand beside is said for the int4 tensor.
+    others = {_carrier(other.spec.qtype) for other in operands.placements} - {base, "int4"}
     if others:
         return f"TensorRT multiplies two tensors of one type only, not {base} and {others.pop()}; use one"
     return ""
+
+
+def _carrier(qtype: QType) -> str:
+    """Return the name of the type that is written: int5 is int8 with a Clip."""
+    return (deployed_qtype(qtype) or qtype).name
 
 
 def _keeps_float(operands: Operands) -> str:
@@ -45,7 +53,7 @@ def _keeps_float(operands: Operands) -> str:
             continue
         if operands.weight_only and node.op in ("Conv", "ConvTranspose"):
             return f"TensorRT multiplies in float where only the weight of a {node.op} is quantized"
-        base, window = placement.spec.qtype.base, prod(shape[2:])
+        base, window = _carrier(placement.spec.qtype), prod(shape[2:])
         if node.op == "Conv" and base == "float8e4m3fn" and window > LARGEST_FLOAT8_KERNEL:
             return (
                 f"TensorRT has float8 kernels up to {LARGEST_FLOAT8_KERNEL} elements a window, this one has "
