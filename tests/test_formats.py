@@ -384,6 +384,10 @@ REFUSED = {
         "tensor 'x': TensorRT has no float8e4m3fnuz tensors; use float8e4m3fn",
     ),
     "int16": (mixed({"qtype": "int16"}, INT8), "tensor 'x': TensorRT has no int16 tensors; use int8"),
+    "int9": (
+        mixed({"qtype": "int9"}, INT8),
+        "tensor 'x': TensorRT has no int16 tensors, which int9 needs; use int8",
+    ),
     "int2": (mixed({"qtype": "int2"}, INT8), "tensor 'x': TensorRT has no int2 tensors; use int8"),
     "float4": (
         mixed({"qtype": "float4e2m1"}, FP8),

@@ -16,6 +16,8 @@ from onnxfq.qtypes import QType
 LARGEST_FLOAT8_KERNEL = 32
 """Elements of a Conv kernel window, 5 x 5 and less: above, the builder has no float8 kernel."""
 
+_BOTH_SIDES = ("int8", "float8e4m3fn")
+
 
 def _refuses(placement: Placement, operands: Operands) -> str:
     spec = placement.spec
@@ -24,17 +26,18 @@ def _refuses(placement: Placement, operands: Operands) -> str:
         return "TensorRT takes zero points of 0 only; use symmetric: true"
     if base == "int4" and not operands.weight_only:
         return "TensorRT takes int4 only for weights whose activations stay float; use int8"
-    if base not in ("int8", "float8e4m3fn", "int4"):
+    if base not in (*_BOTH_SIDES, "int4"):
         nearest = "float8e4m3fn" if spec.qtype.is_float else "int8"
-        return f"TensorRT has no {base} tensors; use {nearest}"
+        carried = "" if base == spec.qtype.base else f", which {spec.qtype} needs"
+        return f"TensorRT has no {base} tensors{carried}; use {nearest}"
     if spec.block_shape is not None:
         return "TensorRT takes blocks along one axis only; use per_axis, or target onnxruntime"
     if spec.block_size is not None and base != "int4":
         if operands.weight_only:
             return f"TensorRT expands blocked {base} weights to float before it multiplies; use per_axis"
         return f"TensorRT computes blocked {base} weights with quantized activations wrongly; use per_axis"
-    # What else int4 may not stand beside is said for the int4 tensor.
-    others = {_carrier(other.spec.qtype) for other in operands.placements} - {base, "int4"}
+    # A type that TensorRT takes nowhere, or not here, is refused for the tensor that has it.
+    others = {_carrier(other.spec.qtype) for other in operands.placements} & {*_BOTH_SIDES} - {base}
     if others:
         return f"TensorRT multiplies two tensors of one type only, not {base} and {others.pop()}; use one"
     return ""
