@@ -31,6 +31,7 @@ struct ScaleAndZeroPoint {
 };
 
 constexpr float kLargestFloat = 3.40282346638528859812e+38f;
+constexpr float kSmallestFloat = 0x1.0p-149f;
 
 // The largest scale with which `widest` steps are finite.
 FQ_HD FQ_INLINE float largest_scale(float widest) {
@@ -52,8 +53,7 @@ FQ_HD FQ_INLINE int32_t finite_magnitude(float x) {
 }
 
 FQ_HD FQ_INLINE float limited_scale(float scale, float largest) {
-  const float positive = scale > 0.0f ? scale : float_from_bits(1);
-  return positive < largest ? positive : largest;
+  return clamp(scale, kSmallestFloat, largest);
 }
 
 // The range rmin <= 0 <= rmax to scale and zero point, ScaleType::kFloat32.
@@ -78,8 +78,7 @@ FQ_HD FQ_INLINE float symmetric_scale(float amax, const ScaleRule& rule, float g
   if (T == ScaleType::kFloat32) return amax == 0.0f ? 1.0f : limited_scale(scale, rule.largest_scale);
   const FloatFormat e4m3 = float8e4m3fn();
   const float rounded = round_to_float_grid<Rounding::kHalfEven>(scale / global_scale, e4m3, e4m3.qmax);
-  constexpr float smallest = 0x1.0p-9f;
-  return limited_scale((rounded > smallest ? rounded : smallest) * global_scale, rule.largest_scale);
+  return limited_scale(clamp(rounded, 0x1.0p-9f, e4m3.qmax) * global_scale, rule.largest_scale);
 }
 
 // The global scale of NVFP4: the block of the largest value gets the largest e4m3 number.

@@ -15,7 +15,7 @@ FQ_HD FQ_INLINE uint16_t bfloat16_from_float(float x) {
   // Adds a half of the last place kept, or just less than it when that place is even. NaN would overflow
   // into -0: it keeps its top bits and becomes quiet.
   const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  const bool nan = (bits & 0x7fffffffu) > kInfinityBits;
   return static_cast<uint16_t>((nan ? bits | 0x00400000u : rounded) >> 16);
 }
 
@@ -27,7 +27,7 @@ FQ_HD FQ_INLINE float float_from_float16(uint16_t half) {
   // Read as a float32 the magnitude is 2^-112 of its value, subnormals too: one exact product mends both.
   const float scaled = float_from_bits(magnitude << 13) * 0x1.0p112f;
   // Infinity and NaN have the largest exponent, which the product has made an ordinary one.
-  const uint32_t special = 0x7f800000u | (magnitude << 13);
+  const uint32_t special = kInfinityBits | (magnitude << 13);
   return float_from_bits(sign | (magnitude >= 0x7c00u ? special : float_bits(scaled)));
 }
 
@@ -35,14 +35,15 @@ FQ_HD FQ_INLINE uint16_t float16_from_float(float x) {
   const uint32_t bits = float_bits(x);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
+  // 2^16 and above is infinity, which is what 2^16 itself becomes below.
+  const uint32_t limited = magnitude < 0x47800000u ? magnitude : 0x47800000u;
   // Normal results: move the exponent from bias 127 to bias 15, round the 13 bits that go. A carry flows
   // into the exponent, up to infinity.
-  const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const uint32_t normal = (limited - ((112u << 23) - 0xfffu) + ((limited >> 13) & 1u)) >> 13;
   // Subnormal results: 0.5 has a last place of 2^-24, which is float16's smallest number.
   const uint32_t subnormal = float_bits(float_from_bits(magnitude) + 0.5f) - 0x3f000000u;
   uint32_t half = magnitude < 0x38800000u ? subnormal : normal;  // 2^-14
-  half = magnitude >= 0x47800000u ? 0x7c00u : half;               // 2^16 and above, infinity
-  half = magnitude > 0x7f800000u ? 0x7e00u | (magnitude >> 13 & 0x1ffu) : half;
+  half = magnitude > kInfinityBits ? 0x7e00u : half;              // NaN, without its payload
   return static_cast<uint16_t>(sign | half);
 }
 

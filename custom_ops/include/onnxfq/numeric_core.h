@@ -30,6 +30,8 @@ FQ_HD FQ_INLINE float float_from_bits(uint32_t bits) {
   return x;
 }
 
+constexpr uint32_t kInfinityBits = 0x7f800000u;
+
 // What to hand to in_steps as `divisor`; made once per scale.
 template <Arithmetic A>
 FQ_HD FQ_INLINE float divisor_of(float scale) {

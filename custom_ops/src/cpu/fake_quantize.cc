@@ -20,7 +20,7 @@ constexpr int64_t kSpelledOut = 1024;
 // Elements that a loop takes as one: the lanes of an AVX-512 register.
 constexpr int64_t kGroup = 16;
 
-const float kNoZeroPoint[kSpelledOut] = {};
+alignas(kLineBytes) const float kNoZeroPoint[kSpelledOut] = {};
 
 // One scale for x[0, kGroup): a vector operation.
 template <typename Quantizer>
@@ -113,8 +113,8 @@ void vector_run(const FakeQuantizeCall& call, const float* x, float* y, int64_t 
 // cursor behind them. Returns how many elements it did.
 int64_t spelled_out_run(const FakeQuantizeCall& call, const float* x, float* y, int64_t count,
                         LayoutCursor& cursor) {
-  float scale[kSpelledOut];
-  float zero_point[kSpelledOut];
+  alignas(kLineBytes) float scale[kSpelledOut];
+  alignas(kLineBytes) float zero_point[kSpelledOut];
   count = std::min(count, kSpelledOut);
   const LayoutDim& row = cursor.row();
   int64_t done = 0;
