@@ -57,7 +57,12 @@ def test_blocks_have_elements(size):
 
 @pytest.mark.parametrize(
     ("granularity", "text"),
-    [(PerTensor(), "per-tensor"), (PerAxis(1), "per-axis 1"), (Blocked(0, 32), "blocks of 32 on axis 0"), (BlockShape((-1, 4)), "blocks of [-1, 4]")],
+    [
+        (PerTensor(), "per-tensor"),
+        (PerAxis(1), "per-axis 1"),
+        (Blocked(0, 32), "blocks of 32 on axis 0"),
+        (BlockShape((-1, 4)), "blocks of [-1, 4]"),
+    ],
 )
 def test_text(granularity, text):
     """Reports spell a granularity as people say it."""

@@ -162,9 +162,15 @@ def test_an_override_starts_from_the_files_own_scheme(tmp_path):
             "overrides.0.weights: qtyp: no such field; nearest: qtype",
             id="field of an override's scheme",
         ),
-        pytest.param("base: tensorrt", "unknown base 'tensorrt'; nearest: tensorrt-fp8, tensorrt-int8, tensorrt-int4", id="base"),
         pytest.param(
-            "target: tensorflow", "target: Input should be 'tensorrt', 'onnxruntime' or 'simulation'", id="target"
+            "base: tensorrt",
+            "unknown base 'tensorrt'; nearest: tensorrt-fp8, tensorrt-int8, tensorrt-int4",
+            id="base",
+        ),
+        pytest.param(
+            "target: tensorflow",
+            "target: Input should be 'tensorrt', 'onnxruntime' or 'simulation'",
+            id="target",
         ),
         pytest.param(
             "activations: {calibrator: mze}",
@@ -336,7 +342,9 @@ def test_every_scheme_makes_a_spec(name):
 
 def test_block_shapes(tmp_path):
     """block_shape comes with its granularity; sizes are checked where they are written."""
-    good = written(tmp_path, "{base: onnxruntime-int8, weights: {granularity: block_shape, block_shape: [1, -1]}}")
+    good = written(
+        tmp_path, "{base: onnxruntime-int8, weights: {granularity: block_shape, block_shape: [1, -1]}}"
+    )
     assert load_recipe(str(good)).weights.block_shape == (1, -1)
 
 

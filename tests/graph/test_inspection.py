@@ -76,7 +76,9 @@ def test_formats_are_told(qtype: str) -> None:
 def test_block_shapes_are_told() -> None:
     """N-D blocks of a fake-quant model are told with all their sizes."""
     recipe = with_weights("onnxruntime-int8", granularity="block_shape", block_shape=[2, -1])
-    staged = stage(build("g (float[N,4] x) => (float[N,3] y) { y = MatMul (x, w) }", {"w": weights(4, 3)}), recipe)
+    staged = stage(
+        build("g (float[N,4] x) => (float[N,3] y) { y = MatMul (x, w) }", {"w": weights(4, 3)}), recipe
+    )
     proto = insert_fake_quantize(staged.model, staged.plan, staged.encodings, switchable=True)
     assert "blocks of [2, -1]" in {q.granularity for q in inspect_model(proto).quantized}
 
