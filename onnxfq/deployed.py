@@ -6,11 +6,11 @@ from onnxfq.qtypes import QTYPES, QType
 
 
 def deployed_qtype(qtype: QType) -> QType | None:
-    """Return the type of ONNX's QuantizeLinear that holds all numbers of `qtype`; None where the
-    installed onnx has none, which only an old one can lack.
+    """Return the type of ONNX's QuantizeLinear that holds all numbers of `qtype`; None for none.
 
     int8[-127,127] is carried by int8, an odd width by the next wider integer: int3 by int4, int5 by int8,
     int12 by int16. Weights are stored inside their limits; activations are clipped to them.
+    There is none where the installed onnx is older than the float type.
     """
     if qtype.min_opset is not None:
         return QTYPES[qtype.base]

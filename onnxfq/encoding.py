@@ -18,8 +18,8 @@ from onnxfq.spec import QuantSpec
 class Encoding(Record):
     """Scale and zero point of one tensor under a `QuantSpec`.
 
-    param_shape: [] per tensor, [C] per axis, x's rank when blocked (each axis divided, rounded up). scale and zero_point are flat
-    lists in C order of that shape. Every scale is finite and positive.
+    param_shape: [] per tensor, [C] per axis, x's rank when blocked (each axis divided by its block, rounded
+    up). scale and zero_point are flat lists in C order of that shape. Every scale is finite and positive.
     """
 
     tensor: str

@@ -100,8 +100,8 @@ def quantize(
         chosen = chosen.with_calibrator(calibrator)
     if chosen.target == "simulation":
         raise RecipeError(
-            f"recipe {chosen.name}: quantize writes a model to hand over, and target simulation has none; run "
-            "the stages and insert fake-quant nodes, or name another target"
+            f"recipe {chosen.name}: quantize writes a model to hand over, and target simulation has none; "
+            "run the stages and insert fake-quant nodes, or name another target"
         )
     clock = _Clock()
     reference = _runnable(model)

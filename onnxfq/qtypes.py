@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -79,10 +80,13 @@ class QType:
         Widths that neither NumPy nor ml_dtypes has are held in the next wider integer.
         """
         if self.layout is not None:
-            return np.dtype(getattr(ml_dtypes, _ML_DTYPES[self.base]))
-        if self.bits in (2, 4):
-            return np.dtype(getattr(ml_dtypes, self.base))
-        return np.dtype(f"{'' if self.signed else 'u'}int{8 if self.bits <= 8 else 16}")
+            found: Any = getattr(ml_dtypes, _ML_DTYPES[self.base])
+        elif self.bits in (2, 4):
+            found = getattr(ml_dtypes, self.base)
+        else:
+            found = f"{'' if self.signed else 'u'}int{8 if self.bits <= 8 else 16}"
+        dtype: np.dtype[np.generic] = np.dtype(found)
+        return dtype
 
     @property
     def min_opset(self) -> int | None:

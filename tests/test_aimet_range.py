@@ -33,7 +33,7 @@ def test_the_published_example():
 
 @given(st.tuples(FLOATS, FLOATS).map(sorted))
 def test_zero_is_on_the_grid(limits):
-    """The shifted range starts a whole number of steps below 0, and is a step and a half from the asked one."""
+    """The shifted range starts a whole number of steps below 0, half a step from the asked one at most."""
     rmin, rmax = (float(end) for end in adjust_min_max(*limits, UINT8, symmetric=False))
     delta = (rmax - rmin) / 255
     assert rmin <= 0 <= rmax

@@ -86,7 +86,8 @@ def test_block_shapes_that_are_none(sizes):
     with pytest.raises(SpecError) as caught:
         BlockShape(sizes)
     assert str(caught.value) == (
-        f"block_shape must hold a size of at least 1, or -1 for a whole axis, for each dimension, got {list(sizes)}"
+        f"block_shape must hold a size of at least 1, or -1 for a whole axis, for each dimension, "
+        f"got {list(sizes)}"
     )
 
 

@@ -156,7 +156,7 @@ def test_weight_vectors(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*QUANTIZE, "quantizelinear_float4e2m1"])
 def test_weight_vectors_are_valid_at_the_lowest_opset(name: str) -> None:
-    """ONNX's checker takes the model at the lowest opset with the type; float4 too, which onnxruntime lacks."""
+    """The checker takes the model at the lowest opset with the type; float4 too, which onnxruntime lacks."""
     one = vector(name)
     proto = placed(one, True, one.x)
     onnx.checker.check_model(proto, full_check=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import ml_dtypes
-import numpy as np
 import onnx
 import pytest
 

@@ -357,8 +357,8 @@ def test_block_shapes(tmp_path):
         ),
         (
             "weights: {granularity: block_shape, block_shape: [2, 0]}",
-            "weights: block_shape must hold a size of at least 1, or -1 for a whole axis, for each dimension, "
-            "got [2, 0]",
+            "weights: block_shape must hold a size of at least 1, or -1 for a whole axis, for each "
+            "dimension, got [2, 0]",
         ),
         (
             "activations: {qtype: float8e4m3fn, symmetric: false}",

@@ -89,7 +89,7 @@ def _sum_of_bins(
     a: NDArray[np.float64],
     b: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the error of all bins; a, b: how far their ends are from the grid, between: the cells between."""
+    """Return the error of all bins; a, b: how far the ends are from the grid; between: the cells between."""
     width = density.high - density.low
     # (b^3 - a^3) / 3 written as a product keeps its digits when the bin is narrow.
     same_cell = (a * a + a * b + b * b) / 3.0

@@ -56,8 +56,8 @@ class InsertQdq(Pass):
         for placement in self.plan.placements:
             if deployed_qtype(placement.spec.qtype) is None:
                 raise PlanError(
-                    f"tensor {placement.tensor!r}: the installed onnx has no {placement.spec.qtype}; upgrade onnx, or "
-                    "insert fake-quant nodes instead"
+                    f"tensor {placement.tensor!r}: the installed onnx has no {placement.spec.qtype}; upgrade "
+                    "onnx, or insert fake-quant nodes instead"
                 )
 
     def call(self, graph: gs.Graph, opset: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from onnxfq.plan import Placement
 from onnxfq.policies.target import Operands, TargetPolicy
 
-
 # onnxruntime 1.31.1 has QuantizeLinear for integers of 2, 4, 8 and 16 bits and for the float8 types.
 _NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
 

@@ -1,7 +1,7 @@
 """TensorRT 10 and 11, explicit quantization: what its parser takes and its builder fuses.
 
-Every rule was tried on TensorRT for RTX 1.7.1, whose parser and builder need no GPU; they are NVIDIA's documented
-ones (explicit quantization; IQuantizeLayer and IDequantizeLayer in NvInfer.h).
+The rules are NVIDIA's documented ones (explicit quantization; IQuantizeLayer and IDequantizeLayer in
+NvInfer.h), tried on TensorRT for RTX 1.7.1, whose parser and builder need no GPU.
 """
 
 from __future__ import annotations

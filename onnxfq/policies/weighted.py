@@ -9,9 +9,9 @@ from typing import Any
 import onnx_graphsurgeon as gs
 
 from onnxfq.errors import RecipeError
+from onnxfq.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor
 from onnxfq.graph.analysis import dtype_name, is_float32, weight_source
 from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis
-from onnxfq.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor
 from onnxfq.plan import Placement, Use
 from onnxfq.policies.target import Operands, TargetPolicy
 from onnxfq.recipe import Recipe, WeightScheme
