@@ -33,8 +33,8 @@ class InsertQdq(Pass):
 
     Odd widths and limits of one's own are carried by the next wider type: a weight holds no number outside
     its limits, an activation gets a Clip to the real numbers that the limits stand for in front of Q. That is
-    exact: such a number divided by the scale is within 2^-23 of its integer. (Clip on the integers after Q
-    says the same, but ONNX Runtime 1.31 has none for 16 bits.)
+    exact: such a number divided by the scale is its integer to 2^-23 of its size. (Clip on the integers after
+    Q says the same, but ONNX Runtime 1.31 has none for 16 bits.)
     """
 
     plan: Plan

@@ -201,3 +201,18 @@ def test_weight_only_takes_no_calibrator() -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("tensorrt-int4").with_calibrator("mse")
     assert str(caught.value) == "recipe tensorrt-int4 is weight-only: no activation needs calibrator 'mse'"
+
+
+def test_blocks_along_different_axes() -> None:
+    """A weight that two products sum over different axes of cannot be blocked: both are named."""
+    proto = build(
+        """g (float[N,4] x, float[4,M] v) => (float[N,4] y, float[4,M] z) {
+            [right] y = MatMul (x, w) [left] z = MatMul (w, v) }""",
+        {"w": weights(4, 4)},
+    )
+    with pytest.raises(RecipeError) as caught:
+        planned(proto, one_format("int8", granularity="blocked", block_size=2))
+    assert str(caught.value) == (
+        "weight 'w' is blocked along different axes for 'right' and 'left'; leave one of them in float by an "
+        "override"
+    )
