@@ -2,7 +2,7 @@
 PYTHON ?= python
 BUILD := build/custom_ops
 
-.PHONY: install lib lint types test warnings runtimes demo clean
+.PHONY: install lib lint types test warnings sanitize runtimes demo clean
 
 install:  ## the package with all that developing needs
 	$(PYTHON) -m pip install ".[test,dev]"
@@ -15,6 +15,11 @@ lib:  ## the custom-op library into the source tree, for running from the checko
 warnings:  ## the same, with compiler warnings as errors
 	cmake -S custom_ops -B build/warnings -G Ninja -DCMAKE_BUILD_TYPE=Release -DONNXFQ_WERROR=ON
 	cmake --build build/warnings
+
+sanitize:  ## the kernels over odd sizes under the address and undefined-behaviour sanitizers
+	cmake -S custom_ops -B build/sanitize -G Ninja -DONNXFQ_SANITIZE=ON
+	cmake --build build/sanitize --target kernel_tests
+	build/sanitize/kernel_tests
 
 lint:
 	$(PYTHON) -m ruff check .

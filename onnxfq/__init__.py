@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from onnxfq.aimet_range import adjust_min_max
 from onnxfq.calibration import calibrate, collect_statistics
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import OnnxfqError
@@ -25,7 +26,7 @@ from onnxfq.pipeline import (
 from onnxfq.pipeline import evaluate_models as evaluate
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
-from onnxfq.qparams import choose_qparams
+from onnxfq.qparams import ParamRules, choose_qparams
 from onnxfq.recipe import Recipe, load_recipe
 from onnxfq.reporting.html import write_report
 from onnxfq.runtime.kernels import fake_quantize
@@ -43,12 +44,14 @@ __all__ = [
     "Evaluation",
     "Model",
     "OnnxfqError",
+    "ParamRules",
     "Plan",
     "QuantizeResult",
     "Recipe",
     "RunOptions",
     "Statistics",
     "__version__",
+    "adjust_min_max",
     "calibrate",
     "choose_qparams",
     "collect_statistics",

@@ -17,7 +17,7 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics import expand_params
 from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
 from onnxfq.plan import Placement, Plan
-from onnxfq.qparams import choose_qparams
+from onnxfq.qparams import ParamRules, choose_qparams
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.spec import QuantSpec
 from onnxfq.statistics import BIN_COUNT, Statistics, TensorStatistics
@@ -99,7 +99,12 @@ class _Accumulator:
 
 def _encode_activation(tensor: str, spec: QuantSpec, statistics: TensorStatistics) -> Encoding:
     rmin, rmax = calibrator_by_name(spec.calibrator)(statistics, spec.qtype, spec.symmetric)
-    return Encoding.of(tensor, spec, *choose_qparams(rmin, rmax, spec.qtype, spec.symmetric))
+    return _encode(tensor, spec, np.asarray(rmin), np.asarray(rmax))
+
+
+def _encode(tensor: str, spec: QuantSpec, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
+    rules = ParamRules(power_of_two=spec.power_of_two)
+    return Encoding.of(tensor, spec, *choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules))
 
 
 def _weight(model: Model, placement: Placement) -> NDArray[np.float32]:
@@ -119,8 +124,7 @@ def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encodin
     spec = placement.spec
     shape = spec.granularity.param_shape(values.shape)
     rmin, rmax = _group_ranges(values, spec, shape)
-    scale, zero_point = choose_qparams(rmin.reshape(shape), rmax.reshape(shape), spec.qtype, spec.symmetric)
-    return Encoding.of(placement.tensor, spec, scale, zero_point)
+    return _encode(placement.tensor, spec, rmin.reshape(shape), rmax.reshape(shape))
 
 
 def _group_ranges(
@@ -129,7 +133,7 @@ def _group_ranges(
     """Return the calibrated (rmin, rmax) of each group of elements that share one scale, flat."""
     count = int(np.prod(shape, dtype=np.int64))
     ids = np.arange(count).reshape(shape)
-    groups = expand_params(ids, values.shape, spec.axis, spec.block_size).ravel()
+    groups = expand_params(ids, values.shape, **spec.blocks).ravel()
     flat = values.ravel()
     if spec.calibrator == "minmax":
         rmin, rmax = np.full(count, np.inf), np.full(count, -np.inf)

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from onnxfq.documents import Record, first_repeated, read_document, write_document
 from onnxfq.errors import PlanError, SpecError, nearest
-from onnxfq.granularity import PerAxis, PerTensor
+from onnxfq.granularity import BlockShape, PerAxis, PerTensor
 from onnxfq.spec import QuantSpec
 
 
 class Encoding(Record):
     """Scale and zero point of one tensor under a `QuantSpec`.
 
-    param_shape: [] per tensor, [C] per axis, x's rank when blocked. scale and zero_point are flat
-    lists in C order of that shape. Every scale is finite and positive.
+    param_shape: [] per tensor, [C] per axis, x's rank when blocked (each axis divided by its block, rounded
+    up). scale and zero_point are flat lists in C order of that shape. Every scale is finite and positive.
     """
 
     tensor: str
@@ -30,12 +30,15 @@ class Encoding(Record):
 
     @pydantic.model_validator(mode="after")
     def _valid(self) -> Encoding:
+        granularity = self.spec.granularity
         ranks = {PerTensor: 0, PerAxis: 1}
-        rank = ranks.get(type(self.spec.granularity), len(self.param_shape))
+        rank = ranks.get(type(granularity), len(self.param_shape))
+        if isinstance(granularity, BlockShape):
+            rank = len(granularity.block_shape)
         if len(self.param_shape) != rank or min(self.param_shape, default=0) < 0:
             raise ValueError(
                 f"tensor {self.tensor!r}: param_shape {list(self.param_shape)} does not fit "
-                f"{self.spec.granularity}; its rank must be {rank}, its dimensions at least 0"
+                f"{granularity}; its rank must be {rank}, its dimensions at least 0"
             )
         count = int(np.prod(self.param_shape, dtype=np.int64))
         if len(self.scale) != count or len(self.zero_point) != count:
@@ -85,13 +88,13 @@ class Encoding(Record):
     @property
     def rmin(self) -> float:
         """Smallest real number on the grid of any group."""
-        steps = self.spec.qtype.qmin - self.zero_point_array
+        steps = self.spec.qtype.qmin - self.zero_point_array.astype(np.float64)
         return float((steps * self.scale_array.astype(np.float64)).min())
 
     @property
     def rmax(self) -> float:
         """Largest real number on the grid of any group."""
-        steps = self.spec.qtype.qmax - self.zero_point_array
+        steps = self.spec.qtype.qmax - self.zero_point_array.astype(np.float64)
         return float((steps * self.scale_array.astype(np.float64)).max())
 
 

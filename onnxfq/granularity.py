@@ -1,12 +1,14 @@
-"""How many elements share one scale: ONNX's three granularities as frozen values.
+"""How many elements share one scale: ONNX's three granularities and N-D blocks as frozen values.
 
 | granularity        | x            | scale             | x[i, j] uses          |
 |--------------------|--------------|-------------------|-----------------------|
 | PerTensor()        | any          | []                | scale[()]             |
 | PerAxis(axis=1)    | [N, C]       | [C]               | scale[j]              |
 | Blocked(1, 32)     | [N, C]       | [N, ceil(C/32)]   | scale[i, j // 32]     |
+| BlockShape((-1, 4))| [N, C]       | [1, ceil(C/4)]    | scale[0, j // 4]      |
 
-The last block may be shorter than the others (ONNX opset 21).
+The last block may be shorter than the others (ONNX opset 21). ONNX has no N-D blocks; they are AIMET's
+`block_size`, and -1 is the whole axis.
 """
 
 from __future__ import annotations
@@ -67,7 +69,34 @@ class Blocked:
         return f"blocks of {self.block_size} on axis {self.axis}"
 
 
-Granularity = PerTensor | PerAxis | Blocked
+@dataclass(frozen=True)
+class BlockShape:
+    """One scale for each N-D block: one size for each dimension, -1 for the whole of it."""
+
+    block_shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Raise SpecError for no sizes, or a block of no elements."""
+        if not self.block_shape or any(size < 1 and size != -1 for size in self.block_shape):
+            raise SpecError(
+                f"block_shape must hold a size of at least 1, or -1 for a whole axis, for each dimension, "
+                f"got {list(self.block_shape)}"
+            )
+
+    def param_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of scale and zero point for x of `shape`: each dimension divided by its size, rounded up."""
+        if len(shape) != len(self.block_shape):
+            raise SpecError(
+                f"block_shape {list(self.block_shape)} must have one size for each dimension of {list(shape)}"
+            )
+        return tuple(1 if b == -1 else -(-n // b) for n, b in zip(shape, self.block_shape, strict=True))
+
+    def __str__(self) -> str:
+        """Spell it as in a report."""
+        return f"blocks of {list(self.block_shape)}"
+
+
+Granularity = PerTensor | PerAxis | Blocked | BlockShape
 
 
 def normalize_axis(axis: int, rank: int) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration import calibrate, collect_statistics
 from onnxfq.encoding import Encodings
+from onnxfq.errors import RecipeError
 from onnxfq.evaluation import evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, Feed, Feeds
 from onnxfq.files import check_writable
@@ -99,6 +100,11 @@ def quantize(
     chosen = load_recipe(recipe)
     if calibrator is not None:
         chosen = chosen.with_calibrator(calibrator)
+    if chosen.target == "simulation":
+        raise RecipeError(
+            f"recipe {chosen.name}: quantize writes a model to hand over, and target simulation has none; "
+            "run the stages and insert fake-quant nodes, or name another target"
+        )
     clock = _Clock()
     reference = _runnable(model)
     loaded = load(model)

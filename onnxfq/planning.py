@@ -12,8 +12,8 @@ from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.policies import POLICIES
 from onnxfq.policies.float_reasons import body_operators, float_tensors, recurrent_operators
 from onnxfq.policies.residual import residual_skip
-from onnxfq.policies.target import TargetPolicy
-from onnxfq.policies.weighted import NodeDecision, decide_weighted, place_activation
+from onnxfq.policies.target import Operands, TargetPolicy
+from onnxfq.policies.weighted import NodeDecision, decide_weighted, place_activation, refuse
 from onnxfq.recipe import Recipe
 
 
@@ -29,7 +29,7 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     policy = POLICIES[recipe.target]
     decisions = _decide_weighted(graph, recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
-    placements = _merge(decisions, policy)
+    placements = _merge(decisions)
     bodies = list(body_operators(graph))
     recurrent = list(recurrent_operators(graph))
     kept = {d.node: d.why_float for d in decisions if d.why_float}
@@ -86,9 +86,13 @@ def _decide_residuals(
         if skip is None:
             continue
         placement = place_activation(node, skip.slot, recipe, "skip branch of a residual Add")
+        if placement is None:
+            continue
         why_float, by_rule = skip.why_float, bool(skip.why_float)
         if not by_rule and recipe.keeps_float(node.name, node.op, placement.tensor):
             why_float = f"kept in float by an override of recipe {recipe.name}"
+        if not why_float:
+            refuse(Operands(node, (placement,), {}), policy)
         decisions.append(
             NodeDecision(
                 node.name,
@@ -102,14 +106,11 @@ def _decide_residuals(
     return decisions
 
 
-def _merge(decisions: list[NodeDecision], policy: TargetPolicy) -> list[Placement]:
+def _merge(decisions: list[NodeDecision]) -> list[Placement]:
     """Join the placements of one tensor: activations must agree, weights fall back to one scale."""
     merged: dict[str, Placement] = {}
     for decision in decisions:
         for placement in decision.placements:
-            refusal = policy.refuses(placement.spec, placement.role)
-            if refusal:
-                raise RecipeError(f"node {decision.node!r}, tensor {placement.tensor!r}: {refusal}")
             known = merged.get(placement.tensor)
             merged[placement.tensor] = placement if known is None else _join(known, placement, decision)
     return list(merged.values())
@@ -119,13 +120,18 @@ def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placemen
     uses = tuple(dict.fromkeys((*known.uses, *more.uses)))
     spec, why = known.spec, known.why
     if known.spec != more.spec:
-        same_kind = known.spec.model_copy(update={"axis": more.spec.axis, "block_size": more.spec.block_size})
+        same_kind = known.spec.model_copy(update=more.spec.blocks)
         if known.role != "weight" or more.role != "weight" or same_kind != more.spec:
             raise RecipeError(
                 f"tensor {known.tensor!r} is asked to be {known.spec} for {known.uses[0].node!r} and "
                 f"{more.spec} for {decision.node!r}; override it by tensor name"
             )
-        spec = known.spec.model_copy(update={"axis": None, "block_size": None})
+        if known.spec.block_size is not None:
+            raise RecipeError(
+                f"weight {known.tensor!r} is blocked along different axes for {known.uses[0].node!r} and "
+                f"{decision.node!r}; leave one of them in float by an override"
+            )
+        spec = known.spec.model_copy(update=dict.fromkeys(known.spec.blocks))
         why = "weight shared by operators with different channel axes, per tensor"
     return known.model_copy(update={"uses": uses, "spec": spec, "why": why})
 

@@ -1,8 +1,20 @@
-"""Number formats a tensor can be quantized to: `QType` values in the dict `QTYPES`."""
+"""Number formats a tensor can be quantized to: `QType` values, found by name with `qtype_by_name`.
+
+| name                              | what                                                          |
+|-----------------------------------|---------------------------------------------------------------|
+| int2 ... int16, uint2 ... uint16  | integers of that width                                        |
+| int8[-127,127]                    | the same with limits of one's own, here the narrow range      |
+| float8e4m3fn, float8e5m2          | OCP 8-bit floats (FP8 formats for deep learning, 2022)        |
+| float8e4m3fnuz, float8e5m2fnuz    | 8-bit floats without negative zero (GraphCore, AMD)           |
+| float6e2m3, float6e3m2            | OCP MX 6-bit floats                                           |
+| float4e2m1                        | OCP MX 4-bit float                                            |
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,64 +24,146 @@ from onnxfq.errors import SpecError, nearest
 
 
 @dataclass(frozen=True)
-class QType:
-    """An integer grid as ONNX spells it.
+class FloatLayout:
+    """The bits of a small float: sign, exponent, mantissa.
 
-    name: ONNX's lower-case type name, `int8`. bits: width. signed: two's complement or not.
+    bias: of the exponent. special: what the largest codes mean: "ieee" (infinities and NaN), "fn" (one
+    NaN a sign, no infinity), "fnuz" (one NaN in place of -0), "finite" (neither).
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    special: str
+
+
+@dataclass(frozen=True)
+class QType:
+    """One grid of numbers that tensors are rounded to, before scaling.
+
+    name: as `qtype_by_name` takes it. bits: of one code. signed: whether it has negative numbers. qmin,
+    qmax: its smallest and largest finite number, integers for integer types. layout: None for integers.
     """
 
     name: str
     bits: int
     signed: bool
+    qmin: float
+    qmax: float
+    layout: FloatLayout | None = None
 
     @property
-    def qmin(self) -> int:
-        """Smallest integer of the full range."""
-        return -(1 << (self.bits - 1)) if self.signed else 0
+    def is_float(self) -> bool:
+        """Tell whether the grid is that of a small float."""
+        return self.layout is not None
 
     @property
-    def qmax(self) -> int:
-        """Largest integer of the full range."""
-        return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
+    def base(self) -> str:
+        """The name without limits of one's own: `int8` of `int8[-127,127]`."""
+        return self.name.partition("[")[0]
 
     @property
-    def onnx_type(self) -> int:
-        """The `TensorProto.DataType` of quantized values."""
-        return int(getattr(TensorProto, self.name.upper()))
+    def full_range(self) -> bool:
+        """Tell whether every code of the width may be used."""
+        return self.base == self.name
+
+    @property
+    def onnx_type(self) -> int | None:
+        """The `TensorProto.DataType` that has exactly these codes; None when ONNX has none."""
+        code = getattr(TensorProto, self.base.upper(), None)
+        return None if code is None else int(code)
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The NumPy dtype of quantized values, one element per item (ml_dtypes for 4 bits)."""
-        return np.dtype(getattr(ml_dtypes, self.name) if self.bits < 8 else self.name)
+        """The NumPy dtype of quantized values, one element per item.
+
+        Widths that neither NumPy nor ml_dtypes has are held in the next wider integer.
+        """
+        if self.layout is not None:
+            found: Any = getattr(ml_dtypes, _ML_DTYPES[self.base])
+        elif self.bits in (2, 4):
+            found = getattr(ml_dtypes, self.base)
+        else:
+            found = f"{'' if self.signed else 'u'}int{8 if self.bits <= 8 else 16}"
+        dtype: np.dtype[np.generic] = np.dtype(found)
+        return dtype
 
     @property
-    def min_opset(self) -> int:
-        """Lowest ai.onnx opset whose QuantizeLinear and DequantizeLinear have this type.
+    def min_opset(self) -> int | None:
+        """Lowest ai.onnx opset whose QuantizeLinear and DequantizeLinear have this type; None for none.
 
-        Source: ONNX operator changelog; 8 bit per axis since 13, 16 and 4 bit since 21.
+        Source: ONNX operator changelog; 8 bit per axis since 13, float8 19, 16 and 4 bit 21, float4 23,
+        2 bit 25, float6 28. None too where the installed onnx is older than the type.
         """
-        return 13 if self.bits == 8 else 21
+        return None if self.onnx_type is None else _OPSETS.get(self.base)
 
     def __str__(self) -> str:
         """Return the name."""
         return self.name
 
 
+_ML_DTYPES = {
+    "float8e4m3fn": "float8_e4m3fn",
+    "float8e4m3fnuz": "float8_e4m3fnuz",
+    "float8e5m2": "float8_e5m2",
+    "float8e5m2fnuz": "float8_e5m2fnuz",
+    "float6e2m3": "float6_e2m3fn",
+    "float6e3m2": "float6_e3m2fn",
+    "float4e2m1": "float4_e2m1fn",
+}
+
+_OPSETS = {name: 13 for name in ("int8", "uint8")}
+_OPSETS |= {name: 19 for name in ("float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz")}
+_OPSETS |= {name: 21 for name in ("int4", "uint4", "int16", "uint16")}
+_OPSETS |= {"float4e2m1": 23, "int2": 25, "uint2": 25, "float6e2m3": 28, "float6e3m2": 28}
+
+
+def _integer(bits: int, signed: bool) -> QType:
+    half = 1 << (bits - 1)
+    name = f"{'int' if signed else 'uint'}{bits}"
+    return QType(name, bits, signed, -half if signed else 0, half - 1 if signed else 2 * half - 1)
+
+
+def _float(name: str, exponent_bits: int, mantissa_bits: int, bias: int, special: str, qmax: float) -> QType:
+    layout = FloatLayout(exponent_bits, mantissa_bits, bias, special)
+    return QType(name, 1 + exponent_bits + mantissa_bits, True, -qmax, qmax, layout)
+
+
 _ALL = (
-    QType("int4", 4, True),
-    QType("uint4", 4, False),
-    QType("int8", 8, True),
-    QType("uint8", 8, False),
-    QType("int16", 16, True),
-    QType("uint16", 16, False),
+    *(_integer(bits, signed) for bits in range(2, 17) for signed in (True, False)),
+    _float("float8e4m3fn", 4, 3, 7, "fn", 448.0),
+    _float("float8e4m3fnuz", 4, 3, 8, "fnuz", 240.0),
+    _float("float8e5m2", 5, 2, 15, "ieee", 57344.0),
+    _float("float8e5m2fnuz", 5, 2, 16, "fnuz", 57344.0),
+    _float("float6e2m3", 2, 3, 1, "finite", 7.5),
+    _float("float6e3m2", 3, 2, 3, "finite", 28.0),
+    _float("float4e2m1", 2, 1, 1, "finite", 6.0),
 )
 
 QTYPES: dict[str, QType] = {q.name: q for q in _ALL}
 
+_LIMITED = re.compile(r"(u?int\d+)\[(-?\d+),(-?\d+)\]")
+
 
 def qtype_by_name(name: str) -> QType:
-    """Return the `QType` called `name`. Raises SpecError that lists the nearest names."""
-    try:
+    """Return the `QType` called `name`; `int8[-127,127]` has limits of its own.
+
+    Raises SpecError that lists the nearest names, or the limits that are possible.
+    """
+    if name in QTYPES:
         return QTYPES[name]
-    except KeyError:
-        raise SpecError(f"unknown qtype {name!r}{nearest(name, QTYPES)}") from None
+    limited = _LIMITED.fullmatch(name)
+    if limited and limited[1] in QTYPES:
+        return _with_limits(QTYPES[limited[1]], int(limited[2]), int(limited[3]))
+    raise SpecError(f"unknown qtype {name!r}{nearest(name, QTYPES)}")
+
+
+def _with_limits(qtype: QType, qmin: int, qmax: int) -> QType:
+    if not (qtype.qmin <= qmin <= 0 <= qmax <= qtype.qmax and qmin < qmax):
+        raise SpecError(
+            f"limits [{qmin},{qmax}] of {qtype} must hold 0 and lie in [{qtype.qmin},{qtype.qmax}]; "
+            f"give others, or {qtype} for all"
+        )
+    if (qmin, qmax) == (qtype.qmin, qtype.qmax):
+        return qtype
+    return QType(f"{qtype.name}[{qmin},{qmax}]", qtype.bits, qtype.signed, qmin, qmax)

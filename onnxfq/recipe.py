@@ -11,9 +11,10 @@ import pydantic
 from onnxfq.calibrators import DEFAULT_CALIBRATOR, calibrator_by_name
 from onnxfq.documents import Record, parse, read_document
 from onnxfq.errors import RecipeError, SpecError, nearest
-from onnxfq.spec import QTypeField, check_symmetry
+from onnxfq.spec import QTypeField, check_block_shape, check_symmetry
 
-WeightGranularity = Literal["per_tensor", "per_axis", "blocked"]
+WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
+Target = Literal["tensorrt", "onnxruntime", "simulation"]
 
 
 def _checked_calibrator(name: str) -> str:
@@ -29,6 +30,7 @@ class ActivationScheme(Record):
 
     qtype: QTypeField
     symmetric: bool = True
+    power_of_two: bool = False
     calibrator: str = DEFAULT_CALIBRATOR
 
     _calibrator = pydantic.field_validator("calibrator")(_checked_calibrator)
@@ -40,12 +42,17 @@ class ActivationScheme(Record):
 
 
 class WeightScheme(Record):
-    """How weights are quantized. per_axis: the output channels; blocked: along the summed axis."""
+    """How weights are quantized. per_axis: the output channels; blocked: along the summed axis.
+
+    block_shape: one size for each axis of the weight as its operator reads it, -1 for the whole axis.
+    """
 
     qtype: QTypeField
     symmetric: bool = True
     granularity: WeightGranularity = "per_axis"
     block_size: int | None = pydantic.Field(default=None, ge=1)
+    block_shape: tuple[int, ...] | None = None
+    power_of_two: bool = False
     calibrator: str = "minmax"
 
     _calibrator = pydantic.field_validator("calibrator")(_checked_calibrator)
@@ -54,6 +61,9 @@ class WeightScheme(Record):
     def _consistent(self) -> WeightScheme:
         if (self.granularity == "blocked") != (self.block_size is not None):
             raise ValueError("granularity blocked and block_size go together; give both or neither")
+        if (self.granularity == "block_shape") != (self.block_shape is not None):
+            raise ValueError("granularity block_shape and block_shape go together; give both or neither")
+        check_block_shape(self.block_shape)
         check_symmetry(self.qtype, self.symmetric)
         return self
 
@@ -90,18 +100,25 @@ class Override(Record):
 
 
 class Recipe(Record):
-    """Target, schemes and overrides. Later overrides win over earlier ones."""
+    """Target, schemes and overrides. Later overrides win over earlier ones.
+
+    activations None: weight-only; an override may still give some of them a scheme. target simulation: no
+    target refuses anything, and fake-quant models are all that is made.
+    """
 
     name: str
-    target: Literal["tensorrt", "onnxruntime"]
-    activations: ActivationScheme
+    target: Target
+    activations: ActivationScheme | None
     weights: WeightScheme
     overrides: tuple[Override, ...] = ()
 
-    def activation_for(self, node: str, op_type: str, tensor: str) -> ActivationScheme:
-        """Return the activation scheme for input `tensor` of `node`, overrides applied."""
+    def activation_for(self, node: str, op_type: str, tensor: str) -> ActivationScheme | None:
+        """Return the activation scheme for input `tensor` of `node`, overrides applied; None: float."""
         changes = self._changes("activations", node, op_type, tensor)
-        return parse({**self.activations.model_dump(), **changes}, ActivationScheme, RecipeError, self.name)
+        if self.activations is None and not changes:
+            return None
+        base = {} if self.activations is None else self.activations.model_dump()
+        return parse({**base, **changes}, ActivationScheme, RecipeError, self.name)
 
     def weight_for(self, node: str, op_type: str, tensor: str) -> WeightScheme:
         """Return the weight scheme for constant input `tensor` of `node`, overrides applied."""
@@ -133,6 +150,8 @@ class Recipe(Record):
     def with_calibrator(self, name: str) -> Recipe:
         """Return this recipe with another calibrator for activations. Raises SpecError if unknown."""
         calibrator_by_name(name)
+        if self.activations is None:
+            raise RecipeError(f"recipe {self.name} is weight-only: no activation needs calibrator {name!r}")
         return self.model_copy(
             update={"activations": self.activations.model_copy(update={"calibrator": name})}
         )
@@ -150,9 +169,14 @@ def _match(pattern: str, name: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
-def _built_in(name: str, target: str, activations: dict[str, Any]) -> Recipe:
+def _built_in(name: str, activations: dict[str, Any] | None, weights: dict[str, Any] | None = None) -> Recipe:
     return Recipe.model_validate(
-        {"name": name, "target": target, "activations": activations, "weights": {"qtype": "int8"}}
+        {
+            "name": name,
+            "target": name.partition("-")[0],
+            "activations": activations,
+            "weights": weights or {"qtype": "int8"},
+        }
     )
 
 
@@ -163,10 +187,16 @@ def _built_in(name: str, target: str, activations: dict[str, Any]) -> Recipe:
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        _built_in("tensorrt-int8", "tensorrt", {"qtype": "int8"}),
+        _built_in("tensorrt-int8", {"qtype": "int8"}),
+        _built_in("onnxruntime-int8", {"qtype": "uint8", "symmetric": False, "calibrator": "mse"}),
+        # SM89 and later. NVIDIA calibrates float8 by the maximum.
         _built_in(
-            "onnxruntime-int8", "onnxruntime", {"qtype": "uint8", "symmetric": False, "calibrator": "mse"}
+            "tensorrt-fp8",
+            {"qtype": "float8e4m3fn", "calibrator": "minmax"},
+            {"qtype": "float8e4m3fn"},
         ),
+        # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.
+        _built_in("tensorrt-int4", None, {"qtype": "int4", "granularity": "blocked", "block_size": 128}),
     )
 }
 
@@ -197,7 +227,7 @@ class _Document(Record):
     base: str = DEFAULT_RECIPE
     name: str | None = None
     target: str | None = None
-    activations: dict[str, Any] = {}
+    activations: dict[str, Any] | None = {}
     weights: dict[str, Any] = {}
     overrides: list[Override] = []
 
@@ -210,14 +240,22 @@ def _from_file(path: Path) -> Recipe:
     content = {
         "name": document.name or path.stem,
         "target": document.target or base["target"],
-        "activations": base["activations"] | document.activations,
+        "activations": _changed(base["activations"], document.activations),
         "weights": base["weights"] | document.weights,
         "overrides": document.overrides,
     }
     recipe = parse(content, Recipe, RecipeError, str(path))
     for number, override in enumerate(recipe.overrides):
         source = f"{path}: overrides.{number}"
-        activations = content["activations"] | override.activations
-        parse(activations, ActivationScheme, RecipeError, f"{source}.activations")
+        activations = (content["activations"] or {}) | override.activations
+        if activations:
+            parse(activations, ActivationScheme, RecipeError, f"{source}.activations")
         parse(content["weights"] | override.weights, WeightScheme, RecipeError, f"{source}.weights")
     return recipe
+
+
+def _changed(base: dict[str, Any] | None, changes: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return `base` with `changes`; None, weight-only, when that is asked for or nothing says otherwise."""
+    if changes is None or (base is None and not changes):
+        return None
+    return {**(base or {}), **changes}

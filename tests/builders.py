@@ -13,8 +13,10 @@ from onnxfq.calibration import calibrate, collect_statistics
 from onnxfq.encoding import Encodings
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
+from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
+from onnxfq.qtypes import qtype_by_name
 from onnxfq.recipe import Recipe, load_recipe
 from onnxfq.statistics import Statistics
 
@@ -249,6 +251,23 @@ def with_weights(recipe: str, **changes: object) -> Recipe:
     """Return a built-in recipe with other fields of its weight scheme."""
     base = load_recipe(recipe).model_dump()
     return Recipe.model_validate(base | {"weights": base["weights"] | changes})
+
+
+def one_format(qtype: str, target: str = "onnxruntime", **changes: object) -> Recipe:
+    """Return a recipe with `qtype` everywhere, symmetric where it can be; changes: of the weights."""
+    scheme = {"qtype": qtype, "symmetric": qtype_by_name(qtype).qmin < 0}
+    fields = {"activations": scheme | {"calibrator": "minmax"}, "weights": scheme | changes}
+    return Recipe.model_validate({"name": "all", "target": target, **fields})
+
+
+def qdq_of(staged: Staged) -> onnx.ModelProto:
+    """Return the Q/DQ model."""
+    return InsertQdq(staged.plan, staged.encodings).run(staged.model).model.proto
+
+
+def linear(k: int, n: int) -> onnx.ModelProto:
+    """One MatMul of [N, k] with a weight [k, n]."""
+    return build(f"g (float[N,{k}] x) => (float[N,{n}] y) {{ [mm] y = MatMul (x, w) }}", {"w": weights(k, n)})
 
 
 def with_override(recipe: str = "tensorrt-int8", **override: object) -> Recipe:

@@ -48,6 +48,8 @@ def test_scales_are_exact_through_json(scales):
         (PER_AXIS, (5,)),
         (QuantSpec(qtype="int4", axis=1, block_size=4), (3, 2)),
         (QuantSpec(qtype="uint16", symmetric=False, axis=0), (4,)),
+        (QuantSpec(qtype="float8e4m3fn", axis=0), (4,)),
+        (QuantSpec(qtype="int8[-127,127]", block_shape=(2, -1, 3), power_of_two=True), (2, 1, 3)),
     ],
     ids=str,
 )
@@ -157,8 +159,8 @@ def saved(tmp_path, change=None):
             id="negative shape",
         ),
         pytest.param(
-            lambda c: c["encodings"][0]["spec"].update(qtype="int9"),
-            "encodings.0.spec.qtype: unknown qtype 'int9'",
+            lambda c: c["encodings"][0]["spec"].update(qtype="int99"),
+            "encodings.0.spec.qtype: unknown qtype 'int99'",
             id="qtype",
         ),
     ],

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxfq.errors import SpecError
-from onnxfq.granularity import Blocked, PerAxis, PerTensor, normalize_axis
+from onnxfq.granularity import Blocked, BlockShape, PerAxis, PerTensor, normalize_axis
 
 SHAPES = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
@@ -57,8 +57,42 @@ def test_blocks_have_elements(size):
 
 @pytest.mark.parametrize(
     ("granularity", "text"),
-    [(PerTensor(), "per-tensor"), (PerAxis(1), "per-axis 1"), (Blocked(0, 32), "blocks of 32 on axis 0")],
+    [
+        (PerTensor(), "per-tensor"),
+        (PerAxis(1), "per-axis 1"),
+        (Blocked(0, 32), "blocks of 32 on axis 0"),
+        (BlockShape((-1, 4)), "blocks of [-1, 4]"),
+    ],
 )
 def test_text(granularity, text):
     """Reports spell a granularity as people say it."""
     assert str(granularity) == text
+
+
+@given(SHAPES, st.data())
+def test_one_parameter_for_each_block(shape, data):
+    """N-D blocks: as many parameters as NumPy cuts pieces along every axis; -1 is one piece."""
+    sizes = [data.draw(st.sampled_from([-1, 1, 2, 3, 10])) for _ in shape]
+    x = np.zeros([max(n, 1) for n in shape])
+    cut = x
+    for axis, size in enumerate(sizes):
+        cut = np.add.reduceat(cut, range(0, cut.shape[axis], size if size > 0 else cut.shape[axis]), axis)
+    assert BlockShape(tuple(sizes)).param_shape(x.shape) == cut.shape
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (2, -2)], ids=str)
+def test_block_shapes_that_are_none(sizes):
+    """A block of no elements, or of no axes, is refused."""
+    with pytest.raises(SpecError) as caught:
+        BlockShape(sizes)
+    assert str(caught.value) == (
+        f"block_shape must hold a size of at least 1, or -1 for a whole axis, for each dimension, "
+        f"got {list(sizes)}"
+    )
+
+
+def test_block_shape_of_another_rank():
+    """One size for each dimension: both are named."""
+    with pytest.raises(SpecError) as caught:
+        BlockShape((2, 2)).param_shape((3, 4, 5))
+    assert str(caught.value) == "block_shape [2, 2] must have one size for each dimension of [3, 4, 5]"

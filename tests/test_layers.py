@@ -19,7 +19,17 @@ MODULES = {
 LAYERS = [
     {"errors"},
     {"qtypes", "granularity", "metrics", "files", "package_files", "text_table", "version"},
-    {"documents", "numerics", "qparams", "spec"},
+    {
+        "aimet_range",
+        "deployed",
+        "documents",
+        "dynamic_scales",
+        "float_grid",
+        "numerics",
+        "qparams",
+        "rounding",
+        "spec",
+    },
     {"encoding", "plan", "recipe", "statistics", "feeds", "labels", "scores", "calibrators"},
     {"graph"},
     {"policies", "passes", "runtime"},
@@ -31,7 +41,14 @@ LAYERS = [
 LAYER_OF = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Neighbours of one layer that build on each other; each is needed, and none runs the other way.
 NEIGHBOURS = {
+    ("float_grid", "rounding"),
+    ("numerics", "rounding"),
+    ("numerics", "float_grid"),
+    ("dynamic_scales", "rounding"),
+    ("dynamic_scales", "float_grid"),
+    ("dynamic_scales", "numerics"),
     ("spec", "documents"),
+    ("aimet_range", "qparams"),
     ("recipe", "calibrators"),
     ("labels", "feeds"),
     ("calibrators", "statistics"),

@@ -107,7 +107,11 @@ MISTAKES = {
     "missing recipe file": (nothing, f"{GOOD} --recipe none.yaml", "no such file: none.yaml"),
     "broken recipe file": (lambda: recipe("a: [1"), RECIPE, "recipe.yaml is not valid yaml"),
     "unknown recipe field": (lambda: recipe("activation: {}"), RECIPE, "recipe.yaml: activation"),
-    "unknown qtype": (lambda: recipe("weights: {qtype: int9}"), RECIPE, "unknown qtype 'int9'; nearest: int"),
+    "unknown qtype": (
+        lambda: recipe("weights: {qtype: int99}"),
+        RECIPE,
+        "unknown qtype 'int99'; nearest: int",
+    ),
     "refused by the target": (
         lambda: recipe("weights: {qtype: int16}"),
         RECIPE,

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxfq.errors import SpecError
-from onnxfq.qparams import MIN_SCALE, choose_qparams
-from onnxfq.qtypes import QTYPES
+from onnxfq.numerics import fake_quantize
+from onnxfq.qparams import MIN_SCALE, ParamRules, choose_qparams
+from onnxfq.qtypes import QTYPES, qtype_by_name
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
 RANGES = st.tuples(FLOATS, FLOATS).map(sorted)
@@ -21,7 +22,7 @@ SCHEMES = pytest.mark.parametrize(
     [
         pytest.param(q, s, id=f"{q}-{'sym' if s else 'asym'}")
         for q in QTYPES.values()
-        for s in {q.signed, False}
+        for s in ({True} if q.is_float else {q.signed, False})
     ],
 )
 
@@ -131,3 +132,84 @@ def test_ranges_that_are_none(qtype, symmetric, rmin, rmax, words):
     with pytest.raises(SpecError) as caught:
         choose_qparams(rmin, rmax, qtype, symmetric)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+NARROW = ["int8[-127,127]", "int8[-10,127]", "uint8[0,200]", "int5[-3,15]", "int16[-300,300]"]
+NARROW_SCHEMES = [(name, s) for name in NARROW for s in {qtype_by_name(name).qmin < 0, False}]
+POWERS = ParamRules(power_of_two=True)
+
+
+@pytest.mark.parametrize(("name", "symmetric"), NARROW_SCHEMES, ids=str)
+@given(limits=RANGES)
+def test_limits_of_ones_own_hold_the_range(name, symmetric, limits):
+    """Both ends of the range lie on the narrower grid, to half a step; symmetric ones exactly so."""
+    qtype = qtype_by_name(name)
+    scale, zero_point = choose_qparams(*limits, qtype, symmetric)
+    assert qtype.qmin <= zero_point <= qtype.qmax
+    low, high = (float(scale) * (limit - int(zero_point)) for limit in (qtype.qmin, qtype.qmax))
+    # Half a step from rounding the zero point, none without; 9 bits of steps lose some 2^-15 to float32.
+    slack = float(scale) * ((0.0 if symmetric else 0.5) + 2.0**-12)
+    assert low - slack <= limits[0] and limits[1] <= high + slack
+
+
+@SCHEMES
+@given(limits=RANGES)
+def test_power_of_two(qtype, symmetric, limits):
+    """The scale is the smallest power of two not below the free one; what fitted before still fits."""
+    scale, zero_point = choose_qparams(*limits, qtype, symmetric, POWERS)
+    free, _ = choose_qparams(*limits, qtype, symmetric)
+    fraction, _ = np.frexp(scale)
+    assert fraction == 0.5 and scale.dtype == np.float32
+    if scale < 2.0**127:  # the largest power of two that float32 has
+        assert 0.5 * float(scale) < float(free) * (1 + 2.0**-23)
+        assert float(free) <= float(scale) * (1 + 2.0**-23)
+        low, high = (float(scale) * (limit - int(zero_point)) for limit in (qtype.qmin, qtype.qmax))
+        slack = float(scale) * (0.5 + 2.0**-7)
+        assert low - slack <= limits[0] and limits[1] <= high + slack
+
+
+@pytest.mark.parametrize("amax", [127.0, 127.00001, 1.0, 3e-39, 3.4e38], ids=str)
+def test_power_of_two_by_hand(amax):
+    """127 needs steps of 1; a hair more needs 2."""
+    expected = {127.0: 1.0, 127.00001: 2.0, 1.0: 2.0**-6, 3e-39: 2.0**-126, 3.4e38: 2.0**122}[amax]
+    assert choose_qparams(-amax, amax, QTYPES["int8"], True, POWERS)[0] == np.float32(expected)
+
+
+@given(limits=RANGES)
+def test_fractional_zero_point(limits):
+    """The zero point is not rounded: both ends of the range lie on the grid, and the kernel's rule holds."""
+    qtype = QTYPES["uint8"]
+    scale, zero_point = choose_qparams(*limits, qtype, False, ParamRules(fractional_zero_point=True))
+    assert zero_point.dtype == np.float32 and qtype.qmin <= zero_point <= qtype.qmax
+    low, high = (float(scale) * (limit - float(zero_point)) for limit in (qtype.qmin, qtype.qmax))
+    slack = float(scale) * 2.0**-12  # float32 holds scale and zero point to 2^-24 of up to 255 steps
+    assert low - slack <= min(limits[0], 0.0) and max(limits[1], 0.0) <= high + slack
+    fake_quantize(np.float32([0.0]), scale, zero_point, qtype=qtype)
+
+
+@pytest.mark.parametrize("name", [q.name for q in QTYPES.values() if q.is_float])
+@given(amax=st.floats(2.0**-100, 2.0**100, width=32))
+def test_floats_reach_their_largest_number(name, amax):
+    """The largest value is quantized to the largest finite number: nothing saturates, nothing is unused."""
+    qtype = QTYPES[name]
+    scale, zero_point = choose_qparams(-amax, amax, qtype, True)
+    assert zero_point == 0
+    x = np.float32([-amax, amax])
+    np.testing.assert_array_equal(
+        fake_quantize(x, scale, qtype=qtype), np.float32([-qtype.qmax, qtype.qmax]) * scale
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "symmetric", "words"),
+    [
+        ("float8e4m3fn", False, "float8e4m3fn has no zero point; use symmetric=True, or an integer qtype"),
+        ("uint8", True, "symmetric needs numbers on both sides of 0, got uint8; use symmetric=False"),
+        ("int8[-9,0]", True, "symmetric needs numbers on both sides of 0, got int8[-9,0]"),
+    ],
+)
+def test_schemes_that_are_none(name, symmetric, words):
+    """A type that cannot be used so is refused with the way it can."""
+    with pytest.raises(SpecError) as caught:
+        choose_qparams(-1.0, 1.0, qtype_by_name(name), symmetric)
+    assert str(caught.value).startswith(words)

@@ -162,9 +162,15 @@ def test_an_override_starts_from_the_files_own_scheme(tmp_path):
             "overrides.0.weights: qtyp: no such field; nearest: qtype",
             id="field of an override's scheme",
         ),
-        pytest.param("base: tensorrt", "unknown base 'tensorrt'; nearest: tensorrt-int8", id="base"),
         pytest.param(
-            "target: tensorflow", "target: Input should be 'tensorrt' or 'onnxruntime'", id="target"
+            "base: tensorrt",
+            "unknown base 'tensorrt'; nearest: tensorrt-fp8, tensorrt-int8, tensorrt-int4",
+            id="base",
+        ),
+        pytest.param(
+            "target: tensorflow",
+            "target: Input should be 'tensorrt', 'onnxruntime' or 'simulation'",
+            id="target",
         ),
         pytest.param(
             "activations: {calibrator: mze}",
@@ -177,7 +183,7 @@ def test_an_override_starts_from_the_files_own_scheme(tmp_path):
             id="calibrator of an override",
         ),
         pytest.param(
-            "weights: {qtype: int5}", "weights.qtype: unknown qtype 'int5'; nearest: int", id="qtype"
+            "weights: {qtype: int17}", "weights.qtype: unknown qtype 'int17'; nearest: int", id="qtype"
         ),
         pytest.param(
             "activations: {qtype: uint8}",
@@ -240,7 +246,7 @@ def test_slips(tmp_path, text, words):
             "tensorrt_int8",
             "unknown recipe 'tensorrt_int8': give a built-in name or a .yaml file; nearest: tensorrt-int8",
         ),
-        ("zzz", "known: onnxruntime-int8, tensorrt-int8"),
+        ("zzz", "known: onnxruntime-int8, tensorrt-fp8, tensorrt-int4, tensorrt-int8"),
         ("none.yaml", "no such file: none.yaml; check the path"),
     ],
 )
@@ -330,5 +336,57 @@ def test_with_calibrator():
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_scheme_makes_a_spec(name):
     """What a recipe accepts, a QuantSpec accepts."""
-    for scheme in (RECIPES[name].activations, RECIPES[name].weights):
+    for scheme in filter(None, (RECIPES[name].activations, RECIPES[name].weights)):
         QuantSpec(qtype=scheme.qtype, symmetric=scheme.symmetric, calibrator=scheme.calibrator)
+
+
+def test_block_shapes(tmp_path):
+    """block_shape comes with its granularity; sizes are checked where they are written."""
+    good = written(
+        tmp_path, "{base: onnxruntime-int8, weights: {granularity: block_shape, block_shape: [1, -1]}}"
+    )
+    assert load_recipe(str(good)).weights.block_shape == (1, -1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "weights: {block_shape: [2, 2]}",
+            "weights: granularity block_shape and block_shape go together; give both or neither",
+        ),
+        (
+            "weights: {granularity: block_shape, block_shape: [2, 0]}",
+            "weights: block_shape must hold a size of at least 1, or -1 for a whole axis, for each "
+            "dimension, got [2, 0]",
+        ),
+        (
+            "activations: {qtype: float8e4m3fn, symmetric: false}",
+            "activations: float8e4m3fn has no zero point; use symmetric: true, or an integer qtype",
+        ),
+    ],
+)
+def test_slips_of_formats(tmp_path, text, words):
+    """A format that contradicts itself is refused in one line that names the field."""
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(written(tmp_path, text)))
+    assert str(caught.value).endswith(words)
+
+
+def test_weight_only_files(tmp_path):
+    """`activations: null` makes a recipe weight-only; an override may still quantize some activations."""
+    text = """
+    activations: null
+    overrides: [{nodes: [head], activations: {qtype: int8}}]
+    """
+    recipe = load_recipe(str(written(tmp_path, text)))
+    assert recipe.activations is None
+    assert recipe.activation_for("body", "Conv", "x") is None
+    assert str(recipe.activation_for("head", "Gemm", "x").qtype) == "int8"
+
+
+def test_weight_only_bases(tmp_path):
+    """A weight-only base stays so, unless the file gives activations a scheme."""
+    assert load_recipe(str(written(tmp_path, "base: tensorrt-int4"))).activations is None
+    both = written(tmp_path, "{base: tensorrt-int4, activations: {qtype: int8}}")
+    assert str(load_recipe(str(both)).activations.qtype) == "int8"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pydantic
 import pytest
 
-from onnxfq.granularity import Blocked, PerAxis, PerTensor
+from onnxfq.granularity import Blocked, BlockShape, PerAxis, PerTensor
 from onnxfq.qtypes import QTYPES
 from onnxfq.spec import QuantSpec
 
@@ -17,6 +17,12 @@ from onnxfq.spec import QuantSpec
         ({"axis": 0}, PerAxis(0), "int8 symmetric per-axis 0"),
         ({"axis": -1, "block_size": 32}, Blocked(-1, 32), "int8 symmetric blocks of 32 on axis -1"),
         ({"symmetric": False}, PerTensor(), "int8 asymmetric per-tensor"),
+        ({"block_shape": (1, -1)}, BlockShape((1, -1)), "int8 symmetric blocks of [1, -1]"),
+        (
+            {"power_of_two": True},
+            PerTensor(),
+            "int8 symmetric per-tensor with power-of-two scales",
+        ),
     ],
     ids=str,
 )
@@ -30,7 +36,9 @@ def test_granularity_follows_from_axis_and_block(fields, granularity, text):
 @pytest.mark.parametrize("name", QTYPES)
 def test_json_round_trip(name):
     """A qtype is written by its name and read back as the value."""
-    spec = QuantSpec(qtype=QTYPES[name], symmetric=False, axis=1, block_size=2, calibrator="mse")
+    spec = QuantSpec(
+        qtype=QTYPES[name], symmetric=QTYPES[name].is_float, axis=1, block_size=2, calibrator="mse"
+    )
     assert spec.model_dump(mode="json")["qtype"] == name
     assert QuantSpec.model_validate_json(spec.model_dump_json()) == spec
 
@@ -41,7 +49,12 @@ def test_json_round_trip(name):
         ({"qtype": "int8", "block_size": 4}, "block_size needs an axis; add axis, or remove block_size"),
         ({"qtype": "int8", "axis": 0, "block_size": 0}, "greater than or equal to 1"),
         ({"qtype": "uint4"}, "symmetric needs a signed qtype, got uint4; use int4 or symmetric: false"),
-        ({"qtype": "int5", "axis": 0}, "unknown qtype 'int5'; nearest: int"),
+        ({"qtype": "int17", "axis": 0}, "unknown qtype 'int17'; nearest: int"),
+        ({"qtype": "float8e5m2", "symmetric": False}, "float8e5m2 has no zero point; use symmetric: true"),
+        ({"qtype": "int8[0,9]"}, "symmetric needs numbers on both sides of 0, got int8[0,9]"),
+        ({"qtype": "int8", "axis": 0, "block_shape": (2, 2)}, "block_shape speaks of every axis"),
+        ({"qtype": "int8", "block_shape": (2, 0)}, "a size of at least 1, or -1 for a whole axis"),
+        ({"qtype": "int8", "block_shape": ()}, "for each dimension, got []"),
         ({"qtype": 8}, "unknown qtype '8'"),
         ({"qtype": "int8", "bits": 8}, "Extra inputs are not permitted"),
     ],

@@ -1,12 +1,14 @@
 // C functions for callers without ONNX Runtime: NumPy through ctypes.
 //
-// Each returns 0, or 1 with a one-line message in `error`. Arrays are C-contiguous float32.
+// Each returns 0, or 1 with a one-line message in `error`. Arrays are C-contiguous, float32 unless said
+// otherwise. A struct holds what is too much for a list of arguments; runtime/kernels.py mirrors it.
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <string>
 #include <vector>
 
+#include "dynamic_spec.h"
 #include "fake_quantize_spec.h"
 #include "onnxfq/host_device.h"
 #include "onnxfq/kernels.h"
@@ -31,23 +33,86 @@ int guarded(char* error, size_t error_size, const Body& body) {
   return 1;
 }
 
+// A tensor whose elements have one of the types of ElementType, counted from 0.
+struct ElementsArg {
+  const void* x;
+  void* y;
+  const int64_t* shape;
+  size_t rank;
+  int32_t type;
+};
+
+// How x is cut into blocks.
+struct BlocksArg {
+  int32_t has_axis;
+  int64_t axis;
+  int64_t block_size;
+  const int64_t* block_shape;
+  size_t block_rank;
+};
+
+onnxfq::ElementType element_type(const ElementsArg& elements) {
+  return static_cast<onnxfq::ElementType>(elements.type);
+}
+
+std::vector<int64_t> shape_of(const ElementsArg& elements) {
+  return {elements.shape, elements.shape + elements.rank};
+}
+
+onnxfq::Blocks blocks_of(const BlocksArg& given) {
+  onnxfq::Blocks blocks;
+  blocks.axis = given.axis;
+  blocks.axis_given = given.has_axis != 0;
+  blocks.size = given.block_size;
+  blocks.shape.assign(given.block_shape, given.block_shape + given.block_rank);
+  return blocks;
+}
+
 }  // namespace
 
-// Rounds x[x_shape] to the grid of qtype into y. zero_point may be null: 0. The two may be the same array.
-FQ_EXPORT int onnxfq_fake_quantize(const float* x, float* y, const int64_t* x_shape, size_t x_rank, const float* scale,
-                                   const float* zero_point, const int64_t* scale_shape, size_t scale_rank,
-                                   const char* qtype, int64_t axis, int64_t block_size, const char* rounding,
-                                   const char* arithmetic, char* error, size_t error_size) {
+// Rounds x to the grid of qtype into y. zero_point may be null: 0. y may be x.
+FQ_EXPORT int onnxfq_fake_quantize(const ElementsArg* elements, const float* scale, const float* zero_point,
+                                   const int64_t* scale_shape, size_t scale_rank, const char* qtype,
+                                   const BlocksArg* blocks, const char* rounding, const char* arithmetic,
+                                   int64_t saturate, char* error, size_t error_size) {
   return guarded(error, error_size, [&]() -> std::string {
     onnxfq::FakeQuantizeSpec spec;
-    std::string problem = spec.parse(qtype, rounding, arithmetic, axis, block_size);
+    std::string problem = spec.parse(qtype, rounding, arithmetic, saturate, blocks_of(*blocks));
     if (!problem.empty()) return problem;
     onnxfq::ParamLayout layout;
-    problem = layout.fit({x_shape, x_shape + x_rank}, {scale_shape, scale_shape + scale_rank}, axis, block_size);
+    problem = layout.fit(shape_of(*elements), {scale_shape, scale_shape + scale_rank}, spec.blocks);
     if (!problem.empty()) return problem;
     problem = spec.check(scale, zero_point, layout.param_count());
     if (!problem.empty()) return problem;
-    onnxfq::cpu::fake_quantize(spec.call(x, y, scale, zero_point, layout), onnxfq::cpu::calling_thread());
+    onnxfq::cpu::fake_quantize(
+        spec.call(elements->x, elements->y, element_type(*elements), scale, zero_point, layout),
+        onnxfq::cpu::calling_thread());
+    return "";
+  });
+}
+
+// Rounds x to the grid of qtype with scales made from it. scale, zero_point [param_count] receive them.
+// global_scale 0: none given.
+FQ_EXPORT int onnxfq_dynamic_fake_quantize(const ElementsArg* elements, float* scale, float* zero_point,
+                                           int64_t param_count, const char* qtype, const BlocksArg* blocks,
+                                           const char* rounding, const char* scale_type, int64_t symmetric,
+                                           float global_scale, char* error, size_t error_size) {
+  return guarded(error, error_size, [&]() -> std::string {
+    onnxfq::DynamicSpec spec;
+    std::string problem = spec.parse(qtype, rounding, scale_type, symmetric, blocks_of(*blocks));
+    if (problem.empty() && global_scale != 0.0f) problem = spec.check_global_scale(global_scale);
+    std::vector<int64_t> shape;
+    if (problem.empty()) problem = spec.blocks.scale_shape(shape_of(*elements), shape);
+    onnxfq::ParamLayout layout;
+    if (problem.empty()) problem = layout.fit(shape_of(*elements), shape, spec.blocks);
+    if (!problem.empty()) return problem;
+    if (layout.param_count() != param_count) {
+      return "room for " + std::to_string(param_count) + " scales, " + std::to_string(layout.param_count()) +
+             " are needed";
+    }
+    onnxfq::cpu::dynamic_fake_quantize({elements->x, elements->y, element_type(*elements), scale, zero_point, &layout,
+                                        spec.grid, spec.rule, global_scale},
+                                       onnxfq::cpu::calling_thread());
     return "";
   });
 }

@@ -3,78 +3,79 @@
 
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "onnxfq/kernels.h"
+#include "qtype_names.h"
 
 namespace onnxfq {
 
 struct FakeQuantizeSpec {
+  NamedType type{};
   Grid grid{};
-  Rounding rounding = Rounding::kHalfEven;
-  Arithmetic arithmetic = Arithmetic::kDivide;
-  int64_t axis = 1;
-  int64_t block_size = 0;
+  Blocks blocks{};
 
   // Reads the attributes as text. Returns the broken rule as one line, or an empty string.
-  std::string parse(const std::string& qtype_name, const std::string& rounding_name,
-                    const std::string& arithmetic_name, int64_t axis_value, int64_t block_size_value) {
-    axis = axis_value;
-    block_size = block_size_value;
-    struct Named {
-      const char* name;
-      Grid grid;
-    };
-    static constexpr Named kTypes[] = {{"int4", {-8, 7}},       {"uint4", {0, 15}},         {"int8", {-128, 127}},
-                                       {"uint8", {0, 255}},     {"int16", {-32768, 32767}}, {"uint16", {0, 65535}}};
-    bool known = false;
-    for (const Named& type : kTypes) {
-      if (qtype_name != type.name) continue;
-      grid = type.grid;
-      known = true;
-    }
-    if (!known) return "unknown qtype '" + qtype_name + "'; known: int4, uint4, int8, uint8, int16, uint16";
-    if (rounding_name == "half_up") {
-      rounding = Rounding::kHalfUp;
-    } else if (rounding_name != "half_even") {
-      return "unknown rounding '" + rounding_name + "'; known: half_even, half_up";
-    }
-    if (arithmetic_name == "reciprocal") {
-      arithmetic = Arithmetic::kReciprocal;
-    } else if (arithmetic_name != "divide") {
-      return "unknown arithmetic '" + arithmetic_name + "'; known: divide, reciprocal";
-    }
-    if (block_size < 0) {
-      return "block_size must be at least 1, or 0 to take it from the shapes, got " + std::to_string(block_size);
-    }
+  std::string parse(const std::string& qtype, const std::string& rounding, const std::string& arithmetic,
+                    int64_t saturate, const Blocks& given) {
+    blocks = given;
+    Rounding r{};
+    Arithmetic a{};
+    std::string problem = parse_qtype(qtype, type);
+    if (problem.empty()) problem = parse_rounding(rounding, r);
+    if (problem.empty()) problem = parse_arithmetic(arithmetic, a);
+    if (problem.empty()) problem = blocks.check();
+    if (!problem.empty()) return problem;
+    if (saturate != 0 && saturate != 1) return "saturate must be 0 or 1, got " + std::to_string(saturate);
+    grid = grid_of(type, r, a, saturate == 1);
     return "";
   }
 
   // Checks the values of scale[count] and zero_point[count] (nullptr: none). Same result as parse.
   std::string check(const float* scale, const float* zero_point, int64_t count) const {
+    // Blocks make millions of them: a first look without words, which vectorises.
+    bool good = true;
+    for (int64_t i = 0; i < count; ++i) good &= good_scale(scale[i]);
+    for (int64_t i = 0; zero_point && i < count; ++i) good &= good_zero_point(zero_point[i]);
+    if (good) return "";
     for (int64_t i = 0; i < count; ++i) {
-      const float s = scale[i];
-      if (!(s > 0.0f && std::isfinite(s))) {
-        return "scale must be finite and positive, found " + std::to_string(s) + " at index " + std::to_string(i);
+      const std::string where = " at index " + std::to_string(i);
+      if (!good_scale(scale[i])) {
+        if (scale[i] > 0.0f && scale[i] <= kLargestFloat) {
+          return "scale" + where + " is too small to have a finite reciprocal; use arithmetic 'divide'";
+        }
+        return "scale must be finite and positive, found " + std::to_string(scale[i]) + where;
       }
-      if (arithmetic == Arithmetic::kReciprocal && !std::isfinite(1.0f / s)) {
-        return "scale at index " + std::to_string(i) + " is too small to have a finite reciprocal; use arithmetic "
-               "'divide'";
-      }
-    }
-    for (int64_t i = 0; zero_point && i < count; ++i) {
-      const float z = zero_point[i];
-      if (!(z >= grid.qmin && z <= grid.qmax && z == std::floor(z))) {
-        return "zero_point must be an integer in [" + std::to_string(static_cast<int>(grid.qmin)) + ", " +
-               std::to_string(static_cast<int>(grid.qmax)) + "], found " + std::to_string(z) + " at index " +
-               std::to_string(i);
+      if (zero_point && !good_zero_point(zero_point[i])) {
+        const std::string rule = grid.is_float ? "be 0 for a float type"
+                                               : "lie in [" + std::to_string(static_cast<int>(grid.qmin)) + ", " +
+                                                     std::to_string(static_cast<int>(grid.qmax)) + "]";
+        return "zero_point must " + rule + ", found " + std::to_string(zero_point[i]) + where;
       }
     }
     return "";
   }
 
-  FakeQuantizeCall call(const float* x, float* y, const float* scale, const float* zero_point,
+  FakeQuantizeCall call(const void* x, void* y, ElementType element, const float* scale, const float* zero_point,
                         const ParamLayout& layout) const {
-    return {x, y, scale, zero_point, &layout, grid, rounding, arithmetic};
+    bool fractional = false;
+    for (int64_t i = 0; zero_point && i < layout.param_count(); ++i) {
+      fractional = fractional || zero_point[i] != std::floor(zero_point[i]);
+    }
+    return {x, y, element, scale, zero_point, &layout, grid, fractional};
+  }
+
+ private:
+  // Comparisons with NaN are false.
+  bool good_scale(float s) const {
+    const bool invertible = grid.arithmetic == Arithmetic::kDivide || 1.0f / s <= kLargestFloat;
+    return (s > 0.0f) & (s <= kLargestFloat) & invertible;
+  }
+
+  bool good_zero_point(float z) const {
+    const float low = grid.is_float ? 0.0f : grid.qmin;
+    const float high = grid.is_float ? 0.0f : grid.qmax;
+    return (z >= low) & (z <= high);
   }
 };
 

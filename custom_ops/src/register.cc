@@ -16,8 +16,10 @@ OrtCustomOpDomain* domain(const OrtApi* api) {
     OrtCustomOpDomain* fresh = nullptr;
     using namespace onnxfq::ort;
     throw_if_failed(CreateCustomOpDomain::of(api)("onnxfq", &fresh));
-    throw_if_failed(CustomOpDomainAdd::of(api)(fresh, onnxfq::fake_quantize_op()));
-    throw_if_failed(CustomOpDomainAdd::of(api)(fresh, onnxfq::observe_op()));
+    for (const auto& ops :
+         {onnxfq::fake_quantize_ops(), onnxfq::dynamic_fake_quantize_ops(), onnxfq::observe_ops()}) {
+      for (const OrtCustomOp* op : ops) throw_if_failed(CustomOpDomainAdd::of(api)(fresh, op));
+    }
     made = fresh;
   }
   return made;

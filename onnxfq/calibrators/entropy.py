@@ -28,9 +28,12 @@ def entropy(statistics: TensorStatistics, qtype: QType, symmetric: bool) -> tupl
 
     symmetric: on magnitudes, with 2^(bits-1) levels. asymmetric: both ends shrink by one factor, on
     values folded so that each side's limit is 1, with 2^bits levels over both sides.
-    Wider than 8 bits the grid is finer than the linear bins and the full range is returned.
+    Wider than 8 bits the grid is finer than the linear bins and the full range is returned. So it is for
+    floats: their steps shrink towards zero with the values, a cut gains nothing there, and the method's
+    equal levels are none of theirs; NVIDIA too calibrates float8 by the maximum (Model-Optimizer's FP8
+    configurations; Micikevicius et al., "FP8 Formats for Deep Learning", 2022).
     """
-    if qtype.bits > 8 or statistics.amax == 0.0:
+    if qtype.is_float or qtype.bits > 8 or statistics.amax == 0.0:
         return statistics.rmin, statistics.rmax
     low, high = min(statistics.rmin, 0.0), max(statistics.rmax, 0.0)
     limit = (max(-low, high),) * 2 if symmetric else (-low or 1.0, high or 1.0)

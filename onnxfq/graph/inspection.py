@@ -131,6 +131,8 @@ def _output_type(node: onnx.NodeProto, dtypes: dict[str, int]) -> int:
 
 
 def _granularity(rank: int, attributes: dict[str, object]) -> str:
+    if attributes.get("block_shape"):
+        return f"blocks of {attributes['block_shape']}"
     if rank == 0:
         return "per-tensor"
     axis, block = attributes.get("axis", 1), attributes.get("block_size", 0)

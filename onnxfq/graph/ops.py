@@ -25,6 +25,7 @@ QUANTIZED_OPS = frozenset(
         "ConvInteger",
         "MatMulInteger",
         "FakeQuantize",
+        "DynamicFakeQuantize",
         "QLinearAdd",
         "QGemm",
         "MatMulNBits",

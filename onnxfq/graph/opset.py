@@ -11,7 +11,7 @@ from onnxfq.graph import normalize
 from onnxfq.graph.model import default_opset, restore_annotations
 
 # Lowest IR version that may carry an opset, from ONNX's versioning table.
-_IR_OF_OPSET = {13: 7, 15: 8, 19: 9, 21: 10, 23: 11, 24: 12, 25: 13}
+_IR_OF_OPSET = {13: 7, 15: 8, 19: 9, 21: 10, 23: 11, 24: 12, 25: 13, 28: 14}
 
 
 def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.ModelProto, str]:

@@ -63,8 +63,7 @@ def _round_weight(editor: Editor, placement: Placement, tensor: gs.Constant, enc
         encoding.scale_array,
         encoding.zero_point_array,
         qtype=spec.qtype,
-        axis=spec.axis,
-        block_size=spec.block_size,
+        **spec.blocks,
     )
     editor.rewire(placement, editor.constant(f"{tensor.name}/fq", lambda n: make_constant(n, values)))
 
@@ -77,10 +76,11 @@ def _insert_node(
     offsets = encoding.zero_point_array.astype(np.float32)
     zero_point = editor.constant(f"{name}/zero_point", lambda n: make_constant(n, offsets))
     attrs: dict[str, object] = {"qtype": str(spec.qtype)}
-    if spec.axis is not None:
-        attrs["axis"] = spec.axis
-    if spec.block_size is not None:
-        attrs["block_size"] = spec.block_size
+    attrs |= {
+        key: list(value) if key == "block_shape" else value
+        for key, value in spec.blocks.items()
+        if value is not None
+    }
     rounded = editor.variable(f"{name}/fq", tensor)
     if isinstance(tensor, gs.Constant):
         rounded.dtype, rounded.shape = tensor.dtype, list(tensor.shape)

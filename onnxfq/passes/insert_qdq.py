@@ -1,20 +1,24 @@
-"""Put standard QuantizeLinear/DequantizeLinear on every placed tensor."""
+"""Put standard QuantizeLinear/DequantizeLinear on every placed tensor, in any format that ONNX can carry."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from onnxfq.deployed import deployed_qtype
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.numerics import quantize
+from onnxfq.passes.one_axis_blocks import OnnxParams, needs_blocks, one_axis
 from onnxfq.passes.pass_base import Pass
 from onnxfq.plan import Placement, Plan
+from onnxfq.qtypes import QType
 
 # From this opset on QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.
 _OUTPUT_DTYPE_OPSET = 21
@@ -26,6 +30,11 @@ class InsertQdq(Pass):
 
     An activation gets Q and DQ, shared by all its placed readers. A weight is stored as integers with
     a DQ only: a quarter of the size, and the form that TensorRT keeps for weight-only layers.
+
+    Odd widths and limits of one's own are carried by the next wider type: a weight holds no number outside
+    its limits, an activation gets a Clip to the real numbers that the limits stand for in front of Q. That is
+    exact: such a number divided by the scale is its integer to 2^-23 of its size. (Clip on the integers after
+    Q says the same, but ONNX Runtime 1.31 has none for 16 bits.)
     """
 
     plan: Plan
@@ -33,14 +42,23 @@ class InsertQdq(Pass):
 
     @property
     def min_opset(self) -> int:
-        """Opset that has all number formats and block sizes of the plan."""
-        specs = [placement.spec for placement in self.plan.placements]
-        needs = [spec.qtype.min_opset for spec in specs] + [21 for spec in specs if spec.block_size]
-        return max(needs, default=13)
+        """Lowest opset that has all number formats and block sizes of the plan."""
+        needs = [13]
+        for placement in self.plan.placements:
+            carrier = deployed_qtype(placement.spec.qtype)
+            needs += [carrier.min_opset or 0] if carrier else []
+            needs += [_OUTPUT_DTYPE_OPSET] if needs_blocks(self.encodings[placement.tensor]) else []
+        return max(needs)
 
     def requires(self, model: Model) -> None:
-        """Raise PlanError when plan or encodings are another model's."""
+        """Raise PlanError when plan or encodings are another model's, or onnx has no type for a tensor."""
         check_encodings(self.plan, self.encodings, model)
+        for placement in self.plan.placements:
+            if deployed_qtype(placement.spec.qtype) is None:
+                raise PlanError(
+                    f"tensor {placement.tensor!r}: the installed onnx has no {placement.spec.qtype}; upgrade "
+                    "onnx, or insert fake-quant nodes instead"
+                )
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
         """Insert the pairs; unused float weights are removed."""
@@ -72,16 +90,18 @@ def _insert_on_activation(
     editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, opset: int
 ) -> None:
     name = tensor.name
-    scale, zero_point, attrs = _parameters(editor, name, encoding, opset)
+    params, carrier = one_axis(encoding, tensor.shape), _carrier(encoding)
+    nodes = [] if carrier is encoding.spec.qtype else [_clip(editor, tensor, encoding)]
+    real = nodes[0].outputs[0] if nodes else tensor
+    constants = _parameters(editor, name, params, carrier, opset)
     quantized = editor.variable(f"{name}/q")
-    quantized.dtype, quantized.shape = encoding.spec.qtype.onnx_type, tensor.shape
+    quantized.dtype, quantized.shape = carrier.onnx_type, tensor.shape
     dequantized = editor.variable(f"{name}/dq", tensor)
-    output_dtype = {} if zero_point else {"output_dtype": encoding.spec.qtype.onnx_type}
-    nodes = [
-        gs.Node(
-            "QuantizeLinear", f"{name}/q", attrs | output_dtype, [tensor, scale, *zero_point], [quantized]
-        ),
-        gs.Node("DequantizeLinear", f"{name}/dq", attrs, [quantized, scale, *zero_point], [dequantized]),
+    output_dtype = {} if len(constants) > 1 else {"output_dtype": carrier.onnx_type}
+    attrs: dict[str, Any] = params.attributes
+    nodes += [
+        gs.Node("QuantizeLinear", f"{name}/q", attrs | output_dtype, [real, *constants], [quantized]),
+        gs.Node("DequantizeLinear", f"{name}/dq", attrs, [quantized, *constants], [dequantized]),
     ]
     editor.rewire(placement, dequantized)
     editor.insert_after(tensor, nodes)
@@ -91,41 +111,61 @@ def _insert_on_weight(
     editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding, opset: int
 ) -> None:
     name = tensor.name
-    spec = encoding.spec
+    params, carrier = one_axis(encoding, tensor.shape), _carrier(encoding)
     values = quantize(
         constant_array(tensor),
-        encoding.scale_array,
-        encoding.zero_point_array,
-        qtype=spec.qtype,
-        axis=spec.axis,
-        block_size=spec.block_size,
-    )
-    scale, zero_point, attrs = _parameters(editor, name, encoding, opset)
+        params.scale,
+        params.zero_point,
+        qtype=encoding.spec.qtype,
+        axis=params.axis,
+        block_size=params.block_size,
+    ).astype(carrier.dtype)
+    constants = _parameters(editor, name, params, carrier, opset)
     quantized = editor.constant(f"{name}/q", lambda n: make_constant(n, values))
     dequantized = editor.variable(f"{name}/dq")
     dequantized.dtype, dequantized.shape = tensor.dtype, list(tensor.shape)
-    node = gs.Node("DequantizeLinear", f"{name}/dq", attrs, [quantized, scale, *zero_point], [dequantized])
+    node = gs.Node(
+        "DequantizeLinear", f"{name}/dq", params.attributes, [quantized, *constants], [dequantized]
+    )
     editor.rewire(placement, dequantized)
     editor.insert_before_uses(placement, [node])
 
 
-def _parameters(
-    editor: Editor, name: str, encoding: Encoding, opset: int
-) -> tuple[gs.Constant, list[gs.Constant], dict[str, int]]:
-    """Return (scale, [zero point] or [], attributes) of the tensor called `name`.
+def _carrier(encoding: Encoding) -> QType:
+    carrier = deployed_qtype(encoding.spec.qtype)
+    assert carrier is not None, "requires() has refused it"
+    return carrier
 
-    Up to opset 20 the zero point tells the integer type and is always written; from 21 on it is
-    written only if it is not 0 and output_dtype tells the type: never both, never neither.
+
+def _clip(editor: Editor, tensor: gs.Tensor, encoding: Encoding) -> gs.Node:
+    """Make the node that keeps `tensor` within the real numbers of the limits of its type."""
+    qtype, name = encoding.spec.qtype, tensor.name
+    if encoding.param_shape:
+        raise PlanError(
+            f"tensor {name!r}: {qtype} activations are clipped per tensor, got {encoding.spec}; remove its "
+            "axis from the plan"
+        )
+    offset, scale = encoding.zero_point_array, encoding.scale_array
+    with np.errstate(over="ignore"):
+        low, high = (np.asarray((q - offset) * scale, np.float32) for q in (qtype.qmin, qtype.qmax))
+    limits = [
+        editor.constant(f"{name}/clip_min", lambda n: make_constant(n, low)),
+        editor.constant(f"{name}/clip_max", lambda n: make_constant(n, high)),
+    ]
+    clipped = editor.variable(f"{name}/clip", tensor)
+    return gs.Node("Clip", f"{name}/clip", {}, [tensor, *limits], [clipped])
+
+
+def _parameters(
+    editor: Editor, name: str, params: OnnxParams, carrier: QType, opset: int
+) -> list[gs.Constant]:
+    """Return [scale] or [scale, zero point] of the tensor called `name`.
+
+    Up to opset 20 the zero point tells the type and is always written; from 21 on it is written only if it
+    is not 0 and output_dtype tells the type: never both, never neither.
     """
-    spec = encoding.spec
-    scale = editor.constant(f"{name}/scale", lambda n: make_constant(n, encoding.scale_array))
-    attrs: dict[str, int] = {}
-    if spec.axis is not None:
-        attrs["axis"] = spec.axis
-    if spec.block_size is not None:
-        attrs["block_size"] = spec.block_size
-    if opset >= _OUTPUT_DTYPE_OPSET and not np.any(encoding.zero_point_array):
-        return scale, [], attrs
-    values = encoding.zero_point_array.astype(spec.qtype.dtype)
-    zero_point = editor.constant(f"{name}/zero_point", lambda n: make_constant(n, values))
-    return scale, [zero_point], attrs
+    constants = [editor.constant(f"{name}/scale", lambda n: make_constant(n, params.scale))]
+    if opset < _OUTPUT_DTYPE_OPSET or np.any(params.zero_point):
+        values = params.zero_point.astype(carrier.dtype)
+        constants.append(editor.constant(f"{name}/zero_point", lambda n: make_constant(n, values)))
+    return constants

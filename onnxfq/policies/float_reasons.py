@@ -65,6 +65,8 @@ def _why(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> str:
     for node in weighted:
         if node.name in kept:
             return f"read by {node.op} {node.name!r}, which stays in float: {kept[node.name]}"
+    if weighted:
+        return f"the recipe quantizes the weight only (read by {', '.join(sorted({n.op for n in weighted}))})"
     ops = ", ".join(sorted({node.op for node in readers}))
     if not is_float32(tensor):
         return f"{dtype_name(tensor)}; float32 is quantized (read by {ops})"

@@ -1,13 +1,18 @@
-"""ONNX Runtime's CPU provider: what its Q/DQ fusion takes."""
+"""ONNX Runtime's CPU provider: which Q/DQ kernels it has, and what its fusion takes."""
 
 from __future__ import annotations
 
-from onnxfq.plan import Role
-from onnxfq.policies.target import TargetPolicy
-from onnxfq.spec import QuantSpec
+from onnxfq.plan import Placement
+from onnxfq.policies.target import Operands, TargetPolicy
+
+# onnxruntime 1.31.1 has QuantizeLinear for integers of 2, 4, 8 and 16 bits and for the float8 types.
+_NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
 
 
-def _refuses(spec: QuantSpec, role: Role) -> str:
+def _refuses(placement: Placement, operands: Operands) -> str:
+    base = placement.spec.qtype.base
+    if base in _NO_KERNEL:
+        return f"ONNX Runtime has no QuantizeLinear for {base}; use float8e4m3fn, or target simulation"
     return ""
 
 
@@ -18,4 +23,5 @@ ONNXRUNTIME = TargetPolicy(
     residual=False,
     bias="bias: added in float, so that no rounding of int32 biases is needed",
     refuses=_refuses,
+    keeps_float=lambda operands: "",
 )

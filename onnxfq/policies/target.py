@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from onnxfq.plan import Role
-from onnxfq.spec import QuantSpec
+import onnx_graphsurgeon as gs
+
+from onnxfq.plan import Placement
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The placed inputs of one node, and the shapes of those that are constants.
+
+    weight_shapes: by tensor name.
+    """
+
+    node: gs.Node
+    placements: Sequence[Placement]
+    weight_shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def weight_only(self) -> bool:
+        """Tell whether no activation of the node is quantized."""
+        return all(placement.role == "weight" for placement in self.placements)
 
 
 @dataclass(frozen=True)
@@ -15,11 +33,13 @@ class TargetPolicy:
 
     per_tensor_weights: op type -> why its weights get one scale only. residual: whether the skip
     branch of a residual Add gets a pair. bias: why biases stay float. refuses: returns why the target
-    cannot take a spec for a role, with the remedy; an empty string when it can.
+    cannot take one of a node's placements, given all of them, with the remedy; an empty string when it can.
+    keeps_float: returns why the target would run this one node in float for all that; empty when not.
     """
 
     name: str
     per_tensor_weights: dict[str, str]
     residual: bool
     bias: str
-    refuses: Callable[[QuantSpec, Role], str]
+    refuses: Callable[[Placement, Operands], str]
+    keeps_float: Callable[[Operands], str]

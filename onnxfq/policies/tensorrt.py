@@ -1,21 +1,86 @@
-"""TensorRT 10 and 11, explicit quantization: what its parser takes and its builder fuses."""
+"""TensorRT 10 and 11, explicit quantization: what its parser takes and its builder fuses.
+
+The rules are NVIDIA's documented ones (explicit quantization; IQuantizeLayer and IDequantizeLayer in
+NvInfer.h), tried on TensorRT for RTX 1.7.1, whose parser and builder need no GPU.
+"""
 
 from __future__ import annotations
 
-from onnxfq.plan import Role
-from onnxfq.policies.target import TargetPolicy
-from onnxfq.spec import QuantSpec
+from math import prod
+
+from onnxfq.deployed import deployed_qtype
+from onnxfq.plan import Placement
+from onnxfq.policies.target import Operands, TargetPolicy
+from onnxfq.qtypes import QType
+
+LARGEST_FLOAT8_KERNEL = 32
+"""Elements of a Conv kernel window, 5 x 5 and less: above, the builder has no float8 kernel."""
+
+_BOTH_SIDES = ("int8", "float8e4m3fn")
 
 
-def _refuses(spec: QuantSpec, role: Role) -> str:
+def _refuses(placement: Placement, operands: Operands) -> str:
+    spec = placement.spec
+    base = _carrier(spec.qtype)
     if not spec.symmetric:
         return "TensorRT takes zero points of 0 only; use symmetric: true"
-    if spec.qtype.name == "int4":
+    if base == "int4" and not operands.weight_only:
         return "TensorRT takes int4 only for weights whose activations stay float; use int8"
-    if spec.qtype.name != "int8":
-        return f"TensorRT has no {spec.qtype} tensors; use int8"
-    if spec.block_size is not None:
-        return "TensorRT computes blocked int8 weights with quantized activations wrongly; use per_axis"
+    if base not in (*_BOTH_SIDES, "int4"):
+        nearest = "float8e4m3fn" if spec.qtype.is_float else "int8"
+        carried = "" if base == spec.qtype.base else f", which {spec.qtype} needs"
+        return f"TensorRT has no {base} tensors{carried}; use {nearest}"
+    if spec.block_shape is not None:
+        return "TensorRT takes blocks along one axis only; use per_axis, or target onnxruntime"
+    if spec.block_size is not None and base != "int4":
+        if operands.weight_only:
+            return f"TensorRT expands blocked {base} weights to float before it multiplies; use per_axis"
+        return f"TensorRT computes blocked {base} weights with quantized activations wrongly; use per_axis"
+    # A type that TensorRT takes nowhere, or not here, is refused for the tensor that has it.
+    others = {_carrier(other.spec.qtype) for other in operands.placements} & {*_BOTH_SIDES} - {base}
+    if others:
+        return f"TensorRT multiplies two tensors of one type only, not {base} and {others.pop()}; use one"
+    return ""
+
+
+def _carrier(qtype: QType) -> str:
+    """Return the name of the type that is written: int5 is int8 with a Clip."""
+    return (deployed_qtype(qtype) or qtype).name
+
+
+def _keeps_float(operands: Operands) -> str:
+    node = operands.node
+    for placement in operands.placements:
+        shape = operands.weight_shapes.get(placement.tensor)
+        if shape is None:
+            continue
+        if operands.weight_only and node.op in ("Conv", "ConvTranspose"):
+            return f"TensorRT multiplies in float where only the weight of a {node.op} is quantized"
+        base, window = _carrier(placement.spec.qtype), prod(shape[2:])
+        if node.op == "Conv" and base == "float8e4m3fn" and window > LARGEST_FLOAT8_KERNEL:
+            return (
+                f"TensorRT has float8 kernels up to {LARGEST_FLOAT8_KERNEL} elements a window, this one has "
+                f"{window}"
+            )
+        why = _int4_in_float(placement, shape) if base == "int4" else ""
+        if why:
+            return why
+    return ""
+
+
+def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
+    """Return why TensorRT would not keep an int4 weight: it reads the block size from shapes, K / scales."""
+    axis, block = placement.spec.axis, placement.spec.block_size
+    if axis is None or block is None:
+        return "TensorRT has int4 kernels for blocks only; use granularity: blocked"
+    if axis < len(shape) - 2:
+        return f"TensorRT takes blocks along the last two axes only, not axis {axis} of {len(shape)}"
+    if shape[axis] % block:
+        return f"TensorRT needs blocks that divide the summed axis: {shape[axis]} is no multiple of {block}"
+    if shape[axis] == block:
+        return f"TensorRT has int4 kernels for two blocks and more: the summed axis has {block}, one block"
+    if prod(shape) % 2 or shape[-1] % 2:
+        return f"TensorRT packs two int4 numbers in a byte: the last axis of {list(shape)} is odd"
     return ""
 
 
@@ -27,4 +92,5 @@ TENSORRT = TargetPolicy(
     residual=True,
     bias="bias: TensorRT refuses a quantized bias and adds it in float",
     refuses=_refuses,
+    keeps_float=_keeps_float,
 )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_graphsurgeon as gs
 
+from onnxfq.errors import RecipeError
+from onnxfq.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor
 from onnxfq.graph.analysis import dtype_name, is_float32, weight_source
 from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis
 from onnxfq.plan import Placement, Use
-from onnxfq.policies.target import TargetPolicy
+from onnxfq.policies.target import Operands, TargetPolicy
 from onnxfq.recipe import Recipe, WeightScheme
 from onnxfq.spec import QuantSpec
 
@@ -37,10 +40,15 @@ def decide_weighted(
 
     read_in_float: tensors with a reader that wants them unrounded.
     """
-    slots = WEIGHTED_INPUTS[node.op]
     placements, needs, why_float = [], [], ""
-    for slot in slots:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for slot in WEIGHTED_INPUTS[node.op]:
         placement = _place(node, slot, recipe, policy, read_in_float)
+        if placement is None:
+            continue
+        source = weight_source(node, slot, read_in_float)
+        if source is not None:
+            shapes[placement.tensor] = tuple(source.tensor.shape)
         needs.append(placement.uses[0])
         # A transposed weight may be named before or after the Transpose.
         names = (placement.tensor, node.inputs[slot].name)
@@ -50,54 +58,87 @@ def decide_weighted(
             found = dtype_name(node.inputs[slot])
             why_float = f"input {placement.tensor!r} is {found}, and only float32 is quantized"
         placements.append(placement)
+    if not placements:
+        why_float = f"recipe {recipe.name} quantizes weights only, and both inputs are computed"
+    if not why_float:
+        operands = Operands(node, placements, shapes)
+        refuse(operands, policy)
+        why_float = policy.keeps_float(operands)
     if why_float:
         return NodeDecision(node.name, node.op, tuple(needs), (), why_float)
     return NodeDecision(node.name, node.op, tuple(needs), tuple(placements))
 
 
-def place_activation(node: gs.Node, slot: int, recipe: Recipe, why: str) -> Placement:
-    """Place input `slot` of `node` as an activation, per tensor."""
+def refuse(operands: Operands, policy: TargetPolicy) -> None:
+    """Raise RecipeError when the target cannot take one of a node's placements."""
+    for placement in operands.placements:
+        refusal = policy.refuses(placement, operands)
+        if refusal:
+            raise RecipeError(f"node {operands.node.name!r}, tensor {placement.tensor!r}: {refusal}")
+
+
+def place_activation(node: gs.Node, slot: int, recipe: Recipe, why: str) -> Placement | None:
+    """Place input `slot` of `node` as an activation, per tensor; None where the recipe is weight-only."""
     tensor = node.inputs[slot].name
     scheme = recipe.activation_for(node.name, node.op, tensor)
-    spec = QuantSpec(qtype=scheme.qtype, symmetric=scheme.symmetric, calibrator=scheme.calibrator)
+    if scheme is None:
+        return None
+    spec = QuantSpec(**scheme.model_dump())
     return Placement(tensor=tensor, role="activation", spec=spec, uses=(Use(node.name, slot),), why=why)
 
 
 def _place(
     node: gs.Node, slot: int, recipe: Recipe, policy: TargetPolicy, read_in_float: Collection[str]
-) -> Placement:
+) -> Placement | None:
     source = weight_source(node, slot, read_in_float)
     if source is None:
         return place_activation(node, slot, recipe, f"input of {node.op}")
     tensor = source.tensor.name
     scheme = recipe.weight_for(node.name, node.op, tensor)
     rank = len(source.permutation)
-    axis, block_size, why = _weight_granularity(node, slot, rank, scheme, policy)
+    granularity, why = _weight_granularity(node, slot, rank, scheme, policy)
     spec = QuantSpec(
         qtype=scheme.qtype,
         symmetric=scheme.symmetric,
-        axis=None if axis is None else source.permutation[axis],
-        block_size=block_size,
+        power_of_two=scheme.power_of_two,
         calibrator=scheme.calibrator,
+        **_in_axes_of(source.permutation, granularity),
     )
     return Placement(
         tensor=tensor, role="weight", spec=spec, uses=(source.use,), why=f"weight of {node.op}, {why}"
     )
 
 
+def _in_axes_of(permutation: tuple[int, ...], granularity: Granularity) -> dict[str, Any]:
+    """Return the fields of a spec: `granularity`, of a node's input, in the axes of the stored constant."""
+    if isinstance(granularity, BlockShape):
+        stored = dict(zip(permutation, granularity.block_shape, strict=True))
+        return {"block_shape": tuple(stored[axis] for axis in range(len(permutation)))}
+    if isinstance(granularity, PerTensor):
+        return {}
+    block_size = granularity.block_size if isinstance(granularity, Blocked) else None
+    return {"axis": permutation[granularity.axis], "block_size": block_size}
+
+
 def _weight_granularity(
     node: gs.Node, slot: int, rank: int, scheme: WeightScheme, policy: TargetPolicy
-) -> tuple[int | None, int | None, str]:
-    """Return (axis, block_size, why) in the axes of the node's input."""
+) -> tuple[Granularity, str]:
+    """Return (granularity in the axes of the node's input, why)."""
     if scheme.granularity == "per_tensor":
-        return None, None, "per tensor as the recipe asks"
-    if scheme.granularity == "blocked":
+        return PerTensor(), "per tensor as the recipe asks"
+    instead = ""
+    if scheme.block_size is not None:
         summed = summed_axis(node, slot, rank)
         if summed is not None:
-            return summed, scheme.block_size, f"blocks of {scheme.block_size} along its summed axis"
+            return Blocked(summed, scheme.block_size), f"blocks of {scheme.block_size} along its summed axis"
+        instead = f": blocks go along one summed axis, and {node.op} has none"
+    if scheme.block_shape is not None:
+        if len(scheme.block_shape) == rank:
+            return BlockShape(scheme.block_shape), f"blocks of {list(scheme.block_shape)}"
+        instead = f": block_shape {list(scheme.block_shape)} is not for its {rank} axes"
     if node.op in policy.per_tensor_weights:
-        return None, None, policy.per_tensor_weights[node.op]
+        return PerTensor(), policy.per_tensor_weights[node.op]
     axis = channel_axis(node, slot, rank)
     if axis is None:
-        return None, None, "per tensor: it has no channel axis"
-    return axis, None, "per output channel"
+        return PerTensor(), "per tensor: it has no channel axis"
+    return PerAxis(axis), f"per output channel{instead}"

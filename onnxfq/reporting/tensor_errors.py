@@ -63,8 +63,7 @@ def _row(model: Model, placement: Placement, statistics: Statistics, encoding: E
             encoding.scale_array,
             encoding.zero_point_array,
             qtype=spec.qtype,
-            axis=spec.axis,
-            block_size=spec.block_size,
+            **spec.blocks,
         )
         sqnr_db = ErrorSums.of(values, rounded).sqnr_db
         rmin, rmax = float(np.min(values)), float(np.max(values))

@@ -6,20 +6,47 @@ Single-threaded; the GIL is released while a kernel runs, so several may run in 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from onnxfq.dynamic_scales import check_rule, scale_shape
 from onnxfq.errors import RuntimeLibraryError, SpecError
-from onnxfq.numerics import Float32Array, check_params, float32_array
+from onnxfq.numerics import FLOAT_TYPES, as_qtype, check_names, float32_array, float_array
 from onnxfq.package_files import custom_ops_library
-from onnxfq.qtypes import QType, qtype_by_name
+from onnxfq.qtypes import QType
+from onnxfq.rounding import Float32Array
 
 Observation = tuple[Float32Array, NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
 
 _ERROR_BYTES = 512
+
+
+class _Elements(ctypes.Structure):
+    """Struct ElementsArg of c_api.cc."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("rank", ctypes.c_size_t),
+        ("type", ctypes.c_int32),
+    ]
+
+
+class _Blocks(ctypes.Structure):
+    """Struct BlocksArg of c_api.cc."""
+
+    _fields_ = [
+        ("has_axis", ctypes.c_int32),
+        ("axis", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("block_shape", ctypes.POINTER(ctypes.c_int64)),
+        ("block_rank", ctypes.c_size_t),
+    ]
 
 
 @cache
@@ -41,37 +68,79 @@ def fake_quantize(
     qtype: QType | str,
     axis: int | None = None,
     block_size: int | None = None,
+    block_shape: Sequence[int] | None = None,
     rounding: str = "half_even",
     arithmetic: str = "divide",
-    out: Float32Array | None = None,
-) -> Float32Array:
+    saturate: bool = True,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
     """Return what `numerics.fake_quantize` returns, to the bit, at the speed of memory.
 
-    out: where to write, contiguous float32 of x's shape, x itself or apart from x.
+    out: where to write, contiguous, of x's type and shape, x itself or apart from x.
     Raises SpecError when a parameter breaks its rule.
     """
-    qtype = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
-    values = np.ascontiguousarray(float32_array(x)).reshape(np.shape(x))
-    scales, zero_points = check_params(scale, zero_point, qtype, rounding, arithmetic)
-    scales, zero_points = _same_shape(scales, zero_points)
-    if axis is None and scales.size > 1 and (block_size or (scales.ndim == 1 and values.ndim > 1)):
+    qtype = as_qtype(qtype)
+    values = np.ascontiguousarray(float_array(x)).reshape(np.shape(x))
+    check_names(rounding=rounding, arithmetic=arithmetic)
+    scales, zero_points = _params(scale, zero_point)
+    needs_axis = block_size or (scales.ndim == 1 and values.ndim > 1)
+    if axis is None and block_shape is None and scales.size > 1 and needs_axis:
         raise SpecError(f"scale of shape {list(scales.shape)} without an axis; give the axis it runs along")
     result = np.empty_like(values) if out is None else _checked_out(out, values)
     _call(
         "onnxfq_fake_quantize",
-        _pointer(values),
-        _pointer(result),
-        *_shape(values),
+        _elements(values, result),
         _pointer(scales),
-        _pointer(zero_points),
-        *_shape(scales),
+        None if zero_points is None else _pointer(zero_points),
+        *_shape(scales.shape),
         qtype.name.encode(),
-        ctypes.c_int64(0 if axis is None else axis),
-        ctypes.c_int64(block_size or 0),
+        _blocks(axis, block_size, block_shape),
         rounding.encode(),
         arithmetic.encode(),
+        ctypes.c_int64(int(saturate)),
     )
     return result
+
+
+def dynamic_fake_quantize(
+    x: ArrayLike,
+    *,
+    qtype: QType | str,
+    axis: int | None = None,
+    block_size: int | None = None,
+    block_shape: Sequence[int] | None = None,
+    symmetric: bool = True,
+    scale_type: str = "float32",
+    global_scale: float | None = None,
+    rounding: str = "half_even",
+    out: NDArray[Any] | None = None,
+) -> tuple[NDArray[Any], Float32Array, Float32Array]:
+    """Return what `dynamic_scales.dynamic_fake_quantize` returns, to the bit: y, scale, zero_point.
+
+    out: where to write y, as in `fake_quantize`. Raises SpecError when a parameter breaks its rule.
+    """
+    qtype = as_qtype(qtype)
+    check_names(rounding=rounding)
+    check_rule(qtype, symmetric, scale_type, global_scale)
+    values = np.ascontiguousarray(float_array(x)).reshape(np.shape(x))
+    params = scale_shape(values.shape, axis, block_size, block_shape)
+    scale = np.empty(params, np.float32)
+    zero_point = np.zeros(params, np.float32)
+    result = np.empty_like(values) if out is None else _checked_out(out, values)
+    _call(
+        "onnxfq_dynamic_fake_quantize",
+        _elements(values, result),
+        _pointer(scale),
+        None if symmetric else _pointer(zero_point),
+        ctypes.c_int64(scale.size),
+        qtype.name.encode(),
+        _blocks(axis, block_size, block_shape),
+        rounding.encode(),
+        scale_type.encode(),
+        ctypes.c_int64(int(symmetric)),
+        ctypes.c_float(0 if global_scale is None else global_scale),
+    )
+    return result, scale, zero_point
 
 
 def observe(x: ArrayLike, *, histogram: bool = True) -> Observation:
@@ -112,30 +181,47 @@ def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
-def _shape(array: NDArray[Any]) -> tuple[ctypes.Array[ctypes.c_int64], ctypes.c_size_t]:
-    return (ctypes.c_int64 * array.ndim)(*array.shape), ctypes.c_size_t(array.ndim)
+def _shape(shape: Sequence[int]) -> tuple[ctypes.Array[ctypes.c_int64], ctypes.c_size_t]:
+    return (ctypes.c_int64 * len(shape))(*shape), ctypes.c_size_t(len(shape))
 
 
-def _same_shape(scales: Float32Array, zero_points: Float32Array) -> tuple[Float32Array, Float32Array]:
-    """Return both contiguous and of one shape: either may be a single value for all of the other."""
-    shape = zero_points.shape if scales.size == 1 else scales.shape
+def _elements(x: NDArray[Any], y: NDArray[Any]) -> Any:
+    shape, rank = _shape(x.shape)
+    return ctypes.byref(_Elements(x.ctypes.data, y.ctypes.data, shape, rank, FLOAT_TYPES.index(x.dtype)))
+
+
+def _blocks(axis: int | None, block_size: int | None, block_shape: Sequence[int] | None) -> Any:
+    shape, rank = _shape(() if block_shape is None else block_shape)
+    return ctypes.byref(_Blocks(int(axis is not None), axis or 0, block_size or 0, shape, rank))
+
+
+def _params(scale: ArrayLike, zero_point: ArrayLike) -> tuple[Float32Array, Float32Array | None]:
+    """Return both as the kernels take them: contiguous and of one shape, None for no zero point.
+
+    Either may be a single value for all of the other. The kernels check the values.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        scales = np.ascontiguousarray(scale, np.float32).reshape(np.shape(scale))
+        zero_points = np.ascontiguousarray(zero_point, np.float32).reshape(np.shape(zero_point))
+    if zero_points.size == 1 and zero_points.flat[0] == 0:
+        return scales, None
     if zero_points.size not in (1, scales.size) and scales.size != 1:
         raise SpecError(
             f"zero_point of shape {list(zero_points.shape)} does not fit scale of shape "
             f"{list(scales.shape)}; give one, or one for each scale"
         )
     if scales.size == 1:
-        return np.full(shape, scales.flat[0], np.float32), np.ascontiguousarray(zero_points)
+        return np.full(zero_points.shape, scales.flat[0], np.float32), zero_points
     if zero_points.size == 1:
-        return np.ascontiguousarray(scales), np.full(shape, zero_points.flat[0], np.float32)
-    return np.ascontiguousarray(scales), np.ascontiguousarray(zero_points)
+        return scales, np.full(scales.shape, zero_points.flat[0], np.float32)
+    return scales, zero_points
 
 
-def _checked_out(out: Float32Array, x: Float32Array) -> Float32Array:
+def _checked_out(out: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
     flags = out.flags
-    if out.dtype != np.float32 or out.shape != x.shape or not (flags.c_contiguous and flags.writeable):
+    if out.dtype != x.dtype or out.shape != x.shape or not (flags.c_contiguous and flags.writeable):
         raise SpecError(
-            f"out must be a writable, contiguous float32 array of shape {list(x.shape)}, "
+            f"out must be a writable, contiguous {x.dtype} array of shape {list(x.shape)}, "
             f"got {out.dtype} {list(out.shape)}"
         )
     if out.ctypes.data != x.ctypes.data and np.may_share_memory(out, x):

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxfq.calibrators.grid_error import Density, expected_sqnr_db, grid_error, squared_error
+from onnxfq.calibrators.grid_error import (
+    Density,
+    expected_sqnr_db,
+    float_squared_error,
+    grid_error,
+    squared_error,
+)
 from onnxfq.metrics import ErrorSums
 from onnxfq.numerics import fake_quantize
 from onnxfq.qparams import choose_qparams
@@ -13,16 +19,10 @@ from onnxfq.qtypes import QTYPES
 from onnxfq.statistics import TensorStatistics
 
 POINTS = 20_000
+FLOATS = [qtype.name for qtype in QTYPES.values() if qtype.is_float]
 
 
-def integrated(low, high, count, scale, limits):
-    """Count * mean of (fq(x) - x)^2 over [low, high] by the midpoint rule, from the definition."""
-    x = low + (high - low) * (np.arange(POINTS) + 0.5) / POINTS
-    y = scale * np.clip(np.round(x / scale), *limits)
-    return count * np.mean((y - x) ** 2)
-
-
-@pytest.mark.parametrize(
+BINS = pytest.mark.parametrize(
     ("low", "high"),
     [
         pytest.param(0.02, 0.04, id="inside one cell"),
@@ -37,6 +37,16 @@ def integrated(low, high, count, scale, limits):
         pytest.param(0.95, 1.05, id="from half a cell to half a cell"),
     ],
 )
+
+
+def integrated(low, high, count, scale, limits):
+    """Count * mean of (fq(x) - x)^2 over [low, high] by the midpoint rule, from the definition."""
+    x = low + (high - low) * (np.arange(POINTS) + 0.5) / POINTS
+    y = scale * np.clip(np.round(x / scale), *limits)
+    return count * np.mean((y - x) ** 2)
+
+
+@BINS
 @pytest.mark.parametrize("limits", [(-8, 7), (0, 15), (-15, 0), (-128, 127)], ids=str)
 def test_one_bin_is_the_integral(low, high, limits):
     """For a uniform bin anywhere on or off the grid, the closed form is the integral."""
@@ -45,6 +55,20 @@ def test_one_bin_is_the_integral(low, high, limits):
     closed = squared_error(density, 0.1 * one, limits[0] * one, limits[1] * one)[0]
     # The midpoint rule is off by at most a kink's share of one of 20,000 pieces.
     assert closed == pytest.approx(integrated(low, high, 7.0, 0.1, limits), rel=2e-4, abs=1e-12)
+
+
+@BINS
+@pytest.mark.parametrize("scale", [0.3, 0.01, 0.002])
+@pytest.mark.parametrize("name", FLOATS)
+def test_one_bin_is_the_integral_for_floats(low, high, scale, name):
+    """The same for grids whose cells differ, against the arithmetic of the kernels."""
+    density = Density(*(np.asarray([v]) for v in (low, high, 7.0)))
+    closed = float_squared_error(density, np.asarray([np.float32(scale)], np.float64), QTYPES[name])[0]
+    x = low + (high - low) * (np.arange(POINTS) + 0.5) / POINTS
+    y = fake_quantize(x.astype(np.float32), np.float32(scale), qtype=name).astype(np.float64)
+    # Midpoint rule as above; x itself is rounded to float32, which moves (y - x) by up to 2^-24 of x.
+    close = 7.0 * max(abs(low), abs(high)) ** 2 * 2.0**-21
+    assert closed == pytest.approx(7.0 * np.mean((y - x) ** 2), rel=2e-3, abs=close)
 
 
 def test_bins_and_candidates_add_up():
@@ -65,7 +89,8 @@ def test_bins_and_candidates_add_up():
         (name, symmetric)
         for name in ("int4", "uint4", "int8", "uint8")
         for symmetric in {name[0] == "i", False}
-    ],
+    ]
+    + [(name, True) for name in FLOATS],
 )
 @pytest.mark.parametrize("factor", [1.0, 0.4, 0.05])
 def test_samples_drawn_inside_the_bins_agree(name, symmetric, factor):
@@ -85,12 +110,12 @@ def test_samples_drawn_inside_the_bins_agree(name, symmetric, factor):
     assert closed == pytest.approx(np.sum((rounded - drawn) ** 2) / 200, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["int8", "uint8", "int16"])
+@pytest.mark.parametrize("name", ["int8", "uint8", "int16", *FLOATS])
 def test_expected_sqnr_is_close_to_the_measured(name):
     """What the histogram predicts is what quantizing the data gives, to a fifth of a dB."""
     x = np.random.default_rng(2).normal(size=50_000).astype(np.float32)
     stats = TensorStatistics.from_array(x)
-    scale, zero_point = choose_qparams(stats.rmin, stats.rmax, QTYPES[name], False)
+    scale, zero_point = choose_qparams(stats.rmin, stats.rmax, QTYPES[name], QTYPES[name].is_float)
     rounded = fake_quantize(x, scale, zero_point, qtype=QTYPES[name])
     expected = expected_sqnr_db(stats, float(scale), int(zero_point), QTYPES[name])
     # The values' places inside a bin are taken as even.

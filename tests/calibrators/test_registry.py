@@ -14,7 +14,7 @@ from onnxfq.qtypes import QTYPES
 from onnxfq.statistics import TensorStatistics
 
 NAMES = [*CALIBRATORS, "percentile:99", "percentile:100"]
-SCHEMES = [(q, s) for q in QTYPES.values() for s in {q.signed, False}]
+SCHEMES = [(q, s) for q in QTYPES.values() for s in ({True} if q.is_float else {q.signed, False})]
 RNG = np.random.default_rng(7)
 LARGEST = np.float32(np.finfo(np.float32).max)
 DATA = {

@@ -1,4 +1,4 @@
-"""Runs both operators in several versions of onnxruntime, each in a virtual environment of its own.
+"""Runs the operators in several versions of onnxruntime, each in a virtual environment of its own.
 
     python tests/custom_ops/check_runtimes.py [VERSION ...] [--library FILE] [--folder FOLDER]
 
@@ -53,6 +53,32 @@ for enabled in (True, False):
     assert counts.tolist() == [x.size, 0, 0, 0]
     wanted, wanted_counts = np.unique(x.view(np.uint32) >> 17, return_counts=True)
     assert np.array_equal(bins, wanted) and np.array_equal(bin_counts, wanted_counts)
+
+# Several types under one name, attributes that are lists, outputs that are optional.
+TYPES = """<ir_version: 8, opset_import: ["": 17, "onnxfq": 1]>
+types (float16[n, c] x, float16[n, k] scale, float global)
+      => (float16[n, c] y, float16[n, c] z, float16[n, c] m, float[n, b] m_scale, bfloat16[n, c] w)
+{
+    y = onnxfq.FakeQuantize <qtype = "float8e4m3fn", block_shape = [1, 16]> (x, scale)
+    wide = Cast <to = 1> (scale)
+    z = onnxfq.FakeQuantize <qtype = "float8e4m3fn", block_shape = [1, 16]> (x, wide)
+    m, m_scale =
+        onnxfq.DynamicFakeQuantize <qtype = "int8", scale_type = "e8m0", axis = -1, block_size = 32> (x)
+    u = onnxfq.DynamicFakeQuantize
+        <qtype = "float4e2m1", scale_type = "e4m3", block_shape = [1, 16]> (x, global)
+    v = Cast <to = 16> (u)
+    w = onnxfq.DynamicFakeQuantize <qtype = "int16"> (v)
+}"""
+model = parser.parse_model(TYPES)
+halves = onnxruntime.InferenceSession(model.SerializeToString(), options)
+x16 = rng.standard_normal((8, 64)).astype(np.float16)
+feeds = {"x": x16, "scale": np.full((8, 4), 0.5, np.float16), "global": np.array(0.01, np.float32)}
+y, z, m, m_scale = halves.run(["y", "z", "m", "m_scale"], feeds)
+step = np.exp2(np.maximum(np.floor(np.log2(np.abs(x16.astype(np.float32) * 2))), -6) - 3)
+fp8 = np.rint(x16.astype(np.float32) * 2 / step) * step / 2
+assert np.array_equal(y, fp8.astype(np.float16)) and np.array_equal(y, z)
+amax = np.abs(x16.astype(np.float32)).reshape(8, 2, 32).max(axis=-1)
+assert np.array_equal(m_scale, np.exp2(np.floor(np.log2(amax)) - 6))
 try:
     session.run(None, {"x": x, "scale": scale * np.float32(np.nan), "enabled": np.array(True)})
 except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -15,6 +16,11 @@ from onnxfq.qtypes import QTYPES
 from onnxfq.runtime.library import register_custom_ops
 
 FLOAT, INT32, INT64, BOOL = (getattr(onnx.TensorProto, name) for name in ("FLOAT", "INT32", "INT64", "BOOL"))
+ONNX_TYPES = {
+    np.dtype(np.float32): onnx.TensorProto.FLOAT,
+    np.dtype(np.float16): onnx.TensorProto.FLOAT16,
+    np.dtype(ml_dtypes.bfloat16): onnx.TensorProto.BFLOAT16,
+}
 
 
 def make_session(
@@ -24,6 +30,7 @@ def make_session(
     initializers: list[onnx.TensorProto] | None = None,
     threads: int = 1,
     shapes: dict[str, list[int | str]] | None = None,
+    opset: int = 21,
 ) -> onnxruntime.InferenceSession:
     """Session of a graph of float tensors, custom operators registered; shapes are unknown unless given.
 
@@ -38,13 +45,26 @@ def make_session(
         initializers or [],
         value_info=[helper.make_tensor_value_info(n, FLOAT, s) for n, s in shapes.items() if n not in inputs],
     )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("onnxfq", 1)]
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("onnxfq", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads
     register_custom_ops(options)
     return onnxruntime.InferenceSession(model.SerializeToString(), options)
+
+
+def between_casts(node: onnx.NodeProto, dtype: np.dtype) -> list[onnx.NodeProto]:
+    """The node with its input x and first output y, both float, cast to `dtype`: exact both ways.
+
+    NumPy arrays of bfloat16 cannot be handed to a session.
+    """
+    node.input[0], node.output[0] = "x/cast", "y/cast"
+    return [
+        helper.make_node("Cast", ["x"], ["x/cast"], to=ONNX_TYPES[dtype]),
+        node,
+        helper.make_node("Cast", ["y/cast"], ["y"], to=FLOAT),
+    ]
 
 
 def ort_fake_quantize(
@@ -54,12 +74,14 @@ def ort_fake_quantize(
     *,
     enabled: bool | None = None,
     threads: int = 1,
+    param_type: Any = np.float32,
     **attributes,
 ) -> np.ndarray:
-    """Run operator FakeQuantize once in onnxruntime."""
-    constants = {"scale": np.asarray(scale, np.float32)}
+    """Run operator FakeQuantize once in onnxruntime; x of any of its types, parameters of `param_type`."""
+    param_type = np.dtype(param_type)
+    constants = {"scale": np.asarray(scale, param_type)}
     if zero_point is not None:
-        constants["zero_point"] = np.asarray(zero_point, np.float32)
+        constants["zero_point"] = np.asarray(zero_point, param_type)
     if enabled is not None:
         constants["enabled"] = np.asarray(enabled)
     names = [name if name in constants else "" for name in ("scale", "zero_point", "enabled")]
@@ -68,8 +90,27 @@ def ort_fake_quantize(
     attributes = {name: value for name, value in attributes.items() if value is not None}
     node = helper.make_node("FakeQuantize", ["x", *names], ["y"], domain="onnxfq", **attributes)
     initializers = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    session = make_session([node], ["x"], {"y": FLOAT}, initializers, threads)
-    return session.run(None, {"x": x})[0]
+    session = make_session(between_casts(node, x.dtype), ["x"], {"y": FLOAT}, initializers, threads)
+    return session.run(None, {"x": x.astype(np.float32)})[0].astype(x.dtype)
+
+
+def ort_dynamic_fake_quantize(
+    x: np.ndarray, *, global_scale: float | None = None, threads: int = 1, **attributes
+) -> list[np.ndarray]:
+    """Run operator DynamicFakeQuantize once in onnxruntime: y, scale, zero_point."""
+    attributes = {name: value for name, value in attributes.items() if value is not None}
+    if "symmetric" in attributes:
+        attributes["symmetric"] = int(attributes["symmetric"])
+    inputs, initializers = ["x"], []
+    if global_scale is not None:
+        inputs.append("g")
+        initializers.append(numpy_helper.from_array(np.array(global_scale, np.float32), "g"))
+    outputs = ["y", "scale", "zero_point"]
+    node = helper.make_node("DynamicFakeQuantize", inputs, outputs, domain="onnxfq", **attributes)
+    nodes = between_casts(node, x.dtype)
+    session = make_session(nodes, ["x"], dict.fromkeys(outputs, FLOAT), initializers, threads)
+    y, scale, zero_point = session.run(None, {"x": x.astype(np.float32)})
+    return [y.astype(x.dtype), scale, zero_point]
 
 
 def ort_qdq(
@@ -80,9 +121,10 @@ def ort_qdq(
     qtype: str,
     axis: int | None = None,
     block_size: int | None = None,
+    saturate: bool = True,
 ) -> np.ndarray:
-    """Run onnxruntime's QuantizeLinear and DequantizeLinear once."""
-    scale = np.asarray(scale, np.float32)
+    """Run onnxruntime's QuantizeLinear and DequantizeLinear once; the scale has x's type."""
+    scale = np.asarray(scale, x.dtype)
     zero_point = np.broadcast_to(np.asarray(zero_point, np.int32), scale.shape)
     attributes = {
         name: value for name, value in (("axis", axis), ("block_size", block_size)) if value is not None
@@ -91,11 +133,19 @@ def ort_qdq(
         numpy_helper.from_array(scale, "scale"),
         helper.make_tensor("zero_point", QTYPES[qtype].onnx_type, scale.shape, zero_point.flatten().tolist()),
     ]
+    overflow = {} if saturate else {"saturate": 0}
     nodes = [
-        helper.make_node("QuantizeLinear", ["x", "scale", "zero_point"], ["q"], **attributes),
-        helper.make_node("DequantizeLinear", ["q", "scale", "zero_point"], ["y"], **attributes),
+        helper.make_node("QuantizeLinear", ["t", "scale", "zero_point"], ["q"], **attributes, **overflow),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero_point"], ["z"], **attributes),
     ]
-    return make_session(nodes, ["x"], {"y": FLOAT}, initializers).run(None, {"x": x})[0]
+    casts = [
+        helper.make_node("Cast", ["x"], ["t"], to=ONNX_TYPES[x.dtype]),
+        helper.make_node("Cast", ["z"], ["y"], to=FLOAT),
+    ]
+    nodes = [casts[0], *nodes, casts[1]]
+    opset = 25 if QTYPES[qtype].bits == 2 else 21
+    session = make_session(nodes, ["x"], {"y": FLOAT}, initializers, opset=opset)
+    return session.run(None, {"x": x.astype(np.float32)})[0].astype(x.dtype)
 
 
 def ort_observe(x: np.ndarray, *, threads: int = 1, **attributes: int) -> list[np.ndarray]:
@@ -110,6 +160,7 @@ class Ops:
 
     session = staticmethod(make_session)
     fake_quantize = staticmethod(ort_fake_quantize)
+    dynamic_fake_quantize = staticmethod(ort_dynamic_fake_quantize)
     qdq = staticmethod(ort_qdq)
     observe = staticmethod(ort_observe)
 
@@ -131,10 +182,12 @@ def same_bits() -> Callable[[np.ndarray, np.ndarray], None]:
     """A comparison that tells -0 from +0; any NaN equals any NaN."""
 
     def compare(actual: np.ndarray, expected: np.ndarray) -> None:
-        assert actual.dtype == expected.dtype == np.float32
+        assert actual.dtype == expected.dtype
         assert actual.shape == expected.shape
-        actual, expected = (np.where(np.isnan(a), np.float32(np.nan), a) for a in (actual, expected))
-        wrong = np.flatnonzero(actual.view(np.uint32) != expected.view(np.uint32))
+        bits = np.uint32 if expected.dtype == np.float32 else np.uint16
+        nan = [np.isnan(a.astype(np.float32)) for a in (actual, expected)]
+        differ = (actual.view(bits) != expected.view(bits)) & ~(nan[0] & nan[1])
+        wrong = np.flatnonzero(differ)
         assert wrong.size == 0, (
             f"{wrong.size} differ, first at {wrong[0]}: {actual.flat[wrong[0]]!r}, "
             f"expected {expected.flat[wrong[0]]!r}"

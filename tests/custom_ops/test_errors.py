@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+from onnxfq.dynamic_scales import dynamic_fake_quantize
 from onnxfq.errors import RuntimeLibraryError, SpecError
 from onnxfq.runtime import kernels, library
 
@@ -12,7 +14,7 @@ X = np.zeros((2, 3, 4), np.float32)
 
 # attributes, scale, zero_point, words that the message must hold
 BROKEN = {
-    "qtype": ({"qtype": "int7"}, 1, None, ["unknown qtype 'int7'", "int8"]),
+    "qtype": ({"qtype": "int17"}, 1, None, ["unknown qtype 'int17'", "int16"]),
     "no-qtype": ({}, 1, None, ["unknown qtype ''"]),
     "rounding": ({"qtype": "int8", "rounding": "down"}, 1, None, ["unknown rounding 'down'", "half_even"]),
     "arithmetic": ({"qtype": "int8", "arithmetic": "fast"}, 1, None, ["unknown arithmetic 'fast'", "divide"]),
@@ -27,7 +29,29 @@ BROKEN = {
     "scale-inf": ({"qtype": "int8"}, np.inf, None, ["finite and positive", "inf"]),
     "scale-tiny": ({"qtype": "int8", "arithmetic": "reciprocal"}, 1e-40, None, ["reciprocal", "divide"]),
     "zero-point-outside": ({"qtype": "uint4"}, 1, 16, ["zero_point", "[0, 15]", "16"]),
-    "zero-point-half": ({"qtype": "int8"}, 1, 0.5, ["zero_point", "integer", "0.5"]),
+    "zero-point-nan": ({"qtype": "int8"}, 1, np.nan, ["zero_point", "[-128, 127]", "nan"]),
+    "zero-point-of-float": ({"qtype": "float8e5m2"}, 1, 1, ["zero_point", "0 for a float type"]),
+    "limits": ({"qtype": "int8[-129,127]"}, 1, None, ["unknown qtype 'int8[-129,127]'", "limits"]),
+    "limits-open": ({"qtype": "int8[-127,127"}, 1, None, ["unknown qtype"]),
+    "limits-without-0": ({"qtype": "int8[1,127]"}, 1, None, ["unknown qtype"]),
+    "limits-twice": ({"qtype": "int8[-1,1][-1,1]"}, 1, None, ["unknown qtype"]),
+    "huge-limits": ({"qtype": "int8[-99999999999,1]"}, 1, None, ["unknown qtype"]),
+    "leading-zero": ({"qtype": "int08"}, 1, None, ["unknown qtype"]),
+    "block-shape-rank": (
+        {"qtype": "int8", "block_shape": [1, 2]},
+        1,
+        None,
+        ["block_shape [1, 2]", "[2, 3, 4]"],
+    ),
+    "block-shape-0": ({"qtype": "int8", "block_shape": [1, 0, 2]}, 1, None, ["block_shape [1, 0, 2]", "-1"]),
+    "block-shape-scale": (
+        {"qtype": "int8", "block_shape": [1, 3, -1]},
+        np.ones((2, 1, 4)),
+        None,
+        ["[2, 1, 4]", "dimension 2", "needs 1"],
+    ),
+    "block-shape-scalar": ({"qtype": "int8", "block_shape": [2, 3, 4]}, 1, None, ["as many dimensions"]),
+    "both-blocks": ({"qtype": "int8", "block_shape": [1, 1, 1], "block_size": 2}, 1, None, ["give one"]),
 }
 
 
@@ -72,9 +96,76 @@ def test_kernel_refuses_its_own(options):
         kernels.fake_quantize(X, **options, qtype="int8")
 
 
-def test_kernels_want_float32():
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"qtype": "int9000"}, ["unknown qtype"]),
+        ({"qtype": "uint8"}, ["'uint8' has no two signs", "symmetric"]),
+        ({"qtype": "float8e4m3fn", "symmetric": 0}, ["symmetric = 0", "integer qtype"]),
+        ({"qtype": "int8", "symmetric": 0, "scale_type": "e8m0"}, ["symmetric = 0", "'e8m0'"]),
+        ({"qtype": "int8", "symmetric": 2}, ["symmetric must be 0 or 1, got 2"]),
+        ({"qtype": "int8", "scale_type": "e5m2"}, ["unknown scale_type 'e5m2'", "e8m0"]),
+        ({"qtype": "int8", "rounding": "up"}, ["unknown rounding 'up'"]),
+        ({"qtype": "int8", "axis": 3}, ["axis 3", "rank 3"]),
+        ({"qtype": "int8", "block_size": 2}, ["block_size without axis"]),
+        ({"qtype": "int8", "axis": 0, "block_size": -2}, ["block_size must be at least 1"]),
+        ({"qtype": "int8", "block_shape": [1]}, ["block_shape [1]", "each dimension"]),
+        ({"qtype": "int8", "block_shape": [1, 1, -2]}, ["block_shape [1, 1, -2]"]),
+        ({"qtype": "int8", "global_scale": 1.0}, ["global_scale is for scale_type 'e4m3'"]),
+        ({"qtype": "int8", "scale_type": "e4m3", "global_scale": -1.0}, ["global_scale must be finite"]),
+        ({"qtype": "int8", "scale_type": "e4m3", "global_scale": np.inf}, ["global_scale must be finite"]),
+        ({"qtype": "int8", "scale_type": "e4m3", "global_scale": [1.0, 2.0]}, ["one element, got 2"]),
+    ],
+    ids=str,
+)
+def test_dynamic_operator_refuses(ops, attributes, words):
+    """DynamicFakeQuantize names itself and the rule."""
+    with pytest.raises(Exception, match="DynamicFakeQuantize: ") as caught:
+        ops.dynamic_fake_quantize(X, **attributes)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"qtype": "uint8"},
+        {"qtype": "float8e4m3fn", "symmetric": False},
+        {"qtype": "int8", "scale_type": "e5m2"},
+        {"qtype": "int8", "rounding": "up"},
+        {"qtype": "int8", "axis": 3},
+        {"qtype": "int8", "block_size": 2},
+        {"qtype": "int8", "block_shape": [1]},
+        {"qtype": "int8", "global_scale": 1.0},
+        {"qtype": "int8", "scale_type": "e4m3", "global_scale": 0.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "function", [kernels.dynamic_fake_quantize, dynamic_fake_quantize], ids=["c", "numpy"]
+)
+def test_dynamic_functions_refuse(function, options):
+    """Both functions refuse the same with SpecError."""
+    with pytest.raises(SpecError):
+        function(X, **options)
+
+
+@pytest.mark.parametrize("name", ["FakeQuantize", "DynamicFakeQuantize"])
+def test_operators_refuse_float64(ops, name):
+    """A double tensor is refused when the session is made, by operator, input and type."""
+    inputs = ["d", "s"] if name == "FakeQuantize" else ["d"]
+    nodes = [
+        helper.make_node("Cast", ["x"], ["d"], to=TensorProto.DOUBLE),
+        helper.make_node(name, inputs, ["y"], domain="onnxfq", qtype="int8"),
+    ]
+    scale = numpy_helper.from_array(np.array(1, np.float32), "s")
+    with pytest.raises(Exception, match=rf"tensor\(double\).* of operator \({name}\)"):
+        ops.session(nodes, ["x"], {"y": TensorProto.DOUBLE}, [scale])
+
+
+def test_kernels_want_floats():
     """float64 is not converted silently."""
-    with pytest.raises(SpecError, match="float32, got float64"):
+    with pytest.raises(SpecError, match="float32, float16 or bfloat16, got float64"):
         kernels.fake_quantize(np.zeros(3), 1, qtype="int8")
     with pytest.raises(SpecError, match="float32, got float64"):
         kernels.observe(np.zeros(3))

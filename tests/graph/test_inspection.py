@@ -8,6 +8,7 @@ from builders import build, conv_relu, stage, weights, with_weights
 from onnxfq.graph.inspection import inspect_model
 from onnxfq.graph.load import load
 from onnxfq.pipeline import insert_fake_quantize, insert_qdq
+from onnxfq.recipe import Recipe, load_recipe
 
 
 def test_float_model() -> None:
@@ -59,6 +60,27 @@ def test_blocked_weights() -> None:
     assert ("w/q", "int4", "blocks of 2 on axis 0") in {
         (q.tensor, q.qtype, q.granularity) for q in found.quantized
     }
+
+
+@pytest.mark.parametrize("qtype", ["float8e4m3fn", "int2", "int16"])
+def test_formats_are_told(qtype: str) -> None:
+    """Inspection names the format of a Q/DQ model and of its fake-quant twin."""
+    base = load_recipe("onnxruntime-int8").model_dump()
+    scheme = {"qtype": qtype, "symmetric": True, "calibrator": "minmax"}
+    staged = stage(conv_relu(), Recipe.model_validate(base | {"activations": scheme, "weights": scheme}))
+    for insert in (insert_qdq, insert_fake_quantize):
+        found = inspect_model(insert(staged.model, staged.plan, staged.encodings))
+        assert {q.qtype for q in found.quantized} == {qtype}
+
+
+def test_block_shapes_are_told() -> None:
+    """N-D blocks of a fake-quant model are told with all their sizes."""
+    recipe = with_weights("onnxruntime-int8", granularity="block_shape", block_shape=[2, -1])
+    staged = stage(
+        build("g (float[N,4] x) => (float[N,3] y) { y = MatMul (x, w) }", {"w": weights(4, 3)}), recipe
+    )
+    proto = insert_fake_quantize(staged.model, staged.plan, staged.encodings, switchable=True)
+    assert "blocks of [2, -1]" in {q.granularity for q in inspect_model(proto).quantized}
 
 
 def test_foreign_quantization_is_told() -> None:

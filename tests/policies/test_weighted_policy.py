@@ -86,7 +86,9 @@ def test_blocks_of_a_conv_fall_back_to_channels() -> None:
         conv_relu(), with_weights("onnxruntime-int8", granularity="blocked", block_size=2)
     ).weights
     assert (weight.spec.axis, weight.spec.block_size) == (0, None)
-    assert weight.why == "weight of Conv, per output channel"
+    assert weight.why == (
+        "weight of Conv, per output channel: blocks go along one summed axis, and Conv has none"
+    )
 
 
 def test_per_tensor_weights() -> None:

@@ -18,7 +18,8 @@
 
 // FQ_CLONES: one copy of the function for AVX-512, one for AVX2, one for every x86-64; the loader
 // picks. GCC and glibc only; elsewhere the function is compiled once, for the target given.
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && defined(__GLIBC__)
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && \
+    defined(__GLIBC__) && !defined(FQ_ONE_CLONE)
 #define FQ_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FQ_CLONES
@@ -34,6 +35,14 @@
 #define FQ_IVDEP __pragma(loop(ivdep))
 #else
 #define FQ_IVDEP
+#endif
+
+// FQ_GROUP: the same for an inner loop of known length, which must become one vector operation and not be
+// unrolled into single elements first: those GCC joins again only behind an overlap test.
+#if defined(__GNUC__) && !defined(__clang__)
+#define FQ_GROUP _Pragma("GCC ivdep") _Pragma("GCC unroll 1")
+#else
+#define FQ_GROUP FQ_IVDEP
 #endif
 
 // FQ_PREFETCH: the cache line at this address will be read soon. A hint, never a fault.

@@ -5,22 +5,54 @@
 #include <cstdint>
 #include <vector>
 
+#include "onnxfq/dynamic_scales.h"
+#include "onnxfq/float_formats.h"
+#include "onnxfq/half_floats.h"
 #include "onnxfq/numeric_core.h"
 #include "onnxfq/param_layout.h"
 #include "onnxfq/statistics.h"
 
 namespace onnxfq {
 
-// A call of FakeQuantize. y has as many elements as x and may be x itself, no other overlap.
-struct FakeQuantizeCall {
-  const float* x;
-  float* y;
-  const float* scale;
-  const float* zero_point;  // integer-valued, one for each scale; nullptr: all 0
-  const ParamLayout* layout;
-  Grid grid;
+// The types x and y may have. Arithmetic is float32 for all of them.
+enum class ElementType { kFloat32, kFloat16, kBfloat16 };
+
+constexpr size_t element_size(ElementType type) { return type == ElementType::kFloat32 ? 4 : 2; }
+
+// The numbers x is rounded to, and how.
+struct Grid {
+  float qmin;
+  float qmax;
+  bool is_float;
+  FloatFormat format;  // for is_float
+  float limit;         // for is_float, of round_to_float_grid
   Rounding rounding;
   Arithmetic arithmetic;
+};
+
+// A call of FakeQuantize. y has as many elements as x and may be x itself, no other overlap.
+struct FakeQuantizeCall {
+  const void* x;
+  void* y;
+  ElementType type;
+  const float* scale;
+  const float* zero_point;  // one for each scale; nullptr: all 0
+  const ParamLayout* layout;
+  Grid grid;
+  bool fractional_zero_point;  // some zero point is not an integer
+};
+
+// A call of DynamicFakeQuantize. scale and zero_point have room for layout->param_count().
+struct DynamicFakeQuantizeCall {
+  const void* x;
+  void* y;
+  ElementType type;
+  float* scale;
+  float* zero_point;  // may be nullptr when rule.symmetric
+  const ParamLayout* layout;
+  Grid grid;
+  ScaleRule rule;
+  float global_scale;  // for ScaleType::kE4m3; 0: from the largest magnitude of x
 };
 
 namespace cpu {
@@ -35,6 +67,8 @@ struct Threads {
 Threads calling_thread();
 
 void fake_quantize(const FakeQuantizeCall& call, const Threads& threads);
+
+void dynamic_fake_quantize(const DynamicFakeQuantizeCall& call, const Threads& threads);
 
 // Statistics of x[0, count). The same for any number of threads. histogram false: no bins.
 Statistics observe(const float* x, int64_t count, bool histogram, const Threads& threads);

@@ -73,7 +73,7 @@ constexpr uint32_t kApiVersion = 17;
 constexpr uint32_t kCustomOpVersion = 18;
 
 // Values of ONNXTensorElementDataType, OrtErrorCode and OrtCustomOpInputOutputCharacteristic.
-constexpr int kFloat = 1, kInt32 = 6, kInt64 = 7, kBool = 9;
+constexpr int kFloat = 1, kInt32 = 6, kInt64 = 7, kBool = 9, kFloat16 = 10, kBfloat16 = 16;
 constexpr int kInvalidArgument = 2, kRuntimeException = 6;
 constexpr int kRequired = 0, kOptional = 1;
 
@@ -100,8 +100,11 @@ using KernelContextGetInputCount = Entry<88, OrtStatus*(const OrtKernelContext*,
 using KernelContextGetInput = Entry<90, OrtStatus*(const OrtKernelContext*, size_t index, const OrtValue**)>;
 using KernelContextGetOutput =
     Entry<91, OrtStatus*(OrtKernelContext*, size_t index, const int64_t* dims, size_t rank, OrtValue**)>;
+using KernelContextGetOutputCount = Entry<89, OrtStatus*(const OrtKernelContext*, size_t* count)>;
 using ReleaseStatus = Entry<93, void(OrtStatus*)>;
 using ReleaseTensorTypeAndShapeInfo = Entry<99, void(OrtTensorTypeAndShapeInfo*)>;
+using KernelInfoGetAttributeArrayInt64 =
+    Entry<163, OrtStatus*(const OrtKernelInfo*, const char* name, int64_t* values, size_t* size)>;
 using KernelContextParallelFor =
     Entry<274, OrtStatus*(const OrtKernelContext*, void (*task)(void* data, size_t index), size_t total,
                           size_t batches, void* data)>;

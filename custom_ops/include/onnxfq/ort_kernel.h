@@ -52,6 +52,20 @@ class Attributes {
     return present(KernelInfoGetAttributeInt64::of(api_)(info_, name, &value)) ? value : fallback;
   }
 
+  bool has_integer(const char* name) const {
+    int64_t value = 0;
+    return present(KernelInfoGetAttributeInt64::of(api_)(info_, name, &value));
+  }
+
+  // Empty when the attribute is absent.
+  std::vector<int64_t> integers(const char* name) const {
+    size_t size = 0;
+    if (!present(KernelInfoGetAttributeArrayInt64::of(api_)(info_, name, nullptr, &size)) || size == 0) return {};
+    std::vector<int64_t> values(size);
+    throw_if_failed(KernelInfoGetAttributeArrayInt64::of(api_)(info_, name, values.data(), &size));
+    return values;
+  }
+
   std::string string(const char* name, const std::string& fallback) const {
     size_t size = 0;
     if (!present(KernelInfoGetAttributeString::of(api_)(info_, name, nullptr, &size)) || size == 0) return fallback;
@@ -71,17 +85,19 @@ class Attributes {
   const OrtKernelInfo* info_;
 };
 
+inline int64_t element_count(const std::vector<int64_t>& shape) {
+  int64_t count = 1;
+  for (int64_t size : shape) count *= size;
+  return count;
+}
+
 // An input: its data and shape.
 template <typename T>
 struct Tensor {
   const T* data = nullptr;
   std::vector<int64_t> shape;
 
-  int64_t element_count() const {
-    int64_t count = 1;
-    for (int64_t size : shape) count *= size;
-    return count;
-  }
+  int64_t element_count() const { return ort::element_count(shape); }
 };
 
 // The inputs, outputs and threads of one run of a node.
@@ -107,10 +123,19 @@ class Context {
     return tensor;
   }
 
+  // Whether an optional output is connected.
+  bool has_output(size_t index) const {
+    size_t count = 0;
+    throw_if_failed(KernelContextGetOutputCount::of(api_)(context_, &count));
+    return index < count;
+  }
+
+  // nullptr when the output is optional and not connected.
   template <typename T>
   T* output(size_t index, const std::vector<int64_t>& shape) const {
     OrtValue* target = nullptr;
     throw_if_failed(KernelContextGetOutput::of(api_)(context_, index, shape.data(), shape.size(), &target));
+    if (!target) return nullptr;
     void* data = nullptr;
     throw_if_failed(GetTensorMutableData::of(api_)(target, &data));
     return static_cast<T*>(data);
@@ -149,7 +174,8 @@ class Context {
 };
 
 // The callbacks that every operator of this library answers alike. `Op` has: name, input_types,
-// output_types, required_inputs, in_place; a constructor from Attributes; run(Context&).
+// output_types, required_inputs, required_outputs, in_place; a constructor from Attributes; run(Context&).
+// An operator of several types is several of these under one name: the runtime picks by the types of a node.
 template <typename Op>
 struct CustomOp : OrtCustomOp {
   CustomOp() : OrtCustomOp{} {
@@ -164,7 +190,9 @@ struct CustomOp : OrtCustomOp {
     GetInputCharacteristic = [](const OrtCustomOp*, size_t index) -> int {
       return index < Op::kRequiredInputs ? kRequired : kOptional;
     };
-    GetOutputCharacteristic = [](const OrtCustomOp*, size_t) -> int { return kRequired; };
+    GetOutputCharacteristic = [](const OrtCustomOp*, size_t index) -> int {
+      return index < Op::kRequiredOutputs ? kRequired : kOptional;
+    };
     GetInputMemoryType = [](const OrtCustomOp*, size_t) -> int { return 0; };  // the provider's own
     GetVariadicInputMinArity = [](const OrtCustomOp*) -> int { return 1; };
     GetVariadicInputHomogeneity = [](const OrtCustomOp*) -> int { return 1; };

@@ -18,12 +18,25 @@ struct LayoutDim {
   int64_t stride;  // distance between them in scale; 0 when params is 1
 };
 
+// How many elements share a scale, as attributes say it.
+struct Blocks {
+  int64_t axis = 1;                  // read when scale has rank 1 and when size is not 0
+  int64_t size = 0;                  // block_size; 0: from the shapes
+  std::vector<int64_t> shape;        // block_shape, one for each dimension of x, -1 the whole of it; or empty
+  bool axis_given = true;
+
+  // Checks what can be checked without shapes. Returns the broken rule as one line, or an empty string.
+  std::string check() const;
+
+  // The shape of scale for x where nothing but the attributes says it: [] without any of them, [x.shape[axis]]
+  // with an axis alone, else the rank of x. Result as that of check.
+  std::string scale_shape(const std::vector<int64_t>& x_shape, std::vector<int64_t>& shape_of_scale) const;
+};
+
 class ParamLayout {
  public:
-  // Fits scale to x. axis is read when scale has rank 1 and when block_size is not 0; block_size 0
-  // means "from the shapes". Returns the broken rule as one line, or an empty string.
-  std::string fit(const std::vector<int64_t>& x_shape, const std::vector<int64_t>& scale_shape, int64_t axis,
-                  int64_t block_size);
+  // Fits scale to x. Returns the broken rule as one line, or an empty string.
+  std::string fit(const std::vector<int64_t>& x_shape, const std::vector<int64_t>& scale_shape, const Blocks& blocks);
 
   int64_t element_count() const { return element_count_; }
   int64_t param_count() const { return param_count_; }

@@ -20,7 +20,6 @@ constexpr int kDroppedBits = 17;  // the one constant of the split: 32 - sign - 
 constexpr int32_t kBinCount = int32_t{1} << (32 - kDroppedBits);
 
 constexpr uint32_t kMagnitudeMask = 0x7fffffffu;
-constexpr uint32_t kInfinityBits = 0x7f800000u;
 
 // The first bin of infinities and NaN, of either sign: these are counted, but are no part of a histogram.
 constexpr int32_t kNonFiniteBin = static_cast<int32_t>(kInfinityBits >> kDroppedBits);

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kBlock = 2048;
 constexpr int64_t kSmallestPiece = 1 << 13;
+constexpr int64_t kCacheLine = 16;  // floats
 // 32-bit counters are added to 64-bit ones after this many elements, far before they could overflow.
 constexpr int64_t kFlushEvery = int64_t{1} << 24;
 // Neighbouring elements count in different tables: adding 1 to the counter just written has to wait for
@@ -226,7 +227,7 @@ class Accumulators {
 
 Statistics observe(const float* x, int64_t count, bool histogram, const Threads& threads) {
   Accumulators accumulators(histogram);
-  for_pieces(threads, count, kSmallestPiece, [&](int64_t begin, int64_t end) {
+  for_pieces(threads, count, kSmallestPiece, kCacheLine, [&](int64_t begin, int64_t end) {
     Accumulator accumulator = accumulators.take();
     observe_range(x + begin, end - begin, &accumulator);
     accumulators.give_back(std::move(accumulator));

@@ -10,14 +10,13 @@
 namespace onnxfq {
 namespace cpu {
 
-// Calls body(begin, end) for pieces of [0, count) that cover it. Pieces are multiples of 16 elements, a
-// cache line, apart from the last. A range of one piece does not touch the pool: tiny tensors stay cheap.
+// Calls body(begin, end) for pieces of [0, count) that cover it. Pieces are multiples of `line`, apart from
+// the last. A range of one piece does not touch the pool: tiny tensors stay cheap.
 template <typename Body>
-void for_pieces(const Threads& threads, int64_t count, int64_t smallest_piece, const Body& body) {
+void for_pieces(const Threads& threads, int64_t count, int64_t smallest_piece, int64_t line, const Body& body) {
   constexpr int64_t kMostPieces = 256;
-  constexpr int64_t kLine = 16;
   int64_t piece = (count + kMostPieces - 1) / kMostPieces;
-  piece = ((piece > smallest_piece ? piece : smallest_piece) + kLine - 1) / kLine * kLine;
+  piece = ((piece > smallest_piece ? piece : smallest_piece) + line - 1) / line * line;
   if (count <= piece) {
     if (count > 0) body(int64_t{0}, count);
     return;

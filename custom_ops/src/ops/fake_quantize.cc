@@ -1,59 +1,61 @@
-// Operator FakeQuantize: rounds a float tensor to an integer grid and returns floats.
+// Operator FakeQuantize: rounds a float tensor to the grid of a number format and returns floats.
 //
-// Inputs: x float; scale float; zero_point float, optional, integer-valued, one for each scale; enabled
-// bool, optional, false copies x. Attributes: qtype, axis, block_size, rounding, arithmetic.
+// Inputs: x float, float16 or bfloat16; scale float or of x's type; zero_point, optional, of scale's type, one
+// for each scale; enabled bool, optional, false copies x. Output: y of x's type. Attributes: qtype, axis,
+// block_size, block_shape, rounding, arithmetic, saturate.
 #include <cstring>
 
 #include "../fake_quantize_spec.h"
-#include "onnxfq/ort_kernel.h"
+#include "inputs.h"
 #include "ops.h"
 
 namespace onnxfq {
 namespace {
 
-void reject(const std::string& problem) {
-  if (!problem.empty()) throw ort::UserError(problem);
-}
-
+// X, P: ONNX types of x and y, and of scale and zero_point.
+template <int X, int P>
 class FakeQuantize {
  public:
   static constexpr const char* kName = "FakeQuantize";
-  static constexpr int kInputTypes[] = {ort::kFloat, ort::kFloat, ort::kFloat, ort::kBool};
-  static constexpr int kOutputTypes[] = {ort::kFloat};
+  static constexpr int kInputTypes[] = {X, P, P, ort::kBool};
+  static constexpr int kOutputTypes[] = {X};
   static constexpr size_t kRequiredInputs = 2;
+  static constexpr size_t kRequiredOutputs = 1;
   static constexpr bool kInPlace = true;
 
   explicit FakeQuantize(const ort::Attributes& attributes) {
     reject(spec_.parse(attributes.string("qtype", ""), attributes.string("rounding", "half_even"),
-                       attributes.string("arithmetic", "divide"), attributes.integer("axis", 1),
-                       attributes.integer("block_size", 0)));
+                       attributes.string("arithmetic", "divide"), attributes.integer("saturate", 1),
+                       read_blocks(attributes)));
   }
 
   void run(ort::Context& context) const {
-    const ort::Tensor<float> x = context.input<float>(0);
+    const ort::Tensor<void> x = context.input<void>(0);
     if (!enabled(context)) {
-      float* y = context.output<float>(0, x.shape);
+      void* y = context.output<void>(0, x.shape);
       const int64_t count = x.element_count();
-      if (y != x.data && count > 0) std::memcpy(y, x.data, static_cast<size_t>(count) * sizeof(float));
+      if (y != x.data && count > 0) std::memcpy(y, x.data, static_cast<size_t>(count) * element_size(kElement));
       return;
     }
-    const ort::Tensor<float> scale = context.input<float>(1);
-    ort::Tensor<float> zero_point;
+    const FloatInput scale(context, 1, element_type(P));
+    FloatInput zero_point;
     if (context.has_input(2)) {
-      zero_point = context.input<float>(2);
-      if (zero_point.element_count() != scale.element_count()) {
-        reject("zero_point has " + std::to_string(zero_point.element_count()) + " elements and scale " +
-               std::to_string(scale.element_count()) + "; give one for each scale");
+      zero_point = FloatInput(context, 2, element_type(P));
+      if (zero_point.count() != scale.count()) {
+        reject("zero_point has " + std::to_string(zero_point.count()) + " elements and scale " +
+               std::to_string(scale.count()) + "; give one for each scale");
       }
     }
     ParamLayout layout;
-    reject(layout.fit(x.shape, scale.shape, spec_.axis, spec_.block_size));
-    reject(spec_.check(scale.data, zero_point.data, layout.param_count()));
-    float* y = context.output<float>(0, x.shape);
-    cpu::fake_quantize(spec_.call(x.data, y, scale.data, zero_point.data, layout), context.threads());
+    reject(layout.fit(x.shape, scale.shape(), spec_.blocks));
+    reject(spec_.check(scale.data(), zero_point.data(), layout.param_count()));
+    void* y = context.output<void>(0, x.shape);
+    cpu::fake_quantize(spec_.call(x.data, y, kElement, scale.data(), zero_point.data(), layout), context.threads());
   }
 
  private:
+  static constexpr ElementType kElement = element_type(X);
+
   static bool enabled(const ort::Context& context) {
     if (!context.has_input(3)) return true;
     const ort::Tensor<bool> flag = context.input<bool>(3);
@@ -66,11 +68,18 @@ class FakeQuantize {
   FakeQuantizeSpec spec_;
 };
 
+template <int X, int P>
+const OrtCustomOp* op() {
+  static const ort::CustomOp<FakeQuantize<X, P>> made;
+  return &made;
+}
+
 }  // namespace
 
-const OrtCustomOp* fake_quantize_op() {
-  static const ort::CustomOp<FakeQuantize> op;
-  return &op;
+std::vector<const OrtCustomOp*> fake_quantize_ops() {
+  using namespace ort;
+  return {op<kFloat, kFloat>(), op<kFloat16, kFloat>(), op<kFloat16, kFloat16>(), op<kBfloat16, kFloat>(),
+          op<kBfloat16, kBfloat16>()};
 }
 
 }  // namespace onnxfq

@@ -16,6 +16,7 @@ class Observe {
   static constexpr int kInputTypes[] = {ort::kFloat};
   static constexpr int kOutputTypes[] = {ort::kFloat, ort::kInt64, ort::kInt32, ort::kInt64};
   static constexpr size_t kRequiredInputs = 1;
+  static constexpr size_t kRequiredOutputs = 4;
   static constexpr bool kInPlace = false;
 
   explicit Observe(const ort::Attributes& attributes) {
@@ -45,9 +46,9 @@ class Observe {
 
 }  // namespace
 
-const OrtCustomOp* observe_op() {
+std::vector<const OrtCustomOp*> observe_ops() {
   static const ort::CustomOp<Observe> op;
-  return &op;
+  return {&op};
 }
 
 }  // namespace onnxfq

@@ -1,11 +1,15 @@
 // The operators of domain `onnxfq`, as ONNX Runtime wants them. Each lives as long as the library.
 #pragma once
 
+#include <vector>
+
 #include "onnxfq/ort_abi.h"
 
 namespace onnxfq {
 
-const OrtCustomOp* fake_quantize_op();
-const OrtCustomOp* observe_op();
+// One for each combination of types.
+std::vector<const OrtCustomOp*> dynamic_fake_quantize_ops();
+std::vector<const OrtCustomOp*> fake_quantize_ops();
+std::vector<const OrtCustomOp*> observe_ops();
 
 }  // namespace onnxfq

@@ -1,0 +1,187 @@
+// Runs the kernels over odd sizes, layouts and values: for the address and undefined-behaviour sanitizers.
+//
+// Whether numbers are right is tested from Python. Here every buffer is exactly as long as it may be, and
+// what can be said without a reference is checked: results lie on the grid, and threads change nothing.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../src/dynamic_spec.h"
+#include "../src/fake_quantize_spec.h"
+#include "onnxfq/kernels.h"
+
+namespace {
+
+using namespace onnxfq;
+using Shape = std::vector<int64_t>;
+
+void require(bool holds, const std::string& what) {
+  if (holds) return;
+  std::fprintf(stderr, "failed: %s\n", what.c_str());
+  std::exit(1);
+}
+
+// Two threads, each with every other task.
+cpu::Threads two_threads() {
+  return {[](void*, void (*task)(void*, size_t), size_t count, void* data) {
+            std::thread other([=] {
+              for (size_t i = 1; i < count; i += 2) task(data, i);
+            });
+            for (size_t i = 0; i < count; i += 2) task(data, i);
+            other.join();
+          },
+          nullptr};
+}
+
+int64_t product(const Shape& shape) {
+  int64_t count = 1;
+  for (int64_t size : shape) count *= size;
+  return count;
+}
+
+// Values over all magnitudes, with zeros, NaN and infinities; the same at every run.
+std::vector<float> values(int64_t count) {
+  std::vector<float> x(static_cast<size_t>(count));
+  uint32_t state = 12345;
+  for (size_t i = 0; i < x.size(); ++i) {
+    state = state * 1664525u + 1013904223u;
+    const float plain = static_cast<float>(static_cast<int32_t>(state)) / 1e9f;
+    x[i] = i % 3 ? plain : float_from_bits(state);
+  }
+  return x;
+}
+
+// x as elements of a type, in memory of exactly its size that starts at an odd place.
+struct Elements {
+  Elements(ElementType t, const std::vector<float>& x, size_t offset) : type(t), shift(offset * element_size(t)) {
+    memory.resize(shift + x.size() * element_size(t));
+    memory.shrink_to_fit();
+    for (size_t i = 0; i < x.size(); ++i) {
+      const uint16_t half = t == ElementType::kFloat16 ? float16_from_float(x[i]) : bfloat16_from_float(x[i]);
+      if (t == ElementType::kFloat32) {
+        std::memcpy(memory.data() + shift + i * 4, &x[i], 4);
+      } else {
+        std::memcpy(memory.data() + shift + i * 2, &half, 2);
+      }
+    }
+  }
+  void* data() { return memory.data() + shift; }
+
+  ElementType type;
+  size_t shift;
+  std::vector<unsigned char> memory;
+};
+
+struct Case {
+  Shape x;
+  Shape block_shape;  // empty: per tensor
+};
+
+const Case kCases[] = {
+    {{}, {}},           {{0}, {}},           {{1}, {}},           {{15}, {1}},       {{16}, {16}},
+    {{17}, {16}},       {{31}, {-1}},        {{33}, {32}},        {{67}, {16}},      {{3, 0, 2}, {1, 1, -1}},
+    {{5, 7}, {1, 3}},   {{5, 7}, {2, 1}},    {{3, 65}, {1, 32}},  {{65, 3}, {1, 1}}, {{7, 129}, {-1, 1}},
+    {{9, 100}, {4, 9}}, {{300, 3}, {1, -1}}, {{2, 40000}, {1, 16}}, {{2100, 33}, {-1, 1}},
+    {{3, 5, 7, 11}, {2, -1, 3, 4}},
+};
+
+const char* kTypes[] = {"int2", "uint8", "int8[-127,127]", "int16", "float8e4m3fn", "float8e5m2fnuz", "float4e2m1"};
+const char* kRoundings[] = {"half_even", "half_up", "half_away", "half_down", "floor", "ceil", "truncate"};
+const ElementType kElements[] = {ElementType::kFloat32, ElementType::kFloat16, ElementType::kBfloat16};
+
+Blocks blocks_of(const Case& c) {
+  Blocks blocks;
+  blocks.axis_given = false;
+  blocks.shape = c.block_shape;
+  return blocks;
+}
+
+void test_fake_quantize(const Case& c, ElementType element, const char* type, const char* rounding, int saturate) {
+  FakeQuantizeSpec spec;
+  require(spec.parse(type, rounding, saturate ? "divide" : "reciprocal", saturate, blocks_of(c)).empty(), type);
+  Shape params;
+  require(spec.blocks.scale_shape(c.x, params).empty(), "scale_shape");
+  ParamLayout layout;
+  require(layout.fit(c.x, params, spec.blocks).empty(), "fit");
+  std::vector<float> scale(static_cast<size_t>(layout.param_count()), 0.37f);
+  std::vector<float> zero_point(scale.size(), spec.grid.is_float ? 0.0f : 0.5f);
+  const std::vector<float> x = values(product(c.x));
+  for (const float* zeros : {static_cast<const float*>(nullptr), static_cast<const float*>(zero_point.data())}) {
+    require(spec.check(scale.data(), zeros, layout.param_count()).empty(), "check");
+    Elements source(element, x, 1);
+    Elements target(element, x, 1);
+    cpu::fake_quantize(spec.call(source.data(), target.data(), element, scale.data(), zeros, layout),
+                       cpu::calling_thread());
+    // In place, on two threads: the same.
+    cpu::fake_quantize(spec.call(source.data(), source.data(), element, scale.data(), zeros, layout), two_threads());
+    require(source.memory == target.memory, std::string("threads or in place, ") + type + " " + rounding);
+  }
+}
+
+void test_dynamic(const Case& c, ElementType element, const char* type, const char* scale_type, int symmetric) {
+  DynamicSpec spec;
+  if (!spec.parse(type, "half_even", scale_type, symmetric, blocks_of(c)).empty()) return;  // no such kind
+  Shape params;
+  require(spec.blocks.scale_shape(c.x, params).empty(), "scale_shape");
+  ParamLayout layout;
+  require(layout.fit(c.x, params, spec.blocks).empty(), "fit");
+  const size_t count = static_cast<size_t>(layout.param_count());
+  std::vector<float> scale(count);
+  std::vector<float> zero_point(count);
+  const std::vector<float> x = values(product(c.x));
+  Elements source(element, x, 1);
+  Elements target(element, x, 1);
+  DynamicFakeQuantizeCall call{source.data(), target.data(), element,   scale.data(), zero_point.data(),
+                               &layout,       spec.grid,     spec.rule, 0.0f};
+  cpu::dynamic_fake_quantize(call, cpu::calling_thread());
+  for (float s : scale) require(s > 0.0f && std::isfinite(s), "scale finite and positive");
+  std::vector<float> other_scale(count);
+  call.scale = other_scale.data();
+  call.y = source.data();
+  cpu::dynamic_fake_quantize(call, two_threads());
+  require(source.memory == target.memory && scale == other_scale, std::string("dynamic, ") + type);
+}
+
+void test_observe(int64_t count) {
+  const std::vector<float> x = values(count);
+  const Statistics one = cpu::observe(x.data(), count, true, cpu::calling_thread());
+  const Statistics two = cpu::observe(x.data(), count, true, two_threads());
+  require(one.bins == two.bins && one.bin_counts == two.bin_counts, "observe");
+}
+
+void test_broken_names() {
+  NamedType type{};
+  for (const char* name : {"", "int", "uint", "int1", "int17", "int8[", "int8[1", "int8[1,", "int8[-1,1", "int8[-1,1]]",
+                           "int8[-999999,1]", "float", "float8", "int-8", "int8[--1,1]", "int8[2,1]", "uint8[-1,1]"}) {
+    require(!parse_qtype(name, type).empty(), name);
+  }
+  Blocks blocks;
+  blocks.shape = {1, std::numeric_limits<int64_t>::max()};
+  ParamLayout layout;
+  require(layout.fit({3, 4}, {3, 1}, blocks).empty(), "a block larger than x");
+  require(!layout.fit({3, 4}, {3}, blocks).empty(), "a scale of another rank");
+}
+
+}  // namespace
+
+int main() {
+  test_broken_names();
+  for (const Case& c : kCases) {
+    for (ElementType element : kElements) {
+      for (const char* type : kTypes) {
+        for (const char* rounding : kRoundings) {
+          for (int saturate : {0, 1}) test_fake_quantize(c, element, type, rounding, saturate);
+        }
+        for (const char* scale_type : {"float32", "e8m0", "e4m3"}) {
+          for (int symmetric : {0, 1}) test_dynamic(c, element, type, scale_type, symmetric);
+        }
+      }
+    }
+  }
+  for (int64_t count : {0, 1, 15, 16, 17, 1000, 100003}) test_observe(count);
+  std::puts("ok");
+}

@@ -1,0 +1,14 @@
+"""No target: every format and granularity, to be run as a fake-quant model only."""
+
+from __future__ import annotations
+
+from onnxfq.policies.target import TargetPolicy
+
+SIMULATION = TargetPolicy(
+    name="simulation",
+    per_tensor_weights={},
+    residual=False,
+    bias="bias: added in float",
+    refuses=lambda placement, operands: "",
+    keeps_float=lambda operands: "",
+)

@@ -1,0 +1,218 @@
+"""What each target takes: recipes of formats, nodes left in float, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import (
+    attention,
+    build,
+    constants,
+    conv_relu,
+    feed_for,
+    linear,
+    one_format,
+    planned,
+    qdq_of,
+    stage,
+    weights,
+)
+from test_agreement import twins
+
+from onnxfq.errors import ModelError, RecipeError
+from onnxfq.graph.model import default_opset
+from onnxfq.qtypes import qtype_by_name
+from onnxfq.recipe import Recipe, load_recipe
+
+
+def test_float8_recipe() -> None:
+    """Recipe tensorrt-fp8: float8e4m3fn on both sides, activations per tensor, weights per channel."""
+    staged = stage(conv_relu(), "tensorrt-fp8")
+    assert {p.tensor: str(p.spec) for p in staged.plan.placements} == {
+        "x": "float8e4m3fn symmetric per-tensor",
+        "w": "float8e4m3fn symmetric per-axis 0",
+    }
+    amax = np.abs(feed_for(conv_relu())["x"]).max()
+    assert staged.encodings["x"].scale_array == np.float32(np.float64(amax) / 448)
+    proto = qdq_of(staged)
+    assert default_opset(proto) == 19
+    assert constants(proto)["w/q"].dtype == qtype_by_name("float8e4m3fn").dtype
+
+
+def test_weight_only_recipe() -> None:
+    """Recipe tensorrt-int4: the weight alone, int4 in blocks of 128 along the summed axis."""
+    staged = stage(linear(256, 6), "tensorrt-int4")
+    assert {p.tensor: str(p.spec) for p in staged.plan.placements} == {
+        "w": "int4 symmetric blocks of 128 on axis 0"
+    }
+    assert [str(row) for row in staged.plan.coverage()] == ["MatMul 1/1"]
+    why = {s.name: s.why for s in staged.plan.skipped}["x"]
+    assert why == "the recipe quantizes the weight only (read by MatMul)"
+    proto = qdq_of(staged)
+    assert [node.op_type for node in proto.graph.node] == ["DequantizeLinear", "MatMul"]
+    assert constants(proto)["w/scale"].shape == (2, 6)
+    for _, simulated, deployed in zip(*twins(staged), strict=True):
+        np.testing.assert_array_equal(simulated, deployed)
+
+
+IN_FLOAT = {
+    "no multiple": (
+        linear(200, 6),
+        "TensorRT needs blocks that divide the summed axis: 200 is no multiple of 128",
+    ),
+    "one block": (
+        linear(128, 6),
+        "TensorRT has int4 kernels for two blocks and more: the summed axis has 128, one block",
+    ),
+    "odd": (linear(256, 5), "TensorRT packs two int4 numbers in a byte: the last axis of [256, 5] is odd"),
+    "conv": (
+        conv_relu(),
+        "TensorRT multiplies in float where only the weight of a Conv is quantized",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IN_FLOAT)
+def test_weight_only_leaves_in_float(case: str) -> None:
+    """A weight that TensorRT would expand, misread or refuse stays in float, with the reason."""
+    proto, why = IN_FLOAT[case]
+    with pytest.raises(ModelError) as caught:
+        planned(proto, "tensorrt-int4")
+    assert str(caught.value).endswith(f": {why}")
+
+
+def test_two_activations_have_no_weight() -> None:
+    """A product of two activations is left alone by a weight-only recipe, and the plan says why."""
+    base = load_recipe("tensorrt-int4").model_dump()
+    small = Recipe.model_validate(base | {"weights": base["weights"] | {"block_size": 2}})
+    plan = planned(attention(), small)
+    reasons = {s.name: s.why for s in plan.skipped if s.kind == "node"}
+    assert reasons == dict.fromkeys(
+        ("scores", "mix"), "recipe tensorrt-int4 quantizes weights only, and both inputs are computed"
+    )
+    assert [str(row) for row in plan.coverage()] == ["MatMul 3/5"]
+
+
+@pytest.mark.parametrize(("kernel", "float_why"), [(5, ""), (6, "this one has 36")])
+def test_large_float8_kernels_stay_in_float(kernel: int, float_why: str) -> None:
+    """TensorRT has float8 convolutions of up to 32 elements a window; int8 is not limited."""
+    proto = build(
+        """g (float[N,2,8,8] x) => (float[N,2,a,b] z) {
+            [first] y = Conv (x, w) [last] z = Conv (y, v) }""",
+        {"w": weights(2, 2, kernel, kernel), "v": weights(2, 2, 1, 1)},
+    )
+    plan = planned(proto, "tensorrt-fp8")
+    reasons = [s.why for s in plan.skipped if s.name == "first"]
+    assert reasons == (
+        [f"TensorRT has float8 kernels up to 32 elements a window, {float_why}"] if float_why else []
+    )
+    assert str(planned(proto).coverage()[0]) == "Conv 2/2"
+
+
+def mixed(activations: dict[str, object], scheme: dict[str, object]) -> Recipe:
+    """Return a TensorRT recipe of two schemes."""
+    return Recipe.model_validate(
+        {"name": "r", "target": "tensorrt", "activations": activations, "weights": scheme}
+    )
+
+
+INT8, FP8 = {"qtype": "int8"}, {"qtype": "float8e4m3fn"}
+REFUSED = {
+    "two types": (
+        mixed(INT8, FP8),
+        "tensor 'x': TensorRT multiplies two tensors of one type only, not int8 and float8e4m3fn; use one",
+    ),
+    "uint8": (
+        mixed({"qtype": "uint8", "symmetric": False}, INT8),
+        "tensor 'x': TensorRT takes zero points of 0 only; use symmetric: true",
+    ),
+    "e5m2": (
+        mixed({"qtype": "float8e5m2"}, {"qtype": "float8e5m2"}),
+        "tensor 'x': TensorRT has no float8e5m2 tensors; use float8e4m3fn",
+    ),
+    "fnuz": (
+        mixed({"qtype": "float8e4m3fnuz"}, FP8),
+        "tensor 'x': TensorRT has no float8e4m3fnuz tensors; use float8e4m3fn",
+    ),
+    "int16": (mixed({"qtype": "int16"}, INT8), "tensor 'x': TensorRT has no int16 tensors; use int8"),
+    "int9": (
+        mixed({"qtype": "int9"}, INT8),
+        "tensor 'x': TensorRT has no int16 tensors, which int9 needs; use int8",
+    ),
+    "int2": (mixed({"qtype": "int2"}, INT8), "tensor 'x': TensorRT has no int2 tensors; use int8"),
+    "float4": (
+        mixed({"qtype": "float4e2m1"}, FP8),
+        "tensor 'x': TensorRT has no float4e2m1 tensors; use float8e4m3fn",
+    ),
+    "int4 beside int8": (
+        mixed(INT8, {"qtype": "int4", "granularity": "blocked", "block_size": 2}),
+        "tensor 'w': TensorRT takes int4 only for weights whose activations stay float; use int8",
+    ),
+    "blocked float8": (
+        mixed(FP8, FP8 | {"granularity": "blocked", "block_size": 2}),
+        "tensor 'w': TensorRT computes blocked float8e4m3fn weights with quantized activations wrongly; use "
+        "per_axis",
+    ),
+    "blocks of int8 alone": (
+        Recipe.model_validate(
+            {
+                "name": "r",
+                "target": "tensorrt",
+                "activations": None,
+                "weights": INT8 | {"granularity": "blocked", "block_size": 2},
+            }
+        ),
+        "tensor 'w': TensorRT expands blocked int8 weights to float before it multiplies; use per_axis",
+    ),
+    "N-D blocks": (
+        mixed(INT8, INT8 | {"granularity": "block_shape", "block_shape": [2, 2]}),
+        "tensor 'w': TensorRT takes blocks along one axis only; use per_axis, or target onnxruntime",
+    ),
+    **{
+        f"{name} on onnxruntime": (
+            one_format(name),
+            f"tensor 'x': ONNX Runtime has no QuantizeLinear for {name}; use float8e4m3fn, or target "
+            "simulation",
+        )
+        for name in ("float4e2m1", "float6e2m3", "float6e3m2")
+    },
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case: str) -> None:
+    """What a target cannot take is refused when planning, with target, rule and remedy in one line."""
+    chosen, message = REFUSED[case]
+    with pytest.raises(RecipeError) as caught:
+        planned(linear(4, 4), chosen)
+    assert str(caught.value) == f"node 'mm', {message}"
+
+
+def test_odd_widths_are_carried_by_int8_on_tensorrt() -> None:
+    """int5 on TensorRT is int8 with a Clip in front: a type that it has."""
+    proto = qdq_of(stage(linear(4, 4), mixed({"qtype": "int5"}, {"qtype": "int5"})))
+    kinds = [node.op_type for node in proto.graph.node]
+    assert kinds == ["Clip", "QuantizeLinear", "DequantizeLinear", "DequantizeLinear", "MatMul"]
+    assert constants(proto)["w/q"].dtype == np.int8
+
+
+def test_weight_only_takes_no_calibrator() -> None:
+    """A calibrator for activations that are not there is an error, not a silence."""
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("tensorrt-int4").with_calibrator("mse")
+    assert str(caught.value) == "recipe tensorrt-int4 is weight-only: no activation needs calibrator 'mse'"
+
+
+def test_blocks_along_different_axes() -> None:
+    """A weight that two products sum over different axes of cannot be blocked: both are named."""
+    proto = build(
+        """g (float[N,4] x, float[4,M] v) => (float[N,4] y, float[4,M] z) {
+            [right] y = MatMul (x, w) [left] z = MatMul (w, v) }""",
+        {"w": weights(4, 4)},
+    )
+    with pytest.raises(RecipeError) as caught:
+        planned(proto, one_format("int8", granularity="blocked", block_size=2))
+    assert str(caught.value) == (
+        "weight 'w' is blocked along different axes for 'right' and 'left'; leave one of them in float by an "
+        "override"
+    )
