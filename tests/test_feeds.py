@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +49,7 @@ def refused(data, *inputs):
 @given(samples=st.integers(1, 20), batch=st.integers(1, 9))
 def test_an_open_batch_is_cut_as_torch_cuts(tmp_path_factory, samples, batch):
     """Samples along an open axis are cut as torch.split does: in order, the last run may be shorter."""
+    torch = pytest.importorskip("torch")
     x = counting(samples, 3)
     runs = cut(tmp_path_factory.mktemp("d"), [spec(None, 3)], batch, x=x)
     expected = torch.split(torch.tensor(x), batch)
