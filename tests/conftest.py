@@ -6,10 +6,15 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
 from onnxfq.package_files import package_file
+
+# A busy machine is no fault of the code, so no example has a deadline.
+hypothesis.settings.register_profile("onnxfq", deadline=None)
+hypothesis.settings.load_profile("onnxfq")
 
 
 @pytest.fixture(scope="session")

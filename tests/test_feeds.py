@@ -45,13 +45,13 @@ def refused(data, *inputs):
 # How an .npz is cut
 
 
-@settings(max_examples=40)
 @pytest.fixture(scope="module")
 def torch():
     """The module torch, imported before the clock of an example runs."""
     return pytest.importorskip("torch")
 
 
+@settings(max_examples=40)
 @given(samples=st.integers(1, 20), batch=st.integers(1, 9))
 def test_an_open_batch_is_cut_as_torch_cuts(torch, tmp_path_factory, samples, batch):
     """Samples along an open axis are cut as torch.split does: in order, the last run may be shorter."""

@@ -41,7 +41,7 @@ def expected_error(stats, limits, qtype, symmetric):
     return grid_error(Density.of(stats), *(np.asarray([v]) for v in limits), qtype, symmetric)[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1e6, 1e6, width=32)),
     st.sampled_from(SCHEMES),
@@ -54,7 +54,7 @@ def test_never_worse_than_minmax(x, scheme):
     assert chosen <= expected_error(stats, (stats.rmin, stats.rmax), qtype, symmetric)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1e6, 1e6, width=32)))
 def test_asymmetric_never_worse_than_any_common_shrinking(x):
     """Refining one end at a time never leaves the best range that shrinking both ends gives."""

@@ -91,7 +91,7 @@ def test_four_ways_agree(ops, rng, same_bits, qtype, layout, symmetric):
         same_bits(ops.qdq(x, scale, zero_point, **where)[compared], expected[compared])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_kernel_matches_numpy_on_anything(data):
     """Shapes, granularities over several axes, types and values that nobody thought of."""

@@ -71,7 +71,7 @@ def test_observe_matches_numpy(ops, name):
     assert_same(ops.observe(x), expected)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(x=hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32)))
 def test_observe_matches_numpy_on_anything(x):
     """Any mixture of floats, of any small size."""
