@@ -28,7 +28,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that the pages speak of, made from the shipped digits."""
     folder = tmp_path_factory.mktemp("pages")
     shutil.copy(package_file("digits", "digits_cnn.onnx"), folder / "model.onnx")
@@ -50,28 +50,28 @@ def run(code: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_and_code_run(page: Path, workplace: Path) -> None:
+def test_commands_and_code_run(page: Path, workdir: Path) -> None:
     """Every onnxfq command and every Python block of a page works as written, in the page's order."""
     for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")):
         if kind == "python":
-            run(text, workplace)
+            run(text, workdir)
         for line in text.splitlines() if kind == "sh" else ():
             if line in INSTALLS:
                 continue
             words = shlex.split(line)
             assert words[0] == "onnxfq", f"no test runs {line!r}"
             code = f"import sys; from onnxfq.cli.main import main; sys.exit(main({words[1:]!r}))"
-            run(code, workplace)
+            run(code, workdir)
 
 
-def test_recipe_of_the_guide_is_valid(workplace: Path) -> None:
+def test_recipe_of_the_guide_is_valid(workdir: Path) -> None:
     """The YAML recipe of the guide quantizes a model."""
     (recipe,) = blocks(ROOT / "docs" / "guide.md", "yaml")
-    (workplace / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    (workdir / "recipe.yaml").write_text(recipe, encoding="utf-8")
     run(
         "import onnxfq; r = onnxfq.quantize('model.onnx', 'calibration.npz', recipe='recipe.yaml');"
         "assert [str(row) for row in r.plan.coverage()][-1] == 'Gemm 0/1', r.plan.coverage()",
-        workplace,
+        workdir,
     )
 
 

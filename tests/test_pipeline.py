@@ -26,7 +26,7 @@ FEEDS = [feed_for(conv_relu(), seed, count=2) for seed in range(3)]
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with model.onnx and data.npz, current."""
     monkeypatch.chdir(tmp_path)
     onnx.save(conv_relu(), "model.onnx")
@@ -34,7 +34,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_stages_in_a_row_give_the_same_bytes(workplace: Path) -> None:
+def test_stages_in_a_row_give_the_same_bytes(workdir: Path) -> None:
     """`quantize` writes what the public stages give, byte for byte."""
     quantize("model.onnx", "data.npz", "one.onnx")
     model = onnxfq.load("model.onnx")
@@ -45,33 +45,33 @@ def test_stages_in_a_row_give_the_same_bytes(workplace: Path) -> None:
     assert Path("one.onnx").read_bytes() == Path("two.onnx").read_bytes()
 
 
-def test_runs_are_repeatable(workplace: Path) -> None:
+def test_runs_are_repeatable(workdir: Path) -> None:
     """Two runs, with different batches and threads, write the same bytes."""
     quantize("model.onnx", "data.npz", "one.onnx")
     quantize("model.onnx", "data.npz", "two.onnx", options=RunOptions(batch=1, threads=1))
     assert Path("one.onnx").read_bytes() == Path("two.onnx").read_bytes()
 
 
-def test_inputs_are_untouched(workplace: Path) -> None:
+def test_inputs_are_untouched(workdir: Path) -> None:
     """Model and data stay as they were, byte for byte; one file is added."""
-    before = {path.name: path.read_bytes() for path in workplace.iterdir()}
+    before = {path.name: path.read_bytes() for path in workdir.iterdir()}
     quantize("model.onnx", "data.npz", "out.onnx")
-    after = {path.name: path.read_bytes() for path in workplace.iterdir()}
+    after = {path.name: path.read_bytes() for path in workdir.iterdir()}
     assert after.keys() - before.keys() == {"out.onnx"}
     assert {name: after[name] for name in before} == before
 
 
-def test_nothing_is_written_without_an_output(workplace: Path) -> None:
+def test_nothing_is_written_without_an_output(workdir: Path) -> None:
     """Without `output` the result is returned only."""
-    before = sorted(workplace.iterdir())
+    before = sorted(workdir.iterdir())
     result = quantize("model.onnx", "data.npz")
-    assert sorted(workplace.iterdir()) == before
+    assert sorted(workdir.iterdir()) == before
     assert {c.candidate for c in result.evaluation.candidates} == {"fake-quant", "Q/DQ"}
     assert list(result.seconds) == ["plan", "observe", "calibrate", "insert", "evaluate"]
 
 
 @pytest.mark.parametrize("kind", ["list", "generator", "file", "folder"])
-def test_kinds_of_data(workplace: Path, kind: str) -> None:
+def test_kinds_of_data(workdir: Path, kind: str) -> None:
     """A list, a one-shot generator, an .npz and a folder of them give the same scales."""
 
     def generator() -> Iterator[Arrays]:
@@ -133,7 +133,7 @@ def test_calibrator_of_the_call() -> None:
     assert result.encodings["x"].scale_array == np.float32(amax / 127)
 
 
-def test_provenance(workplace: Path) -> None:
+def test_provenance(workdir: Path) -> None:
     """The written model tells recipe, target and the hash of the float model; other metadata stays."""
     proto = conv_relu()
     proto.metadata_props.add(key="mine", value="kept")
@@ -178,15 +178,15 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusals_write_nothing(workplace: Path, case: str) -> None:
+def test_refusals_write_nothing(workdir: Path, case: str) -> None:
     """Every refusal is one line of the right class, and the folder stays as it was."""
     call, kind = REFUSED[case]
-    before = {path: path.read_bytes() for path in workplace.iterdir()}
+    before = {path: path.read_bytes() for path in workdir.iterdir()}
     with pytest.raises(OnnxfqError) as caught:
         call()
     assert type(caught.value) is kind
     assert "\n" not in str(caught.value)
-    assert {path: path.read_bytes() for path in workplace.iterdir()} == before
+    assert {path: path.read_bytes() for path in workdir.iterdir()} == before
 
 
 def test_a_plan_of_weights_only_still_wants_data() -> None:
