@@ -12,7 +12,7 @@ from onnxfq.calibrators import calibrator_by_name
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import PlanError, StatisticsError
 from onnxfq.feeds import Feed
-from onnxfq.graph.constants import initializer_array
+from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
 from onnxfq.numerics import expand_params
 from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
@@ -108,11 +108,7 @@ def _encode(tensor: str, spec: QuantSpec, rmin: NDArray[np.float64], rmax: NDArr
 
 
 def _weight(model: Model, placement: Placement) -> NDArray[np.float32]:
-    values = initializer_array(model.proto, placement.tensor)
-    if values is None:
-        raise PlanError(
-            f"the plan calls {placement.tensor!r} a weight, but it is no constant of {model.source}"
-        )
+    values = weight_array(model, placement.tensor)
     if not np.isfinite(values).all():
         raise PlanError(
             f"weight {placement.tensor!r} holds NaN or infinities; repair the model or leave it in float"

@@ -24,7 +24,14 @@ from numpy.typing import ArrayLike, NDArray
 from onnxfq.errors import SpecError, nearest
 from onnxfq.float_grid import round_to_float_grid
 from onnxfq.granularity import normalize_axis
-from onnxfq.numerics import as_qtype, block_counts, check_names, fake_quantize, float_array
+from onnxfq.numerics import (
+    as_qtype,
+    block_counts,
+    check_names,
+    fake_quantize,
+    float_array,
+    repeat_blocks,
+)
 from onnxfq.qtypes import QTYPES, QType
 from onnxfq.rounding import Float32Array
 
@@ -199,5 +206,5 @@ def _spread(param: Float32Array, shape: Sequence[int], blocks: tuple[int, ...]) 
     param = param.reshape([1 if b == -1 else -(-n // b) for n, b in zip(shape, blocks, strict=True)])
     for d, block in enumerate(blocks):
         if param.shape[d] > 1:
-            param = np.repeat(param, block, axis=d).take(range(shape[d]), axis=d)
+            param = repeat_blocks(param, block, d, shape[d])
     return np.ascontiguousarray(np.broadcast_to(param, shape))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pydantic
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.documents import Record, first_repeated, read_document, write_document
 from onnxfq.errors import PlanError, SpecError, nearest
 from onnxfq.granularity import BlockShape, PerAxis, PerTensor
+from onnxfq.numerics import fake_quantize
 from onnxfq.spec import QuantSpec
 
 
@@ -84,6 +85,11 @@ class Encoding(Record):
     def zero_point_array(self) -> NDArray[np.int32]:
         """Zero point as int32 of `param_shape`."""
         return np.asarray(self.zero_point, np.int32).reshape(self.param_shape)
+
+    def fake_quantize(self, x: ArrayLike) -> NDArray[Any]:
+        """Return x rounded to the grid, of its type and shape, as `numerics.fake_quantize` does."""
+        spec = self.spec
+        return fake_quantize(x, self.scale_array, self.zero_point_array, qtype=spec.qtype, **spec.blocks)
 
     @property
     def rmin(self) -> float:

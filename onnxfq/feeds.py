@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.documents import one_line
 from onnxfq.errors import DataError, nearest
 from onnxfq.files import UNREADABLE, SingleArrayError, load_npz
 
@@ -174,7 +175,7 @@ def read_npz(path: str | Path) -> Feed:
             f"{path} is a single array; save it by input name: numpy.savez(path, INPUT=array)"
         ) from None
     except UNREADABLE as fault:
-        text = " ".join(str(fault).split())
+        text = one_line(fault)
         raise DataError(
             f"{path} is not a readable .npz ({text}); write it with numpy.savez(path, INPUT=array)"
         ) from None
@@ -200,7 +201,7 @@ def _fit(feed: Mapping[str, Any], spec: InputSpec, number: int) -> NDArray[Any]:
     try:
         given = np.asarray(feed[spec.name])
     except ValueError as fault:
-        text = " ".join(str(fault).split())
+        text = one_line(fault)
         raise DataError(
             f"input {spec.name!r} in feed {number} is no array ({text}); give a NumPy array"
         ) from None

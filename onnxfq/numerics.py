@@ -98,8 +98,13 @@ def expand_params(
                 f"{_fit(values, shape)}: dimension {d} in blocks of {block} needs {-(-size // block)} values"
             )
         if params != 1 and params != size:
-            values = np.repeat(values, block, axis=d).take(range(size), axis=d)
+            values = repeat_blocks(values, block, d, size)
     return np.broadcast_to(values, shape)
+
+
+def repeat_blocks(param: NDArray[Any], block: int, axis: int, size: int) -> NDArray[Any]:
+    """Return `param` with each entry along `axis` repeated `block` times, cut to `size` entries."""
+    return np.repeat(param, block, axis=axis).take(range(size), axis=axis)
 
 
 def _expand_blocks(
@@ -110,7 +115,7 @@ def _expand_blocks(
         raise SpecError(f"{_fit(values, shape)}: blocks of {list(block_shape)} need {list(needed)}")
     for d, block in enumerate(block_shape):
         if values.shape[d] > 1:
-            values = np.repeat(values, block, axis=d).take(range(shape[d]), axis=d)
+            values = repeat_blocks(values, block, d, shape[d])
     return np.broadcast_to(values, shape)
 
 

@@ -17,7 +17,7 @@ from onnxfq.errors import RecipeError
 from onnxfq.evaluation import evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, Feed, Feeds
 from onnxfq.files import check_writable
-from onnxfq.graph.load import load, read_model
+from onnxfq.graph.load import normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
 from onnxfq.graph.save import refuse_overwriting_input, save
@@ -106,8 +106,9 @@ def quantize(
             "run the stages and insert fake-quant nodes, or name another target"
         )
     clock = _Clock()
-    reference = _runnable(model)
-    loaded = load(model)
+    proto, sha256, source = read_model(model)
+    reference = _runnable(proto)
+    loaded = normalised(proto, sha256, source)
     plan = make_plan(loaded, chosen)
     clock.lap("plan")
     kept = _Kept(Feeds(data, input_specs(loaded.proto), options.batch))
@@ -166,8 +167,8 @@ def evaluate_models(
     """
     options = options or RunOptions()
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
-    base = _runnable(reference)
-    candidates = {name: _runnable(model) for name, model in given.items()}
+    base = _runnable(read_model(reference)[0])
+    candidates = {name: _runnable(read_model(model)[0]) for name, model in given.items()}
     tensors = sorted({name for proto in candidates.values() for name in _quantized_tensors(proto, base)})
     return evaluate(
         base,
@@ -181,9 +182,10 @@ def evaluate_models(
     )
 
 
-def _runnable(model: str | Path | onnx.ModelProto) -> onnx.ModelProto:
-    """Read a model as it is, but for doubled node names, which ONNX allows and ONNX Runtime refuses."""
-    proto, _, _ = read_model(model)
+def _runnable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy as it is, but for doubled node names, which ONNX allows and ONNX Runtime refuses."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model)
     name_nodes(proto)
     return proto
 

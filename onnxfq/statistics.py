@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.documents import one_line
 from onnxfq.errors import StatisticsError, nearest
 from onnxfq.files import UNREADABLE, load_npz, replacing
 
@@ -173,7 +174,7 @@ class Statistics:
         except FileNotFoundError:
             raise StatisticsError(f"no such file: {path}; make it with `onnxfq observe`") from None
         except (*UNREADABLE, KeyError, TypeError, IndexError) as fault:
-            text = " ".join(str(fault).split())
+            text = one_line(fault)
             raise StatisticsError(
                 f"{path} is not a statistics file ({text}); make it with `onnxfq observe`"
             ) from None

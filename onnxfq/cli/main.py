@@ -17,6 +17,7 @@ from onnxfq.cli.inspect import inspect
 from onnxfq.cli.observe import observe
 from onnxfq.cli.plan import plan
 from onnxfq.cli.quantize import quantize
+from onnxfq.documents import one_line
 from onnxfq.errors import OnnxfqError
 from onnxfq.version import VERSION
 
@@ -66,5 +67,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"onnxfq: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"onnxfq: error: {one_line(message)}", file=sys.stderr)
     return code

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from onnxfq.errors import ModelError
+from onnxfq.errors import ModelError, PlanError
+from onnxfq.graph.model import Model
 
 
 def make_constant(name: str, values: NDArray[np.generic]) -> gs.Constant:
@@ -37,6 +38,14 @@ def initializer_array(proto: onnx.ModelProto, name: str) -> NDArray[np.generic] 
         if tensor.name == name:
             return _array(tensor)
     return None
+
+
+def weight_array(model: Model, name: str) -> NDArray[np.generic]:
+    """Return the values of the constant that a plan calls a weight. Raises PlanError when it is none."""
+    values = initializer_array(model.proto, name)
+    if values is None:
+        raise PlanError(f"the plan calls {name!r} a weight, but it is no constant of {model.source}")
+    return values
 
 
 def _array(tensor: onnx.TensorProto) -> NDArray[np.generic]:

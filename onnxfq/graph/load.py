@@ -38,7 +38,11 @@ def load(model: str | Path | onnx.ModelProto | Model) -> Model:
     """
     if isinstance(model, Model):
         return model
-    proto, sha256, source = read_model(model)
+    return normalised(*read_model(model))
+
+
+def normalised(proto: onnx.ModelProto, sha256: str, source: str) -> Model:
+    """Normalise what `read_model` gave; `proto` is the caller's to lose. Raises ModelError as `load` does."""
     try:
         notes = [step(proto) for step in _STEPS]
         proto, note = raise_opset(proto, MIN_OPSET, source)

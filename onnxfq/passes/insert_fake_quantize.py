@@ -11,7 +11,6 @@ from onnxfq.encoding import Encoding, Encodings
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.numerics import fake_quantize
 from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.insert_qdq import check_encodings
 from onnxfq.passes.pass_base import Pass
@@ -57,14 +56,7 @@ class InsertFakeQuantize(Pass):
 
 
 def _round_weight(editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding) -> None:
-    spec = encoding.spec
-    values = fake_quantize(
-        constant_array(tensor),
-        encoding.scale_array,
-        encoding.zero_point_array,
-        qtype=spec.qtype,
-        **spec.blocks,
-    )
+    values = encoding.fake_quantize(constant_array(tensor))
     editor.rewire(placement, editor.constant(f"{tensor.name}/fq", lambda n: make_constant(n, values)))
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from onnxfq.encoding import Encoding
 from onnxfq.errors import PlanError
+from onnxfq.numerics import repeat_blocks
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ def one_axis(encoding: Encoding, shape: Sequence[Any] | None) -> OnnxParams:
     axis = max(range(len(sizes)), key=lambda d: sizes[d] / scale.shape[d])
     for d, block in enumerate(blocks):
         if d != axis:
-            scale = np.repeat(scale, block, axis=d).take(range(sizes[d]), axis=d)
-            zero_point = np.repeat(zero_point, block, axis=d).take(range(sizes[d]), axis=d)
+            scale = repeat_blocks(scale, block, d, sizes[d])
+            zero_point = repeat_blocks(zero_point, block, d, sizes[d])
     return OnnxParams(scale, zero_point, axis, blocks[axis])
 
 

@@ -8,11 +8,9 @@ import numpy as np
 
 from onnxfq.calibrators.grid_error import expected_sqnr_db
 from onnxfq.encoding import Encoding, Encodings
-from onnxfq.errors import PlanError
-from onnxfq.graph.constants import initializer_array
+from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
 from onnxfq.metrics import ErrorSums
-from onnxfq.numerics import fake_quantize
 from onnxfq.plan import Placement, Plan, Role
 from onnxfq.statistics import Statistics
 
@@ -52,19 +50,7 @@ def _row(model: Model, placement: Placement, statistics: Statistics, encoding: E
         sqnr_db = expected_sqnr_db(seen, scale, zero_point, encoding.spec.qtype)
         rmin, rmax = seen.rmin, seen.rmax
     else:
-        values = initializer_array(model.proto, placement.tensor)
-        if values is None:
-            raise PlanError(
-                f"the plan calls {placement.tensor!r} a weight, but it is no constant of the model"
-            )
-        spec = encoding.spec
-        rounded = fake_quantize(
-            values,
-            encoding.scale_array,
-            encoding.zero_point_array,
-            qtype=spec.qtype,
-            **spec.blocks,
-        )
-        sqnr_db = ErrorSums.of(values, rounded).sqnr_db
+        values = weight_array(model, placement.tensor)
+        sqnr_db = ErrorSums.of(values, encoding.fake_quantize(values)).sqnr_db
         rmin, rmax = float(np.min(values)), float(np.max(values))
     return TensorError(placement.tensor, placement.role, encoding, sqnr_db, rmin, rmax, placement.why)

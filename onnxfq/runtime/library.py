@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxfq.documents import one_line
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.package_files import custom_ops_library
 from onnxfq.runtime.ort import onnxruntime
@@ -21,7 +22,7 @@ def register_custom_ops(session_options: onnxruntime.SessionOptions) -> None:
     try:
         session_options.register_custom_ops_library(path)
     except Exception as error:  # onnxruntime raises classes of its own, one per status code
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise RuntimeLibraryError(
             f"onnxruntime {onnxruntime.__version__} refused {path}: {reason}; "
             "onnxruntime 1.20 or later and a library built for this system are needed"
