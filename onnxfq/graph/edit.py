@@ -20,7 +20,8 @@ class Editor:
         self._nodes = {node.name: node for node in graph.nodes}
         self._tensors: dict[str, gs.Tensor] = dict(graph.tensors())
         # A body may not give a name that the graph around it has.
-        self._taken = {t.name for _, inner in body_nodes(graph) for t in (*inner.inputs, *inner.outputs)}
+        inside = (t.name for _, inner in body_nodes(graph) for t in (*inner.inputs, *inner.outputs))
+        self._taken = {*self._tensors, *inside}
 
     def tensor(self, placement: Placement) -> gs.Tensor:
         """Return the placed tensor. Raises PlanError with the nearest names when the graph lacks it."""
@@ -74,21 +75,25 @@ class Editor:
 
     def unused(self, name: str, taken: Iterable[str] | None = None) -> str:
         """Return `name`, or `name_2`, `name_3` ... when the graph has that name already."""
-        names = {*self._tensors, *self._taken} if taken is None else taken
+        names = self._taken if taken is None else taken
         free, number = name, 1
         while free in names:
             number += 1
             free = f"{name}_{number}"
         return free
 
+    def _add(self, tensor: gs.Tensor) -> None:
+        self._tensors[tensor.name] = tensor
+        self._taken.add(tensor.name)
+
     def variable(self, name: str, like: gs.Tensor | None = None) -> gs.Variable:
         """Make a variable with an unused name, dtype and shape as of `like`."""
         made = gs.Variable(self.unused(name), *((like.dtype, like.shape) if like is not None else ()))
-        self._tensors[made.name] = made
+        self._add(made)
         return made
 
     def constant(self, name: str, make: Callable[[str], gs.Constant]) -> gs.Constant:
         """Make a constant with an unused name."""
         made = make(self.unused(name))
-        self._tensors[made.name] = made
+        self._add(made)
         return made
