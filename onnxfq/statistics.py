@@ -28,7 +28,7 @@ NEGATIVE = 1 << (31 - BIN_SHIFT)
 BIN_COUNT = 2 * NEGATIVE
 
 FORMAT = "onnxfq.stats/1"
-_COLUMNS = ("model_sha256", "feeds", "tensors", "range", "totals", "sizes", "bins", "counts")
+_COLUMNS = ("model_sha256", "feeds", "tensors", "range", "totals", "sizes", "bins", "counts", "feed_ranges")
 
 
 def bin_edges(bins: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -45,7 +45,8 @@ class TensorStatistics:
     """Statistics of one tensor; `TensorStatistics()` is the identity of `merge`.
 
     rmin, rmax: over the finite values, (+inf, -inf) when there is none. elements, nans, infinities,
-    zeros: counts. bins int32 [K] ascending, counts int64 [K]: the finite values' histogram.
+    zeros: counts. bins int32 [K] ascending, counts int64 [K]: the finite values' histogram. feed_ranges
+    float32 [F, 2]: (rmin, rmax) of each feed in order, for methods that hang on order; [0, 2] if not kept.
     """
 
     rmin: float = float("inf")
@@ -56,6 +57,9 @@ class TensorStatistics:
     zeros: int = 0
     bins: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32), kw_only=True)
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), kw_only=True)
+    feed_ranges: NDArray[np.float32] = field(
+        default_factory=lambda: np.zeros((0, 2), np.float32), kw_only=True
+    )
 
     @staticmethod
     def from_array(x: NDArray[np.float32]) -> TensorStatistics:
@@ -76,7 +80,10 @@ class TensorStatistics:
         )
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
-        """Return the statistics of both data sets together: exact, associative, commutative."""
+        """Return the statistics of both data sets together: exact, associative, commutative.
+
+        But for feed_ranges, which hang on order: they are joined in the order of merging.
+        """
         bins = np.union1d(self.bins, other.bins).astype(np.int32)
         counts = np.zeros(bins.size, np.int64)
         counts[np.searchsorted(bins, self.bins)] += self.counts
@@ -90,6 +97,7 @@ class TensorStatistics:
             zeros=self.zeros + other.zeros,
             bins=bins,
             counts=counts,
+            feed_ranges=np.concatenate([self.feed_ranges, other.feed_ranges]),
         )
 
     @property
@@ -162,6 +170,7 @@ class Statistics:
             "sizes": sizes,
             "bins": np.concatenate([np.zeros(0, np.int32), *(c.bins for c in columns)]),
             "counts": np.concatenate([np.zeros(0, np.int64), *(c.counts for c in columns)]),
+            "feed_ranges": _stack([c.feed_ranges for c in columns], names),
         }
         with replacing(path) as temporary, temporary.open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
@@ -180,6 +189,13 @@ class Statistics:
             ) from None
 
 
+def _stack(ranges: list[NDArray[np.float32]], names: list[str]) -> NDArray[np.float32]:
+    """Return [tensors, F, 2]; every tensor has its range of every feed, or none has."""
+    if len({one.shape for one in ranges}) > 1:
+        raise StatisticsError(f"only some of the tensors {', '.join(names[:3])}, ... have feed_ranges")
+    return np.stack(ranges) if ranges else np.zeros((0, 0, 2), np.float32)
+
+
 def _unpack(arrays: dict[str, NDArray[Any]]) -> Statistics:
     missing = sorted({"format", *_COLUMNS} - set(arrays))
     if missing:
@@ -189,8 +205,9 @@ def _unpack(arrays: dict[str, NDArray[Any]]) -> Statistics:
     sizes = arrays["sizes"]
     starts = np.cumsum(sizes) - sizes
     tensors = {}
-    columns = zip(arrays["tensors"], arrays["range"], arrays["totals"], starts, sizes, strict=True)
-    for name, (rmin, rmax), (elements, nans, infinities, zeros), start, size in columns:
+    fields = (arrays["tensors"], arrays["range"], arrays["totals"], starts, sizes, arrays["feed_ranges"])
+    columns = zip(*fields, strict=True)
+    for name, (rmin, rmax), (elements, nans, infinities, zeros), start, size, feed_ranges in columns:
         one = TensorStatistics(
             float(rmin),
             float(rmax),
@@ -200,6 +217,7 @@ def _unpack(arrays: dict[str, NDArray[Any]]) -> Statistics:
             int(zeros),
             bins=arrays["bins"][start : start + size],
             counts=arrays["counts"][start : start + size],
+            feed_ranges=feed_ranges,
         )
         total = int(one.counts.sum()) + one.nans + one.infinities
         if not one.bins.size == one.counts.size == size or total != one.elements:
