@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from onnxfq.aimet_range import adjust_min_max
-from onnxfq.calibration import calibrate, collect_statistics
+from onnxfq.calibration import calibrate
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import OnnxfqError
 from onnxfq.graph.inspection import inspect_model
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
 from onnxfq.graph.save import save
+from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.pipeline import (
     QuantizeResult,
     RunOptions,
@@ -54,6 +55,7 @@ __all__ = [
     "adjust_min_max",
     "calibrate",
     "choose_qparams",
+    "ObserveOptions",
     "collect_statistics",
     "custom_ops_path",
     "evaluate",

@@ -1,49 +1,24 @@
-"""From data to encodings: `collect_statistics`, one pass over the feeds, and `calibrate`, no data at all."""
+"""`calibrate`: from statistics to encodings, without data or inference."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import logging
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibrators import calibrator_by_name
 from onnxfq.encoding import Encoding, Encodings
-from onnxfq.errors import PlanError, StatisticsError
-from onnxfq.feeds import Feed
+from onnxfq.errors import PlanError
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
 from onnxfq.numerics import expand_params
-from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
 from onnxfq.plan import Placement, Plan
 from onnxfq.qparams import ParamRules, choose_qparams
-from onnxfq.runtime.session import Progress, Session
 from onnxfq.spec import QuantSpec
-from onnxfq.statistics import BIN_COUNT, Statistics, TensorStatistics
+from onnxfq.statistics import Statistics, TensorStatistics
 
-
-def collect_statistics(
-    model: Model, plan: Plan, feeds: Iterable[Feed], *, threads: int = 0, progress: Progress | None = None
-) -> Statistics:
-    """Run the observed model over all feeds, once, and return what its activations were.
-
-    Memory does not grow with the number of feeds. Raises StatisticsError that names tensor, feed and
-    counts at the first NaN or infinity, DataError for feeds that do not fit.
-    """
-    names = [placement.tensor for placement in plan.activations]
-    sums = {name: _Accumulator(name) for name in names}
-    session = Session(InsertObservers(plan).run(model).model.proto, threads)
-    outputs = [observe_output(name, output) for name in names for output in OBSERVE_OUTPUTS]
-    done = 0
-    for feed in feeds:
-        results = session.run(feed, outputs) if names else []
-        for index, name in enumerate(names):
-            sums[name].add(results[4 * index : 4 * index + 4], done)
-        done += 1
-        if progress is not None:
-            progress(done)
-    return Statistics(model.sha256, done, {name: one.result() for name, one in sums.items()})
+log = logging.getLogger(__name__)
 
 
 def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str | None = None) -> Encodings:
@@ -64,40 +39,10 @@ def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str 
     return Encodings(model_sha256=model.sha256, encodings=tuple(encodings))
 
 
-class _Accumulator:
-    """Merges an observer's results; the histogram is held dense, so a merge touches only what came."""
-
-    def __init__(self, tensor: str) -> None:
-        self.tensor = tensor
-        self.rmin, self.rmax = float("inf"), float("-inf")
-        self.counts = np.zeros(4, np.int64)
-        self.histogram = np.zeros(BIN_COUNT, np.int64)
-
-    def add(self, results: list[NDArray[Any]], feed: int) -> None:
-        limits, counts, bins, bin_counts = results
-        _, nans, infinities, _ = counts.tolist()
-        if nans or infinities:
-            raise StatisticsError(
-                f"tensor {self.tensor!r} has {nans} NaN and {infinities} infinite values at feed {feed}; "
-                "remove that sample, or leave the tensor in float with an override"
-            )
-        self.rmin = min(self.rmin, float(limits[0]))
-        self.rmax = max(self.rmax, float(limits[1]))
-        self.counts += counts
-        self.histogram[bins] += bin_counts
-
-    def result(self) -> TensorStatistics:
-        if self.counts[0] == 0:
-            raise StatisticsError(
-                f"tensor {self.tensor!r} was empty in every feed; give data that reaches it, or leave it in "
-                "float with an override"
-            )
-        bins = np.flatnonzero(self.histogram).astype(np.int32)
-        totals = (int(count) for count in self.counts)
-        return TensorStatistics(self.rmin, self.rmax, *totals, bins=bins, counts=self.histogram[bins])
-
-
 def _encode_activation(tensor: str, spec: QuantSpec, statistics: TensorStatistics) -> Encoding:
+    if not statistics.finite:
+        log.warning("tensor %r: no finite value was observed; its range is taken as [0, 0]", tensor)
+        return _encode(tensor, spec, np.zeros(()), np.zeros(()))
     rmin, rmax = calibrator_by_name(spec.calibrator)(statistics, spec.qtype, spec.symmetric)
     return _encode(tensor, spec, np.asarray(rmin), np.asarray(rmax))
 

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.calibration import calibrate, collect_statistics
+from onnxfq.calibration import calibrate
 from onnxfq.encoding import Encodings
 from onnxfq.errors import RecipeError
 from onnxfq.evaluation import evaluate
@@ -23,6 +23,7 @@ from onnxfq.graph.normalize import name_nodes
 from onnxfq.graph.save import refuse_overwriting_input, save
 from onnxfq.graph.signature import input_specs
 from onnxfq.labels import read_labels
+from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.plan import Plan
@@ -113,7 +114,7 @@ def quantize(
     clock.lap("plan")
     kept = _Kept(Feeds(data, input_specs(loaded.proto), options.batch))
     statistics = collect_statistics(
-        loaded, plan, kept, threads=options.threads, progress=options.stage("observe")
+        loaded, plan, kept, ObserveOptions(threads=options.threads, progress=options.stage("observe"))
     )
     clock.lap("observe")
     encodings = calibrate(loaded, plan, statistics)

@@ -101,6 +101,11 @@ class TensorStatistics:
         )
 
     @property
+    def finite(self) -> int:
+        """How many values are neither NaN nor infinite."""
+        return self.elements - self.nans - self.infinities
+
+    @property
     def amax(self) -> float:
         """Largest magnitude; 0 for no finite value."""
         return max(-self.rmin, self.rmax, 0.0)

@@ -9,10 +9,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
-from onnxfq.calibration import calibrate, collect_statistics
+from onnxfq.calibration import calibrate
 from onnxfq.encoding import Encodings
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
+from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
@@ -238,7 +239,7 @@ def stage(proto: onnx.ModelProto, recipe: str | Recipe = "tensorrt-int8") -> Sta
     """Load, plan, observe and calibrate `proto` on one random feed."""
     model, feed = load(proto), feed_for(proto)
     plan = make_plan(model, load_recipe(recipe))
-    statistics = collect_statistics(model, plan, [feed], threads=1)
+    statistics = collect_statistics(model, plan, [feed], ObserveOptions(threads=1))
     return Staged(model, plan, statistics, calibrate(model, plan, statistics), feed)
 
 

@@ -10,8 +10,9 @@ import pytest
 from builders import BUILDERS, Staged, feed_for, inner_output, planned, stage
 from numpy.typing import NDArray
 
-from onnxfq.calibration import calibrate, collect_statistics
+from onnxfq.calibration import calibrate
 from onnxfq.graph.load import load
+from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.planning import make_plan
@@ -62,7 +63,9 @@ def digits(request: pytest.FixtureRequest, digits_model: Path, digit_images: np.
     """The shipped network, calibrated on 16 digits, with 32 others to run."""
     model = load(digits_model)
     plan = make_plan(model, load_recipe(request.param))
-    statistics = collect_statistics(model, plan, [{"image": digit_images[8000:8016]}], threads=1)
+    statistics = collect_statistics(
+        model, plan, [{"image": digit_images[8000:8016]}], ObserveOptions(threads=1)
+    )
     return Staged(
         model, plan, statistics, calibrate(model, plan, statistics), {"image": digit_images[8500:8532]}
     )
@@ -114,9 +117,12 @@ def test_statistics_do_not_depend_on_batches(split: str, threads: int) -> None:
     proto = inner_output()
     model, plan = load(proto), planned(proto)
     data = feed_for(proto, count=12)["x"]
-    whole = collect_statistics(model, plan, [{"x": data}], threads=1)
+    whole = collect_statistics(model, plan, [{"x": data}], ObserveOptions(threads=1))
     same(
-        collect_statistics(model, plan, [{"x": data[part]} for part in SPLITS[split]], threads=threads), whole
+        collect_statistics(
+            model, plan, [{"x": data[part]} for part in SPLITS[split]], ObserveOptions(threads=threads)
+        ),
+        whole,
     )
 
 
@@ -125,5 +131,7 @@ def test_statistics_merge_as_if_seen_at_once(digit_images: np.ndarray, digits_mo
     model = load(digits_model)
     plan = make_plan(model, load_recipe("tensorrt-int8"))
     feeds = [{"image": digit_images[i : i + 4]} for i in range(0, 16, 4)]
-    halves = [collect_statistics(model, plan, part, threads=1) for part in (feeds[2:], feeds[:2])]
-    same(halves[0].merge(halves[1]), collect_statistics(model, plan, feeds, threads=1))
+    halves = [
+        collect_statistics(model, plan, part, ObserveOptions(threads=1)) for part in (feeds[2:], feeds[:2])
+    ]
+    same(halves[0].merge(halves[1]), collect_statistics(model, plan, feeds, ObserveOptions(threads=1)))

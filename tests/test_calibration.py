@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from builders import build, conv_relu, planned, same_tensor_twice, shared_weight, stage, weights, with_weights
 
-from onnxfq.calibration import calibrate, collect_statistics
+from onnxfq.calibration import calibrate
 from onnxfq.calibrators import CALIBRATORS
 from onnxfq.errors import PlanError, SpecError, StatisticsError
 from onnxfq.graph.load import load
+from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.qparams import choose_qparams
 from onnxfq.qtypes import QTYPES
 
@@ -85,15 +86,18 @@ def test_progress_counts_feeds() -> None:
     """The callback hears of every feed once."""
     model, plan, seen = load(conv_relu()), planned(conv_relu()), []
     feeds = [{"x": np.ones((1, 3, 6, 6), np.float32)}] * 3
-    assert collect_statistics(model, plan, feeds, progress=seen.append).feeds == 3
+    assert collect_statistics(model, plan, feeds, ObserveOptions(progress=seen.append)).feeds == 3
     assert seen == [1, 2, 3]
 
 
-def test_a_tensor_that_is_always_empty_is_named() -> None:
-    """No value was seen: there is no range to choose."""
+def test_a_tensor_that_was_never_reached_gets_the_rule_for_ranges_of_no_width(caplog) -> None:
+    """No value was seen: the range is [0, 0], and that is told."""
     model, plan = load(conv_relu()), planned(conv_relu())
-    with pytest.raises(StatisticsError, match="tensor 'x' was empty in every feed"):
-        collect_statistics(model, plan, [{"x": np.ones((0, 3, 6, 6), np.float32)}])
+    statistics = collect_statistics(model, plan, [{"x": np.ones((0, 3, 6, 6), np.float32)}])
+    encodings = calibrate(model, plan, statistics)
+    assert statistics["x"].elements == 0
+    assert encodings["x"].scale == (1.0,)
+    assert "tensor 'x': no finite value was observed" in caplog.text
 
 
 def test_weights_with_nan_are_refused() -> None:

@@ -126,7 +126,7 @@ FQ_EXPORT int onnxfq_observe(const float* x, int64_t count, int histogram, float
                              int32_t* bins, int64_t* bin_counts, int64_t* bins_used, char* error, size_t error_size) {
   return guarded(error, error_size, [&]() -> std::string {
     const onnxfq::Statistics statistics =
-        onnxfq::cpu::observe(x, count, histogram != 0, onnxfq::cpu::calling_thread());
+        onnxfq::cpu::observe({x, count, histogram != 0}, onnxfq::cpu::calling_thread());
     statistics.summary.write(range, counts);
     std::copy(statistics.bins.begin(), statistics.bins.end(), bins);
     std::copy(statistics.bin_counts.begin(), statistics.bin_counts.end(), bin_counts);

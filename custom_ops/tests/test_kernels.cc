@@ -148,9 +148,30 @@ void test_dynamic(const Case& c, ElementType element, const char* type, const ch
 
 void test_observe(int64_t count) {
   const std::vector<float> x = values(count);
-  const Statistics one = cpu::observe(x.data(), count, true, cpu::calling_thread());
-  const Statistics two = cpu::observe(x.data(), count, true, two_threads());
+  const Statistics one = cpu::observe({x.data(), count, true}, cpu::calling_thread());
+  const Statistics two = cpu::observe({x.data(), count, true}, two_threads());
   require(one.bins == two.bins && one.bin_counts == two.bin_counts, "observe");
+}
+
+// A blocked layout's padding is left out: the same statistics as of the other elements in a row.
+void test_observe_padded(int64_t images, int64_t channels, int64_t plane_size, int64_t block) {
+  const int64_t blocks = (channels + block - 1) / block;
+  const std::vector<float> x = values(images * blocks * plane_size * block);
+  std::vector<float> real;
+  for (int64_t i = 0; i < static_cast<int64_t>(x.size()); ++i) {
+    const int64_t channel = i / (plane_size * block) % blocks * block + i % block;
+    if (channel < channels) real.push_back(x[static_cast<size_t>(i)]);
+  }
+  const Statistics expected =
+      cpu::observe({real.data(), static_cast<int64_t>(real.size()), true}, cpu::calling_thread());
+  const cpu::ObserveCall call{x.data(), static_cast<int64_t>(x.size()), true, block, plane_size * block, blocks,
+                              channels - (blocks - 1) * block};
+  const Statistics found = cpu::observe(call, two_threads());
+  require(found.bins == expected.bins && found.bin_counts == expected.bin_counts, "padded: bins");
+  require(found.summary.elements == expected.summary.elements && found.summary.zeros == expected.summary.zeros &&
+              found.summary.nans == expected.summary.nans && found.summary.min_key == expected.summary.min_key &&
+              found.summary.max_key == expected.summary.max_key,
+          "padded: summary");
 }
 
 void test_broken_names() {
@@ -183,5 +204,8 @@ int main() {
     }
   }
   for (int64_t count : {0, 1, 15, 16, 17, 1000, 100003}) test_observe(count);
+  for (int64_t channels : {1, 7, 16, 24, 40}) {
+    for (int64_t plane : {0, 1, 49, 3000}) test_observe_padded(3, channels, plane, 16);
+  }
   std::puts("ok");
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from onnxfq.calibration import collect_statistics
 from onnxfq.cli.console import running, say
 from onnxfq.cli.options import (
     BATCH,
@@ -17,6 +16,7 @@ from onnxfq.cli.options import (
 from onnxfq.files import check_writable
 from onnxfq.graph.load import load
 from onnxfq.graph.save import refuse_overwriting_input
+from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.pipeline import open_feeds
 from onnxfq.plan import Plan
 
@@ -39,8 +39,7 @@ def observe(
             loaded,
             Plan.load(plan),
             open_feeds(loaded.proto, data, batch),
-            threads=threads,
-            progress=options.stage("observe"),
+            ObserveOptions(threads=threads, progress=options.stage("observe")),
         )
     statistics.save(output)
     say(f"observed   {len(statistics.tensors)} tensors over {statistics.feeds} feeds", quiet)

@@ -29,25 +29,32 @@ class Session:
     kernel that sums in another order, would round differently. Otherwise Q/DQ
     models run at ORT_ENABLE_BASIC (from the next level on, onnxruntime 1.31 refuses or changes valid
     ones: zero-point inputs at opset 21, float8, float16 Concat), others at full optimisation.
+    as_written: nothing is optimised, and nodes run in the order of the file.
     """
 
-    def __init__(self, model: onnx.ModelProto | Path, threads: int = 0, exact: bool = False) -> None:
+    def __init__(
+        self, model: onnx.ModelProto | Path, threads: int = 0, exact: bool = False, as_written: bool = False
+    ) -> None:
         """Load `model`. threads: of the runtime's pool, 0 for one a core. Raises ModelError."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ONLY_FATAL
         options.intra_op_num_threads = threads
         # Threads that spin between runs take the cores that Python and other sessions need.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        proto = onnx.load(model) if isinstance(model, Path) else model
+        # The structure is enough to choose by; of a file onnxruntime reads the weights itself.
+        proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
         if any(opset.domain == "onnxfq" for opset in proto.opset_import):
             register_custom_ops(options)
         if exact:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.add_session_config_entry("session.disable_prepacking", "1")
+        elif as_written:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         elif any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
-            content = proto.SerializeToString()
+            content = str(model) if isinstance(model, Path) else model.SerializeToString()
             self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises classes of its own, one per status code
             raise ModelError(f"onnxruntime cannot load the model: {one_line(error)[:300]}") from None

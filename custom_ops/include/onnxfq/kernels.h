@@ -70,8 +70,20 @@ void fake_quantize(const FakeQuantizeCall& call, const Threads& threads);
 
 void dynamic_fake_quantize(const DynamicFakeQuantizeCall& call, const Threads& threads);
 
-// Statistics of x[0, count). The same for any number of threads. histogram false: no bins.
-Statistics observe(const float* x, int64_t count, bool histogram, const Threads& threads);
+// What Observe reads: x[0, count), all of it, or, with block > 1, planes of rows of `block` elements. Of
+// each image's last plane the rows hold `valid` elements and then padding.
+struct ObserveCall {
+  const float* x;
+  int64_t count;
+  bool histogram;  // false: no bins
+  int64_t block = 1;
+  int64_t plane = 1;  // elements, a multiple of block
+  int64_t planes_per_image = 1;
+  int64_t valid = 1;
+};
+
+// The same for any number of threads.
+Statistics observe(const ObserveCall& call, const Threads& threads);
 
 }  // namespace cpu
 }  // namespace onnxfq

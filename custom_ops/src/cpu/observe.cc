@@ -191,6 +191,26 @@ void observe_range(const float* x, int64_t count, Accumulator* accumulator) {
   }
 }
 
+// One plane of a padded tensor: the rows of an image's last plane without their padding, gathered first.
+void observe_plane(const ObserveCall& call, int64_t plane, Accumulator* accumulator) {
+  const float* const x = call.x + plane * call.plane;
+  if ((plane + 1) % call.planes_per_image != 0) {
+    observe_range(x, call.plane, accumulator);
+    return;
+  }
+  float gathered[kBlock];
+  int64_t used = 0;
+  for (int64_t row = 0; row < call.plane; row += call.block) {
+    if (used + call.valid > kBlock) {
+      observe_range(gathered, used, accumulator);
+      used = 0;
+    }
+    std::copy(x + row, x + row + call.valid, gathered + used);
+    used += call.valid;
+  }
+  observe_range(gathered, used, accumulator);
+}
+
 // The accumulators of one call: as many as threads worked at the same time.
 class Accumulators {
  public:
@@ -225,17 +245,26 @@ class Accumulators {
 
 }  // namespace
 
-Statistics observe(const float* x, int64_t count, bool histogram, const Threads& threads) {
-  Accumulators accumulators(histogram);
-  for_pieces(threads, count, kSmallestPiece, kCacheLine, [&](int64_t begin, int64_t end) {
-    Accumulator accumulator = accumulators.take();
-    observe_range(x + begin, end - begin, &accumulator);
-    accumulators.give_back(std::move(accumulator));
-  });
+Statistics observe(const ObserveCall& call, const Threads& threads) {
+  Accumulators accumulators(call.histogram);
+  if (call.valid == call.block) {
+    for_pieces(threads, call.count, kSmallestPiece, kCacheLine, [&](int64_t begin, int64_t end) {
+      Accumulator accumulator = accumulators.take();
+      observe_range(call.x + begin, end - begin, &accumulator);
+      accumulators.give_back(std::move(accumulator));
+    });
+  } else if (call.count > 0) {
+    const int64_t smallest = (kSmallestPiece + call.plane - 1) / call.plane;
+    for_pieces(threads, call.count / call.plane, smallest, 1, [&](int64_t begin, int64_t end) {
+      Accumulator accumulator = accumulators.take();
+      for (int64_t plane = begin; plane < end; ++plane) observe_plane(call, plane, &accumulator);
+      accumulators.give_back(std::move(accumulator));
+    });
+  }
 
   Statistics result;
   for (const Accumulator& accumulator : accumulators.all()) result.summary.merge(accumulator.summary);
-  if (!histogram || accumulators.all().empty()) return result;
+  if (!call.histogram || accumulators.all().empty()) return result;
 
   Histogram& sum = *accumulators.all().front().histogram;
   for (Accumulator& accumulator : accumulators.all()) {
