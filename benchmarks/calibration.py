@@ -1,0 +1,195 @@
+"""What a whole calibration costs: time relative to plain inference of the same samples, and peak memory.
+
+    python benchmarks/calibration.py [--samples N] [--threads N] [--networks NAME ...] [--peers] [--out FILE]
+
+Plain inference is one fully optimised onnxruntime session; calibration is one pass over the same samples with
+the same threads and then the ranges of four methods, minmax, percentile, entropy and mse. Both include making
+their sessions, and take turns in one process. With --peers, onnxruntime's own calibrators on the same data,
+each in a process of its own. Peak memory is that of a process that does nothing else.
+
+Marks: 1.25 times plain inference for ResNet-50 and ViT-B/16, 2 times for MobileNetV2; 256 MB above a process
+that only infers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+from networks import NETWORKS
+from timing import machine, markdown_table, report
+
+METHODS = ("minmax", "percentile", "entropy", "mse")
+PEERS = ("minmax", "entropy", "percentile")
+
+
+def feeds(batch: int, samples: int) -> Iterator[dict[str, np.ndarray]]:
+    """Random images, the same for everybody, made as they are needed."""
+    rng = np.random.default_rng(1)
+    images = rng.standard_normal((8, batch, 3, 224, 224)).astype(np.float32)
+    for run in range(samples // batch):
+        yield {"x": images[run % 8] * np.float32(1 + run / 1000)}
+
+
+def infer(path: Path, batch: int, samples: int, threads: int) -> None:
+    """Run all samples through a session as a user would make it."""
+    from onnxfq.runtime.ort import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    for feed in feeds(batch, samples):
+        session.run(None, feed)
+
+
+def calibrate(path: Path, batch: int, samples: int, threads: int) -> None:
+    """Statistics of all samples, once, and the ranges of all methods from them."""
+    import onnxfq
+
+    model = onnxfq.load(path)
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))
+    options = onnxfq.ObserveOptions(threads=threads)
+    found = onnxfq.collect_statistics(model, plan, feeds(batch, samples), options)
+    for method in METHODS:
+        onnxfq.calibrate(model, plan, found, method)
+
+
+def calibrate_with_onnxruntime(method: str) -> Callable[[Path, int, int, int], None]:
+    """Return the same with onnxruntime's calibrator of that name, for one method."""
+
+    def run(path: Path, batch: int, samples: int, threads: int) -> None:
+        from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibrator
+
+        source = feeds(batch, samples)
+
+        class Reader:
+            def get_next(self) -> dict[str, np.ndarray] | None:
+                return next(source, None)
+
+            def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+                return source
+
+        kind = {
+            "minmax": CalibrationMethod.MinMax,
+            "entropy": CalibrationMethod.Entropy,
+            "percentile": CalibrationMethod.Percentile,
+        }[method]
+        with tempfile.TemporaryDirectory() as folder:
+            calibrator = create_calibrator(
+                str(path),
+                ["Conv", "Gemm", "MatMul"],
+                augmented_model_path=f"{folder}/augmented.onnx",
+                calibrate_method=kind,
+            )
+            calibrator.collect_data(Reader())
+            calibrator.compute_data()
+
+    return run
+
+
+CHILDREN: dict[str, Callable[[Path, int, int, int], None]] = {
+    "plain": infer,
+    "onnxfq": calibrate,
+    **{f"onnxruntime {method}": calibrate_with_onnxruntime(method) for method in PEERS},
+}
+
+
+def child(what: str, path: Path, batch: int, samples: int, threads: int, rounds: int) -> None:
+    """Print seconds and peak memory of one candidate; "paired" lets plain and onnxfq take turns."""
+    names = ("plain", "onnxfq") if what == "paired" else (what,)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            start = time.perf_counter()
+            CHILDREN[name](path, batch, samples, threads)
+            seconds[name].append(time.perf_counter() - start)
+    # Not getrusage's, which counts the memory of the process that started this one.
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.split("VmHWM:")[1].split()[0]) * 1024
+    print(json.dumps({"seconds": seconds, "peak": peak}))
+
+
+def run_child(what: str, path: Path, batch: int, samples: int, threads: int, rounds: int = 1) -> dict:
+    """Run this script again as the process of one candidate; a failure comes back as {"error": text}."""
+    arguments = [what, str(path), str(batch), str(samples), str(threads), str(rounds)]
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return {"error": last[:80]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(network: str, batch: int, arguments: argparse.Namespace, folder: Path) -> list[list[str]]:
+    """Return the table's rows of one network."""
+    path = folder / f"{network}.onnx"
+    onnx.save(NETWORKS[network](batch), path)
+    samples, threads = arguments.samples, arguments.threads
+    paired = run_child("paired", path, batch, samples, threads, arguments.rounds)["seconds"]
+    pairs = list(zip(paired["onnxfq"], paired["plain"], strict=True))
+    plain = statistics.median(paired["plain"])
+    memory = {what: run_child(what, path, batch, samples, threads)["peak"] for what in ("plain", "onnxfq")}
+    label = [network, str(batch)]
+    rows = [
+        [*label, "plain inference", f"{plain:.2f}", "1.00", f"{memory['plain'] / 1e6:.0f}"],
+        [
+            *label,
+            "onnxfq, all methods",
+            f"{statistics.median(paired['onnxfq']):.2f}",
+            f"{statistics.median(a / b for a, b in pairs):.2f}",
+            f"{memory['onnxfq'] / 1e6:.0f}",
+        ],
+    ]
+    for method in PEERS if arguments.peers else ():
+        result = run_child(f"onnxruntime {method}", path, batch, samples, threads)
+        if "error" in result:
+            rows.append([*label, f"onnxruntime {method}", result["error"], "", ""])
+            continue
+        seconds = result["seconds"][f"onnxruntime {method}"][0]
+        figures = [f"{seconds:.2f}", f"{seconds / plain:.2f}", f"{result['peak'] / 1e6:.0f}"]
+        rows.append([*label, f"onnxruntime {method}", *figures])
+    return rows
+
+
+def main() -> None:
+    """Measure and print one table."""
+    if sys.argv[1:2] == ["--child"]:
+        what, path, *numbers = sys.argv[2:]
+        child(what, Path(path), *(int(n) for n in numbers))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", nargs="+", choices=sorted(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", action="store_true", help="onnxruntime's calibrators as well")
+    parser.add_argument("--out", help="write the result to this Markdown file")
+    arguments = parser.parse_args()
+    rows: list[list[str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for network in arguments.networks:
+            for batch in arguments.batches:
+                rows += measure(network, batch, arguments, Path(folder))
+    title = f"Calibration, {arguments.samples} samples, {arguments.threads} threads"
+    head = (
+        f"{machine()}; onnx {onnx.__version__}, numpy {np.__version__}. Whole runs, sessions included; "
+        f"{arguments.rounds} rounds in which plain inference and onnxfq take turns, medians. onnxruntime's "
+        "calibrators once, one method each, with its default threads.\n\n"
+    )
+    header = ["network", "batch", "what", "seconds", "times plain", "peak MB"]
+    report(title, head + markdown_table(header, rows), arguments.out)
+
+
+if __name__ == "__main__":
+    main()
