@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -64,109 +67,148 @@ class ObservationInterrupted(KeyboardInterrupt):
 
 
 def collect_statistics(
-    model: Model, plan: Plan, feeds: Iterable[Feed], options: ObserveOptions | None = None
+    model: Model,
+    plan: Plan,
+    feeds: Iterable[Feed],
+    options: ObserveOptions | None = None,
+    start: Statistics | None = None,
 ) -> Statistics:
     """Run the observed model over all feeds and return what the activations of `plan` were.
 
+    start: what an interrupted run has gathered; its feeds, the first of the same data, are not run again.
     Memory does not grow with the number of feeds. Raises StatisticsError that names tensor, feed and
     counts at the first NaN or infinity, DataError for feeds that do not fit, ObservationInterrupted with
-    what was gathered when interrupted.
+    what was gathered when interrupted in the only pass.
     """
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
-    a_pass = max(1, options.memory // 2 // _HISTOGRAM_BYTES)
-    placements = plan.activations
-    groups = [placements[start : start + a_pass] for start in range(0, len(placements), a_pass)] or [()]
-    if len(groups) > 1:
-        log.warning(
-            "%d tensors are observed in %d passes over the data, %d each, to keep to %d MB",
-            len(placements),
-            len(groups),
-            a_pass,
-            options.memory >> 20,
-        )
+    passes = _passes(plan, options.memory)
+    skipped = 0 if start is None else start.feeds
     tensors: dict[str, TensorStatistics] = {}
     done = 0
-    for number, group in enumerate(groups):
-        part = plan.model_copy(update={"placements": group})
-        observed = _observe(model, part, feeds, options, number)
+    for number, part in enumerate(passes):
+        with Observer(model, part, options) as observer, _interrupts() as stopped:
+            observed = observer.run(islice(feeds, skipped, None), skipped, stopped)
+        if not observed.complete and len(passes) > 1:
+            raise KeyboardInterrupt  # of one part of the tensors only: nothing to go on from
+        if not observed.complete:
+            raise ObservationInterrupted(observed if start is None else start.merge(observed))
         if number and observed.feeds != done:
             raise StatisticsError(
                 f"pass {number + 1} over the data has {observed.feeds} feeds, the first had {done}; give "
-                "data that can be gone through again, or more --memory"
+                "data that can be gone through again, or more memory"
             )
         done = observed.feeds
         tensors |= observed.tensors
-    return Statistics(model.sha256, done, tensors)
+    observed = Statistics(model.sha256, done, tensors)
+    return observed if start is None else replace(start, complete=True).merge(observed)
 
 
-def _observe(
-    model: Model, plan: Plan, feeds: Iterable[Feed], options: ObserveOptions, passes_done: int
-) -> Statistics:
-    names = [placement.tensor for placement in plan.activations]
-    sums = {name: _Accumulator(name, options) for name in names}
-    outputs = [observe_output(name, output) for name in names for output in OBSERVE_OUTPUTS]
-    done = 0
+def _passes(plan: Plan, memory: int) -> list[Plan]:
+    """Cut `plan` so that the histograms of each part fit in half of `memory`."""
+    most = max(1, memory // 2 // _HISTOGRAM_BYTES)
+    placements = plan.activations
+    parts = [placements[start : start + most] for start in range(0, len(placements), most)] or [()]
+    if len(parts) > 1:
+        log.warning(
+            "%d tensors are observed in %d passes over the data, to keep to %d MB",
+            len(placements),
+            len(parts),
+            memory >> 20,
+        )
+    return [plan.model_copy(update={"placements": part}) for part in parts]
 
-    def statistics() -> Statistics:
-        return Statistics(model.sha256, done, {name: one.result() for name, one in sums.items()})
 
-    with ExitStack() as stack:
-        results: Iterator[list[NDArray[Any]]]
-        if names:
-            folder = stack.enter_context(TemporaryDirectory(prefix="onnxfq-"))
-            observed = InsertObservers(plan).run(model).model.proto
-            runner = _Runner(lambda threads: observing_session(observed, Path(folder), threads), options)
-            results = stack.enter_context(runner).run(feeds, outputs)
-        else:
-            results = ([] for _ in feeds)
-        try:
-            for arrays in results:
-                for index, name in enumerate(names):
-                    sums[name].add(arrays[4 * index : 4 * index + 4], done)
-                done += 1
-                if options.progress is not None:
-                    options.progress(done)
-        except KeyboardInterrupt:
-            raise ObservationInterrupted(statistics()) from None
-    return statistics()
+class Observer:
+    """The observed model of one plan, ready to run over any number of feeds."""
+
+    def __init__(self, model: Model, plan: Plan, options: ObserveOptions) -> None:
+        """Put observers into `model`; the sessions are made by the first run and kept."""
+        self._model = model
+        self._options = options
+        self._tensors = [placement.tensor for placement in plan.activations]
+        self._outputs = [observe_output(name, out) for name in self._tensors for out in OBSERVE_OUTPUTS]
+        self._observed = InsertObservers(plan).run(model).model.proto
+        self._runner = _Runner(self._session, options)
+
+    def __enter__(self) -> Observer:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Stop the threads."""
+        self._runner.close()
+
+    def run(
+        self, feeds: Iterable[Feed], first: int = 0, stopped: Callable[[], bool] = lambda: False
+    ) -> Statistics:
+        """Return the statistics of `feeds`, the first of which has number `first` in messages.
+
+        stopped: asked after every feed; once it tells so, what was gathered is returned as not complete.
+        Raises as `collect_statistics`.
+        """
+        sums = {name: _Accumulator(name, self._options) for name in self._tensors}
+        done = 0
+
+        complete = True
+        for arrays in self._runner.run(feeds, self._outputs):
+            for index, name in enumerate(self._tensors):
+                sums[name].add(arrays[4 * index : 4 * index + 4], first + done)
+            done += 1
+            if self._options.progress is not None:
+                self._options.progress(first + done)
+            if stopped():
+                complete = False
+                break
+        tensors = {name: one.result() for name, one in sums.items()}
+        return Statistics(self._model.sha256, done, tensors, complete)
+
+    def _session(self, threads: int) -> Session:
+        with TemporaryDirectory(prefix="onnxfq-") as folder:
+            return observing_session(self._observed, Path(folder), threads)
 
 
 class _Runner:
-    """Runs feeds on one-thread runs of one session, as many at a time as cores and memory allow."""
+    """Runs feeds on one session, each on one thread, as many at a time as cores and memory allow."""
 
-    def __init__(self, make_session: Any, options: ObserveOptions) -> None:
+    def __init__(self, make_session: Callable[[int], Session], options: ObserveOptions) -> None:
         self._make_session = make_session
         self._cores = options.threads or _cores()
         self._room = options.memory // 2
         self._pool = ThreadPoolExecutor(self._cores)
+        self._session: Session | None = None
+        self._most = 1
 
-    def __enter__(self) -> _Runner:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def run(self, feeds: Iterable[Feed], outputs: list[str]) -> Iterator[list[NDArray[Any]]]:
         """Yield the outputs of every feed, in order."""
-        session: Session = self._make_session(1)
         flying: deque[Future[list[NDArray[Any]]]] = deque()
-        most = 0
         for feed in feeds:
-            if most == 0:
-                # What the first run leaves allocated is what another one beside it will take.
-                before = _resident()
-                first = session.run(feed, outputs)
-                most = max(1, min(self._cores, 1 + self._room // max(_resident() - before, 1)))
-                if most < self._cores and self._cores // most > 1:
-                    session = self._make_session(self._cores // most)
-                yield first
+            if not outputs:
+                yield []
                 continue
-            while len(flying) >= most:
+            if self._session is None:
+                yield self._first(feed, outputs)
+                continue
+            while len(flying) >= self._most:
                 yield flying.popleft().result()
-            flying.append(self._pool.submit(session.run, feed, outputs))
+            flying.append(self._pool.submit(self._session.run, feed, outputs))
         while flying:
             yield flying.popleft().result()
+
+    def _first(self, feed: Feed, outputs: list[str]) -> list[NDArray[Any]]:
+        """Run the first feed alone: what it leaves allocated is what another one beside it will take."""
+        self._session = self._make_session(1)
+        before = _resident()
+        result = self._session.run(feed, outputs)
+        self._most = max(1, min(self._cores, 1 + self._room // max(_resident() - before, 1)))
+        if self._cores // self._most > 1:
+            # Not all cores have a feed of their own. A run gives the same bits on several threads wherever
+            # that was measured (`docs/guide.md`); onnxruntime does not promise it.
+            self._session = self._make_session(self._cores // self._most)
+        return result
 
 
 class _Accumulator:
@@ -203,6 +245,31 @@ class _Accumulator:
         return TensorStatistics(
             self.rmin, self.rmax, *totals, bins=bins, counts=self.histogram[bins], feed_ranges=ranges
         )
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Give a function that tells whether Ctrl-C came, which meanwhile breaks off nothing half done.
+
+    A second Ctrl-C does what it always does. Outside of the main thread, where Python delivers none, nothing
+    is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    came = False
+    usual = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: object) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: came
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def _cores() -> int:

@@ -14,7 +14,7 @@ from onnxfq.policies.float_reasons import body_operators, float_tensors, recurre
 from onnxfq.policies.residual import residual_skip
 from onnxfq.policies.target import Operands, TargetPolicy
 from onnxfq.policies.weighted import NodeDecision, decide_weighted, place_activation, refuse
-from onnxfq.recipe import Recipe
+from onnxfq.recipe import RECIPES, Recipe
 
 
 def make_plan(model: Model, recipe: Recipe) -> Plan:
@@ -57,6 +57,22 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
         ),
         skipped=tuple(skipped + recurrent + bodies + list(float_tensors(graph, placed, kept, policy))),
     )
+
+
+# Together they place every activation that a built-in recipe can ask for: the first all inputs of weighted
+# operators and the skip branches of residual sums, the second those that TensorRT would keep in float.
+_WIDEST = ("tensorrt-int8", "onnxruntime-int8")
+
+
+def observation_plan(model: Model) -> Plan:
+    """Return a plan of all activations that any built-in recipe may want, to observe them once for all.
+
+    Statistics gathered with it serve every plan without overrides that ask for more. Raises ModelError
+    as `make_plan`.
+    """
+    plans = [make_plan(model, RECIPES[name]) for name in _WIDEST]
+    placements = {p.tensor: p for plan in plans for p in plan.activations}
+    return plans[0].model_copy(update={"recipe": "all", "placements": tuple(placements.values())})
 
 
 def refuse_quantized(graph: gs.Graph, source: str) -> None:

@@ -28,7 +28,18 @@ NEGATIVE = 1 << (31 - BIN_SHIFT)
 BIN_COUNT = 2 * NEGATIVE
 
 FORMAT = "onnxfq.stats/1"
-_COLUMNS = ("model_sha256", "feeds", "tensors", "range", "totals", "sizes", "bins", "counts", "feed_ranges")
+_COLUMNS = (
+    "model_sha256",
+    "feeds",
+    "complete",
+    "tensors",
+    "range",
+    "totals",
+    "sizes",
+    "bins",
+    "counts",
+    "feed_ranges",
+)
 
 
 def bin_edges(bins: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -120,12 +131,14 @@ class TensorStatistics:
 class Statistics:
     """Statistics of the observed tensors of one model over a data set (`.stats.npz`).
 
-    model_sha256: the model they were gathered from. feeds: how many were seen.
+    model_sha256: the model they were gathered from. feeds: how many were seen. complete: whether they
+    are all of the data set, and not what was done when observing was interrupted.
     """
 
     model_sha256: str
     feeds: int
     tensors: Mapping[str, TensorStatistics]
+    complete: bool = True
 
     def __getitem__(self, tensor: str) -> TensorStatistics:
         """Return the statistics of `tensor`. Raises StatisticsError with the nearest names."""
@@ -148,7 +161,8 @@ class Statistics:
             odd = sorted(set(self.tensors) ^ set(other.tensors))[0]
             raise StatisticsError(f"only one side has tensor {odd!r}; observe both with one plan")
         merged = {name: one.merge(other.tensors[name]) for name, one in self.tensors.items()}
-        return Statistics(self.model_sha256, self.feeds + other.feeds, merged)
+        complete = self.complete and other.complete
+        return Statistics(self.model_sha256, self.feeds + other.feeds, merged, complete)
 
     def check_model(self, sha256: str) -> None:
         """Raise StatisticsError when they were gathered from another model than the one with `sha256`."""
@@ -167,6 +181,7 @@ class Statistics:
             "format": np.asarray(FORMAT),
             "model_sha256": np.asarray(self.model_sha256),
             "feeds": np.asarray(self.feeds, np.int64),
+            "complete": np.asarray(self.complete),
             "tensors": np.asarray(names, np.str_),
             "range": np.asarray([(c.rmin, c.rmax) for c in columns], np.float64).reshape(-1, 2),
             "totals": np.asarray(
@@ -228,4 +243,6 @@ def _unpack(arrays: dict[str, NDArray[Any]]) -> Statistics:
         if not one.bins.size == one.counts.size == size or total != one.elements:
             raise ValueError(f"the counts of tensor {str(name)!r} do not add up")
         tensors[str(name)] = one
-    return Statistics(str(arrays["model_sha256"]), int(arrays["feeds"]), tensors)
+    return Statistics(
+        str(arrays["model_sha256"]), int(arrays["feeds"]), tensors, complete=bool(arrays["complete"])
+    )

@@ -33,7 +33,7 @@ LAYERS = [
     {"encoding", "plan", "recipe", "statistics", "feeds", "labels", "scores", "calibrators"},
     {"graph"},
     {"policies", "passes", "runtime"},
-    {"calibration", "evaluation", "planning", "torch"},
+    {"calibration", "distribution", "evaluation", "observation", "planning", "torch"},
     {"pipeline", "reporting", "demo"},
     {"cli"},
     {"", "__main__"},
@@ -52,6 +52,7 @@ NEIGHBOURS = {
     ("recipe", "calibrators"),
     ("labels", "feeds"),
     ("calibrators", "statistics"),
+    ("distribution", "observation"),
     ("reporting", "pipeline"),
     ("demo", "pipeline"),
     ("demo", "reporting"),
@@ -59,6 +60,7 @@ NEIGHBOURS = {
 HOMES = {
     "onnxruntime": {"runtime"},
     "torch": {"torch"},
+    "ray": {"distribution"},
     "onnx_graphsurgeon": {"graph", "passes", "policies", "planning"},
 }
 

@@ -13,6 +13,7 @@ NAMES = [
     "Encodings",
     "Evaluation",
     "Model",
+    "ObserveOptions",
     "OnnxfqError",
     "ParamRules",
     "Plan",

@@ -14,6 +14,7 @@ from onnxfq.cli.demo import demo
 from onnxfq.cli.evaluate import evaluate
 from onnxfq.cli.insert import insert
 from onnxfq.cli.inspect import inspect
+from onnxfq.cli.merge_statistics import merge_statistics
 from onnxfq.cli.observe import observe
 from onnxfq.cli.plan import plan
 from onnxfq.cli.quantize import quantize
@@ -30,7 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Insert QuantizeLinear/DequantizeLinear into ONNX models, calibrate, evaluate, hand over.",
 )
-for _command in (quantize, evaluate, plan, observe, calibrate, insert, inspect, demo):
+for _command in (quantize, evaluate, plan, observe, merge_statistics, calibrate, insert, inspect, demo):
     app.command()(_command)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from onnxfq.cli.console import running, say
 from onnxfq.cli.options import (
     BATCH,
@@ -9,38 +14,87 @@ from onnxfq.cli.options import (
     DataOption,
     ModelArgument,
     OutputOption,
-    PlanOption,
     QuietOption,
     ThreadsOption,
 )
+from onnxfq.distribution import collect_on_ray
+from onnxfq.errors import StatisticsError
 from onnxfq.files import check_writable
 from onnxfq.graph.load import load
 from onnxfq.graph.save import refuse_overwriting_input
-from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.observation import (
+    DEFAULT_MEMORY,
+    Nonfinite,
+    ObservationInterrupted,
+    ObserveOptions,
+    collect_statistics,
+)
 from onnxfq.pipeline import open_feeds
 from onnxfq.plan import Plan
+from onnxfq.planning import observation_plan
+from onnxfq.statistics import Statistics
+
+INTERRUPTED = 130
 
 
 def observe(
     model: ModelArgument,
-    plan: PlanOption,
     data: DataOption,
     output: OutputOption,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Observe what this plan wants; without one, what any built-in recipe may want.",
+            show_default=False,
+        ),
+    ] = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
+    memory: Annotated[
+        int, typer.Option(min=1, metavar="MB", help="What observing may take beyond the model's own memory.")
+    ] = DEFAULT_MEMORY >> 20,
+    nonfinite: Annotated[
+        Nonfinite, typer.Option(help="At NaN and infinities: stop, or go on with the other values.")
+    ] = "stop",
+    feed_ranges: Annotated[
+        bool, typer.Option("--feed-ranges", help="Keep the range of every feed, for moving_average.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from OUT, which an interrupted run has left.")
+    ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS|local", help="Spread over a Ray cluster.", show_default=False),
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Write the statistics that every calibrator works from (.stats.npz): one pass serves all."""
-    refuse_overwriting_input(output, model, data, plan)
+    refuse_overwriting_input(output, model, data, *([] if plan is None else [plan]))
     check_writable(output)
+    start = _interrupted(output) if resume else None
     loaded = load(model)
+    wanted = observation_plan(loaded) if plan is None else Plan.load(plan)
+    feeds = open_feeds(loaded.proto, data, batch)
     with running(batch, threads, quiet) as options:
-        statistics = collect_statistics(
-            loaded,
-            Plan.load(plan),
-            open_feeds(loaded.proto, data, batch),
-            ObserveOptions(threads=threads, progress=options.stage("observe")),
-        )
+        how = ObserveOptions(threads, memory << 20, nonfinite, feed_ranges, options.stage("observe"))
+        try:
+            if ray is not None:
+                statistics = collect_on_ray(loaded, wanted, feeds, ray, how, start)
+            else:
+                statistics = collect_statistics(loaded, wanted, feeds, how, start)
+        except ObservationInterrupted as stop:
+            so_far = stop.statistics
+            so_far.save(output)
+            say(f"interrupted after {so_far.feeds} feeds; wrote {output}; go on with --resume", quiet)
+            raise typer.Exit(INTERRUPTED) from None
     statistics.save(output)
     say(f"observed   {len(statistics.tensors)} tensors over {statistics.feeds} feeds", quiet)
     say(f"wrote      {output}", quiet)
+
+
+def _interrupted(path: Path) -> Statistics:
+    found = Statistics.load(path)
+    if found.complete:
+        raise StatisticsError(f"{path} is complete, there is nothing to resume; leave --resume out")
+    return found

@@ -1,0 +1,32 @@
+"""`onnxfq merge-statistics`: join what was observed on several machines, or on several days."""
+
+from __future__ import annotations
+
+from functools import reduce
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfq.cli.console import say
+from onnxfq.cli.options import OutputOption, QuietOption
+from onnxfq.files import check_writable
+from onnxfq.graph.save import refuse_overwriting_input
+from onnxfq.statistics import Statistics
+
+
+def merge_statistics(
+    parts: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Statistics from `onnxfq observe`.", show_default=False),
+    ],
+    output: OutputOption,
+    quiet: QuietOption = False,
+) -> None:
+    """Write the statistics of all data sets together; the order of FILEs does not matter."""
+    refuse_overwriting_input(output, *parts)
+    check_writable(output)
+    merged = reduce(Statistics.merge, (Statistics.load(part) for part in parts))
+    merged.save(output)
+    say(f"merged     {len(parts)} files: {len(merged.tensors)} tensors over {merged.feeds} feeds", quiet)
+    say(f"wrote      {output}", quiet)

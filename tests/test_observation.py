@@ -1,0 +1,317 @@
+"""Observing: the same bits whatever the order, threads and memory, at the layout the runtime likes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, conv_relu, feed_for, planned, two_branch, weights
+from onnx import TensorProto, helper
+
+from onnxfq.calibration import calibrate
+from onnxfq.distribution import collect_on_ray
+from onnxfq.errors import StatisticsError
+from onnxfq.feeds import Feed
+from onnxfq.graph.load import load
+from onnxfq.graph.model import Model
+from onnxfq.observation import ObservationInterrupted, ObserveOptions, Observer, collect_statistics
+from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
+from onnxfq.plan import Plan
+from onnxfq.planning import make_plan, observation_plan
+from onnxfq.recipe import RECIPES
+from onnxfq.runtime.observed import channel_block, observing_session
+from onnxfq.runtime.session import Session
+from onnxfq.statistics import Statistics, TensorStatistics
+
+
+def narrow_channels() -> onnx.ModelProto:
+    """Convolutions whose channels fill no whole block of the runtime's layout: 16, 24, 40, 17 of them."""
+    return build(
+        """g (float[N,3,12,12] x) => (float[N,17,12,12] y) {
+            a = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (x, w0)
+            b = Relu (a)
+            c = Conv <kernel_shape = [1,1]> (b, w1)
+            d = Sigmoid (c)
+            e = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (d, w2)
+            f = Conv <kernel_shape = [1,1]> (e, w3)
+            h = Relu (f)
+            y = Conv <kernel_shape = [1,1]> (h, w4) }""",
+        {
+            "w0": weights(16, 3, 3, 3),
+            "w1": weights(24, 16, 1, 1),
+            "w2": weights(40, 24, 3, 3),
+            "w3": weights(17, 40, 1, 1),
+            "w4": weights(17, 17, 1, 1),
+        },
+    )
+
+
+def feeds_of(count: int, batch: int = 1, seed: int = 0) -> list[Feed]:
+    """Random feeds for `narrow_channels`."""
+    rng = np.random.default_rng(seed)
+    return [{"x": rng.standard_normal((batch, 3, 12, 12)).astype(np.float32)} for _ in range(count)]
+
+
+@pytest.fixture
+def observed() -> tuple[Model, Plan]:
+    """A model with narrow channels and its plan."""
+    model = load(narrow_channels())
+    return model, make_plan(model, RECIPES["tensorrt-int8"])
+
+
+def file_bytes(statistics: Statistics, folder: Path) -> bytes:
+    """What the statistics' file holds."""
+    statistics.save(folder / "s.npz")
+    return (folder / "s.npz").read_bytes()
+
+
+def by_the_runtime(model: Model, plan: Plan, feeds: list[Feed]) -> Statistics:
+    """The same with observers where onnxruntime puts them, in the model's own layout."""
+    names = [placement.tensor for placement in plan.activations]
+    session = Session(InsertObservers(plan).run(model).model.proto, 1)
+    total = {name: TensorStatistics() for name in names}
+    for feed in feeds:
+        found = session.run(feed, [observe_output(name, out) for name in names for out in OBSERVE_OUTPUTS])
+        for i, name in enumerate(names):
+            limits, counts, bins, bin_counts = found[4 * i : 4 * i + 4]
+            one = TensorStatistics(
+                float(limits[0]), float(limits[1]), *(int(c) for c in counts), bins=bins, counts=bin_counts
+            )
+            total[name] = total[name].merge(one)
+    return Statistics(model.sha256, len(feeds), total)
+
+
+def test_blocked_layouts_give_the_statistics_of_the_plain_ones(observed, tmp_path) -> None:
+    """Padding of the channels is left out, to the bit."""
+    model, plan = observed
+    feeds = feeds_of(3, batch=2)
+    assert file_bytes(collect_statistics(model, plan, feeds), tmp_path) == file_bytes(
+        by_the_runtime(model, plan, feeds), tmp_path
+    )
+
+
+@pytest.mark.skipif(channel_block() == 1, reason="this processor has no blocked layout")
+def test_observers_read_the_blocked_tensors_right_behind_their_makers(observed, tmp_path) -> None:
+    """No tensor is turned back for an observer, and none waits for the end of the run."""
+    model, plan = observed
+    observing_session(InsertObservers(plan).run(model).model.proto, tmp_path, 1)
+    written = onnx.load(tmp_path / "observed.onnx", load_external_data=False).graph
+    made_by = {name: i for i, node in enumerate(written.node) for name in node.output}
+    observers = [(i, node) for i, node in enumerate(written.node) if node.op_type == "Observe"]
+    assert len(observers) == len(plan.activations)
+    for i, node in observers:
+        assert i == made_by.get(node.input[0], -1) + 1
+    turned = {name for node in written.node if node.op_type == "ReorderOutput" for name in node.output}
+    assert not turned & {node.input[0] for _, node in observers}
+    assert {a.name for _, node in observers for a in node.attribute} >= {"channels", "channel_block"}
+
+
+def test_a_layout_that_is_not_there_is_refused() -> None:
+    """Channels and channel_block must fit each other and x."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, 32, 2, 2)).astype(np.float32)
+    for attributes, text in (
+        ({"channels": 24}, "channels and channel_block go together"),
+        ({"channels": 24, "channel_block": 100}, "channel_block at most 64"),
+        ({"channels": 50, "channel_block": 16}, "x has 32 channels, 50 in blocks of 16 are 64"),
+    ):
+        node = helper.make_node(
+            "Observe", ["x"], list(OBSERVE_OUTPUTS), domain="onnxfq", name="o", **attributes
+        )
+        outputs = [helper.make_empty_tensor_value_info(name) for name in OBSERVE_OUTPUTS]
+        graph = helper.make_graph(
+            [node], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)], outputs
+        )
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfq", 1)]
+        with pytest.raises(Exception, match=text):
+            Session(helper.make_model(graph, opset_imports=opsets, ir_version=8), 1).run({"x": x})
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("order", ["forward", "backward", "shuffled"])
+def test_neither_threads_nor_order_change_a_bit(observed, tmp_path, threads, order) -> None:
+    """One file for all of them."""
+    model, plan = observed
+    feeds = feeds_of(11)
+    expected = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(threads=1)), tmp_path)
+    moved = {
+        "forward": feeds,
+        "backward": feeds[::-1],
+        "shuffled": [feeds[i] for i in np.random.default_rng(1).permutation(len(feeds))],
+    }[order]
+    got = collect_statistics(model, plan, moved, ObserveOptions(threads=threads))
+    assert file_bytes(got, tmp_path) == expected
+
+
+def test_less_memory_means_more_passes_and_the_same_result(observed, tmp_path, caplog) -> None:
+    """How many passes it takes is told beforehand."""
+    model, plan = observed
+    feeds = feeds_of(4)
+    whole = file_bytes(collect_statistics(model, plan, feeds), tmp_path)
+    with caplog.at_level(logging.WARNING, "onnxfq"):
+        parts = collect_statistics(model, plan, feeds, ObserveOptions(memory=1 << 20))
+    assert file_bytes(parts, tmp_path) == whole
+    assert "5 tensors are observed in 3 passes over the data, to keep to 1 MB" in caplog.text
+
+
+def test_passes_over_data_that_is_gone_after_one_are_refused(observed) -> None:
+    """A generator is empty the second time."""
+    model, plan = observed
+    with pytest.raises(StatisticsError, match="pass 2 over the data has 0 feeds, the first had 4"):
+        collect_statistics(model, plan, iter(feeds_of(4)), ObserveOptions(memory=1 << 20))
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(observed, tmp_path) -> None:
+    """What Ctrl-C leaves and the rest give the bytes of a run in one go; no feed is run twice."""
+    model, plan = observed
+    feeds = feeds_of(9)
+    whole = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(feed_ranges=True)), tmp_path)
+
+    def stop(done: int) -> None:
+        if done == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(ObservationInterrupted) as stopped:
+        collect_statistics(model, plan, feeds, ObserveOptions(feed_ranges=True, progress=stop))
+    so_far = stopped.value.statistics
+    assert (so_far.complete, so_far.feeds) == (False, 4)
+    so_far.save(tmp_path / "part.npz")
+    seen: list[int] = []
+    options = ObserveOptions(feed_ranges=True, progress=seen.append)
+    rest = collect_statistics(model, plan, feeds, options, Statistics.load(tmp_path / "part.npz"))
+    assert seen == [5, 6, 7, 8, 9]
+    assert file_bytes(rest, tmp_path) == whole
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_skipping_counts_what_it_skips() -> None:
+    """Range and histogram are those of the finite values alone."""
+    model, plan = load(conv_relu()), planned(conv_relu())
+    x = np.random.default_rng(0).standard_normal((1, 3, 6, 6)).astype(np.float32)
+    bad = x.copy()
+    bad.flat[:3] = [np.nan, np.inf, -np.inf]
+    found = collect_statistics(model, plan, [{"x": bad}], ObserveOptions(nonfinite="skip"))["x"]
+    expected = TensorStatistics.from_array(bad)
+    assert (found.nans, found.infinities, found.finite) == (1, 2, x.size - 3)
+    assert (found.rmin, found.rmax) == (expected.rmin, expected.rmax)
+    np.testing.assert_array_equal(found.bins, expected.bins)
+
+
+def test_ranges_of_feeds_are_kept_in_order_when_asked_for() -> None:
+    """They are what torch's moving average is made of."""
+    model, plan = load(conv_relu()), planned(conv_relu())
+    feeds = [{"x": np.full((1, 3, 6, 6), value, np.float32)} for value in (1, 5, -2)]
+    kept = collect_statistics(model, plan, feeds, ObserveOptions(feed_ranges=True, threads=3))
+    np.testing.assert_array_equal(kept["x"].feed_ranges, [[1, 1], [5, 5], [-2, -2]])
+    assert collect_statistics(model, plan, feeds)["x"].feed_ranges.shape == (0, 2)
+
+
+def test_one_statistics_file_serves_every_recipe(digits_model) -> None:
+    """Observed once without a plan, calibrated for all built-in recipes that have a target."""
+    model = load(digits_model)
+    rng = np.random.default_rng(0)
+    feeds = [{"image": rng.random((4, 1, 28, 28), np.float32)}]
+    statistics = collect_statistics(model, observation_plan(model), feeds)
+    served = 0
+    for recipe in RECIPES.values():
+        if recipe.activations is None:
+            continue
+        plan = make_plan(model, recipe)
+        assert calibrate(model, plan, statistics).encodings
+        served += 1
+    assert served >= 3
+
+
+def test_a_model_that_onnxruntime_cannot_write_is_observed_as_it_is(observed, tmp_path, caplog) -> None:
+    """Slower, with a note, and with the same result."""
+    model, plan = observed
+    session = observing_session(InsertObservers(plan).run(model).model.proto, tmp_path / "missing", 1)
+    assert "observers run in the model's own layout" in caplog.text
+    name = plan.activations[0].tensor
+    limits, *_ = session.run(feeds_of(1)[0], [observe_output(name, "range")])
+    expected = collect_statistics(model, plan, feeds_of(1))[name]
+    assert (float(limits[0]), float(limits[1])) == (expected.rmin, expected.rmax)
+
+
+def test_observers_are_used_again(observed, tmp_path) -> None:
+    """Sessions are made once: two runs of one observer give what two observers give."""
+    model, plan = observed
+    feeds = feeds_of(6)
+    with Observer(model, plan, ObserveOptions()) as observer:
+        twice = observer.run(feeds[:2]).merge(observer.run(feeds[2:], first=2))
+    assert file_bytes(twice, tmp_path) == file_bytes(collect_statistics(model, plan, feeds), tmp_path)
+
+
+def test_temporary_files_go() -> None:
+    """Of the optimised model nothing is left behind."""
+    before = set(Path(tempfile.gettempdir()).glob("onnxfq-*"))
+    model, plan = load(two_branch()), planned(two_branch())
+    collect_statistics(model, plan, [feed_for(two_branch())])
+    assert set(Path(tempfile.gettempdir()).glob("onnxfq-*")) <= before
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np, ray
+from onnxfq.distribution import collect_on_ray
+from onnxfq.graph.load import load
+from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.planning import observation_plan
+
+model = load(sys.argv[1])
+plan = observation_plan(model)
+rng = np.random.default_rng(0)
+feeds = [{"x": rng.standard_normal((1, 3, 12, 12)).astype(np.float32)} for _ in range(80)]
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+         object_store_memory=100 << 20)
+killed = []
+
+def kill_a_worker(done):
+    if killed:
+        return
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                title = open(f"/proc/{entry}/cmdline").read()
+            except OSError:
+                continue
+            if title.startswith(("ray::_observe_shard", "ray::IDLE")):
+                os.kill(int(entry), signal.SIGKILL)
+                killed.append(int(entry))
+                return
+
+spread = collect_on_ray(model, plan, feeds, "local", ObserveOptions(progress=kill_a_worker))
+ray.shutdown()
+spread.save(sys.argv[2])
+collect_statistics(model, plan, feeds).save(sys.argv[3])
+print(len(killed))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the worker in /proc")
+def test_a_killed_worker_of_a_cluster_loses_nothing(tmp_path) -> None:
+    """The bytes of one process, though a worker died on the way."""
+    pytest.importorskip("ray", reason="extra ray is not installed")
+    onnx.save(narrow_channels(), tmp_path / "m.onnx")
+    files = [str(tmp_path / name) for name in ("m.onnx", "ray.npz", "one.npz")]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *files], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split()[-1] == "1", "no worker was killed"
+    assert Path(files[1]).read_bytes() == Path(files[2]).read_bytes()
+
+
+def test_a_cluster_needs_ray(monkeypatch, observed) -> None:
+    """Without the extra one line tells what to install."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(Exception, match=r"pip install 'onnxfq\[ray\]'"):
+        collect_on_ray(*observed, feeds_of(1), "local")
