@@ -69,6 +69,17 @@ def summed_axis(node: gs.Node, slot: int, rank: int) -> int | None:
     return None
 
 
+def summed_channels(node: gs.Node, slot: int) -> int | None:
+    """Return the axis of the input channels of a convolution without groups, summed over with the window.
+
+    In blocks along it every product has one scale of the input and one of the weight. With groups a block of
+    the input would reach into the next group: None.
+    """
+    if node.op not in ("Conv", "ConvTranspose") or node.attrs.get("group", 1) != 1:
+        return None
+    return 0 if node.op == "ConvTranspose" and slot == 1 else 1
+
+
 def _gemm_summed_axis(node: gs.Node, slot: int) -> int:
     if slot == 0:
         return 0 if node.attrs.get("transA", 0) else 1

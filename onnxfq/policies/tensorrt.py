@@ -90,6 +90,7 @@ TENSORRT = TargetPolicy(
     per_tensor_weights={"ConvTranspose": "per tensor: TensorRT releases disagree on the channel axis"},
     # Without a pair on the skip branch the Add runs in float and cannot fuse into its Conv.
     residual=True,
+    channel_blocks=False,
     bias="bias: TensorRT refuses a quantized bias and adds it in float",
     refuses=_refuses,
     keeps_float=_keeps_float,
