@@ -9,7 +9,7 @@ from onnxfq.qtypes import QTYPES, QType
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """Blocks along the summed axis, each with a small scale: number format, type of the scales, block size."""
+    """Number format, type of the scales and size of blocks along the summed axis."""
 
     qtype: str
     scale_type: str

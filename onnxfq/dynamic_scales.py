@@ -129,7 +129,7 @@ def choose_scales(
 
 
 def global_scale_of(amax: float, qtype: QType) -> float:
-    """Return the factor that the e4m3 scales of a tensor share: amax / (448 qmax), 1 for a tensor of zeros."""
+    """Return the factor that the e4m3 scales of a tensor share: amax / (448 qmax), 1 where amax is 0."""
     if amax == 0:
         return 1.0
     return float(max(np.float32(amax) / (np.float32(448) * np.float32(qtype.qmax)), _SMALLEST))

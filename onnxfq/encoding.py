@@ -77,8 +77,8 @@ class Encoding(Record):
         fraction = next((z for z in self.zero_point if z != int(z)), None)
         if self.spec.zero_point == "integer" and fraction is not None:
             raise ValueError(
-                f"tensor {self.tensor!r}: every zero_point must be an integer, found {fraction}; round it, or "
-                "say zero_point: fractional in its spec"
+                f"tensor {self.tensor!r}: every zero_point must be an integer, found {fraction}; round it, "
+                "or say zero_point: fractional in its spec"
             )
 
     def _check_scales(self) -> None:
@@ -103,7 +103,7 @@ class Encoding(Record):
     def _of_their_type(self) -> NDArray[np.float32]:
         """Return the scales rounded to what their type allows."""
         if self.spec.scale_type == "e8m0":
-            return np.ldexp(np.float32(1), np.frexp(self.scale_array)[1] - 1)
+            return np.asarray(np.ldexp(np.float32(1), np.frexp(self.scale_array)[1] - 1), np.float32)
         if self.global_scale is not None:
             return np.asarray(self.block_scales.astype(np.float32) * np.float32(self.global_scale))
         return self.scale_array
@@ -145,9 +145,7 @@ class Encoding(Record):
     @property
     def zero_point_array(self) -> NDArray[Any]:
         """Zero point of `param_shape`: int32, or float32 where it is fractional; empty when dynamic."""
-        return self._array(
-            self.zero_point, np.float32 if self.spec.zero_point == "fractional" else np.int32
-        )
+        return self._array(self.zero_point, np.float32 if self.spec.zero_point == "fractional" else np.int32)
 
     def _array(self, values: tuple[float, ...], dtype: type) -> NDArray[Any]:
         return np.asarray(values, dtype).reshape((0,) if self.spec.dynamic else self.param_shape)

@@ -1,4 +1,4 @@
-"""Encodings whose scales are made by a rule and not by a calibrator: MX and NVFP4 weights, dynamic activations."""
+"""Encodings whose scales a rule makes, not a calibrator: MX and NVFP4 weights, dynamic activations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxfq.statistics import TensorStatistics
 
 
 def encode_constant(placement: Placement, values: NDArray[np.float32]) -> Encoding:
-    """Return the encoding of a weight of scale_type e8m0 or e4m3: what `dynamic_fake_quantize` rounds it with."""
+    """Return the encoding of an e8m0 or e4m3 weight: what `dynamic_fake_quantize` rounds it with."""
     spec = placement.spec
     made = choose_scales(values, ScaleRule(spec.qtype, spec.scale_type), **spec.blocks)
     return Encoding.of(placement.tensor, spec, made.scale, made.zero_point, made.global_scale)

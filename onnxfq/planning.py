@@ -140,8 +140,8 @@ def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placemen
         if known.spec.dynamic and known.spec.model_copy(update=more.spec.blocks) == more.spec:
             raise RecipeError(
                 f"tensor {known.tensor!r} is summed along another axis by {known.uses[0].node!r} than by "
-                f"{decision.node!r}, and is rounded once: {known.spec} or {more.spec}; leave one of the two in "
-                "float by an override"
+                f"{decision.node!r}, and is rounded once: {known.spec} or {more.spec}; leave one of the "
+                "two in float by an override"
             )
         same_kind = known.spec.model_copy(update=more.spec.blocks)
         if known.role != "weight" or more.role != "weight" or same_kind != more.spec:

@@ -32,6 +32,11 @@ QUANTIZED_OPS = frozenset(
         "DynamicQuantizeMatMul",
         "MatMulIntegerToFloat",
         "QcQuantizeOp",
+        "TRT_FP4DynamicQuantize",
+        "TRT_FP8DequantizeLinear",
+        "TRT_INT4DequantizeLinear",
+        "TRT_MXFP8DequantizeLinear",
+        "TRT_MXFP8DynamicQuantize",
     }
 )
 """Op types, of any domain, that show that a model is quantized already."""

@@ -39,8 +39,8 @@ class InsertQdq(Pass):
     exact: such a number divided by the scale is its integer to 2^-23 of its size. (Clip on the integers after
     Q says the same, but ONNX Runtime 1.31 has none for 16 bits.)
 
-    Of dynamic activations ONNX has one form, DynamicQuantizeLinear; MXFP8 and NVFP4 for TensorRT are written as
-    `tensorrt_blocks` says. Other small scales of weights are written as the float32 numbers that they are.
+    Of dynamic activations ONNX has one form, DynamicQuantizeLinear; MXFP8 and NVFP4 for TensorRT are written
+    as `tensorrt_blocks` says. Other small scales of weights are written as the float32 numbers that they are.
     """
 
     plan: Plan

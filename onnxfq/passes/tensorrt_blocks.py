@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.encoding import Encoding
+from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.numerics import quantize
@@ -111,10 +112,15 @@ def _pair(editor: Editor, tensor: gs.Tensor, encoding: Encoding, scale_type: int
     spec = encoding.spec
     codes, scales = editor.variable(f"{tensor.name}/q"), editor.variable(f"{tensor.name}/block_scale")
     codes.dtype, codes.shape = spec.qtype.onnx_type, tensor.shape
-    counts = list(tensor.shape)
-    assert spec.axis is not None and spec.block_size is not None, "requires() has refused it"
-    counts[spec.axis] //= spec.block_size
-    scales.dtype, scales.shape = scale_type, counts
+    assert spec.axis is not None and spec.block_size is not None, "other specs have other forms"
+    size = tensor.shape[spec.axis] if tensor.shape else None
+    if not isinstance(size, int) or size % spec.block_size:
+        raise PlanError(
+            f"tensor {tensor.name!r}: TensorRT needs blocks of {spec.block_size} that divide axis {spec.axis}, "
+            f"got shape {tensor.shape}; remove the tensor from the plan"
+        )
+    scales.dtype, scales.shape = scale_type, list(tensor.shape)
+    scales.shape[spec.axis] = size // spec.block_size
     return [codes, scales]
 
 

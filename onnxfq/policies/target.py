@@ -42,8 +42,9 @@ class TargetPolicy:
 
     per_tensor_weights: op type -> why its weights get one scale only. residual: whether the skip
     branch of a residual Add gets a pair. channel_blocks: whether blocks of a convolution go along its input
-    channels; else it has a scale for each output channel. bias: why biases stay float. refuses: returns why the target
-    cannot take one of a node's placements, given all of them, with the remedy; an empty string when it can.
+    channels; else it has a scale for each output channel. bias: why biases stay float. refuses: returns why
+    the target cannot take one of a node's placements, given all of them, with the remedy; an empty string
+    when it can.
     keeps_float: returns why the target would run this one node in float for all that; empty when not.
     """
 

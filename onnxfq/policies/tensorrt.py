@@ -59,8 +59,10 @@ def _refuses_made(placement: Placement, operands: Operands) -> str:
     block = TENSORRT_BLOCKS[name].block_size if name else None
     # A convolution, which has no one summed axis, stays in float.
     if not name or (operands.node.op in _MULTIPLIED and spec.block_size != block):
-        blocks = f" in blocks of {spec.block_size}" if spec.block_size else f" {spec.granularity}"
-        return f"TensorRT has no {spec.qtype} with {spec.scale_type} scales{blocks}; {remedy}, or target simulation"
+        return (
+            f"TensorRT has no {spec.qtype} {spec.granularity} with {spec.scale_type} scales; {remedy}, or "
+            "target simulation"
+        )
     return ""
 
 
@@ -104,11 +106,10 @@ def _blocks_in_float(placement: Placement, operands: Operands) -> str:
         return "TensorRT multiplies in float where only the weight is NVFP4"
     assert spec.axis is not None and spec.block_size is not None, "what has no blocks is refused"
     size = None if shape is None else shape[spec.axis]
+    rule = f"TensorRT needs {name} blocks that divide the summed axis"
     if not isinstance(size, int):
-        return f"TensorRT needs {name} blocks that divide the summed axis, and that of {placement.tensor!r} is open"
-    if size % spec.block_size:
-        return f"TensorRT needs {name} blocks that divide the summed axis: {size} is no multiple of {spec.block_size}"
-    return ""
+        return f"{rule}, and that of {placement.tensor!r} is open"
+    return f"{rule}: {size} is no multiple of {spec.block_size}" if size % spec.block_size else ""
 
 
 def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
