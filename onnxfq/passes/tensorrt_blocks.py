@@ -116,8 +116,8 @@ def _pair(editor: Editor, tensor: gs.Tensor, encoding: Encoding, scale_type: int
     size = tensor.shape[spec.axis] if tensor.shape else None
     if not isinstance(size, int) or size % spec.block_size:
         raise PlanError(
-            f"tensor {tensor.name!r}: TensorRT needs blocks of {spec.block_size} that divide axis {spec.axis}, "
-            f"got shape {tensor.shape}; remove the tensor from the plan"
+            f"tensor {tensor.name!r}: TensorRT needs blocks of {spec.block_size} that divide axis "
+            f"{spec.axis}, got shape {tensor.shape}; remove the tensor from the plan"
         )
     scales.dtype, scales.shape = scale_type, list(tensor.shape)
     scales.shape[spec.axis] = size // spec.block_size
