@@ -125,7 +125,7 @@ def choose_scales(
             if shared is None:
                 shared = global_scale_of(0.0 if finite.size == 0 else np.abs(finite).max(), rule.qtype)
             scale = _nvfp4(np.maximum(-rmin, rmax), grid, np.float32(shared))
-    return Scales(scale.astype(np.float32), zero_point, shared)
+    return Scales(np.asarray(scale, np.float32), np.asarray(zero_point, np.float32), shared)
 
 
 def global_scale_of(amax: float, qtype: QType) -> float:
