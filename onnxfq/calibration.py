@@ -12,6 +12,7 @@ from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import PlanError
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
+from onnxfq.made_scales import encode_constant, encode_dynamic
 from onnxfq.numerics import expand_params
 from onnxfq.plan import Placement, Plan
 from onnxfq.qparams import ParamRules, choose_qparams
@@ -32,9 +33,12 @@ def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str 
     statistics.check_model(model.sha256)
     change = {} if calibrator is None else {"calibrator": calibrator}
     encodings = [
-        _encode_activation(p.tensor, p.spec.model_copy(update=change), statistics[p.tensor])
+        encode_dynamic(p, statistics[p.tensor])
+        if p.spec.dynamic
+        else _encode_activation(p.tensor, p.spec.model_copy(update=change), statistics[p.tensor])
         for p in plan.activations
     ]
+    encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += [_encode_weight(p, _weight(model, p)) for p in plan.weights]
     return Encodings(model_sha256=model.sha256, encodings=tuple(encodings))
 
@@ -48,7 +52,7 @@ def _encode_activation(tensor: str, spec: QuantSpec, statistics: TensorStatistic
 
 
 def _encode(tensor: str, spec: QuantSpec, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
-    rules = ParamRules(power_of_two=spec.power_of_two)
+    rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional")
     return Encoding.of(tensor, spec, *choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules))
 
 
@@ -63,6 +67,8 @@ def _weight(model: Model, placement: Placement) -> NDArray[np.float32]:
 
 def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encoding:
     spec = placement.spec
+    if spec.scale_type != "float32":
+        return encode_constant(placement, values)
     shape = spec.granularity.param_shape(values.shape)
     rmin, rmax = _group_ranges(values, spec, shape)
     return _encode(placement.tensor, spec, rmin.reshape(shape), rmax.reshape(shape))

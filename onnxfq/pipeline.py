@@ -12,11 +12,13 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.calibration import calibrate
+from onnxfq.deployed import deployed_qtype
 from onnxfq.encoding import Encodings
 from onnxfq.errors import RecipeError
 from onnxfq.evaluation import evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, Feed, Feeds
 from onnxfq.files import check_writable
+from onnxfq.graph.inspection import FORMAT_KEY
 from onnxfq.graph.load import normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
@@ -29,6 +31,7 @@ from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.scores import Evaluation
 from onnxfq.statistics import Statistics
 
@@ -58,8 +61,8 @@ class RunOptions:
 class QuantizeResult:
     """Everything that `quantize` found and made.
 
-    qdq, simulation: the model with standard Q/DQ, and with FakeQuantize nodes. evaluation: both against
-    the float model on some feeds of the calibration data, spread over all. seconds: by stage.
+    qdq, simulation: the model with Q/DQ as its target wants it, and with FakeQuantize nodes. evaluation: both
+    against the float model on some feeds of the calibration data, spread over all. seconds: by stage.
     """
 
     model: Model
@@ -91,7 +94,8 @@ def quantize(
 
     data: an .npz, a folder of .npz files, or an iterable of {input name: array}; gone through once.
     recipe: a name, a YAML file or a Recipe. calibrator: for activations, in place of the recipe's.
-    The model has been loaded and run before it is written. Raises an OnnxfqError in one line, and
+    The model has been loaded and run before it is written; one in a form that ONNX Runtime has no kernels for
+    is checked by ONNX's rules, and a note of the evaluation says so. Raises an OnnxfqError in one line, and
     writes nothing, when a stage refuses.
     """
     options = options or RunOptions()
@@ -122,13 +126,16 @@ def quantize(
     simulation = insert_fake_quantize(loaded, plan, encodings)
     qdq = insert_qdq(loaded, plan, encodings)
     clock.lap("insert")
+    missing = cannot_run(qdq)
     evaluation = evaluate(
         reference,
-        {"fake-quant": simulation, "Q/DQ": qdq},
+        {"fake-quant": simulation} | ({} if missing else {"Q/DQ": qdq}),
         kept.feeds,
         threads=options.threads,
         progress=options.stage("evaluate"),
     )
+    if missing:
+        evaluation = evaluation.model_copy(update={"notes": (f"Q/DQ model not run: {missing}",)})
     clock.lap("evaluate")
     if output is not None:
         save(qdq, output)
@@ -138,8 +145,16 @@ def quantize(
 
 
 def insert_qdq(model: Model, plan: Plan, encodings: Encodings) -> onnx.ModelProto:
-    """Return `model` with standard Q/DQ on every placed tensor, ready to hand over."""
-    return with_provenance(InsertQdq(plan, encodings).run(model).model.proto, plan)
+    """Return `model` with Q/DQ on every placed tensor, ready to hand over.
+
+    Standard operators; for target tensorrt MXFP8 and NVFP4 are written with those of its parser.
+    """
+    proto = with_provenance(InsertQdq(plan, encodings).run(model).model.proto, plan)
+    for placement in plan.placements:
+        qtype = placement.spec.qtype
+        if deployed_qtype(qtype) is not qtype:
+            proto.metadata_props.add(key=FORMAT_KEY + placement.tensor, value=qtype.name)
+    return proto
 
 
 def insert_fake_quantize(

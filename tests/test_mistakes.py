@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, conv_relu, feed_for, gemm, shared_weight, stage
+from builders import build, conv_relu, feed_for, gemm, linear, shared_weight, stage
 
 from onnxfq.cli.main import main
 from onnxfq.pipeline import insert_qdq
@@ -61,6 +61,14 @@ def staged_files(proto: onnx.ModelProto | None = None) -> None:
     staged.plan.save("p.json")
     staged.statistics.save("s.npz")
     staged.encodings.save("e.json")
+
+
+def nvfp4() -> None:
+    """Write gemm64.onnx and its nvfp4.onnx for TensorRT, and rows64.npz."""
+    staged = stage(linear(64, 6), "tensorrt-nvfp4")
+    onnx.save(linear(64, 6), "gemm64.onnx")
+    onnx.save(insert_qdq(staged.model, staged.plan, staged.encodings), "nvfp4.onnx")
+    np.savez("rows64.npz", **staged.feed)
 
 
 def own_files() -> None:
@@ -116,6 +124,28 @@ MISTAKES = {
         lambda: recipe("weights: {qtype: int16}"),
         RECIPE,
         "TensorRT has no int16 tensors; use int8",
+    ),
+    "scales of another type": (
+        lambda: recipe("weights: {scale_type: e8m1}"),
+        RECIPE,
+        "recipe.yaml: weights.scale_type: Input should be 'float32', 'e8m0' or 'e4m3'",
+    ),
+    "MX without its target": (
+        lambda: recipe("{base: mxfp4, target: tensorrt}"),
+        RECIPE,
+        "node 'conv', tensor 'x': TensorRT has no float4e2m1 per-tensor with e8m0 scales; use recipe "
+        "tensorrt-mxfp8 or tensorrt-nvfp4, or target simulation",
+    ),
+    "calibrator of dynamic activations": (
+        nothing,
+        f"{GOOD} --recipe onnxruntime-uint8-dynamic --calibrator mse",
+        "makes the scales of activations while the model runs: none needs calibrator 'mse'",
+    ),
+    "NVFP4 run by ONNX Runtime": (
+        nvfp4,
+        "evaluate gemm64.onnx nvfp4.onnx --data rows64.npz",
+        "the model cannot be run: ONNX Runtime has no TRT_FP4DynamicQuantize, an operator of TensorRT; run "
+        "the fake-quant model in its place",
     ),
     "misspelled node": (
         lambda: recipe("overrides: [{nodes: [cnv], keep_float: true}]"),

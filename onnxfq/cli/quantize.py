@@ -50,7 +50,7 @@ def quantize(
     threads: ThreadsOption = 0,
     quiet: QuietOption = False,
 ) -> None:
-    """Quantize MODEL with DATA and write a Q/DQ model that has been loaded, run and compared."""
+    """Quantize MODEL with DATA, compare it with the float model and write it with Q/DQ nodes."""
     if report is not None:
         refuse_overwriting_input(report, model, data, output)
         check_writable(report)

@@ -1,9 +1,10 @@
 // Operator DynamicFakeQuantize: FakeQuantize with scales made from the values of x, block by block.
 //
-// Inputs: x float, float16 or bfloat16; global_scale float, optional, one element, for scale_type e4m3.
-// Outputs: y of x's type; scale float, optional; zero_point float, optional, of scale's shape. Attributes:
+// Inputs: x float, float16 or bfloat16; global_scale float, optional, one element, for scale_type e4m3; enabled
+// bool, optional, false copies x and makes scales of 1 and zero points of 0. Outputs: y of x's type; scale float, optional; zero_point float, optional, of scale's shape. Attributes:
 // qtype, symmetric, scale_type, axis, block_size, block_shape, rounding. Without the three for blocks there is
 // one scale for the tensor.
+#include <algorithm>
 #include <memory>
 
 #include "../dynamic_spec.h"
@@ -18,7 +19,7 @@ template <int X>
 class DynamicFakeQuantize {
  public:
   static constexpr const char* kName = "DynamicFakeQuantize";
-  static constexpr int kInputTypes[] = {X, ort::kFloat};
+  static constexpr int kInputTypes[] = {X, ort::kFloat, ort::kBool};
   static constexpr int kOutputTypes[] = {X, ort::kFloat, ort::kFloat};
   static constexpr size_t kRequiredInputs = 1;
   static constexpr size_t kRequiredOutputs = 1;
@@ -41,6 +42,7 @@ class DynamicFakeQuantize {
       global_scale = *given.data;
       reject(spec_.check_global_scale(global_scale));
     }
+    const bool enabled = read_enabled(context, 2);
     std::vector<int64_t> shape;
     reject(spec_.blocks.scale_shape(x.shape, shape));
     ParamLayout layout;
@@ -48,6 +50,11 @@ class DynamicFakeQuantize {
     std::unique_ptr<float[]> own_scale;
     std::unique_ptr<float[]> own_zero_point;
     float* scale = param_output(context, 1, shape);
+    if (!enabled) {
+      if (scale) std::fill_n(scale, layout.param_count(), 1.0f);
+      if (float* zero_point = param_output(context, 2, shape)) std::fill_n(zero_point, layout.param_count(), 0.0f);
+      return copy_input(context, element_type(X));
+    }
     if (!scale) scale = allocate(own_scale, layout.param_count());
     float* zero_point = param_output(context, 2, shape);
     if (!zero_point && !spec_.rule.symmetric) zero_point = allocate(own_zero_point, layout.param_count());
@@ -72,16 +79,18 @@ class DynamicFakeQuantize {
   DynamicSpec spec_;
 };
 
-template <int X>
+template <typename Op>
 const OrtCustomOp* op() {
-  static const ort::CustomOp<DynamicFakeQuantize<X>> made;
+  static const ort::CustomOp<Op> made;
   return &made;
 }
 
 }  // namespace
 
 std::vector<const OrtCustomOp*> dynamic_fake_quantize_ops() {
-  return {op<ort::kFloat>(), op<ort::kFloat16>(), op<ort::kBfloat16>()};
+  using namespace ort;
+  return {op<DynamicFakeQuantize<kFloat>>(), op<DynamicFakeQuantize<kFloat16>>(), op<DynamicFakeQuantize<kBfloat16>>(),
+          op<Float64Refused<DynamicFakeQuantize<kDouble>>>()};
 }
 
 }  // namespace onnxfq

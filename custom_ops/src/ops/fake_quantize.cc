@@ -3,8 +3,6 @@
 // Inputs: x float, float16 or bfloat16; scale float or of x's type; zero_point, optional, of scale's type, one
 // for each scale; enabled bool, optional, false copies x. Output: y of x's type. Attributes: qtype, axis,
 // block_size, block_shape, rounding, arithmetic, saturate.
-#include <cstring>
-
 #include "../fake_quantize_spec.h"
 #include "inputs.h"
 #include "ops.h"
@@ -31,12 +29,7 @@ class FakeQuantize {
 
   void run(ort::Context& context) const {
     const ort::Tensor<void> x = context.input<void>(0);
-    if (!enabled(context)) {
-      void* y = context.output<void>(0, x.shape);
-      const int64_t count = x.element_count();
-      if (y != x.data && count > 0) std::memcpy(y, x.data, static_cast<size_t>(count) * element_size(kElement));
-      return;
-    }
+    if (!read_enabled(context, 3)) return copy_input(context, kElement);
     const FloatInput scale(context, 1, element_type(P));
     FloatInput zero_point;
     if (context.has_input(2)) {
@@ -56,21 +49,12 @@ class FakeQuantize {
  private:
   static constexpr ElementType kElement = element_type(X);
 
-  static bool enabled(const ort::Context& context) {
-    if (!context.has_input(3)) return true;
-    const ort::Tensor<bool> flag = context.input<bool>(3);
-    if (flag.element_count() != 1) {
-      reject("enabled must have one element, got " + std::to_string(flag.element_count()));
-    }
-    return *flag.data;
-  }
-
   FakeQuantizeSpec spec_;
 };
 
-template <int X, int P>
+template <typename Op>
 const OrtCustomOp* op() {
-  static const ort::CustomOp<FakeQuantize<X, P>> made;
+  static const ort::CustomOp<Op> made;
   return &made;
 }
 
@@ -78,8 +62,13 @@ const OrtCustomOp* op() {
 
 std::vector<const OrtCustomOp*> fake_quantize_ops() {
   using namespace ort;
-  return {op<kFloat, kFloat>(), op<kFloat16, kFloat>(), op<kFloat16, kFloat16>(), op<kBfloat16, kFloat>(),
-          op<kBfloat16, kBfloat16>()};
+  return {op<FakeQuantize<kFloat, kFloat>>(),
+          op<FakeQuantize<kFloat16, kFloat>>(),
+          op<FakeQuantize<kFloat16, kFloat16>>(),
+          op<FakeQuantize<kBfloat16, kFloat>>(),
+          op<FakeQuantize<kBfloat16, kBfloat16>>(),
+          op<Float64Refused<FakeQuantize<kDouble, kFloat>>>(),
+          op<Float64Refused<FakeQuantize<kDouble, kDouble>>>()};
 }
 
 }  // namespace onnxfq

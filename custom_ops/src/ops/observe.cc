@@ -6,16 +6,19 @@
 // [4], elements, NaN, infinities, zeros; bins int32 [K], ascending; bin_counts int64 [K].
 #include <algorithm>
 
+#include "inputs.h"
 #include "onnxfq/ort_kernel.h"
 #include "ops.h"
 
 namespace onnxfq {
 namespace {
 
+// X: ONNX type of x.
+template <int X>
 class Observe {
  public:
   static constexpr const char* kName = "Observe";
-  static constexpr int kInputTypes[] = {ort::kFloat};
+  static constexpr int kInputTypes[] = {X};
   static constexpr int kOutputTypes[] = {ort::kFloat, ort::kInt64, ort::kInt32, ort::kInt64};
   static constexpr size_t kRequiredInputs = 1;
   static constexpr size_t kRequiredOutputs = 4;
@@ -77,8 +80,9 @@ class Observe {
 }  // namespace
 
 std::vector<const OrtCustomOp*> observe_ops() {
-  static const ort::CustomOp<Observe> op;
-  return {&op};
+  static const ort::CustomOp<Observe<ort::kFloat>> op;
+  static const ort::CustomOp<Float64Refused<Observe<ort::kDouble>>> float64;
+  return {&op, &float64};
 }
 
 }  // namespace onnxfq
