@@ -194,7 +194,9 @@ class _Runner:
                 continue
             while len(flying) >= self._most:
                 yield flying.popleft().result()
-            flying.append(self._pool.submit(self._session.run, feed, outputs))
+            # A copy: the maker of feeds may fill the same memory anew while this one is in flight.
+            own = {name: np.array(array) for name, array in feed.items()}
+            flying.append(self._pool.submit(self._session.run, own, outputs))
         while flying:
             yield flying.popleft().result()
 
