@@ -62,10 +62,10 @@ def fit_shape(array: NDArray[Any], spec: InputSpec, where: str) -> None:
         hint = layout_hint(spec.shape[1:], array.shape)
         raise DataError(misfit(spec, array, hint or f"its rank must be {len(spec.shape)} {where}"))
     if not _takes(spec.shape, array.shape):
-        fixed = spec.shape[0] if spec.shape else None
+        fixed = spec.shape[0] if len(spec.shape) > 1 else None
         hint = layout_hint(spec.shape, array.shape)
         if not hint and fixed is not None and _takes(spec.shape[1:], array.shape[1:]):
-            hint = f"the model takes {fixed} samples a run; give a multiple of {fixed}"
+            hint = f"the model takes {fixed} samples a run; give a multiple of {fixed} {where}"
         raise DataError(misfit(spec, array, hint or f"its shape must fit {where}"))
 
 

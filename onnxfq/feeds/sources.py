@@ -73,31 +73,40 @@ def open_source(data: Data, reading: Reading, again: bool = False) -> Source:
     is; an onnxruntime CalibrationDataReader; a function without arguments that returns one of these.
     again: whether an earlier pass has been begun. Raises DataError in one line.
     """
-    if isinstance(data, str) and _FUNCTION.fullmatch(data) and not Path(data).exists():
-        return _called(_import(data), data, reading, again)
+    name = "the data given"
+    if _names_function(data):
+        name, data = str(data), _import(str(data))
+    if _is_maker(data):
+        return _called(data, name, reading)
     if isinstance(data, (str, Path)):
         return _open_path(Path(data), reading)
-    if isinstance(data, type):
-        return _called(data, data.__name__, reading, again)
     if isinstance(data, Mapping):
-        return _open_arrays(data, reading, "the data given")
+        return _open_arrays(data, reading, name)
     if callable(getattr(data, "get_next", None)):
         return _open_reader(data, reading, again)
     if is_array(data):
-        return _open_arrays(single_array(data, reading.inputs, "the data given"), reading, "the data given")
+        return _open_arrays(single_array(data, reading.inputs, name), reading, name)
     if isinstance(data, Iterable):
         return _open_iterable(data, reading, again)
-    if callable(data):
-        return _called(data, getattr(data, "__name__", "the function given"), reading, again)
     raise DataError(f"the data given is a {type(data).__name__}; give {KINDS}")
 
 
 def tells_total(data: Data) -> bool:
     """Return whether opening `data` to ask for its total neither calls nor uses up anything."""
-    named = isinstance(data, str) and _FUNCTION.fullmatch(data) and not Path(data).exists()
-    return not named and (
-        isinstance(data, (str, Path, Mapping)) or is_array(data) or hasattr(data, "__len__")
-    )
+    kinds = (str, Path, Mapping, list, tuple)
+    known = isinstance(data, kinds) or is_array(data) or hasattr(data, "sampler")
+    return known and not _names_function(data) and not _is_maker(data)
+
+
+def _names_function(data: Data) -> bool:
+    return isinstance(data, str) and _FUNCTION.fullmatch(data) is not None and not Path(data).exists()
+
+
+def _is_maker(data: Data) -> bool:
+    """Return whether `data` is to be called for data: a function or a class that is no data itself."""
+    if isinstance(data, type):
+        return True
+    return callable(data) and not isinstance(data, Iterable) and not hasattr(data, "get_next")
 
 
 # Paths
@@ -208,16 +217,13 @@ def _open_reader(reader: Any, reading: Reading, again: bool) -> Source:
     return Source("the data given", pieces(), lasting=False)
 
 
-def _called(make: Any, name: str, reading: Reading, again: bool) -> Source:
-    """Open what `make` returns, or `make` itself where it is data already."""
-    if not callable(make) or isinstance(make, Iterable) or hasattr(make, "get_next"):
-        return open_source(make, reading, again)
+def _called(make: Any, name: str, reading: Reading) -> Source:
     try:
         inspect.signature(make).bind()
     except TypeError as fault:
         raise DataError(f"{name} cannot be called without arguments ({fault}); give one that can") from None
     made = make()
-    if callable(made) and not isinstance(made, Iterable):
+    if _is_maker(made):
         raise DataError(f"{name} returns a {type(made).__name__}; return {KINDS}")
     return open_source(made, reading)
 
