@@ -48,7 +48,7 @@ class RunOptions:
     """How models are run.
 
     batch: samples a run where the model leaves it open; 0 for feeds as they come. threads: 0 for one a
-    core. data: how the data is read.
+    core. progress: hears of every feed. data: how the data is read.
     """
 
     batch: int = DEFAULT_BATCH

@@ -70,7 +70,8 @@ class Feeds:
             number += sample_count(feed, self.inputs)
             yield feed
         if number == 0:
-            raise DataError(f"{source.name} holds no samples; give at least one")
+            once = ", and an iterator that nothing has read yet" if isinstance(self.data, Iterator) else ""
+            raise DataError(f"{source.name} holds no samples; give at least one{once}")
         values.judge()
         if survey is not None:
             self.digest = survey.digest

@@ -43,7 +43,7 @@ def image_layout(spec: InputSpec, options: DataOptions) -> str | None:
         return None
     if options.layout is not None:
         return options.layout
-    last = spec.shape[3] in (1, 3, 4) and spec.shape[1] not in (1, 3, 4)
+    last = spec.shape[3] in (1, 3) and spec.shape[1] not in (1, 3)
     return "nhwc" if last else "nchw"
 
 

@@ -246,6 +246,7 @@ def test_lists_of_numbers_are_arrays():
     ("data", "words"),
     [
         pytest.param([], "the data given holds no samples; give at least one", id="no feeds"),
+        pytest.param(iter([]), "at least one, and an iterator that nothing has read yet", id="read before"),
         pytest.param(["x"], "feed 0 is a str; give a dict {input name: array} for x", id="no dict"),
         pytest.param(None, "the data given is a NoneType; give a file, a folder, an array", id="nothing"),
         pytest.param(

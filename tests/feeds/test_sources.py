@@ -323,3 +323,42 @@ def test_fixed_batches_are_cut_from_any_multiple() -> None:
         np.testing.assert_array_equal(np.concatenate(runs), X)
     with pytest.raises(DataError, match="the model takes 2 samples a run; give a multiple of 2 in feed 1"):
         list(Feeds([{"x": X[:2]}, {"x": X[:3]}], fixed))
+
+
+def test_tensors_on_a_device_are_fetched() -> None:
+    """A tensor that has a gradient and lies elsewhere, and so is no array yet, is detached and copied."""
+
+    class Remote:
+        def __init__(self, values: np.ndarray, state: tuple[str, ...] = ()) -> None:
+            self.values, self.state = values, state
+
+        def detach(self):
+            return Remote(self.values, (*self.state, "detached"))
+
+        def cpu(self):
+            return Remote(self.values, (*self.state, "here"))
+
+        def __array__(self, dtype=None, copy=None) -> np.ndarray:
+            if self.state != ("detached", "here"):
+                raise TypeError("it lies elsewhere")
+            return self.values
+
+    feeds = list(Feeds([Remote(X[:8]), (Remote(X[8:]), "label")], (INPUT,)))
+    np.testing.assert_array_equal(np.concatenate([feed["x"] for feed in feeds]), X)
+
+
+def test_dlpack_alone_serves() -> None:
+    """An array of a library that knows DLPack only is read."""
+
+    class Foreign:
+        def __init__(self, values: np.ndarray) -> None:
+            self.values = values
+
+        def __dlpack__(self, **how):
+            return self.values.__dlpack__(**how)
+
+        def __dlpack_device__(self):
+            return self.values.__dlpack_device__()
+
+    for data in (Foreign(X), [Foreign(X)]):
+        assert sha256(Feeds(data, (INPUT,), 16)) == sha256(Feeds(X, (INPUT,), 16))
