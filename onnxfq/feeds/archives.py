@@ -79,9 +79,11 @@ def count_samples(arrays: Feed, inputs: Inputs) -> int | None:
     """Return how many samples `cut` makes of `arrays`, where shapes tell."""
     for spec in inputs:
         array = arrays[spec.name]
-        if samples_open(inputs) and spec.shape:
+        if not spec.shape or array.ndim < len(spec.shape):
+            continue
+        if samples_open(inputs):
             return int(array.shape[0]) * (array.shape[1] if array.ndim > len(spec.shape) else 1)
-        if spec.shape and spec.shape[0]:
+        if spec.shape[0]:
             return int(array.shape[0]) // (spec.shape[0] if array.ndim == len(spec.shape) else 1)
     return None
 

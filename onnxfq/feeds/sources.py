@@ -125,7 +125,9 @@ def _open_folder(folder: Path, reading: Reading) -> Source:
     found: dict[str, list[Path]] = {}
     # Class folders of an image set are looked into; files beside them are not mixed with theirs.
     for files in (folder.glob("*"), folder.rglob("*")):
-        visible = sorted(file for file in files if not file.name.startswith("."))
+        visible = sorted(
+            file for file in files if not any(p.startswith(".") for p in file.relative_to(folder).parts)
+        )
         found = {kind: [f for f in visible if f.suffix.lower() in ends] for kind, ends in kinds.items()}
         found = {kind: paths for kind, paths in found.items() if paths}
         if found:

@@ -259,6 +259,10 @@ MISTAKES = {
         "the data given returns a function; return a file, a folder",
     ),
     "arrays for two inputs": ([X], "feed 0 is a ndarray; give a dict {input name: array} for x, y"),
+    "an array without axes": (
+        np.float32(3),
+        "input 'x' got float32 [], the model has [x float32 [?, 3, 6, 6]",
+    ),
     "a number": (3, "the data given is a int; give a file, a folder, an array"),
     "mixed folder": ("mixed", "folder mixed holds 1 .npz and 1 image files; give a folder with one kind"),
     "text as npy": ("text.npy", "text.npy is not a readable .npz (it is no zip archive)"),
@@ -292,9 +296,9 @@ def test_a_file_whose_name_has_a_colon() -> None:
 
 def test_folders_of_folders() -> None:
     """Files of subfolders serve when the folder has none itself; hidden ones never do."""
-    for name in ("b/1.npz", "a/2.npz", "a/.hidden.npz"):
+    for name in (".cache/3.npz", "b/1.npz", "a/2.npz", "a/.hidden.npz"):
         Path("set", name).parent.mkdir(parents=True, exist_ok=True)
-        np.savez(Path("set", name), x=X[: int(name[2])] if name[2] != "." else X)
+        np.savez(Path("set", name), x=X[: 2 if name.startswith("a") else 1])
     assert [feed["x"].shape[0] for feed in Feeds("set", (INPUT,), 0)] == [2, 1]
     np.savez("set/top.npz", x=X)
     assert [feed["x"].shape[0] for feed in Feeds("set", (INPUT,), 0)] == [16]
