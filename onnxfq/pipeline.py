@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from onnxfq.deployed import deployed_qtype
 from onnxfq.encoding import Encodings
 from onnxfq.errors import RecipeError
 from onnxfq.evaluation import evaluate
-from onnxfq.feeds import DEFAULT_BATCH, Data, Feed, Feeds
+from onnxfq.feeds import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds
 from onnxfq.files import check_writable
 from onnxfq.graph.inspection import FORMAT_KEY
 from onnxfq.graph.load import normalised, read_model
@@ -45,11 +45,16 @@ StageProgress = Callable[[str, int], None]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How models are run: samples a run where the batch axis is open, threads (0: one a core), progress."""
+    """How models are run.
+
+    batch: samples a run where the model leaves it open; 0 for feeds as they come. threads: 0 for one a
+    core. progress: hears of every feed. data: how the data is read.
+    """
 
     batch: int = DEFAULT_BATCH
     threads: int = 0
     progress: StageProgress | None = None
+    data: DataOptions = DataOptions()
 
     def stage(self, name: str) -> Callable[[int], None] | None:
         """Return the progress callback of one stage."""
@@ -76,9 +81,11 @@ class QuantizeResult:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def open_feeds(model: onnx.ModelProto, data: Data, batch: int = DEFAULT_BATCH) -> Feeds:
+def open_feeds(
+    model: onnx.ModelProto, data: Data, batch: int = DEFAULT_BATCH, options: DataOptions | None = None
+) -> Feeds:
     """Return feeds of `data` that are checked against the inputs of `model` as they are read."""
-    return Feeds(data, input_specs(model), batch)
+    return Feeds(data, input_specs(model), batch, options)
 
 
 def quantize(
@@ -92,7 +99,8 @@ def quantize(
 ) -> QuantizeResult:
     """Quantize `model` with `data` and write the Q/DQ model to `output`.
 
-    data: an .npz, a folder of .npz files, or an iterable of {input name: array}; gone through once.
+    data: a file or a folder of arrays or images, arrays, an iterable of feeds such as a torch DataLoader,
+    or a function that makes one; gone through once. options: how it is read, among others.
     recipe: a name, a YAML file or a Recipe. calibrator: for activations, in place of the recipe's.
     The model has been loaded and run before it is written; one in a form that ONNX Runtime has no kernels for
     is checked by ONNX's rules, and a note of the evaluation says so. Raises an OnnxfqError in one line, and
@@ -116,10 +124,11 @@ def quantize(
     loaded = normalised(proto, sha256, source)
     plan = make_plan(loaded, chosen)
     clock.lap("plan")
-    kept = _Kept(Feeds(data, input_specs(loaded.proto), options.batch))
-    statistics = collect_statistics(
-        loaded, plan, kept, ObserveOptions(threads=options.threads, progress=options.stage("observe"))
+    kept = _Kept(open_feeds(loaded.proto, data, options.batch, options.data))
+    observing = ObserveOptions(
+        threads=options.threads, nonfinite=options.data.nonfinite, progress=options.stage("observe")
     )
+    statistics = collect_statistics(loaded, plan, kept, observing)
     clock.lap("observe")
     encodings = calibrate(loaded, plan, statistics)
     clock.lap("calibrate")
@@ -189,7 +198,8 @@ def evaluate_models(
     return evaluate(
         base,
         candidates,
-        open_feeds(base, data, options.batch),
+        # Whether samples are enough and differ is a question of calibrating.
+        open_feeds(base, data, options.batch, replace(options.data, survey=False)),
         reference_name=_label(reference, "float"),
         labels=read_labels(labels) if isinstance(labels, (str, Path)) else labels,
         tensors=tensors if per_tensor else (),

@@ -60,6 +60,7 @@ NEIGHBOURS = {
 }
 HOMES = {
     "onnxruntime": {"runtime"},
+    "PIL": {"feeds"},
     "torch": {"torch"},
     "ray": {"distribution"},
     "onnx_graphsurgeon": {"graph", "passes", "policies", "planning"},
@@ -112,7 +113,7 @@ def test_neighbours_are_needed() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_foreign_libraries_have_one_home(module: str) -> None:
-    """onnxruntime, torch and graphsurgeon are imported where they live only."""
+    """A library that few need, or that has quirks, is imported where it lives only."""
     for other in imports(module):
         homes = HOMES.get(other.split(".")[0])
         assert homes is None or part_of(module) in homes, f"{module} imports {other}"

@@ -181,12 +181,12 @@ MISTAKES = {
     "an npy as data": (
         lambda: np.save("data.npy", np.zeros(3)),
         "quantize model.onnx --data data.npy -o out.onnx",
-        "single array",
+        "its rank must be 4 or 5",
     ),
     "empty folder as data": (
         lambda: Path("d").mkdir(),
         "quantize model.onnx --data d -o out.onnx",
-        "no .npz file in folder d",
+        "no .npz, .npy or image file (.png, .jpg, .jpeg, .bmp, .webp) in folder d",
     ),
     "no samples": (
         lambda: data(x=np.zeros((0, 3, 6, 6), np.float32)),
@@ -218,7 +218,7 @@ MISTAKES = {
     "NaN in the data": (
         with_nan,
         "quantize model.onnx --data feeds -o out.onnx",
-        "tensor 'x' has 1 NaN and 0 infinite values at feed 1",
+        "input 'x' has 1 NaN and 0 infinite values in sample 1; remove it",
     ),
     "output in a missing folder": (
         nothing,
@@ -249,7 +249,25 @@ MISTAKES = {
     "missing option": (nothing, "quantize model.onnx -o out.onnx", "--data"),
     "unknown option": (nothing, f"{GOOD} --bits 8", "--bits"),
     "unknown command": (nothing, "quantise model.onnx", "quantise"),
-    "batch of none": (nothing, f"{GOOD} --batch 0", "--batch"),
+    "negative batch": (nothing, f"{GOOD} --batch -1", "--batch"),
+    "scale that is no number": (nothing, f"{GOOD} --scale big", "--scale is 'big'; give a number, as 0.5"),
+    "scale of a fraction": (nothing, f"{GOOD} --scale 1/0", "--scale is '1/0'; give a number, as 0.5"),
+    "mean of a wrong number of channels": (
+        nothing,
+        f"{GOOD} --mean 1,2",
+        "mean has 2 numbers, and the data 3 channels (nchw, [8, 3, 6, 6]); give 3 or one",
+    ),
+    "std of zero": (nothing, f"{GOOD} --std 0", "std is 0.0; a zero would lose the data"),
+    "size that is none": (nothing, f"{GOOD} --resize 224", "--resize is '224'; give width and height"),
+    "unknown layout": (nothing, f"{GOOD} --layout nchv", "unknown layout 'nchv'; nearest: nchw"),
+    "unknown color": (nothing, f"{GOOD} --color grey", "unknown color 'grey'; nearest: gray"),
+    "limit of none": (nothing, f"{GOOD} --limit 0", "--limit"),
+    "unknown module": (
+        nothing,
+        "quantize model.onnx --data nowhere:feeds -o out.onnx",
+        "cannot import 'nowhere' of --data nowhere:feeds (ModuleNotFoundError: No module named 'nowhere')",
+    ),
+    "missing example": (nothing, f"{GOOD} --example none.npz", "no such file or folder: none.npz"),
     "plan of another model": (
         lambda: staged_files(shared_weight()),
         "observe model.onnx --plan p.json --data data.npz -o out.npz",
@@ -335,7 +353,7 @@ def test_mistakes(
     onnx.save(conv_relu(), "model.onnx")
     onnx.save(gemm(), "gemm.onnx")
     np.savez("rows.npz", x=np.ones((6, 4), np.float32))
-    np.savez("data.npz", x=feed_for(conv_relu())["x"])
+    np.savez("data.npz", x=feed_for(conv_relu(), count=40)["x"])
     prepare()
     capfd.readouterr()
     before = snapshot(tmp_path)

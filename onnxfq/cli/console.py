@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from onnxfq.feeds import DataOptions
 from onnxfq.pipeline import RunOptions
 
 
@@ -20,17 +21,20 @@ def say(text: str, quiet: bool = False) -> None:
 
 
 @contextmanager
-def running(batch: int, threads: int, quiet: bool) -> Iterator[RunOptions]:
+def running(batch: int, threads: int, quiet: bool, data: DataOptions) -> Iterator[RunOptions]:
     """Give RunOptions that show stage and feeds done while a terminal is watching."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        yield RunOptions(batch, threads)
+        yield RunOptions(batch, threads, data=data)
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("loading")
         yield RunOptions(
-            batch, threads, lambda stage, done: progress.update(task, description=f"{stage}: {done} feeds")
+            batch,
+            threads,
+            lambda stage, done: progress.update(task, description=f"{stage}: {done} feeds"),
+            data,
         )
 
 

@@ -13,11 +13,11 @@ from onnxfq.recipe import RECIPES
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)]
 DataOption = Annotated[
-    Path,
+    str,
     typer.Option(
         "--data",
         metavar="DATA",
-        help="An .npz keyed by input name, or a folder of .npz files, one feed each.",
+        help="An .npz keyed by input name, an .npy, a folder of these or of images, or module:function.",
         show_default=False,
     ),
 ]
@@ -40,7 +40,10 @@ CalibratorOption = Annotated[
     ),
 ]
 BatchOption = Annotated[
-    int, typer.Option("--batch", min=1, help="Samples a run where the model leaves the batch axis open.")
+    int,
+    typer.Option(
+        "--batch", min=0, help="Samples a run where the model leaves the batch axis open; 0 as they come."
+    ),
 ]
 ThreadsOption = Annotated[
     int, typer.Option("--threads", min=0, help="Threads to run with; 0 for one a core.")

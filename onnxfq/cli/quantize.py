@@ -9,6 +9,7 @@ import typer
 
 from onnxfq import pipeline
 from onnxfq.cli.console import running, say
+from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
     BatchOption,
@@ -21,6 +22,7 @@ from onnxfq.cli.options import (
     ThreadsOption,
 )
 from onnxfq.errors import OutputError
+from onnxfq.feeds import DataOptions
 from onnxfq.files import check_writable
 from onnxfq.graph.save import refuse_overwriting_input, save
 from onnxfq.recipe import DEFAULT_RECIPE
@@ -28,10 +30,12 @@ from onnxfq.reporting.html import write_report
 from onnxfq.reporting.text import quantize_summary
 
 
+@with_data_options
 def quantize(
     model: ModelArgument,
     data: DataOption,
     output: OutputOption,
+    described: DataOptions,
     recipe: RecipeOption = DEFAULT_RECIPE,
     calibrator: CalibratorOption = None,
     report: Annotated[
@@ -56,7 +60,7 @@ def quantize(
         check_writable(report)
     if artifacts is not None:
         _check_folder(artifacts)
-    with running(batch, threads, quiet) as options:
+    with running(batch, threads, quiet, described) as options:
         result = pipeline.quantize(model, data, output, recipe=recipe, calibrator=calibrator, options=options)
     if report is not None:
         write_report(result, report)
