@@ -52,6 +52,7 @@ NEIGHBOURS = {
     ("aimet_range", "qparams"),
     ("recipe", "calibrators"),
     ("labels", "feeds"),
+    ("feeds", "statistics"),
     ("calibrators", "statistics"),
     ("distribution", "observation"),
     ("reporting", "pipeline"),

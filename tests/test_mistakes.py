@@ -246,7 +246,8 @@ MISTAKES = {
         "cannot write into data.npz: it is a file; give a folder",
     ),
     "artifacts in a missing folder": (nothing, f"{GOOD} --artifacts none/kept", "folder none does not exist"),
-    "missing option": (nothing, "quantize model.onnx -o out.onnx", "--data"),
+    "missing option": (nothing, "quantize model.onnx --data data.npz", "--output"),
+    "no data": (nothing, "quantize model.onnx -o out.onnx", "recipe tensorrt-int8 needs data: "),
     "unknown option": (nothing, f"{GOOD} --bits 8", "--bits"),
     "unknown command": (nothing, "quantise model.onnx", "quantise"),
     "negative batch": (nothing, f"{GOOD} --batch -1", "--batch"),
@@ -255,7 +256,7 @@ MISTAKES = {
     "mean of a wrong number of channels": (
         nothing,
         f"{GOOD} --mean 1,2",
-        "mean has 2 numbers, and the data 3 channels (nchw, [8, 3, 6, 6]); give 3 or one",
+        "mean has 2 numbers, and the data 3 channels (nchw, [1, 3, 6, 6]); give 3 or one",
     ),
     "std of zero": (nothing, f"{GOOD} --std 0", "std is 0.0; a zero would lose the data"),
     "size that is none": (nothing, f"{GOOD} --resize 224", "--resize is '224'; give width and height"),

@@ -78,7 +78,7 @@ def observe(
     feeds = open_feeds(loaded.proto, data, batch, described)
     with running(batch, threads, quiet, described) as options:
         how = ObserveOptions(
-            threads, memory << 20, described.nonfinite, feed_ranges, options.stage("observe")
+            threads, memory << 20, described.nonfinite, feed_ranges, options.stage("observe", feeds.runs)
         )
         try:
             if ray is not None:

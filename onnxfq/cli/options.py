@@ -12,15 +12,8 @@ from onnxfq.feeds import DEFAULT_BATCH
 from onnxfq.recipe import RECIPES
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)]
-DataOption = Annotated[
-    str,
-    typer.Option(
-        "--data",
-        metavar="DATA",
-        help="An .npz keyed by input name, an .npy, a folder of these or of images, or module:function.",
-        show_default=False,
-    ),
-]
+DATA_HELP = "An .npz keyed by input name, an .npy, a folder of these or of images, or module:function."
+DataOption = Annotated[str, typer.Option("--data", metavar="DATA", help=DATA_HELP, show_default=False)]
 OutputOption = Annotated[
     Path, typer.Option("--output", "-o", metavar="OUT", help="The file to write.", show_default=False)
 ]

@@ -12,9 +12,9 @@ from onnxfq.cli.console import running, say
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
+    DATA_HELP,
     BatchOption,
     CalibratorOption,
-    DataOption,
     ModelArgument,
     OutputOption,
     QuietOption,
@@ -33,9 +33,23 @@ from onnxfq.reporting.text import quantize_summary
 @with_data_options
 def quantize(
     model: ModelArgument,
-    data: DataOption,
     output: OutputOption,
     described: DataOptions,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="DATA",
+            help=f"{DATA_HELP} Not needed with --statistics, nor by recipes that observe nothing.",
+            show_default=False,
+        ),
+    ] = None,
+    statistics: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="From `onnxfq observe`: nothing is observed again.", show_default=False
+        ),
+    ] = None,
     recipe: RecipeOption = DEFAULT_RECIPE,
     calibrator: CalibratorOption = None,
     report: Annotated[
@@ -56,12 +70,20 @@ def quantize(
 ) -> None:
     """Quantize MODEL with DATA, compare it with the float model and write it with Q/DQ nodes."""
     if report is not None:
-        refuse_overwriting_input(report, model, data, output)
+        refuse_overwriting_input(report, model, output, *(part for part in (data, statistics) if part))
         check_writable(report)
     if artifacts is not None:
         _check_folder(artifacts)
     with running(batch, threads, quiet, described) as options:
-        result = pipeline.quantize(model, data, output, recipe=recipe, calibrator=calibrator, options=options)
+        result = pipeline.quantize(
+            model,
+            data,
+            output,
+            recipe=recipe,
+            calibrator=calibrator,
+            statistics=statistics,
+            options=options,
+        )
     if report is not None:
         write_report(result, report)
     if artifacts is not None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxfq.feeds.inputs import Feed
-
-_MODULUS = 1 << 256
+from onnxfq.statistics import DATA_MODULUS
 
 
 def sample_digest(sample: Feed) -> int:
@@ -35,7 +34,7 @@ class DataDigest:
 
     def __add__(self, other: DataDigest) -> DataDigest:
         """Return the digest of both sets of samples together."""
-        return DataDigest((self.value + other.value) % _MODULUS, self.samples + other.samples)
+        return DataDigest((self.value + other.value) % DATA_MODULUS, self.samples + other.samples)
 
     def plus(self, digest: int) -> DataDigest:
         """Return this with one sample more, given its `sample_digest`."""

@@ -16,8 +16,8 @@ from onnxfq.feeds.sources import Data, Reading, Source, open_source, tells_total
 from onnxfq.feeds.survey import Survey
 from onnxfq.feeds.value_range import ValueRange
 
-DEFAULT_BATCH = 8
-"""Samples a run where the model leaves the batch axis open."""
+DEFAULT_BATCH = 1
+"""Samples a run where the model leaves the batch axis open: alone, no sample hangs on its neighbours."""
 
 
 class Feeds:
@@ -50,6 +50,13 @@ class Feeds:
         if self._total is None and tells_total(self.data):
             self._open(begun=False)
         return self._total
+
+    @property
+    def runs(self) -> int | None:
+        """About how many feeds a pass has, where `total` is known."""
+        if self.total is None or not self.batch or not samples_open(self.inputs):
+            return self.total
+        return -(-self.total // self.batch)
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield the feeds in order. Raises DataError in one line for the first fault, or for no data."""

@@ -96,7 +96,7 @@ def test_batches_of_1_8_32_and_all(size: int) -> None:
     """The sizes that callers use give one and the same, 8 a feed."""
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     spec = (InputSpec("x", np.dtype(np.float32), (None, 3)),)
-    feeds = list(Feeds([{"x": x[start : start + size]} for start in range(0, 40, size)], spec))
+    feeds = list(Feeds([{"x": x[start : start + size]} for start in range(0, 40, size)], spec, 8))
     assert [feed["x"].shape[0] for feed in feeds] == [8] * 5
     np.testing.assert_array_equal(np.concatenate([feed["x"] for feed in feeds]), x, strict=True)
 
@@ -129,7 +129,7 @@ def test_what_counts_no_samples_is_as_given(inputs: tuple[InputSpec, ...]) -> No
 def test_unequal_counts_are_one_sample() -> None:
     """A feed whose inputs differ in axis 0, as boxes beside images do, is not taken apart."""
     feeds = [{"ids": np.zeros((n, 2), np.int64), "mask": np.zeros((2, 3), np.float32)} for n in (2, 3, 2)]
-    got = list(Feeds(feeds, (IDS, MASK)))
+    got = list(Feeds(feeds, (IDS, MASK), 8))
     same(got, feeds)
     assert [sample_count(feed, (IDS, MASK)) for feed in got] == [2, 1, 2]
 

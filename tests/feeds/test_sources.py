@@ -218,7 +218,7 @@ def test_parts_after_the_inputs_are_left_out_with_one_note(caplog: pytest.LogCap
     second = InputSpec("y", np.dtype(np.int64), (None,))
     with pytest.raises(DataError, match="feed 0 is a tuple of 1, the model has 2 inputs; give x, y, in this"):
         list(Feeds([(X,)], (INPUT, second)))
-    both = list(Feeds([(X, np.arange(16))], (INPUT, second)))
+    both = list(Feeds([(X, np.arange(16))], (INPUT, second), 8))
     assert [feed["y"].tolist() for feed in both] == [list(range(8)), list(range(8, 16))]
 
 
@@ -238,7 +238,7 @@ REFUSED = {
 def test_a_second_pass_over_what_has_one(case: str) -> None:
     """What can be gone through once says so when it is wanted again, with what to give instead."""
     make, words = REFUSED[case]
-    feeds = Feeds(make(), (INPUT,))
+    feeds = Feeds(make(), (INPUT,), 8)
     assert len(list(feeds)) == 2
     with pytest.raises(DataError) as caught:
         list(feeds)
@@ -291,7 +291,7 @@ def test_a_file_whose_name_has_a_colon() -> None:
     """A path that exists is a path."""
     np.savez("own:feeds", x=X)
     Path("own:feeds.npz").rename("own:feeds")
-    assert len(list(Feeds("own:feeds", (INPUT,)))) == 2
+    assert len(list(Feeds("own:feeds", (INPUT,), 8))) == 2
 
 
 def test_folders_of_folders() -> None:
