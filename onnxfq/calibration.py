@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibrators import calibrator_by_name
+from onnxfq.calibrators.fixed import is_fixed
+from onnxfq.calibrators.groups import group_ranges
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import PlanError, StatisticsError
 from onnxfq.feeds import Feed
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
-from onnxfq.numerics import expand_params
 from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
 from onnxfq.plan import Placement, Plan
 from onnxfq.qparams import ParamRules, choose_qparams
@@ -49,19 +50,22 @@ def collect_statistics(
 def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str | None = None) -> Encodings:
     """Return scale and zero point for every placement: activations from statistics, weights from `model`.
 
-    calibrator: for all activations, in place of the plan's own.
+    calibrator: for all activations but those with a fixed range, in place of the plan's own.
     Pure: the same arguments give the same encodings, in seconds and without inference. Raises
     PlanError or StatisticsError when plan, statistics and model do not belong together.
     """
     plan.check_model(model.sha256)
     statistics.check_model(model.sha256)
-    change = {} if calibrator is None else {"calibrator": calibrator}
-    encodings = [
-        _encode_activation(p.tensor, p.spec.model_copy(update=change), statistics[p.tensor])
-        for p in plan.activations
-    ]
+    encodings = [_encode_activation(p, statistics[p.tensor], calibrator) for p in plan.activations]
     encodings += [_encode_weight(p, _weight(model, p)) for p in plan.weights]
     return Encodings(model_sha256=model.sha256, encodings=tuple(encodings))
+
+
+def replaced_calibrator(spec: QuantSpec, calibrator: str | None) -> QuantSpec:
+    """Return `spec` with another calibrator, if one is given and its own is not a fixed range."""
+    if calibrator is None or is_fixed(spec.calibrator):
+        return spec
+    return spec.model_copy(update={"calibrator": calibrator})
 
 
 class _Accumulator:
@@ -97,9 +101,15 @@ class _Accumulator:
         return TensorStatistics(self.rmin, self.rmax, *totals, bins=bins, counts=self.histogram[bins])
 
 
-def _encode_activation(tensor: str, spec: QuantSpec, statistics: TensorStatistics) -> Encoding:
-    rmin, rmax = calibrator_by_name(spec.calibrator)(statistics, spec.qtype, spec.symmetric)
-    return _encode(tensor, spec, np.asarray(rmin), np.asarray(rmax))
+def _encode_activation(
+    placement: Placement, statistics: TensorStatistics, calibrator: str | None
+) -> Encoding:
+    spec = replaced_calibrator(placement.spec, calibrator)
+    try:
+        limits = calibrator_by_name(spec.calibrator)(statistics, spec)
+    except StatisticsError as error:
+        raise StatisticsError(f"tensor {placement.tensor!r}: {error}") from None
+    return _encode(placement.tensor, spec, *map(np.asarray, limits))
 
 
 def _encode(tensor: str, spec: QuantSpec, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
@@ -117,27 +127,4 @@ def _weight(model: Model, placement: Placement) -> NDArray[np.float32]:
 
 
 def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encoding:
-    spec = placement.spec
-    shape = spec.granularity.param_shape(values.shape)
-    rmin, rmax = _group_ranges(values, spec, shape)
-    return _encode(placement.tensor, spec, rmin.reshape(shape), rmax.reshape(shape))
-
-
-def _group_ranges(
-    values: NDArray[np.float32], spec: QuantSpec, shape: tuple[int, ...]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the calibrated (rmin, rmax) of each group of elements that share one scale, flat."""
-    count = int(np.prod(shape, dtype=np.int64))
-    ids = np.arange(count).reshape(shape)
-    groups = expand_params(ids, values.shape, **spec.blocks).ravel()
-    flat = values.ravel()
-    if spec.calibrator == "minmax":
-        rmin, rmax = np.full(count, np.inf), np.full(count, -np.inf)
-        np.minimum.at(rmin, groups, flat)
-        np.maximum.at(rmax, groups, flat)
-        return rmin, rmax
-    order = np.argsort(groups, kind="stable")
-    pieces = np.split(flat[order], np.searchsorted(groups[order], np.arange(1, count)))
-    method = calibrator_by_name(spec.calibrator)
-    ranges = [method(TensorStatistics.from_array(piece), spec.qtype, spec.symmetric) for piece in pieces]
-    return np.asarray([r[0] for r in ranges]), np.asarray([r[1] for r in ranges])
+    return _encode(placement.tensor, placement.spec, *group_ranges(values, placement.spec))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pydantic
 
 from onnxfq.calibrators import DEFAULT_CALIBRATOR, calibrator_by_name
+from onnxfq.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents import Record, parse, read_document
 from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.spec import QTypeField, check_block_shape, check_symmetry
@@ -25,15 +26,27 @@ def _checked_calibrator(name: str) -> str:
     return name
 
 
+def _checked_operators(op_types: tuple[str, ...]) -> tuple[str, ...]:
+    for op_type in op_types:
+        if op_type not in KNOWN_RANGES:
+            raise ValueError(f"no range is known for outputs of {op_type!r}{nearest(op_type, KNOWN_RANGES)}")
+    return op_types
+
+
 class ActivationScheme(Record):
-    """How activations are quantized; always per tensor (TensorRT and ONNX Runtime take nothing else)."""
+    """How activations are quantized; always per tensor (TensorRT and ONNX Runtime take nothing else).
+
+    known_ranges: op types whose outputs get the range that mathematics gives them, whatever the calibrator.
+    """
 
     qtype: QTypeField
     symmetric: bool = True
     power_of_two: bool = False
     calibrator: str = DEFAULT_CALIBRATOR
+    known_ranges: tuple[str, ...] = ()
 
     _calibrator = pydantic.field_validator("calibrator")(_checked_calibrator)
+    _known_ranges = pydantic.field_validator("known_ranges")(_checked_operators)
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> ActivationScheme:
@@ -189,10 +202,11 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         _built_in("tensorrt-int8", {"qtype": "int8"}),
         _built_in("onnxruntime-int8", {"qtype": "uint8", "symmetric": False, "calibrator": "mse"}),
-        # SM89 and later. NVIDIA calibrates float8 by the maximum.
+        # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention wants the
+        # Softmax at the scale 1/448, which its range from mathematics has.
         _built_in(
             "tensorrt-fp8",
-            {"qtype": "float8e4m3fn", "calibrator": "minmax"},
+            {"qtype": "float8e4m3fn", "calibrator": "minmax", "known_ranges": ("Softmax",)},
             {"qtype": "float8e4m3fn"},
         ),
         # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.

@@ -8,9 +8,10 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
+from onnxfq.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import RecipeError
 from onnxfq.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor
-from onnxfq.graph.analysis import dtype_name, is_float32, weight_source
+from onnxfq.graph.analysis import dtype_name, is_float32, producer_op, weight_source
 from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis
 from onnxfq.plan import Placement, Use
 from onnxfq.policies.target import Operands, TargetPolicy
@@ -83,7 +84,12 @@ def place_activation(node: gs.Node, slot: int, recipe: Recipe, why: str) -> Plac
     scheme = recipe.activation_for(node.name, node.op, tensor)
     if scheme is None:
         return None
-    spec = QuantSpec(**scheme.model_dump())
+    spec = QuantSpec(**scheme.model_dump(exclude={"known_ranges"}))
+    producer = producer_op(node.inputs[slot])
+    if producer in scheme.known_ranges:
+        low, high = KNOWN_RANGES[producer]
+        spec = spec.model_copy(update={"calibrator": f"known:{producer}"})
+        why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
     return Placement(tensor=tensor, role="activation", spec=spec, uses=(Use(node.name, slot),), why=why)
 
 
