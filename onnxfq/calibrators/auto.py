@@ -35,8 +35,8 @@ def auto(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
 
     The SQNR over all values is ruled by the largest: a rare one kept exact pays for all small ones lost. So
     a second one is looked at, over the middle half: the values that are not 0 with magnitudes between the
-    first and the third quartile. Of the ranges with 20 dB there, the one with the highest SQNR is taken; where
-    none has that, the one whose lower figure of the two is the highest.
+    first and the third quartile. Of the ranges with 20 dB there, the one with the highest SQNR is taken;
+    where none has that, the one whose lower figure of the two is the highest.
     So the result has 20 dB in the middle half whenever a method has, and then no method that has them too has
     a higher SQNR; else no method has both figures higher. No publication is followed.
     """

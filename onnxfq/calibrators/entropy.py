@@ -71,21 +71,27 @@ def least_divergence(counts: Array, levels: int, most_outside: float) -> int:
 def least_divergent_pair(counts: Array, zero: int, levels: int, most_outside: float) -> tuple[int, int]:
     """Return (start, end): the bins [start, end) of least KL divergence found.
 
-    zero: the bin that begins at 0. start and end are tried at 33 places a side first, then in ever smaller steps around the best pair.
+    zero: the bin that begins at 0; there are bins before it. The ends are tried at 33 places a side first,
+    then in ever smaller steps around the best pair.
     """
     counts = counts.copy()
-    at = min(zero, counts.size - 1)
-    counts[at] = counts[at + 1 if at + 1 < counts.size else at - 1]
+    counts[zero] = counts[zero + 1 if zero + 1 < counts.size else zero - 1]
     total = np.concatenate([[0.0], np.cumsum(counts)])
+    # An end at an empty bin is moved inwards to one that is not: values cut off need a bin to go to.
+    bins = np.arange(counts.size)
+    next_occupied = np.minimum.accumulate(np.where(counts > 0, bins, counts.size)[::-1])[::-1]
+    last_occupied = np.maximum.accumulate(np.where(counts > 0, bins, -1)) + 1
     start, end = 0, counts.size
     step = max(zero, counts.size - zero) / 32
     reach = 32
     while True:
         near = step * np.arange(-reach, reach + 1)
-        starts = np.unique(np.clip(np.rint(start + near), 0, zero)).astype(np.int64)
-        ends = np.unique(np.clip(np.rint(end + near), zero, counts.size)).astype(np.int64)[::-1]
+        starts = np.clip(np.rint(start + near), 0, zero).astype(np.int64)
+        ends = np.clip(np.rint(end + near), zero, counts.size).astype(np.int64)
+        starts = np.unique(np.minimum(next_occupied[starts], zero))
+        ends = np.unique(np.maximum(last_occupied[ends - 1], zero))
         pairs = np.stack(np.meshgrid(starts, ends, indexing="ij"), axis=-1).reshape(-1, 2)
-        pairs = pairs[pairs[:, 1] - pairs[:, 0] >= min(levels, counts.size)]
+        pairs = np.vstack([(start, end), pairs[pairs[:, 1] - pairs[:, 0] >= levels]])
         # Of equals the widest.
         pairs = pairs[np.argsort(pairs[:, 0] - pairs[:, 1], kind="stable")]
         outside = total[-1] - (total[pairs[:, 1]] - total[pairs[:, 0]])

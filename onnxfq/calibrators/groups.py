@@ -24,12 +24,12 @@ def group_ranges(
     shape = spec.granularity.param_shape(values.shape)
     sizes = _group_sizes(values.shape, spec)
     if spec.calibrator == "minmax":
-        low, high = (_reduced(end, values, sizes) for end in (np.minimum, np.maximum))
+        ends = [_reduced(end, values, sizes).astype(np.float64) for end in (np.minimum, np.maximum)]
     else:
         method = calibrator_by_name(spec.calibrator)
         ranges = [method(_as_feed(group), spec) for group in _groups(values, sizes)]
-        low, high = np.asarray(ranges, np.float64).reshape(-1, 2).T
-    return low.reshape(shape).astype(np.float64), high.reshape(shape).astype(np.float64)
+        ends = list(np.asarray(ranges, np.float64).reshape(-1, 2).T)
+    return ends[0].reshape(shape), ends[1].reshape(shape)
 
 
 def _group_sizes(shape: Sequence[int], spec: QuantSpec) -> tuple[int, ...]:
@@ -54,9 +54,9 @@ def _reduced(end: np.ufunc, values: NDArray[np.float32], sizes: Sequence[int]) -
     """Return the smallest or largest element of each group."""
     nothing = np.inf if end is np.minimum else -np.inf
     for axis, (n, size) in enumerate(zip(values.shape, sizes, strict=True)):
-        if size >= n:
+        if size >= n > 0 or size == 0:
             values = end.reduce(values, axis=axis, keepdims=True, initial=nothing)
-        elif size > 1:
+        elif size > 1 and n > 0:
             values = end.reduceat(values, np.arange(0, n, size), axis=axis)
     return values
 

@@ -11,11 +11,12 @@ Array = NDArray[np.float64]
 
 
 def linear_histogram(density: Density, edges: Array) -> Array:
-    """Return how many values lie between neighbouring `edges`, each observed bin spread evenly.
+    """Return how many values lie between neighbouring `edges`, those of an observed bin at even distances.
 
-    edges: [bins + 1], ascending, from at most the smallest to at least the largest value.
+    edges: [bins + 1], ascending, from at most the smallest to at least the largest value. The counts are
+    whole: the one value of a wide bin lies somewhere, so that a thin tail has gaps here as in the data.
     """
-    return np.asarray(np.diff(_cumulative(density.low, density.high, density.counts, edges)))
+    return np.asarray(np.diff(np.rint(_cumulative(density.low, density.high, density.counts, edges))))
 
 
 def magnitude_histogram(density: Density, amax: float, bins: int) -> Array:

@@ -34,4 +34,5 @@ def moving_average(
             average += np.float32(constant) * (one - average)
     # The difference of two huge ends can leave float32; the average never leaves what it averages.
     average = np.where(np.isfinite(average), average, [statistics.rmin, statistics.rmax])
-    return float(average[0]), float(average[1])
+    # Two ends that nearly meet may be rounded past each other.
+    return float(average.min()), float(average.max())

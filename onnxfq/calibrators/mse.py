@@ -38,7 +38,8 @@ def mse(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     density = Density.of(statistics).for_grids_down_to(float(smallest), spec.qtype)
 
     def error_of(left: Candidates, right: Candidates) -> Candidates:
-        return grid_error(density, *np.broadcast_arrays(low * left, high * right), spec)
+        rmin, rmax = np.broadcast_arrays(low * left, high * right)
+        return grid_error(density, rmin, rmax, spec)
 
     if spec.symmetric:
         amax = statistics.amax * _search(

@@ -23,7 +23,8 @@ def percentile(
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
     low, high = statistics.edges()
-    left_out = (1.0 - percent / 100.0) * float(statistics.counts.sum())
+    # Rounded, so that 0.1 % of 60,000 values is 60 of them and not the float below.
+    left_out = round((1.0 - percent / 100.0) * float(statistics.counts.sum()), 6)
     if spec.symmetric:
         amax = _cut(
             np.minimum(np.abs(low), np.abs(high)), np.maximum(-low, high), statistics.counts, left_out
