@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pydantic
 
 from onnxfq.calibrators import DEFAULT_CALIBRATOR, calibrator_by_name
+from onnxfq.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents import Record, parse, read_document
 from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.spec import NumberFormat, check_block_shape, check_dynamic
@@ -25,6 +26,13 @@ def _checked_calibrator(name: str) -> str:
     except SpecError as error:
         raise ValueError(str(error)) from None
     return name
+
+
+def _checked_operators(op_types: tuple[str, ...]) -> tuple[str, ...]:
+    for op_type in op_types:
+        if op_type not in KNOWN_RANGES:
+            raise ValueError(f"no range is known for outputs of {op_type!r}{nearest(op_type, KNOWN_RANGES)}")
+    return op_types
 
 
 class Scheme(NumberFormat):
@@ -60,12 +68,16 @@ class ActivationScheme(Scheme):
 
     dynamic: the running model makes the scales from its own values; the calibrator has no part in it.
     granularity: per_tensor, or of dynamic ones per_row, one scale for all that an output element sums over,
-    or blocked along that summed axis.
+    or blocked along that summed axis. known_ranges: op types whose outputs get the range that mathematics
+    gives them, whatever the calibrator.
     """
 
     granularity: ActivationGranularity = "per_tensor"
     calibrator: str = DEFAULT_CALIBRATOR
     dynamic: bool = False
+    known_ranges: tuple[str, ...] = ()
+
+    _known_ranges = pydantic.field_validator("known_ranges")(_checked_operators)
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> ActivationScheme:
@@ -236,10 +248,11 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         _built_in("tensorrt-int8", {"qtype": "int8"}),
         _built_in("onnxruntime-int8", {"qtype": "uint8", "symmetric": False, "calibrator": "mse"}),
-        # SM89 and later. NVIDIA calibrates float8 by the maximum.
+        # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention wants the
+        # Softmax at the scale 1/448, which its range from mathematics has.
         _built_in(
             "tensorrt-fp8",
-            {"qtype": "float8e4m3fn", "calibrator": "minmax"},
+            {"qtype": "float8e4m3fn", "calibrator": "minmax", "known_ranges": ("Softmax",)},
             {"qtype": "float8e4m3fn"},
         ),
         # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.

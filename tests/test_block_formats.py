@@ -354,7 +354,7 @@ def test_a_plan_with_nothing_to_observe(tmp_path: Path):
     """`quantize` works where no activation needs statistics; the data serve the comparison."""
     feeds = [feed_for(conv_relu(), seed) for seed in range(3)]
     result = quantize(conv_relu(), feeds, tmp_path / "m.onnx", recipe="onnxruntime-uint8-dynamic")
-    assert result.statistics.tensors == {} and result.evaluation.feeds == 3
+    assert result.statistics.tensors == {} and result.evaluation.feeds == 12
     assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant", "Q/DQ"]
     assert result.evaluation.candidates[0].outputs == result.evaluation.candidates[1].outputs
     assert [

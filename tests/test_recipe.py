@@ -173,6 +173,11 @@ def test_an_override_starts_from_the_files_own_scheme(tmp_path):
             id="target",
         ),
         pytest.param(
+            "activations: {known_ranges: [Softmx]}",
+            "activations.known_ranges: no range is known for outputs of 'Softmx'; nearest: Softmax",
+            id="known range",
+        ),
+        pytest.param(
             "activations: {calibrator: mze}",
             "activations.calibrator: unknown calibrator 'mze'; nearest: mse",
             id="calibrator",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.calibrators import CALIBRATORS
+from onnxfq.calibrators import FORMS
 from onnxfq.feeds import DEFAULT_BATCH
 from onnxfq.recipe import RECIPES
 
@@ -28,7 +28,7 @@ CalibratorOption = Annotated[
     typer.Option(
         "--calibrator",
         metavar="NAME",
-        help=f"For activations, in place of the recipe's: {', '.join(CALIBRATORS)}, percentile:99.9.",
+        help=f"For activations, in place of the recipe's: {', '.join(FORMS)}.",
         show_default=False,
     ),
 ]

@@ -42,9 +42,13 @@ QUANTIZED_OPS = frozenset(
 """Op types, of any domain, that show that a model is quantized already."""
 
 
+STANDARD_DOMAINS = (None, "", "ai.onnx")
+"""How the domain of ONNX's own operators is spelled."""
+
+
 def is_weighted(node: gs.Node) -> bool:
     """Tell whether `node` is a standard operator that multiplies two tensors."""
-    return node.op in WEIGHTED_INPUTS and node.domain in (None, "", "ai.onnx")
+    return node.op in WEIGHTED_INPUTS and node.domain in STANDARD_DOMAINS
 
 
 def channel_axis(node: gs.Node, slot: int, rank: int) -> int | None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
+from onnxfq.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import RecipeError
 from onnxfq.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor
-from onnxfq.graph.analysis import dtype_name, is_float32, weight_source
+from onnxfq.graph.analysis import dtype_name, is_float32, producer_op, weight_source
 from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
 from onnxfq.plan import Placement, Use
 from onnxfq.policies.target import Operands, TargetPolicy
@@ -89,6 +90,11 @@ def place_activation(
         return None
     granularity, why = _activation_granularity(node, slot, scheme, policy)
     spec = QuantSpec(**_numbers(scheme), **_fields(granularity), dynamic=scheme.dynamic)
+    producer = producer_op(tensor)
+    if producer in scheme.known_ranges and not scheme.dynamic:
+        low, high = KNOWN_RANGES[producer]
+        spec = spec.model_copy(update={"calibrator": f"known:{producer}"})
+        why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
     use = Use(node.name, slot)
     return Placement(tensor=tensor.name, role="activation", spec=spec, uses=(use,), why=f"{what}{why}")
 

@@ -109,6 +109,29 @@ def test_plan_can_be_edited(run: Run) -> None:
     assert Encodings.load("e.json")["x"].scale_array == np.float32(Statistics.load("s.npz")["x"].amax / 127)
 
 
+def test_table_of_calibrators(run: Run) -> None:
+    """--table prints a line for each method, --table-csv writes it; the encodings are written as ever."""
+    run("plan model.onnx -o p.json")
+    run("observe model.onnx --plan p.json --data data.npz -o s.npz")
+    line = "calibrate model.onnx --plan p.json --statistics s.npz -o e.json"
+    printed = run(f"{line} --table --table-csv t.csv -q")
+    assert printed.splitlines()[0].startswith("tensor")
+    assert [word for word in ("minmax", "mse", "sqnr", "percentile") if word not in printed] == []
+    rows = Path("t.csv").read_text(encoding="utf-8").splitlines()
+    assert rows[0] == "tensor,calibrator,rmin,rmax,sqnr_db,chosen"
+    assert len(rows) == len(printed.splitlines())
+    assert Encodings.load("e.json")["x"].spec.calibrator == "entropy"
+    assert "wrote      t.csv" in run(f"{line} --table-csv t.csv")
+
+
+def test_a_fixed_range_on_the_command_line(run: Run) -> None:
+    """--calibrator range:LOW,HIGH gives every activation that range."""
+    run("plan model.onnx -o p.json")
+    run("observe model.onnx --plan p.json --data data.npz -o s.npz")
+    run("calibrate model.onnx --plan p.json --statistics s.npz -o e.json --calibrator range:-2,4")
+    assert Encodings.load("e.json")["x"].scale == (float(np.float32(4 / 127)),)
+
+
 def test_calibrators_work_from_one_observation(run: Run) -> None:
     """--calibrator of `calibrate` and of `quantize` give the same model."""
     stages(run)
