@@ -33,7 +33,7 @@ LAYERS = [
     {"encoding", "plan", "recipe", "statistics", "feeds", "labels", "scores", "calibrators"},
     {"graph"},
     {"policies", "passes", "runtime"},
-    {"calibration", "distribution", "evaluation", "observation", "planning", "torch"},
+    {"calibration", "distribution", "evaluation", "observation", "planning", "targets", "torch"},
     {"pipeline", "reporting", "demo"},
     {"cli"},
     {"", "__main__"},
@@ -61,6 +61,7 @@ HOMES = {
     "onnxruntime": {"runtime"},
     "torch": {"torch"},
     "ray": {"distribution"},
+    "tensorrt_rtx": {"targets"},
     "onnx_graphsurgeon": {"graph", "passes", "policies", "planning"},
 }
 

@@ -9,9 +9,12 @@ import pytest
 import onnxfq
 
 NAMES = [
+    "BuildOptions",
+    "CheckResult",
     "Encoding",
     "Encodings",
     "Evaluation",
+    "Finding",
     "Model",
     "ObserveOptions",
     "OnnxfqError",
@@ -24,6 +27,7 @@ NAMES = [
     "__version__",
     "adjust_min_max",
     "calibrate",
+    "check",
     "choose_qparams",
     "collect_statistics",
     "custom_ops_path",
