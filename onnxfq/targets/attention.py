@@ -63,6 +63,9 @@ def attentions(reading: Reading) -> Iterator[Finding]:
 
 def _not_fused(found: Attended, head: int | None, tokens: int | None) -> str:
     bare = [o.tensor for o in found.operands if o.pair is None]
+    halves = [{o.pair is None for o in found.operands[i : i + 2]} for i in (0, 2)]
+    if any(len(half) > 1 for half in halves):
+        return ""  # a product with one side in float: placement.one_side tells
     if bare:
         return f"{', '.join(map(repr, bare))} stays in float; quantize all four inputs or none"
     q = found.operands[0].pair

@@ -8,7 +8,7 @@ from math import prod
 from onnx import TensorProto
 
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.operands import Promise
+from onnxfq.targets.operands import CONVOLUTIONS, Promise
 from onnxfq.targets.quantizers import Quantizer
 from onnxfq.targets.reading import Reading, Rule, finding
 
@@ -78,6 +78,8 @@ def blocked_weights(reading: Reading) -> Iterator[Finding]:
         weight = promised.weight
         if weight is None or weight.pair is None or not weight.pair.is_blocked or _is_mx(weight.pair):
             continue
+        if promised.site.op in CONVOLUTIONS:  # see block_axes, placement.one_side
+            continue
         q, quantized = weight.pair, [o.pair for o in promised.activations if o.pair is not None]
         if q.qtype == TensorProto.FLOAT4E2M1:  # see float4
             continue
@@ -87,7 +89,7 @@ def blocked_weights(reading: Reading) -> Iterator[Finding]:
                 "the builder refuses; leave activations in float, or use per_axis"
             )
             yield finding("blocked-weight", "refused", promised.site, message, q.data)
-        elif not quantized and q.qtype not in _NARROW:
+        elif not quantized and q.qtype in (TensorProto.INT8, TensorProto.FLOAT8E4M3FN):
             message = (
                 f"{q.type_name} weight {q.data!r} has scales in blocks, and TensorRT expands it to float "
                 "before it multiplies; use per_axis, or int4"
@@ -134,7 +136,11 @@ def int4_weights(reading: Reading) -> Iterator[Finding]:
         weight = promised.weight
         if weight is None or weight.pair is None or weight.pair.qtype != TensorProto.INT4:
             continue
-        if promised.expects != "weight-only" or promised.site.op in ("Conv", "ConvTranspose"):
+        if (
+            promised.expects != "weight-only"
+            or promised.site.op in CONVOLUTIONS
+            or (_count(weight.pair) or 0) % 2
+        ):
             continue
         q = weight.pair
         axis = block_axis(q)
@@ -144,7 +150,7 @@ def int4_weights(reading: Reading) -> Iterator[Finding]:
             remedy = "use granularity: blocked"
         elif q.scale_shape is not None and q.scale_shape[axis] == 1:
             found, remedy = "has one block along its axis", "use smaller blocks, two and more"
-        elif q.shape and (q.shape[-1] or 0) % 2 and (_count(q) or 0) % 2 == 0:
+        elif q.shape and (q.shape[-1] or 0) % 2:
             found, remedy = f"has an odd last axis, {q.shape[-1]}", "pad it: two numbers share a byte"
         elif between is not None:
             found = f"goes through {between.op} {between.name!r}"

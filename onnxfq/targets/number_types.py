@@ -42,20 +42,22 @@ def missing_types(reading: Reading) -> Iterator[Finding]:
     Its types are int8, float8e4m3fn, int4 and float4e2m1 (NvInfer.h, DataType); the parser stops at any
     constant of another one ("Failed to import initializer").
     """
+    told = set()
+    for q in reading.quantizers:
+        told |= {q.data, q.site.input(2), str(q.site.node.output[0])}
+        if q.qtype in _MISSING and (q.quantizes or q.site.scope.initializer(q.data) is not None):
+            yield _missing(q.site, q.data, q.qtype)
     for scope in reading.main.all_scopes():
         stored = [tensor.name for tensor in scope.graph.initializer]
         stored += [site.node.output[0] for site in scope.sites if site.op == "Constant"]
         for name in stored:
             readers = scope.readers(name)
-            if readers and scope.dtype(name) in _MISSING:
+            if readers and name not in told and scope.dtype(name) in _MISSING:
                 yield _missing(readers[0], name, scope.dtype(name))
-    for q in reading.quantizers:
-        if q.quantizes and q.qtype in _MISSING and not q.site.input(2):
-            yield _missing(q.site, str(q.site.node.output[0]), q.qtype)
 
 
 def _missing(site: Site, tensor: str, code: int) -> Finding:
-    message = f"{tensor!r} is {type_name(code)}, a type that TensorRT lacks; use {_MISSING[code]}"
+    message = f"{tensor!r} is in {type_name(code)}, a type that TensorRT lacks; use {_MISSING[code]}"
     return finding("tensor-type", "refused", site, message, tensor)
 
 

@@ -34,6 +34,7 @@ COMMUTING = frozenset(
 )
 """Operators behind which a DQ still reaches its reader: tried one by one on TensorRT for RTX 1.7.1."""
 
+CONVOLUTIONS = ("Conv", "ConvTranspose")
 # How far above a float operand a lost pair is looked for, and what says nothing about one.
 _DEPTH = 8
 _OWN_QUANTIZATION = frozenset({*WEIGHTED_INPUTS, "Attention", "Einsum"})
@@ -64,7 +65,8 @@ class Operand:
             if site.op == "Transpose":
                 shape = self.pair.shape if self.pair is not None else None
                 rank = len(shape) if shape is not None else 2
-                of_pair = list(site.attribute("perm", list(reversed(range(rank))))).index(of_pair)
+                order = list(site.attribute("perm", list(reversed(range(rank)))))
+                of_pair = order.index(of_pair) if of_pair in order else of_pair
             elif site.op not in ("Identity", "Cast", "Dropout"):
                 return None
         return of_pair

@@ -10,6 +10,9 @@ from onnxfq.targets.findings import Finding
 from onnxfq.targets.quantizers import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer
 from onnxfq.targets.reading import Reading, Rule, finding
 
+# The last one is refused as an operator.
+_DYNAMIC = {*DYNAMIC_OPS, "DynamicQuantizeLinear"}
+
 
 def zero_points(reading: Reading) -> Iterator[Finding]:
     """Refuse zero points other than 0.
@@ -79,7 +82,7 @@ def runtime_scales(reading: Reading) -> Iterator[Finding]:
         while maker is not None and maker.op in DEQUANTIZE_OPS:  # of a scale that is quantized itself
             scope, name = maker.scope, maker.input(0)
             maker = scope.maker(name)
-        if scope.is_constant(name) or (maker is not None and maker.op in DYNAMIC_OPS):
+        if scope.is_constant(name) or (maker is not None and maker.op in _DYNAMIC):
             continue
         message = (
             f"scale of {q.data!r} is computed while running, and TensorRT needs a constant; store its value"

@@ -10,11 +10,9 @@ from onnx import TensorProto
 from onnxfq.graph.ops import RECURRENT_OPS
 from onnxfq.policies.tensorrt import LARGEST_FLOAT8_KERNEL
 from onnxfq.targets.findings import Finding, Severity
-from onnxfq.targets.operands import Operand, Promise
+from onnxfq.targets.operands import CONVOLUTIONS, Operand, Promise
 from onnxfq.targets.quantizers import QUANTIZE_OPS, Quantizer
 from onnxfq.targets.reading import Reading, Rule, finding
-
-_CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
 def one_side(reading: Reading) -> Iterator[Finding]:
@@ -28,7 +26,7 @@ def one_side(reading: Reading) -> Iterator[Finding]:
         if promised.site.op == "Attention" or not missing:
             continue
         if promised.expects == "weight-only":
-            if promised.site.op in _CONVOLUTIONS:
+            if promised.site.op in CONVOLUTIONS:
                 message = (
                     f"only the weight is quantized, and TensorRT convolves in float; quantize "
                     f"{missing[0].tensor!r} as well, or nothing"
@@ -58,31 +56,38 @@ def _missing_side(promised: Promise, operand: Operand) -> Finding:
 
 
 def weight_only_form(reading: Reading) -> Iterator[Finding]:
-    """Name int8 weight-only products whose weight is stored in float with Q and DQ: it is folded to float.
+    """Name int8 weight-only products whose weight is stored in float with Q and DQ: it may be folded back.
 
-    TensorRT for RTX 1.7.1; float8 and int4 are kept in either form.
+    TensorRT for RTX 1.7.1 folds that of Gemm with transB, and of a MatMul with one matrix in a batch; others
+    it keeps, and float8 and int4 in either form.
     """
     for promised in reading.promises:
         weight = promised.weight
         if promised.expects != "weight-only" or weight is None or weight.pair is None:
             continue
         q = weight.pair
-        if promised.site.op in _CONVOLUTIONS or q.qtype != TensorProto.INT8 or q.is_blocked:
-            continue
         maker = q.site.scope.maker(q.data)
-        if maker is not None and maker.op in QUANTIZE_OPS:
-            message = (
-                f"weight {maker.input(0)!r} is stored in float with Q and DQ, and without a quantized "
-                "partner TensorRT folds it back to float; store it as int8 with a DQ only"
-            )
-            yield finding("weight-only-form", "float", promised.site, message, maker.input(0))
+        if promised.site.op in CONVOLUTIONS or q.qtype != TensorProto.INT8 or q.is_blocked:
+            continue
+        if maker is None or maker.op not in QUANTIZE_OPS:
+            continue
+        other = promised.site.scope.shape(promised.site.input(1 - weight.slot))
+        one_in_batch = other is not None and len(other) > 2 and all(size == 1 for size in other[:-2])
+        folded = promised.site.attribute("transB", 0) or one_in_batch
+        effect = "folds it back to float" if folded else "folds it back to float for other shapes than these"
+        message = (
+            f"weight {maker.input(0)!r} is stored in float with Q and DQ, and without a quantized partner "
+            f"TensorRT {effect}; store it as int8 with a DQ only"
+        )
+        severity: Severity = "float" if folded else "warning"
+        yield finding("weight-only-form", severity, promised.site, message, maker.input(0))
 
 
 def activation_scales(reading: Reading) -> Iterator[Finding]:
     """Name activations with more than one scale, and for convolutions those whose one scale has an axis.
 
     Source: NvInfer.h: activations are quantized per tensor. TensorRT for RTX 1.7.1 convolves in float for
-    either; products take a scale along a row, and mix types for one along the summed axis.
+    either; products take a scale for each row of one matrix, and mix types for all others.
     """
     for promised in reading.promises:
         for operand in promised.activations:
@@ -91,15 +96,17 @@ def activation_scales(reading: Reading) -> Iterator[Finding]:
                 continue
             count = q.scale_shape[0]
             if count == 1:
-                if promised.site.op in _CONVOLUTIONS:
+                if promised.site.op in CONVOLUTIONS:
                     message = (
                         f"the scale of {q.data!r} has shape [1], and TensorRT convolves in float for it; "
                         "store it as a scalar, shape []"
                     )
                     yield finding("scale-rank", "float", promised.site, message, q.data)
                 continue
-            along = _summed(promised, operand, q)
-            severity: Severity = "float" if promised.site.op in _CONVOLUTIONS or along else "warning"
+            rows = q.axis is not None and q.shape is not None and q.axis == len(q.shape) - 2
+            alone = rows and all(size == 1 for size in (q.shape or ())[:-2])
+            moved = promised.site.op in CONVOLUTIONS or _summed(promised, operand, q) or not alone
+            severity: Severity = "float" if moved else "warning"
             effect = "so it runs in float" if severity == "float" else "though some releases take it"
             message = (
                 f"activation {q.data!r} has {count} scales along axis {q.axis}, and TensorRT documents one "
@@ -131,7 +138,7 @@ def weight_axes(reading: Reading) -> Iterator[Finding]:
 def _summed(promised: Promise, operand: Operand, q: Quantizer) -> bool:
     """Tell whether the axis of the scales of `q` is one that the node sums over."""
     axis = None if q.axis is None else operand.axis(q.axis)
-    if axis is None or q.shape is None:
+    if axis is None or q.shape is None or axis >= len(q.shape):
         return False
     op, slot, rank = promised.site.op, operand.slot, len(q.shape)
     if op == "Conv":

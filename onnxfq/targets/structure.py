@@ -68,12 +68,13 @@ def outside_branches(reading: Reading) -> Iterator[Finding]:
     """Name a node in an If, Loop or Scan body whose DQ stands outside: the builder keeps it in float."""
     for promised in reading.promises:
         for operand in promised.operands:
-            if operand.crossed and operand.pair is not None:
+            if operand.crossed:
                 message = (
                     f"its input {operand.tensor!r} is dequantized outside of this body, and TensorRT moves "
                     "no DQ into one; put the pair into the body"
                 )
                 yield finding("outside-body", "float", promised.site, message, operand.tensor)
+                break
 
 
 RULES: tuple[Rule, ...] = (operators, unique_names, outside_branches)
