@@ -49,9 +49,11 @@ def verdicts(reading: Reading, report: Report) -> dict[str, str]:
 
 
 def counts(proto: onnx.ModelProto, reports: dict[str, Report]) -> dict[str, dict[str, int]]:
-    """Return how many nodes run in which precision, and how many attentions are one kernel, by architecture."""
+    """Return how many nodes run in which precision by architecture, and how many attentions are fused."""
     reading, found = read(proto, EXTRA), {}
     for capability, report in reports.items():
+        if not report.built:
+            continue
         rows = Counter(verdicts(reading, report).values())
         rows["attention in one kernel"] = sum(layer.is_attention for layer in parse_layers(report.layers))
         found[capability] = {row: count for row, count in sorted(rows.items()) if count}

@@ -183,7 +183,85 @@ ZEROS8 = np.zeros(8, np.int8)
 CUT = "parser Failed to import initializer"
 WEIGHT_QDQ = ("[wdq] k =", "[wq] wi = QuantizeLinear <axis = 0> (w, ws, wz)\n    [wdq] k =")
 
+# Operators that TensorRT moves a DQ through, with their constants, and the channels that they leave of 8.
+COMMUTING_CONV: dict[str, tuple[Arrays, int]] = {
+    "DepthToSpace <blocksize = 2> (d)": ({}, 2),
+    "Dropout (d)": ({}, 8),
+    "Expand (d, c)": ({"c": np.asarray([2, 8, 6, 6])}, 8),
+    "Gather <axis = 2> (d, c)": ({"c": np.asarray([0, 2, 4])}, 8),
+    "GlobalMaxPool (d)": ({}, 8),
+    "Identity (d)": ({}, 8),
+    "Div (d, c)": ({"c": f32(2)}, 8),
+    "MaxPool <kernel_shape = [2,2]> (d)": ({}, 8),
+    "Mul (c, d)": ({"c": f32(2)}, 8),
+    "Neg (d)": ({}, 8),
+    "Pad (d, c)": ({"c": np.asarray([0, 0, 1, 1, 0, 0, 1, 1])}, 8),
+    "ReduceMax (d, c)": ({"c": np.asarray([2])}, 8),
+    "Reshape (d, c)": ({"c": np.asarray([1, 4, 12, 6])}, 4),
+    "Slice (d, b, c)": ({"b": np.asarray([0, 0, 0, 0]), "c": np.asarray([1, 4, 6, 6])}, 4),
+    "SpaceToDepth <blocksize = 2> (d)": ({}, 32),
+    "Tile (d, c)": ({"c": np.asarray([1, 1, 2, 2])}, 8),
+    "Transpose <perm = [0,1,3,2]> (d)": ({}, 8),
+}
+COMMUTING_MATMUL: dict[str, Arrays] = {
+    "Flatten <axis = 2> (d)": {},
+    "Squeeze (d, c)": {"c": np.asarray([0])},
+    "Unsqueeze (d, c)": {"c": np.asarray([0])},
+}
+# Operators that it does not, tried likewise.
+BLOCKING: dict[str, Arrays] = {
+    "AveragePool <kernel_shape = [3,3]> (d)": {},
+    "Clip (d, lo, hi)": {"lo": f32(0), "hi": f32(6)},
+    "GlobalAveragePool (d)": {},
+    "HardSwish (d)": {},
+    "LeakyRelu (d)": {},
+    "Add (d, f)": {"f": f32(2)},
+    "Mul (d, f)": {"f": np.full((1, 8, 1, 1), 2, np.float32)},
+    "ReduceMean (d, c)": {"c": np.asarray([2])},
+    "Relu (d)": {},
+    "Resize (d, , up)": {"up": f32([1, 1, 2, 2])},
+    "Sigmoid (d)": {},
+    "Softmax (d)": {},
+}
+AROUND = (
+    *(
+        case(
+            f"clean {op} between",
+            change(CHAIN, ("Relu (d)", op)),
+            conv_constants(w=stored(8, channels, 3, 3), **more),
+            "",
+            "low",
+        )
+        for op, (more, channels) in COMMUTING_CONV.items()
+    ),
+    *(
+        case(
+            f"clean {op} between",
+            change(
+                MATMUL,
+                ("[2,4,64]", "[1,4,64]"),
+                ("[mm] y = MatMul (d, k)", f"[between] t = {op} [mm] y = MatMul (t, k)"),
+            ),
+            matmul_constants(**more),
+            "",
+            "low",
+        )
+        for op, more in COMMUTING_MATMUL.items()
+    ),
+    *(
+        case(
+            f"pair before {op}",
+            change(CHAIN, ("Relu (d)", op)),
+            conv_constants(**more),
+            "float pair-before conv",
+            "float",
+        )
+        for op, more in BLOCKING.items()
+    ),
+)
+
 CASES = (
+    *AROUND,
     # Clean ones: the rules say nothing and the engine has what is promised.
     case("clean int8 conv", CONV, conv_constants(), "", "low"),
     case("clean int8 conv at opset 13", CONV, conv_constants(), "", "low", opset=13),
@@ -196,13 +274,6 @@ CASES = (
         "clean output_dtype",
         change(CONV, ("QuantizeLinear (x, s, z)", "QuantizeLinear <output_dtype = 3> (x, s)"), NO_POINTS[1]),
         conv_constants(z=None),
-        "",
-        "low",
-    ),
-    case(
-        "clean MaxPool between",
-        change(CHAIN, ("Relu (d)", "MaxPool <kernel_shape = [1,1]> (d)")),
-        conv_constants(),
         "",
         "low",
     ),
@@ -588,21 +659,6 @@ CASES = (
         matmul_constants(s=None, z=None, w=weights(64, 32)),
         "warning weight-only-form mm",
         "weight-only",
-    ),
-    case("pair before Relu", CHAIN, conv_constants(), "float pair-before conv", "float"),
-    case(
-        "pair before AveragePool",
-        change(CHAIN, ("Relu (d)", "AveragePool <kernel_shape = [3,3], pads = [1,1,1,1]> (d)")),
-        conv_constants(),
-        "float pair-before conv",
-        "float",
-    ),
-    case(
-        "pair before Resize",
-        change(CHAIN, ("Relu (d)", "Resize (d, , up)")),
-        conv_constants(up=f32([1, 1, 2, 2])),
-        "float pair-before conv",
-        "float",
     ),
     case("Concat of two scales", CONCAT, conv_constants(s2=f32(0.03)), "float concat-scales conv", "float"),
     case(

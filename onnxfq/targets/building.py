@@ -111,6 +111,9 @@ def build_model(reading: Reading, options: BuildOptions) -> Built:
             location="model.data",
         )
         reports = run_jobs([Job(path, capability, wanted) for capability in chosen], options.seconds)
+    version = next((report.version for report in reports if report.version), "")
+    if version:
+        _check_version(version)
     findings: list[Finding] = []
     nodes: list[EngineNode] = []
     for capability, report in zip(chosen, reports, strict=True):
@@ -118,13 +121,13 @@ def build_model(reading: Reading, options: BuildOptions) -> Built:
         findings += refusals
         if not refusals:
             nodes += _engine_nodes(reading, report, capability)
-    return Built(next((r.version for r in reports if r.version), ""), tuple(findings), tuple(nodes))
+    return Built(version, tuple(findings), tuple(nodes))
 
 
 def run_jobs(jobs: Sequence[Job], seconds: float) -> list[Report]:
     """Build all `jobs`, in one process as long as none ends it; seconds: for one of them.
 
-    Raises RuntimeLibraryError when TensorRT for RTX is missing, too old, or cannot be started.
+    Raises RuntimeLibraryError when TensorRT for RTX is missing or cannot be asked.
     """
     if not builder_installed():
         raise RuntimeLibraryError(
@@ -207,12 +210,17 @@ class _Worker:
 
 def _report(line: str) -> Report:
     fields: dict[str, Any] = json.loads(line)
-    if tuple(int(part) for part in fields["version"].split(".")[:2]) < OLDEST:
-        raise RuntimeLibraryError(
-            f"TensorRT for RTX {fields['version']} is too old to check with; pip install 'onnxfq[tensorrt]'"
-        )
     faults = tuple((str(node), str(op), str(text)) for node, op, text in fields.pop("faults"))
     return Report(faults=faults, errors=tuple(fields.pop("errors")), **fields)
+
+
+def _check_version(version: str) -> None:
+    found = tuple(int(part) for part in version.split(".")[:2])
+    if found < OLDEST:
+        raise RuntimeLibraryError(
+            f"TensorRT for RTX {version} refuses every int8 convolution; install the release that "
+            "onnxfq[tensorrt] names"
+        )
 
 
 def _refusals(report: Report, capability: str) -> list[Finding]:

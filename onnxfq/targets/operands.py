@@ -147,16 +147,16 @@ def _passes(site: Site, constant: bool, path: list[Site]) -> bool:
         return equal_scales(concat_pairs(site))
     if site.op == "Cast":  # one is absorbed, two are computed
         return sum(other.op == "Cast" for other in path) == 1
-    if site.op == "Mul" and constant:  # a factor on a weight is folded
-        return True
+    if site.op in ("Mul", "Div"):
+        factor = site.scope.value(site.input(1 - _data_slot(site)))
+        # One factor joins the scale; one for each channel joins that of a weight alone.
+        return factor is not None and (factor.size == 1 or (constant and site.op == "Mul"))
     return site.op in COMMUTING
 
 
 def _data_slot(site: Site) -> int:
-    """Return the input that carries the data: the one that is not a plain constant, as in Mul."""
-    if site.op == "Mul" and site.scope.value(site.input(0)) is not None:
-        return 1
-    return 0
+    """Return the input that carries the data: 0, but for a product with a plain constant before it."""
+    return int(site.op == "Mul" and site.scope.value(site.input(0)) is not None)
 
 
 def _lost(site: Site) -> Quantizer | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from onnxfq.graph.ops import QUANTIZED_OPS
+from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.quantizers import DEQUANTIZE_OPS, QUANTIZE_OPS
 from onnxfq.targets.reading import Reading, Rule, finding
@@ -64,6 +64,14 @@ def unique_names(reading: Reading) -> Iterator[Finding]:
         seen.add(name)
 
 
+def something_quantized(reading: Reading) -> Iterator[Finding]:
+    """Warn of a model that multiplies in float alone: it may be the one before quantizing."""
+    weighted = [site for site in reading.sites if site.op in WEIGHTED_INPUTS]
+    if weighted and not reading.quantizers:
+        message = "it is in float, as is the whole model; check the file that `onnxfq quantize` has written"
+        yield finding("not-quantized", "warning", weighted[0], message)
+
+
 def outside_branches(reading: Reading) -> Iterator[Finding]:
     """Name a node in an If, Loop or Scan body whose DQ stands outside: the builder keeps it in float."""
     for promised in reading.promises:
@@ -77,4 +85,4 @@ def outside_branches(reading: Reading) -> Iterator[Finding]:
                 break
 
 
-RULES: tuple[Rule, ...] = (operators, unique_names, outside_branches)
+RULES: tuple[Rule, ...] = (operators, unique_names, something_quantized, outside_branches)

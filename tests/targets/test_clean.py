@@ -58,7 +58,7 @@ def reports(
 def test_engine_keeps_promises(
     name: str, models: dict[str, onnx.ModelProto], reports: dict[str, dict[str, Report]]
 ) -> None:
-    """Every promised node runs as promised on every architecture; ConvTranspose in float, as its rule says."""
+    """Every promised node runs as promised everywhere; ConvTranspose in float, as its rule says."""
     reading = read(models[name], EXTRA)
     for report in reports[name].values():
         assert report.built, (report.faults, report.errors, report.ended)
