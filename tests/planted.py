@@ -508,6 +508,13 @@ CASES = (
         "parser already in use",
     ),
     case("pair outside of an If", BRANCH, conv_constants(), "float outside-body conv", "float"),
+    case(
+        "nothing quantized",
+        "g (float[4,64] x) => (float[4,32] y) { [mm] y = MatMul (x, w) }",
+        {"w": weights(64, 32)},
+        "warning not-quantized mm",
+        "float",
+    ),
     # Blocks and int4.
     case(
         "blocked Conv",

@@ -104,6 +104,7 @@ def build_model(reading: Reading, options: BuildOptions) -> Built:
     chosen = capabilities(reading)
     with tempfile.TemporaryDirectory(prefix="onnxfq-") as folder:
         path = Path(folder) / "model.onnx"
+        # Beyond the limit this moves the weights out of `proto`, which nothing reads any more.
         onnx.save_model(
             reading.proto,
             path,
@@ -227,7 +228,8 @@ def _refusals(report: Report, capability: str) -> list[Finding]:
     """Return why there is no engine; empty when there is one."""
     builder = f"TensorRT for RTX {report.version}".strip()
     if report.ended:
-        return [_refusal("crash", "", "", f"{builder} {report.ended} over this model for {capability}")]
+        rule = "timeout" if report.ended.startswith("took") else "crash"
+        return [_refusal(rule, "", "", f"{builder} {report.ended} over this model for {capability}")]
     if not report.parsed:
         faults = report.faults or (("", "", "; ".join(report.errors) or "no reason is given"),)
         return [

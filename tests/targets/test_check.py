@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from builders import attention, build, conv_relu, qdq_of, stage
-from planted import CONV, change, conv_constants
+from planted import CONV, change, conv_constants, stored
 
 import onnxfq
 from onnxfq.cli.main import main
@@ -18,12 +19,13 @@ from onnxfq.targets.building import BuildOptions, Report, builder_installed
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.profiles import profiles
 
+OPSET = {"opset": 21, "ir": 10}
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 
 def conv(**changes: object) -> onnx.ModelProto:
     """Return one int8 convolution in Q/DQ."""
-    return build(CONV, conv_constants(**changes), opset=21, ir=10)
+    return build(CONV, conv_constants(**changes), **OPSET)
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A current folder with good.onnx, bad.onnx and open.onnx."""
     monkeypatch.chdir(tmp_path)
     onnx.save(conv(), "good.onnx")
-    onnx.save(build(change(CONV, ("axis = 0", "axis = 1")), conv_constants(), opset=21, ir=10), "bad.onnx")
+    onnx.save(build(change(CONV, ("axis = 0", "axis = 1")), conv_constants(), **OPSET), "bad.onnx")
     onnx.save(qdq_of(stage(conv_relu())), "open.onnx")
 
 
@@ -73,7 +75,7 @@ def test_local_functions_are_looked_into() -> None:
 
 def test_unnamed_nodes_are_told_apart() -> None:
     """A node without a name goes by its output, in the rules and in the engine."""
-    model = build(change(CONV, ("axis = 0", "axis = 1")), conv_constants(), opset=21, ir=10)
+    model = build(change(CONV, ("axis = 0", "axis = 1")), conv_constants(), **OPSET)
     for node in model.graph.node:
         node.name = ""
     (found,) = onnxfq.check(model).findings
@@ -130,7 +132,7 @@ def test_rules_speak_before_the_builder(monkeypatch: pytest.MonkeyPatch) -> None
 def test_timeout_is_a_finding() -> None:
     """A builder that takes too long is ended, and that is told."""
     result = onnxfq.check(conv(), build=BuildOptions(seconds=0.01))
-    assert {f.rule for f in result.findings} == {"crash"}
+    assert {f.rule for f in result.findings} == {"timeout"}
     assert "took more than 0.01 s" in result.findings[0].message
 
 
@@ -152,6 +154,15 @@ def test_a_float_model_is_told() -> None:
     result = onnxfq.check(conv_relu())
     assert [(f.severity, f.rule) for f in result.findings] == [("warning", "not-quantized")]
     assert result.passed and "no quantized operator" in result.table()
+
+
+@needs_builder
+def test_large_models_are_built_from_two_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that one file cannot hold is handed over with its weights beside it."""
+    monkeypatch.setattr(building, "_LARGEST_FILE", 0)
+    model = build(CONV, conv_constants(w=stored(256, 8, 3, 3), ws=np.ones(256, np.float32), wz=None), **OPSET)
+    model.graph.node[2].input.pop()
+    assert str(onnxfq.check(model, build=BuildOptions()).coverage[0]) == "Conv 1/1 low"
 
 
 @needs_builder

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import onnx
 import pytest
 from planted import CASES, Planted
 
+from onnxfq import targets
 from onnxfq.targets.building import Job, Report, builder_installed, capabilities, run_jobs
 from onnxfq.targets.check import check
 from onnxfq.targets.engine import parse_layers, verdict
 from onnxfq.targets.reading import read
 from onnxfq.targets.structure import EXTRA, STANDARD, UNSUPPORTED
 
+SOURCES = sorted(Path(targets.__file__).parent.glob("*.py"))
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 
@@ -69,6 +73,15 @@ def test_builder_agrees(case: Planted, reports: dict[str, Report]) -> None:
 def onnx_nodes(case: Planted) -> list[onnx.NodeProto]:
     """Return the nodes of a case, bodies included."""
     return [site.node for site in read(case.make(), EXTRA).sites]
+
+
+def test_every_rule_is_planted_and_told() -> None:
+    """Each rule of the code has a planted mistake and stands in the guide."""
+    calls = re.compile(r'finding\(\s*"([a-z0-9-]+)"')
+    names = {name for path in SOURCES for name in calls.findall(path.read_text(encoding="utf-8"))}
+    assert names == {case.rule for case in CASES} - {""}
+    guide = GUIDE.read_text(encoding="utf-8")
+    assert [name for name in sorted(names) if f"`{name}`" not in guide] == []
 
 
 @needs_builder
