@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from builders import attention, build, conv_relu, qdq_of, stage
+from onnx.backend.test.case.node import collect_testcases
 from planted import CONV, change, conv_constants, stored
 
 import onnxfq
@@ -18,6 +20,7 @@ from onnxfq.targets import building
 from onnxfq.targets.building import BuildOptions, Report, builder_installed
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.profiles import profiles
+from onnxfq.targets.structure import STANDARD, UNSUPPORTED
 
 OPSET = {"opset": 21, "ir": 10}
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
@@ -54,6 +57,17 @@ def test_nothing_is_changed() -> None:
     before = model.SerializeToString(deterministic=True)
     onnxfq.check(model)
     assert model.SerializeToString(deterministic=True) == before
+
+
+def test_every_operator_of_onnx_is_read() -> None:
+    """The rules go through every model of ONNX's own operator tests without a fault of theirs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the cases compute their expected values, some of them infinite
+        models = [case.model for case in collect_testcases(None) if case.model is not None]
+    results = [onnxfq.check(model) for model in models]
+    assert len(results) > 1000
+    refused = {f.op_type for r in results for f in r.findings if f.rule == "operator"}
+    assert refused & STANDARD <= UNSUPPORTED and {"QLinearConv", "Unique"} <= refused
 
 
 def test_local_functions_are_looked_into() -> None:
