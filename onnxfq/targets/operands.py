@@ -132,13 +132,21 @@ def operand(site: Site, slot: int) -> Operand:
 
 def concat_pairs(site: Site) -> list[Quantizer | None]:
     """Return the DQ behind each input of a Concat, None for those without."""
-    return [operand(site, slot).pair for slot in range(len(site.node.input))]
+    # Kept: a Concat of a Concat of a Concat, as in a dense block, is asked for many times.
+    known = site.scope.concat_pairs
+    name = str(site.node.output[0])
+    if name not in known:
+        known[name] = [operand(site, slot).pair for slot in range(len(site.node.input))]
+    found: list[Quantizer | None] = known[name]
+    return found
 
 
 def equal_scales(pairs: list[Quantizer | None]) -> bool:
     """Tell whether all of `pairs` are there, of one type and one scale."""
-    found = {(p.qtype, float(p.scale)) for p in pairs if p and p.scale is not None and not p.scale.ndim}
-    return None not in pairs and len(found) == 1
+    scales = [(p.qtype, p.scale) for p in pairs if p is not None]
+    single = {(qtype, float(scale)) for qtype, scale in scales if scale is not None and scale.ndim == 0}
+    several = any(scale is None or scale.ndim for _, scale in scales)
+    return len(scales) == len(pairs) and not several and len(single) == 1
 
 
 def _passes(site: Site, constant: bool, path: list[Site]) -> bool:

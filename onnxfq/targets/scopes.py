@@ -69,6 +69,8 @@ class Scope:
         self._makers = {name: site for site in self.sites for name in site.node.output if name}
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
         self._values: dict[str, NDArray[Any] | None] = {}
+        self.concat_pairs: dict[str, Any] = {}
+        """What `operands` has found behind the inputs of each Concat, by the name of its output."""
         self._readers: dict[str, list[Site]] = defaultdict(list)
         for site in self.sites:
             for name in site.node.input:

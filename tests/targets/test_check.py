@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from pathlib import Path
 
@@ -68,6 +69,16 @@ def test_every_operator_of_onnx_is_read() -> None:
     assert len(results) > 1000
     refused = {f.op_type for r in results for f in r.findings if f.rule == "operator"}
     assert refused & STANDARD <= UNSUPPORTED and {"QLinearConv", "Unique"} <= refused
+
+
+def test_dense_blocks_take_no_time() -> None:
+    """Joins of joins, sixty deep, are followed once each."""
+    joins = [f"[j{i}] t{i} = Concat <axis = 1> (t{i - 1}, x)" for i in range(1, 61)]
+    text = "g (float[1,1,6,6] x) => (float[1,4,6,6] y) { [r] t0 = Relu (x) " + " ".join(joins)
+    model = build(text + " [conv] y = Conv (t60, w) }", {"w": stored(4, 61, 1, 1, dtype=np.float32)})
+    start = time.process_time()
+    onnxfq.check(model)
+    assert time.process_time() - start < 5  # seconds; followed each time anew it would be 2^60 steps
 
 
 def test_local_functions_are_looked_into() -> None:
