@@ -33,7 +33,7 @@ LAYERS = [
     {"encoding", "plan", "recipe", "statistics", "feeds", "labels", "scores", "calibrators"},
     {"graph", "made_scales"},
     {"policies", "passes", "runtime"},
-    {"calibration", "distribution", "evaluation", "observation", "planning", "torch"},
+    {"calibration", "distribution", "evaluation", "observation", "planning", "targets", "torch"},
     {"pipeline", "reporting", "demo"},
     {"cli"},
     {"", "__main__"},
@@ -64,6 +64,7 @@ HOMES = {
     "PIL": {"feeds"},
     "torch": {"torch"},
     "ray": {"distribution"},
+    "tensorrt_rtx": {"targets"},
     "onnx_graphsurgeon": {"graph", "passes", "policies", "planning"},
 }
 
