@@ -28,7 +28,7 @@ from onnxfq.errors import StatisticsError
 from onnxfq.feeds import Feed, sample_digest
 from onnxfq.feeds.options import Nonfinite
 from onnxfq.graph.model import Model
-from onnxfq.graph.weights_file import split_weights
+from onnxfq.graph.weightless import split_weights
 from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
 from onnxfq.plan import Plan
 from onnxfq.runtime.observed import observing_session

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.graph.opset import infer_shapes
+from onnxfq.graph.opset import add_shapes
 
 Shape = tuple[int | None, ...]
 
@@ -187,4 +187,7 @@ def inferred(proto: onnx.ModelProto, known: frozenset[str]) -> onnx.ModelProto:
     if proto.functions:
         kept = [(f.domain, f.name) for f in proto.functions if f.name in known]
         proto = inliner.inline_selected_functions(proto, kept, exclude=True)
-    return infer_shapes(proto)
+    shaped = onnx.ModelProto()
+    shaped.CopyFrom(proto)
+    add_shapes(shaped)
+    return shaped
