@@ -48,7 +48,8 @@ def test_text_names_a_tensor_once_and_marks_the_chosen() -> None:
     assert lines[0].split() == ["tensor", "calibrator", "from", "to", "SQNR", "dB"]
     assert sum(line.startswith("x ") for line in lines) == 1
     (starred,) = [line for line in lines if line.endswith("*")]
-    assert starred.split()[-5] == "entropy"
+    chosen = made.plan.activations[0].spec.calibrator
+    assert starred.split()[-5] == chosen == "auto"
 
 
 def test_csv_keeps_every_digit() -> None:
