@@ -1,85 +1,40 @@
-// Operator FakeQuantize: rounds a float tensor to the grid of a number format and returns floats.
-//
-// Inputs: x float, float16 or bfloat16; scale float or of x's type; zero_point, optional, of scale's type, one
-// for each scale; enabled bool, optional, false copies x. Output: y of x's type. Attributes: qtype, axis,
-// block_size, block_shape, rounding, arithmetic, saturate.
+// FakeQuantize for the CPU provider.
+#include "fake_quantize.h"
+
 #include <cstring>
 
-#include "../fake_quantize_spec.h"
-#include "inputs.h"
 #include "ops.h"
 
 namespace onnxfq {
 namespace {
 
-// X, P: ONNX types of x and y, and of scale and zero_point.
 template <int X, int P>
-class FakeQuantize {
+class FakeQuantize : public FakeQuantizeNode<X, P> {
  public:
-  static constexpr const char* kName = "FakeQuantize";
-  static constexpr int kInputTypes[] = {X, P, P, ort::kBool};
-  static constexpr int kOutputTypes[] = {X};
-  static constexpr size_t kRequiredInputs = 2;
-  static constexpr size_t kRequiredOutputs = 1;
-  static constexpr bool kInPlace = true;
+  static constexpr const char* kProvider = ort::kOnCpu;
+  static constexpr size_t kFirstHostInput = ort::kNone;
 
-  explicit FakeQuantize(const ort::Attributes& attributes) {
-    reject(spec_.parse(attributes.string("qtype", ""), attributes.string("rounding", "half_even"),
-                       attributes.string("arithmetic", "divide"), attributes.integer("saturate", 1),
-                       read_blocks(attributes)));
-  }
+  using FakeQuantizeNode<X, P>::FakeQuantizeNode;
 
   void run(ort::Context& context) const {
     const ort::Tensor<void> x = context.input<void>(0);
-    if (!enabled(context)) {
+    if (!this->enabled(context)) {
       void* y = context.output<void>(0, x.shape);
       const int64_t count = x.element_count();
-      if (y != x.data && count > 0) std::memcpy(y, x.data, static_cast<size_t>(count) * element_size(kElement));
+      if (y != x.data && count > 0) std::memcpy(y, x.data, static_cast<size_t>(count) * element_size(this->kElement));
       return;
     }
-    const FloatInput scale(context, 1, element_type(P));
-    FloatInput zero_point;
-    if (context.has_input(2)) {
-      zero_point = FloatInput(context, 2, element_type(P));
-      if (zero_point.count() != scale.count()) {
-        reject("zero_point has " + std::to_string(zero_point.count()) + " elements and scale " +
-               std::to_string(scale.count()) + "; give one for each scale");
-      }
-    }
-    ParamLayout layout;
-    reject(layout.fit(x.shape, scale.shape(), spec_.blocks));
-    reject(spec_.check(scale.data(), zero_point.data(), layout.param_count()));
+    const auto params = this->params(context);
+    const ParamLayout layout = this->layout(x.shape, params.scale.shape());
     void* y = context.output<void>(0, x.shape);
-    cpu::fake_quantize(spec_.call(x.data, y, kElement, scale.data(), zero_point.data(), layout), context.threads());
+    cpu::fake_quantize(
+        this->spec_.call(x.data, y, this->kElement, params.scale.data(), params.zero_point.data(), layout),
+        context.threads());
   }
-
- private:
-  static constexpr ElementType kElement = element_type(X);
-
-  static bool enabled(const ort::Context& context) {
-    if (!context.has_input(3)) return true;
-    const ort::Tensor<bool> flag = context.input<bool>(3);
-    if (flag.element_count() != 1) {
-      reject("enabled must have one element, got " + std::to_string(flag.element_count()));
-    }
-    return *flag.data;
-  }
-
-  FakeQuantizeSpec spec_;
 };
-
-template <int X, int P>
-const OrtCustomOp* op() {
-  static const ort::CustomOp<FakeQuantize<X, P>> made;
-  return &made;
-}
 
 }  // namespace
 
-std::vector<const OrtCustomOp*> fake_quantize_ops() {
-  using namespace ort;
-  return {op<kFloat, kFloat>(), op<kFloat16, kFloat>(), op<kFloat16, kFloat16>(), op<kBfloat16, kFloat>(),
-          op<kBfloat16, kBfloat16>()};
-}
+std::vector<const OrtCustomOp*> fake_quantize_ops() { return fake_quantize_ops_of<FakeQuantize>(); }
 
 }  // namespace onnxfq

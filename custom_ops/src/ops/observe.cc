@@ -19,7 +19,9 @@ class Observe {
   static constexpr int kOutputTypes[] = {ort::kFloat, ort::kInt64, ort::kInt32, ort::kInt64};
   static constexpr size_t kRequiredInputs = 1;
   static constexpr size_t kRequiredOutputs = 4;
-  static constexpr bool kInPlace = false;
+  static constexpr const char* kProvider = ort::kOnCpu;
+  static constexpr size_t kFirstHostInput = ort::kNone;
+  static constexpr int kInPlaceInput = ort::kNoInput;
 
   explicit Observe(const ort::Attributes& attributes) {
     const int64_t histogram = attributes.integer("histogram", 1);
@@ -39,7 +41,7 @@ class Observe {
 
   void run(ort::Context& context) const {
     const ort::Tensor<float> x = context.input<float>(0);
-    cpu::ObserveCall call{x.data, x.element_count(), histogram_};
+    ObserveCall call{x.data, x.element_count(), histogram_};
     if (channel_block_ > 0) set_layout(x.shape, call);
     const Statistics statistics = cpu::observe(call, context.threads());
     float* range = context.output<float>(0, {2});
@@ -55,7 +57,7 @@ class Observe {
  private:
   static constexpr int64_t kMostLanes = 64;
 
-  void set_layout(const std::vector<int64_t>& shape, cpu::ObserveCall& call) const {
+  void set_layout(const std::vector<int64_t>& shape, ObserveCall& call) const {
     const int64_t blocks = (channels_ + channel_block_ - 1) / channel_block_;
     if (shape.size() < 2 || shape[1] != blocks * channel_block_) {
       throw ort::UserError("x has " + (shape.size() < 2 ? "no channels" : std::to_string(shape[1]) + " channels") +
