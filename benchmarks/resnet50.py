@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -21,6 +23,7 @@ from timing import machine, markdown_table, median_ratio, paired_times, report
 
 import onnxfq
 from onnxfq.passes.insert_observers import InsertObservers
+from onnxfq.runtime.observed import observing_session
 from onnxfq.runtime.ort import onnxruntime
 
 
@@ -52,14 +55,19 @@ def main() -> None:
     observed = InsertObservers(plan).run(model).model.proto
     simulation = onnxfq.insert_fake_quantize(model, plan, encodings)
     qdq = onnxfq.insert_qdq(model, plan, encodings)
+    with tempfile.TemporaryDirectory() as folder:
+        ours = observing_session(observed, Path(folder), arguments.threads)
     sessions = {
         "plain": session(float_model, arguments.threads),
-        "observed": session(observed, arguments.threads),
+        "observed": ours,
         "fake-quantized": session(simulation, arguments.threads),
         "plain, basic": session(float_model, arguments.threads, basic=True),
         "onnxruntime Q/DQ, basic": session(qdq, arguments.threads, basic=True),
     }
-    calls = {name: (lambda s=s: s.run(None, feeds)) for name, s in sessions.items()}
+    calls = {
+        name: (lambda s=s: s.run(feeds)) if s is ours else (lambda s=s: s.run(None, feeds))
+        for name, s in sessions.items()
+    }
     times = paired_times(calls, arguments.rounds)
     rows = []
     for name, seconds in times.items():

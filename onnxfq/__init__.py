@@ -11,6 +11,7 @@ from onnxfq.aimet_range import adjust_min_max
 from onnxfq.calibration import calibrate
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import OnnxfqError
+from onnxfq.feeds import DataOptions
 from onnxfq.graph.inspection import inspect_model
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from onnxfq.torch import export_torch
 
 __all__ = [
+    "DataOptions",
     "Encoding",
     "Encodings",
     "Evaluation",

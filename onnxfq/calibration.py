@@ -8,11 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibrators import calibrator_by_name
+from onnxfq.calibrators.fixed import is_fixed
+from onnxfq.calibrators.groups import group_ranges
 from onnxfq.encoding import Encoding, Encodings
-from onnxfq.errors import PlanError
+from onnxfq.errors import PlanError, StatisticsError
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
-from onnxfq.numerics import expand_params
+from onnxfq.made_scales import encode_constant, encode_dynamic
 from onnxfq.plan import Placement, Plan
 from onnxfq.qparams import ParamRules, choose_qparams
 from onnxfq.spec import QuantSpec
@@ -20,35 +22,52 @@ from onnxfq.statistics import Statistics, TensorStatistics
 
 log = logging.getLogger(__name__)
 
+_LISTED = 8
+
 
 def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str | None = None) -> Encodings:
     """Return scale and zero point for every placement: activations from statistics, weights from `model`.
 
-    calibrator: for all activations, in place of the plan's own.
+    calibrator: for all activations but those with a fixed range, in place of the plan's own.
     Pure: the same arguments give the same encodings, in seconds and without inference. Raises
     PlanError or StatisticsError when plan, statistics and model do not belong together.
     """
     plan.check_model(model.sha256)
     statistics.check_model(model.sha256)
-    change = {} if calibrator is None else {"calibrator": calibrator}
     encodings = [
-        _encode_activation(p.tensor, p.spec.model_copy(update=change), statistics[p.tensor])
+        encode_dynamic(p, statistics[p.tensor])
+        if p.spec.dynamic
+        else _encode_activation(p, statistics[p.tensor], calibrator)
         for p in plan.activations
     ]
+    encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += [_encode_weight(p, _weight(model, p)) for p in plan.weights]
     return Encodings(model_sha256=model.sha256, encodings=tuple(encodings))
 
 
-def _encode_activation(tensor: str, spec: QuantSpec, statistics: TensorStatistics) -> Encoding:
-    if not statistics.finite:
-        log.warning("tensor %r: no finite value was observed; its range is taken as [0, 0]", tensor)
-        return _encode(tensor, spec, np.zeros(()), np.zeros(()))
-    rmin, rmax = calibrator_by_name(spec.calibrator)(statistics, spec.qtype, spec.symmetric)
-    return _encode(tensor, spec, np.asarray(rmin), np.asarray(rmax))
+def replaced_calibrator(spec: QuantSpec, calibrator: str | None) -> QuantSpec:
+    """Return `spec` with another calibrator, if one is given and its own is not a fixed range."""
+    if calibrator is None or is_fixed(spec.calibrator):
+        return spec
+    return spec.model_copy(update={"calibrator": calibrator})
+
+
+def _encode_activation(
+    placement: Placement, statistics: TensorStatistics, calibrator: str | None
+) -> Encoding:
+    spec = replaced_calibrator(placement.spec, calibrator)
+    if not statistics.finite and not is_fixed(spec.calibrator):
+        log.warning("tensor %r: no finite value was observed; its range is taken as [0, 0]", placement.tensor)
+        return _encode(placement.tensor, spec, np.zeros(()), np.zeros(()))
+    try:
+        limits = calibrator_by_name(spec.calibrator)(statistics, spec)
+    except StatisticsError as error:
+        raise StatisticsError(f"tensor {placement.tensor!r}: {error}") from None
+    return _encode(placement.tensor, spec, *map(np.asarray, limits))
 
 
 def _encode(tensor: str, spec: QuantSpec, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
-    rules = ParamRules(power_of_two=spec.power_of_two)
+    rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional")
     return Encoding.of(tensor, spec, *choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules))
 
 
@@ -62,27 +81,23 @@ def _weight(model: Model, placement: Placement) -> NDArray[np.float32]:
 
 
 def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encoding:
-    spec = placement.spec
-    shape = spec.granularity.param_shape(values.shape)
-    rmin, rmax = _group_ranges(values, spec, shape)
-    return _encode(placement.tensor, spec, rmin.reshape(shape), rmax.reshape(shape))
+    if placement.spec.scale_type != "float32":
+        return encode_constant(placement, values)
+    rmin, rmax = group_ranges(values, placement.spec)
+    _tell_dead_channels(placement, rmin, rmax)
+    return _encode(placement.tensor, placement.spec, rmin, rmax)
 
 
-def _group_ranges(
-    values: NDArray[np.float32], spec: QuantSpec, shape: tuple[int, ...]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the calibrated (rmin, rmax) of each group of elements that share one scale, flat."""
-    count = int(np.prod(shape, dtype=np.int64))
-    ids = np.arange(count).reshape(shape)
-    groups = expand_params(ids, values.shape, **spec.blocks).ravel()
-    flat = values.ravel()
-    if spec.calibrator == "minmax":
-        rmin, rmax = np.full(count, np.inf), np.full(count, -np.inf)
-        np.minimum.at(rmin, groups, flat)
-        np.maximum.at(rmax, groups, flat)
-        return rmin, rmax
-    order = np.argsort(groups, kind="stable")
-    pieces = np.split(flat[order], np.searchsorted(groups[order], np.arange(1, count)))
-    method = calibrator_by_name(spec.calibrator)
-    ranges = [method(TensorStatistics.from_array(piece), spec.qtype, spec.symmetric) for piece in pieces]
-    return np.asarray([r[0] for r in ranges]), np.asarray([r[1] for r in ranges])
+def _tell_dead_channels(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> None:
+    """Log which channels of a weight are all zero: any scale is right for them, and 1 is taken."""
+    dead = np.flatnonzero((rmin == 0) & (rmax == 0))
+    if placement.spec.axis is None or placement.spec.block_size is not None or not dead.size:
+        return
+    listed = ", ".join(str(channel) for channel in dead[:_LISTED]) + ", ..." * (dead.size > _LISTED)
+    log.warning(
+        "weight %r: %d of %d channels are all zero (%s); their scale is 1",
+        placement.tensor,
+        dead.size,
+        rmin.size,
+        listed,
+    )

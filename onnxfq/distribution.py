@@ -19,7 +19,7 @@ from onnxfq.documents import one_line
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.feeds import Feed
 from onnxfq.graph.model import Model
-from onnxfq.observation import ObservationInterrupted, ObserveOptions, Observer
+from onnxfq.observation import ObservationInterrupted, ObserveOptions, Observer, resumed
 from onnxfq.plan import Plan
 from onnxfq.statistics import Statistics
 
@@ -63,7 +63,8 @@ def collect_on_ray(
                 options.progress(total.feeds)
 
         try:
-            for first, shard in _shards(feeds, 0 if start is None else start.feeds):
+            source = feeds if start is None else resumed(feeds, start)
+            for first, shard in _shards(source, 0 if start is None else start.feeds):
                 out.append(task.remote(work, first, shard))
                 if len(out) >= most:
                     collect()
@@ -111,8 +112,8 @@ def _observe_shard(work: _Work, first: int, shard: list[Feed]) -> Statistics:
 
 
 def _shards(feeds: Iterable[Feed], first: int) -> Iterator[tuple[int, list[Feed]]]:
-    """Yield the number of the first feed of each shard, and its feeds, from feed `first` on."""
-    source = islice(feeds, first, None)
+    """Yield the number of the first feed of each shard, and its feeds; `first` is the number of the first."""
+    source = iter(feeds)
     while shard := list(islice(source, SHARD)):
         yield first, shard
         first += len(shard)

@@ -16,7 +16,7 @@ that underflows becomes 2^-149; the largest is the one with which every number o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,7 +32,7 @@ from onnxfq.numerics import (
     float_array,
     repeat_blocks,
 )
-from onnxfq.qtypes import QTYPES, QType
+from onnxfq.qtypes import QTYPES, QType, qtype_by_name
 from onnxfq.rounding import Float32Array
 
 SCALE_TYPES = ("float32", "e8m0", "e4m3")
@@ -63,36 +63,83 @@ def dynamic_fake_quantize(
     """
     qtype = as_qtype(qtype)
     check_names(rounding=rounding)
-    check_rule(qtype, symmetric, scale_type, global_scale)
+    given = float_array(x)
+    rule = ScaleRule(qtype, scale_type, symmetric, global_scale)
+    scale, zero_point, _ = choose_scales(given, rule, axis, block_size, block_shape)
+    blocks = _block_sizes(given.shape, axis, block_size, block_shape)
+    y = fake_quantize(
+        given,
+        _spread(scale, given.shape, blocks),
+        _spread(zero_point, given.shape, blocks),
+        qtype=element_grid(qtype, scale_type),
+        rounding=rounding,
+    )
+    return y, scale, zero_point
+
+
+class ScaleRule(NamedTuple):
+    """How scales are made from values: the arguments of `dynamic_fake_quantize` that say it."""
+
+    qtype: QType
+    scale_type: str = "float32"
+    symmetric: bool = True
+    global_scale: float | None = None
+
+
+class Scales(NamedTuple):
+    """Scale and zero point of each block, float32; global_scale: the factor shared by all, None for none."""
+
+    scale: Float32Array
+    zero_point: Float32Array
+    global_scale: float | None
+
+
+def choose_scales(
+    x: ArrayLike,
+    rule: ScaleRule,
+    axis: int | None = None,
+    block_size: int | None = None,
+    block_shape: Sequence[int] | None = None,
+) -> Scales:
+    """Return what `dynamic_fake_quantize` rounds x with; arguments and errors as there."""
+    check_rule(*rule)
     given = float_array(x)
     values = given.astype(np.float32)
     finite = np.where(np.isfinite(values), values, np.float32(0))
     shape = scale_shape(given.shape, axis, block_size, block_shape)
     blocks = _block_sizes(given.shape, axis, block_size, block_shape)
-    grid = _mx_integers(qtype) if scale_type == "e8m0" and not qtype.is_float else qtype
+    grid, shared = element_grid(rule.qtype, rule.scale_type), None
     with np.errstate(all="ignore"):
         rmin, rmax = (_reduce(f, finite, blocks).reshape(shape) for f in (np.minimum, np.maximum))
         zero_point = np.zeros(shape, np.float32)
-        if not symmetric:
+        if not rule.symmetric:
             scale, zero_point = _asymmetric(rmin, rmax, grid)
-        elif scale_type == "float32":
+        elif rule.scale_type == "float32":
             amax = np.maximum(-rmin, rmax)
             limited = _limited((amax / np.float32(grid.qmax)).astype(np.float32), grid, True)
             scale = np.where(amax == 0, np.float32(1), limited)
-        elif scale_type == "e8m0":
+        elif rule.scale_type == "e8m0":
             scale = _power_of_two(np.maximum(-rmin, rmax), grid)
         else:
-            whole = np.float32(0) if finite.size == 0 else np.abs(finite).max()
-            scale = _nvfp4(np.maximum(-rmin, rmax), whole, grid, global_scale)
-    scale = scale.astype(np.float32)
-    y = fake_quantize(
-        given,
-        _spread(scale, given.shape, blocks),
-        _spread(zero_point, given.shape, blocks),
-        qtype=grid,
-        rounding=rounding,
-    )
-    return y, scale, zero_point
+            shared = rule.global_scale
+            if shared is None:
+                shared = global_scale_of(0.0 if finite.size == 0 else np.abs(finite).max(), rule.qtype)
+            scale = _nvfp4(np.maximum(-rmin, rmax), grid, np.float32(shared))
+    return Scales(np.asarray(scale, np.float32), np.asarray(zero_point, np.float32), shared)
+
+
+def global_scale_of(amax: float, qtype: QType) -> float:
+    """Return the factor that the e4m3 scales of a tensor share: amax / (448 qmax), 1 where amax is 0."""
+    if amax == 0:
+        return 1.0
+    return float(max(np.float32(amax) / (np.float32(448) * np.float32(qtype.qmax)), _SMALLEST))
+
+
+def element_grid(qtype: QType, scale_type: str) -> QType:
+    """Return the numbers that values are rounded to: MXINT8 leaves the lowest number of int8 out."""
+    if scale_type != "e8m0" or qtype.is_float or qtype.qmin >= -qtype.qmax:
+        return qtype
+    return qtype_by_name(f"{qtype.base}[{-int(qtype.qmax)},{int(qtype.qmax)}]")
 
 
 def scale_shape(
@@ -114,7 +161,7 @@ def scale_shape(
     return tuple(-(-n // block_size) if d == at else n for d, n in enumerate(shape))
 
 
-def check_rule(qtype: QType, symmetric: bool, scale_type: str, global_scale: float | None) -> None:
+def check_rule(qtype: QType, scale_type: str, symmetric: bool, global_scale: float | None) -> None:
     """Raise SpecError when the arguments of `dynamic_fake_quantize` do not go together."""
     if scale_type not in SCALE_TYPES:
         raise SpecError(f"unknown scale_type {scale_type!r}{nearest(scale_type, SCALE_TYPES)}")
@@ -142,10 +189,6 @@ def _asymmetric(rmin: Float32Array, rmax: Float32Array, grid: QType) -> tuple[Fl
     return scale, zero_point + np.float32(0)
 
 
-def _mx_integers(qtype: QType) -> QType:
-    return QType(qtype.name, qtype.bits, qtype.signed, max(qtype.qmin, -qtype.qmax), qtype.qmax)
-
-
 def _power_of_two(amax: Float32Array, grid: QType) -> Float32Array:
     # Zero has no logarithm and subnormals one below -127 - emax, where e8m0 ends in any case.
     exponent = np.where(amax < 2.0**-126, -127, np.frexp(amax)[1] - 1)
@@ -155,15 +198,8 @@ def _power_of_two(amax: Float32Array, grid: QType) -> Float32Array:
     return result
 
 
-def _nvfp4(amax: Float32Array, whole: np.float32, grid: QType, global_scale: float | None) -> Float32Array:
-    qmax = np.float32(grid.qmax)
-    if global_scale is not None:
-        shared = np.float32(global_scale)
-    elif whole == 0:
-        shared = np.float32(1)
-    else:
-        shared = max(whole / (np.float32(448) * qmax), _SMALLEST)
-    block = round_to_float_grid(np.asarray(amax / qmax / shared, np.float32), _E4M3)
+def _nvfp4(amax: Float32Array, grid: QType, shared: np.float32) -> Float32Array:
+    block = round_to_float_grid(np.asarray(amax / np.float32(grid.qmax) / shared, np.float32), _E4M3)
     return _limited(np.maximum(block, np.float32(2.0**-9)) * shared, grid, True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,9 +11,11 @@ import pydantic
 from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.documents import Record, first_repeated, read_document, write_document
+from onnxfq.dynamic_scales import dynamic_fake_quantize
 from onnxfq.errors import PlanError, SpecError, nearest
 from onnxfq.granularity import BlockShape, PerAxis, PerTensor
-from onnxfq.numerics import fake_quantize
+from onnxfq.numerics import fake_quantize, quantize
+from onnxfq.qtypes import QTYPES
 from onnxfq.spec import QuantSpec
 
 
@@ -20,17 +23,32 @@ class Encoding(Record):
     """Scale and zero point of one tensor under a `QuantSpec`.
 
     param_shape: [] per tensor, [C] per axis, x's rank when blocked (each axis divided by its block, rounded
-    up). scale and zero_point are flat lists in C order of that shape. Every scale is finite and positive.
+    up). scale and zero_point are flat lists in C order of that shape; a dynamic tensor has none. Every scale
+    is finite and positive. global_scale: of scale_type e4m3, the factor that all its scales share.
     """
 
     tensor: str
     spec: QuantSpec
     param_shape: tuple[int, ...]
     scale: tuple[float, ...]
-    zero_point: tuple[int, ...]
+    zero_point: tuple[int | float, ...]
+    global_scale: float | None = None
 
     @pydantic.model_validator(mode="after")
     def _valid(self) -> Encoding:
+        if self.spec.dynamic:
+            if self.param_shape or self.scale or self.zero_point:
+                raise ValueError(
+                    f"tensor {self.tensor!r}: {self.spec} makes its scales while the model runs; leave "
+                    "param_shape, scale and zero_point empty"
+                )
+        else:
+            self._check_counts()
+            self._check_zero_points()
+        self._check_scales()
+        return self
+
+    def _check_counts(self) -> None:
         granularity = self.spec.granularity
         ranks = {PerTensor: 0, PerAxis: 1}
         rank = ranks.get(type(granularity), len(self.param_shape))
@@ -47,10 +65,8 @@ class Encoding(Record):
                 f"tensor {self.tensor!r}: param_shape {list(self.param_shape)} wants {count} values, "
                 f"got {len(self.scale)} scales and {len(self.zero_point)} zero points"
             )
-        with np.errstate(over="ignore"):  # beyond float32 is infinite, refused below
-            scale = np.asarray(self.scale, np.float32)
-        if not (np.isfinite(scale).all() and (scale > 0).all()):
-            raise ValueError(f"tensor {self.tensor!r}: every scale must be finite and positive")
+
+    def _check_zero_points(self) -> None:
         qtype = self.spec.qtype
         if any(not qtype.qmin <= z <= qtype.qmax for z in self.zero_point):
             raise ValueError(
@@ -58,50 +74,115 @@ class Encoding(Record):
             )
         if self.spec.symmetric and any(self.zero_point):
             raise ValueError(f"tensor {self.tensor!r}: every zero_point of a symmetric spec must be 0")
-        return self
+        fraction = next((z for z in self.zero_point if z != int(z)), None)
+        if self.spec.zero_point == "integer" and fraction is not None:
+            raise ValueError(
+                f"tensor {self.tensor!r}: every zero_point must be an integer, found {fraction}; round it, "
+                "or say zero_point: fractional in its spec"
+            )
+
+    def _check_scales(self) -> None:
+        shared = self.global_scale
+        if (shared is not None) != (self.spec.scale_type == "e4m3"):
+            raise ValueError(
+                f"tensor {self.tensor!r}: global_scale goes with scale_type e4m3, found {shared} with "
+                f"{self.spec.scale_type}; calibrate again"
+            )
+        with np.errstate(over="ignore"):  # beyond float32 is infinite, refused below
+            scale = np.asarray([*self.scale, *([] if shared is None else [shared])], np.float32)
+        if not (np.isfinite(scale).all() and (scale > 0).all()):
+            raise ValueError(f"tensor {self.tensor!r}: every scale must be finite and positive")
+        wrong = np.flatnonzero(self.scale_array != self._of_their_type())
+        if wrong.size:
+            rule = "a power of two" if shared is None else f"an e4m3 number times {shared}"
+            raise ValueError(
+                f"tensor {self.tensor!r}: every scale must be {rule}, found {self.scale[wrong[0]]}; "
+                "calibrate again"
+            )
+
+    def _of_their_type(self) -> NDArray[np.float32]:
+        """Return the scales rounded to what their type allows."""
+        if self.spec.scale_type == "e8m0":
+            return np.asarray(np.ldexp(np.float32(1), np.frexp(self.scale_array)[1] - 1), np.float32)
+        if self.global_scale is not None:
+            return np.asarray(self.block_scales.astype(np.float32) * np.float32(self.global_scale))
+        return self.scale_array
 
     @staticmethod
     def of(
-        tensor: str, spec: QuantSpec, scale: NDArray[np.float32], zero_point: NDArray[np.int32]
+        tensor: str,
+        spec: QuantSpec,
+        scale: NDArray[np.float32],
+        zero_point: NDArray[Any],
+        global_scale: float | None = None,
     ) -> Encoding:
         """Make an encoding from arrays of one shape. Raises SpecError when a rule is broken."""
+        kind = float if spec.zero_point == "fractional" else int
         try:
             return Encoding(
                 tensor=tensor,
                 spec=spec,
                 param_shape=tuple(scale.shape),
                 scale=tuple(float(s) for s in scale.ravel()),
-                zero_point=tuple(int(z) for z in zero_point.ravel()),
+                zero_point=tuple(kind(z) for z in zero_point.ravel()),
+                global_scale=global_scale,
             )
         except pydantic.ValidationError as fault:
             raise SpecError(fault.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
+    @staticmethod
+    def of_running_model(tensor: str, spec: QuantSpec, global_scale: float | None = None) -> Encoding:
+        """Make the encoding of a dynamic tensor: no scales but the global one of scale_type e4m3."""
+        return Encoding(
+            tensor=tensor, spec=spec, param_shape=(), scale=(), zero_point=(), global_scale=global_scale
+        )
+
     @property
     def scale_array(self) -> NDArray[np.float32]:
-        """Scale as float32 of `param_shape`."""
-        return np.asarray(self.scale, np.float32).reshape(self.param_shape)
+        """Scale as float32 of `param_shape`; empty when dynamic."""
+        return self._array(self.scale, np.float32)
 
     @property
-    def zero_point_array(self) -> NDArray[np.int32]:
-        """Zero point as int32 of `param_shape`."""
-        return np.asarray(self.zero_point, np.int32).reshape(self.param_shape)
+    def zero_point_array(self) -> NDArray[Any]:
+        """Zero point of `param_shape`: int32, or float32 where it is fractional; empty when dynamic."""
+        return self._array(self.zero_point, np.float32 if self.spec.zero_point == "fractional" else np.int32)
+
+    def _array(self, values: tuple[float, ...], dtype: type) -> NDArray[Any]:
+        return np.asarray(values, dtype).reshape((0,) if self.spec.dynamic else self.param_shape)
+
+    @property
+    def block_scales(self) -> NDArray[Any]:
+        """The scales of scale_type e4m3 without the global one, as float8_e4m3fn of `param_shape`."""
+        e4m3 = QTYPES["float8e4m3fn"]
+        return quantize(self.scale_array, np.float32(self.global_scale or 1.0), qtype=e4m3)
 
     def fake_quantize(self, x: ArrayLike) -> NDArray[Any]:
-        """Return x rounded to the grid, of its type and shape, as `numerics.fake_quantize` does."""
+        """Return x rounded to the grid, of its type and shape, as the node of a fake-quant model does it."""
         spec = self.spec
-        return fake_quantize(x, self.scale_array, self.zero_point_array, qtype=spec.qtype, **spec.blocks)
+        if spec.dynamic:
+            return dynamic_fake_quantize(
+                x,
+                qtype=spec.qtype,
+                symmetric=spec.symmetric,
+                scale_type=spec.scale_type,
+                global_scale=self.global_scale,
+                **spec.blocks,
+            )[0]
+        return fake_quantize(x, self.scale_array, self.zero_point_array, qtype=spec.grid, **spec.blocks)
 
     @property
     def rmin(self) -> float:
-        """Smallest real number on the grid of any group."""
-        steps = self.spec.qtype.qmin - self.zero_point_array.astype(np.float64)
-        return float((steps * self.scale_array.astype(np.float64)).min())
+        """Smallest real number on the grid of any group; NaN when dynamic."""
+        return self._reach(self.spec.grid.qmin, np.min)
 
     @property
     def rmax(self) -> float:
-        """Largest real number on the grid of any group."""
-        steps = self.spec.qtype.qmax - self.zero_point_array.astype(np.float64)
-        return float((steps * self.scale_array.astype(np.float64)).max())
+        """Largest real number on the grid of any group; NaN when dynamic."""
+        return self._reach(self.spec.grid.qmax, np.max)
+
+    def _reach(self, limit: float, of: Callable[[NDArray[np.float64]], Any]) -> float:
+        steps = limit - self.zero_point_array.astype(np.float64)
+        return float("nan") if self.spec.dynamic else float(of(steps * self.scale_array.astype(np.float64)))
 
 
 class Encodings(Record):

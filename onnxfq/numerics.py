@@ -152,6 +152,7 @@ def quantize(
     qtype: QType | str,
     axis: int | None = None,
     block_size: int | None = None,
+    block_shape: Sequence[int] | None = None,
     rounding: str = "half_even",
     arithmetic: str = "divide",
 ) -> NDArray[Any]:
@@ -164,12 +165,13 @@ def quantize(
     qtype = as_qtype(qtype)
     x = float_array(x).astype(np.float32)
     scale, zero_point = check_params(scale, zero_point, qtype, rounding, arithmetic)
-    v = in_steps(x, expand_params(scale, x.shape, axis, block_size), arithmetic)
+    v = in_steps(x, expand_params(scale, x.shape, axis, block_size, block_shape), arithmetic)
     if qtype.is_float:
         codes: NDArray[Any] = round_to_float_grid(v, qtype, rounding).astype(qtype.dtype)
         return codes
     steps = _rounded(v, rounding)
-    offset = expand_params(zero_point, x.shape, axis, block_size)
+    blocks = block_shape if np.ndim(zero_point) else None  # a single 0 goes with any scale
+    offset = expand_params(zero_point, x.shape, axis, block_size, blocks)
     # Limited before the zero point is added: a float32 sum of a large number would round.
     steps = np.clip(steps, qtype.qmin - offset, qtype.qmax - offset)
     integers = np.where(np.isnan(steps), np.float32(0), steps) + offset

@@ -18,26 +18,27 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import StatisticsError
-from onnxfq.feeds import Feed
+from onnxfq.feeds import Feed, sample_digest
+from onnxfq.feeds.options import Nonfinite
 from onnxfq.graph.model import Model
 from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
 from onnxfq.plan import Plan
 from onnxfq.runtime.observed import observing_session
 from onnxfq.runtime.session import Progress, Session
-from onnxfq.statistics import BIN_COUNT, Statistics, TensorStatistics
+from onnxfq.statistics import BIN_COUNT, DATA_MODULUS, Statistics, TensorStatistics
 
 log = logging.getLogger(__name__)
 
 DEFAULT_MEMORY = 256 << 20
 _HISTOGRAM_BYTES = 8 * BIN_COUNT
 
-Nonfinite = Literal["stop", "skip"]
+_Result = tuple[list[NDArray[Any]], int]
 
 
 @dataclass(frozen=True)
@@ -85,23 +86,36 @@ def collect_statistics(
     passes = _passes(plan, options.memory)
     skipped = 0 if start is None else start.feeds
     tensors: dict[str, TensorStatistics] = {}
-    done = 0
+    done, data = 0, 0
     for number, part in enumerate(passes):
         with Observer(model, part, options) as observer, _interrupts() as stopped:
-            observed = observer.run(islice(feeds, skipped, None), skipped, stopped)
+            source = iter(feeds) if start is None else resumed(feeds, start)
+            observed = observer.run(source, skipped, stopped)
         if not observed.complete and len(passes) > 1:
             raise KeyboardInterrupt  # of one part of the tensors only: nothing to go on from
         if not observed.complete:
             raise ObservationInterrupted(observed if start is None else start.merge(observed))
-        if number and observed.feeds != done:
+        if number and (observed.feeds, observed.data) != (done, data):
             raise StatisticsError(
-                f"pass {number + 1} over the data has {observed.feeds} feeds, the first had {done}; give "
-                "data that can be gone through again, or more memory"
+                f"pass {number + 1} over the data has {observed.feeds} feeds, the first had {done}"
+                f"{'' if observed.feeds != done else ' others'}; give data that can be gone through "
+                "again, or more memory"
             )
-        done = observed.feeds
+        done, data = observed.feeds, observed.data
         tensors |= observed.tensors
-    observed = Statistics(model.sha256, done, tensors)
+    observed = Statistics(model.sha256, done, tensors, data=data)
     return observed if start is None else replace(start, complete=True).merge(observed)
+
+
+def resumed(feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:
+    """Return what comes behind the first feeds, those of `start`, as an interrupted run has left it.
+
+    Raises StatisticsError when the first feeds are others.
+    """
+    source = iter(feeds)
+    first = [sample_digest(feed) for feed in islice(source, start.feeds)]
+    start.check_data(sum(first) % DATA_MODULUS, len(first))
+    return source
 
 
 def _passes(plan: Plan, memory: int) -> list[Plan]:
@@ -148,20 +162,20 @@ class Observer:
         Raises as `collect_statistics`.
         """
         sums = {name: _Accumulator(name, self._options) for name in self._tensors}
-        done = 0
-
+        done, data = 0, 0
         complete = True
-        for arrays in self._runner.run(feeds, self._outputs):
+        for arrays, digest in self._runner.run(feeds, self._outputs):
             for index, name in enumerate(self._tensors):
                 sums[name].add(arrays[4 * index : 4 * index + 4], first + done)
             done += 1
+            data = (data + digest) % DATA_MODULUS
             if self._options.progress is not None:
                 self._options.progress(first + done)
             if stopped():
                 complete = False
                 break
         tensors = {name: one.result() for name, one in sums.items()}
-        return Statistics(self._model.sha256, done, tensors, complete)
+        return Statistics(self._model.sha256, done, tensors, complete, data)
 
     def _session(self, threads: int) -> Session:
         with TemporaryDirectory(prefix="onnxfq-") as folder:
@@ -182,19 +196,21 @@ class _Runner:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def run(self, feeds: Iterable[Feed], outputs: list[str]) -> Iterator[list[NDArray[Any]]]:
-        """Yield the outputs of every feed, in order."""
-        flying: deque[Future[list[NDArray[Any]]]] = deque()
+    def run(self, feeds: Iterable[Feed], outputs: list[str]) -> Iterator[_Result]:
+        """Yield the outputs and the digest of every feed, in order."""
+        flying: deque[Future[_Result]] = deque()
         for feed in feeds:
             if not outputs:
-                yield []
+                yield [], sample_digest(feed)
                 continue
             if self._session is None:
-                yield self._first(feed, outputs)
+                yield self._first(feed, outputs), sample_digest(feed)
                 continue
             while len(flying) >= self._most:
                 yield flying.popleft().result()
-            flying.append(self._pool.submit(self._session.run, feed, outputs))
+            # A copy: the maker of feeds may fill the same memory anew while this one is in flight.
+            own = {name: np.array(array) for name, array in feed.items()}
+            flying.append(self._pool.submit(_run, self._session, own, outputs))
         while flying:
             yield flying.popleft().result()
 
@@ -209,6 +225,10 @@ class _Runner:
             # that was measured (`docs/guide.md`); onnxruntime does not promise it.
             self._session = self._make_session(self._cores // self._most)
         return result
+
+
+def _run(session: Session, feed: Feed, outputs: list[str]) -> _Result:
+    return session.run(feed, outputs), sample_digest(feed)
 
 
 class _Accumulator:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.calibration import calibrate
+from onnxfq.deployed import deployed_qtype
 from onnxfq.encoding import Encodings
-from onnxfq.errors import RecipeError
+from onnxfq.errors import DataError, RecipeError
 from onnxfq.evaluation import evaluate
-from onnxfq.feeds import DEFAULT_BATCH, Data, Feed, Feeds
+from onnxfq.feeds import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
 from onnxfq.files import check_writable
+from onnxfq.graph.inspection import FORMAT_KEY
 from onnxfq.graph.load import normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
@@ -29,37 +31,43 @@ from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.scores import Evaluation
-from onnxfq.statistics import Statistics
+from onnxfq.statistics import DATA_MODULUS, Statistics
 
 CHECK_BYTES = 64 << 20
 """Feeds kept from the pass over the data for the comparison at the end, in bytes at most."""
-CHECK_FEEDS = 16
+CHECK_FEEDS = 128
 
-StageProgress = Callable[[str, int], None]
-"""Called with the stage's name and the number of feeds done."""
+StageProgress = Callable[[str, int, int | None], None]
+"""Called with the stage's name, the number of feeds done and, where known, of how many."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How models are run: samples a run where the batch axis is open, threads (0: one a core), progress."""
+    """How models are run.
+
+    batch: samples a run where the model leaves it open; 0 for feeds as they come. threads: 0 for one a
+    core. progress: hears of every feed. data: how the data is read.
+    """
 
     batch: int = DEFAULT_BATCH
     threads: int = 0
     progress: StageProgress | None = None
+    data: DataOptions = DataOptions()
 
-    def stage(self, name: str) -> Callable[[int], None] | None:
-        """Return the progress callback of one stage."""
+    def stage(self, name: str, feeds: int | None = None) -> Callable[[int], None] | None:
+        """Return the progress callback of one stage that goes through `feeds` feeds."""
         progress = self.progress
-        return None if progress is None else lambda done: progress(name, done)
+        return None if progress is None else lambda done: progress(name, done, feeds)
 
 
 @dataclass(frozen=True)
 class QuantizeResult:
     """Everything that `quantize` found and made.
 
-    qdq, simulation: the model with standard Q/DQ, and with FakeQuantize nodes. evaluation: both against
-    the float model on some feeds of the calibration data, spread over all. seconds: by stage.
+    qdq, simulation: the model with Q/DQ as its target wants it, and with FakeQuantize nodes. evaluation: both
+    against the float model on some feeds of the calibration data, spread over all. seconds: by stage.
     """
 
     model: Model
@@ -73,30 +81,37 @@ class QuantizeResult:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def open_feeds(model: onnx.ModelProto, data: Data, batch: int = DEFAULT_BATCH) -> Feeds:
+def open_feeds(
+    model: onnx.ModelProto, data: Data, batch: int = DEFAULT_BATCH, options: DataOptions | None = None
+) -> Feeds:
     """Return feeds of `data` that are checked against the inputs of `model` as they are read."""
-    return Feeds(data, input_specs(model), batch)
+    return Feeds(data, input_specs(model), batch, options)
 
 
 def quantize(
     model: str | Path | onnx.ModelProto,
-    data: Data,
+    data: Data | None,
     output: str | Path | None = None,
     *,
     recipe: str | Path | Recipe = DEFAULT_RECIPE,
     calibrator: str | None = None,
+    statistics: str | Path | Statistics | None = None,
     options: RunOptions | None = None,
 ) -> QuantizeResult:
     """Quantize `model` with `data` and write the Q/DQ model to `output`.
 
-    data: an .npz, a folder of .npz files, or an iterable of {input name: array}; gone through once.
+    data: a file or a folder of arrays or images, arrays, an iterable of feeds such as a torch DataLoader,
+    or a function that makes one; gone through once. options: how it is read, among others.
     recipe: a name, a YAML file or a Recipe. calibrator: for activations, in place of the recipe's.
-    The model has been loaded and run before it is written. Raises an OnnxfqError in one line, and
+    statistics: gathered before, so that nothing is observed; data may then be None, as it may be where no
+    activation needs statistics, and the result is not compared; other data than theirs is refused.
+    The model has been loaded and run before it is written; one in a form that ONNX Runtime has no kernels for
+    is checked by ONNX's rules, and a note of the evaluation says so. Raises an OnnxfqError in one line, and
     writes nothing, when a stage refuses.
     """
     options = options or RunOptions()
     if output is not None:
-        refuse_overwriting_input(output, model, data)
+        refuse_overwriting_input(output, model, data, statistics)
         check_writable(Path(output))
     chosen = load_recipe(recipe)
     if calibrator is not None:
@@ -112,34 +127,74 @@ def quantize(
     loaded = normalised(proto, sha256, source)
     plan = make_plan(loaded, chosen)
     clock.lap("plan")
-    kept = _Kept(Feeds(data, input_specs(loaded.proto), options.batch))
-    statistics = collect_statistics(
-        loaded, plan, kept, ObserveOptions(threads=options.threads, progress=options.stage("observe"))
-    )
+    feeds = None if data is None else open_feeds(loaded.proto, data, options.batch, options.data)
+    kept = _Kept(feeds or [])
+    found = _statistics(loaded, plan, feeds, kept, statistics, options)
     clock.lap("observe")
-    encodings = calibrate(loaded, plan, statistics)
+    encodings = calibrate(loaded, plan, found)
     clock.lap("calibrate")
     simulation = insert_fake_quantize(loaded, plan, encodings)
     qdq = insert_qdq(loaded, plan, encodings)
     clock.lap("insert")
+    missing = cannot_run(qdq)
     evaluation = evaluate(
         reference,
-        {"fake-quant": simulation, "Q/DQ": qdq},
+        {"fake-quant": simulation} | ({} if missing else {"Q/DQ": qdq}),
         kept.feeds,
         threads=options.threads,
-        progress=options.stage("evaluate"),
+        progress=options.stage("evaluate", len(kept.feeds)),
     )
+    if missing or data is None:
+        note = "no data to compare with was given" if data is None else f"Q/DQ model not run: {missing}"
+        evaluation = evaluation.model_copy(update={"notes": (note,)})
     clock.lap("evaluate")
     if output is not None:
         save(qdq, output)
-    return QuantizeResult(
-        loaded, chosen, plan, statistics, encodings, qdq, simulation, evaluation, clock.seconds
+    return QuantizeResult(loaded, chosen, plan, found, encodings, qdq, simulation, evaluation, clock.seconds)
+
+
+def _statistics(
+    model: Model,
+    plan: Plan,
+    feeds: Feeds | None,
+    kept: _Kept,
+    given: str | Path | Statistics | None,
+    options: RunOptions,
+) -> Statistics:
+    """Return the statistics given, after a look at whether they fit, or else observe."""
+    if given is not None:
+        found = given if isinstance(given, Statistics) else Statistics.load(given)
+        found.check_model(model.sha256)
+        if feeds is not None:
+            digests = [sample_digest(feed) for feed in kept]
+            found.check_data(sum(digests) % DATA_MODULUS, len(digests))
+        return found
+    if feeds is None and plan.activations:
+        raise DataError(
+            f"recipe {plan.recipe} needs data: {len(plan.activations)} activations are to be observed; give "
+            "data, or statistics from `onnxfq observe`"
+        )
+    ordered = any(p.spec.calibrator.partition(":")[0] == "moving_average" for p in plan.activations)
+    observing = ObserveOptions(
+        threads=options.threads,
+        nonfinite=options.data.nonfinite,
+        feed_ranges=ordered,
+        progress=options.stage("observe", None if feeds is None else feeds.runs),
     )
+    return collect_statistics(model, plan, kept, observing)
 
 
 def insert_qdq(model: Model, plan: Plan, encodings: Encodings) -> onnx.ModelProto:
-    """Return `model` with standard Q/DQ on every placed tensor, ready to hand over."""
-    return with_provenance(InsertQdq(plan, encodings).run(model).model.proto, plan)
+    """Return `model` with Q/DQ on every placed tensor, ready to hand over.
+
+    Standard operators; for target tensorrt MXFP8 and NVFP4 are written with those of its parser.
+    """
+    proto = with_provenance(InsertQdq(plan, encodings).run(model).model.proto, plan)
+    for placement in plan.placements:
+        qtype = placement.spec.qtype
+        if deployed_qtype(qtype) is not qtype:
+            proto.metadata_props.add(key=FORMAT_KEY + placement.tensor, value=qtype.name)
+    return proto
 
 
 def insert_fake_quantize(
@@ -171,15 +226,17 @@ def evaluate_models(
     base = _runnable(read_model(reference)[0])
     candidates = {name: _runnable(read_model(model)[0]) for name, model in given.items()}
     tensors = sorted({name for proto in candidates.values() for name in _quantized_tensors(proto, base)})
+    # Whether samples are enough and differ is a question of calibrating.
+    feeds = open_feeds(base, data, options.batch, replace(options.data, survey=False))
     return evaluate(
         base,
         candidates,
-        open_feeds(base, data, options.batch),
+        feeds,
         reference_name=_label(reference, "float"),
         labels=read_labels(labels) if isinstance(labels, (str, Path)) else labels,
         tensors=tensors if per_tensor else (),
         threads=options.threads,
-        progress=options.stage("evaluate"),
+        progress=options.stage("evaluate", feeds.runs),
     )
 
 
@@ -227,12 +284,13 @@ class _Kept:
     Every `_stride`-th feed is kept; when there are too many, every other one goes and the stride doubles.
     """
 
-    def __init__(self, source: Feeds) -> None:
+    def __init__(self, source: Iterable[Feed]) -> None:
         self._source = source
         self._stride = 1
         self.feeds: list[Feed] = []
 
     def __iter__(self) -> Iterator[Feed]:
+        self._stride, self.feeds = 1, []
         for number, feed in enumerate(self._source):
             if number % self._stride == 0:
                 self.feeds.append({name: array.copy() for name, array in feed.items()})

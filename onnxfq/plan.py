@@ -30,6 +30,12 @@ class Placement(Record):
     uses: tuple[Use, ...]
     why: str
 
+    @pydantic.model_validator(mode="after")
+    def _dynamic_activation(self) -> Placement:
+        if self.spec.dynamic and self.role == "weight":
+            raise ValueError(f"weight {self.tensor!r} is dynamic, and its values are known; remove dynamic")
+        return self
+
 
 class QuantizableNode(Record):
     """A node that runs in low precision when every slot in `needs` reads a quantized value."""
@@ -81,7 +87,12 @@ class Plan(Record):
     @property
     def activations(self) -> tuple[Placement, ...]:
         """Placements whose statistics come from data."""
-        return tuple(p for p in self.placements if p.role == "activation")
+        return tuple(p for p in self.placements if p.role == "activation" and p.spec.observed)
+
+    @property
+    def unobserved(self) -> tuple[Placement, ...]:
+        """Activations whose scales the running model makes from its own values alone."""
+        return tuple(p for p in self.placements if p.role == "activation" and not p.spec.observed)
 
     @property
     def weights(self) -> tuple[Placement, ...]:

@@ -101,8 +101,9 @@ def _decide_residuals(
         skip = residual_skip(node, quantized)
         if skip is None:
             continue
-        placement = place_activation(node, skip.slot, recipe, "skip branch of a residual Add")
-        if placement is None:
+        placement = place_activation(node, skip.slot, recipe, policy, "skip branch of a residual Add")
+        # An Add takes no scales that change from row to row or from run to run.
+        if placement is None or placement.spec.dynamic:
             continue
         why_float, by_rule = skip.why_float, bool(skip.why_float)
         if not by_rule and recipe.keeps_float(node.name, node.op, placement.tensor):
@@ -136,6 +137,12 @@ def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placemen
     uses = tuple(dict.fromkeys((*known.uses, *more.uses)))
     spec, why = known.spec, known.why
     if known.spec != more.spec:
+        if known.spec.dynamic and known.spec.model_copy(update=more.spec.blocks) == more.spec:
+            raise RecipeError(
+                f"tensor {known.tensor!r} is summed along another axis by {known.uses[0].node!r} than by "
+                f"{decision.node!r}, and is rounded once: {known.spec} or {more.spec}; leave one of the "
+                "two in float by an override"
+            )
         same_kind = known.spec.model_copy(update=more.spec.blocks)
         if known.role != "weight" or more.role != "weight" or same_kind != more.spec:
             raise RecipeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -9,10 +10,12 @@ from typing import Any, Literal
 import pydantic
 
 from onnxfq.calibrators import DEFAULT_CALIBRATOR, calibrator_by_name
+from onnxfq.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents import Record, parse, read_document
 from onnxfq.errors import RecipeError, SpecError, nearest
-from onnxfq.spec import QTypeField, check_block_shape, check_symmetry
+from onnxfq.spec import NumberFormat, check_block_shape, check_dynamic
 
+ActivationGranularity = Literal["per_tensor", "per_row", "blocked"]
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
 Target = Literal["tensorrt", "onnxruntime", "simulation"]
 
@@ -25,46 +28,93 @@ def _checked_calibrator(name: str) -> str:
     return name
 
 
-class ActivationScheme(Record):
-    """How activations are quantized; always per tensor (TensorRT and ONNX Runtime take nothing else)."""
+def _checked_operators(op_types: tuple[str, ...]) -> tuple[str, ...]:
+    for op_type in op_types:
+        if op_type not in KNOWN_RANGES:
+            raise ValueError(f"no range is known for outputs of {op_type!r}{nearest(op_type, KNOWN_RANGES)}")
+    return op_types
 
-    qtype: QTypeField
-    symmetric: bool = True
-    power_of_two: bool = False
-    calibrator: str = DEFAULT_CALIBRATOR
+
+class Scheme(NumberFormat):
+    """What activations and weights have in common: a number format, and blocks of a usual size."""
+
+    granularity: str
+    block_size: int | None = pydantic.Field(default=None, ge=1)
 
     _calibrator = pydantic.field_validator("calibrator")(_checked_calibrator)
 
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _usual_block_size(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("granularity") == "blocked":
+            usual = _USUAL_BLOCKS.get(fields.get("scale_type", ""))
+            if usual is not None and fields.get("block_size") is None:
+                return fields | {"block_size": usual}
+        return fields
+
     @pydantic.model_validator(mode="after")
-    def _consistent(self) -> ActivationScheme:
-        check_symmetry(self.qtype, self.symmetric)
+    def _blocks_have_a_size(self) -> Scheme:
+        if (self.granularity == "blocked") != (self.block_size is not None):
+            raise ValueError("granularity blocked and block_size go together; give both or neither")
         return self
 
 
-class WeightScheme(Record):
+# The blocks of OCP MX and of NVFP4.
+_USUAL_BLOCKS = {"e8m0": 32, "e4m3": 16}
+
+
+class ActivationScheme(Scheme):
+    """How activations are quantized.
+
+    dynamic: the running model makes the scales from its own values; the calibrator has no part in it.
+    granularity: per_tensor, or of dynamic ones per_row, one scale for all that an output element sums over,
+    or blocked along that summed axis. known_ranges: op types whose outputs get the range that mathematics
+    gives them, whatever the calibrator.
+    """
+
+    granularity: ActivationGranularity = "per_tensor"
+    calibrator: str = DEFAULT_CALIBRATOR
+    dynamic: bool = False
+    known_ranges: tuple[str, ...] = ()
+
+    _known_ranges = pydantic.field_validator("known_ranges")(_checked_operators)
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> ActivationScheme:
+        check_dynamic(self, self.dynamic)
+        if self.dynamic:
+            return self
+        if self.granularity != "per_tensor":
+            raise ValueError(
+                f"granularity {self.granularity} of activations needs dynamic: true, for statistics are of "
+                "whole tensors; or use per_tensor"
+            )
+        if self.scale_type != "float32":
+            raise ValueError(
+                f"scale_type {self.scale_type} of activations needs dynamic: true; or use float32, with "
+                "power_of_two for powers of two"
+            )
+        return self
+
+
+class WeightScheme(Scheme):
     """How weights are quantized. per_axis: the output channels; blocked: along the summed axis.
 
     block_shape: one size for each axis of the weight as its operator reads it, -1 for the whole axis.
     """
 
-    qtype: QTypeField
-    symmetric: bool = True
     granularity: WeightGranularity = "per_axis"
-    block_size: int | None = pydantic.Field(default=None, ge=1)
     block_shape: tuple[int, ...] | None = None
-    power_of_two: bool = False
-    calibrator: str = "minmax"
-
-    _calibrator = pydantic.field_validator("calibrator")(_checked_calibrator)
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> WeightScheme:
-        if (self.granularity == "blocked") != (self.block_size is not None):
-            raise ValueError("granularity blocked and block_size go together; give both or neither")
         if (self.granularity == "block_shape") != (self.block_shape is not None):
             raise ValueError("granularity block_shape and block_shape go together; give both or neither")
         check_block_shape(self.block_shape)
-        check_symmetry(self.qtype, self.symmetric)
+        if self.scale_type != "float32" and self.calibrator != "minmax":
+            raise ValueError(
+                f"scale_type {self.scale_type} makes scales from the largest magnitude; use calibrator minmax"
+            )
         return self
 
 
@@ -72,21 +122,22 @@ class Override(Record):
     """A change for what matches: tensors or nodes by name or glob, or nodes by op type.
 
     keep_float leaves the matched tensors, or all inputs of the matched nodes, in float. activations
-    and weights hold the fields to change, in the spelling of the recipe's own.
+    and weights hold the fields to change, in the spelling of the recipe's own; activations None leaves the
+    activations in float, so that only weights are quantized.
     """
 
     tensors: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     op_types: tuple[str, ...] = ()
     keep_float: bool = False
-    activations: dict[str, Any] = {}
+    activations: dict[str, Any] | None = {}
     weights: dict[str, Any] = {}
 
     @pydantic.model_validator(mode="after")
     def _says_something(self) -> Override:
         if not (self.tensors or self.nodes or self.op_types):
             raise ValueError("an override needs tensors, nodes or op_types")
-        if not (self.keep_float or self.activations or self.weights):
+        if not (self.keep_float or self.activations is None or self.activations or self.weights):
             raise ValueError("an override needs keep_float, activations or weights")
         return self
 
@@ -114,20 +165,21 @@ class Recipe(Record):
 
     def activation_for(self, node: str, op_type: str, tensor: str) -> ActivationScheme | None:
         """Return the activation scheme for input `tensor` of `node`, overrides applied; None: float."""
-        changes = self._changes("activations", node, op_type, tensor)
-        if self.activations is None and not changes:
-            return None
-        base = {} if self.activations is None else self.activations.model_dump()
-        return parse({**base, **changes}, ActivationScheme, RecipeError, self.name)
+        scheme = None if self.activations is None else self.activations.model_dump()
+        for override in self._matching(node, op_type, tensor):
+            scheme = _changed(scheme, override.activations)
+        return None if scheme is None else parse(scheme, ActivationScheme, RecipeError, self.name)
 
     def weight_for(self, node: str, op_type: str, tensor: str) -> WeightScheme:
         """Return the weight scheme for constant input `tensor` of `node`, overrides applied."""
-        changes = self._changes("weights", node, op_type, tensor)
-        return parse({**self.weights.model_dump(), **changes}, WeightScheme, RecipeError, self.name)
+        scheme = self.weights.model_dump()
+        for override in self._matching(node, op_type, tensor):
+            scheme |= override.weights
+        return parse(scheme, WeightScheme, RecipeError, self.name)
 
     def keeps_float(self, node: str, op_type: str, tensor: str) -> bool:
         """Tell whether an override leaves input `tensor` of `node` in float."""
-        return any(o.keep_float and o.matches(node, op_type, tensor) for o in self.overrides)
+        return any(override.keep_float for override in self._matching(node, op_type, tensor))
 
     def check_names(self, nodes: dict[str, str], tensors: set[str]) -> None:
         """Raise RecipeError for the first override pattern that matches nothing, with nearest names.
@@ -152,16 +204,17 @@ class Recipe(Record):
         calibrator_by_name(name)
         if self.activations is None:
             raise RecipeError(f"recipe {self.name} is weight-only: no activation needs calibrator {name!r}")
+        if self.activations.dynamic:
+            raise RecipeError(
+                f"recipe {self.name} makes the scales of activations while the model runs: none needs "
+                f"calibrator {name!r}"
+            )
         return self.model_copy(
             update={"activations": self.activations.model_copy(update={"calibrator": name})}
         )
 
-    def _changes(self, field: str, node: str, op_type: str, tensor: str) -> dict[str, Any]:
-        changes: dict[str, Any] = {}
-        for override in self.overrides:
-            if override.matches(node, op_type, tensor):
-                changes |= getattr(override, field)
-        return changes
+    def _matching(self, node: str, op_type: str, tensor: str) -> Iterator[Override]:
+        return (override for override in self.overrides if override.matches(node, op_type, tensor))
 
 
 def _match(pattern: str, name: str) -> bool:
@@ -173,11 +226,17 @@ def _built_in(name: str, activations: dict[str, Any] | None, weights: dict[str, 
     return Recipe.model_validate(
         {
             "name": name,
-            "target": name.partition("-")[0],
+            "target": name.partition("-")[0] if "-" in name else "simulation",
             "activations": activations,
             "weights": weights or {"qtype": "int8"},
         }
     )
+
+
+def _scaled_blocks(name: str, qtype: str, scale_type: str) -> Recipe:
+    """Make a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale."""
+    scheme = {"qtype": qtype, "scale_type": scale_type, "granularity": "blocked"}
+    return _built_in(name, scheme | {"dynamic": True}, scheme)
 
 
 # TensorRT takes symmetric int8 only (zero points must be 0); ONNX Runtime's CPU kernels are fastest
@@ -189,14 +248,24 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         _built_in("tensorrt-int8", {"qtype": "int8"}),
         _built_in("onnxruntime-int8", {"qtype": "uint8", "symmetric": False, "calibrator": "mse"}),
-        # SM89 and later. NVIDIA calibrates float8 by the maximum.
+        # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention wants the
+        # Softmax at the scale 1/448, which its range from mathematics has.
         _built_in(
             "tensorrt-fp8",
-            {"qtype": "float8e4m3fn", "calibrator": "minmax"},
+            {"qtype": "float8e4m3fn", "calibrator": "minmax", "known_ranges": ("Softmax",)},
             {"qtype": "float8e4m3fn"},
         ),
         # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.
         _built_in("tensorrt-int4", None, {"qtype": "int4", "granularity": "blocked", "block_size": 128}),
+        _scaled_blocks("tensorrt-mxfp8", "float8e4m3fn", "e8m0"),
+        _scaled_blocks("tensorrt-nvfp4", "float4e2m1", "e4m3"),
+        _built_in("onnxruntime-uint8-dynamic", {"qtype": "uint8", "symmetric": False, "dynamic": True}),
+        _scaled_blocks("mxfp8", "float8e4m3fn", "e8m0"),
+        # OCP MX has float6e3m2 as well; e2m3 has the finer steps, and a block needs no wide range.
+        _scaled_blocks("mxfp6", "float6e2m3", "e8m0"),
+        _scaled_blocks("mxfp4", "float4e2m1", "e8m0"),
+        _scaled_blocks("mxint8", "int8", "e8m0"),
+        _scaled_blocks("nvfp4", "float4e2m1", "e4m3"),
     )
 }
 
@@ -216,9 +285,8 @@ def load_recipe(recipe: str | Path | Recipe) -> Recipe:
     path = Path(recipe)
     if path.suffix in (".yaml", ".yml", ".json"):
         return _from_file(path)
-    raise RecipeError(
-        f"unknown recipe {str(recipe)!r}: give a built-in name or a .yaml file{nearest(str(recipe), RECIPES)}"
-    )
+    hint = nearest(str(recipe), RECIPES) or f"; known: {', '.join(sorted(RECIPES))}"
+    raise RecipeError(f"unknown recipe {str(recipe)!r}: give a built-in name or a .yaml file{hint}")
 
 
 class _Document(Record):
@@ -247,7 +315,7 @@ def _from_file(path: Path) -> Recipe:
     recipe = parse(content, Recipe, RecipeError, str(path))
     for number, override in enumerate(recipe.overrides):
         source = f"{path}: overrides.{number}"
-        activations = (content["activations"] or {}) | override.activations
+        activations = _changed(content["activations"], override.activations)
         if activations:
             parse(activations, ActivationScheme, RecipeError, f"{source}.activations")
         parse(content["weights"] | override.weights, WeightScheme, RecipeError, f"{source}.weights")

@@ -34,20 +34,21 @@ class CandidateScore(Record):
 
 
 class Evaluation(Record):
-    """Scores of all candidates on one data set (`.json`)."""
+    """Scores of all candidates on one data set (`.json`). notes: what was not run, and why."""
 
     format: Literal["onnxfq.evaluation/1"] = "onnxfq.evaluation/1"
     reference: str
     feeds: int
     accuracy: float | None = None
     candidates: tuple[CandidateScore, ...]
+    notes: tuple[str, ...] = ()
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, whole or not at all."""
         write_document(path, self)
 
     def table(self) -> str:
-        """Return the scores as a plain text table, one line per candidate and output."""
+        """Return the scores as a plain text table, one line per candidate and output, and the notes."""
         rows = [("candidate", "output", "SQNR dB", "cosine", "largest error", "top-1 agreement", "accuracy")]
         if self.accuracy is not None:
             rows.append((self.reference, "", "", "", "", "", f"{self.accuracy:.4f}"))
@@ -67,4 +68,4 @@ class Evaluation(Record):
                 )
         used = [any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
         kept = [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows]
-        return "\n".join(table_lines(kept))
+        return "\n".join([*table_lines(kept), *self.notes])

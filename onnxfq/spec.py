@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pydantic
 
 from onnxfq.documents import Record
+from onnxfq.dynamic_scales import element_grid
 from onnxfq.errors import SpecError
 from onnxfq.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor
 from onnxfq.qtypes import QType, qtype_by_name
@@ -43,21 +44,61 @@ def check_block_shape(block_shape: tuple[int, ...] | None) -> None:
         raise ValueError(str(error)) from None
 
 
-class QuantSpec(Record):
-    """Number format, granularity, symmetry and calibrator of one tensor.
+class NumberFormat(Record):
+    """What numbers a tensor may hold and of which kind its scales are, whatever their number.
 
-    axis None: per tensor. axis: per axis. axis and block_size: blocked, as in ONNX's attributes.
-    block_shape: one size for each dimension, -1 for the whole of it. symmetric: the zero point is 0 of a
-    signed type, the range is [-amax, amax]. power_of_two: scales are rounded up to powers of two.
+    symmetric: the zero point is 0 of a signed type, the range is [-amax, amax]. power_of_two: scales are
+    rounded up to powers of two. scale_type: of the scales, as in `dynamic_scales`; e8m0 is that of the MX
+    formats, e4m3 that of NVFP4, and both tell how the scale is made. zero_point: fractional ones are not
+    rounded; FakeQuantize takes them, ONNX's QuantizeLinear does not.
     """
 
     qtype: QTypeField
     symmetric: bool = True
+    power_of_two: bool = False
+    scale_type: Literal["float32", "e8m0", "e4m3"] = "float32"
+    zero_point: Literal["integer", "fractional"] = "integer"
+    calibrator: str = "minmax"
+
+    @pydantic.model_validator(mode="after")
+    def _possible(self) -> NumberFormat:
+        check_symmetry(self.qtype, self.symmetric)
+        if self.zero_point == "fractional" and self.symmetric:
+            raise ValueError("zero_point fractional needs symmetric: false; a symmetric zero point is 0")
+        if self.scale_type == "float32":
+            return self
+        if not self.symmetric:
+            raise ValueError(f"scale_type {self.scale_type} needs symmetric: true, or use scale_type float32")
+        if self.scale_type == "e4m3" and not self.qtype.is_float:
+            raise ValueError(
+                f"scale_type e4m3 needs a float qtype, got {self.qtype}; use float4e2m1 (NVFP4), or "
+                "scale_type float32"
+            )
+        if self.power_of_two:
+            raise ValueError(f"power_of_two is for scale_type float32, got {self.scale_type}; remove it")
+        return self
+
+
+def check_dynamic(numbers: NumberFormat, dynamic: bool) -> None:
+    """Raise ValueError, for a record's validator, when the running model cannot make scales of that kind."""
+    if dynamic and numbers.power_of_two:
+        raise ValueError("dynamic scales are not rounded; remove power_of_two, or use scale_type e8m0")
+    if dynamic and numbers.zero_point == "fractional":
+        raise ValueError("dynamic zero points are integers; use zero_point: integer, or dynamic: false")
+
+
+class QuantSpec(NumberFormat):
+    """Number format, granularity and calibrator of one tensor.
+
+    axis None: per tensor. axis: per axis. axis and block_size: blocked, as in ONNX's attributes.
+    block_shape: one size for each dimension, -1 for the whole of it. dynamic: the scales are made from the
+    values while the model runs, as `dynamic_scales` says.
+    """
+
     axis: int | None = None
     block_size: int | None = pydantic.Field(default=None, ge=1)
     block_shape: tuple[int, ...] | None = None
-    power_of_two: bool = False
-    calibrator: str = "minmax"
+    dynamic: bool = False
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> QuantSpec:
@@ -66,8 +107,18 @@ class QuantSpec(Record):
         if self.block_shape is not None and self.axis is not None:
             raise ValueError("block_shape speaks of every axis; remove axis and block_size, or block_shape")
         check_block_shape(self.block_shape)
-        check_symmetry(self.qtype, self.symmetric)
+        check_dynamic(self, self.dynamic)
         return self
+
+    @property
+    def observed(self) -> bool:
+        """Tell whether an activation's encoding needs statistics: the global scale of e4m3 is a constant."""
+        return not self.dynamic or self.scale_type == "e4m3"
+
+    @property
+    def grid(self) -> QType:
+        """The numbers that values are rounded to: `qtype`, without -128 where int8 is that of MXINT8."""
+        return element_grid(self.qtype, self.scale_type)
 
     @property
     def blocks(self) -> dict[str, Any]:
@@ -87,5 +138,9 @@ class QuantSpec(Record):
 
     def __str__(self) -> str:
         """Spell it as in a report."""
-        scales = " with power-of-two scales" if self.power_of_two else ""
-        return f"{self.qtype} {'symmetric' if self.symmetric else 'asymmetric'} {self.granularity}{scales}"
+        kind = "power-of-two" if self.power_of_two else self.scale_type
+        scales = f" with {kind} scales" if kind != "float32" else ""
+        if self.zero_point == "fractional":
+            scales += " with fractional zero points"
+        symmetry = "symmetric" if self.symmetric else "asymmetric"
+        return f"{self.qtype} {symmetry} {self.granularity}{scales}{', dynamic' if self.dynamic else ''}"

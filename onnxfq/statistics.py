@@ -27,11 +27,14 @@ NEGATIVE = 1 << (31 - BIN_SHIFT)
 """Bins from here on hold negative values, their magnitude growing with the bin."""
 BIN_COUNT = 2 * NEGATIVE
 
+DATA_MODULUS = 1 << 256
+
 FORMAT = "onnxfq.stats/1"
 _COLUMNS = (
     "model_sha256",
     "feeds",
     "complete",
+    "data",
     "tensors",
     "range",
     "totals",
@@ -132,13 +135,15 @@ class Statistics:
     """Statistics of the observed tensors of one model over a data set (`.stats.npz`).
 
     model_sha256: the model they were gathered from. feeds: how many were seen. complete: whether they
-    are all of the data set, and not what was done when observing was interrupted.
+    are all of the data set, and not what was done when observing was interrupted. data: the sum of the
+    feeds' SHA-256 modulo 2^256, which does not hang on their order.
     """
 
     model_sha256: str
     feeds: int
     tensors: Mapping[str, TensorStatistics]
     complete: bool = True
+    data: int = 0
 
     def __getitem__(self, tensor: str) -> TensorStatistics:
         """Return the statistics of `tensor`. Raises StatisticsError with the nearest names."""
@@ -162,7 +167,8 @@ class Statistics:
             raise StatisticsError(f"only one side has tensor {odd!r}; observe both with one plan")
         merged = {name: one.merge(other.tensors[name]) for name, one in self.tensors.items()}
         complete = self.complete and other.complete
-        return Statistics(self.model_sha256, self.feeds + other.feeds, merged, complete)
+        data = (self.data + other.data) % DATA_MODULUS
+        return Statistics(self.model_sha256, self.feeds + other.feeds, merged, complete, data)
 
     def check_model(self, sha256: str) -> None:
         """Raise StatisticsError when they were gathered from another model than the one with `sha256`."""
@@ -170,6 +176,15 @@ class Statistics:
             raise StatisticsError(
                 f"the statistics were gathered from a model with SHA-256 {self.model_sha256[:12]}, this "
                 f"one has {sha256[:12]}; observe this model with `onnxfq observe`"
+            )
+
+    def check_data(self, data: int, feeds: int) -> None:
+        """Raise StatisticsError when they are not those of `feeds` feeds with the digest `data`."""
+        if (self.feeds, self.data) != (feeds, data):
+            raise StatisticsError(
+                f"the statistics were gathered from other data: {self.feeds} feeds with digest "
+                f"{_hex(self.data)[:12]}, these are {feeds} with {_hex(data)[:12]}; observe these with "
+                "`onnxfq observe`"
             )
 
     def save(self, path: str | Path) -> None:
@@ -182,6 +197,7 @@ class Statistics:
             "model_sha256": np.asarray(self.model_sha256),
             "feeds": np.asarray(self.feeds, np.int64),
             "complete": np.asarray(self.complete),
+            "data": np.asarray(_hex(self.data)),
             "tensors": np.asarray(names, np.str_),
             "range": np.asarray([(c.rmin, c.rmax) for c in columns], np.float64).reshape(-1, 2),
             "totals": np.asarray(
@@ -207,6 +223,10 @@ class Statistics:
             raise StatisticsError(
                 f"{path} is not a statistics file ({text}); make it with `onnxfq observe`"
             ) from None
+
+
+def _hex(data: int) -> str:
+    return f"{data:064x}"
 
 
 def _stack(ranges: list[NDArray[np.float32]], names: list[str]) -> NDArray[np.float32]:
@@ -244,5 +264,9 @@ def _unpack(arrays: dict[str, NDArray[Any]]) -> Statistics:
             raise ValueError(f"the counts of tensor {str(name)!r} do not add up")
         tensors[str(name)] = one
     return Statistics(
-        str(arrays["model_sha256"]), int(arrays["feeds"]), tensors, complete=bool(arrays["complete"])
+        str(arrays["model_sha256"]),
+        int(arrays["feeds"]),
+        tensors,
+        complete=bool(arrays["complete"]),
+        data=int(str(arrays["data"]), 16),
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import onnx
 import pytest
 from builders import build, conv_relu, planned, same_tensor_twice, shared_weight, stage, weights, with_weights
 
@@ -13,6 +16,7 @@ from onnxfq.graph.load import load
 from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.qparams import choose_qparams
 from onnxfq.qtypes import QTYPES
+from onnxfq.statistics import Statistics
 
 
 def test_activations_get_the_calibrated_range() -> None:
@@ -49,16 +53,55 @@ def test_weights_in_short_blocks() -> None:
     np.testing.assert_array_equal(staged.encodings["w"].scale_array, want.astype(np.float32))
 
 
-@pytest.mark.parametrize("calibrator", [*CALIBRATORS, "percentile:99.9"])
+@pytest.mark.parametrize("calibrator", [*CALIBRATORS, "percentile:99.9", "range:0,0.1"])
 def test_every_calibrator_serves_activations_and_weights(calibrator: str) -> None:
     """All calibrators give valid encodings from one set of statistics, twice the same."""
     staged = stage(conv_relu(), with_weights("tensorrt-int8", calibrator=calibrator))
-    one, two = (calibrate(staged.model, staged.plan, staged.statistics, calibrator) for _ in range(2))
+    statistics = with_feed_ranges(staged.statistics)
+    one, two = (calibrate(staged.model, staged.plan, statistics, calibrator) for _ in range(2))
     assert one == two
     assert one["w"].param_shape == (4,)
-    assert (
-        one["x"].scale[0] <= calibrate(staged.model, staged.plan, staged.statistics, "minmax")["x"].scale[0]
+    assert one["x"].scale[0] <= calibrate(staged.model, staged.plan, statistics, "minmax")["x"].scale[0]
+
+
+def with_feed_ranges(statistics: Statistics) -> Statistics:
+    """Return statistics of one feed with its ranges, whether or not the observers recorded them."""
+    tensors = {
+        name: replace(one, feed_ranges=np.asarray([(one.rmin, one.rmax)], np.float32))
+        for name, one in statistics.tensors.items()
+    }
+    return Statistics(statistics.model_sha256, statistics.feeds, tensors)
+
+
+def test_statistics_without_feed_ranges_name_the_tensor() -> None:
+    """A moving average that cannot be taken is refused with the tensor and the remedy."""
+    staged = stage(conv_relu())
+    bare = {
+        name: replace(one, feed_ranges=np.zeros((0, 2), np.float32))
+        for name, one in staged.statistics.tensors.items()
+    }
+    statistics = Statistics(staged.model.sha256, 1, bare)
+    with pytest.raises(
+        StatisticsError, match="tensor 'x': calibrator moving_average needs the range of each"
+    ):
+        calibrate(staged.model, staged.plan, statistics, "moving_average")
+
+
+def softmax_then_matmul() -> onnx.ModelProto:
+    """A Softmax whose outputs are far below 1, read by a MatMul."""
+    return build(
+        "g (float[N,4] x) => (float[N,4] y) { s = Softmax (x)\n y = MatMul (s, w) }", {"w": weights(4, 4)}
     )
+
+
+@pytest.mark.parametrize("calibrator", [None, "minmax", "mse"])
+def test_fixed_ranges_stay(calibrator: str | None) -> None:
+    """float8 for TensorRT: a Softmax has the scale 1/448, whatever it was and whatever is asked for."""
+    staged = stage(softmax_then_matmul(), "tensorrt-fp8")
+    encoding = calibrate(staged.model, staged.plan, staged.statistics, calibrator)["s"]
+    assert staged.statistics["s"].rmax < 0.95
+    assert encoding.scale_array == np.float32(1 / 448)
+    assert encoding.spec.calibrator == "known:Softmax"
 
 
 def test_dead_channels_get_a_scale() -> None:
@@ -98,6 +141,18 @@ def test_a_tensor_that_was_never_reached_gets_the_rule_for_ranges_of_no_width(ca
     assert statistics["x"].elements == 0
     assert encodings["x"].scale == (1.0,)
     assert "tensor 'x': no finite value was observed" in caplog.text
+
+
+def test_dead_channels_are_listed(caplog) -> None:
+    """Channels of zeros get the scale 1, which is told with their numbers."""
+    proto = conv_relu()
+    weight = next(w for w in proto.graph.initializer if w.name == "w")
+    values = onnx.numpy_helper.to_array(weight).copy()
+    values[[1, 3]] = 0
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, "w"))
+    staged = stage(proto)
+    assert "weight 'w': 2 of 4 channels are all zero (1, 3); their scale is 1" in caplog.text
+    assert staged.encodings["w"].scale_array[[1, 3]].tolist() == [1, 1]
 
 
 def test_weights_with_nan_are_refused() -> None:

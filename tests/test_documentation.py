@@ -64,9 +64,18 @@ def test_commands_and_code_run(page: Path, workdir: Path) -> None:
             run(code, workdir)
 
 
-def test_recipe_of_the_guide_is_valid(workdir: Path) -> None:
-    """The YAML recipe of the guide quantizes a model."""
-    (recipe,) = blocks(ROOT / "docs" / "guide.md", "yaml")
+def test_recipes_of_the_guide_are_valid(workdir: Path) -> None:
+    """The first YAML recipe of the guide quantizes a model, the second is simulated stage by stage."""
+    recipe, simulated = blocks(ROOT / "docs" / "guide.md", "yaml")
+    (workdir / "simulated.yaml").write_text(simulated, encoding="utf-8")
+    run(
+        "import onnxfq; m = onnxfq.load('model.onnx');"
+        "p = onnxfq.make_plan(m, onnxfq.load_recipe('simulated.yaml'));"
+        "s = onnxfq.collect_statistics(m, p, onnxfq.open_feeds(m.proto, 'calibration.npz'));"
+        "c = onnxfq.insert_fake_quantize(m, p, onnxfq.calibrate(m, p, s));"
+        "assert onnxfq.evaluate('model.onnx', c, 'test.npz').candidates",
+        workdir,
+    )
     (workdir / "recipe.yaml").write_text(recipe, encoding="utf-8")
     run(
         "import onnxfq; r = onnxfq.quantize('model.onnx', 'calibration.npz', recipe='recipe.yaml');"

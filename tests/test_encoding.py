@@ -18,6 +18,10 @@ from onnxfq.spec import QuantSpec
 INT8 = QuantSpec(qtype="int8")
 PER_AXIS = QuantSpec(qtype="int8", axis=0)
 UINT8 = QuantSpec(qtype="uint8", symmetric=False)
+MX = QuantSpec(qtype="int8", axis=0, scale_type="e8m0")
+NVFP4 = QuantSpec(qtype="float4e2m1", axis=0, scale_type="e4m3")
+DYNAMIC = QuantSpec(qtype="int8", axis=0, dynamic=True)
+FRACTIONAL = QuantSpec(qtype="uint8", symmetric=False, zero_point="fractional")
 
 
 def f32(*values):
@@ -116,6 +120,34 @@ def test_range_is_that_of_fake_quantized_infinities():
             "[1, 1] does not fit per-axis 0; its rank must be 1",
             id="rank 2",
         ),
+        pytest.param(
+            MX,
+            f32(0.5, 0.75),
+            i32(0, 0),
+            "every scale must be a power of two, found 0.75; calibrate again",
+            id="e8m0",
+        ),
+        pytest.param(
+            NVFP4,
+            f32(0.5, 0.75),
+            i32(0, 0),
+            "global_scale goes with scale_type e4m3, found None with e4m3; calibrate again",
+            id="no global scale",
+        ),
+        pytest.param(
+            DYNAMIC,
+            f32(0.5, 0.75),
+            i32(0, 0),
+            "makes its scales while the model runs; leave param_shape, scale and zero_point empty",
+            id="dynamic",
+        ),
+        pytest.param(
+            FRACTIONAL,
+            np.asarray(1.0),
+            np.asarray(255.5),
+            "every zero_point must lie in uint8 [0, 255]",
+            id="fraction outside",
+        ),
     ],
 )
 def test_broken_rules(spec, scale, zero_point, words):
@@ -124,6 +156,41 @@ def test_broken_rules(spec, scale, zero_point, words):
         Encoding.of("conv/w", spec, scale, zero_point)
     assert str(caught.value).startswith("tensor 'conv/w': ") and words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("scale", "shared", "words"),
+    [
+        (f32(0.5, 0.53), 0.5, "every scale must be an e4m3 number times 0.5, found 0.5299"),
+        (f32(0.5, 0.75), 0.0, "every scale must be finite and positive"),
+        (f32(0.5, 0.75), np.inf, "every scale must be finite and positive"),
+    ],
+)
+def test_broken_global_scales(scale, shared, words):
+    """The scales of NVFP4 are e4m3 numbers times one that is finite and positive."""
+    with pytest.raises(SpecError) as caught:
+        Encoding.of("w", NVFP4, scale, i32(0, 0), shared)
+    assert words in str(caught.value)
+    assert Encoding.of("w", NVFP4, f32(0.5, 0.75), i32(0, 0), 0.5).block_scales.tolist() == [1, 1.5]
+
+
+def test_dynamic_encodings():
+    """They hold no scales and no range; a global scale goes with scale_type e4m3."""
+    one = Encoding.of_running_model("x", DYNAMIC)
+    assert (one.scale_array.size, one.zero_point_array.size) == (0, 0)
+    assert np.isnan(one.rmin) and np.isnan(one.rmax)
+    both = NVFP4.model_copy(update={"dynamic": True})
+    assert Encoding.of_running_model("x", both, 0.5).global_scale == 0.5
+
+
+def test_fractional_zero_points_stay_what_they_are():
+    """They are floats in the file and float32 as an array; integers stay integers."""
+    one = Encoding.of("x", FRACTIONAL, np.asarray(1.0), np.asarray(3.5))
+    assert one.zero_point == (3.5,) and one.zero_point_array.dtype == np.float32
+    assert Encoding.model_validate_json(one.model_dump_json()) == one
+    assert (one.rmin, one.rmax) == (-3.5, 251.5)
+    plain = Encoding.of("x", UINT8, np.asarray(1.0), np.asarray(3))
+    assert '"zero_point":[3]' in plain.model_dump_json()
 
 
 def saved(tmp_path, change=None):
@@ -162,6 +229,11 @@ def saved(tmp_path, change=None):
             lambda c: c["encodings"][0]["spec"].update(qtype="int99"),
             "encodings.0.spec.qtype: unknown qtype 'int99'",
             id="qtype",
+        ),
+        pytest.param(
+            lambda c: c["encodings"][0].update(zero_point=[0.5], spec={"qtype": "int8", "symmetric": False}),
+            "every zero_point must be an integer, found 0.5; round it, or say zero_point: fractional",
+            id="fraction",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from builders import build, shared_weight, stage, two_branch
 from onnxfq.errors import DataError, ModelError
 from onnxfq.evaluation import evaluate
 from onnxfq.labels import read_labels
-from onnxfq.pipeline import evaluate_models, insert_fake_quantize, insert_qdq
+from onnxfq.pipeline import RunOptions, evaluate_models, insert_fake_quantize, insert_qdq
 from onnxfq.scores import Evaluation
 
 REFERENCE = build("g (float[N,3] x) => (float[N,3] y) { y = Identity (x) }")
@@ -137,7 +137,9 @@ def test_doubled_node_names_are_run() -> None:
     proto = shared_weight()
     for node in proto.graph.node:
         node.name = "same"
-    result = evaluate_models(proto, shared_weight(), [{"x": np.ones((2, 4), np.float32)}])
+    result = evaluate_models(
+        proto, shared_weight(), [{"x": np.ones((2, 4), np.float32)}], options=RunOptions(batch=0)
+    )
     assert result.candidates[0].outputs[0].sqnr_db == math.inf
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, conv_relu, feed_for, gemm, shared_weight, stage
+from builders import build, conv_relu, feed_for, gemm, linear, shared_weight, stage
 
 from onnxfq.cli.main import main
 from onnxfq.pipeline import insert_qdq
@@ -61,6 +61,14 @@ def staged_files(proto: onnx.ModelProto | None = None) -> None:
     staged.plan.save("p.json")
     staged.statistics.save("s.npz")
     staged.encodings.save("e.json")
+
+
+def nvfp4() -> None:
+    """Write gemm64.onnx and its nvfp4.onnx for TensorRT, and rows64.npz."""
+    staged = stage(linear(64, 6), "tensorrt-nvfp4")
+    onnx.save(linear(64, 6), "gemm64.onnx")
+    onnx.save(insert_qdq(staged.model, staged.plan, staged.encodings), "nvfp4.onnx")
+    np.savez("rows64.npz", **staged.feed)
 
 
 def own_files() -> None:
@@ -117,6 +125,28 @@ MISTAKES = {
         RECIPE,
         "TensorRT has no int16 tensors; use int8",
     ),
+    "scales of another type": (
+        lambda: recipe("weights: {scale_type: e8m1}"),
+        RECIPE,
+        "recipe.yaml: weights.scale_type: Input should be 'float32', 'e8m0' or 'e4m3'",
+    ),
+    "MX without its target": (
+        lambda: recipe("{base: mxfp4, target: tensorrt}"),
+        RECIPE,
+        "node 'conv', tensor 'x': TensorRT has no float4e2m1 per-tensor with e8m0 scales; use recipe "
+        "tensorrt-mxfp8 or tensorrt-nvfp4, or target simulation",
+    ),
+    "calibrator of dynamic activations": (
+        nothing,
+        f"{GOOD} --recipe onnxruntime-uint8-dynamic --calibrator mse",
+        "makes the scales of activations while the model runs: none needs calibrator 'mse'",
+    ),
+    "NVFP4 run by ONNX Runtime": (
+        nvfp4,
+        "evaluate gemm64.onnx nvfp4.onnx --data rows64.npz",
+        "the model cannot be run: ONNX Runtime has no TRT_FP4DynamicQuantize, an operator of TensorRT; run "
+        "the fake-quant model in its place",
+    ),
     "misspelled node": (
         lambda: recipe("overrides: [{nodes: [cnv], keep_float: true}]"),
         RECIPE,
@@ -151,12 +181,12 @@ MISTAKES = {
     "an npy as data": (
         lambda: np.save("data.npy", np.zeros(3)),
         "quantize model.onnx --data data.npy -o out.onnx",
-        "single array",
+        "its rank must be 4 or 5",
     ),
     "empty folder as data": (
         lambda: Path("d").mkdir(),
         "quantize model.onnx --data d -o out.onnx",
-        "no .npz file in folder d",
+        "no .npz, .npy or image file (.png, .jpg, .jpeg, .bmp, .webp) in folder d",
     ),
     "no samples": (
         lambda: data(x=np.zeros((0, 3, 6, 6), np.float32)),
@@ -188,7 +218,7 @@ MISTAKES = {
     "NaN in the data": (
         with_nan,
         "quantize model.onnx --data feeds -o out.onnx",
-        "tensor 'x' has 1 NaN and 0 infinite values at feed 1",
+        "input 'x' has 1 NaN and 0 infinite values in sample 1; remove it",
     ),
     "output in a missing folder": (
         nothing,
@@ -216,10 +246,29 @@ MISTAKES = {
         "cannot write into data.npz: it is a file; give a folder",
     ),
     "artifacts in a missing folder": (nothing, f"{GOOD} --artifacts none/kept", "folder none does not exist"),
-    "missing option": (nothing, "quantize model.onnx -o out.onnx", "--data"),
+    "missing option": (nothing, "quantize model.onnx --data data.npz", "--output"),
+    "no data": (nothing, "quantize model.onnx -o out.onnx", "recipe tensorrt-int8 needs data: "),
     "unknown option": (nothing, f"{GOOD} --bits 8", "--bits"),
     "unknown command": (nothing, "quantise model.onnx", "quantise"),
-    "batch of none": (nothing, f"{GOOD} --batch 0", "--batch"),
+    "negative batch": (nothing, f"{GOOD} --batch -1", "--batch"),
+    "scale that is no number": (nothing, f"{GOOD} --scale big", "--scale is 'big'; give a number, as 0.5"),
+    "scale of a fraction": (nothing, f"{GOOD} --scale 1/0", "--scale is '1/0'; give a number, as 0.5"),
+    "mean of a wrong number of channels": (
+        nothing,
+        f"{GOOD} --mean 1,2",
+        "mean has 2 numbers, and the data 3 channels (nchw, [1, 3, 6, 6]); give 3 or one",
+    ),
+    "std of zero": (nothing, f"{GOOD} --std 0", "std is 0.0; a zero would lose the data"),
+    "size that is none": (nothing, f"{GOOD} --resize 224", "--resize is '224'; give width and height"),
+    "unknown layout": (nothing, f"{GOOD} --layout nchv", "unknown layout 'nchv'; nearest: nchw"),
+    "unknown color": (nothing, f"{GOOD} --color grey", "unknown color 'grey'; nearest: gray"),
+    "limit of none": (nothing, f"{GOOD} --limit 0", "--limit"),
+    "unknown module": (
+        nothing,
+        "quantize model.onnx --data nowhere:feeds -o out.onnx",
+        "cannot import 'nowhere' of --data nowhere:feeds (ModuleNotFoundError: No module named 'nowhere')",
+    ),
+    "missing example": (nothing, f"{GOOD} --example none.npz", "no such file or folder: none.npz"),
     "plan of another model": (
         lambda: staged_files(shared_weight()),
         "observe model.onnx --plan p.json --data data.npz -o out.npz",
@@ -305,7 +354,7 @@ def test_mistakes(
     onnx.save(conv_relu(), "model.onnx")
     onnx.save(gemm(), "gemm.onnx")
     np.savez("rows.npz", x=np.ones((6, 4), np.float32))
-    np.savez("data.npz", x=feed_for(conv_relu())["x"])
+    np.savez("data.npz", x=feed_for(conv_relu(), count=40)["x"])
     prepare()
     capfd.readouterr()
     before = snapshot(tmp_path)

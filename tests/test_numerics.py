@@ -230,3 +230,23 @@ def test_x_must_be_float32():
     """A float64 tensor would round twice."""
     with pytest.raises(SpecError, match="float32, float16 or bfloat16, got float64"):
         numerics.quantize(np.zeros(3), 1, qtype="int8")
+
+
+@given(data=st.data())
+def test_quantize_takes_the_blocks_of_fake_quantize(data):
+    """For N-D blocks the integers of `quantize` less the zero point, times the scale, are fake_quantize."""
+    shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    blocks = [data.draw(st.sampled_from([-1, 1, 2, 3, 7])) for _ in shape]
+    counts = numerics.block_counts(shape, blocks)
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    x = rng.normal(size=shape).astype(np.float32)
+    scale = rng.uniform(0.01, 0.1, counts).astype(np.float32)
+    zero_point = data.draw(st.sampled_from([0, rng.integers(-5, 5, counts)]))
+    options = {"qtype": "int8", "block_shape": blocks}
+    q = numerics.quantize(x, scale, zero_point, **options)
+    spread = [
+        numerics.expand_params(np.broadcast_to(p, counts), shape, None, None, blocks)
+        for p in (scale, zero_point)
+    ]
+    expected = (q.astype(np.float32) - spread[1].astype(np.float32)) * spread[0]
+    np.testing.assert_array_equal(numerics.fake_quantize(x, scale, zero_point, **options), expected)

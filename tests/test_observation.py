@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from onnx import TensorProto, helper
 from onnxfq.calibration import calibrate
 from onnxfq.distribution import collect_on_ray
 from onnxfq.errors import StatisticsError
-from onnxfq.feeds import Feed
+from onnxfq.feeds import Feed, sample_digest
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
 from onnxfq.observation import ObservationInterrupted, ObserveOptions, Observer, collect_statistics
@@ -29,7 +30,7 @@ from onnxfq.planning import make_plan, observation_plan
 from onnxfq.recipe import RECIPES
 from onnxfq.runtime.observed import channel_block, observing_session
 from onnxfq.runtime.session import Session
-from onnxfq.statistics import Statistics, TensorStatistics
+from onnxfq.statistics import DATA_MODULUS, Statistics, TensorStatistics
 
 
 def narrow_channels() -> onnx.ModelProto:
@@ -86,7 +87,7 @@ def by_the_runtime(model: Model, plan: Plan, feeds: list[Feed]) -> Statistics:
                 float(limits[0]), float(limits[1]), *(int(c) for c in counts), bins=bins, counts=bin_counts
             )
             total[name] = total[name].merge(one)
-    return Statistics(model.sha256, len(feeds), total)
+    return Statistics(model.sha256, len(feeds), total, data=sum(map(sample_digest, feeds)) % DATA_MODULUS)
 
 
 def test_blocked_layouts_give_the_statistics_of_the_plain_ones(observed, tmp_path) -> None:
@@ -190,6 +191,15 @@ def test_an_interrupted_run_goes_on_where_it_stopped(observed, tmp_path) -> None
     assert seen == [5, 6, 7, 8, 9]
     assert file_bytes(rest, tmp_path) == whole
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_only_the_same_data_is_gone_on_with(observed) -> None:
+    """The first feeds must be those that the file was made from."""
+    model, plan = observed
+    part = replace(collect_statistics(model, plan, feeds_of(3)), complete=False)
+    with pytest.raises(StatisticsError, match="gathered from other data: 3 feeds with digest"):
+        collect_statistics(model, plan, feeds_of(5, seed=1), start=part)
+    assert collect_statistics(model, plan, feeds_of(5), start=part).feeds == 5
 
 
 def test_skipping_counts_what_it_skips() -> None:

@@ -83,17 +83,17 @@ def test_kinds_of_data(workdir: Path, kind: str) -> None:
     data = {"list": FEEDS, "generator": generator(), "file": "data.npz", "folder": "folder"}[kind]
     result = quantize("model.onnx", data)
     assert result.encodings.model_dump() == quantize("model.onnx", FEEDS).encodings.model_dump()
-    assert result.evaluation.feeds == (1 if kind == "file" else 3)
+    assert result.evaluation.feeds == 6  # of one sample each, however they came
 
 
 @pytest.mark.parametrize("count", [1, CHECK_FEEDS, CHECK_FEEDS + 1, 5 * CHECK_FEEDS])
 def test_the_comparison_keeps_few_feeds(count: int) -> None:
     """The scores come from at most CHECK_FEEDS feeds, at equal distances: a long stream is not kept."""
     feeds = [feed_for(conv_relu(), seed, count=1) for seed in range(count)]
-    result = quantize(conv_relu(), iter(feeds))
+    result = quantize(conv_relu(), iter(feeds), options=RunOptions(batch=1))
     stride = next(2**k for k in range(9) if -(-count // 2**k) <= CHECK_FEEDS)
     assert (result.statistics.feeds, result.evaluation.feeds) == (count, len(feeds[::stride]))
-    spread = evaluate_models(conv_relu(), result.qdq, feeds[::stride])
+    spread = evaluate_models(conv_relu(), result.qdq, feeds[::stride], options=RunOptions(batch=1))
     assert spread.candidates[0].outputs == result.evaluation.candidates[1].outputs
 
 
@@ -113,16 +113,14 @@ def test_feeds_may_be_reused_by_their_maker() -> None:
 
 def test_progress_names_the_stages() -> None:
     """The callback hears of each feed of both passes."""
-    seen: list[tuple[str, int]] = []
-    quantize(conv_relu(), FEEDS, options=RunOptions(progress=lambda stage, done: seen.append((stage, done))))
-    assert seen == [
-        ("observe", 1),
-        ("observe", 2),
-        ("observe", 3),
-        ("evaluate", 1),
-        ("evaluate", 2),
-        ("evaluate", 3),
-    ]
+    seen: list[tuple[str, int, int | None]] = []
+    options = RunOptions(batch=2, progress=lambda *told: seen.append(told))
+    x = np.concatenate([feed["x"] for feed in FEEDS])
+    quantize(conv_relu(), x, options=options)
+    assert seen == [(stage, done, 3) for stage in ("observe", "evaluate") for done in (1, 2, 3)]
+    seen.clear()
+    quantize(conv_relu(), iter(FEEDS), options=options)  # how many will come is not known
+    assert seen[2:4] == [("observe", 3, None), ("evaluate", 1, 3)]
 
 
 def test_calibrator_of_the_call() -> None:
@@ -163,7 +161,7 @@ REFUSED = {
     "no data": (lambda: quantize("model.onnx", [], "o.onnx"), DataError),
     "wrong name": (lambda: quantize("model.onnx", [{"y": FEEDS[0]["x"]}], "o.onnx"), DataError),
     "wrong shape": (lambda: quantize("model.onnx", [{"x": FEEDS[0]["x"][:, :2]}], "o.onnx"), DataError),
-    "NaN": (lambda: quantize("model.onnx", [{"x": FEEDS[0]["x"] * np.nan}], "o.onnx"), StatisticsError),
+    "NaN": (lambda: quantize("model.onnx", [{"x": FEEDS[0]["x"] * np.nan}], "o.onnx"), DataError),
     "no folder": (lambda: quantize("model.onnx", "data.npz", "none/o.onnx"), OutputError),
     "folder as output": (lambda: quantize("model.onnx", "data.npz", "."), OutputError),
     "model as output": (lambda: quantize("model.onnx", "data.npz", "model.onnx"), OutputError),
@@ -189,15 +187,41 @@ def test_refusals_write_nothing(workdir: Path, case: str) -> None:
     assert {path: path.read_bytes() for path in workdir.iterdir()} == before
 
 
-def test_a_plan_of_weights_only_still_wants_data() -> None:
-    """A network without quantized activations is compared on data too, and none is an error."""
+def test_a_plan_of_weights_only_needs_no_data() -> None:
+    """Without data nothing is compared, which is told; data without samples is an error."""
     proto = build(
         "g (float[N,4] x) => (float[N,4] y) { k = MatMul (v, w) y = Add (x, k) }",
         {"v": weights(1, 4), "w": weights(4, 4)},
     )
-    assert quantize(proto, [feed_for(proto)]).evaluation.feeds == 1
+    assert quantize(proto, [feed_for(proto)]).evaluation.feeds == 4
     with pytest.raises(DataError, match="holds no samples"):
         quantize(proto, [])
+    assert quantize(proto, None).evaluation.notes == ("no data to compare with was given",)
+    with pytest.raises(DataError, match="recipe tensorrt-int8 needs data: 1 activations are to be observed"):
+        quantize(conv_relu(), None)
+
+
+def test_statistics_gathered_before_are_used_and_checked() -> None:
+    """The same model without inference; another model or other data is refused with the reason."""
+    first = quantize(conv_relu(), FEEDS)
+    again = quantize(conv_relu(), FEEDS, statistics=first.statistics)
+    assert again.qdq == first.qdq and again.evaluation == first.evaluation
+    ran: list[str] = []
+    alone = quantize(
+        conv_relu(),
+        None,
+        statistics=first.statistics,
+        options=RunOptions(progress=lambda stage, done, total: ran.append(stage)),
+    )
+    assert alone.qdq == first.qdq and not ran
+    assert alone.evaluation.notes == ("no data to compare with was given",)
+    other = [{"x": feed["x"] + np.float32(1e-3)} for feed in FEEDS]
+    with pytest.raises(StatisticsError, match="gathered from other data: 6 feeds with digest .*, these"):
+        quantize(conv_relu(), other, statistics=first.statistics)
+    changed = conv_relu()
+    changed.graph.initializer[0].raw_data = changed.graph.initializer[0].raw_data[::-1]
+    with pytest.raises(StatisticsError, match="gathered from a model with SHA-256"):
+        quantize(changed, FEEDS, statistics=first.statistics)
 
 
 def test_doubled_node_names() -> None:

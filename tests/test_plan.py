@@ -92,6 +92,11 @@ def test_another_model():
             lambda p: p.update(format="onnxfq.plan/2"), "format: Input should be 'onnxfq.plan/1'", id="format"
         ),
         pytest.param(
+            lambda p: p["placements"][1]["spec"].update(dynamic=True),
+            "placements.1: weight 'w1' is dynamic, and its values are known; remove dynamic",
+            id="dynamic weight",
+        ),
+        pytest.param(
             lambda p: p["placements"][0].update(role="bias"),
             "placements.0.role: Input should be 'activation' or 'weight'",
             id="role",

@@ -9,6 +9,7 @@ import pytest
 import onnxfq
 
 NAMES = [
+    "DataOptions",
     "Encoding",
     "Encodings",
     "Evaluation",

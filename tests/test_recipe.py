@@ -173,6 +173,11 @@ def test_an_override_starts_from_the_files_own_scheme(tmp_path):
             id="target",
         ),
         pytest.param(
+            "activations: {known_ranges: [Softmx]}",
+            "activations.known_ranges: no range is known for outputs of 'Softmx'; nearest: Softmax",
+            id="known range",
+        ),
+        pytest.param(
             "activations: {calibrator: mze}",
             "activations.calibrator: unknown calibrator 'mze'; nearest: mse",
             id="calibrator",
@@ -246,7 +251,7 @@ def test_slips(tmp_path, text, words):
             "tensorrt_int8",
             "unknown recipe 'tensorrt_int8': give a built-in name or a .yaml file; nearest: tensorrt-int8",
         ),
-        ("zzz", "known: onnxruntime-int8, tensorrt-fp8, tensorrt-int4, tensorrt-int8"),
+        ("zzz", "known: mxfp4, mxfp6, mxfp8, mxint8, nvfp4, onnxruntime-int8, onnxruntime-uint8-dynamic, "),
         ("none.yaml", "no such file: none.yaml; check the path"),
     ],
 )
@@ -361,6 +366,37 @@ def test_block_shapes(tmp_path):
             "dimension, got [2, 0]",
         ),
         (
+            "activations: {scale_type: e8m0}",
+            "activations: scale_type e8m0 of activations needs dynamic: true; or use float32, with "
+            "power_of_two for powers of two",
+        ),
+        (
+            "activations: {granularity: per_row}",
+            "activations: granularity per_row of activations needs dynamic: true, for statistics are of "
+            "whole tensors; or use per_tensor",
+        ),
+        (
+            "activations: {dynamic: true, granularity: blocked}",
+            "activations: granularity blocked and block_size go together; give both or neither",
+        ),
+        (
+            "weights: {scale_type: e8m0, symmetric: false}",
+            "weights: scale_type e8m0 needs symmetric: true, or use scale_type float32",
+        ),
+        (
+            "weights: {scale_type: e4m3}",
+            "weights: scale_type e4m3 needs a float qtype, got int8; use float4e2m1 (NVFP4), or scale_type "
+            "float32",
+        ),
+        (
+            "weights: {scale_type: e8m0, calibrator: mse}",
+            "weights: scale_type e8m0 makes scales from the largest magnitude; use calibrator minmax",
+        ),
+        (
+            "activations: {zero_point: fractional}",
+            "activations: zero_point fractional needs symmetric: false; a symmetric zero point is 0",
+        ),
+        (
             "activations: {qtype: float8e4m3fn, symmetric: false}",
             "activations: float8e4m3fn has no zero point; use symmetric: true, or an integer qtype",
         ),
@@ -390,3 +426,20 @@ def test_weight_only_bases(tmp_path):
     assert load_recipe(str(written(tmp_path, "base: tensorrt-int4"))).activations is None
     both = written(tmp_path, "{base: tensorrt-int4, activations: {qtype: int8}}")
     assert str(load_recipe(str(both)).activations.qtype) == "int8"
+
+
+def test_blocks_have_a_usual_size(tmp_path):
+    """Blocks of e8m0 scales have 32 elements and of e4m3 scales 16, where the recipe names no size."""
+    for scale_type, size in (("e8m0", 32), ("e4m3", 16)):
+        text = f"weights: {{qtype: float4e2m1, scale_type: {scale_type}, granularity: blocked}}"
+        assert load_recipe(str(written(tmp_path, text))).weights.block_size == size
+        other = text.replace("blocked", "blocked, block_size: 8")
+        assert load_recipe(str(written(tmp_path, other))).weights.block_size == 8
+
+
+def test_overrides_switch_activations_off(tmp_path):
+    """`activations: null` of an override is weight-only for what it matches, and says something."""
+    text = "overrides: [{nodes: [head], activations: null}]"
+    recipe = load_recipe(str(written(tmp_path, text)))
+    assert recipe.activation_for("head", "Gemm", "x") is None
+    assert recipe.activation_for("body", "Gemm", "x") == recipe.activations

@@ -6,7 +6,7 @@ import pydantic
 import pytest
 
 from onnxfq.granularity import Blocked, BlockShape, PerAxis, PerTensor
-from onnxfq.qtypes import QTYPES
+from onnxfq.qtypes import QTYPES, qtype_by_name
 from onnxfq.spec import QuantSpec
 
 
@@ -22,6 +22,16 @@ from onnxfq.spec import QuantSpec
             {"power_of_two": True},
             PerTensor(),
             "int8 symmetric per-tensor with power-of-two scales",
+        ),
+        (
+            {"axis": 1, "block_size": 32, "scale_type": "e8m0", "dynamic": True},
+            Blocked(1, 32),
+            "int8 symmetric blocks of 32 on axis 1 with e8m0 scales, dynamic",
+        ),
+        (
+            {"symmetric": False, "zero_point": "fractional"},
+            PerTensor(),
+            "int8 asymmetric per-tensor with fractional zero points",
         ),
     ],
     ids=str,
@@ -57,6 +67,31 @@ def test_json_round_trip(name):
         ({"qtype": "int8", "block_shape": ()}, "for each dimension, got []"),
         ({"qtype": 8}, "unknown qtype '8'"),
         ({"qtype": "int8", "bits": 8}, "Extra inputs are not permitted"),
+        ({"qtype": "int8", "scale_type": "e5m2"}, "Input should be 'float32', 'e8m0' or 'e4m3'"),
+        (
+            {"qtype": "int8", "scale_type": "e8m0", "symmetric": False},
+            "scale_type e8m0 needs symmetric: true, or use scale_type float32",
+        ),
+        (
+            {"qtype": "int8", "scale_type": "e4m3"},
+            "scale_type e4m3 needs a float qtype, got int8; use float4e2m1 (NVFP4), or scale_type float32",
+        ),
+        (
+            {"qtype": "int8", "scale_type": "e8m0", "power_of_two": True},
+            "power_of_two is for scale_type float32, got e8m0; remove it",
+        ),
+        (
+            {"qtype": "int8", "zero_point": "fractional"},
+            "zero_point fractional needs symmetric: false; a symmetric zero point is 0",
+        ),
+        (
+            {"qtype": "int8", "dynamic": True, "power_of_two": True},
+            "dynamic scales are not rounded; remove power_of_two, or use scale_type e8m0",
+        ),
+        (
+            {"qtype": "int8", "dynamic": True, "symmetric": False, "zero_point": "fractional"},
+            "dynamic zero points are integers; use zero_point: integer, or dynamic: false",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -65,3 +100,17 @@ def test_what_does_not_go_together(fields, words):
     with pytest.raises(pydantic.ValidationError, match=".*") as caught:
         QuantSpec(**fields)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("qtype", "scale_type", "grid"),
+    [
+        ("int8", "e8m0", "int8[-127,127]"),
+        ("int8", "float32", "int8"),
+        ("int4[-7,7]", "e8m0", "int4[-7,7]"),
+        ("float4e2m1", "e8m0", "float4e2m1"),
+    ],
+)
+def test_grid(qtype, scale_type, grid):
+    """MXINT8 leaves -128 out, as OCP MX recommends; other formats have all their numbers."""
+    assert QuantSpec(qtype=qtype, scale_type=scale_type).grid == qtype_by_name(grid)

@@ -77,7 +77,7 @@ void test_observe_padded(int64_t images, int64_t channels, int64_t plane_size, i
   }
   const Statistics expected =
       cpu::observe({real.data(), static_cast<int64_t>(real.size()), true}, cpu::calling_thread());
-  const ObserveCall call{x.data(), static_cast<int64_t>(x.size()), true, block, plane_size * block, blocks,
+  const cpu::ObserveCall call{x.data(), static_cast<int64_t>(x.size()), true, block, plane_size * block, blocks,
                               channels - (blocks - 1) * block};
   const Statistics found = cpu::observe(call, two_threads());
   require(found.bins == expected.bins && found.bin_counts == expected.bin_counts, "padded: bins");

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from onnxfq.qtypes import QType
+from onnxfq.spec import QuantSpec
 from onnxfq.statistics import TensorStatistics
 
 
-def minmax(statistics: TensorStatistics, qtype: QType, symmetric: bool) -> tuple[float, float]:
+def minmax(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     """Return (rmin, rmax) as observed."""
     return statistics.rmin, statistics.rmax

@@ -11,10 +11,11 @@ from onnxfq import calibration
 from onnxfq.calibrators import calibrator_by_name
 from onnxfq.cli.console import say
 from onnxfq.cli.options import CalibratorOption, ModelArgument, OutputOption, PlanOption, QuietOption
-from onnxfq.files import check_writable
+from onnxfq.files import check_writable, write_text
 from onnxfq.graph.load import load
 from onnxfq.graph.save import refuse_overwriting_input
 from onnxfq.plan import Plan
+from onnxfq.reporting.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
 from onnxfq.statistics import Statistics
 
 
@@ -27,14 +28,35 @@ def calibrate(
     ],
     output: OutputOption,
     calibrator: CalibratorOption = None,
+    table: Annotated[
+        bool,
+        typer.Option(
+            "--table", help="Print each activation's range and expected SQNR under every calibrator."
+        ),
+    ] = False,
+    table_csv: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Write that table as CSV.", show_default=False),
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Write the encodings (JSON): scale and zero point of every quantized tensor."""
-    refuse_overwriting_input(output, model, plan, statistics)
-    check_writable(output)
+    for written in (output, table_csv):
+        if written is not None:
+            refuse_overwriting_input(written, model, plan, statistics)
+            check_writable(written)
     if calibrator is not None:
         calibrator_by_name(calibrator)
-    encodings = calibration.calibrate(load(model), Plan.load(plan), Statistics.load(statistics), calibrator)
+    decided, observed = Plan.load(plan), Statistics.load(statistics)
+    encodings = calibration.calibrate(load(model), decided, observed, calibrator)
     encodings.save(output)
+    if table or table_csv is not None:
+        rows = calibrator_rows(decided, observed, calibrator)
+        if table:
+            say(calibrator_table(rows))
+        if table_csv is not None:
+            write_text(table_csv, calibrator_csv(rows))
     say(f"calibrated {len(encodings.encodings)} tensors", quiet)
-    say(f"wrote      {output}", quiet)
+    for written in (output, table_csv):
+        if written is not None:
+            say(f"wrote      {written}", quiet)

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from onnxfq.cli.progress import Bar, Lines
+from onnxfq.feeds import DataOptions
 from onnxfq.pipeline import RunOptions
 
 
@@ -20,18 +21,18 @@ def say(text: str, quiet: bool = False) -> None:
 
 
 @contextmanager
-def running(batch: int, threads: int, quiet: bool) -> Iterator[RunOptions]:
-    """Give RunOptions that show stage and feeds done while a terminal is watching."""
+def running(batch: int, threads: int, quiet: bool, data: DataOptions) -> Iterator[RunOptions]:
+    """Give RunOptions that show progress on standard error, unless quiet."""
     console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield RunOptions(batch, threads)
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("loading")
-        yield RunOptions(
-            batch, threads, lambda stage, done: progress.update(task, description=f"{stage}: {done} feeds")
-        )
+    if quiet:
+        yield RunOptions(batch, threads, data=data)
+    elif console.is_terminal:
+        bar = Bar(console)
+        with bar.progress:
+            yield RunOptions(batch, threads, bar, data)
+    else:
+        lines = Lines(lambda line: typer.echo(f"onnxfq: {line}", err=True))
+        yield RunOptions(batch, threads, lines, data)
 
 
 def show_notes() -> None:

@@ -8,10 +8,13 @@ from typing import Annotated
 import typer
 
 from onnxfq.cli.console import running, say
+from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import BATCH, BatchOption, DataOption, JsonOption, QuietOption, ThreadsOption
+from onnxfq.feeds import DataOptions
 from onnxfq.pipeline import evaluate_models
 
 
+@with_data_options
 def evaluate(
     reference: Annotated[
         Path, typer.Argument(metavar="REFERENCE", help="The float model.", show_default=False)
@@ -21,6 +24,7 @@ def evaluate(
         typer.Argument(metavar="CANDIDATE", help="The Q/DQ or fake-quant model.", show_default=False),
     ],
     data: DataOption,
+    described: DataOptions,
     labels: Annotated[
         Path | None,
         typer.Option(help="One class number a row: .npy, .npz or text.", show_default=False),
@@ -32,7 +36,7 @@ def evaluate(
     quiet: QuietOption = False,
 ) -> None:
     """Print SQNR, cosine, largest error and top-1 agreement of each output, and accuracy with labels."""
-    with running(batch, threads, quiet or as_json) as options:
+    with running(batch, threads, quiet or as_json, described) as options:
         result = evaluate_models(
             reference, candidate, data, labels=labels, per_tensor=per_tensor, options=options
         )

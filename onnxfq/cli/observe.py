@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from onnxfq.cli.console import running, say
+from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
     BatchOption,
@@ -19,12 +20,12 @@ from onnxfq.cli.options import (
 )
 from onnxfq.distribution import collect_on_ray
 from onnxfq.errors import StatisticsError
+from onnxfq.feeds import DataOptions
 from onnxfq.files import check_writable
 from onnxfq.graph.load import load
 from onnxfq.graph.save import refuse_overwriting_input
 from onnxfq.observation import (
     DEFAULT_MEMORY,
-    Nonfinite,
     ObservationInterrupted,
     ObserveOptions,
     collect_statistics,
@@ -37,10 +38,12 @@ from onnxfq.statistics import Statistics
 INTERRUPTED = 130
 
 
+@with_data_options
 def observe(
     model: ModelArgument,
     data: DataOption,
     output: OutputOption,
+    described: DataOptions,
     plan: Annotated[
         Path | None,
         typer.Option(
@@ -54,9 +57,6 @@ def observe(
     memory: Annotated[
         int, typer.Option(min=1, metavar="MB", help="What observing may take beyond the model's own memory.")
     ] = DEFAULT_MEMORY >> 20,
-    nonfinite: Annotated[
-        Nonfinite, typer.Option(help="At NaN and infinities: stop, or go on with the other values.")
-    ] = "stop",
     feed_ranges: Annotated[
         bool, typer.Option("--feed-ranges", help="Keep the range of every feed, for moving_average.")
     ] = False,
@@ -75,9 +75,11 @@ def observe(
     start = _interrupted(output) if resume else None
     loaded = load(model)
     wanted = observation_plan(loaded) if plan is None else Plan.load(plan)
-    feeds = open_feeds(loaded.proto, data, batch)
-    with running(batch, threads, quiet) as options:
-        how = ObserveOptions(threads, memory << 20, nonfinite, feed_ranges, options.stage("observe"))
+    feeds = open_feeds(loaded.proto, data, batch, described)
+    with running(batch, threads, quiet, described) as options:
+        how = ObserveOptions(
+            threads, memory << 20, described.nonfinite, feed_ranges, options.stage("observe", feeds.runs)
+        )
         try:
             if ray is not None:
                 statistics = collect_on_ray(loaded, wanted, feeds, ray, how, start)

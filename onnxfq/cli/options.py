@@ -7,20 +7,13 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.calibrators import CALIBRATORS
+from onnxfq.calibrators import FORMS
 from onnxfq.feeds import DEFAULT_BATCH
 from onnxfq.recipe import RECIPES
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)]
-DataOption = Annotated[
-    Path,
-    typer.Option(
-        "--data",
-        metavar="DATA",
-        help="An .npz keyed by input name, or a folder of .npz files, one feed each.",
-        show_default=False,
-    ),
-]
+DATA_HELP = "An .npz keyed by input name, an .npy, a folder of these or of images, or module:function."
+DataOption = Annotated[str, typer.Option("--data", metavar="DATA", help=DATA_HELP, show_default=False)]
 OutputOption = Annotated[
     Path, typer.Option("--output", "-o", metavar="OUT", help="The file to write.", show_default=False)
 ]
@@ -35,12 +28,15 @@ CalibratorOption = Annotated[
     typer.Option(
         "--calibrator",
         metavar="NAME",
-        help=f"For activations, in place of the recipe's: {', '.join(CALIBRATORS)}, percentile:99.9.",
+        help=f"For activations, in place of the recipe's: {', '.join(FORMS)}.",
         show_default=False,
     ),
 ]
 BatchOption = Annotated[
-    int, typer.Option("--batch", min=1, help="Samples a run where the model leaves the batch axis open.")
+    int,
+    typer.Option(
+        "--batch", min=0, help="Samples a run where the model leaves the batch axis open; 0 as they come."
+    ),
 ]
 ThreadsOption = Annotated[
     int, typer.Option("--threads", min=0, help="Threads to run with; 0 for one a core.")

@@ -9,11 +9,12 @@ import typer
 
 from onnxfq import pipeline
 from onnxfq.cli.console import running, say
+from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
+    DATA_HELP,
     BatchOption,
     CalibratorOption,
-    DataOption,
     ModelArgument,
     OutputOption,
     QuietOption,
@@ -21,6 +22,7 @@ from onnxfq.cli.options import (
     ThreadsOption,
 )
 from onnxfq.errors import OutputError
+from onnxfq.feeds import DataOptions
 from onnxfq.files import check_writable
 from onnxfq.graph.save import refuse_overwriting_input, save
 from onnxfq.recipe import DEFAULT_RECIPE
@@ -28,10 +30,26 @@ from onnxfq.reporting.html import write_report
 from onnxfq.reporting.text import quantize_summary
 
 
+@with_data_options
 def quantize(
     model: ModelArgument,
-    data: DataOption,
     output: OutputOption,
+    described: DataOptions,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="DATA",
+            help=f"{DATA_HELP} Not needed with --statistics, nor by recipes that observe nothing.",
+            show_default=False,
+        ),
+    ] = None,
+    statistics: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="From `onnxfq observe`: nothing is observed again.", show_default=False
+        ),
+    ] = None,
     recipe: RecipeOption = DEFAULT_RECIPE,
     calibrator: CalibratorOption = None,
     report: Annotated[
@@ -50,14 +68,22 @@ def quantize(
     threads: ThreadsOption = 0,
     quiet: QuietOption = False,
 ) -> None:
-    """Quantize MODEL with DATA and write a Q/DQ model that has been loaded, run and compared."""
+    """Quantize MODEL with DATA, compare it with the float model and write it with Q/DQ nodes."""
     if report is not None:
-        refuse_overwriting_input(report, model, data, output)
+        refuse_overwriting_input(report, model, output, *(part for part in (data, statistics) if part))
         check_writable(report)
     if artifacts is not None:
         _check_folder(artifacts)
-    with running(batch, threads, quiet) as options:
-        result = pipeline.quantize(model, data, output, recipe=recipe, calibrator=calibrator, options=options)
+    with running(batch, threads, quiet, described) as options:
+        result = pipeline.quantize(
+            model,
+            data,
+            output,
+            recipe=recipe,
+            calibrator=calibrator,
+            statistics=statistics,
+            options=options,
+        )
     if report is not None:
         write_report(result, report)
     if artifacts is not None:

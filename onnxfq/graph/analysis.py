@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.ops import is_weighted
+from onnxfq.graph.ops import STANDARD_DOMAINS, is_weighted
 from onnxfq.plan import Use
 
 
@@ -57,6 +57,12 @@ def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ())
 def is_float32(tensor: gs.Tensor) -> bool:
     """Tell whether `tensor` is known to hold float32."""
     return tensor.dtype is not None and tensor.dtype == np.float32
+
+
+def producer_op(tensor: gs.Tensor) -> str:
+    """Return the op type of the standard operator that computes `tensor`; empty when none does."""
+    node = tensor.inputs[0] if tensor.inputs else None
+    return str(node.op) if node is not None and node.domain in STANDARD_DOMAINS else ""
 
 
 def dtype_name(tensor: gs.Tensor) -> str:

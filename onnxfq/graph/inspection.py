@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from onnxfq.documents import Record
@@ -16,16 +18,19 @@ from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import input_specs, output_names
 from onnxfq.text_table import table_lines
 
+FORMAT_KEY = "onnxfq.format/"
+"""What metadata of a written model begin with that name a tensor's format where a wider type carries it."""
+
 
 class QuantizedTensor(Record):
-    """One quantizer found: where, in which format, with which scales."""
+    """One quantizer found: where, in which format, with which scales; None where the model makes them."""
 
     tensor: str
     op_type: str
     qtype: str
     granularity: str
-    scale_min: float
-    scale_max: float
+    scale_min: float | None
+    scale_max: float | None
     zero_points: str
 
 
@@ -56,7 +61,11 @@ class Inspection(Record):
             f"operators  {operators}",
             f"weighted   {weighted}",
             f"constants  {self.weight_bytes / 1e6:.2f} MB",
-            *(f"metadata   {key} = {value}" for key, value in self.metadata.items()),
+            *(
+                f"metadata   {key} = {value}"
+                for key, value in self.metadata.items()
+                if not key.startswith(FORMAT_KEY)
+            ),
         ]
         if not self.quantized:
             found = sorted(set(self.operators) & QUANTIZED_OPS)
@@ -64,9 +73,7 @@ class Inspection(Record):
             return "\n".join(lines)
         rows = [("tensor", "operator", "type", "granularity", "scale", "zero point")]
         for q in self.quantized:
-            same = q.scale_min == q.scale_max
-            scale = f"{q.scale_min:.6g}" if same else f"{q.scale_min:.4g} … {q.scale_max:.4g}"
-            rows.append((q.tensor, q.op_type, q.qtype, q.granularity, scale, q.zero_points))
+            rows.append((q.tensor, q.op_type, q.qtype, q.granularity, _scales(q), q.zero_points))
         return "\n".join([*lines, "", *table_lines(rows)])
 
 
@@ -79,7 +86,9 @@ def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
     for node in proto.graph.node:
         if node.op_type == "QuantizeLinear":
             dtypes[node.output[0]] = _output_type(node, dtypes)
-    found = [_quantizer(node, constants, dtypes) for node in proto.graph.node]
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    made = {name: node for node in proto.graph.node for name in node.output}
+    found = [_quantizer(node, constants, dtypes, made) for node in proto.graph.node]
     return Inspection(
         source=source,
         opset=default_opset(proto),
@@ -90,25 +99,46 @@ def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
         operators=dict(counts.most_common()),
         weighted={op: counts[op] for op in WEIGHTED_INPUTS if counts[op]},
         weight_bytes=sum(len(t.raw_data) or t.ByteSize() for t in constants.values()),
-        quantized=tuple(q for q in found if q is not None),
-        metadata={entry.key: entry.value for entry in proto.metadata_props},
+        quantized=tuple(_as_asked(q, metadata) for q in found if q is not None),
+        metadata=metadata,
     )
 
 
+def _scales(quantized: QuantizedTensor) -> str:
+    low, high = quantized.scale_min, quantized.scale_max
+    if low is None or high is None:
+        return "dynamic"
+    return f"{low:.6g}" if low == high else f"{low:.4g} … {high:.4g}"
+
+
+def _as_asked(quantized: QuantizedTensor, metadata: dict[str, str]) -> QuantizedTensor:
+    """Return `quantized` with the number format that its type carries, where the metadata name one."""
+    name = quantized.tensor.removesuffix("/clip").removesuffix("/q")
+    return quantized.model_copy(update={"qtype": metadata.get(FORMAT_KEY + name, quantized.qtype)})
+
+
 def _quantizer(
-    node: onnx.NodeProto, constants: dict[str, onnx.TensorProto], dtypes: dict[str, int]
+    node: onnx.NodeProto,
+    constants: dict[str, onnx.TensorProto],
+    dtypes: dict[str, int],
+    made: dict[str, onnx.NodeProto],
 ) -> QuantizedTensor | None:
-    """Return what a quantizing node says; DequantizeLinear counts where it reads a stored constant."""
-    reads_constant = node.op_type == "DequantizeLinear" and node.input[0] in constants
-    if node.op_type not in ("QuantizeLinear", "FakeQuantize") and not reads_constant:
-        return None
+    """Return what a quantizing node says; one that dequantizes counts where it reads a stored constant."""
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    scale = constants.get(node.input[1])
-    if scale is None:
+    reads_constant = node.op_type in _DEQUANTIZES and node.input[0] in constants
+    if node.op_type in _DYNAMIC:
+        scale, rank = None, 1 if "axis" in attributes else 0
+    elif node.op_type in ("QuantizeLinear", "FakeQuantize") or reads_constant:
+        scale = _constant_scale(node.input[1], constants, made)
+        if scale is None:
+            return None
+        rank = scale.ndim
+    else:
         return None
-    values = numpy_helper.to_array(scale).astype(np.float64)
-    if node.op_type == "FakeQuantize":
+    if "qtype" in attributes:
         qtype = attributes["qtype"].decode()
+    elif node.op_type in _DYNAMIC:
+        qtype = _DYNAMIC[node.op_type]
     else:
         code = dtypes[node.input[0]] if reads_constant else dtypes[node.output[0]]
         qtype = onnx.TensorProto.DataType.Name(code).lower()
@@ -116,11 +146,44 @@ def _quantizer(
         tensor=node.input[0],
         op_type=node.op_type,
         qtype=qtype,
-        granularity=_granularity(values.ndim, attributes),
-        scale_min=float(values.min()),
-        scale_max=float(values.max()),
-        zero_points=_zero_points(node, constants),
+        granularity=_granularity(rank, attributes),
+        scale_min=None if scale is None else float(scale.min()),
+        scale_max=None if scale is None else float(scale.max()),
+        zero_points="dynamic" if _asymmetric(node, attributes) else _zero_points(node, constants),
     )
+
+
+# Quantizers whose scales the running model makes: the number format that they have.
+_DYNAMIC = {
+    "DynamicQuantizeLinear": "uint8",
+    "DynamicFakeQuantize": "",
+    "TRT_FP4DynamicQuantize": "float4e2m1",
+    "TRT_MXFP8DynamicQuantize": "float8e4m3fn",
+}
+_DEQUANTIZES = ("DequantizeLinear", "TRT_MXFP8DequantizeLinear")
+
+
+def _asymmetric(node: onnx.NodeProto, attributes: dict[str, Any]) -> bool:
+    return node.op_type == "DynamicQuantizeLinear" or attributes.get("symmetric") == 0
+
+
+def _constant_scale(
+    name: str, constants: dict[str, onnx.TensorProto], made: dict[str, onnx.NodeProto]
+) -> NDArray[np.float64] | None:
+    """Return a scale that is a constant, or a constant times another, as that of NVFP4; else None."""
+    if name in constants:
+        values = numpy_helper.to_array(constants[name])
+        # MXFP8 for TensorRT holds exponents, biased by 127.
+        exponents = values.dtype == np.uint8
+        return np.asarray(np.exp2(values.astype(np.float64) - 127) if exponents else values, np.float64)
+    node = made.get(name)
+    if node is None or node.op_type != "DequantizeLinear":
+        return None
+    factors = [constants[part] for part in node.input[:2] if part in constants]
+    if len(factors) != 2:
+        return None
+    first, second = (numpy_helper.to_array(factor).astype(np.float64) for factor in factors)
+    return np.asarray(first * second)
 
 
 def _output_type(node: onnx.NodeProto, dtypes: dict[str, int]) -> int:
@@ -130,7 +193,7 @@ def _output_type(node: onnx.NodeProto, dtypes: dict[str, int]) -> int:
     return int(given or onnx.TensorProto.UINT8)  # ONNX's default
 
 
-def _granularity(rank: int, attributes: dict[str, object]) -> str:
+def _granularity(rank: int, attributes: dict[str, Any]) -> str:
     if attributes.get("block_shape"):
         return f"blocks of {attributes['block_shape']}"
     if rank == 0:
@@ -142,6 +205,6 @@ def _granularity(rank: int, attributes: dict[str, object]) -> str:
 def _zero_points(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
     if len(node.input) < 3 or node.input[2] not in constants:
         return "0"
-    values = numpy_helper.to_array(constants[node.input[2]]).astype(np.int64)
-    low, high = int(values.min()), int(values.max())
-    return str(low) if low == high else f"{low} … {high}"
+    values = numpy_helper.to_array(constants[node.input[2]]).astype(np.float64)
+    low, high = values.min(), values.max()
+    return f"{low:g}" if low == high else f"{low:g} … {high:g}"

@@ -32,14 +32,23 @@ QUANTIZED_OPS = frozenset(
         "DynamicQuantizeMatMul",
         "MatMulIntegerToFloat",
         "QcQuantizeOp",
+        "TRT_FP4DynamicQuantize",
+        "TRT_FP8DequantizeLinear",
+        "TRT_INT4DequantizeLinear",
+        "TRT_MXFP8DequantizeLinear",
+        "TRT_MXFP8DynamicQuantize",
     }
 )
 """Op types, of any domain, that show that a model is quantized already."""
 
 
+STANDARD_DOMAINS = (None, "", "ai.onnx")
+"""How the domain of ONNX's own operators is spelled."""
+
+
 def is_weighted(node: gs.Node) -> bool:
     """Tell whether `node` is a standard operator that multiplies two tensors."""
-    return node.op in WEIGHTED_INPUTS and node.domain in (None, "", "ai.onnx")
+    return node.op in WEIGHTED_INPUTS and node.domain in STANDARD_DOMAINS
 
 
 def channel_axis(node: gs.Node, slot: int, rank: int) -> int | None:
@@ -67,6 +76,17 @@ def summed_axis(node: gs.Node, slot: int, rank: int) -> int | None:
     if node.op == "MatMul":
         return max(rank - 2, 0) if slot == 1 else rank - 1
     return None
+
+
+def summed_channels(node: gs.Node, slot: int) -> int | None:
+    """Return the axis of the input channels of a convolution without groups, summed over with the window.
+
+    In blocks along it every product has one scale of the input and one of the weight. With groups a block of
+    the input would reach into the next group: None.
+    """
+    if node.op not in ("Conv", "ConvTranspose") or node.attrs.get("group", 1) != 1:
+        return None
+    return 0 if node.op == "ConvTranspose" and slot == 1 else 1
 
 
 def _gemm_summed_axis(node: gs.Node, slot: int) -> int:

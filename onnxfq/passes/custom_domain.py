@@ -1,4 +1,4 @@
-"""Nodes of domain `onnxfq`: the operators of the custom-op library."""
+"""Nodes of domains beside ONNX's own: `onnxfq`, the custom-op library, and what TensorRT's parser adds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ DOMAIN = "onnxfq"
 VERSION = 1
 
 
-def custom_node(op: str, name: str, **fields: object) -> gs.Node:
-    """Make a node of the custom-op library; fields are attrs, inputs, outputs."""
-    return gs.Node(op=op, name=name, domain=DOMAIN, **fields)
+TENSORRT_DOMAIN = "trt"
 
 
-def import_domain(graph: gs.Graph) -> None:
+def custom_node(op: str, name: str, domain: str = DOMAIN, **fields: object) -> gs.Node:
+    """Make a node of `domain`; fields are attrs, inputs, outputs."""
+    return gs.Node(op=op, name=name, domain=domain, **fields)
+
+
+def import_domain(graph: gs.Graph, domain: str = DOMAIN) -> None:
     """Declare the domain among the operator sets that `graph` uses."""
     opsets = list(graph.import_domains or [])
-    if all(o.domain != DOMAIN for o in opsets):
-        graph.import_domains = [*opsets, onnx.helper.make_opsetid(DOMAIN, VERSION)]
+    if all(o.domain != domain for o in opsets):
+        graph.import_domains = [*opsets, onnx.helper.make_opsetid(domain, VERSION)]

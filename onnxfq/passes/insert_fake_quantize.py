@@ -1,8 +1,9 @@
-"""Put FakeQuantize nodes on every placed activation and round every placed weight."""
+"""Put FakeQuantize or DynamicFakeQuantize nodes on every placed activation and round every placed weight."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -63,24 +64,17 @@ def _round_weight(editor: Editor, placement: Placement, tensor: gs.Constant, enc
 def _insert_node(
     editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, enabled: list[gs.Constant]
 ) -> None:
-    name, spec = tensor.name, encoding.spec
-    scale = editor.constant(f"{name}/scale", lambda n: make_constant(n, encoding.scale_array))
-    offsets = encoding.zero_point_array.astype(np.float32)
-    zero_point = editor.constant(f"{name}/zero_point", lambda n: make_constant(n, offsets))
-    attrs: dict[str, object] = {"qtype": str(spec.qtype)}
-    attrs |= {
-        key: list(value) if key == "block_shape" else value
-        for key, value in spec.blocks.items()
-        if value is not None
-    }
+    name = tensor.name
+    make = _dynamic if encoding.spec.dynamic else _static
+    op, attrs, params = make(editor, name, encoding)
     rounded = editor.variable(f"{name}/fq", tensor)
     if isinstance(tensor, gs.Constant):
         rounded.dtype, rounded.shape = tensor.dtype, list(tensor.shape)
     node = custom_node(
-        "FakeQuantize",
+        op,
         f"{name}/fq",
-        attrs=attrs,
-        inputs=[tensor, scale, zero_point, *enabled],
+        attrs=attrs | _block_attributes(encoding),
+        inputs=[tensor, *(params if enabled else _without_empty(params)), *enabled],
         outputs=[rounded],
     )
     editor.rewire(placement, rounded)
@@ -88,3 +82,37 @@ def _insert_node(
         editor.insert_before_uses(placement, [node])
     else:
         editor.insert_after(tensor, [node])
+
+
+_Operator = tuple[str, dict[str, Any], list[gs.Tensor]]
+"""Op type, attributes but for the blocks, and inputs between `x` and `enabled`."""
+
+
+def _static(editor: Editor, name: str, encoding: Encoding) -> _Operator:
+    offsets = encoding.zero_point_array.astype(np.float32)
+    params = [
+        editor.constant(f"{name}/scale", lambda n: make_constant(n, encoding.scale_array)),
+        editor.constant(f"{name}/zero_point", lambda n: make_constant(n, offsets)),
+    ]
+    return "FakeQuantize", {"qtype": str(encoding.spec.grid)}, params
+
+
+def _dynamic(editor: Editor, name: str, encoding: Encoding) -> _Operator:
+    spec, shared = encoding.spec, gs.Variable.empty()
+    if encoding.global_scale is not None:
+        value = np.asarray(encoding.global_scale, np.float32)
+        shared = editor.constant(f"{name}/global_scale", lambda n: make_constant(n, value))
+    attrs = {"qtype": str(spec.qtype), "scale_type": spec.scale_type, "symmetric": int(spec.symmetric)}
+    return "DynamicFakeQuantize", attrs, [shared]
+
+
+def _block_attributes(encoding: Encoding) -> dict[str, Any]:
+    return {
+        key: list(value) if key == "block_shape" else value
+        for key, value in encoding.spec.blocks.items()
+        if value is not None
+    }
+
+
+def _without_empty(params: list[gs.Tensor]) -> list[gs.Tensor]:
+    return [tensor for tensor in params if tensor.name]

@@ -8,17 +8,20 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnxfq.deployed import deployed_qtype
+from onnxfq.deployed import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import PlanError
+from onnxfq.granularity import PerTensor
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.numerics import quantize
 from onnxfq.passes.one_axis_blocks import OnnxParams, needs_blocks, one_axis
 from onnxfq.passes.pass_base import Pass
+from onnxfq.passes.tensorrt_blocks import insert_tensorrt_blocks
 from onnxfq.plan import Placement, Plan
 from onnxfq.qtypes import QType
+from onnxfq.spec import QuantSpec
 
 # From this opset on QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.
 _OUTPUT_DTYPE_OPSET = 21
@@ -35,6 +38,9 @@ class InsertQdq(Pass):
     its limits, an activation gets a Clip to the real numbers that the limits stand for in front of Q. That is
     exact: such a number divided by the scale is its integer to 2^-23 of its size. (Clip on the integers after
     Q says the same, but ONNX Runtime 1.31 has none for 16 bits.)
+
+    Of dynamic activations ONNX has one form, DynamicQuantizeLinear; MXFP8 and NVFP4 for TensorRT are written
+    as `tensorrt_blocks` says. Other small scales of weights are written as the float32 numbers that they are.
     """
 
     plan: Plan
@@ -47,17 +53,25 @@ class InsertQdq(Pass):
         for placement in self.plan.placements:
             carrier = deployed_qtype(placement.spec.qtype)
             needs += [carrier.min_opset or 0] if carrier else []
-            needs += [_OUTPUT_DTYPE_OPSET] if needs_blocks(self.encodings[placement.tensor]) else []
+            standard = not self._for_tensorrt(placement)
+            blocks = standard and needs_blocks(self.encodings[placement.tensor])
+            needs += [_OUTPUT_DTYPE_OPSET] if blocks else []
         return max(needs)
 
     def requires(self, model: Model) -> None:
         """Raise PlanError when plan or encodings are another model's, or onnx has no type for a tensor."""
         check_encodings(self.plan, self.encodings, model)
         for placement in self.plan.placements:
-            if deployed_qtype(placement.spec.qtype) is None:
+            spec = placement.spec
+            if deployed_qtype(spec.qtype) is None:
                 raise PlanError(
-                    f"tensor {placement.tensor!r}: the installed onnx has no {placement.spec.qtype}; upgrade "
+                    f"tensor {placement.tensor!r}: the installed onnx has no {spec.qtype}; upgrade "
                     "onnx, or insert fake-quant nodes instead"
+                )
+            if not (self._for_tensorrt(placement) or _standard(spec)):
+                raise PlanError(
+                    f"tensor {placement.tensor!r}: target {self.plan.target} has no form of {spec}; insert "
+                    "fake-quant nodes instead"
                 )
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
@@ -66,9 +80,32 @@ class InsertQdq(Pass):
         for placement in self.plan.placements:
             tensor = editor.tensor(placement)
             encoding = self.encodings[placement.tensor]
-            insert = _insert_on_weight if isinstance(tensor, gs.Constant) else _insert_on_activation
-            insert(editor, placement, tensor, encoding, opset)
+            if self._for_tensorrt(placement):
+                insert_tensorrt_blocks(editor, placement, tensor, encoding)
+            elif placement.spec.dynamic:
+                _insert_dynamic(editor, placement, tensor)
+            else:
+                insert = _insert_on_weight if isinstance(tensor, gs.Constant) else _insert_on_activation
+                insert(editor, placement, tensor, encoding, opset)
         return bool(self.plan.placements)
+
+    def _for_tensorrt(self, placement: Placement) -> bool:
+        """Tell whether TensorRT has a form of its own for the placed tensor."""
+        spec = placement.spec
+        name = tensorrt_blocks(spec.qtype, spec.scale_type)
+        if self.plan.target != "tensorrt" or not name or spec.axis is None:
+            return False
+        needs_dynamic = placement.role == "activation"
+        return spec.dynamic == needs_dynamic and spec.block_size == TENSORRT_BLOCKS[name].block_size
+
+
+def _standard(spec: QuantSpec) -> bool:
+    """Tell whether ONNX's own operators say `spec`."""
+    if spec.zero_point == "fractional":
+        return False
+    return not spec.dynamic or (
+        spec.qtype.name == "uint8" and not spec.symmetric and spec.granularity == PerTensor()
+    )
 
 
 def check_encodings(plan: Plan, encodings: Encodings, model: Model) -> None:
@@ -107,6 +144,24 @@ def _insert_on_activation(
     editor.insert_after(tensor, nodes)
 
 
+def _insert_dynamic(editor: Editor, placement: Placement, tensor: gs.Tensor) -> None:
+    name = tensor.name
+    found = [editor.variable(f"{name}/{what}") for what in ("q", "scale", "zero_point")]
+    for variable, dtype, shape in zip(
+        found, (np.uint8, np.float32, np.uint8), (tensor.shape, [], []), strict=True
+    ):
+        variable.dtype, variable.shape = dtype, shape
+    dequantized = editor.variable(f"{name}/dq", tensor)
+    editor.rewire(placement, dequantized)
+    editor.insert_after(
+        tensor,
+        [
+            gs.Node("DynamicQuantizeLinear", f"{name}/q", {}, [tensor], found),
+            gs.Node("DequantizeLinear", f"{name}/dq", {}, found, [dequantized]),
+        ],
+    )
+
+
 def _insert_on_weight(
     editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding, opset: int
 ) -> None:
@@ -116,7 +171,7 @@ def _insert_on_weight(
         constant_array(tensor),
         params.scale,
         params.zero_point,
-        qtype=encoding.spec.qtype,
+        qtype=encoding.spec.grid,
         axis=params.axis,
         block_size=params.block_size,
     ).astype(carrier.dtype)

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from onnxfq.plan import Placement
 from onnxfq.policies.target import Operands, TargetPolicy
+from onnxfq.spec import QuantSpec
 
 # onnxruntime 1.31.1 has QuantizeLinear for integers of 2, 4, 8 and 16 bits and for the float8 types.
 _NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
 
 
+# The one form of DynamicQuantizeLinear.
+_DYNAMIC = QuantSpec(qtype="uint8", symmetric=False, dynamic=True)
+
+
 def _refuses(placement: Placement, operands: Operands) -> str:
-    base = placement.spec.qtype.base
+    spec, base = placement.spec, placement.spec.qtype.base
     if base in _NO_KERNEL:
         return f"ONNX Runtime has no QuantizeLinear for {base}; use float8e4m3fn, or target simulation"
+    if spec.zero_point == "fractional":
+        return "ONNX Runtime takes integer zero points only; use zero_point: integer, or target simulation"
+    if spec.dynamic and spec != _DYNAMIC:
+        return (
+            f"ONNX Runtime has dynamic scales for {_DYNAMIC} only, not {spec}; use recipe "
+            "onnxruntime-uint8-dynamic, dynamic: false, or target simulation"
+        )
     return ""
 
 
@@ -21,6 +33,7 @@ ONNXRUNTIME = TargetPolicy(
     per_tensor_weights={},
     # ONNX Runtime fuses an Add only with pairs on both inputs and the output.
     residual=False,
+    channel_blocks=False,
     bias="bias: added in float, so that no rounding of int32 biases is needed",
     refuses=_refuses,
     keeps_float=lambda operands: "",

@@ -8,6 +8,7 @@ SIMULATION = TargetPolicy(
     name="simulation",
     per_tensor_weights={},
     residual=False,
+    channel_blocks=True,
     bias="bias: added in float",
     refuses=lambda placement, operands: "",
     keeps_float=lambda operands: "",

@@ -21,6 +21,15 @@ class Operands:
     placements: Sequence[Placement]
     weight_shapes: dict[str, tuple[int, ...]]
 
+    def shape(self, placement: Placement) -> Sequence[int | str] | None:
+        """Return the shape of a placed tensor; a name for an open dimension, None when it is not known."""
+        if placement.tensor in self.weight_shapes:
+            return self.weight_shapes[placement.tensor]
+        found: Sequence[int | str] | None = next(
+            t.shape for t in self.node.inputs if t.name == placement.tensor
+        )
+        return found
+
     @property
     def weight_only(self) -> bool:
         """Tell whether no activation of the node is quantized."""
@@ -32,14 +41,17 @@ class TargetPolicy:
     """Placement choices of one target.
 
     per_tensor_weights: op type -> why its weights get one scale only. residual: whether the skip
-    branch of a residual Add gets a pair. bias: why biases stay float. refuses: returns why the target
-    cannot take one of a node's placements, given all of them, with the remedy; an empty string when it can.
+    branch of a residual Add gets a pair. channel_blocks: whether blocks of a convolution go along its input
+    channels; else it has a scale for each output channel. bias: why biases stay float. refuses: returns why
+    the target cannot take one of a node's placements, given all of them, with the remedy; an empty string
+    when it can.
     keeps_float: returns why the target would run this one node in float for all that; empty when not.
     """
 
     name: str
     per_tensor_weights: dict[str, str]
     residual: bool
+    channel_blocks: bool
     bias: str
     refuses: Callable[[Placement, Operands], str]
     keeps_float: Callable[[Operands], str]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from onnxfq.deployed import deployed_qtype
+from onnxfq.deployed import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
 from onnxfq.plan import Placement
 from onnxfq.policies.target import Operands, TargetPolicy
 from onnxfq.qtypes import QType
@@ -17,11 +17,14 @@ LARGEST_FLOAT8_KERNEL = 32
 """Elements of a Conv kernel window, 5 x 5 and less: above, the builder has no float8 kernel."""
 
 _BOTH_SIDES = ("int8", "float8e4m3fn")
+_MULTIPLIED = ("MatMul", "Gemm")
 
 
 def _refuses(placement: Placement, operands: Operands) -> str:
     spec = placement.spec
     base = _carrier(spec.qtype)
+    if spec.dynamic or spec.scale_type != "float32":
+        return _refuses_made(placement, operands)
     if not spec.symmetric:
         return "TensorRT takes zero points of 0 only; use symmetric: true"
     if base == "int4" and not operands.weight_only:
@@ -37,9 +40,29 @@ def _refuses(placement: Placement, operands: Operands) -> str:
             return f"TensorRT expands blocked {base} weights to float before it multiplies; use per_axis"
         return f"TensorRT computes blocked {base} weights with quantized activations wrongly; use per_axis"
     # A type that TensorRT takes nowhere, or not here, is refused for the tensor that has it.
+    made = [other.spec for other in operands.placements if other.spec.scale_type != "float32"]
+    if made:
+        return f"TensorRT multiplies two tensors of one format only, not {base} and {made[0]}; use one"
     others = {_carrier(other.spec.qtype) for other in operands.placements} & {*_BOTH_SIDES} - {base}
     if others:
         return f"TensorRT multiplies two tensors of one type only, not {base} and {others.pop()}; use one"
+    return ""
+
+
+def _refuses_made(placement: Placement, operands: Operands) -> str:
+    """Return why TensorRT has no such scales: it has those of MXFP8 and NVFP4, made from the values."""
+    spec = placement.spec
+    remedy = "use recipe tensorrt-mxfp8 or tensorrt-nvfp4"
+    if spec.scale_type == "float32":
+        return f"TensorRT has no DynamicQuantizeLinear; use dynamic: false, or {remedy.removeprefix('use ')}"
+    name = tensorrt_blocks(spec.qtype, spec.scale_type)
+    block = TENSORRT_BLOCKS[name].block_size if name else None
+    # A convolution, which has no one summed axis, stays in float.
+    if not name or (operands.node.op in _MULTIPLIED and spec.block_size != block):
+        return (
+            f"TensorRT has no {spec.qtype} {spec.granularity} with {spec.scale_type} scales; {remedy}, or "
+            "target simulation"
+        )
     return ""
 
 
@@ -51,6 +74,9 @@ def _carrier(qtype: QType) -> str:
 def _keeps_float(operands: Operands) -> str:
     node = operands.node
     for placement in operands.placements:
+        why = _blocks_in_float(placement, operands)
+        if why:
+            return why
         shape = operands.weight_shapes.get(placement.tensor)
         if shape is None:
             continue
@@ -66,6 +92,24 @@ def _keeps_float(operands: Operands) -> str:
         if why:
             return why
     return ""
+
+
+def _blocks_in_float(placement: Placement, operands: Operands) -> str:
+    """Return why TensorRT would not multiply in MXFP8 or NVFP4; empty when it would, or for other formats."""
+    spec, shape = placement.spec, operands.shape(placement)
+    name = tensorrt_blocks(spec.qtype, spec.scale_type)
+    if not name:
+        return ""
+    if operands.node.op not in _MULTIPLIED:
+        return f"TensorRT has {name} for MatMul and Gemm only"
+    if operands.weight_only and name == "NVFP4":
+        return "TensorRT multiplies in float where only the weight is NVFP4"
+    assert spec.axis is not None and spec.block_size is not None, "what has no blocks is refused"
+    size = None if shape is None else shape[spec.axis]
+    rule = f"TensorRT needs {name} blocks that divide the summed axis"
+    if not isinstance(size, int):
+        return f"{rule}, and that of {placement.tensor!r} is open"
+    return f"{rule}: {size} is no multiple of {spec.block_size}" if size % spec.block_size else ""
 
 
 def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
@@ -90,6 +134,7 @@ TENSORRT = TargetPolicy(
     per_tensor_weights={"ConvTranspose": "per tensor: TensorRT releases disagree on the channel axis"},
     # Without a pair on the skip branch the Add runs in float and cannot fuse into its Conv.
     residual=True,
+    channel_blocks=False,
     bias="bias: TensorRT refuses a quantized bias and adds it in float",
     refuses=_refuses,
     keeps_float=_keeps_float,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_graphsurgeon as gs
 
+from onnxfq.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import RecipeError
 from onnxfq.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor
-from onnxfq.graph.analysis import dtype_name, is_float32, weight_source
-from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis
+from onnxfq.graph.analysis import dtype_name, is_float32, producer_op, weight_source
+from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
 from onnxfq.plan import Placement, Use
 from onnxfq.policies.target import Operands, TargetPolicy
-from onnxfq.recipe import Recipe, WeightScheme
-from onnxfq.spec import QuantSpec
+from onnxfq.recipe import ActivationScheme, Recipe, WeightScheme
+from onnxfq.spec import NumberFormat, QuantSpec
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ def decide_weighted(
         elif not is_float32(node.inputs[slot]):
             found = dtype_name(node.inputs[slot])
             why_float = f"input {placement.tensor!r} is {found}, and only float32 is quantized"
+        elif source is None and _needs_rank(node, slot, recipe):
+            why_float = f"input {placement.tensor!r} has no known rank, and its rows and blocks go by axis"
         placements.append(placement)
     if not placements:
         why_float = f"recipe {recipe.name} quantizes weights only, and both inputs are computed"
@@ -77,14 +80,61 @@ def refuse(operands: Operands, policy: TargetPolicy) -> None:
             raise RecipeError(f"node {operands.node.name!r}, tensor {placement.tensor!r}: {refusal}")
 
 
-def place_activation(node: gs.Node, slot: int, recipe: Recipe, why: str) -> Placement | None:
-    """Place input `slot` of `node` as an activation, per tensor; None where the recipe is weight-only."""
-    tensor = node.inputs[slot].name
-    scheme = recipe.activation_for(node.name, node.op, tensor)
+def place_activation(
+    node: gs.Node, slot: int, recipe: Recipe, policy: TargetPolicy, what: str
+) -> Placement | None:
+    """Place input `slot` of `node`, called `what`, as an activation; None where the recipe is weight-only."""
+    tensor = node.inputs[slot]
+    scheme = recipe.activation_for(node.name, node.op, tensor.name)
     if scheme is None:
         return None
-    spec = QuantSpec(**scheme.model_dump())
-    return Placement(tensor=tensor, role="activation", spec=spec, uses=(Use(node.name, slot),), why=why)
+    granularity, why = _activation_granularity(node, slot, scheme, policy)
+    spec = QuantSpec(**_numbers(scheme), **_fields(granularity), dynamic=scheme.dynamic)
+    producer = producer_op(tensor)
+    if producer in scheme.known_ranges and not scheme.dynamic:
+        low, high = KNOWN_RANGES[producer]
+        spec = spec.model_copy(update={"calibrator": f"known:{producer}"})
+        why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
+    use = Use(node.name, slot)
+    return Placement(tensor=tensor.name, role="activation", spec=spec, uses=(use,), why=f"{what}{why}")
+
+
+def _numbers(scheme: ActivationScheme | WeightScheme) -> dict[str, Any]:
+    fields = {name: getattr(scheme, name) for name in NumberFormat.model_fields}
+    if isinstance(scheme, ActivationScheme) and scheme.dynamic:
+        fields["calibrator"] = "minmax"  # the scales are made of the whole range
+    return fields
+
+
+def _needs_rank(node: gs.Node, slot: int, recipe: Recipe) -> bool:
+    tensor = node.inputs[slot]
+    scheme = recipe.activation_for(node.name, node.op, tensor.name)
+    return scheme is not None and scheme.granularity != "per_tensor" and tensor.shape is None
+
+
+def _activation_granularity(
+    node: gs.Node, slot: int, scheme: ActivationScheme, policy: TargetPolicy
+) -> tuple[Granularity, str]:
+    """Return (granularity, why); per tensor where there are no rows and no blocks to speak of."""
+    shape = node.inputs[slot].shape
+    if scheme.granularity == "per_tensor" or shape is None:
+        return PerTensor(), ""
+    rank = len(shape)
+    axis = _block_axis(node, slot, rank, policy)
+    if axis is None:
+        return PerTensor(), f", per tensor: {_NO_SUM.format(node.op)}"
+    if scheme.block_size is not None:
+        return Blocked(axis, scheme.block_size), f", blocks of {scheme.block_size} along its summed axis"
+    return BlockShape(tuple(-1 if d == axis else 1 for d in range(rank))), ", a scale for each row"
+
+
+_NO_SUM = "blocks go along one summed axis, and {} has none"
+
+
+def _block_axis(node: gs.Node, slot: int, rank: int, policy: TargetPolicy) -> int | None:
+    """Return the axis that rows and blocks of an input go along; None when there is none."""
+    axis = summed_axis(node, slot, rank)
+    return summed_channels(node, slot) if axis is None and policy.channel_blocks else axis
 
 
 def _place(
@@ -92,32 +142,28 @@ def _place(
 ) -> Placement | None:
     source = weight_source(node, slot, read_in_float)
     if source is None:
-        return place_activation(node, slot, recipe, f"input of {node.op}")
+        return place_activation(node, slot, recipe, policy, f"input of {node.op}")
     tensor = source.tensor.name
     scheme = recipe.weight_for(node.name, node.op, tensor)
     rank = len(source.permutation)
     granularity, why = _weight_granularity(node, slot, rank, scheme, policy)
-    spec = QuantSpec(
-        qtype=scheme.qtype,
-        symmetric=scheme.symmetric,
-        power_of_two=scheme.power_of_two,
-        calibrator=scheme.calibrator,
-        **_in_axes_of(source.permutation, granularity),
-    )
+    spec = QuantSpec(**_numbers(scheme), **_fields(granularity, source.permutation))
     return Placement(
         tensor=tensor, role="weight", spec=spec, uses=(source.use,), why=f"weight of {node.op}, {why}"
     )
 
 
-def _in_axes_of(permutation: tuple[int, ...], granularity: Granularity) -> dict[str, Any]:
+def _fields(granularity: Granularity, permutation: Sequence[int] | None = None) -> dict[str, Any]:
     """Return the fields of a spec: `granularity`, of a node's input, in the axes of the stored constant."""
-    if isinstance(granularity, BlockShape):
-        stored = dict(zip(permutation, granularity.block_shape, strict=True))
-        return {"block_shape": tuple(stored[axis] for axis in range(len(permutation)))}
     if isinstance(granularity, PerTensor):
         return {}
+    if isinstance(granularity, BlockShape):
+        order = permutation or range(len(granularity.block_shape))
+        stored = dict(zip(order, granularity.block_shape, strict=True))
+        return {"block_shape": tuple(stored[axis] for axis in range(len(stored)))}
     block_size = granularity.block_size if isinstance(granularity, Blocked) else None
-    return {"axis": permutation[granularity.axis], "block_size": block_size}
+    axis = granularity.axis if permutation is None else permutation[granularity.axis]
+    return {"axis": axis, "block_size": block_size}
 
 
 def _weight_granularity(
@@ -128,10 +174,10 @@ def _weight_granularity(
         return PerTensor(), "per tensor as the recipe asks"
     instead = ""
     if scheme.block_size is not None:
-        summed = summed_axis(node, slot, rank)
+        summed = _block_axis(node, slot, rank, policy)
         if summed is not None:
             return Blocked(summed, scheme.block_size), f"blocks of {scheme.block_size} along its summed axis"
-        instead = f": blocks go along one summed axis, and {node.op} has none"
+        instead = f": {_NO_SUM.format(node.op)}"
     if scheme.block_shape is not None:
         if len(scheme.block_shape) == rank:
             return BlockShape(scheme.block_shape), f"blocks of {list(scheme.block_shape)}"

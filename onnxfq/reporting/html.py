@@ -30,6 +30,7 @@ def render_report(result: QuantizeResult) -> str:
         result=result,
         rows=sorted(rows, key=lambda row: row.sqnr_db),
         plot=Markup(figure_svg(figure)),
+        dynamic=[placement.tensor for placement in result.plan.placements if placement.spec.dynamic],
         reasons=Counter(skipped.why for skipped in result.plan.skipped).most_common(),
     )
 

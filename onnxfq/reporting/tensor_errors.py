@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxfq.calibrators.grid_error import expected_sqnr_db
+from onnxfq.calibrators.grid_error import Density, expected_sqnr_db, squared_error
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
-from onnxfq.metrics import ErrorSums
+from onnxfq.metrics import ErrorSums, ratio_db
 from onnxfq.plan import Placement, Plan, Role
-from onnxfq.statistics import Statistics
+from onnxfq.statistics import Statistics, TensorStatistics
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,33 @@ class TensorError:
 def tensor_errors(
     model: Model, plan: Plan, statistics: Statistics, encodings: Encodings
 ) -> list[TensorError]:
-    """Return a row for each placement of `plan`, in its order."""
-    return [_row(model, placement, statistics, encodings[placement.tensor]) for placement in plan.placements]
+    """Return a row for each placement of `plan`, in its order, but for dynamic ones: no grid is theirs."""
+    return [
+        _row(model, placement, statistics, encodings[placement.tensor])
+        for placement in plan.placements
+        if not placement.spec.dynamic
+    ]
 
 
 def _row(model: Model, placement: Placement, statistics: Statistics, encoding: Encoding) -> TensorError:
     if placement.role == "activation":
         seen = statistics[placement.tensor]
-        scale, zero_point = float(encoding.scale_array), int(encoding.zero_point_array)
-        sqnr_db = expected_sqnr_db(seen, scale, zero_point, encoding.spec.qtype)
+        sqnr_db = _expected(seen, encoding)
         rmin, rmax = seen.rmin, seen.rmax
     else:
         values = weight_array(model, placement.tensor)
         sqnr_db = ErrorSums.of(values, encoding.fake_quantize(values)).sqnr_db
         rmin, rmax = float(np.min(values)), float(np.max(values))
     return TensorError(placement.tensor, placement.role, encoding, sqnr_db, rmin, rmax, placement.why)
+
+
+def _expected(seen: TensorStatistics, encoding: Encoding) -> float:
+    qtype, scale = encoding.spec.qtype, encoding.scale_array.item()
+    zero_point = encoding.zero_point_array.item()
+    if encoding.spec.zero_point == "integer":
+        return expected_sqnr_db(seen, scale, zero_point, qtype)
+    # A fraction moves the grid: what is rounded are whole steps of the values moved with it.
+    density, moved = Density.of(seen), scale * zero_point
+    steps = [np.asarray([limit], np.float64) for limit in (scale, qtype.qmin, qtype.qmax)]
+    noise = squared_error(Density(density.low + moved, density.high + moved, density.counts), *steps)
+    return ratio_db(density.power, float(noise[0]))

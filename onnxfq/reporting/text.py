@@ -17,11 +17,16 @@ def plan_summary(plan: Plan, reasons: int = 6) -> str:
     """Return coverage, counts, and the most frequent reasons for float."""
     lines = [
         f"quantized  {coverage_line(plan)}",
-        f"tensors    {len(plan.activations)} activations, {len(plan.weights)} weights",
+        f"tensors    {_activations(plan)}, {len(plan.weights)} weights",
     ]
     for kind in ("node", "tensor"):
         lines += _float_lines([skipped for skipped in plan.skipped if skipped.kind == kind], reasons)
     return "\n".join(lines)
+
+
+def _activations(plan: Plan) -> str:
+    dynamic = [placement.spec.dynamic for placement in plan.placements if placement.role == "activation"]
+    return f"{len(dynamic)} activations{f' ({sum(dynamic)} dynamic)' if any(dynamic) else ''}"
 
 
 def _float_lines(skipped: Sequence[Skipped], reasons: int) -> list[str]:

@@ -121,7 +121,7 @@ def dynamic_fake_quantize(
     """
     qtype = as_qtype(qtype)
     check_names(rounding=rounding)
-    check_rule(qtype, symmetric, scale_type, global_scale)
+    check_rule(qtype, scale_type, symmetric, global_scale)
     values = np.ascontiguousarray(float_array(x)).reshape(np.shape(x))
     params = scale_shape(values.shape, axis, block_size, block_shape)
     scale = np.empty(params, np.float32)

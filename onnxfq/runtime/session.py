@@ -13,6 +13,7 @@ from onnxfq.documents import one_line
 from onnxfq.errors import DataError, ModelError
 from onnxfq.feeds import Feed
 from onnxfq.runtime.library import register_custom_ops
+from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.ort import onnxruntime
 
 Progress = Callable[[int], None]
@@ -43,6 +44,9 @@ class Session:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         # The structure is enough to choose by; of a file onnxruntime reads the weights itself.
         proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+        missing = cannot_run(proto)
+        if missing:
+            raise ModelError(f"the model cannot be run: {missing}; run the fake-quant model in its place")
         if any(opset.domain == "onnxfq" for opset in proto.opset_import):
             register_custom_ops(options)
         if exact:

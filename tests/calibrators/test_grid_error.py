@@ -10,12 +10,15 @@ from onnxfq.calibrators.grid_error import (
     expected_sqnr_db,
     float_squared_error,
     grid_error,
+    range_sqnr_db,
+    saturation_error,
     squared_error,
 )
 from onnxfq.metrics import ErrorSums
 from onnxfq.numerics import fake_quantize
-from onnxfq.qparams import choose_qparams
+from onnxfq.qparams import ParamRules, choose_qparams
 from onnxfq.qtypes import QTYPES
+from onnxfq.spec import QuantSpec
 from onnxfq.statistics import TensorStatistics
 
 POINTS = 20_000
@@ -99,7 +102,7 @@ def test_samples_drawn_inside_the_bins_agree(name, symmetric, factor):
     rng = np.random.default_rng(1)
     stats = TensorStatistics.from_array((rng.laplace(size=2000) + 0.3).astype(np.float32))
     rmin, rmax = np.asarray([stats.rmin * factor]), np.asarray([stats.rmax * factor])
-    closed = grid_error(Density.of(stats), rmin, rmax, qtype, symmetric)[0]
+    closed = grid_error(Density.of(stats), rmin, rmax, QuantSpec(qtype=qtype, symmetric=symmetric))[0]
     low, high = stats.edges()
     drawn = rng.uniform(
         np.repeat(low, stats.counts)[:, None], np.repeat(high, stats.counts)[:, None], (2000, 200)
@@ -133,3 +136,52 @@ def test_power_is_the_sum_of_squares():
     x = np.random.default_rng(4).normal(size=5000).astype(np.float32)
     power = Density.of(TensorStatistics.from_array(x)).power
     assert power == pytest.approx(float(np.sum(x.astype(np.float64) ** 2)), rel=1 / 64)  # one bin's width
+
+
+@BINS
+@pytest.mark.parametrize("ends", [(-0.5, 0.7), (0.0, 1.0), (-3.0, 0.0)], ids=str)
+def test_saturation_is_the_integral(low, high, ends):
+    """The squared distance to the grid's ends, by the midpoint rule, from the definition."""
+    density = Density(*(np.asarray([v]) for v in (low, high, 7.0)))
+    closed = saturation_error(density, *(np.asarray([v]) for v in ends))[0]
+    x = low + (high - low) * (np.arange(POINTS) + 0.5) / POINTS
+    wanted = 7.0 * np.mean((x - np.clip(x, *ends)) ** 2)
+    # An end may lie anywhere inside one of the 20,000 pieces.
+    assert closed == pytest.approx(wanted, rel=1e-5, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["int8", "float8e4m3fn"])
+def test_saturated_values_may_weigh_more(name):
+    """A weight of 3 adds twice the squared distance to the ends of the grid."""
+    stats = TensorStatistics.from_array(np.random.default_rng(3).normal(size=5000).astype(np.float32))
+    density, spec, end = Density.of(stats), QuantSpec(qtype=name), np.asarray([1.5])
+    one, three = (grid_error(density, -end, end, spec, weight)[0] for weight in (1.0, 3.0))
+    scale, _ = choose_qparams(-1.5, 1.5, spec.qtype, True)
+    low, high = (np.asarray([float(scale) * q]) for q in (spec.qtype.qmin, spec.qtype.qmax))
+    assert three == pytest.approx(one + 2 * saturation_error(density, low, high)[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["int4", "uint8", "int16", "float8e4m3fn", "float4e2m1"])
+def test_bins_that_every_grid_makes_zero_add_a_constant(name):
+    """Leaving them out of the sums changes no error: values from 2^-90 to 2^20, grids from small to large."""
+    rng = np.random.default_rng(6)
+    x = (np.exp2(rng.uniform(-90, 20, 4000)) * rng.choice([-1, 1], 4000)).astype(np.float32)
+    stats, spec = TensorStatistics.from_array(x), QuantSpec(qtype=name, symmetric=name[0] != "u")
+    ends = stats.amax * np.exp2(-np.arange(8.0))
+    smallest, _ = choose_qparams(-ends[-1], ends[-1], spec.qtype, spec.symmetric)
+    density = Density.of(stats)
+    fewer = density.for_grids_down_to(float(smallest), spec.qtype)
+    assert fewer.low.size < 0.6 * density.low.size
+    assert fewer.power == pytest.approx(density.power, rel=1e-12)
+    both = (grid_error(d, -ends, ends, spec) for d in (density, fewer))
+    np.testing.assert_allclose(*both, rtol=1e-9)  # sums in another order
+
+
+def test_range_sqnr_has_the_scale_of_the_spec():
+    """With power-of-two scales the figure is that of the larger scale."""
+    stats = TensorStatistics.from_array(np.random.default_rng(8).normal(size=5000).astype(np.float32))
+    for power_of_two in (False, True):
+        spec = QuantSpec(qtype="int8", power_of_two=power_of_two)
+        scale, zero = choose_qparams(-3.0, 3.0, spec.qtype, True, ParamRules(power_of_two))
+        wanted = expected_sqnr_db(stats, float(scale), int(zero), spec.qtype)
+        assert range_sqnr_db(stats, (-3.0, 3.0), spec) == wanted

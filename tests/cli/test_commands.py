@@ -30,7 +30,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder with model.onnx, data.npz and recipe.yaml."""
     monkeypatch.chdir(tmp_path)
     onnx.save(conv_relu(), "model.onnx")
-    np.savez("data.npz", x=feed_for(conv_relu(), count=5)["x"])
+    np.savez("data.npz", x=feed_for(conv_relu(), count=40)["x"])
     Path("recipe.yaml").write_text(
         "base: onnxruntime-int8\nactivations: {calibrator: entropy}\n", encoding="utf-8"
     )
@@ -109,6 +109,29 @@ def test_plan_can_be_edited(run: Run) -> None:
     assert Encodings.load("e.json")["x"].scale_array == np.float32(Statistics.load("s.npz")["x"].amax / 127)
 
 
+def test_table_of_calibrators(run: Run) -> None:
+    """--table prints a line for each method, --table-csv writes it; the encodings are written as ever."""
+    run("plan model.onnx -o p.json")
+    run("observe model.onnx --plan p.json --data data.npz -o s.npz")
+    line = "calibrate model.onnx --plan p.json --statistics s.npz -o e.json"
+    printed = run(f"{line} --table --table-csv t.csv -q")
+    assert printed.splitlines()[0].startswith("tensor")
+    assert [word for word in ("minmax", "mse", "sqnr", "percentile") if word not in printed] == []
+    rows = Path("t.csv").read_text(encoding="utf-8").splitlines()
+    assert rows[0] == "tensor,calibrator,rmin,rmax,sqnr_db,chosen"
+    assert len(rows) == len(printed.splitlines())
+    assert Encodings.load("e.json")["x"].spec.calibrator == "entropy"
+    assert "wrote      t.csv" in run(f"{line} --table-csv t.csv")
+
+
+def test_a_fixed_range_on_the_command_line(run: Run) -> None:
+    """--calibrator range:LOW,HIGH gives every activation that range."""
+    run("plan model.onnx -o p.json")
+    run("observe model.onnx --plan p.json --data data.npz -o s.npz")
+    run("calibrate model.onnx --plan p.json --statistics s.npz -o e.json --calibrator range:-2,4")
+    assert Encodings.load("e.json")["x"].scale == (float(np.float32(4 / 127)),)
+
+
 def test_calibrators_work_from_one_observation(run: Run) -> None:
     """--calibrator of `calibrate` and of `quantize` give the same model."""
     stages(run)
@@ -132,7 +155,8 @@ def test_evaluate_with_labels(run: Run) -> None:
     labels = (x @ weights(4, 3) + weights(3)).argmax(1)
     labels[:3] = (labels[:3] + 1) % 3
     np.savetxt("labels.txt", labels, fmt="%d")
-    run("quantize model.onnx --data data.npz -o q.onnx")
+    np.savez("many.npz", x=np.concatenate([x, weights(36, 4, seed=4)]))
+    run("quantize model.onnx --data many.npz -o q.onnx")
     table = run("evaluate model.onnx q.onnx --data data.npz --labels labels.txt")
     assert "0.5000" in table and "accuracy" in table
     content = json.loads(run("evaluate model.onnx q.onnx --data data.npz --labels labels.txt --json"))
@@ -143,7 +167,7 @@ def test_evaluate_with_labels(run: Run) -> None:
 def test_evaluate_per_tensor(run: Run) -> None:
     """--per-tensor adds a line for each quantized tensor that the model computes."""
     onnx.save(two_branch(), "model.onnx")
-    np.savez("data.npz", x=feed_for(two_branch())["x"])
+    np.savez("data.npz", x=feed_for(two_branch(), count=40)["x"])
     run("quantize model.onnx --data data.npz -o q.onnx")
     content = json.loads(run("evaluate model.onnx q.onnx --data data.npz --per-tensor --json"))
     assert [t["output"] for t in content["candidates"][0]["tensors"]] == ["h", "r1", "r2"]
@@ -167,7 +191,7 @@ def test_inspect(run: Run) -> None:
 
 def test_casts_are_noted(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """What is changed about the data on the way is a note on stderr, once."""
-    np.savez("data.npz", x=feed_for(conv_relu())["x"].astype(np.float64))
+    np.savez("data.npz", x=feed_for(conv_relu(), count=40)["x"].astype(np.float64))
     assert main("quantize model.onnx --data data.npz -o q.onnx".split()) == 0
     assert capfd.readouterr().err.splitlines() == ["onnxfq: note: input x: float64 cast to float32"]
 

@@ -95,7 +95,12 @@ def ort_fake_quantize(
 
 
 def ort_dynamic_fake_quantize(
-    x: np.ndarray, *, global_scale: float | None = None, threads: int = 1, **attributes
+    x: np.ndarray,
+    *,
+    global_scale: float | None = None,
+    enabled: bool | None = None,
+    threads: int = 1,
+    **attributes,
 ) -> list[np.ndarray]:
     """Run operator DynamicFakeQuantize once in onnxruntime: y, scale, zero_point."""
     attributes = {name: value for name, value in attributes.items() if value is not None}
@@ -105,6 +110,9 @@ def ort_dynamic_fake_quantize(
     if global_scale is not None:
         inputs.append("g")
         initializers.append(numpy_helper.from_array(np.array(global_scale, np.float32), "g"))
+    if enabled is not None:
+        inputs += ["on"] if len(inputs) == 2 else ["", "on"]
+        initializers.append(numpy_helper.from_array(np.asarray(enabled), "on"))
     outputs = ["y", "scale", "zero_point"]
     node = helper.make_node("DynamicFakeQuantize", inputs, outputs, domain="onnxfq", **attributes)
     nodes = between_casts(node, x.dtype)

@@ -276,3 +276,26 @@ def test_outputs_are_optional(ops, rng, same_bits):
         results = ops.session([node], ["x"], outputs).run(None, {"x": x})
         for name, result in zip(outputs, results, strict=True):
             same_bits(result, {"y": y, "s": scale, "z": zero_point}[name])
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"qtype": "uint8", "symmetric": False},
+        {"qtype": "int8", "scale_type": "e8m0", "axis": 1, "block_size": 32},
+        {"qtype": "float4e2m1", "scale_type": "e4m3", "axis": 1, "block_size": 16, "global_scale": 0.01},
+    ],
+    ids=lambda options: options["qtype"],
+)
+def test_enabled_switches(ops, rng, same_bits, options, enabled):
+    """`enabled` false copies x to the bit, with scales of 1 and zero points of 0, of the same shapes."""
+    for dtype in TYPES.values():
+        x = rng.standard_normal((4, 50)).astype(dtype)
+        x[0, :3] = np.nan, np.inf, -0.0
+        actual = ops.dynamic_fake_quantize(x, enabled=enabled, **options)
+        expected = dynamic_fake_quantize(x, **options)
+        if not enabled:
+            expected = x, np.ones_like(expected[1]), np.zeros_like(expected[2])
+        for a, e in zip(actual, expected, strict=True):
+            same_bits(a, e)

@@ -115,6 +115,7 @@ def test_kernel_refuses_its_own(options):
         ({"qtype": "int8", "scale_type": "e4m3", "global_scale": -1.0}, ["global_scale must be finite"]),
         ({"qtype": "int8", "scale_type": "e4m3", "global_scale": np.inf}, ["global_scale must be finite"]),
         ({"qtype": "int8", "scale_type": "e4m3", "global_scale": [1.0, 2.0]}, ["one element, got 2"]),
+        ({"qtype": "int8", "enabled": [True, False]}, ["enabled must have one element, got 2"]),
     ],
     ids=str,
 )
@@ -150,17 +151,20 @@ def test_dynamic_functions_refuse(function, options):
         function(X, **options)
 
 
-@pytest.mark.parametrize("name", ["FakeQuantize", "DynamicFakeQuantize"])
-def test_operators_refuse_float64(ops, name):
-    """A double tensor is refused when the session is made, by operator, input and type."""
+@pytest.mark.parametrize("scale_type", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["FakeQuantize", "DynamicFakeQuantize", "Observe"])
+def test_operators_refuse_float64(ops, name, scale_type):
+    """A double tensor is refused when the session is made, by operator, input and remedy."""
     inputs = ["d", "s"] if name == "FakeQuantize" else ["d"]
+    outputs = ["range", "counts", "bins", "y"] if name == "Observe" else ["y"]
     nodes = [
         helper.make_node("Cast", ["x"], ["d"], to=TensorProto.DOUBLE),
-        helper.make_node(name, inputs, ["y"], domain="onnxfq", qtype="int8"),
+        helper.make_node(name, inputs, outputs, domain="onnxfq", qtype="int8"),
     ]
-    scale = numpy_helper.from_array(np.array(1, np.float32), "s")
-    with pytest.raises(Exception, match=rf"tensor\(double\).* of operator \({name}\)"):
-        ops.session(nodes, ["x"], {"y": TensorProto.DOUBLE}, [scale])
+    scale = numpy_helper.from_array(np.array(1, scale_type), "s")
+    kind = TensorProto.INT64 if name == "Observe" else TensorProto.DOUBLE
+    with pytest.raises(Exception, match=f"{name}: x is float64, which no kernel takes; cast it to float32"):
+        ops.session(nodes, ["x"], {"y": kind}, [scale])
 
 
 def test_kernels_want_floats():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from builders import build, conv_relu, stage, weights, with_weights
+from builders import build, conv_relu, linear, one_format, qdq_of, stage, weights, with_weights
 
 from onnxfq.graph.inspection import inspect_model
 from onnxfq.graph.load import load
@@ -85,5 +85,52 @@ def test_block_shapes_are_told() -> None:
 
 def test_foreign_quantization_is_told() -> None:
     """A model quantized by operators without scales in the graph is not called float."""
-    proto = build("g (float[N,4] x) => (uint8[N,4] y) { y, s, z = DynamicQuantizeLinear (x) }")
-    assert inspect_model(load(proto).proto).table().endswith("quantized  by DynamicQuantizeLinear")
+    proto = build("g (uint8[N,4] a, uint8[4,3] b) => (int32[N,3] y) { y = MatMulInteger (a, b) }")
+    assert inspect_model(load(proto).proto).table().endswith("quantized  by MatMulInteger")
+
+
+DYNAMIC = {
+    "onnxruntime-uint8-dynamic": ("DynamicQuantizeLinear", "uint8", "per-tensor", "dynamic"),
+    "tensorrt-mxfp8": ("TRT_MXFP8DynamicQuantize", "float8e4m3fn", "blocks of 32 on axis 1", "0"),
+    "tensorrt-nvfp4": ("TRT_FP4DynamicQuantize", "float4e2m1", "blocks of 16 on axis 1", "0"),
+}
+
+
+@pytest.mark.parametrize("recipe", DYNAMIC)
+def test_scales_made_while_the_model_runs_are_told(recipe: str) -> None:
+    """Such a quantizer has a format and blocks and no scales; its weight has those that it is stored with."""
+    op_type, qtype, granularity, zero_points = DYNAMIC[recipe]
+    staged = stage(linear(64, 6), recipe)
+    found = {q.tensor: q for q in inspect_model(qdq_of(staged)).quantized}
+    x, w = found["x"], found["w/q"]
+    assert (x.op_type, x.qtype, x.granularity, x.zero_points) == (op_type, qtype, granularity, zero_points)
+    assert x.scale_min is None and x.scale_max is None
+    scales = staged.encodings["w"].scale_array
+    assert (w.scale_min, w.scale_max) == (scales.min(), scales.max())
+    assert " dynamic " in inspect_model(qdq_of(staged)).table()
+
+
+def test_dynamic_nodes_are_told() -> None:
+    """The operator of the simulation says format, blocks and symmetry."""
+    staged = stage(linear(64, 6), "mxint8")
+    (found,) = inspect_model(insert_fake_quantize(staged.model, staged.plan, staged.encodings)).quantized
+    assert (found.qtype, found.granularity, found.scale_min) == ("int8", "blocks of 32 on axis 1", None)
+
+
+@pytest.mark.parametrize("qtype", ["int5", "int8[-127,127]"])
+def test_the_format_that_a_wider_type_carries(qtype: str) -> None:
+    """The metadata name it, for activations behind a Clip and for weights, and do not fill the table."""
+    staged = stage(conv_relu(), one_format(qtype))
+    found = inspect_model(insert_qdq(staged.model, staged.plan, staged.encodings))
+    assert {q.tensor: q.qtype for q in found.quantized} == {"x/clip": qtype, "w/q": qtype}
+    assert "onnxfq.format" not in found.table()
+
+
+def test_fractional_zero_points_are_told() -> None:
+    """A zero point that is no integer is printed as it is."""
+    recipe = one_format("uint8", "simulation").model_dump()
+    recipe["activations"]["zero_point"] = "fractional"
+    staged = stage(conv_relu(), Recipe.model_validate(recipe))
+    proto = insert_fake_quantize(staged.model, staged.plan, staged.encodings)
+    (found,) = inspect_model(proto).quantized
+    assert found.zero_points == f"{staged.encodings['x'].zero_point[0]:g}" and "." in found.zero_points

@@ -137,7 +137,7 @@ def test_text(result: QuantizeResult) -> None:
     assert coverage_line(result.plan) == "Conv 3/3, Add (residual) 1/1"
     assert "quantized  Conv 3/3, Add (residual) 1/1" in text
     assert "tensors    3 activations, 3 weights" in text
-    assert "against the float model, 1 of 1 feeds:" in text
+    assert "against the float model, 4 of 4 feeds:" in text
 
 
 def test_long_summaries_are_cut() -> None:

@@ -55,18 +55,6 @@ struct DynamicFakeQuantizeCall {
   float global_scale;  // for ScaleType::kE4m3; 0: from the largest magnitude of x
 };
 
-// What Observe reads: x[0, count), all of it, or, with block > 1, planes of rows of `block` elements. Of
-// each image's last plane the rows hold `valid` elements and then padding.
-struct ObserveCall {
-  const float* x;
-  int64_t count;
-  bool histogram;  // false: no bins
-  int64_t block = 1;
-  int64_t plane = 1;  // elements, a multiple of block
-  int64_t planes_per_image = 1;
-  int64_t valid = 1;
-};
-
 // A call of MergeStatistics: the statistics of x[0, count) are added to state, see kStateSize.
 struct MergeStatisticsCall {
   const void* x;
@@ -90,6 +78,18 @@ Threads calling_thread();
 void fake_quantize(const FakeQuantizeCall& call, const Threads& threads);
 
 void dynamic_fake_quantize(const DynamicFakeQuantizeCall& call, const Threads& threads);
+
+// What Observe reads: x[0, count), all of it, or, with block > 1, planes of rows of `block` elements. Of
+// each image's last plane the rows hold `valid` elements and then padding.
+struct ObserveCall {
+  const float* x;
+  int64_t count;
+  bool histogram;  // false: no bins
+  int64_t block = 1;
+  int64_t plane = 1;  // elements, a multiple of block
+  int64_t planes_per_image = 1;
+  int64_t valid = 1;
+};
 
 // The same for any number of threads.
 Statistics observe(const ObserveCall& call, const Threads& threads);

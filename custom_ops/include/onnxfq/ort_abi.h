@@ -73,7 +73,7 @@ constexpr uint32_t kApiVersion = 17;
 constexpr uint32_t kCustomOpVersion = 18;
 
 // Values of ONNXTensorElementDataType, OrtErrorCode and OrtCustomOpInputOutputCharacteristic.
-constexpr int kFloat = 1, kInt32 = 6, kInt64 = 7, kBool = 9, kFloat16 = 10, kBfloat16 = 16;
+constexpr int kFloat = 1, kInt32 = 6, kInt64 = 7, kBool = 9, kFloat16 = 10, kDouble = 11, kBfloat16 = 16;
 constexpr int kInvalidArgument = 2, kRuntimeException = 6;
 constexpr int kRequired = 0, kOptional = 1;
 // Values of OrtMemType: an input lies where the provider keeps its tensors, or in the host's memory.

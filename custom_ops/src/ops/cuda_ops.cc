@@ -111,7 +111,25 @@ class DynamicFakeQuantize : public DynamicFakeQuantizeNode<X> {
   void run(ort::Context& context) const {
     typename DynamicFakeQuantizeNode<X>::Run run;
     this->prepare(context, run);
+    if (!this->enabled(context)) return switched_off(run.call, context.stream());
     cuda::dynamic_fake_quantize(run.call, context.stream());
+  }
+
+ private:
+  static void switched_off(const DynamicFakeQuantizeCall& call, void* stream) {
+    const size_t count = static_cast<size_t>(call.layout->param_count());
+    const std::vector<float> ones(count, 1.0f);
+    if (call.scale && count > 0) {
+      cuda::check(cudaMemcpyAsync(call.scale, ones.data(), count * sizeof(float), cudaMemcpyHostToDevice,
+                                  cuda::as_stream(stream)),
+                  "write scales");
+    }
+    if (call.zero_point && count > 0) {
+      cuda::check(cudaMemsetAsync(call.zero_point, 0, count * sizeof(float), cuda::as_stream(stream)),
+                  "write zero points");
+    }
+    const size_t bytes = static_cast<size_t>(call.layout->element_count()) * element_size(call.type);
+    if (call.y != call.x && bytes > 0) copy_on_device(call.y, call.x, bytes, stream);
   }
 };
 

@@ -1,6 +1,7 @@
 // DynamicFakeQuantize for the CPU provider.
 #include "dynamic_fake_quantize.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "ops.h"
@@ -19,9 +20,14 @@ class DynamicFakeQuantize : public DynamicFakeQuantizeNode<X> {
   void run(ort::Context& context) const {
     typename DynamicFakeQuantizeNode<X>::Run run;
     this->prepare(context, run);
+    const int64_t count = run.layout.param_count();
+    if (!this->enabled(context)) {
+      if (run.call.scale) std::fill_n(run.call.scale, count, 1.0f);
+      if (run.call.zero_point) std::fill_n(run.call.zero_point, count, 0.0f);
+      return copy_input(context, this->kElement);
+    }
     std::unique_ptr<float[]> own_scale;
     std::unique_ptr<float[]> own_zero_point;
-    const int64_t count = run.layout.param_count();
     if (!run.call.scale) run.call.scale = allocate(own_scale, count);
     if (!run.call.zero_point && !run.call.rule.symmetric) run.call.zero_point = allocate(own_zero_point, count);
     cpu::dynamic_fake_quantize(run.call, context.threads());
@@ -38,7 +44,10 @@ class DynamicFakeQuantize : public DynamicFakeQuantizeNode<X> {
 }  // namespace
 
 std::vector<const OrtCustomOp*> dynamic_fake_quantize_ops() {
-  return dynamic_fake_quantize_ops_of<DynamicFakeQuantize>();
+  static const ort::CustomOp<Float64Refused<DynamicFakeQuantize<ort::kDouble>>> float64;
+  std::vector<const OrtCustomOp*> ops = dynamic_fake_quantize_ops_of<DynamicFakeQuantize>();
+  ops.push_back(&float64);
+  return ops;
 }
 
 }  // namespace onnxfq

@@ -1,9 +1,9 @@
 // Operator DynamicFakeQuantize: FakeQuantize with scales made from the values of x, block by block.
 //
-// Inputs: x float, float16 or bfloat16; global_scale float, optional, one element, for scale_type e4m3.
-// Outputs: y of x's type; scale float, optional; zero_point float, optional, of scale's shape. Attributes:
-// qtype, symmetric, scale_type, axis, block_size, block_shape, rounding. Without the three for blocks there is
-// one scale for the tensor.
+// Inputs: x float, float16 or bfloat16; global_scale float, optional, one element, for scale_type e4m3; enabled
+// bool, optional, false copies x and makes scales of 1 and zero points of 0. Outputs: y of x's type; scale float,
+// optional; zero_point float, optional, of scale's shape. Attributes: qtype, symmetric, scale_type, axis, block_size,
+// block_shape, rounding. Without the three for blocks there is one scale for the tensor.
 #pragma once
 
 #include "../dynamic_spec.h"
@@ -16,7 +16,7 @@ template <int X>
 class DynamicFakeQuantizeNode {
  public:
   static constexpr const char* kName = "DynamicFakeQuantize";
-  static constexpr int kInputTypes[] = {X, ort::kFloat};
+  static constexpr int kInputTypes[] = {X, ort::kFloat, ort::kBool};
   static constexpr int kOutputTypes[] = {X, ort::kFloat, ort::kFloat};
   static constexpr size_t kRequiredInputs = 1;
   static constexpr size_t kRequiredOutputs = 1;
@@ -29,6 +29,10 @@ class DynamicFakeQuantizeNode {
   }
 
  protected:
+  static constexpr ElementType kElement = element_type(X);
+
+  static bool enabled(const ort::Context& context) { return read_enabled(context, 2); }
+
   // The inputs of a run, checked, and its outputs; scale and zero_point are nullptr when not connected.
   struct Run {
     ParamLayout layout;
@@ -56,8 +60,7 @@ class DynamicFakeQuantizeNode {
     float* scale = param_output(context, 1, shape);
     float* zero_point = param_output(context, 2, shape);
     void* y = context.output<void>(0, x.shape);
-    run.call = {x.data,      y,          element_type(X), scale,       zero_point,
-                &run.layout, spec_.grid, spec_.rule,      global_scale};
+    run.call = {x.data, y, kElement, scale, zero_point, &run.layout, spec_.grid, spec_.rule, global_scale};
   }
 
   DynamicSpec spec_;

@@ -1,8 +1,6 @@
 // FakeQuantize for the CPU provider.
 #include "fake_quantize.h"
 
-#include <cstring>
-
 #include "ops.h"
 
 namespace onnxfq {
@@ -18,12 +16,7 @@ class FakeQuantize : public FakeQuantizeNode<X, P> {
 
   void run(ort::Context& context) const {
     const ort::Tensor<void> x = context.input<void>(0);
-    if (!this->enabled(context)) {
-      void* y = context.output<void>(0, x.shape);
-      const int64_t count = x.element_count();
-      if (y != x.data && count > 0) std::memcpy(y, x.data, static_cast<size_t>(count) * element_size(this->kElement));
-      return;
-    }
+    if (!this->enabled(context)) return copy_input(context, this->kElement);
     const auto params = this->params(context);
     const ParamLayout layout = this->layout(x.shape, params.scale.shape());
     void* y = context.output<void>(0, x.shape);
@@ -35,6 +28,13 @@ class FakeQuantize : public FakeQuantizeNode<X, P> {
 
 }  // namespace
 
-std::vector<const OrtCustomOp*> fake_quantize_ops() { return fake_quantize_ops_of<FakeQuantize>(); }
+std::vector<const OrtCustomOp*> fake_quantize_ops() {
+  using namespace ort;
+  static const CustomOp<Float64Refused<FakeQuantize<kDouble, kFloat>>> float64;
+  static const CustomOp<Float64Refused<FakeQuantize<kDouble, kDouble>>> float64_params;
+  std::vector<const OrtCustomOp*> ops = fake_quantize_ops_of<FakeQuantize>();
+  ops.insert(ops.end(), {&float64, &float64_params});
+  return ops;
+}
 
 }  // namespace onnxfq

@@ -36,14 +36,7 @@ class FakeQuantizeNode {
     FloatInput zero_point;
   };
 
-  static bool enabled(const ort::Context& context) {
-    if (!context.has_input(3)) return true;
-    const ort::Tensor<bool> flag = context.input<bool>(3);
-    if (flag.element_count() != 1) {
-      reject("enabled must have one element, got " + std::to_string(flag.element_count()));
-    }
-    return *flag.data;
-  }
+  static bool enabled(const ort::Context& context) { return read_enabled(context, 3); }
 
   Given params(const ort::Context& context) const {
     Given given{FloatInput(context, 1, element_type(P)), FloatInput()};

@@ -6,16 +6,19 @@
 // [4], elements, NaN, infinities, zeros; bins int32 [K], ascending; bin_counts int64 [K].
 #include <algorithm>
 
+#include "inputs.h"
 #include "onnxfq/ort_kernel.h"
 #include "ops.h"
 
 namespace onnxfq {
 namespace {
 
+// X: ONNX type of x.
+template <int X>
 class Observe {
  public:
   static constexpr const char* kName = "Observe";
-  static constexpr int kInputTypes[] = {ort::kFloat};
+  static constexpr int kInputTypes[] = {X};
   static constexpr int kOutputTypes[] = {ort::kFloat, ort::kInt64, ort::kInt32, ort::kInt64};
   static constexpr size_t kRequiredInputs = 1;
   static constexpr size_t kRequiredOutputs = 4;
@@ -41,7 +44,7 @@ class Observe {
 
   void run(ort::Context& context) const {
     const ort::Tensor<float> x = context.input<float>(0);
-    ObserveCall call{x.data, x.element_count(), histogram_};
+    cpu::ObserveCall call{x.data, x.element_count(), histogram_};
     if (channel_block_ > 0) set_layout(x.shape, call);
     const Statistics statistics = cpu::observe(call, context.threads());
     float* range = context.output<float>(0, {2});
@@ -57,7 +60,7 @@ class Observe {
  private:
   static constexpr int64_t kMostLanes = 64;
 
-  void set_layout(const std::vector<int64_t>& shape, ObserveCall& call) const {
+  void set_layout(const std::vector<int64_t>& shape, cpu::ObserveCall& call) const {
     const int64_t blocks = (channels_ + channel_block_ - 1) / channel_block_;
     if (shape.size() < 2 || shape[1] != blocks * channel_block_) {
       throw ort::UserError("x has " + (shape.size() < 2 ? "no channels" : std::to_string(shape[1]) + " channels") +
@@ -79,8 +82,9 @@ class Observe {
 }  // namespace
 
 std::vector<const OrtCustomOp*> observe_ops() {
-  static const ort::CustomOp<Observe> op;
-  return {&op};
+  static const ort::CustomOp<Observe<ort::kFloat>> op;
+  static const ort::CustomOp<Float64Refused<Observe<ort::kDouble>>> float64;
+  return {&op, &float64};
 }
 
 }  // namespace onnxfq

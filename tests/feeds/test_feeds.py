@@ -1,4 +1,4 @@
-"""Feeds: how archives, folders and iterables become runs, and what is said about what does not fit."""
+"""Feeds: how arrays, folders and iterables become runs, and what is said about what does not fit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxfq.errors import DataError
-from onnxfq.feeds import Feeds, InputSpec, read_npz
+from onnxfq.feeds import DataOptions, Feeds, InputSpec, read_npz
 
 F32 = np.dtype(np.float32)
+ONLY_FITTED = DataOptions(nonfinite="skip", survey=False)
 
 
 def spec(*shape, name="x", dtype="float32"):
@@ -69,7 +70,10 @@ def test_an_open_batch_is_cut_as_torch_cuts(torch, tmp_path_factory, samples, ba
         pytest.param([spec(2, 3)], {"x": (4, 3)}, [{"x": (2, 3)}] * 2, id="fixed batch of 2"),
         pytest.param([spec(2, 3)], {"x": (5, 2, 3)}, [{"x": (2, 3)}] * 5, id="one rank more: whole feeds"),
         pytest.param(
-            [spec(None, 3)], {"x": (5, 2, 3)}, [{"x": (2, 3)}] * 5, id="whole feeds of an open batch"
+            [spec(None, 3)],
+            {"x": (5, 2, 3)},
+            [{"x": (8, 3)}, {"x": (2, 3)}],
+            id="whole feeds of an open batch are cut anew",
         ),
         pytest.param([spec(None, 3)], {"x": (9, 3)}, [{"x": (8, 3)}, {"x": (1, 3)}], id="default batch"),
         pytest.param(
@@ -173,16 +177,17 @@ def test_a_folder_holds_one_feed_a_file(tmp_path):
     for number in (10, 2, 1):
         np.savez(tmp_path / f"{number:02}.npz", x=np.full((2, 3), number, np.float32))
     (tmp_path / "notes.txt").write_text("no feed")
-    feeds = Feeds(str(tmp_path), (spec(None, 3),))
+    feeds = Feeds(str(tmp_path), (spec(None, 3),), batch=0)
     assert [feed["x"][0, 0] for feed in feeds] == [1, 2, 10]
     assert len(list(feeds)) == 3
 
 
 def test_an_empty_folder(tmp_path):
-    """A folder without .npz is refused with how to fill it."""
+    """A folder without data is refused with how to fill it."""
     assert (
         refused(tmp_path, spec(3))
-        == f"no .npz file in folder {tmp_path}; write one feed a file with numpy.savez"
+        == "no .npz, .npy or image file (.png, .jpg, .jpeg, .bmp, .webp) in folder "
+        f"{tmp_path}; write one feed a file with numpy.savez"
     )
 
 
@@ -206,13 +211,13 @@ class Loader:
     ],
 )
 def test_iterables(make, again):
-    """Any iterable of feeds does; a one-shot iterator is empty the second time, and that is said."""
+    """Any iterable of feeds does; a one-shot iterator is told from data the second time, with a remedy."""
     feeds = Feeds(make(), (spec(3),))
     assert [feed["x"][0] for feed in feeds] == [0.0, 1.0]
     if again:
         assert len(list(feeds)) == 2
     else:
-        with pytest.raises(DataError, match="holds no samples"):
+        with pytest.raises(DataError, match="gone through; give a list, or the function that makes it"):
             list(feeds)
 
 
@@ -241,11 +246,9 @@ def test_lists_of_numbers_are_arrays():
     ("data", "words"),
     [
         pytest.param([], "the data given holds no samples; give at least one", id="no feeds"),
-        pytest.param(
-            [np.zeros(3)], "feed 0 is a ndarray; give a dict {input name: array} for x", id="no dict"
-        ),
-        pytest.param({"x": np.zeros(3)}, "the data given is a dict; give an .npz, a folder", id="one dict"),
-        pytest.param(None, "the data given is a NoneType; give an .npz", id="nothing"),
+        pytest.param(iter([]), "at least one, and an iterator that nothing has read yet", id="read before"),
+        pytest.param(["x"], "feed 0 is a str; give a dict {input name: array} for x", id="no dict"),
+        pytest.param(None, "the data given is a NoneType; give a file, a folder, an array", id="nothing"),
         pytest.param(
             [{"x": [[1.0], [1.0, 2.0]]}], "input 'x' in feed 0 is no array (setting an array", id="ragged"
         ),
@@ -299,8 +302,8 @@ def test_names_in_a_file(tmp_path):
             "NCHW, the model wants NHWC; use array.transpose(0, 2, 3, 1)",
             id="nchw",
         ),
-        pytest.param((None, 3, 8, 8), (2, 4, 8, 8), "its shape must fit in feed 0", id="channels"),
-        pytest.param((None, 3), (2, 4), "its shape must fit in feed 0", id="rank 2"),
+        pytest.param((None, 3, 8, 8), (2, 4, 8, 8), "its shape must fit in sample 0", id="channels"),
+        pytest.param((None, 3), (2, 4), "its shape must fit in sample 0", id="rank 2"),
     ],
 )
 def test_layout(want, got, hint):
@@ -327,19 +330,20 @@ def test_layout(want, got, hint):
 def test_casts_that_lose_nothing_else_than_digits(given_dtype, wanted, caplog):
     """A float to a float and an integer that fits are cast, with one note; the values are NumPy's."""
     values = np.arange(6).astype(given_dtype)
+    data = [{"x": values.astype(wanted)}, {"x": values}, {"x": values}]
     with caplog.at_level(logging.WARNING):
-        first, second = Feeds([{"x": values}, {"x": values}], (spec(6, dtype=wanted),))
+        _, first, second = Feeds(data, (spec(6, dtype=wanted),), options=ONLY_FITTED)
     np.testing.assert_array_equal(first["x"], values.astype(wanted), strict=True)
     assert second["x"].dtype == np.dtype(wanted)
     assert [record.getMessage() for record in caplog.records] == [f"input x: {given_dtype} cast to {wanted}"]
 
 
 def test_the_same_dtype_is_passed_on(caplog):
-    """Nothing is copied and nothing noted when the dtype is right; NaN is passed on."""
+    """Nothing is copied and nothing noted when the dtype is right; NaN is passed on when it is to be."""
     x = np.float32([1, np.nan, np.inf])
-    (feed,) = Feeds([{"x": x}], (spec(3),))
+    (feed,) = Feeds([{"x": x}], (spec(3),), options=ONLY_FITTED)
     assert feed["x"] is x and not caplog.records
-    (feed,) = Feeds([{"x": x.astype(np.float64)}], (spec(3),))
+    (feed,) = Feeds([{"x": x.astype(np.float64)}], (spec(3),), options=ONLY_FITTED)
     np.testing.assert_array_equal(feed["x"], x)
 
 
@@ -350,7 +354,8 @@ def test_the_same_dtype_is_passed_on(caplog):
             np.zeros(2, np.uint8),
             "float32",
             "x' got uint8 [2], the model has [x float32 [2]]: its dtype must be float32; "
-            "scale the values as in training, then astype('float32')",
+            "give --scale as in training (0.00392 turns 0..255 into 0..1, 1 leaves it), "
+            "or scale it and then astype('float32')",
             id="uint8 images",
         ),
         pytest.param(
@@ -434,10 +439,14 @@ def test_files_that_are_no_npz(tmp_path, kind, words):
 
 
 def test_a_single_array(tmp_path):
-    """An .npy has no names: the remedy is to save it under the input's."""
+    """An .npy has no names: with several inputs the remedy is to save arrays under theirs."""
     np.save(tmp_path / "a.npy", np.zeros((3, 3)))
-    message = refused(tmp_path / "a.npy", spec(None, 3))
-    assert message.endswith("a.npy is a single array; save it by input name: numpy.savez(path, INPUT=array)")
+    remedy = "name an array for each of x, y: numpy.savez(path, INPUT=array)"
+    for data in (tmp_path / "a.npy", np.zeros((3, 3))):
+        message = refused(data, spec(None, 3), spec(None, 3, name="y"))
+        assert message.endswith(f"is a single array, and the model has 2 inputs; {remedy}")
+    with pytest.raises(DataError, match=r"single array; save it by input name: numpy.savez"):
+        read_npz(tmp_path / "a.npy")
 
 
 def test_read_npz(tmp_path):

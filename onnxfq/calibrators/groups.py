@@ -1,0 +1,66 @@
+"""The calibrated range of each group of a constant's elements: its channels, its blocks, or all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.calibrators import calibrator_by_name
+from onnxfq.granularity import normalize_axis
+from onnxfq.spec import QuantSpec
+from onnxfq.statistics import TensorStatistics
+
+
+def group_ranges(
+    values: NDArray[np.float32], spec: QuantSpec
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return (rmin, rmax) in the shape of a scale of `values`: one of each for a group that shares a scale.
+
+    Each group is calibrated by itself, as a tensor that is the same in every feed.
+    """
+    shape = spec.granularity.param_shape(values.shape)
+    sizes = _group_sizes(values.shape, spec)
+    if spec.calibrator == "minmax":
+        ends = [_reduced(end, values, sizes).astype(np.float64) for end in (np.minimum, np.maximum)]
+    else:
+        method = calibrator_by_name(spec.calibrator)
+        ranges = [method(_as_feed(group), spec) for group in _groups(values, sizes)]
+        ends = list(np.asarray(ranges, np.float64).reshape(-1, 2).T)
+    return ends[0].reshape(shape), ends[1].reshape(shape)
+
+
+def _group_sizes(shape: Sequence[int], spec: QuantSpec) -> tuple[int, ...]:
+    """Return how far a group reaches along each axis of `shape`."""
+    if spec.block_shape is not None:
+        return tuple(n if b == -1 else b for n, b in zip(shape, spec.block_shape, strict=True))
+    if spec.axis is None:
+        return tuple(shape)
+    axis = normalize_axis(spec.axis, len(shape))
+    if spec.block_size is None:
+        return tuple(1 if d == axis else n for d, n in enumerate(shape))
+    return tuple(spec.block_size if d == axis else 1 for d in range(len(shape)))
+
+
+def _groups(values: NDArray[np.float32], sizes: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+    counts = [-(-n // size) if size else 1 for n, size in zip(values.shape, sizes, strict=True)]
+    for at in np.ndindex(*counts):
+        yield values[tuple(slice(i * size, (i + 1) * size) for i, size in zip(at, sizes, strict=True))]
+
+
+def _reduced(end: np.ufunc, values: NDArray[np.float32], sizes: Sequence[int]) -> NDArray[np.float32]:
+    """Return the smallest or largest element of each group."""
+    nothing = np.inf if end is np.minimum else -np.inf
+    for axis, (n, size) in enumerate(zip(values.shape, sizes, strict=True)):
+        if size >= n > 0 or size == 0:
+            values = end.reduce(values, axis=axis, keepdims=True, initial=nothing)
+        elif size > 1 and n > 0:
+            values = end.reduceat(values, np.arange(0, n, size), axis=axis)
+    return values
+
+
+def _as_feed(group: NDArray[np.float32]) -> TensorStatistics:
+    statistics = TensorStatistics.from_array(group)
+    return replace(statistics, feed_ranges=np.asarray([(statistics.rmin, statistics.rmax)], np.float32))

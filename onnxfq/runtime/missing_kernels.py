@@ -1,0 +1,36 @@
+"""What a written model may hold and ONNX Runtime cannot run on a CPU: known before a session is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import TensorProto
+
+from onnxfq.graph.model import all_nodes
+
+# Operators that only TensorRT's parser knows.
+_FOREIGN_DOMAINS = {"trt": "TensorRT"}
+
+# onnxruntime 1.31.1 has no QuantizeLinear and no DequantizeLinear of these, named as in the installed onnx.
+_NO_KERNEL = ("FLOAT4E2M1", "FLOAT6E2M3", "FLOAT6E3M2")
+
+
+def cannot_run(proto: onnx.ModelProto) -> str:
+    """Return why ONNX Runtime cannot run `proto`, the first reason found; an empty string when it can."""
+    nodes = all_nodes(proto.graph)
+    for node in nodes:
+        if node.domain in _FOREIGN_DOMAINS:
+            return f"ONNX Runtime has no {node.op_type}, an operator of {_FOREIGN_DOMAINS[node.domain]}"
+    missing = {TensorProto.DataType.Value(name): name for name in _NO_KERNEL if hasattr(TensorProto, name)}
+    found = next((missing[kind] for kind in _types(proto, nodes) if kind in missing), None)
+    return f"ONNX Runtime has no kernels for {found.lower()}" if found else ""
+
+
+def _types(proto: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> Iterator[int]:
+    for tensor in proto.graph.initializer:
+        yield tensor.data_type
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.name == "output_dtype":
+                yield attribute.i

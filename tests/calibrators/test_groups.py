@@ -1,0 +1,55 @@
+"""Ranges of a constant's groups: each is what its own elements give."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxfq.calibrators import CALIBRATORS, calibrator_by_name
+from onnxfq.calibrators.groups import group_ranges
+from onnxfq.numerics import expand_params
+from onnxfq.spec import QuantSpec
+from onnxfq.statistics import TensorStatistics
+
+W = (np.random.default_rng(0).normal(size=(6, 5, 7)) * np.linspace(0.1, 3, 6)[:, None, None]).astype(
+    np.float32
+)
+GROUPS = [
+    {},
+    {"axis": 0},
+    {"axis": -1},
+    {"axis": 1, "block_size": 2},
+    {"axis": 2, "block_size": 7},
+    {"axis": 0, "block_size": 100},
+    {"block_shape": (4, -1, 3)},
+    {"block_shape": (-1, -1, -1)},
+    {"block_shape": (1, 1, 1)},
+]
+
+
+@pytest.mark.parametrize("name", [*CALIBRATORS, "range:-1,2"])
+@pytest.mark.parametrize("blocks", GROUPS, ids=str)
+def test_each_group_is_calibrated_by_itself(name, blocks):
+    """The groups are those that `expand_params` gives the same scale, in the shape of a scale."""
+    spec = QuantSpec(qtype="int4", calibrator=name, **blocks)
+    shape = spec.granularity.param_shape(W.shape)
+    ids = expand_params(np.arange(np.prod(shape, dtype=int)).reshape(shape), W.shape, **spec.blocks)
+    rmin, rmax = group_ranges(W, spec)
+    assert rmin.shape == rmax.shape == shape and rmin.dtype == rmax.dtype == np.float64
+    # A constant is the same in every feed: its moving average is its range.
+    method = calibrator_by_name("minmax" if name == "moving_average" else name)
+    for at in range(rmin.size):
+        wanted = method(TensorStatistics.from_array(W[ids == at]), spec)
+        assert (rmin.ravel()[at], rmax.ravel()[at]) == wanted
+
+
+@pytest.mark.parametrize("name", ["minmax", "mse"])
+@pytest.mark.parametrize(("shape", "blocks"), [((0, 3), {"axis": 0}), ((0,), {}), ((), {})], ids=str)
+def test_empty_and_scalar_constants(name, shape, blocks):
+    """No group, a group of nothing, a group of one element."""
+    values = np.full(shape, 2.0, np.float32)
+    rmin, rmax = group_ranges(values, QuantSpec(qtype="int8", calibrator=name, **blocks))
+    wanted = (np.inf, -np.inf) if shape == (0,) else (2.0, 2.0) if name == "minmax" else (0.0, 2.0)
+    assert rmin.shape == ((0,) if blocks else ())
+    if not blocks:
+        assert (float(rmin), float(rmax)) == pytest.approx(wanted)

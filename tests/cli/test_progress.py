@@ -1,0 +1,48 @@
+"""Progress: a bar on a terminal, lines elsewhere, none for what is quick."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from onnxfq.cli.progress import Bar, Lines
+
+
+def test_lines_tell_speed_and_what_is_left() -> None:
+    """At most one line in ten seconds; without a known end no time that is left."""
+    now = [0.0]
+    said: list[str] = []
+    lines = Lines(said.append, lambda: now[0])
+    for done in range(1, 41):
+        now[0] += 1.0
+        lines("observe", done, 100)
+    now[0] += 1.0
+    lines("evaluate", 1, None)
+    now[0] += 20.0
+    lines("evaluate", 41, None)
+    assert said == [
+        "observe: 11 of 100 feeds, 1.0/s, 89 s left",
+        "observe: 21 of 100 feeds, 1.0/s, 79 s left",
+        "observe: 31 of 100 feeds, 1.0/s, 69 s left",
+        "evaluate: 41 feeds, 2.0/s",
+    ]
+
+
+def test_quick_stages_say_nothing() -> None:
+    """Nobody waits for less than ten seconds."""
+    said: list[str] = []
+    lines = Lines(said.append, lambda: 0.0)
+    for done in range(1, 500):
+        lines("observe", done, 500)
+    assert said == []
+
+
+def test_the_bar_shows_stage_count_and_total() -> None:
+    """What a terminal shows while a stage runs."""
+    stream = io.StringIO()
+    bar = Bar(Console(file=stream, force_terminal=True, width=100))
+    with bar.progress:
+        bar("observe", 3, 8)
+        bar.progress.refresh()
+    assert "observe" in stream.getvalue() and "3/8" in stream.getvalue()

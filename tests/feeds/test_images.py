@@ -1,0 +1,166 @@
+"""Images: files give what Pillow reads, in the input's layout, size and channels."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxfq.errors import DataError
+from onnxfq.feeds import DataOptions, Feeds, InputSpec
+
+Image = pytest.importorskip("PIL.Image")
+
+PIXELS = np.random.default_rng(5).integers(0, 256, (16, 6, 9, 3)).astype(np.uint8)
+FLOAT = np.dtype(np.float32)
+
+
+def spec(*shape: int | None, dtype: np.dtype = FLOAT) -> tuple[InputSpec]:
+    """The one input of a model."""
+    return (InputSpec("x", dtype, shape),)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """16 PNG files of 9 x 6, and one file that is none."""
+    for number, pixels in enumerate(PIXELS):
+        Image.fromarray(pixels).save(tmp_path / f"{number:02}.png")
+    (tmp_path / "labels.txt").write_text("no image", encoding="utf-8")
+    return tmp_path
+
+
+def read(data: Path, inputs: tuple[InputSpec], **options: object) -> np.ndarray:
+    """All samples that the folder gives."""
+    feeds = Feeds(data, inputs, 4, DataOptions(**({"scale": 1.0} | options)))
+    return np.concatenate([feed["x"] for feed in feeds])
+
+
+def test_images_are_the_arrays_that_they_hold(folder: Path) -> None:
+    """A folder of PNG gives the feeds of the array, to the bit, with the same preparation; total is known."""
+    prepared = DataOptions(scale=1 / 255, mean=(0.4, 0.5, 0.6), std=0.2)
+    inputs = spec(None, 3, 6, 9)
+    images, array = (Feeds(data, inputs, 4, prepared) for data in (folder, PIXELS.transpose(0, 3, 1, 2)))
+    assert images.total == array.total == 16
+    for one, other in zip(images, array, strict=True):
+        np.testing.assert_array_equal(one["x"], other["x"], strict=True)
+    assert images.digest == array.digest
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "axes"),
+    [
+        pytest.param(spec(None, 3, 6, 9), {}, (0, 3, 1, 2), id="nchw"),
+        pytest.param(spec(None, 6, 9, 3), {}, (0, 1, 2, 3), id="nhwc"),
+        pytest.param(spec(None, None, None, None), {}, (0, 3, 1, 2), id="open: nchw"),
+        pytest.param(spec(None, None, None, None), {"layout": "nhwc"}, (0, 1, 2, 3), id="as asked"),
+        pytest.param(spec(1, 3, 6, 9), {}, (0, 3, 1, 2), id="fixed batch"),
+        pytest.param(spec(4, 3, 6, 9), {}, (0, 3, 1, 2), id="fixed batch of 4"),
+    ],
+)
+def test_layouts(folder: Path, inputs, options, axes) -> None:
+    """The input's shape tells the layout, else the option; a fixed batch is filled."""
+    np.testing.assert_array_equal(read(folder, inputs, **options), PIXELS.transpose(axes))
+
+
+def test_colors(folder: Path) -> None:
+    """One channel is Pillow's gray, BGR is RGB turned round; bytes stay bytes for an input of bytes."""
+    gray = np.stack([np.asarray(Image.fromarray(pixels).convert("L")) for pixels in PIXELS])
+    np.testing.assert_array_equal(read(folder, spec(None, 1, 6, 9)), gray[:, np.newaxis])
+    np.testing.assert_array_equal(read(folder, spec(None, None, 6, 9), color="gray"), gray[:, np.newaxis])
+    np.testing.assert_array_equal(read(folder, spec(None, 6, 9, 3), color="bgr"), PIXELS[..., ::-1])
+    raw = read(folder, spec(None, 6, 9, 3, dtype=np.dtype(np.uint8)), scale=None)
+    np.testing.assert_array_equal(raw, PIXELS, strict=True)
+
+
+def test_sizes(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A fixed size is Pillow's bilinear resize, with a note; a size asked for is the same without one."""
+    small = np.stack(
+        [np.asarray(Image.fromarray(pixels).resize((5, 4), Image.Resampling.BILINEAR)) for pixels in PIXELS]
+    )
+    np.testing.assert_array_equal(read(folder, spec(None, 4, 5, 3), survey=False), small)
+    assert [r.getMessage() for r in caplog.records] == ["images are resized to the input's 5x4, not cropped"]
+    caplog.clear()
+    for inputs in (spec(None, 4, 5, 3), spec(None, None, None, 3)):
+        np.testing.assert_array_equal(read(folder, inputs, resize=(5, 4), survey=False), small)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "JPEG", "bmp", "webp"])
+def test_kinds_of_files(tmp_path: Path, suffix: str) -> None:
+    """Every kind is read as Pillow reads it, a single file too; alpha and palettes become colors."""
+    path = tmp_path / f"a.{suffix}"
+    Image.fromarray(PIXELS[0]).save(path)
+    expected = np.asarray(Image.open(path).convert("RGB"))[np.newaxis]
+    for data in (tmp_path, path):
+        np.testing.assert_array_equal(read(data, spec(None, 6, 9, 3)), expected)
+    if suffix == "png":
+        for mode in ("RGBA", "P"):
+            Image.fromarray(PIXELS[0]).convert(mode).save(path)
+            assert read(path, spec(None, 6, 9, 3)).shape == (1, 6, 9, 3)
+
+
+def test_images_of_several_sizes(folder: Path) -> None:
+    """Where the size is open, images of one size come together; a fixed batch cannot hold two sizes."""
+    Image.fromarray(PIXELS[0, :5]).save(folder / "16.png")
+    feeds = list(Feeds(folder, spec(None, None, None, 3), 8, DataOptions(scale=1)))
+    assert [feed["x"].shape for feed in feeds] == [(8, 6, 9, 3), (8, 6, 9, 3), (1, 5, 9, 3)]
+    Image.fromarray(PIXELS[0, :5]).save(folder / "17.png")
+    Image.fromarray(PIXELS[0, :4]).save(folder / "18.png")
+    (folder / "00.png").unlink()
+    with pytest.raises(DataError, match=r"15.png and its neighbours differ in size; give --resize WxH"):
+        read(folder, spec(2, None, None, 3))
+
+
+MISTAKES = {
+    "no scale for a float": ({"scale": None}, spec(None, 6, 9, 3), "give --scale as in training (0.00392"),
+    "two inputs": (
+        {},
+        (*spec(None, 3, 6, 9), InputSpec("y", FLOAT, ())),
+        "images need a model with one input",
+    ),
+    "no image": (
+        {},
+        spec(None, 162),
+        "images need a model with one input of rank 4, it has [x float32 [?, 162]]",
+    ),
+    "channels": (
+        {},
+        spec(None, 6, 6, 9),
+        "images as rgb have 3 channels, the model has [x float32 [?, 6, 6, 9]]",
+    ),
+    "color": ({"color": "gray"}, spec(None, 3, 6, 9), "images as gray have 1 channels"),
+    "rest": ({}, spec(5, 3, 6, 9), "holds 16 images, and the model [x float32 [5, 3, 6, 9]] takes 5 a run"),
+    "size": ({"resize": (3, 3)}, spec(None, 3, 6, 9), "its shape must fit in sample 0"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes(folder: Path, case: str) -> None:
+    """What images cannot be is one line with what would help."""
+    options, inputs, words = MISTAKES[case]
+    with pytest.raises(DataError) as caught:
+        read(folder, inputs, **options)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_files_that_are_no_images(folder: Path) -> None:
+    """A damaged image, a missing one and one of 16 bits are named."""
+    content = (folder / "03.png").read_bytes()
+    for damage in (b"hello", b"", content[:60], content[:8] + b"\0" * 40):
+        (folder / "03.png").write_bytes(damage)
+        with pytest.raises(DataError, match=r"03.png is not a readable image \(.*\); remove or repair it"):
+            read(folder, spec(None, 3, 6, 9))
+    with pytest.raises(DataError, match="no such file or folder"):
+        read(folder / "none.png", spec(None, 3, 6, 9))
+    Image.fromarray(np.zeros((6, 9), np.uint16)).save(folder / "03.png")
+    with pytest.raises(DataError, match=r"03.png has more than 8 bits a channel; give an .npz"):
+        read(folder, spec(None, 3, 6, 9))
+
+
+def test_without_pillow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow is an extra: images say how to install it."""
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(DataError, match=r'images need Pillow.*pip install "onnxfq\[images\]"'):
+        read(folder, spec(None, 3, 6, 9))

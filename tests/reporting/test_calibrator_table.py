@@ -1,0 +1,63 @@
+"""The table of calibrators: what each would give, and which one is taken."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+import pytest
+from builders import Staged, attention, conv_relu, stage
+
+from onnxfq.calibration import calibrate
+from onnxfq.calibrators import CALIBRATORS, calibrator_by_name
+from onnxfq.calibrators.grid_error import range_sqnr_db
+from onnxfq.qparams import choose_qparams
+from onnxfq.reporting.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
+
+
+def staged() -> Staged:
+    """Return an attention block for float8, with a Softmax of known range."""
+    return stage(attention(), "tensorrt-fp8")
+
+
+@pytest.mark.parametrize("calibrator", [None, "entropy", "percentile:99", "auto", "range:-1,1"])
+def test_rows_are_what_calibrate_would_give(calibrator: str | None) -> None:
+    """Each row is its method's range and expected noise; the one marked has the scale of the encoding."""
+    made = staged()
+    encodings = calibrate(made.model, made.plan, made.statistics, calibrator)
+    rows = calibrator_rows(made.plan, made.statistics, calibrator)
+    for placement in made.plan.activations:
+        mine = [row for row in rows if row.tensor == placement.tensor]
+        spec = encodings[placement.tensor].spec
+        assert {row.calibrator for row in mine} >= set(CALIBRATORS) - {"auto", "moving_average"}
+        for row in mine:
+            wanted = calibrator_by_name(row.calibrator)(made.statistics[row.tensor], spec)
+            assert (row.rmin, row.rmax) == wanted
+            assert row.sqnr_db == range_sqnr_db(made.statistics[row.tensor], wanted, spec)
+        (chosen,) = [row for row in mine if row.chosen]
+        scale, _ = choose_qparams(chosen.rmin, chosen.rmax, spec.qtype, spec.symmetric)
+        assert scale == encodings[placement.tensor].scale_array
+    assert [row.calibrator for row in rows if row.chosen and row.tensor == "p"] == ["known:Softmax"]
+
+
+def test_text_names_a_tensor_once_and_marks_the_chosen() -> None:
+    """One line a row, the tensor on its first, a star on what was taken."""
+    made = stage(conv_relu())
+    lines = calibrator_table(calibrator_rows(made.plan, made.statistics)).splitlines()
+    assert lines[0].split() == ["tensor", "calibrator", "from", "to", "SQNR", "dB"]
+    assert sum(line.startswith("x ") for line in lines) == 1
+    (starred,) = [line for line in lines if line.endswith("*")]
+    assert starred.split()[-5] == "entropy"
+
+
+def test_csv_keeps_every_digit() -> None:
+    """What is read back are the numbers of the rows."""
+    made = stage(conv_relu())
+    rows = calibrator_rows(made.plan, made.statistics)
+    for row, read in zip(rows, csv.DictReader(io.StringIO(calibrator_csv(rows))), strict=True):
+        assert (read["tensor"], read["calibrator"]) == (row.tensor, row.calibrator)
+        assert (float(read["rmin"]), float(read["rmax"])) == (row.rmin, row.rmax)
+        assert math.isclose(float(read["sqnr_db"]), row.sqnr_db, rel_tol=0) and read["chosen"] == str(
+            row.chosen
+        )

@@ -1,0 +1,157 @@
+"""One calibration, fed in many ways: the statistics' file and the models made from it are the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, weights
+
+from onnxfq.calibration import calibrate
+from onnxfq.calibrators import CALIBRATORS
+from onnxfq.feeds import Feed
+from onnxfq.graph.load import load
+from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.package_files import package_file
+from onnxfq.pipeline import insert_qdq, open_feeds
+from onnxfq.planning import make_plan
+from onnxfq.recipe import load_recipe
+from onnxfq.statistics import Statistics
+
+SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+ORDER_FREE = sorted(name for name in CALIBRATORS if name != "moving_average")
+
+
+def digits() -> tuple[Path, Feed]:
+    """The trained network of the package with 40 digits."""
+    with np.load(package_file("digits", "mnist_t10k.npz")) as data:
+        images = data["images"][8000:8040].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
+    return package_file("digits", "digits_cnn.onnx"), {"image": images}
+
+
+def tokens(folder: Path) -> tuple[Path, Feed]:
+    """A small transformer layer over sequences of any length, in a file."""
+    model = build(
+        """g (float[N,T,32] x) => (float[N,T,32] y) {
+            q = MatMul (x, wq) k = MatMul (x, wk) v = MatMul (x, wv)
+            kt = Transpose <perm = [0,2,1]> (k)
+            s = MatMul (q, kt) p = Softmax <axis = -1> (s)
+            o = MatMul (p, v) h = MatMul (o, w1) r = Relu (h) y = MatMul (r, w2) }""",
+        {
+            **{name: weights(32, 32, seed=i) / np.float32(8) for i, name in enumerate(("wq", "wk", "wv"))},
+            "w1": weights(32, 64),
+            "w2": weights(64, 32),
+        },
+    )
+    onnx.save(model, folder / "tokens.onnx")
+    x = np.random.default_rng(0).standard_normal((40, 17, 32)).astype(np.float32)
+    return folder / "tokens.onnx", {"x": x}
+
+
+def resnet20() -> tuple[Path, Feed]:
+    """ResNet-20 with photos, where they are at hand."""
+    path = SHARED / "s02_resnet20_cifar10" / "resnet20_op13_bn.onnx"
+    if not path.exists():
+        pytest.skip("the trained network is not here")
+    sys.path.insert(0, str(SHARED))
+    try:
+        import score
+
+        feeds = list(score.feeds("s02_resnet20_cifar10", "resnet20_op13_bn.onnx"))
+    finally:
+        sys.path.remove(str(SHARED))
+    return path, {name: np.concatenate([feed[name] for feed in feeds])[:40] for name in feeds[0]}
+
+
+def parts(data: Feed, size: int) -> list[Feed]:
+    """The samples in feeds of `size`."""
+    (name, values), *_ = data.items()
+    return [{name: values[start : start + size]} for start in range(0, len(values), size)]
+
+
+def turned(data: Feed, order: object) -> Feed:
+    """The samples in another order."""
+    return {name: values[order] for name, values in data.items()}
+
+
+def one_by_one(data: Feed) -> Iterator[Feed]:
+    """A generator without the batch axis."""
+    (name, values), *_ = data.items()
+    yield from ({name: sample} for sample in values)
+
+
+OBSERVE = """
+import sys
+import numpy as np
+from onnxfq.graph.load import load
+from onnxfq.observation import collect_statistics
+from onnxfq.pipeline import open_feeds
+from onnxfq.planning import make_plan
+from onnxfq.recipe import load_recipe
+
+model = load(sys.argv[1])
+plan = make_plan(model, load_recipe("tensorrt-int8"))
+collect_statistics(model, plan, open_feeds(model.proto, sys.argv[2])).save(sys.argv[3])
+"""
+
+
+def split_over_processes(path: Path, data: Feed, folder: Path) -> Statistics:
+    """Each quarter observed by a process of its own, merged last to first."""
+    running = []
+    for number, part in enumerate(parts(data, 10)):
+        np.savez(folder / f"{number}.npz", **part)
+        files = [str(path), str(folder / f"{number}.npz"), str(folder / f"{number}.stats.npz")]
+        running.append(subprocess.Popen([sys.executable, "-c", OBSERVE, *files], stderr=subprocess.PIPE))
+    for process in running:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    files = sorted(folder.glob("*.stats.npz"), reverse=True)
+    return reduce(Statistics.merge, (Statistics.load(file) for file in files))
+
+
+WAYS: dict[str, Callable[[Feed], object]] = {
+    "batches of 1": lambda data: parts(data, 1),
+    "batches of 8": lambda data: parts(data, 8),
+    "batches of 32": lambda data: parts(data, 32),
+    "all at once": lambda data: [data],
+    "an array": lambda data: next(iter(data.values())),
+    "reversed": lambda data: turned(data, slice(None, None, -1)),
+    "shuffled": lambda data: parts(turned(data, np.random.default_rng(5).permutation(40)), 7),
+    "samples from a generator": one_by_one,
+    "a function": lambda data: lambda: iter(parts(data, 3)),
+}
+
+
+@pytest.mark.parametrize("network", ["digits", "tokens", "resnet20"])
+def test_however_it_is_fed(network: str, tmp_path: Path) -> None:
+    """Batches, order, sources, threads and processes change no byte, for any calibrator."""
+    path, data = {"digits": digits, "tokens": lambda: tokens(tmp_path), "resnet20": resnet20}[network]()
+    model = load(path)
+    plan = make_plan(model, load_recipe("tensorrt-int8"))
+    np.savez(tmp_path / "all.npz", **data)
+    found = {
+        way: collect_statistics(model, plan, open_feeds(model.proto, make(data)))
+        for way, make in WAYS.items()
+    }
+    file = str(tmp_path / "all.npz")
+    for threads in (1, 2, 4):
+        options = ObserveOptions(threads=threads)
+        found[f"{threads} threads"] = collect_statistics(model, plan, open_feeds(model.proto, file), options)
+    found["processes"] = split_over_processes(path, data, tmp_path)
+    assert len(found) >= 10
+    digests = {}
+    for way, statistics in found.items():
+        statistics.save(tmp_path / "s.npz")
+        whole = hashlib.sha256((tmp_path / "s.npz").read_bytes())
+        for calibrator in ORDER_FREE:
+            encodings = calibrate(model, plan, statistics, calibrator)
+            whole.update(insert_qdq(model, plan, encodings).SerializeToString(deterministic=True))
+        digests[way] = whole.hexdigest()
+    assert len(set(digests.values())) == 1, digests
