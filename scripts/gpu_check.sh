@@ -4,7 +4,7 @@
 #
 #     scripts/gpu_check.sh [FOLDER]     results: FOLDER/cuda_NAME.md and logs, default benchmarks/results
 #
-# ARCH=90 for another GPU than the one that is there; PYTHON for another interpreter.
+# PYTHON: the interpreter for the tests, python3 unless given.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 results=${1:-benchmarks/results}
@@ -12,19 +12,27 @@ python=${PYTHON:-python3}
 build=build/gpu_check
 mkdir -p "$results"
 
-if command -v nvidia-smi >/dev/null; then
-  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+if ! command -v nvcc >/dev/null; then
+  echo "gpu_check: there is no nvcc on the PATH; install the CUDA toolkit" >&2
+  exit 1
 fi
+if ! command -v nvidia-smi >/dev/null || ! nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader; then
+  echo "gpu_check: there is no GPU that nvidia-smi knows" >&2
+  exit 1
+fi
+architecture=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
 
 echo "== build"
 generator=()
 if command -v ninja >/dev/null; then generator=(-G Ninja); fi
 cmake -S custom_ops -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DONNXFQ_CUDA=ON \
-  -DONNXFQ_CUDA_CHECK=ON "-DONNXFQ_CUDA_ARCHITECTURES=${ARCH:-native}" >"$results/gpu_build.log" 2>&1 &&
+  -DONNXFQ_CUDA_CHECK=ON "-DONNXFQ_CUDA_ARCHITECTURES=$architecture-real" >"$results/gpu_build.log" 2>&1 &&
   cmake --build "$build" --parallel >>"$results/gpu_build.log" 2>&1 || { tail -40 "$results/gpu_build.log"; exit 1; }
 cmake --install "$build" --prefix . >/dev/null
 
 failed=()
+
+name=$("$build/cuda_check" name) || { echo "gpu_check: $name" >&2; exit 1; }
 
 echo "== bits: CUDA against CPU"
 "$build/cuda_check" bits || failed+=(bits)
@@ -53,7 +61,6 @@ else
 fi
 
 echo "== speed"
-name=$("$build/cuda_check" name)
 "$build/cuda_check" speed "$results/cuda_$name.md" || failed+=(speed)
 
 echo

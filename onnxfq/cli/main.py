@@ -11,6 +11,7 @@ import typer
 from onnxfq.cli.calibrate import calibrate
 from onnxfq.cli.console import show_notes
 from onnxfq.cli.demo import demo
+from onnxfq.cli.doctor import doctor
 from onnxfq.cli.evaluate import evaluate
 from onnxfq.cli.insert import insert
 from onnxfq.cli.inspect import inspect
@@ -31,7 +32,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Insert QuantizeLinear/DequantizeLinear into ONNX models, calibrate, evaluate, hand over.",
 )
-for _command in (quantize, evaluate, plan, observe, merge_statistics, calibrate, insert, inspect, demo):
+for _command in (
+    quantize,
+    evaluate,
+    plan,
+    observe,
+    merge_statistics,
+    calibrate,
+    insert,
+    inspect,
+    demo,
+    doctor,
+):
     app.command()(_command)
 
 
