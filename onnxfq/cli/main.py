@@ -12,6 +12,7 @@ from onnxfq.cli.calibrate import calibrate
 from onnxfq.cli.check import check
 from onnxfq.cli.console import show_notes
 from onnxfq.cli.demo import demo
+from onnxfq.cli.doctor import doctor
 from onnxfq.cli.evaluate import evaluate
 from onnxfq.cli.insert import insert
 from onnxfq.cli.inspect import inspect
@@ -43,6 +44,7 @@ for _command in (
     check,
     inspect,
     demo,
+    doctor,
 ):
     app.command()(_command)
 
