@@ -13,6 +13,7 @@ for _package in ("torch", "onnxscript"):
         )
 
 # ruff: noqa: E402  only once torch is known to be there
+from onnxfq.torch.batchnorm import freeze_batchnorm
 from onnxfq.torch.contexts import compute_encodings, is_initialized
 from onnxfq.torch.export import export_torch
 from onnxfq.torch.functions import (
@@ -25,6 +26,7 @@ from onnxfq.torch.functions import (
     scale_gradient,
 )
 from onnxfq.torch.observers import OBSERVERS
+from onnxfq.torch.quantize import quantize_module, remove_fake_quantize
 from onnxfq.torch.quantizer import FakeQuantize, learn_grids, quantizers
 
 __all__ = [
@@ -36,10 +38,13 @@ __all__ = [
     "fake_quantize_lsq",
     "fake_quantize_pact",
     "fake_quantize_range",
+    "freeze_batchnorm",
     "is_initialized",
     "learn_grids",
     "lsq_factor",
+    "quantize_module",
     "quantizers",
     "range_to_params",
+    "remove_fake_quantize",
     "scale_gradient",
 ]
