@@ -24,6 +24,25 @@ from onnxfq.torch.layers import SUFFIX, Swapped
 ACTIVATIONS = ("query", "key", "value", "scores_input", "scores_other", "context_input", "context_other")
 
 
+# Fused kernels of torch that would pass the quantizers by, and the attribute that switches each off.
+_FUSED: tuple[tuple[type[nn.Module], str, object], ...] = (
+    (nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0),
+    (nn.TransformerEncoder, "use_nested_tensor", False),
+)
+_BEFORE = "before_quantization"
+
+
+def switch_fused(model: nn.Module, fused: bool) -> None:
+    """Switch torch's fused encoder kernels off, or back to what they were."""
+    for module in model.modules():
+        for kind, name, off in _FUSED:
+            if isinstance(module, kind) and not fused and hasattr(module, name):
+                module.__dict__[_BEFORE] = getattr(module, name)
+                setattr(module, name, off)
+            elif isinstance(module, kind) and fused and _BEFORE in module.__dict__:
+                setattr(module, name, module.__dict__.pop(_BEFORE))
+
+
 def why_not(module: nn.Module) -> str:
     """Return why a MultiheadAttention cannot be taken apart; empty when it can."""
     if module.bias_k is not None or module.add_zero_attn:

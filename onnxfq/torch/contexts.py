@@ -30,6 +30,9 @@ def compute_encodings(model: nn.Module) -> Iterator[None]:
     try:
         yield
         for name, quantizer in observed.items():
+            assert quantizer.observer is not None
+            if quantizer.may_be_unused and not quantizer.observer.seen:
+                continue
             _calibrate(name, quantizer)
             follows = isinstance(quantizer.observer, Latest) and quantizer.observer.live
             switches[name] = (follows and quantizer.learned == "nothing", switches[name][1])
@@ -49,4 +52,4 @@ def _calibrate(name: str, quantizer: FakeQuantize) -> None:
 
 def is_initialized(model: nn.Module) -> bool:
     """Tell whether every fake quantizer of `model` has its scale."""
-    return all(quantizer.is_initialized for quantizer in quantizers(model).values())
+    return all(q.is_initialized or q.may_be_unused for q in quantizers(model).values())

@@ -18,6 +18,7 @@ from torch import nn
 
 from onnxfq.errors import ModelError
 from onnxfq.torch.request import BATCH, Request
+from onnxfq.torch.torch_ops import TRANSLATIONS
 
 
 def export_with_dynamo(model: nn.Module, request: Request) -> onnx.ModelProto:
@@ -38,6 +39,7 @@ def export_with_dynamo(model: nn.Module, request: Request) -> onnx.ModelProto:
         output_names=request.output_names,
         dynamic_shapes=shapes if request.dynamic_batch else None,
         opset_version=request.opset,
+        custom_translation_table=TRANSLATIONS,
     )
     assert program is not None  # torch returns None only with dynamo=False
     return program.model_proto

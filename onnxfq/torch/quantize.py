@@ -9,7 +9,7 @@ from torch import nn
 from onnxfq.errors import ModelError
 from onnxfq.plan import Placement, Plan
 from onnxfq.recipe import Recipe, load_recipe
-from onnxfq.torch.attention import SwappedAttention
+from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.batchnorm import can_fold, fold
 from onnxfq.torch.layers import Swapped, restore, swap
 from onnxfq.torch.placement import Site, find_sites, plan_module
@@ -51,6 +51,7 @@ def quantize_module(
     for owner in dict.fromkeys(site.owner for site in sites):
         mine = [site for site in sites if site.owner == owner]
         _insert(model.get_submodule(owner), mine, placed, traces, device)
+    switch_fused(model, fused=False)
     for layer, norm in pairs if fold_batchnorm else ():
         if isinstance(layer, Swapped):
             fold(layer, norm)
@@ -67,6 +68,8 @@ def _insert(
             placement = placed.get(site.tensor(name))
             if placement is not None and placement.uses[0].node == site.name:
                 made[name] = _quantizer(placement).to(device)
+                # Of self-attention keys and values are the queries, and one quantizer serves them.
+                made[name].may_be_unused = name in ("key", "value")
         where |= dict(zip(site.activations, site.at, strict=False))
     if not made:
         return
@@ -84,5 +87,6 @@ def _quantizer(placement: Placement) -> FakeQuantize:
 
 def remove_fake_quantize(model: nn.Module) -> None:
     """Take out all that `quantize_module` put in: the model is what it was, but for what training changed."""
+    switch_fused(model, fused=True)
     for module in list(model.modules()):
         restore(module)

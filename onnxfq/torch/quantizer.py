@@ -37,6 +37,8 @@ class FakeQuantize(nn.Module):
     for the input. observer_enabled, fake_quant_enabled: plain bools that may change at any time; with both off
     the input passes as it is. They are in the state dict as tensors.
 
+    may_be_unused: whether it is no mistake when no tensor ever comes, as for the keys of self-attention.
+
     An observer that is up to date sets scale and zero point at every input; the histogram does so when
     `calibrate` is called, which `compute_encodings` does.
     """
@@ -68,6 +70,7 @@ class FakeQuantize(nn.Module):
         self.observer_enabled = self.observer is not None
         self.fake_quant_enabled = True
         self.learned: Learned = "nothing"
+        self.may_be_unused = False
         self.register_buffer("scale", torch.zeros(0))
         self.register_buffer("zero_point", torch.zeros(0, dtype=torch.int32))
 
@@ -83,7 +86,9 @@ class FakeQuantize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe and round x, as far as each is enabled. Raises StatisticsError when no scale is known."""
-        if self.observer_enabled and not exporting() and self.observer is not None:
+        if exporting():  # `held_still` has seen to the scale
+            return self._rounded(x) if self.fake_quant_enabled else x
+        if self.observer_enabled and self.observer is not None:
             self.observer(x)
             if self.observer.live and self.learned == "nothing":
                 self._store(*self._params_of(*self.observer.limits()))
@@ -324,6 +329,8 @@ def learn_grids(model: nn.Module, what: Learned = "scale") -> None:
     With "scale_zero_point" the symmetric ones, whose zero point is 0, learn their scale.
     """
     for quantizer in quantizers(model).values():
+        if quantizer.may_be_unused and not quantizer.is_initialized:
+            continue
         fixed_zero = what == "scale_zero_point" and quantizer.spec.symmetric
         quantizer.learn("scale" if fixed_zero else what)
 
