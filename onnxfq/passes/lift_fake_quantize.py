@@ -81,23 +81,34 @@ def drop_copies(model: Model) -> Model:
     """Return `model` without the Identity nodes that lifting made."""
     graph = model.graph()
     copies = [node for node in graph.nodes if node.op == "Identity" and node.name.endswith(_COPY)]
-    outputs = {id(tensor) for tensor in graph.outputs}
+    outputs = {tensor.name for tensor in graph.outputs}
+    dropped = []
     for node in copies:
         source, made = node.inputs[0], node.outputs[0]
-        if id(made) in outputs:
-            producer = source.inputs[0] if source.inputs else None
-            if producer is None or len(source.outputs) != 1 or id(source) in outputs:
-                continue
-            producer.outputs[producer.outputs.index(source)] = made
+        producer = source.inputs[0] if source.inputs else None
+        if made.name not in outputs:
+            _move_readers(made, source)
+        elif producer is not None and source.name not in outputs:
+            # The output keeps its name, so what gives the source gives it; other readers follow.
+            node.outputs.clear()
+            node.inputs.clear()
+            _move_readers(source, made)
+            slot = next(i for i, tensor in enumerate(producer.outputs) if tensor is source)
+            producer.outputs[slot] = made
+            # Under its old name a node gets its old outputs back (`graph.model.export_graph`).
+            producer.name = f"{producer.name}/output"
         else:
-            for reader in list(made.outputs):
-                for slot, tensor in enumerate(reader.inputs):
-                    if tensor is made:
-                        reader.inputs[slot] = source
-        node.inputs.clear()
-        node.outputs.clear()
-    graph.nodes = [node for node in graph.nodes if node.outputs]
+            continue
+        dropped.append(id(node))
+    graph.nodes = [node for node in graph.nodes if id(node) not in dropped]
     return model.with_graph(graph)
+
+
+def _move_readers(old: gs.Tensor, new: gs.Tensor) -> None:
+    for reader in list(old.outputs):
+        for slot, tensor in enumerate(reader.inputs):
+            if tensor is old:
+                reader.inputs[slot] = new
 
 
 def _is_fake_quantize(node: gs.Node) -> bool:

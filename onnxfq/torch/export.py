@@ -18,6 +18,7 @@ from onnxfq.torch.exporters import EXPORTERS, quiet, reason, run
 from onnxfq.torch.held import held_still
 from onnxfq.torch.lowering import lift, lower
 from onnxfq.torch.request import Request, bind, name_inputs
+from onnxfq.torch.torch_ops import only_rounding
 
 
 def export_torch(
@@ -71,7 +72,7 @@ def export_torch(
 
 def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -> onnx.ModelProto:
     """Return the checked export, in which fake quantization is FakeQuantize nodes."""
-    with evaluation_mode(model), held_still(model), quiet():
+    with evaluation_mode(model), held_still(model), only_rounding(model), quiet():
         try_forward(model, request)
         exported = run(exporter, model, request)
     forget_origin(exported)
