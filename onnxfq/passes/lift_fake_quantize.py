@@ -1,8 +1,8 @@
 """Take the `FakeQuantize` nodes out of a model: what is left is a float model, a plan and encodings.
 
-From these `InsertQdq` writes the Q/DQ model, with the same scales and zero points. One tensor may be quantized
-in several ways for several readers; a plan knows one a tensor, so the others get an Identity of their own, which
-`drop_copies` takes away afterwards.
+From these `InsertQdq` writes the Q/DQ model, with the same scales and zero points. One tensor may be
+quantized in several ways for several readers; a plan knows one a tensor, so the others get an Identity of
+their own, which `drop_copies` takes away afterwards.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def has_fake_quantize(model: Model) -> bool:
 def lift_fake_quantize(model: Model) -> Lifted:
     """Return what the FakeQuantize nodes of `model` say, and the model without them.
 
-    Raises PlanError for a node that QuantizeLinear cannot say: scales that are not constants, a rounding other
-    than half_even, zero points that are fractions.
+    Raises PlanError for a node that QuantizeLinear cannot say: scales that are not constants, a rounding
+    other than half_even, zero points that are fractions.
     """
     graph = model.graph()
     lift = _Lift(graph)
@@ -112,7 +112,7 @@ def _move_readers(old: gs.Tensor, new: gs.Tensor) -> None:
 
 
 def _is_fake_quantize(node: gs.Node) -> bool:
-    return node.op == "FakeQuantize" and node.domain == DOMAIN
+    return bool(node.op == "FakeQuantize" and node.domain == DOMAIN)
 
 
 class _Lift:
@@ -192,13 +192,13 @@ def _said(node: gs.Node) -> tuple[QuantSpec, np.ndarray[Any, Any], np.ndarray[An
     for tensor in node.inputs[1:]:
         if not isinstance(tensor, gs.Constant):
             raise PlanError(
-                f"tensor {name!r}: scale and zero point must be constants, and {tensor.name!r} is computed; make "
-                "the model's quantizers static before the export"
+                f"tensor {name!r}: scale and zero point must be constants, and {tensor.name!r} is computed; "
+                "make the model's quantizers static before the export"
             )
     rounding = node.attrs.get("rounding", "half_even")
     if rounding != "half_even":
         raise PlanError(
-            f"tensor {name!r}: QuantizeLinear rounds half_even, found {rounding!r}; train with rounding half_even"
+            f"tensor {name!r}: QuantizeLinear rounds half_even, found {rounding!r}; train with half_even"
         )
     qtype = qtype_by_name(node.attrs["qtype"])
     scale = np.asarray(constant_array(node.inputs[1]), np.float32)

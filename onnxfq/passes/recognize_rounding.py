@@ -87,12 +87,13 @@ def _chain(rounding: gs.Node) -> _Chain | None:
         back, after = -_signed(after), _reader(after)
     if after is None or after.op != "Mul" or limits is None or back != offset:
         return None
-    if _scalar(after) is None or not np.isclose(_scalar(after), scale, rtol=1e-6, atol=0.0):
+    deployed = _scalar(after)
+    if deployed is None or not np.isclose(deployed, scale, rtol=1e-6, atol=0.0):
         return None
     qtype = qtype_of_limits(*limits)
     if qtype is None or offset != int(offset) or not qtype.qmin <= offset <= qtype.qmax:
         return None
-    return _Chain(source, after, float(_scalar(after) or 0.0), offset, qtype, arithmetic)
+    return _Chain(source, after, deployed, offset, qtype, arithmetic)
 
 
 def _replace(editor: Editor, graph: gs.Graph, chain: _Chain) -> None:
@@ -103,7 +104,9 @@ def _replace(editor: Editor, graph: gs.Graph, chain: _Chain) -> None:
     )
     chain.last.outputs.clear()
     attrs = {"qtype": str(chain.qtype), "arithmetic": chain.arithmetic}
-    node = custom_node("FakeQuantize", f"{name}/fq", attrs=attrs, inputs=[chain.source, scale, zero], outputs=[made])
+    node = custom_node(
+        "FakeQuantize", f"{name}/fq", attrs=attrs, inputs=[chain.source, scale, zero], outputs=[made]
+    )
     editor.insert_after(chain.source, [node])
 
 

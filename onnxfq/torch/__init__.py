@@ -15,6 +15,13 @@ for _package in ("torch", "onnxscript"):
 # ruff: noqa: E402  only once torch is known to be there
 from onnxfq.torch.batchnorm import freeze_batchnorm
 from onnxfq.torch.contexts import compute_encodings, is_initialized
+from onnxfq.torch.encodings import (
+    encodings_from_onnx,
+    encodings_to_onnx,
+    get_encodings,
+    onnx_names,
+    set_encodings,
+)
 from onnxfq.torch.export import export_torch
 from onnxfq.torch.functions import (
     fake_quantize,
@@ -38,13 +45,18 @@ __all__ = [
     "fake_quantize_lsq",
     "fake_quantize_pact",
     "fake_quantize_range",
+    "encodings_from_onnx",
+    "encodings_to_onnx",
     "freeze_batchnorm",
+    "get_encodings",
     "is_initialized",
     "learn_grids",
     "lsq_factor",
+    "onnx_names",
     "quantize_module",
     "quantizers",
     "range_to_params",
     "remove_fake_quantize",
     "scale_gradient",
+    "set_encodings",
 ]

@@ -64,7 +64,7 @@ class SwappedAttention(Swapped):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend as nn.MultiheadAttention defines it. is_causal is a hint there; the mask decides here too."""
+        """Attend as nn.MultiheadAttention defines it; is_causal is a hint there, and the mask decides."""
         batched = query.ndim == 3
         query, key, value = _inputs(self, query, key, value)
         if not batched:
@@ -93,7 +93,7 @@ class SwappedAttention(Swapped):
 
 def _quantized(module: nn.Module, name: str, x: Tensor) -> Tensor:
     quantizer = module._modules.get(name + SUFFIX)
-    return x if quantizer is None else quantizer(x)  # type: ignore[no-any-return]
+    return x if quantizer is None else quantizer(x)
 
 
 def _inputs(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,7 +122,9 @@ def _mask(attn_mask: Tensor | None, padding: Tensor | None, scores: Tensor) -> T
     """Return what is added to the scores [N, heads, L, S]; bool masks forbid where they are true."""
     total = None
     if attn_mask is not None:
-        shaped = attn_mask if attn_mask.ndim == 2 else attn_mask.reshape(scores.shape[0], -1, *attn_mask.shape[1:])
+        shaped = (
+            attn_mask if attn_mask.ndim == 2 else attn_mask.reshape(scores.shape[0], -1, *attn_mask.shape[1:])
+        )
         total = _additive(shaped, scores)
     if padding is not None:
         forbidden = _additive(padding, scores)[:, None, None, :]

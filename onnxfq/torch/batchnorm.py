@@ -1,11 +1,12 @@
 """BatchNorm folded into the convolution in front of it, while training goes on, until it is frozen.
 
-The quantizer sees weight * gamma / sqrt(running_var + eps), the weight that is deployed. In training the result is
-divided by the same factor and BatchNorm follows as ever, with the statistics of the batch. Frozen, and in an
-export, BatchNorm is part of the convolution: its weight, its bias and nothing else.
+The quantizer sees weight * gamma / sqrt(running_var + eps), the weight that is deployed. In training the
+result is divided by the same factor and BatchNorm follows as ever, with the statistics of the batch. Frozen,
+and in an export, BatchNorm is part of the convolution: its weight, its bias and nothing else.
 
 Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
-Inference", 2018, section 3.2; Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference".
+Inference", 2018, section 3.2; Krishnamoorthi, "Quantizing deep convolutional networks for efficient
+inference".
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class SwappedNorm(Swapped):
         """Normalise as ever; pass on what comes where the convolution has done it all."""
         if self.frozen or exporting():
             return x
-        return super().forward(x)  # type: ignore[no-any-return]
+        return super().forward(x)
 
 
 def can_fold(layer: nn.Module, norm: nn.Module) -> bool:
@@ -54,4 +55,3 @@ def freeze_batchnorm(model: nn.Module, frozen: bool = True) -> None:
     for module in model.modules():
         if isinstance(module, SwappedNorm):
             module.__dict__["frozen"] = frozen
-

@@ -18,8 +18,9 @@ def compute_encodings(model: nn.Module) -> Iterator[None]:
 
     Each quantizer with an observer starts anew. Afterwards the quantizers of activations do not observe any
     more, and those that follow a weight (observer `latest` with minmax) do; fake quantization is as it was.
-    Nothing is set when the block raises. Raises StatisticsError, with the quantizer's name, when one saw nothing, NaN or
-    infinities. Put the model into evaluation mode first: BatchNorm would learn from the batches.
+    Nothing is set when the block raises. Raises StatisticsError, with the quantizer's name, when one saw
+    nothing, NaN or infinities. Put the model into evaluation mode first: BatchNorm would learn from the
+    batches.
     """
     observed = {name: q for name, q in quantizers(model).items() if q.observer is not None}
     switches = {name: (q.observer_enabled, q.fake_quant_enabled) for name, q in observed.items()}

@@ -40,15 +40,15 @@ def export_torch(
     torch's own choice. exporter: "dynamo", or "torchscript" for modules which that one refuses.
 
     Fake quantization in the module, of `onnxfq.torch`, of torch or written out as division, rounding and
-    clipping, becomes QuantizeLinear and DequantizeLinear with the same scales and zero points, at the lowest opset
-    from the exporter's on that has the number formats.
+    clipping, becomes QuantizeLinear and DequantizeLinear with the same scales and zero points, at the lowest
+    opset from the exporter's on that has the number formats.
 
     The mode of the module and of each of its submodules is as before afterwards. While it works, torch's
     log and standard output are silent; a warning of torch that a traced value became a constant is not.
 
     Raises DataError if forward does not take the inputs, or not at another batch, ModelError if the module
-    cannot be exported as asked, StatisticsError for a fake quantizer that has no scale, PlanError for one that
-    QuantizeLinear cannot say, OutputError if `path` cannot be written.
+    cannot be exported as asked, StatisticsError for a fake quantizer that has no scale, PlanError for one
+    that QuantizeLinear cannot say, OutputError if `path` cannot be written.
     """
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise ModelError(f"export_torch takes a torch.nn.Module, not {type(model).__name__}; pass the module")
@@ -132,7 +132,7 @@ def check_lowered(model: onnx.ModelProto, request: Request) -> None:
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     if request.opset not in (None, opset):
         raise ModelError(
-            f"the number formats of the model need opset {opset}, and {request.opset} was asked for; leave opset out"
+            f"the model's number formats need opset {opset}, and {request.opset} was asked for; leave opset out"
         )
     onnx.checker.check_model(model, full_check=True)
 

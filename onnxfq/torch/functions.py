@@ -152,10 +152,11 @@ class _Learned(torch.autograd.Function):
         error = error / scale if ctx.arithmetic == "divide" else error * (1 / scale)
         # Outside, y / scale is the end of the grid, counted from the zero point.
         by_scale = g * torch.where(inside, error, torch.round(wide / scale))
+        masked = gradient * inside
         by_zero = None
-        if zero_point is not None:
-            by_zero = torch.where(inside, torch.zeros_like(g), -scale * g).sum_to_size(zero_point.shape)
-        by_x = gradient * inside if ctx.saturate else gradient
+        if zero_point is not None and ctx.needs_input_grad[2]:
+            by_zero = ((masked.to(g.dtype) - g) * scale).sum_to_size(zero_point.shape)
+        by_x = masked if ctx.saturate else gradient
         return by_x, by_scale.sum_to_size(scale.shape), by_zero, None
 
 

@@ -27,7 +27,7 @@ def held_still(model: nn.Module) -> Iterator[None]:
         needed = quantizer.fake_quant_enabled and not quantizer.may_be_unused
         if needed and not quantizer.is_initialized:
             raise StatisticsError(
-                f"quantizer {name!r} has no scale yet; run data through the model inside compute_encodings first"
+                f"quantizer {name!r} has no scale yet; run data through the model in compute_encodings"
             )
     folded = [module for module in model.modules() if module.__dict__.get("folded_norm") is not None]
     with contextlib.ExitStack() as stack:

@@ -1,8 +1,8 @@
 """Layers of an existing model with fake quantizers inside: the same objects, parameters and names.
 
-`swap` gives a module a class made of its own one. Its weights read through their quantizers, and its first input
-goes through one where there is one; forward stays that of the layer. `restore` gives the old class back.
-Parameters are never touched, so optimizers and state dicts see what they saw before.
+`swap` gives a module a class made of its own one. Its weights read through their quantizers, and its first
+input goes through one where there is one; forward stays that of the layer. `restore` gives the old class
+back. Parameters are never touched, so optimizers and state dicts see what they saw before.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class LayerKind:
     """What quantization must know of a type of layer.
 
     op_types: the ONNX operators it becomes, as recipes name them. weights: tells the names of its weights.
-    channel_axis, summed_axis: of those weights; None where nothing is summed along one axis. has_input: whether
-    its input is multiplied as well.
+    channel_axis, summed_axis: of those weights; None where nothing is summed along one axis. has_input:
+    whether its input is multiplied as well.
     """
 
     op_types: tuple[str, ...]
@@ -99,8 +99,8 @@ class SwappedConv(Swapped):
         """Convolve with the folded weight; the BatchNorm follows by itself, or is part of this one."""
         norm: nn.Module | None = self.__dict__.get("folded_norm")
         if norm is None:
-            return super().forward(x)  # type: ignore[no-any-return]
-        return _folded_forward(self, norm, x)  # type: ignore[arg-type]
+            return super().forward(x)
+        return _folded_forward(self, norm, x)
 
 
 def _folded_forward(layer: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
@@ -109,8 +109,8 @@ def _folded_forward(layer: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
     shape = [1, -1] + [1] * (x.ndim - 2)
     if exporting() or norm.frozen:
         bias = folded_bias(layer, norm)
-        return layer._conv_forward(x, layer.weight, bias)  # type: ignore[no-any-return, operator]
-    y = layer._conv_forward(x, layer.weight, None) / norm_factor(norm).reshape(shape)  # type: ignore[operator]
+        return layer._conv_forward(x, layer.weight, bias)
+    y = layer._conv_forward(x, layer.weight, None) / norm_factor(norm).reshape(shape)
     return y if layer.bias is None else y + layer.bias.reshape(shape)
 
 
@@ -128,7 +128,7 @@ def folded_bias(layer: nn.Module, norm: nn.Module) -> Tensor:
 
 
 def folded_weight(layer: nn.Module) -> Tensor:
-    """Return the weight that a quantizer sees: with the factor of the BatchNorm folded in, if there is one."""
+    """Return the weight that a quantizer sees: the BatchNorm's factor is in it, if there is one."""
     weight = layer._parameters["weight"]
     assert weight is not None
     norm = layer.__dict__.get("folded_norm")
@@ -146,7 +146,7 @@ def _read(name: str) -> property:
     def get(self: nn.Module) -> Tensor:
         value = folded_weight(self) if name == "weight" else self._parameters[name]
         quantizer = self._modules.get(name + SUFFIX)
-        return value if quantizer is None else quantizer(value)  # type: ignore[no-any-return, return-value]
+        return value if quantizer is None else quantizer(value)
 
     return property(get)
 
@@ -186,7 +186,10 @@ def restore(module: nn.Module) -> None:
     """Take back what `swap` did; a module that was not swapped stays as it is."""
     if not isinstance(module, Swapped):
         return
-    for name in [n for n, child in module.named_children() if n.endswith(SUFFIX) and isinstance(child, FakeQuantize)]:
+    assert isinstance(module, nn.Module)
+    for name in [
+        n for n, child in module.named_children() if n.endswith(SUFFIX) and isinstance(child, FakeQuantize)
+    ]:
         delattr(module, name)
     for name in ("folded_norm", "frozen"):
         module.__dict__.pop(name, None)

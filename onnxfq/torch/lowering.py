@@ -28,13 +28,14 @@ def lift(exported: onnx.ModelProto) -> Lifted | None:
 def lower(lifted: Lifted) -> onnx.ModelProto:
     """Return the Q/DQ model, at the lowest opset from the export's on that has its formats.
 
-    A model that multiplies by 1 / scale, as torch's own functions do, is told of: QuantizeLinear divides, and a
-    value within a rounding of the middle between two numbers may go to the other one.
+    A model that multiplies by 1 / scale, as torch's own functions do, is told of: QuantizeLinear divides, and
+    a value within a rounding of the middle between two numbers may go to the other one.
     """
     if lifted.reciprocal:
         log.warning(
-            "%d of the model's quantizers multiply by 1 / scale, as torch does, and QuantizeLinear divides: values in "
-            "the middle between two steps may go to the other one; arithmetic='divide' trains with ONNX's numbers",
+            "%d of the model's quantizers multiply by 1 / scale, as torch does, and QuantizeLinear divides: "
+            "values in the middle between two steps may go to the other one; arithmetic='divide' trains with "
+            "ONNX's numbers",
             lifted.reciprocal,
         )
     inserted = InsertQdq(lifted.plan, lifted.encodings).run(lifted.model).model

@@ -1,8 +1,8 @@
 """What of a torch module a recipe quantizes, and why the rest stays float: a `Plan`, as for an ONNX model.
 
 Nodes are the layers by their path in the module, and operations of a forward as path.operation; tensors are
-"path.weight", "path.input" and the inputs of operations. Overrides match these names, torch's types (Conv2d) and
-the ONNX operators they become (Conv), so a recipe by operators serves both sides.
+"path.weight", "path.input" and the inputs of operations. Overrides match these names, torch's types (Conv2d)
+and the ONNX operators they become (Conv), so a recipe by operators serves both sides.
 """
 
 from __future__ import annotations
@@ -91,7 +91,16 @@ def _operation_sites(
 
     code = traces.of(module)
     if code.why_not:
-        yield Site(path or type(module).__name__, path, type(module).__name__, ("forward",), (), (), None, code.why_not)
+        yield Site(
+            path or type(module).__name__,
+            path,
+            type(module).__name__,
+            ("forward",),
+            (),
+            (),
+            None,
+            code.why_not,
+        )
     for call in calls(code, weighted):
         if call.op_type == "Add" and not residual:
             continue
@@ -105,8 +114,10 @@ def _operation_sites(
 
 
 def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site]) -> Plan:
-    """Return what `recipe` makes of the sites. Raises RecipeError for names that match nothing, and for what the
-    target cannot take; ModelError when nothing is left to quantize.
+    """Return what `recipe` makes of the sites.
+
+    Raises RecipeError for names that match nothing, and for what the target cannot take; ModelError when nothing
+    is left to quantize.
     """
     spoken = _in_torch_names(recipe, sites)
     tensors = {site.tensor(name) for site in sites for name in (*site.activations, *site.weights)}
@@ -157,12 +168,12 @@ def _decide(model: nn.Module, site: Site, recipe: Recipe) -> tuple[list[Placemen
             why = "skip branch of a residual Add" if site.residual else f"input of {op_type}"
         if spec is not None:
             use = Use(site.name, slot)
-            placed.append(Placement(tensor=tensor, role=role, spec=spec, uses=(use,), why=why))  # type: ignore[arg-type]
+            placed.append(Placement(tensor=tensor, role=role, spec=spec, uses=(use,), why=why))
     if kept:
         return placed, kept
     if site.kind is not None and not site.kind.has_input and not _asked_for(recipe, site):
         return placed, (
-            f"target {recipe.target} multiplies {op_type} in float; an override with weights for it quantizes them"
+            f"target {recipe.target} has no quantized {op_type}; an override with weights for it quantizes them"
         )
     if not placed:
         return [], f"recipe {recipe.name} quantizes weights only, and {op_type} has none"
@@ -196,7 +207,9 @@ def _weight_spec(scheme: WeightScheme, kind: LayerKind, rank: int) -> tuple[Quan
         instead = f": blocks go along one summed axis, and {kind.op_types[0]} has none"
     if scheme.block_shape is not None:
         if len(scheme.block_shape) == rank:
-            return QuantSpec(**common, block_shape=scheme.block_shape), f"blocks of {list(scheme.block_shape)}"
+            return QuantSpec(
+                **common, block_shape=scheme.block_shape
+            ), f"blocks of {list(scheme.block_shape)}"
         instead = f": block_shape {list(scheme.block_shape)} is not for its {rank} axes"
     return QuantSpec(**common, axis=kind.channel_axis), f"per output channel{instead}"
 
@@ -228,4 +241,3 @@ def _in_torch_names(recipe: Recipe, sites: list[Site]) -> Recipe:
         for override in recipe.overrides
     )
     return recipe.model_copy(update={"overrides": overrides})
-

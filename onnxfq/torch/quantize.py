@@ -1,4 +1,4 @@
-"""`quantize_module`: put fake quantizers into an existing module; `remove_fake_quantize`: take them out again."""
+"""`quantize_module`: fake quantizers into an existing module; `remove_fake_quantize`: out again."""
 
 from __future__ import annotations
 
@@ -23,29 +23,26 @@ def quantize_module(
     """Put fake quantizers into `model`, in place, as `recipe` asks, and return what was done and why.
 
     recipe: as for `onnxfq.quantize`; the same file places the same quantizers. Quantized are the inputs and
-    weights of Linear, convolutions, transposed convolutions and MultiheadAttention, both sides of matrix products
-    in a forward, and the skip branch of residual sums where the target wants it; weights of Embedding, LSTM, GRU and
-    RNN where an override of the weights names them, or for target simulation. Parameters stay the same objects
-    under the same names. fold_batchnorm: a BatchNorm right after a convolution becomes part of its weight.
+    weights of Linear, convolutions, transposed convolutions and MultiheadAttention, both sides of matrix
+    products in a forward, and the skip branch of residual sums where the target wants it; weights of
+    Embedding, LSTM, GRU and RNN where an override of the weights names them, or for target simulation.
+    Parameters stay the same objects under the same names. fold_batchnorm: a BatchNorm right after a
+    convolution becomes part of its weight.
 
-    Run data through the model in `compute_encodings` next. Raises RecipeError for overrides that match nothing,
-    with the nearest names, or ask what the target cannot take, ModelError for a model that has quantizers already
-    or nothing to quantize; then nothing is changed.
+    Run data through the model in `compute_encodings` next. Raises RecipeError for overrides that match
+    nothing, with the nearest names, or ask what the target cannot take, ModelError for a model that has
+    quantizers already or nothing to quantize; then nothing is changed.
     """
     asked = load_recipe(recipe)
     if any(isinstance(module, Swapped) for module in model.modules()):
-        raise ModelError(
-            f"{type(model).__name__} is quantized already; call remove_fake_quantize first, or change its quantizers"
-        )
+        raise ModelError(f"{type(model).__name__} is quantized already; call remove_fake_quantize first")
     if quantizers(model):
         name = next(iter(quantizers(model)))
         raise ModelError(f"{type(model).__name__} has a FakeQuantize of its own, {name!r}; take it out first")
     traces = Traces()
     sites = find_sites(model, asked, traces)
     plan = plan_module(model, asked, sites)
-    pairs = [
-        pair for module in model.modules() for pair in successions(module, traces) if can_fold(*pair)
-    ]
+    pairs = [pair for module in model.modules() for pair in successions(module, traces) if can_fold(*pair)]
     placed = {placement.tensor: placement for placement in plan.placements}
     device = next((p.device for p in model.parameters()), None)
     for owner in dict.fromkeys(site.owner for site in sites):

@@ -34,8 +34,8 @@ class FakeQuantize(nn.Module):
     """Rounds its input to the grid of a `QuantSpec`, in values and in gradients (`onnxfq.torch.functions`).
 
     Buffers: scale float32 and zero_point int32, empty until they are known, then of the shape the spec gives
-    for the input. observer_enabled, fake_quant_enabled: plain bools that may change at any time; with both off
-    the input passes as it is. They are in the state dict as tensors.
+    for the input. observer_enabled, fake_quant_enabled: plain bools that may change at any time; with both
+    off the input passes as it is. They are in the state dict as tensors.
 
     may_be_unused: whether it is no mistake when no tensor ever comes, as for the keys of self-attention.
 
@@ -200,7 +200,8 @@ class FakeQuantize(nn.Module):
         """Make the grid a parameter: "scale" (LSQ), "scale_zero_point" (LSQ+), "range" (AIMET's min and max).
 
         "nothing" makes it fixed again, where it has come to. Call it once the scale is known, before the
-        optimizer is made. Raises SpecError for what cannot be learned, StatisticsError when no scale is known.
+        optimizer is made. Raises SpecError for what cannot be learned, StatisticsError when no scale is
+        known.
         """
         if what not in LEARNED:
             raise SpecError(f"unknown thing to learn {what!r}{nearest(what, LEARNED)}")

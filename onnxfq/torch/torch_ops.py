@@ -1,8 +1,8 @@
 """torch's own fake quantization in a graph that is exported: each operation becomes a FakeQuantize node.
 
-They are what torch.fake_quantize_per_tensor_affine and _per_channel_affine come to in an exported program. The
-modules of torch.ao ask their own buffers whether to observe, which no export can follow: while one goes on they
-only round. All of them multiply by 1 / scale.
+They are what torch.fake_quantize_per_tensor_affine and _per_channel_affine come to in an exported program.
+The modules of torch.ao ask their own buffers whether to observe, which no export can follow: while one goes
+on they only round. All of them multiply by 1 / scale.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _FAKE_QUANTIZE = onnxscript.values.Op(onnxscript.values.Opset(DOMAIN, VERSION), 
 def _node(x: Any, scale: Any, zero_point: Any, low: int, high: int, axis: int | None = None) -> Any:
     qtype = qtype_of_limits(low, high)
     if qtype is None:
-        raise SpecError(f"quant_min {low} and quant_max {high} are the limits of no integer type of up to 16 bits")
+        raise SpecError(
+            f"quant_min {low} and quant_max {high} are the limits of no integer type of up to 16 bits"
+        )
     given = {"qtype": str(qtype), "arithmetic": "reciprocal"} | ({} if axis is None else {"axis": axis})
     return _FAKE_QUANTIZE(x, scale, zero_point, **given)
 
@@ -115,7 +117,9 @@ def _rounding_of(module: Any) -> Callable[[Tensor], Tensor]:
     low, high = observer.quant_min, observer.quant_max
     qtype = qtype_of_limits(low, high)
     if qtype is None:
-        raise SpecError(f"quant_min {low} and quant_max {high} are the limits of no integer type of up to 16 bits")
+        raise SpecError(
+            f"quant_min {low} and quant_max {high} are the limits of no integer type of up to 16 bits"
+        )
     return partial(
         fake_quantize,
         scale=module.scale.detach().clone(),

@@ -1,8 +1,8 @@
 """Functional operations in a module's own forward: matrix products and sums, found and rewritten by torch.fx.
 
-Only the code of the module itself is traced, its children are taken as they are. It is traced in training and in
-evaluation mode, and each mode keeps its own code. What cannot be traced without guessing is left alone, with a
-reason: a forward with optional arguments takes one of its ways, and a trace would fix it.
+Only the code of the module itself is traced, its children are taken as they are. It is traced in training and
+in evaluation mode, and each mode keeps its own code. What cannot be traced without guessing is left alone,
+with a reason: a forward with optional arguments takes one of its ways, and a trace would fix it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Traces:
         return self.known[module]
 
 
-class _Tracer(fx.Tracer):  # type: ignore[misc]
+class _Tracer(fx.Tracer):
     """Traces the code of one module and of none of its children."""
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
@@ -78,7 +78,10 @@ def has_own_code(module: nn.Module) -> bool:
 
 def _trace(module: nn.Module) -> Code:
     parameters = inspect.signature(module.forward).parameters.values()
-    if any(p.default is not p.empty or p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters):
+    if any(
+        p.default is not p.empty or p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        for p in parameters
+    ):
         return Code(module, why_not="its forward has optional arguments, of which a trace would fix one way")
     mode, graphs = module.training, []
     try:
@@ -90,9 +93,13 @@ def _trace(module: nn.Module) -> Code:
         return Code(module, why_not=f"torch.fx cannot trace its forward: {text}")
     finally:
         module.training = mode
-    names = [[node.name for node in graph.nodes if _is(node, _PRODUCTS) or _is(node, _SUMS)] for graph in graphs]
+    names = [
+        [node.name for node in graph.nodes if _is(node, _PRODUCTS) or _is(node, _SUMS)] for graph in graphs
+    ]
     if names[0] != names[1]:
-        return Code(module, why_not="its forward multiplies or adds other things in training than in evaluation")
+        return Code(
+            module, why_not="its forward multiplies or adds other things in training than in evaluation"
+        )
     return Code(module, tuple(graphs))
 
 
@@ -133,7 +140,8 @@ def calls(code: Code, weighted: Callable[[nn.Module], bool]) -> Iterator[Call]:
     """Yield the products and the residual sums of a forward.
 
     weighted: tells whether a layer will be quantized. The skip branch of a sum is the one that
-    `policies.residual` takes: where one branch ends in a quantized layer, the other; where both do, the shorter.
+    `policies.residual` takes: where one branch ends in a quantized layer, the other; where both do, the
+    shorter.
     """
     if not code.graphs:
         return
@@ -150,7 +158,9 @@ def calls(code: Code, weighted: Callable[[nn.Module], bool]) -> Iterator[Call]:
                 yield Call(node.name, "Add", ((f"{node.name}_skip", skip[0]),), skip[1])
 
 
-def _skip_branch(module: nn.Module, add: fx.Node, weighted: Callable[[nn.Module], bool]) -> tuple[int, str] | None:
+def _skip_branch(
+    module: nn.Module, add: fx.Node, weighted: Callable[[nn.Module], bool]
+) -> tuple[int, str] | None:
     sides = add.args[:2]
     if len(sides) != 2 or sides[0] is sides[1] or not all(isinstance(side, fx.Node) for side in sides):
         return None
@@ -167,14 +177,25 @@ def _skip_branch(module: nn.Module, add: fx.Node, weighted: Callable[[nn.Module]
 
 
 _PASSES = (nn.Identity, nn.Dropout, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.Sigmoid, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh)
+_ACTIVATIONS = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.Sigmoid,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.Hardtanh,
+)
 _ACTIVATION_CALLS: dict[str, tuple[Any, ...]] = {
     "call_function": (F.relu, torch.relu, F.relu6, F.leaky_relu, torch.sigmoid, F.hardswish, torch.clamp),
     "call_method": ("relu", "sigmoid", "clamp"),
 }
 
 
-def _weighted_end(module: nn.Module, node: fx.Node, weighted: Callable[[nn.Module], bool]) -> nn.Module | None:
+def _weighted_end(
+    module: nn.Module, node: fx.Node, weighted: Callable[[nn.Module], bool]
+) -> nn.Module | None:
     """Return the quantized layer whose result, with BatchNorm only, the value of `node` is."""
     while node.op == "call_module" and len(node.users) == 1:
         child = module.get_submodule(str(node.target))
@@ -188,7 +209,7 @@ def _weighted_end(module: nn.Module, node: fx.Node, weighted: Callable[[nn.Modul
 
 
 def _last(module: nn.Module) -> nn.Module | None:
-    """Return the layer that a module ends in, seen through BatchNorm and the like; None when it ends in none."""
+    """Return the layer that a module ends in, seen through BatchNorm and the like; None for none."""
     if layer_kind(module) is not None:
         return module
     if isinstance(module, nn.Sequential):
@@ -257,7 +278,7 @@ class SwappedCode(Swapped):
 
 
 def rewrite(code: Code, given: Mapping[str, FakeQuantize], sites: Mapping[str, tuple[str, int]]) -> None:
-    """Put quantizers into the forward of a module: given by tensor name, at the site (operation, argument)."""
+    """Put quantizers into the forward of a module: by tensor name, at the site (operation, argument)."""
     forwards = []
     for graph in code.graphs:
         graph = _copy(graph)

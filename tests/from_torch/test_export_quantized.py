@@ -1,4 +1,4 @@
-"""export_torch of quantized modules: standard Q/DQ with torch's scales, and torch's numbers in ONNX Runtime."""
+"""export_torch of quantized modules: standard Q/DQ, torch's scales, torch's numbers in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def run(model: onnx.ModelProto, x: torch.Tensor) -> np.ndarray:
     """Return the output of ONNX Runtime, all of its rewriting off."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     return session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
 
 
@@ -86,9 +88,7 @@ def test_quantized_values_are_torchs(spec, exporter):
     assert {op for _, op in operators(exported)} <= {"QuantizeLinear", "DequantizeLinear", "Clip"}
     assert {domain for domain, _ in operators(exported)} == {""}
     more = x * 1.7 if blocked else torch.cat([x, x * 1.7])
-    expected = fake_quantize(
-        more, model[0].scale, model[0].zero_point, qtype=spec.qtype, **spec.blocks
-    )
+    expected = fake_quantize(more, model[0].scale, model[0].zero_point, qtype=spec.qtype, **spec.blocks)
     np.testing.assert_array_equal(run(exported, more).view(np.int32), expected.numpy().view(np.int32))
 
 
@@ -125,11 +125,11 @@ CASES = [
 @both
 @pytest.mark.parametrize(("name", "asked", "learned"), CASES, ids=lambda value: str(value)[:12])
 def test_networks_compute_what_torch_computes(name, asked, learned, exporter):
-    """A network, its grids learned or not, exports to standard operators and gives torch's output at any batch.
+    """A network, its grids learned or not, exports to standard operators and gives torch's output.
 
-    The scales are torch's to the bit. Layers sum up to 784 products in another order than torch, each right to
-    2^-24, on values below 2: 1e-5 for most. A sum that near the middle between two steps goes to the other one,
-    and one step of one activation of 4 bits moves an output by less than 0.01.
+    The scales are torch's to the bit. Layers sum up to 784 products in another order than torch, each right
+    to 2^-24, on values below 2: 1e-5 for most. A sum that near the middle between two steps goes to the other
+    one, and one step of one activation of 4 bits moves an output by less than 0.01.
     """
     model, x = build(name), torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     quantize_module(model, asked)
@@ -180,7 +180,7 @@ class Rounded(nn.Module):
 
 @pytest.mark.parametrize(("low", "high"), [(-128, 127), (0, 255), (-8, 7), (-127, 127)])
 def test_torchs_functions_are_translated(low, high, caplog):
-    """torch.fake_quantize_* become Q/DQ with their limits; where x * (1 / s) and x / s round alike, equal bits.
+    """torch.fake_quantize_* become Q/DQ with their limits; where both arithmetics agree, equal bits.
 
     The difference of the two arithmetics is told once, with the number of quantizers.
     """

@@ -1,4 +1,4 @@
-"""quantize_module: the placement of the ONNX side, layers that compute what is written, nothing left afterwards."""
+"""quantize_module: placement of the ONNX side, layers that compute as told, nothing left afterwards."""
 
 from __future__ import annotations
 
@@ -56,7 +56,12 @@ def digits(count: int = 3) -> torch.Tensor:
 def recipe(activations="int8", weights="int8", target="simulation", overrides=(), **fields) -> Recipe:
     """Return a recipe of these number formats."""
     given = None if activations is None else {"qtype": activations, "calibrator": "minmax"}
-    content = {"name": "test", "target": target, "activations": given, "weights": {"qtype": weights, **fields}}
+    content = {
+        "name": "test",
+        "target": target,
+        "activations": given,
+        "weights": {"qtype": weights, **fields},
+    }
     return Recipe.model_validate({**content, "overrides": list(overrides)})
 
 
@@ -94,7 +99,7 @@ def roles(plan: onnxfq.Plan, model) -> dict[tuple[str, int], str]:
 @pytest.mark.parametrize("name", ["residual_cnn", "depthwise_cnn", "transformer"])
 @pytest.mark.parametrize("asked", ["tensorrt-int8", "onnxruntime-int8"])
 def test_placement_is_that_of_the_onnx_side(name, asked):
-    """The same recipe puts quantizers on the same slots of the same operators as make_plan does on the export."""
+    """The same recipe puts quantizers on the slots of operators that make_plan does on the export."""
     model, x = build(name), digits()
     plain = onnxfq.load(export_torch(model, (x,)))
     expected = onnxfq.make_plan(plain, onnxfq.load_recipe(asked))
@@ -107,7 +112,7 @@ def test_placement_is_that_of_the_onnx_side(name, asked):
 
 @pytest.mark.parametrize("name", ["residual_cnn", "depthwise_cnn", "transformer"])
 def test_removal_leaves_nothing(name):
-    """The same parameter objects under the same names all along; afterwards the same classes and output bits."""
+    """The same parameters under the same names all along; afterwards the same classes and bits."""
     model, x = build(name), digits()
     before, types = model(x), [type(part) for part in model.modules()]
     parameters = dict(model.named_parameters())
@@ -209,7 +214,11 @@ def test_attention_taken_apart_is_attention(options):
     same = "kdim" not in options
     expected = [layer(query, query if same else key, query if same else value, **case) for case in cases]
     plan = quantize_module(model, recipe())
-    assert {p.tensor for p in plan.placements} >= {"layer.query", "layer.scores_other", "layer.out_proj.weight"}
+    assert {p.tensor for p in plan.placements} >= {
+        "layer.query",
+        "layer.scores_other",
+        "layer.out_proj.weight",
+    }
     for quantizer in quantizers(model).values():
         quantizer.disable_fake_quant(), quantizer.disable_observer()
     for case, (y, weights) in zip(cases, expected, strict=True):
@@ -256,7 +265,7 @@ class Parts(nn.Module):
 
 
 def test_operations_of_a_forward():
-    """Products and residual sums are found and rounded; a functional layer stays float with a reason; modes hold."""
+    """Products and residual sums are rounded; a functional layer stays float with a reason."""
     model, x = Parts().eval(), torch.randn(2, 2, 4, 4)
     plan = prepared(model, x, recipe(target="tensorrt"))
     assert {p.tensor for p in plan.placements} == {
@@ -294,7 +303,8 @@ def test_what_cannot_be_traced_is_told():
 def test_folded_batchnorm_computes_the_same(mode):
     """Without rounding, folding changes nothing but the order of rounding, in training and in evaluation.
 
-    The statistics move as before. 1e-5: a few roundings of 2^-24 on values near 5; rsqrt and division for one.
+    The statistics move as before. 1e-5: a few roundings of 2^-24 on values near 5; rsqrt and division for
+    one.
     """
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU()).train(mode)
@@ -307,18 +317,20 @@ def test_folded_batchnorm_computes_the_same(mode):
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(plain[1].running_var, folded[1].running_var, rtol=1e-5, atol=1e-5)
     a.square().sum().backward(), b.square().sum().backward()
-    torch.testing.assert_close(plain[0].weight.grad, folded[0]._parameters["weight"].grad, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        plain[0].weight.grad, folded[0]._parameters["weight"].grad, rtol=1e-3, atol=1e-3
+    )
 
 
 def test_frozen_batchnorm_is_one_convolution():
-    """Frozen, the convolution has the folded weight and bias and the BatchNorm passes on; its statistics stand."""
+    """Frozen, the convolution has the folded weight and bias, and the BatchNorm's statistics stand."""
     model, x = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5)), torch.randn(4, 3, 8, 8)
     model(x)
     prepared(model.eval(), x)
     before = model(x)
     freeze_batchnorm(model.train())
     count = model[1].num_batches_tracked.clone()
-    # Once a rounding apart, a value may go to the next step; here the inputs are rounded alike, so only sums differ.
+    # The inputs are rounded alike, so only the order of sums differs.
     torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-5)
     assert torch.equal(model[1].num_batches_tracked, count) and model[1](x[:, [0, 1, 2, 0, 1]]) is not None
     freeze_batchnorm(model, frozen=False)
@@ -425,5 +437,5 @@ def test_compiles_whole():
     """torch.compile takes a quantized network as one graph."""
     model, x = build("residual_cnn"), digits()
     prepared(model, x, recipe())
-    # A value within a rounding of the middle between two steps may go to the other one once sums are reordered.
+    # A value at the middle between two steps may go to the other one once sums are reordered.
     torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=0.02, atol=0.02)
