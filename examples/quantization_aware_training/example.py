@@ -31,7 +31,7 @@ def accuracy(module):
 
 
 # 1. A trained float network.
-module = train.train(train.RECIPES["depthwise_cnn"], epochs=3, seed=seed)
+module = train.train(train.RECIPES["depthwise_cnn"], epochs=2, seed=seed)
 scores = {"float32": accuracy(module)}
 calibration = torch.from_numpy(digits.load("calibration")[0])
 export_torch(module, (calibration[:2],), "model.onnx", output_names=["logits"])

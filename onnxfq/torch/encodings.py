@@ -82,7 +82,7 @@ def encodings_to_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> En
         renamed = encoding.model_copy(update={"tensor": names[encoding.tensor]})
         if made.setdefault(renamed.tensor, renamed) != renamed:
             raise PlanError(
-                f"tensor {renamed.tensor!r} is read through two different quantizers, one is {encoding.tensor!r}; "
+                f"tensor {renamed.tensor!r} has two unequal quantizers, one is {encoding.tensor!r}; "
                 "give both one scale, or export Q/DQ, which keeps both"
             )
     return Encodings(model_sha256="", encodings=tuple(made.values()))

@@ -132,7 +132,7 @@ def check_lowered(model: onnx.ModelProto, request: Request) -> None:
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     if request.opset not in (None, opset):
         raise ModelError(
-            f"the model's number formats need opset {opset}, and {request.opset} was asked for; leave opset out"
+            f"the model's number formats need opset {opset}, and {request.opset} was asked; leave opset out"
         )
     onnx.checker.check_model(model, full_check=True)
 

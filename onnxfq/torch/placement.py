@@ -116,8 +116,8 @@ def _operation_sites(
 def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site]) -> Plan:
     """Return what `recipe` makes of the sites.
 
-    Raises RecipeError for names that match nothing, and for what the target cannot take; ModelError when nothing
-    is left to quantize.
+    Raises RecipeError for names that match nothing, and for what the target cannot take; ModelError when
+    nothing is left to quantize.
     """
     spoken = _in_torch_names(recipe, sites)
     tensors = {site.tensor(name) for site in sites for name in (*site.activations, *site.weights)}
@@ -173,7 +173,7 @@ def _decide(model: nn.Module, site: Site, recipe: Recipe) -> tuple[list[Placemen
         return placed, kept
     if site.kind is not None and not site.kind.has_input and not _asked_for(recipe, site):
         return placed, (
-            f"target {recipe.target} has no quantized {op_type}; an override with weights for it quantizes them"
+            f"target {recipe.target} has no quantized {op_type}; an override with weights quantizes it"
         )
     if not placed:
         return [], f"recipe {recipe.name} quantizes weights only, and {op_type} has none"

@@ -273,7 +273,7 @@ def test_refusals():
     with pytest.raises(StatisticsError, match="quantizer '0' has no scale yet"):
         export_torch(model, (torch.ones(2, 3),))
     model[0].set_qparams(0.1)
-    with pytest.raises(ModelError, match="need opset 21, and 18 was asked for"):
+    with pytest.raises(ModelError, match="need opset 21, and 18 was asked"):
         four = nn.Sequential(FakeQuantize("int4", None))
         four[0].set_qparams(0.1)
         export_torch(four, (torch.ones(2, 3),), opset=18)
