@@ -91,9 +91,7 @@ overrides:
     [
         pytest.param(("n", "Conv", "x"), "auto", "per_axis", False, id="nothing matches"),
         pytest.param(("n", "Conv", "conv1/out"), "minmax", "per_axis", False, id="glob of tensors"),
-        pytest.param(
-            ("layer[0]", "Conv", "x"), "auto", "per_tensor", False, id="name with glob characters"
-        ),
+        pytest.param(("layer[0]", "Conv", "x"), "auto", "per_tensor", False, id="name with glob characters"),
         pytest.param(("layer0", "Conv", "x"), "auto", "per_tensor", False, id="the same read as a glob"),
         pytest.param(("head1", "Conv", "x"), "auto", "per_tensor", False, id="glob of nodes"),
         pytest.param(("head12", "Conv", "x"), "auto", "per_axis", False, id="one character only"),
