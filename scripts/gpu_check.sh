@@ -40,7 +40,7 @@ echo "== bits: CUDA against CPU"
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck initcheck; do
     echo "== compute-sanitizer $tool"
-    if timeout "${SANITIZER_SECONDS:-100}" compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/cuda_check" small \
+    if timeout "${SANITIZER_SECONDS:-60}" compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/cuda_check" small \
       >"$results/gpu_$tool.log" 2>&1; then
       tail -1 "$results/gpu_$tool.log"
     else

@@ -108,7 +108,8 @@ const Case kCases[] = {
     {{3, 5, 7, 11}, {2, -1, 3, 4}},
 };
 
-const char* const kTypes[] = {"int2", "uint8", "int8[-127,127]", "int16", "float8e4m3fn", "float8e5m2fnuz", "float4e2m1"};
+const char* const kTypes[] = {"int2",         "uint8",          "int8[-127,127]", "int16",
+                              "float8e4m3fn", "float8e5m2fnuz", "float4e2m1"};
 const char* const kRoundings[] = {"half_even", "half_up", "half_away", "half_down", "floor", "ceil", "truncate"};
 const ElementType kElements[] = {ElementType::kFloat32, ElementType::kFloat16, ElementType::kBfloat16};
 

@@ -120,7 +120,8 @@ void test_division() {
                           : scale * (static_cast<float>(static_cast<int32_t>(state)) / 1e7f);
     const float fraction = static_cast<float>(state % 1000) / 1000.0f;
     for (const NamedType& kind : kinds) {
-      const IntegerQuantizer<RoundTo<Rounding::kHalfEven>, Divide> divided(round, scale, fraction, 1, kind.qmin, kind.qmax);
+      const IntegerQuantizer<RoundTo<Rounding::kHalfEven>, Divide> divided(round, scale, fraction, 1, kind.qmin,
+                                                                           kind.qmax);
       const IntegerQuantizer<RoundTo<Rounding::kHalfEven>, DivideFused> fused(round, scale, fraction, 1, kind.qmin,
                                                                               kind.qmax);
       require(same_bits(divided(x), fused(x)), "fused division, " + std::to_string(x) + " / " + std::to_string(scale));
@@ -180,7 +181,9 @@ void merge_statistics(const MergeStatisticsCall& call) {
   for (int64_t block = 0; block < kBlocks; ++block) {
     cuda::BlockCounts<Histogram> counts;
     for_threads(block, [&](const Place& place) { counts.clear(place); });
-    for_threads(block, [&](const Place& place) { cuda::count_elements<T, Histogram>(call.x, range, place, counts, call.state); });
+    for_threads(block, [&](const Place& place) {
+      cuda::count_elements<T, Histogram>(call.x, range, place, counts, call.state);
+    });
     for_threads(block, [&](const Place& place) { counts.merge_into(call.state, place); });
   }
 }

@@ -39,7 +39,8 @@ def values(dtype: np.dtype) -> np.ndarray:
     """Random bits of a type, without NaN, whose bits are not told."""
     bits = np.random.default_rng(5).integers(0, 2 ** (8 * dtype.itemsize), 7 * 9 * 33, np.uint32)
     x = bits.astype(f"u{dtype.itemsize}").view(dtype).reshape(7, 9, 33)
-    return np.where(np.isnan(x), dtype.type(1), x).astype(dtype)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        return np.where(np.isnan(x), dtype.type(1), x).astype(dtype)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -10,7 +10,7 @@
 namespace onnxfq {
 namespace cuda {
 
-// Dimensions after joining; four cover every granularity of tensors met in practice.
+// Dimensions after joining: more than tensors of networks have.
 constexpr int kMostDims = 8;
 
 // The scale of an element, and how far it reaches.

@@ -41,7 +41,9 @@ FQ_HD FQ_INLINE void map_elements(const Mapped& mapped, const Place& place, cons
         }
       },
       [&](int64_t i) {
-        quantize.with(i, 1, [&](const auto& quantizer) { y[i] = Element<T>::write(quantizer(Element<T>::read(x[i]))); });
+        quantize.with(i, 1, [&](const auto& quantizer) {
+          y[i] = Element<T>::write(quantizer(Element<T>::read(x[i])));
+        });
       });
 }
 

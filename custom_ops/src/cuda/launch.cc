@@ -9,10 +9,12 @@ const char* remedy(cudaError_t result) {
   switch (result) {
     case cudaErrorNoDevice: return "there is no GPU, or CUDA_VISIBLE_DEVICES hides it; run on the CPU";
     case cudaErrorInsufficientDriver:
-      return "there is no NVIDIA driver, or it is older than this library's CUDA; install a newer one or run on the CPU";
+      return "there is no NVIDIA driver, or it is older than this library's CUDA; install a newer one or run on the "
+             "CPU";
     case cudaErrorMemoryAllocation: return "give a smaller batch, or run on the CPU";
     case cudaErrorNoKernelImageForDevice:
-      return "this GPU is older than the library was built for; build with ONNXFQ_CUDA_ARCHITECTURES, or run on the CPU";
+      return "this GPU is older than the library was built for; build with ONNXFQ_CUDA_ARCHITECTURES, or run on the "
+             "CPU";
     case cudaErrorUnsupportedPtxVersion:
       return "the driver is older than this library's CUDA; install a newer one or run on the CPU";
     default: return "`onnxfq doctor` tests the kernels on this machine";

@@ -22,12 +22,12 @@ void copy_on_device(void* to, const void* from, size_t bytes, void* stream) {
 }
 
 template <int X, int P>
-class FakeQuantize : public FakeQuantizeNode<X, P> {
+class FakeQuantizeOnCuda : public FakeQuantizeNode<X, P> {
  public:
   static constexpr const char* kProvider = ort::kOnCuda;
   static constexpr size_t kFirstHostInput = 1;
 
-  explicit FakeQuantize(const ort::Attributes& attributes)
+  explicit FakeQuantizeOnCuda(const ort::Attributes& attributes)
       : FakeQuantizeNode<X, P>(attributes),
         kept_(new Kept),
         constant_scale_(attributes.constant_input(1)),
@@ -101,7 +101,7 @@ class FakeQuantize : public FakeQuantizeNode<X, P> {
 };
 
 template <int X>
-class DynamicFakeQuantize : public DynamicFakeQuantizeNode<X> {
+class DynamicFakeQuantizeOnCuda : public DynamicFakeQuantizeNode<X> {
  public:
   static constexpr const char* kProvider = ort::kOnCuda;
   static constexpr size_t kFirstHostInput = 1;
@@ -134,7 +134,7 @@ class DynamicFakeQuantize : public DynamicFakeQuantizeNode<X> {
 };
 
 template <int X>
-class MergeStatistics : public MergeStatisticsNode<X> {
+class MergeStatisticsOnCuda : public MergeStatisticsNode<X> {
  public:
   static constexpr const char* kProvider = ort::kOnCuda;
 
@@ -153,9 +153,9 @@ class MergeStatistics : public MergeStatisticsNode<X> {
 }  // namespace
 
 std::vector<const OrtCustomOp*> cuda_ops() {
-  std::vector<const OrtCustomOp*> ops = fake_quantize_ops_of<FakeQuantize>();
-  for (const auto& more : {dynamic_fake_quantize_ops_of<DynamicFakeQuantize>(),
-                           merge_statistics_ops_of<MergeStatistics>()}) {
+  std::vector<const OrtCustomOp*> ops = fake_quantize_ops_of<FakeQuantizeOnCuda>();
+  for (const auto& more : {dynamic_fake_quantize_ops_of<DynamicFakeQuantizeOnCuda>(),
+                           merge_statistics_ops_of<MergeStatisticsOnCuda>()}) {
     ops.insert(ops.end(), more.begin(), more.end());
   }
   return ops;

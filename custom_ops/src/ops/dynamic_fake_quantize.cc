@@ -10,7 +10,7 @@ namespace onnxfq {
 namespace {
 
 template <int X>
-class DynamicFakeQuantize : public DynamicFakeQuantizeNode<X> {
+class DynamicFakeQuantizeOnCpu : public DynamicFakeQuantizeNode<X> {
  public:
   static constexpr const char* kProvider = ort::kOnCpu;
   static constexpr size_t kFirstHostInput = ort::kNone;
@@ -44,8 +44,8 @@ class DynamicFakeQuantize : public DynamicFakeQuantizeNode<X> {
 }  // namespace
 
 std::vector<const OrtCustomOp*> dynamic_fake_quantize_ops() {
-  static const ort::CustomOp<Float64Refused<DynamicFakeQuantize<ort::kDouble>>> float64;
-  std::vector<const OrtCustomOp*> ops = dynamic_fake_quantize_ops_of<DynamicFakeQuantize>();
+  static const ort::CustomOp<Float64Refused<DynamicFakeQuantizeOnCpu<ort::kDouble>>> float64;
+  std::vector<const OrtCustomOp*> ops = dynamic_fake_quantize_ops_of<DynamicFakeQuantizeOnCpu>();
   ops.push_back(&float64);
   return ops;
 }

@@ -71,7 +71,8 @@ class DynamicFakeQuantizeNode {
   }
 };
 
-// One operator for each type; Op<X> is a DynamicFakeQuantizeNode.
+// One operator for each type; Op<X> is a DynamicFakeQuantizeNode. Its name is one of its own in the
+// library: of template arguments compilers forget that they were declared in a namespace without a name.
 template <template <int> class Op>
 std::vector<const OrtCustomOp*> dynamic_fake_quantize_ops_of() {
   static const ort::CustomOp<Op<ort::kFloat>> float32;

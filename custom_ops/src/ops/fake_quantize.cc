@@ -7,7 +7,7 @@ namespace onnxfq {
 namespace {
 
 template <int X, int P>
-class FakeQuantize : public FakeQuantizeNode<X, P> {
+class FakeQuantizeOnCpu : public FakeQuantizeNode<X, P> {
  public:
   static constexpr const char* kProvider = ort::kOnCpu;
   static constexpr size_t kFirstHostInput = ort::kNone;
@@ -30,9 +30,9 @@ class FakeQuantize : public FakeQuantizeNode<X, P> {
 
 std::vector<const OrtCustomOp*> fake_quantize_ops() {
   using namespace ort;
-  static const CustomOp<Float64Refused<FakeQuantize<kDouble, kFloat>>> float64;
-  static const CustomOp<Float64Refused<FakeQuantize<kDouble, kDouble>>> float64_params;
-  std::vector<const OrtCustomOp*> ops = fake_quantize_ops_of<FakeQuantize>();
+  static const CustomOp<Float64Refused<FakeQuantizeOnCpu<kDouble, kFloat>>> float64;
+  static const CustomOp<Float64Refused<FakeQuantizeOnCpu<kDouble, kDouble>>> float64_params;
+  std::vector<const OrtCustomOp*> ops = fake_quantize_ops_of<FakeQuantizeOnCpu>();
   ops.insert(ops.end(), {&float64, &float64_params});
   return ops;
 }

@@ -60,7 +60,8 @@ class FakeQuantizeNode {
   FakeQuantizeSpec spec_;
 };
 
-// One operator for each combination of types; Op<X, P> is a FakeQuantizeNode.
+// One operator for each combination of types; Op<X, P> is a FakeQuantizeNode. Its name is one of its own in the
+// library: of template arguments compilers forget that they were declared in a namespace without a name.
 template <template <int, int> class Op>
 std::vector<const OrtCustomOp*> fake_quantize_ops_of() {
   using namespace ort;

@@ -9,7 +9,7 @@ namespace onnxfq {
 namespace {
 
 template <int X>
-class MergeStatistics : public MergeStatisticsNode<X> {
+class MergeStatisticsOnCpu : public MergeStatisticsNode<X> {
  public:
   static constexpr const char* kProvider = ort::kOnCpu;
 
@@ -24,6 +24,6 @@ class MergeStatistics : public MergeStatisticsNode<X> {
 
 }  // namespace
 
-std::vector<const OrtCustomOp*> merge_statistics_ops() { return merge_statistics_ops_of<MergeStatistics>(); }
+std::vector<const OrtCustomOp*> merge_statistics_ops() { return merge_statistics_ops_of<MergeStatisticsOnCpu>(); }
 
 }  // namespace onnxfq

@@ -41,7 +41,8 @@ class MergeStatisticsNode {
   }
 };
 
-// One operator for each type; Op<X> is a MergeStatisticsNode.
+// One operator for each type; Op<X> is a MergeStatisticsNode. Its name is one of its own in the
+// library: of template arguments compilers forget that they were declared in a namespace without a name.
 template <template <int> class Op>
 std::vector<const OrtCustomOp*> merge_statistics_ops_of() {
   static const ort::CustomOp<Op<ort::kFloat>> float32;
