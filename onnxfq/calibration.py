@@ -35,7 +35,9 @@ def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str 
     encodings = [
         encode_dynamic(p, statistics[p.tensor])
         if p.spec.dynamic
-        else _encode_activation(p.tensor, p.spec.model_copy(update=change), statistics[p.tensor])
+        else _encode_activation(
+            p.model_copy(update={"spec": p.spec.model_copy(update=change)}), statistics[p.tensor]
+        )
         for p in plan.activations
     ]
     encodings += [encode_dynamic(p) for p in plan.unobserved]
@@ -43,26 +45,28 @@ def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str 
     return Encodings(model_sha256=model.sha256, encodings=tuple(encodings))
 
 
-def _encode_activation(tensor: str, spec: QuantSpec, statistics: TensorStatistics) -> Encoding:
+def _encode_activation(placement: Placement, statistics: TensorStatistics) -> Encoding:
+    tensor, spec = placement.tensor, placement.spec
     if not statistics.finite:
         log.warning("tensor %r: no finite value was observed; its range is taken as [0, 0]", tensor)
-        return _encode(tensor, spec, np.zeros(()), np.zeros(()))
+        return _encode(placement, np.zeros(()), np.zeros(()))
     rmin, rmax = calibrator_by_name(spec.calibrator)(statistics, spec.qtype, spec.symmetric)
-    return _encode(tensor, spec, np.asarray(rmin), np.asarray(rmax))
+    return _encode(placement, np.asarray(rmin), np.asarray(rmax))
 
 
-def _encode(tensor: str, spec: QuantSpec, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
-    rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional")
-    return Encoding.of(tensor, spec, *choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules))
+def _encode(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
+    spec = placement.spec
+    rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional", placement.float_type)
+    return Encoding.of(placement.tensor, spec, *choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules))
 
 
 def _weight(model: Model, placement: Placement) -> NDArray[np.float32]:
-    values = weight_array(model, placement.tensor)
+    values = np.asarray(weight_array(model, placement.tensor), np.float32)
     if not np.isfinite(values).all():
         raise PlanError(
             f"weight {placement.tensor!r} holds NaN or infinities; repair the model or leave it in float"
         )
-    return np.asarray(values, np.float32)
+    return values
 
 
 def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encoding:
@@ -71,7 +75,7 @@ def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encodin
         return encode_constant(placement, values)
     shape = spec.granularity.param_shape(values.shape)
     rmin, rmax = _group_ranges(values, spec, shape)
-    return _encode(placement.tensor, spec, rmin.reshape(shape), rmax.reshape(shape))
+    return _encode(placement, rmin.reshape(shape), rmax.reshape(shape))
 
 
 def _group_ranges(

@@ -9,6 +9,7 @@ import pydantic
 
 from onnxfq.documents import Record, first_repeated, read_document, write_document
 from onnxfq.errors import PlanError
+from onnxfq.float_types import FloatType
 from onnxfq.spec import QuantSpec
 
 Role = Literal["activation", "weight"]
@@ -22,13 +23,17 @@ class Use(NamedTuple):
 
 
 class Placement(Record):
-    """One tensor that is quantized: its spec, the input slots that read the quantized value, and why."""
+    """One tensor that is quantized: its spec, the input slots that read the quantized value, and why.
+
+    float_type: of its elements; its scales are numbers of that type.
+    """
 
     tensor: str
     role: Role
     spec: QuantSpec
     uses: tuple[Use, ...]
     why: str
+    float_type: FloatType = "float32"
 
     @pydantic.model_validator(mode="after")
     def _dynamic_activation(self) -> Placement:

@@ -168,7 +168,7 @@ def _nothing_to_quantize(source: str, decisions: list[NodeDecision], bodies: lis
         )
     if decisions:
         first = decisions[0]
-        remedy = "; export the model in float32" if "only float32" in first.why_float else ""
+        remedy = "; export the model in float32 or float16" if "only float32" in first.why_float else ""
         return f"{source}: nothing to quantize: {first.op_type} {first.node!r}: {first.why_float}{remedy}"
     known = ", ".join(WEIGHTED_INPUTS)
     return f"{source}: nothing to quantize: it has no {known}; give a model with one of them"

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from onnx import TensorProto
 
+from onnxfq.float_types import FLOAT_DTYPES, FloatType
 from onnxfq.graph.ops import is_weighted
 from onnxfq.plan import Use
 
@@ -54,16 +56,22 @@ def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ())
     return WeightSource(tensor, use, permutation)
 
 
-def is_float32(tensor: gs.Tensor) -> bool:
-    """Tell whether `tensor` is known to hold float32."""
-    return tensor.dtype is not None and tensor.dtype == np.float32
+def float_type(tensor: gs.Tensor) -> FloatType | None:
+    """Return the type of `tensor` where it is known and one that is quantized."""
+    if tensor.dtype is None:
+        return None
+    if isinstance(tensor.dtype, int):  # graphsurgeon keeps ONNX's number where NumPy has no type
+        return "bfloat16" if tensor.dtype == TensorProto.BFLOAT16 else None
+    return next((name for name, dtype in FLOAT_DTYPES.items() if dtype == np.dtype(tensor.dtype)), None)
 
 
 def dtype_name(tensor: gs.Tensor) -> str:
     """Return the element type of `tensor` for a message; `of unknown type` when it is not known."""
     if tensor.dtype is None:
         return "of unknown type"
-    return str(np.dtype(tensor.dtype)) if not isinstance(tensor.dtype, int) else f"ONNX type {tensor.dtype}"
+    if isinstance(tensor.dtype, int):
+        return str(TensorProto.DataType.Name(tensor.dtype)).lower()
+    return str(np.dtype(tensor.dtype))
 
 
 def body_nodes(graph: gs.Graph) -> Iterator[tuple[gs.Node, gs.Node]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import google.protobuf.message
 import onnx
-from onnx import external_data_helper
+from onnx import external_data_helper, shape_inference
 
 from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
@@ -47,6 +47,10 @@ def normalised(proto: onnx.ModelProto, sha256: str, source: str) -> Model:
         notes = [step(proto) for step in _STEPS]
         proto, note = raise_opset(proto, MIN_OPSET, source)
         return Model(infer_shapes(proto), sha256, source, tuple(filter(None, [*notes, note])))
+    except shape_inference.InferenceError as fault:
+        raise ModelError(
+            f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
+        ) from None
     except UnicodeDecodeError:
         raise _not_text(source) from None
 

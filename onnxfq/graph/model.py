@@ -73,15 +73,22 @@ def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
+def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the bodies of `node` itself, in the order of its attributes."""
+    kinds = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+    return [
+        g for a in node.attribute if a.type in kinds for g in (*a.graphs, *([a.g] if a.HasField("g") else []))
+    ]
+
+
+def all_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
+    """Return `graph` and every body below it, outer ones first."""
+    return [graph, *(g for node in graph.node for body in bodies(node) for g in all_graphs(body))]
+
+
 def all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return the nodes of `graph` and of every body below it."""
-    nodes = []
-    for node in graph.node:
-        nodes.append(node)
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs) if attribute.type in (5, 10) else ():
-                nodes.extend(all_nodes(body))
-    return nodes
+    return [n for node in graph.node for n in (node, *(m for body in bodies(node) for m in all_nodes(body)))]
 
 
 def restore_annotations(proto: onnx.ModelProto, like: onnx.ModelProto) -> None:

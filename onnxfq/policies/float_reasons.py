@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.analysis import body_nodes, dtype_name, is_float32
+from onnxfq.graph.analysis import body_nodes, dtype_name, float_type
 from onnxfq.graph.ops import RECURRENT_OPS, is_weighted
 from onnxfq.plan import Skipped
 from onnxfq.policies.target import TargetPolicy
@@ -68,8 +68,8 @@ def _why(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> str:
     if weighted:
         return f"the recipe quantizes the weight only (read by {', '.join(sorted({n.op for n in weighted}))})"
     ops = ", ".join(sorted({node.op for node in readers}))
-    if not is_float32(tensor):
-        return f"{dtype_name(tensor)}; float32 is quantized (read by {ops})"
+    if float_type(tensor) is None:
+        return f"{dtype_name(tensor)}, which is not quantized (read by {ops})"
     return f"constant of {ops}" if _constant(tensor) else f"no quantized operator reads it (read by {ops})"
 
 

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.errors import RecipeError
 from onnxfq.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor
-from onnxfq.graph.analysis import dtype_name, is_float32, weight_source
+from onnxfq.graph.analysis import dtype_name, float_type, weight_source
 from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
 from onnxfq.plan import Placement, Use
 from onnxfq.policies.target import Operands, TargetPolicy
@@ -54,9 +54,11 @@ def decide_weighted(
         names = (placement.tensor, node.inputs[slot].name)
         if any(recipe.keeps_float(node.name, node.op, name) for name in names):
             why_float = f"kept in float by an override of recipe {recipe.name}"
-        elif not is_float32(node.inputs[slot]):
+        elif float_type(node.inputs[slot]) is None:
             found = dtype_name(node.inputs[slot])
-            why_float = f"input {placement.tensor!r} is {found}, and only float32 is quantized"
+            why_float = (
+                f"input {placement.tensor!r} is {found}, and only float32, float16 and bfloat16 are quantized"
+            )
         elif source is None and _needs_rank(node, slot, recipe):
             why_float = f"input {placement.tensor!r} has no known rank, and its rows and blocks go by axis"
         placements.append(placement)
@@ -90,7 +92,14 @@ def place_activation(
     granularity, why = _activation_granularity(node, slot, scheme, policy)
     spec = QuantSpec(**_numbers(scheme), **_fields(granularity), dynamic=scheme.dynamic)
     use = Use(node.name, slot)
-    return Placement(tensor=tensor.name, role="activation", spec=spec, uses=(use,), why=f"{what}{why}")
+    return Placement(
+        tensor=tensor.name,
+        role="activation",
+        spec=spec,
+        uses=(use,),
+        why=f"{what}{why}",
+        float_type=float_type(tensor) or "float32",
+    )
 
 
 def _numbers(scheme: ActivationScheme | WeightScheme) -> dict[str, Any]:
@@ -143,7 +152,12 @@ def _place(
     granularity, why = _weight_granularity(node, slot, rank, scheme, policy)
     spec = QuantSpec(**_numbers(scheme), **_fields(granularity, source.permutation))
     return Placement(
-        tensor=tensor, role="weight", spec=spec, uses=(source.use,), why=f"weight of {node.op}, {why}"
+        tensor=tensor,
+        role="weight",
+        spec=spec,
+        uses=(source.use,),
+        why=f"weight of {node.op}, {why}",
+        float_type=float_type(source.tensor) or "float32",
     )
 
 

@@ -21,6 +21,7 @@ from onnxfq.documents import one_line
 from onnxfq.runtime.library import register_custom_ops
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.session import Session
+from onnxfq.runtime.widened import widened
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ def observing_session(model: onnx.ModelProto, folder: Path, threads: int) -> Ses
     onnxruntime not take its own optimised model, the given one is run as it is, slower and with more
     memory, with a note.
     """
+    model = widened(model)
     try:
         return Session(_optimised(model, folder), threads, as_written=True)
     except Exception as error:  # whatever onnxruntime's optimiser or its writer raises: the model still runs

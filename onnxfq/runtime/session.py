@@ -15,6 +15,7 @@ from onnxfq.feeds import Feed
 from onnxfq.runtime.library import register_custom_ops
 from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.ort import onnxruntime
+from onnxfq.runtime.widened import BFLOAT16, HALVES, widened
 
 Progress = Callable[[int], None]
 """Called after every feed with the number of feeds done."""
@@ -27,10 +28,11 @@ class Session:
 
     exact: no graph optimisation and no packed weights, so that a fake-quant model and its Q/DQ twin give
     the same bits: BatchNormalization fused into one of the two, or the constant matrix of one packed for a
-    kernel that sums in another order, would round differently. Otherwise Q/DQ
-    models run at ORT_ENABLE_BASIC (from the next level on, onnxruntime 1.31 refuses or changes valid
+    kernel that sums in another order, would round differently; float16 is computed as `widened` says.
+    Otherwise Q/DQ models run at ORT_ENABLE_BASIC (from the next level on, onnxruntime 1.31 refuses or changes valid
     ones: zero-point inputs at opset 21, float8, float16 Concat), others at full optimisation.
     as_written: nothing is optimised, and nodes run in the order of the file.
+    A bfloat16 model takes and gives float32, as `widened` says.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class Session:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         # The structure is enough to choose by; of a file onnxruntime reads the weights itself.
         proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+        if not isinstance(model, Path):
+            model = proto = widened(proto, HALVES if exact else BFLOAT16)
         missing = cannot_run(proto)
         if missing:
             raise ModelError(f"the model cannot be run: {missing}; run the fake-quant model in its place")
