@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from onnxfq.calibrators import calibrator_by_name
 from onnxfq.encoding import Encoding, Encodings
-from onnxfq.errors import PlanError
+from onnxfq.errors import PlanError, StatisticsError
 from onnxfq.graph.constants import weight_array
-from onnxfq.graph.model import Model
+from onnxfq.graph.model import Model, body_of_tensors
 from onnxfq.made_scales import encode_constant, encode_dynamic
 from onnxfq.numerics import expand_params
 from onnxfq.plan import Placement, Plan
@@ -25,12 +25,15 @@ log = logging.getLogger(__name__)
 def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str | None = None) -> Encodings:
     """Return scale and zero point for every placement: activations from statistics, weights from `model`.
 
-    calibrator: for all activations, in place of the plan's own.
+    calibrator: for all activations, in place of the plan's own. Activations that had no finite value, as
+    those of a branch that was never taken, get none, with a warning: what needs them stays in float.
     Pure: the same arguments give the same encodings, in seconds and without inference. Raises
     PlanError or StatisticsError when plan, statistics and model do not belong together.
     """
     plan.check_model(model.sha256)
     statistics.check_model(model.sha256)
+    absent = _without_values(model, plan, statistics)
+    plan = calibrated_part(plan, absent)
     change = {} if calibrator is None else {"calibrator": calibrator}
     encodings = [
         encode_dynamic(p, statistics[p.tensor])
@@ -42,14 +45,43 @@ def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str 
     ]
     encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += [_encode_weight(p, _weight(model, p)) for p in plan.weights]
-    return Encodings(model_sha256=model.sha256, encodings=tuple(encodings))
+    return Encodings(model_sha256=model.sha256, encodings=tuple(encodings), without_values=absent)
+
+
+def calibrated_part(plan: Plan, without_values: tuple[str, ...]) -> Plan:
+    """Return `plan` with what had no value left in float. Raises StatisticsError when that is everything."""
+    if not without_values:
+        return plan
+    part = plan.without(without_values, "no run of the calibration data gave it a value")
+    if not part.placements:
+        raise StatisticsError(
+            f"no run of the calibration data gave tensor {without_values[0]!r} a value, and without it "
+            "nothing is left to quantize; give data that reaches it"
+        )
+    return part
+
+
+def _without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[str, ...]:
+    """Return the activations that no run gave a finite value; say so, a line for each branch."""
+    absent = tuple(p.tensor for p in plan.activations if not statistics[p.tensor].finite)
+    places = body_of_tensors(model.proto) if absent else {}
+    told: dict[str, list[str]] = {}
+    for tensor in absent:
+        told.setdefault(places.get(tensor, ""), []).append(tensor)
+    for place, tensors in told.items():
+        where = f"{place} was not taken: " if place else ""
+        more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+        log.warning(
+            "%sthe calibration data gave no finite value to tensor %r%s; what needs it stays in float",
+            where,
+            tensors[0],
+            more,
+        )
+    return absent
 
 
 def _encode_activation(placement: Placement, statistics: TensorStatistics) -> Encoding:
-    tensor, spec = placement.tensor, placement.spec
-    if not statistics.finite:
-        log.warning("tensor %r: no finite value was observed; its range is taken as [0, 0]", tensor)
-        return _encode(placement, np.zeros(()), np.zeros(()))
+    spec = placement.spec
     rmin, rmax = calibrator_by_name(spec.calibrator)(statistics, spec.qtype, spec.symmetric)
     return _encode(placement, np.asarray(rmin), np.asarray(rmax))
 

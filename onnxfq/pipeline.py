@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.calibration import calibrate
+from onnxfq.calibration import calibrate, calibrated_part
 from onnxfq.deployed import deployed_qtype
 from onnxfq.encoding import Encodings
 from onnxfq.errors import RecipeError
@@ -122,6 +122,7 @@ def quantize(
     )
     clock.lap("observe")
     encodings = calibrate(loaded, plan, statistics)
+    plan = calibrated_part(plan, encodings.without_values)
     clock.lap("calibrate")
     simulation = insert_fake_quantize(loaded, plan, encodings)
     qdq = insert_qdq(loaded, plan, encodings)
@@ -149,6 +150,7 @@ def insert_qdq(model: Model, plan: Plan, encodings: Encodings) -> onnx.ModelProt
 
     Standard operators; for target tensorrt MXFP8 and NVFP4 are written with those of its parser.
     """
+    plan = calibrated_part(plan, encodings.without_values)
     proto = with_provenance(InsertQdq(plan, encodings).run(model).model.proto, plan)
     for placement in plan.placements:
         qtype = placement.spec.qtype
@@ -164,6 +166,7 @@ def insert_fake_quantize(
 
     switchable: all nodes read the optional input `onnxfq/enabled`; fed with false the model is float.
     """
+    plan = calibrated_part(plan, encodings.without_values)
     return with_provenance(InsertFakeQuantize(plan, encodings, switchable).run(model).model.proto, plan)
 
 

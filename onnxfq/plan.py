@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -114,6 +115,31 @@ class Plan(Record):
             entry[0] += bool(node.needs) and all(use in placed for use in node.needs)
         rows = [Coverage(op_type, *numbers) for op_type, numbers in count.items()]
         return sorted(rows, key=lambda row: (-row.total, row.op_type))
+
+    def without(self, tensors: Collection[str], why: str) -> Plan:
+        """Return the plan with `tensors` in float, and every node that needs one of them, for reason `why`.
+
+        A node that reads one side in float multiplies in float, so its other inputs lose their pair too.
+        """
+        placed = {use: p.tensor for p in self.placements for use in p.uses}
+        removed = {use for use, tensor in placed.items() if tensor in tensors}
+        stopped: dict[str, QuantizableNode] = {}
+        found = True
+        while found:  # a use that goes, as that of a shared Transpose, may stop another node
+            broken = [n for n in self.nodes if n.node not in stopped and removed.intersection(n.needs)]
+            stopped |= {n.node: n for n in broken}
+            removed |= {use for n in broken for use in n.needs}
+            found = bool(broken)
+        kept = [
+            p.model_copy(update={"uses": tuple(use for use in p.uses if use not in removed)})
+            for p in self.placements
+        ]
+        left = [p for p in kept if not p.uses]
+        skipped = [Skipped(name=n.node, kind="node", op_type=n.op_type, why=why) for n in stopped.values()]
+        skipped += [Skipped(name=p.tensor, kind="tensor", op_type=p.role, why=why) for p in left]
+        return self.model_copy(
+            update={"placements": tuple(p for p in kept if p.uses), "skipped": (*self.skipped, *skipped)}
+        )
 
     def check_model(self, sha256: str) -> None:
         """Raise PlanError when the plan was made for another model than the one with `sha256`."""

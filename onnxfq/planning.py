@@ -5,12 +5,12 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.graph.analysis import all_op_types, read_in_float
+from onnxfq.graph.analysis import all_nodes, all_tensors, read_in_float
 from onnxfq.graph.model import Model
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
 from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.policies import POLICIES
-from onnxfq.policies.float_reasons import body_operators, float_tensors, recurrent_operators
+from onnxfq.policies.float_reasons import float_tensors, recurrent_operators
 from onnxfq.policies.residual import residual_skip
 from onnxfq.policies.target import Operands, TargetPolicy
 from onnxfq.policies.weighted import NodeDecision, decide_weighted, place_activation, refuse
@@ -25,16 +25,15 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     """
     graph = model.graph()
     refuse_quantized(graph, model.source)
-    recipe.check_names({node.name: node.op for node in graph.nodes}, set(graph.tensors()))
+    recipe.check_names({node.name: node.op for node in all_nodes(graph)}, set(all_tensors(graph)))
     policy = POLICIES[recipe.target]
     decisions = _decide_weighted(graph, recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = _merge(decisions)
-    bodies = list(body_operators(graph))
     recurrent = list(recurrent_operators(graph))
     kept = {d.node: d.why_float for d in decisions if d.why_float}
     if not placements:
-        raise ModelError(_nothing_to_quantize(model.source, decisions, bodies))
+        raise ModelError(_nothing_to_quantize(model.source, decisions))
     skipped = [
         Skipped(name=d.node, kind="node", op_type=d.op_type, why=d.why_float)
         for d in decisions
@@ -53,9 +52,8 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
                 if not d.by_rule
             ]
             + [QuantizableNode(node=s.name, op_type=s.op_type, needs=()) for s in recurrent]
-            + [QuantizableNode(node=s.name, op_type=f"{s.op_type} (in a body)", needs=()) for s in bodies]
         ),
-        skipped=tuple(skipped + recurrent + bodies + list(float_tensors(graph, placed, kept, policy))),
+        skipped=tuple(skipped + recurrent + list(float_tensors(graph, placed, kept, policy))),
     )
 
 
@@ -77,13 +75,13 @@ def observation_plan(model: Model) -> Plan:
 
 def refuse_quantized(graph: gs.Graph, source: str) -> None:
     """Raise ModelError when the graph holds operators of a quantized model."""
-    found = sorted(all_op_types(graph) & QUANTIZED_OPS)
+    found = sorted({node.op for node in all_nodes(graph)} & QUANTIZED_OPS)
     if found:
         raise ModelError(f"{source} is already quantized (it has {', '.join(found)}); give the float model")
 
 
 def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> list[NodeDecision]:
-    nodes = [node for node in graph.nodes if is_weighted(node)]
+    nodes = [node for node in all_nodes(graph) if is_weighted(node)]
     decisions = [decide_weighted(node, recipe, policy) for node in nodes]
     # Which nodes stay in float is known now: what they read through a Transpose must not be rounded.
     unrounded = read_in_float(graph, {d.node for d in decisions if d.why_float})
@@ -97,7 +95,7 @@ def _decide_residuals(
     graph: gs.Graph, recipe: Recipe, policy: TargetPolicy, quantized: set[str]
 ) -> list[NodeDecision]:
     decisions = []
-    for node in graph.nodes if policy.residual else ():
+    for node in all_nodes(graph) if policy.residual else ():
         skip = residual_skip(node, quantized)
         if skip is None:
             continue
@@ -159,13 +157,7 @@ def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placemen
     return known.model_copy(update={"uses": uses, "spec": spec, "why": why})
 
 
-def _nothing_to_quantize(source: str, decisions: list[NodeDecision], bodies: list[Skipped]) -> str:
-    if bodies:
-        listed = ", ".join(sorted({s.op_type for s in bodies}))
-        return (
-            f"{source}: nothing to quantize: all {len(bodies)} weighted operators ({listed}) are inside If, "
-            "Loop or Scan bodies, and only the main graph is quantized; export the model without control flow"
-        )
+def _nothing_to_quantize(source: str, decisions: list[NodeDecision]) -> str:
     if decisions:
         first = decisions[0]
         remedy = "; export the model in float32 or float16" if "only float32" in first.why_float else ""

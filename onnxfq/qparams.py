@@ -47,7 +47,8 @@ def choose_qparams(
     QuantizeLinear, gemmlowp).
     A range of zero width at 0 (a dead channel) gets scale 1; a scale below the smallest normal
     float32 is raised to it, or to 2^-24 for float16. Raises SpecError for ranges that are NaN, inverted or
-    beyond float32, for a float type that is not symmetric and for a symmetric one without numbers on both sides of 0.
+    beyond float32, for a float type that is not symmetric and for a symmetric one without numbers on both
+    sides of 0.
     """
     rules = rules or ParamRules()
     check_symmetry(qtype, symmetric)

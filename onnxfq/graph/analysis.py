@@ -74,27 +74,34 @@ def dtype_name(tensor: gs.Tensor) -> str:
     return str(np.dtype(tensor.dtype))
 
 
-def body_nodes(graph: gs.Graph) -> Iterator[tuple[gs.Node, gs.Node]]:
-    """Yield (outer node, inner node) for every node inside If, Loop and Scan bodies, however deep."""
-    for outer in graph.nodes:
-        for body in outer.attrs.values():
-            if isinstance(body, gs.Graph):
-                for inner in body.nodes:
-                    yield outer, inner
-                for _, inner in body_nodes(body):
-                    yield outer, inner
+def scopes(graph: gs.Graph) -> Iterator[gs.Graph]:
+    """Yield `graph` and every If, Loop and Scan body below it, outer ones first."""
+    yield graph
+    for node in graph.nodes:
+        for body in bodies(node).values():
+            yield from scopes(body)
 
 
-def all_op_types(graph: gs.Graph) -> set[str]:
-    """Return the op types of all nodes, those in bodies included."""
-    return {node.op for node in graph.nodes} | {inner.op for _, inner in body_nodes(graph)}
+def bodies(node: gs.Node) -> dict[str, gs.Graph]:
+    """Return the bodies of `node` by the attributes that hold them."""
+    return {name: value for name, value in node.attrs.items() if isinstance(value, gs.Graph)}
+
+
+def all_nodes(graph: gs.Graph) -> list[gs.Node]:
+    """Return the nodes of `graph` and of all its bodies."""
+    return [node for scope in scopes(graph) for node in scope.nodes]
+
+
+def all_tensors(graph: gs.Graph) -> dict[str, gs.Tensor]:
+    """Return the tensors of `graph` and of all its bodies by name."""
+    return {name: tensor for scope in scopes(graph) for name, tensor in scope.tensors().items()}
 
 
 def read_in_float(graph: gs.Graph, float_nodes: Collection[str]) -> set[str]:
-    """Return the names of tensors that are outputs, or read by `float_nodes` or inside a body."""
-    readers = [node for node in graph.nodes if node.name in float_nodes]
-    readers += [inner for _, inner in body_nodes(graph)]
-    return {t.name for t in graph.outputs} | {t.name for node in readers for t in node.inputs}
+    """Return the names of tensors that are outputs, of bodies too, or read by `float_nodes`."""
+    readers = [node for node in all_nodes(graph) if node.name in float_nodes]
+    outputs = {t.name for scope in scopes(graph) for t in scope.outputs}
+    return outputs | {t.name for node in readers for t in node.inputs}
 
 
 def distances_upward(tensor: gs.Tensor) -> dict[str, int]:

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from onnxfq.documents import Record
 from onnxfq.graph.load import read_model
-from onnxfq.graph.model import default_opset
+from onnxfq.graph.model import all_graphs, all_nodes, default_opset
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import input_specs, output_names
 from onnxfq.text_table import table_lines
@@ -80,15 +80,16 @@ class Inspection(Record):
 def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
     """Read a model and list what is in it. Raises ModelError in one line."""
     proto, _, source = read_model(model)
-    counts = Counter(node.op_type for node in proto.graph.node)
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    dtypes = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
-    for node in proto.graph.node:
+    nodes = all_nodes(proto.graph)
+    counts = Counter(node.op_type for node in nodes)
+    constants = {tensor.name: tensor for graph in all_graphs(proto.graph) for tensor in graph.initializer}
+    dtypes = {tensor.name: tensor.data_type for tensor in constants.values()}
+    for node in nodes:
         if node.op_type == "QuantizeLinear":
             dtypes[node.output[0]] = _output_type(node, dtypes)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    made = {name: node for node in proto.graph.node for name in node.output}
-    found = [_quantizer(node, constants, dtypes, made) for node in proto.graph.node]
+    made = {name: node for node in nodes for name in node.output}
+    found = [_quantizer(node, constants, dtypes, made) for node in nodes]
     return Inspection(
         source=source,
         opset=default_opset(proto),

@@ -23,6 +23,7 @@ _STEPS = (
     normalize.inline_functions,
     normalize.name_negative_dims,
     normalize.drop_initializer_inputs,
+    normalize.name_tensors,
     normalize.sparse_to_dense,
     normalize.constants_to_initializers,
     normalize.fold_moves,

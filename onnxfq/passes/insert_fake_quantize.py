@@ -48,17 +48,20 @@ class InsertFakeQuantize(Pass):
         for placement in self.plan.placements:
             tensor = editor.tensor(placement)
             encoding = self.encodings[placement.tensor]
-            if isinstance(tensor, gs.Constant) and not self.switchable:
-                _round_weight(editor, placement, tensor, encoding)
-            else:
-                _insert_node(editor, placement, tensor, encoding, enabled)
+            for part in editor.by_scope(placement):
+                if isinstance(tensor, gs.Constant) and not self.switchable:
+                    _round_weight(editor, part, tensor, encoding)
+                else:
+                    _insert_node(editor, part, tensor, encoding, enabled)
         import_domain(graph)
         return bool(self.plan.placements)
 
 
 def _round_weight(editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding) -> None:
-    values = encoding.fake_quantize(constant_array(tensor))
-    editor.rewire(placement, editor.constant(f"{tensor.name}/fq", lambda n: make_constant(n, values)))
+    def rounded(name: str) -> gs.Constant:
+        return make_constant(name, encoding.fake_quantize(constant_array(tensor)))
+
+    editor.rewire(placement, editor.constant(f"{tensor.name}/fq", rounded))
 
 
 def _insert_node(
@@ -78,10 +81,7 @@ def _insert_node(
         outputs=[rounded],
     )
     editor.rewire(placement, rounded)
-    if isinstance(tensor, gs.Constant):
-        editor.insert_before_uses(placement, [node])
-    else:
-        editor.insert_after(tensor, [node])
+    editor.insert_before(placement, tensor, [node])
 
 
 _Operator = tuple[str, dict[str, Any], list[gs.Tensor]]

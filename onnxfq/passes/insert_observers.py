@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
+from onnxfq.passes.carry_statistics import DTYPES, RESULTS, carry_out, holders
 from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.pass_base import Pass
 from onnxfq.plan import Plan
 
-OBSERVE_OUTPUTS = ("range", "counts", "bins", "bin_counts")
-_DTYPES = (np.float32, np.int64, np.int32, np.int64)
+OBSERVE_OUTPUTS = RESULTS
 _SHAPES = ((2,), (4,), None, None)
 
 
@@ -25,7 +24,7 @@ def observe_output(tensor: str, output: str) -> str:
 
 @dataclass(frozen=True)
 class InsertObservers(Pass):
-    """Observe every activation of `plan`. The model's own outputs go: nothing reads them here."""
+    """Observe every activation of `plan`, in bodies too. The model's own outputs go: none is read."""
 
     plan: Plan
 
@@ -35,21 +34,26 @@ class InsertObservers(Pass):
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
         """Add the observers; what only the old outputs needed is removed."""
-        editor = Editor(graph)
-        outputs = []
+        editor, around = Editor(graph), holders(graph)
+        outputs: list[gs.Variable] = []
         for placement in self.plan.activations:
             tensor = editor.tensor(placement)
+            scope = editor.scope_of(tensor)
+            own = tensor.name if scope is graph else f"{tensor.name}/inside"
             made = [
                 gs.Variable(
-                    observe_output(tensor.name, name),
+                    observe_output(own, name),
                     dtype,
                     [f"{tensor.name}/{name}"] if shape is None else shape,
                 )
-                for name, dtype, shape in zip(OBSERVE_OUTPUTS, _DTYPES, _SHAPES, strict=True)
+                for name, dtype, shape in zip(OBSERVE_OUTPUTS, DTYPES, _SHAPES, strict=True)
             ]
             node = custom_node("Observe", f"{tensor.name}/observe", inputs=[tensor], outputs=made)
             editor.insert_after(tensor, [node])
-            outputs += made
+            carried = carry_out(editor, around, scope, made, tensor.name)
+            for name, variable in zip(OBSERVE_OUTPUTS, carried, strict=True):
+                variable.name = observe_output(tensor.name, name)
+            outputs += carried
         if not outputs:
             return False
         import_domain(graph)

@@ -93,13 +93,14 @@ class InsertQdq(Pass):
         for placement in self.plan.placements:
             tensor = editor.tensor(placement)
             encoding = self.encodings[placement.tensor]
-            if self._for_tensorrt(placement):
-                insert_tensorrt_blocks(editor, placement, tensor, encoding)
-            elif placement.spec.dynamic:
-                _insert_dynamic(editor, placement, tensor)
-            else:
-                insert = _insert_on_weight if isinstance(tensor, gs.Constant) else _insert_on_activation
-                insert(editor, placement, tensor, encoding, opset)
+            for part in editor.by_scope(placement):
+                if self._for_tensorrt(part):
+                    insert_tensorrt_blocks(editor, part, tensor, encoding)
+                elif part.spec.dynamic:
+                    _insert_dynamic(editor, part, tensor)
+                else:
+                    insert = _insert_on_weight if isinstance(tensor, gs.Constant) else _insert_on_activation
+                    insert(editor, part, tensor, encoding, opset)
         return bool(self.plan.placements)
 
     def _for_tensorrt(self, placement: Placement) -> bool:
@@ -154,7 +155,7 @@ def _insert_on_activation(
         gs.Node("DequantizeLinear", f"{name}/dq", attrs, [quantized, *constants], [dequantized]),
     ]
     editor.rewire(placement, dequantized)
-    editor.insert_after(tensor, nodes)
+    editor.insert_before(placement, tensor, nodes)
 
 
 def _insert_dynamic(editor: Editor, placement: Placement, tensor: gs.Tensor) -> None:
@@ -166,7 +167,8 @@ def _insert_dynamic(editor: Editor, placement: Placement, tensor: gs.Tensor) -> 
         variable.dtype, variable.shape = dtype, shape
     dequantized = editor.variable(f"{name}/dq", tensor)
     editor.rewire(placement, dequantized)
-    editor.insert_after(
+    editor.insert_before(
+        placement,
         tensor,
         [
             gs.Node("DynamicQuantizeLinear", f"{name}/q", {}, [tensor], found),
@@ -180,23 +182,27 @@ def _insert_on_weight(
 ) -> None:
     name = tensor.name
     params, carrier = one_axis(encoding, tensor.shape), _carrier(encoding)
-    values = quantize(
-        constant_array(tensor),
-        params.scale,
-        params.zero_point,
-        qtype=encoding.spec.grid,
-        axis=params.axis,
-        block_size=params.block_size,
-    ).astype(carrier.dtype)
+
+    def rounded(free: str) -> gs.Constant:
+        values = quantize(
+            constant_array(tensor),
+            params.scale,
+            params.zero_point,
+            qtype=encoding.spec.grid,
+            axis=params.axis,
+            block_size=params.block_size,
+        )
+        return make_constant(free, values.astype(carrier.dtype))
+
     constants = _parameters(editor, placement, params, carrier, opset)
-    quantized = editor.constant(f"{name}/q", lambda n: make_constant(n, values))
+    quantized = editor.constant(f"{name}/q", rounded)
     dequantized = editor.variable(f"{name}/dq")
     dequantized.dtype, dequantized.shape = tensor.dtype, list(tensor.shape)
     node = gs.Node(
         "DequantizeLinear", f"{name}/dq", params.attributes, [quantized, *constants], [dequantized]
     )
     editor.rewire(placement, dequantized)
-    editor.insert_before_uses(placement, [node])
+    editor.insert_before(placement, tensor, [node])
 
 
 def _carrier(encoding: Encoding) -> QType:

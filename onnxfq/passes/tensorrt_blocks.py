@@ -40,10 +40,7 @@ def insert_tensorrt_blocks(
     nodes = form(editor, placement, tensor, encoding, dequantized)
     import_domain(editor.graph, TENSORRT_DOMAIN)
     editor.rewire(placement, dequantized)
-    if isinstance(tensor, gs.Constant):
-        editor.insert_before_uses(placement, nodes)
-    else:
-        editor.insert_after(tensor, nodes)
+    editor.insert_before(placement, tensor, nodes)
 
 
 def _mxfp8(

@@ -29,8 +29,8 @@ class Session:
     exact: no graph optimisation and no packed weights, so that a fake-quant model and its Q/DQ twin give
     the same bits: BatchNormalization fused into one of the two, or the constant matrix of one packed for a
     kernel that sums in another order, would round differently; float16 is computed as `widened` says.
-    Otherwise Q/DQ models run at ORT_ENABLE_BASIC (from the next level on, onnxruntime 1.31 refuses or changes valid
-    ones: zero-point inputs at opset 21, float8, float16 Concat), others at full optimisation.
+    Otherwise Q/DQ models run at ORT_ENABLE_BASIC (from the next level on, onnxruntime 1.31 refuses or changes
+    valid ones: zero-point inputs at opset 21, float8, float16 Concat), others at full optimisation.
     as_written: nothing is optimised, and nodes run in the order of the file.
     A bfloat16 model takes and gives float32, as `widened` says.
     """

@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.normalize import unused
 from onnxfq.graph.opset import infer_shapes
 
 BFLOAT16: frozenset[int] = frozenset({TensorProto.BFLOAT16})
@@ -120,9 +121,6 @@ def _with_casts(
 
 
 def _unused(name: str, taken: set[str]) -> str:
-    free, number = name, 1
-    while free in taken:
-        number += 1
-        free = f"{name}_{number}"
+    free = unused(name, taken)
     taken.add(free)
     return free

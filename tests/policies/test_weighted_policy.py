@@ -10,7 +10,6 @@ from builders import (
     conv_relu,
     conv_transpose,
     gemm,
-    if_body,
     left_constant,
     planned,
     same_tensor_twice,
@@ -24,6 +23,7 @@ from builders import (
 )
 
 from onnxfq.graph.load import load
+from onnxfq.graph.model import all_nodes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.plan import Plan
 
@@ -97,12 +97,12 @@ def test_per_tensor_weights() -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_both_sides_or_none(name: str) -> None:
-    """Every weighted operator of the main graph has all its needs placed: one float side makes it float."""
+    """Every weighted operator, in bodies too, has all its needs placed: one float side makes it float."""
     model = load(BUILDERS[name]())
     plan = planned(BUILDERS[name]())
     placed = {use for placement in plan.placements for use in placement.uses}
     nodes = {n.node: n for n in plan.nodes}
-    for node in model.proto.graph.node:
+    for node in all_nodes(model.proto.graph):
         if node.op_type in WEIGHTED_INPUTS:
             assert set(nodes[node.name].needs) <= placed
 
@@ -155,12 +155,6 @@ FLOAT_READERS = {
     "graph output": (TRANSPOSED_TEXT.format(output=", float[4,4] t", last="Relu (h)"), {}),
     "float operator": (TRANSPOSED_TEXT.format(output="", last="Add (h, t)"), {}),
     "operator kept in float": (TRANSPOSED_TEXT.format(output="", last="MatMul (h, t)"), {"nodes": ["last"]}),
-    "body": (
-        """g (float[N,4] x, bool c) => (float[N,4] y) { [turn] t = Transpose (w) [mm] h = MatMul (x, t)
-            y = If (c) <then_branch = a () => (float[N,4] u) { u = MatMul (h, t) },
-                        else_branch = b () => (float[N,4] v) { v = Relu (h) }> }""",
-        {},
-    ),
 }
 
 
@@ -172,15 +166,6 @@ def test_no_float_reader_sees_rounded_weights(case: str) -> None:
     plan = planned(build(text, {"w": weights(4, 4)}, opset=17), recipe)
     assert {(p.tensor, p.role) for p in plan.placements} == {("x", "activation"), ("t", "activation")}
     assert ("mm", 1) in {use for p in plan.placements for use in p.uses}
-
-
-def test_bodies_are_told() -> None:
-    """A weighted operator inside a body stays in float, counts in the coverage and has a reason."""
-    plan = planned(if_body())
-    assert [str(row) for row in plan.coverage()] == ["MatMul 1/1", "MatMul (in a body) 0/1"]
-    (reason,) = [s for s in plan.skipped if s.kind == "node"]
-    assert reason.name == "inside"
-    assert "only the main graph is quantized" in reason.why
 
 
 def test_unknown_types_stay_with_a_reason() -> None:
