@@ -8,7 +8,7 @@ from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.analysis import all_nodes, all_tensors, read_in_float
 from onnxfq.graph.model import Model
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
-from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped
+from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped, Use
 from onnxfq.policies import POLICIES
 from onnxfq.policies.float_reasons import float_tensors, recurrent_operators
 from onnxfq.policies.residual import residual_skip
@@ -25,11 +25,12 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     """
     graph = model.graph()
     refuse_quantized(graph, model.source)
-    recipe.check_names({node.name: node.op for node in all_nodes(graph)}, set(all_tensors(graph)))
+    tensors = all_tensors(graph)
+    recipe.check_names({node.name: node.op for node in all_nodes(graph)}, set(tensors))
     policy = POLICIES[recipe.target]
     decisions = _decide_weighted(graph, recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
-    placements = _merge(decisions)
+    placements = [_told_if_split(p, tensors) for p in _merge(decisions)]
     recurrent = list(recurrent_operators(graph))
     kept = {d.node: d.why_float for d in decisions if d.why_float}
     if not placements:
@@ -129,6 +130,24 @@ def _merge(decisions: list[NodeDecision]) -> list[Placement]:
             known = merged.get(placement.tensor)
             merged[placement.tensor] = placement if known is None else _join(known, placement, decision)
     return list(merged.values())
+
+
+def _told_if_split(placement: Placement, tensors: dict[str, gs.Tensor]) -> Placement:
+    """Add to the reason of a weight that something reads it in float as well, if so."""
+    if placement.role != "weight":
+        return placement
+    constant = tensors[placement.tensor]
+    readers = [
+        node
+        for node in constant.outputs
+        for slot, read in enumerate(node.inputs)
+        if read is constant and Use(node.name, slot) not in placement.uses
+    ]
+    if not readers:
+        return placement
+    first = f"{readers[0].op} {readers[0].name!r}"
+    note = f"; {first} reads it in float, so it is stored in both forms"
+    return placement.model_copy(update={"why": placement.why + note})
 
 
 def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placement:

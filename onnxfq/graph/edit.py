@@ -33,6 +33,10 @@ class Editor:
                 f"the plan places tensor {placement.tensor!r}, which the model lacks{hint}"
             ) from None
 
+    def find(self, name: str) -> gs.Tensor | None:
+        """Return the tensor of that name, or None."""
+        return self._tensors.get(name)
+
     def scope_of(self, tensor: gs.Tensor) -> gs.Graph:
         """Return the graph or body that gives `tensor`: one of its nodes does, or it is an input of it."""
         if tensor.inputs:
