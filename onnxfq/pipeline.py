@@ -113,7 +113,7 @@ def quantize(
     clock = _Clock()
     proto, sha256, source = read_model(model)
     reference = _runnable(proto)
-    loaded = normalised(proto, sha256, source)
+    loaded = normalised(proto, sha256, source, chosen.existing)
     plan = make_plan(loaded, chosen)
     clock.lap("plan")
     kept = _Kept(Feeds(data, input_specs(loaded.proto), options.batch))

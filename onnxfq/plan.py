@@ -13,6 +13,8 @@ from onnxfq.errors import PlanError
 from onnxfq.float_types import FloatType
 from onnxfq.spec import QuantSpec
 
+Existing = Literal["refuse", "keep", "requantize"]
+"""What is done with a model that is quantized already."""
 Role = Literal["activation", "weight"]
 
 
@@ -73,7 +75,10 @@ class Coverage(NamedTuple):
 
 
 class Plan(Record):
-    """All decisions for one model (`.plan.json`); a person may edit it and feed it back."""
+    """All decisions for one model (`.plan.json`); a person may edit it and feed it back.
+
+    existing: how the model has to be loaded, as the recipe says.
+    """
 
     format: Literal["onnxfq.plan/1"] = "onnxfq.plan/1"
     model_sha256: str
@@ -82,6 +87,7 @@ class Plan(Record):
     placements: tuple[Placement, ...]
     nodes: tuple[QuantizableNode, ...]
     skipped: tuple[Skipped, ...]
+    existing: Existing = "refuse"
 
     @pydantic.model_validator(mode="after")
     def _placed_once(self) -> Plan:

@@ -51,6 +51,7 @@ NEIGHBOURS = {
     ("spec", "dynamic_scales"),
     ("aimet_range", "qparams"),
     ("recipe", "calibrators"),
+    ("recipe", "plan"),
     ("labels", "feeds"),
     ("calibrators", "statistics"),
     ("distribution", "observation"),

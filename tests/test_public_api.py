@@ -40,6 +40,7 @@ NAMES = [
     "quantize",
     "register_custom_ops",
     "save",
+    "use_custom_ops",
     "write_report",
 ]
 

@@ -34,7 +34,9 @@ def calibrate(
     check_writable(output)
     if calibrator is not None:
         calibrator_by_name(calibrator)
-    encodings = calibration.calibrate(load(model), Plan.load(plan), Statistics.load(statistics), calibrator)
+    planned = Plan.load(plan)
+    loaded = load(model, planned.existing)
+    encodings = calibration.calibrate(loaded, planned, Statistics.load(statistics), calibrator)
     encodings.save(output)
     say(f"calibrated {len(encodings.encodings)} tensors", quiet)
     say(f"wrote      {output}", quiet)

@@ -13,12 +13,16 @@ from onnxfq.cli.options import (
     BATCH,
     BatchOption,
     CalibratorOption,
+    CustomOpsOption,
     DataOption,
+    KeepOption,
     ModelArgument,
     OutputOption,
     QuietOption,
     RecipeOption,
+    RequantizeOption,
     ThreadsOption,
+    asked_recipe,
 )
 from onnxfq.errors import OutputError
 from onnxfq.files import check_writable
@@ -34,6 +38,9 @@ def quantize(
     output: OutputOption,
     recipe: RecipeOption = DEFAULT_RECIPE,
     calibrator: CalibratorOption = None,
+    keep_existing: KeepOption = False,
+    requantize: RequantizeOption = False,
+    custom_ops: CustomOpsOption = None,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", help="Write a report of what was done.", show_default=False),
@@ -56,8 +63,9 @@ def quantize(
         check_writable(report)
     if artifacts is not None:
         _check_folder(artifacts)
+    chosen = asked_recipe(recipe, keep_existing, requantize)
     with running(batch, threads, quiet) as options:
-        result = pipeline.quantize(model, data, output, recipe=recipe, calibrator=calibrator, options=options)
+        result = pipeline.quantize(model, data, output, recipe=chosen, calibrator=calibrator, options=options)
     if report is not None:
         write_report(result, report)
     if artifacts is not None:

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
 from onnxfq.float_types import FLOAT_DTYPES, FloatType
-from onnxfq.graph.ops import is_weighted
+from onnxfq.graph.ops import QUANTIZED_OPS, is_weighted
 from onnxfq.plan import Use
 
 
@@ -63,6 +63,13 @@ def float_type(tensor: gs.Tensor) -> FloatType | None:
     if isinstance(tensor.dtype, int):  # graphsurgeon keeps ONNX's number where NumPy has no type
         return "bfloat16" if tensor.dtype == TensorProto.BFLOAT16 else None
     return next((name for name, dtype in FLOAT_DTYPES.items() if dtype == np.dtype(tensor.dtype)), None)
+
+
+def is_dequantized(tensor: gs.Tensor) -> bool:
+    """Tell whether the model itself quantizes `tensor` already, through Transpose and Identity nodes too."""
+    while tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
+        tensor = tensor.inputs[0].inputs[0]
+    return bool(tensor.inputs) and tensor.inputs[0].op in QUANTIZED_OPS
 
 
 def dtype_name(tensor: gs.Tensor) -> str:

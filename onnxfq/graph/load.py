@@ -13,8 +13,10 @@ from onnx import external_data_helper, shape_inference
 from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
 from onnxfq.graph import normalize
+from onnxfq.graph.existing import strip_quantizers
 from onnxfq.graph.model import Model, all_nodes
 from onnxfq.graph.opset import infer_shapes, raise_opset
+from onnxfq.plan import Existing
 
 MIN_OPSET = 13
 """QuantizeLinear and DequantizeLinear have an axis from this opset on."""
@@ -31,21 +33,24 @@ _STEPS = (
 )
 
 
-def load(model: str | Path | onnx.ModelProto | Model) -> Model:
+def load(model: str | Path | onnx.ModelProto | Model, existing: Existing = "refuse") -> Model:
     """Read a model from a path or a ModelProto and normalise it; a `Model` is returned as it is.
 
+    existing: "requantize" takes the quantizers out of a model that has some.
     Raises ModelError in one line: no such file, not an ONNX file, invalid, or an opset that cannot
     be raised. The file and the given proto are never changed.
     """
     if isinstance(model, Model):
         return model
-    return normalised(*read_model(model))
+    return normalised(*read_model(model), existing)
 
 
-def normalised(proto: onnx.ModelProto, sha256: str, source: str) -> Model:
+def normalised(proto: onnx.ModelProto, sha256: str, source: str, existing: Existing = "refuse") -> Model:
     """Normalise what `read_model` gave; `proto` is the caller's to lose. Raises ModelError as `load` does."""
     try:
         notes = [step(proto) for step in _STEPS]
+        if existing == "requantize":
+            notes += [strip_quantizers(proto, source), normalize.fold_moves(proto)]
         proto, note = raise_opset(proto, MIN_OPSET, source)
         return Model(infer_shapes(proto), sha256, source, tuple(filter(None, [*notes, note])))
     except shape_inference.InferenceError as fault:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.graph.analysis import all_nodes, all_tensors, dtype_name, float_type
-from onnxfq.graph.ops import RECURRENT_OPS, is_weighted
+from onnxfq.graph.ops import is_weighted, why_opaque
 from onnxfq.plan import Skipped
 from onnxfq.policies.target import TargetPolicy
 
@@ -35,11 +35,11 @@ def float_tensors(
         yield Skipped(name=tensor.name, kind="tensor", op_type=producer, why=why)
 
 
-def recurrent_operators(graph: gs.Graph) -> Iterator[Skipped]:
-    """Yield a reason for every LSTM, GRU and RNN."""
+def opaque_operators(graph: gs.Graph) -> Iterator[Skipped]:
+    """Yield a reason for every operator that multiplies inside, as LSTM and fused attention."""
     for node in all_nodes(graph):
-        if node.op in RECURRENT_OPS:
-            why = "recurrent: the products of its loop have no inputs of their own to put a pair on"
+        why = why_opaque(node)
+        if why:
             yield Skipped(name=node.name, kind="node", op_type=node.op, why=why)
 
 
@@ -58,6 +58,9 @@ def _why(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> str:
     ops = ", ".join(sorted({node.op for node in readers}))
     if float_type(tensor) is None:
         return f"{dtype_name(tensor)}, which is not quantized (read by {ops})"
+    looked_up = [node for node in readers if node.op == "Gather" and tensor is node.inputs[0]]
+    if _constant(tensor) and len(looked_up) == len(readers):
+        return "embedding table: looked up, not multiplied"
     return f"constant of {ops}" if _constant(tensor) else f"no quantized operator reads it (read by {ops})"
 
 

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.errors import RecipeError
 from onnxfq.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor
-from onnxfq.graph.analysis import dtype_name, float_type, weight_source
+from onnxfq.graph.analysis import dtype_name, float_type, is_dequantized, weight_source
 from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
 from onnxfq.plan import Placement, Use
 from onnxfq.policies.target import Operands, TargetPolicy
@@ -40,6 +40,10 @@ def decide_weighted(
 
     read_in_float: tensors with a reader that wants them unrounded.
     """
+    kept = next((node.inputs[s] for s in WEIGHTED_INPUTS[node.op] if is_dequantized(node.inputs[s])), None)
+    if kept is not None:
+        why = f"the model quantizes its input {kept.name!r} already, and that is kept"
+        return NodeDecision(node.name, node.op, (), (), why, by_rule=True)
     placements, needs, why_float = [], [], ""
     shapes: dict[str, tuple[int, ...]] = {}
     for slot in WEIGHTED_INPUTS[node.op]:

@@ -18,7 +18,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfq.documents import one_line
-from onnxfq.runtime.library import register_custom_ops
+from onnxfq.graph.model import all_nodes
+from onnxfq.runtime.library import register_libraries
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.widened import widened
@@ -36,6 +37,8 @@ def observing_session(model: onnx.ModelProto, folder: Path, threads: int) -> Ses
     memory, with a note.
     """
     model = widened(model)
+    if any(node.op_type == "DequantizeLinear" for node in all_nodes(model.graph)):
+        return Session(model, threads)  # onnxruntime 1.31 breaks such models when it optimises them fully
     try:
         return Session(_optimised(model, folder), threads, as_written=True)
     except Exception as error:  # whatever onnxruntime's optimiser or its writer raises: the model still runs
@@ -62,8 +65,7 @@ def _write_optimised(model: onnx.ModelProto, path: Path) -> None:
     # Weights in a file beside: the graph is edited without reading them.
     for key, value in (("file_name", f"{path.name}.weights"), ("min_size_in_bytes", "1024")):
         options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
-    if any(opset.domain == "onnxfq" for opset in model.opset_import):
-        register_custom_ops(options)
+    register_libraries(options, model)
     onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from onnxfq.documents import one_line
 from onnxfq.errors import DataError, ModelError
 from onnxfq.feeds import Feed
-from onnxfq.runtime.library import register_custom_ops
+from onnxfq.graph.model import all_nodes
+from onnxfq.runtime.library import register_libraries
 from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.widened import BFLOAT16, HALVES, widened
@@ -51,15 +52,14 @@ class Session:
         missing = cannot_run(proto)
         if missing:
             raise ModelError(f"the model cannot be run: {missing}; run the fake-quant model in its place")
-        if any(opset.domain == "onnxfq" for opset in proto.opset_import):
-            register_custom_ops(options)
+        register_libraries(options, proto)
         if exact:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.add_session_config_entry("session.disable_prepacking", "1")
         elif as_written:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        elif any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
+        elif any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in all_nodes(proto.graph)):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
             content = str(model) if isinstance(model, Path) else model.SerializeToString()
@@ -67,6 +67,7 @@ class Session:
         except Exception as error:  # onnxruntime raises classes of its own, one per status code
             raise ModelError(f"onnxruntime cannot load the model: {one_line(error)[:300]}") from None
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
+        self.output_types: dict[str, str] = {one.name: one.type for one in self._session.get_outputs()}
 
     def run(self, feed: Feed, outputs: Sequence[str] | None = None) -> list[NDArray[Any]]:
         """Run once and return `outputs`, all of them when None. Raises DataError when the run fails."""
