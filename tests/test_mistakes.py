@@ -104,7 +104,7 @@ MISTAKES = {
     "quantized model": (
         quantized,
         GOOD,
-        "already quantized (it has DequantizeLinear, QuantizeLinear); give the float model, --keep-existing to",
+        "already quantized (it has DequantizeLinear, QuantizeLinear); give the float model, ",
     ),
     "no quantizable operator": (
         lambda: onnx.save(build("g (float[N,4] x) => (float[N,4] y) { y = Relu (x) }"), "model.onnx"),

@@ -62,14 +62,13 @@ def _store_numbers(
     proto: onnx.ModelProto, node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]
 ) -> None:
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    arrays = [numpy_helper.to_array(constants[name]) if name else None for name in node.input]
-    codes, scale, zero_point = (*arrays, None, None)[:3]
-    per_tensor = np.ndim(scale) == 0
+    codes, scale = (numpy_helper.to_array(constants[name]) for name in node.input[:2])
+    offset = numpy_helper.to_array(constants[node.input[2]]) if len(node.input) > 2 else np.zeros(())
     numbers = dequantize(
         codes,
         scale,
-        0 if zero_point is None else np.asarray(zero_point, np.float32),
-        axis=None if per_tensor else attributes.get("axis", 1),
+        np.asarray(offset, np.float32),
+        axis=attributes.get("axis", 1) if scale.ndim else None,
         block_size=attributes.get("block_size") or None,
     ).astype(scale.dtype)
     name = f"{node.output[0]}/numbers"
