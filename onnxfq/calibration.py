@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnxfq.calibrators import calibrator_by_name
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import PlanError, StatisticsError
+from onnxfq.granularity import PerAxis, PerTensor
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model, body_of_tensors
 from onnxfq.made_scales import encode_constant, encode_dynamic
@@ -45,7 +46,12 @@ def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str 
     ]
     encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += [_encode_weight(p, _weight(model, p)) for p in plan.weights]
-    return Encodings(model_sha256=model.sha256, encodings=tuple(encodings), without_values=absent)
+    return Encodings(
+        model_sha256=model.sha256,
+        encodings=tuple(encodings),
+        without_values=absent,
+        statistics_sha256=statistics.sha256,
+    )
 
 
 def calibrated_part(plan: Plan, without_values: tuple[str, ...]) -> Plan:
@@ -115,6 +121,11 @@ def _group_ranges(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the calibrated (rmin, rmax) of each group of elements that share one scale, flat."""
     count = int(np.prod(shape, dtype=np.int64))
+    if spec.calibrator == "minmax" and isinstance(spec.granularity, (PerTensor, PerAxis)):
+        kept = None if spec.axis is None else spec.axis % values.ndim
+        others = tuple(d for d in range(values.ndim) if d != kept)
+        low, high = values.min(others, initial=np.inf), values.max(others, initial=-np.inf)
+        return np.asarray(low, np.float64).ravel(), np.asarray(high, np.float64).ravel()
     ids = np.arange(count).reshape(shape)
     groups = expand_params(ids, values.shape, **spec.blocks).ravel()
     flat = values.ravel()

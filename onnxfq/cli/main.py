@@ -11,6 +11,7 @@ import typer
 from onnxfq.cli.calibrate import calibrate
 from onnxfq.cli.console import show_notes
 from onnxfq.cli.demo import demo
+from onnxfq.cli.diff import diff
 from onnxfq.cli.evaluate import evaluate
 from onnxfq.cli.insert import insert
 from onnxfq.cli.inspect import inspect
@@ -31,7 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Insert QuantizeLinear/DequantizeLinear into ONNX models, calibrate, evaluate, hand over.",
 )
-for _command in (quantize, evaluate, plan, observe, merge_statistics, calibrate, insert, inspect, demo):
+for _command in (quantize, evaluate, plan, observe, merge_statistics, calibrate, insert, inspect, diff, demo):
     app.command()(_command)
 
 
@@ -51,7 +52,7 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0, 1 for an error of the task, 2 for wrong usage, 130 for Ctrl-C."""
+    """Run the command line; return 0, 1 for an error, 2 for wrong usage, 3 from `diff`, 130 for Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = app(args=given or ["--help"], standalone_mode=False)

@@ -9,6 +9,7 @@ from onnx import helper, numpy_helper
 from onnxfq.errors import ModelError
 from onnxfq.graph.model import all_graphs, all_nodes
 from onnxfq.graph.ops import QUANTIZED_OPS
+from onnxfq.graph.stored import tensor_array
 from onnxfq.numerics import dequantize
 
 _ROUNDED = ("FakeQuantize", "DynamicFakeQuantize")
@@ -62,8 +63,8 @@ def _store_numbers(
     proto: onnx.ModelProto, node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]
 ) -> None:
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    codes, scale = (numpy_helper.to_array(constants[name]) for name in node.input[:2])
-    offset = numpy_helper.to_array(constants[node.input[2]]) if len(node.input) > 2 else np.zeros(())
+    codes, scale = (tensor_array(constants[name]) for name in node.input[:2])
+    offset = tensor_array(constants[node.input[2]]) if len(node.input) > 2 else np.zeros(())
     numbers = dequantize(
         codes,
         scale,

@@ -16,6 +16,7 @@ from onnxfq.graph import normalize
 from onnxfq.graph.existing import strip_quantizers
 from onnxfq.graph.model import Model, all_nodes
 from onnxfq.graph.opset import infer_shapes, raise_opset
+from onnxfq.graph.stored import SMALL, chunks, keep_in_file, loaded, tensor_bytes, without_stored
 from onnxfq.plan import Existing
 
 MIN_OPSET = 13
@@ -97,19 +98,41 @@ def _from_path(path: Path) -> tuple[onnx.ModelProto, str, str]:
     except google.protobuf.message.DecodeError:
         raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
     digest = hashlib.sha256(content)
+    del content
+    initializers = {tensor.name for tensor in proto.graph.initializer}
     for tensor in external_data_helper._get_all_tensors(proto):
         if external_data_helper.uses_external_data(tensor):
             try:
-                external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+                _take_reference(tensor, path.parent)
+                for part in chunks(tensor):
+                    digest.update(part)
+                if tensor_bytes(tensor) <= SMALL or tensor.name not in initializers:
+                    tensor.CopyFrom(loaded(tensor))
             except (OSError, onnx.checker.ValidationError, ValueError) as fault:
                 raise ModelError(
                     f"{path}: the external data of {tensor.name!r} cannot be read ({one_line(fault)}); "
                     "keep the data file beside the model"
                 ) from None
-            tensor.data_location = onnx.TensorProto.DEFAULT
-            del tensor.external_data[:]
-            digest.update(tensor.raw_data)
     return proto, digest.hexdigest(), str(path)
+
+
+def _take_reference(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Point `tensor` to its data by an absolute path. Raises as onnx does for paths that leave `folder`."""
+    info = external_data_helper.ExternalDataInfo(tensor)
+    path = _data_path(folder, info.location)
+    size, offset = path.stat().st_size, info.offset or 0
+    length = size - offset if info.length is None else info.length
+    if offset < 0 or length < 0 or offset + length > size:
+        raise ValueError(f"{length} bytes at {offset} are beyond its {size}")
+    keep_in_file(tensor, path, offset, length)
+
+
+def _data_path(folder: Path, location: str) -> Path:
+    """Return the file that `location` names. Raises ValueError when it is not in `folder`."""
+    path = (folder / location).resolve()
+    if not location or Path(location).is_absolute() or not path.is_relative_to(folder.resolve()):
+        raise ValueError(f"{location!r} is no path inside of the folder of the model")
+    return path
 
 
 def _check(proto: onnx.ModelProto, source: str) -> None:
@@ -119,7 +142,7 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         # protobuf checks no text: a damaged string is met as bytes, or as an error, when it is read.
         if not all(isinstance(text, str) for text in _texts(proto.graph)):
             raise _not_text(source)
-        onnx.checker.check_model(proto)
+        without_stored(proto, _checked)
     except UnicodeDecodeError:
         raise _not_text(source) from None
     except onnx.checker.ValidationError as fault:
@@ -128,6 +151,11 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         raise ModelError(
             f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
         ) from None
+
+
+def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:
+    onnx.checker.check_model(proto)
+    return proto
 
 
 def _texts(graph: onnx.GraphProto) -> Iterator[object]:

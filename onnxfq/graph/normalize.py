@@ -15,6 +15,7 @@ from onnx import TensorProto, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.stored import tensor_array, without_stored
 
 # Ops that move, relabel or convert values, one to one: folded, a constant has as many as before.
 # Transpose is not here: a weight under it may have other readers, and a DQ before it is as good.
@@ -28,7 +29,8 @@ def inline_functions(proto: onnx.ModelProto) -> str:
     if not proto.functions:
         return ""
     count = len(proto.functions)
-    proto.CopyFrom(inliner.inline_local_functions(proto))
+    inlined = without_stored(proto, inliner.inline_local_functions)
+    proto.CopyFrom(inlined)
     return f"{count} local function(s) inlined, so that their operators can be quantized"
 
 
@@ -180,7 +182,7 @@ def _fold_moves(
         )
         if not foldable:
             continue
-        inputs = {name: numpy_helper.to_array(constants[name]) for name in node.input}
+        inputs = {name: tensor_array(constants[name]) for name in node.input}
         value = numpy_helper.from_array(_evaluate(node, inputs, proto), node.output[0])
         if inside and value.data_type not in _FLOATS:
             continue

@@ -9,6 +9,7 @@ from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
 from onnxfq.graph import normalize
 from onnxfq.graph.model import default_opset, restore_annotations
+from onnxfq.graph.stored import without_stored
 
 # Lowest IR version that may carry an opset, from ONNX's versioning table.
 _IR_OF_OPSET = {13: 7, 15: 8, 19: 9, 21: 10, 23: 11, 24: 12, 25: 13, 28: 14}
@@ -24,8 +25,7 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
     if have >= opset:
         return proto, ""
     try:
-        raised = version_converter.convert_version(infer_shapes(proto), opset)
-        onnx.checker.check_model(raised)
+        raised = without_stored(infer_shapes(proto), lambda bare: _converted(bare, opset))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as fault:
         raise ModelError(
             f"{source}: opset {have} must be raised to {opset} and onnx's converter refused "
@@ -40,8 +40,18 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
     return raised, f"opset raised from {have} to {opset}"
 
 
+def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    raised = version_converter.convert_version(proto, opset)
+    onnx.checker.check_model(raised)
+    return raised
+
+
 def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return `proto` with the types and shapes that ONNX can infer; unknown ones are left open."""
+    return without_stored(proto, _inferred)
+
+
+def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return shape_inference.infer_shapes(proto, data_prop=True)
     except (RuntimeError, shape_inference.InferenceError):

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 
 from onnxfq.documents import one_line
 from onnxfq.graph.model import all_nodes
+from onnxfq.graph.stored import large_tensors
 from onnxfq.runtime.library import register_libraries
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.session import Session
@@ -37,8 +38,10 @@ def observing_session(model: onnx.ModelProto, folder: Path, threads: int) -> Ses
     memory, with a note.
     """
     model = widened(model)
-    if any(node.op_type == "DequantizeLinear" for node in all_nodes(model.graph)):
-        return Session(model, threads)  # onnxruntime 1.31 breaks such models when it optimises them fully
+    # Onnxruntime 1.31 breaks Q/DQ models when it optimises them fully; large ones are not written once more.
+    quantized = any(node.op_type == "DequantizeLinear" for node in all_nodes(model.graph))
+    if quantized or large_tensors(model):
+        return Session(model, threads)
     try:
         return Session(_optimised(model, folder), threads, as_written=True)
     except Exception as error:  # whatever onnxruntime's optimiser or its writer raises: the model still runs
