@@ -12,9 +12,12 @@ from onnxfq.encoding import Encoding, Encodings
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
+from onnxfq.numerics import fake_quantize
 from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.insert_qdq import check_encodings
+from onnxfq.passes.one_axis_blocks import one_axis
 from onnxfq.passes.pass_base import Pass
+from onnxfq.passes.row_parts import by_rows
 from onnxfq.plan import Placement, Plan
 
 ENABLED_INPUT = "onnxfq/enabled"
@@ -59,7 +62,9 @@ class InsertFakeQuantize(Pass):
 
 def _round_weight(editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding) -> None:
     def rounded(name: str) -> gs.Constant:
-        return make_constant(name, encoding.fake_quantize(constant_array(tensor)))
+        values = np.asarray(constant_array(tensor))
+        params = one_axis(encoding, values.shape)
+        return make_constant(name, by_rows(fake_quantize, values, params, encoding.spec.grid, values.dtype))
 
     editor.rewire(placement, editor.constant(f"{tensor.name}/fq", rounded))
 

@@ -19,6 +19,7 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics import quantize
 from onnxfq.passes.one_axis_blocks import OnnxParams, needs_blocks, one_axis
 from onnxfq.passes.pass_base import Pass
+from onnxfq.passes.row_parts import by_rows
 from onnxfq.passes.tensorrt_blocks import insert_tensorrt_blocks
 from onnxfq.plan import Placement, Plan
 from onnxfq.qtypes import QType
@@ -184,15 +185,8 @@ def _insert_on_weight(
     params, carrier = one_axis(encoding, tensor.shape), _carrier(encoding)
 
     def rounded(free: str) -> gs.Constant:
-        values = quantize(
-            constant_array(tensor),
-            params.scale,
-            params.zero_point,
-            qtype=encoding.spec.grid,
-            axis=params.axis,
-            block_size=params.block_size,
-        )
-        return make_constant(free, values.astype(carrier.dtype))
+        values = by_rows(quantize, constant_array(tensor), params, encoding.spec.grid, carrier.dtype)
+        return make_constant(free, values)
 
     constants = _parameters(editor, placement, params, carrier, opset)
     quantized = editor.constant(f"{name}/q", rounded)
