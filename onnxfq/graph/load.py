@@ -16,7 +16,7 @@ from onnxfq.graph import normalize
 from onnxfq.graph.existing import strip_quantizers
 from onnxfq.graph.model import Model, all_nodes
 from onnxfq.graph.opset import infer_shapes, raise_opset
-from onnxfq.graph.stored import SMALL, chunks, keep_in_file, loaded, tensor_bytes, without_stored
+from onnxfq.graph.stored import LIMIT, SMALL, chunks, keep_in_file, loaded, tensor_bytes, without_stored
 from onnxfq.plan import Existing
 
 MIN_OPSET = 13
@@ -79,6 +79,11 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
                 f"the given model holds {tensor.name!r} in an external file; give its path, or load "
                 "it with its data"
             )
+    if sum(tensor_bytes(tensor) for tensor in proto.graph.initializer) > LIMIT:
+        raise ModelError(
+            "the given model holds over 2 GB, more than one message can; save it with external data and give "
+            "its path"
+        )
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
