@@ -2,8 +2,8 @@
 
     python tests/slow/check_large_model.py [RECIPE ...] [--gigabytes 2.6] [--folder FOLDER]
 
-Not a pytest. Checks that the input files stay as they are, that onnxruntime reads and runs the output, and that
-nothing else is left; the exit code is 1 when not.
+Not a pytest. Checks that the input files stay as they are, that onnxruntime reads and runs the output, and
+that nothing else is left; the exit code is 1 when not.
 """
 
 from __future__ import annotations
