@@ -32,7 +32,7 @@ from onnxfq.qparams import ParamRules, choose_qparams
 from onnxfq.recipe import Recipe, load_recipe
 from onnxfq.reporting.html import write_report
 from onnxfq.runtime.kernels import fake_quantize
-from onnxfq.runtime.library import custom_ops_path, register_custom_ops
+from onnxfq.runtime.library import custom_ops_path, register_custom_ops, use_custom_ops
 from onnxfq.scores import Evaluation
 from onnxfq.statistics import Statistics
 from onnxfq.targets.building import BuildOptions
@@ -80,6 +80,7 @@ __all__ = [
     "quantize",
     "register_custom_ops",
     "save",
+    "use_custom_ops",
     "write_report",
 ]
 

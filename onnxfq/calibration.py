@@ -13,7 +13,7 @@ from onnxfq.calibrators.groups import group_ranges
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import PlanError, StatisticsError
 from onnxfq.graph.constants import weight_array
-from onnxfq.graph.model import Model
+from onnxfq.graph.model import Model, body_of_tensors
 from onnxfq.made_scales import encode_constant, encode_dynamic
 from onnxfq.plan import Placement, Plan
 from onnxfq.qparams import ParamRules, choose_qparams
@@ -28,12 +28,16 @@ _LISTED = 8
 def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str | None = None) -> Encodings:
     """Return scale and zero point for every placement: activations from statistics, weights from `model`.
 
-    calibrator: for all activations but those with a fixed range, in place of the plan's own.
+    calibrator: for all activations but those with a fixed range, in place of the plan's own. Activations that
+    had no finite value, as those of a branch that was never taken, get none, with a warning: what needs them
+    stays in float.
     Pure: the same arguments give the same encodings, in seconds and without inference. Raises
     PlanError or StatisticsError when plan, statistics and model do not belong together.
     """
     plan.check_model(model.sha256)
     statistics.check_model(model.sha256)
+    absent = _without_values(model, plan, statistics)
+    plan = calibrated_part(plan, absent)
     encodings = [
         encode_dynamic(p, statistics[p.tensor])
         if p.spec.dynamic
@@ -42,7 +46,12 @@ def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str 
     ]
     encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += [_encode_weight(p, _weight(model, p)) for p in plan.weights]
-    return Encodings(model_sha256=model.sha256, encodings=tuple(encodings))
+    return Encodings(
+        model_sha256=model.sha256,
+        encodings=tuple(encodings),
+        without_values=absent,
+        statistics_sha256=statistics.sha256,
+    )
 
 
 def replaced_calibrator(spec: QuantSpec, calibrator: str | None) -> QuantSpec:
@@ -52,32 +61,62 @@ def replaced_calibrator(spec: QuantSpec, calibrator: str | None) -> QuantSpec:
     return spec.model_copy(update={"calibrator": calibrator})
 
 
+def calibrated_part(plan: Plan, without_values: tuple[str, ...]) -> Plan:
+    """Return `plan` with what had no value left in float. Raises StatisticsError when that is everything."""
+    if not without_values:
+        return plan
+    part = plan.without(without_values, "no run of the calibration data gave it a value")
+    if not part.placements:
+        raise StatisticsError(
+            f"no run of the calibration data gave tensor {without_values[0]!r} a value, and without it "
+            "nothing is left to quantize; give data that reaches it"
+        )
+    return part
+
+
+def _without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[str, ...]:
+    """Return the activations that no run gave a finite value; say so, a line for each branch."""
+    absent = tuple(p.tensor for p in plan.activations if not statistics[p.tensor].finite)
+    places = body_of_tensors(model.proto) if absent else {}
+    told: dict[str, list[str]] = {}
+    for tensor in absent:
+        told.setdefault(places.get(tensor, ""), []).append(tensor)
+    for place, tensors in told.items():
+        where = f"{place} was not taken: " if place else ""
+        more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+        log.warning(
+            "%sthe calibration data gave no finite value to tensor %r%s; what needs it stays in float",
+            where,
+            tensors[0],
+            more,
+        )
+    return absent
+
+
 def _encode_activation(
     placement: Placement, statistics: TensorStatistics, calibrator: str | None
 ) -> Encoding:
     spec = replaced_calibrator(placement.spec, calibrator)
-    if not statistics.finite and not is_fixed(spec.calibrator):
-        log.warning("tensor %r: no finite value was observed; its range is taken as [0, 0]", placement.tensor)
-        return _encode(placement.tensor, spec, np.zeros(()), np.zeros(()))
     try:
         limits = calibrator_by_name(spec.calibrator)(statistics, spec)
     except StatisticsError as error:
         raise StatisticsError(f"tensor {placement.tensor!r}: {error}") from None
-    return _encode(placement.tensor, spec, *map(np.asarray, limits))
+    return _encode(placement.model_copy(update={"spec": spec}), *map(np.asarray, limits))
 
 
-def _encode(tensor: str, spec: QuantSpec, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
-    rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional")
-    return Encoding.of(tensor, spec, *choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules))
+def _encode(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
+    spec = placement.spec
+    rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional", placement.float_type)
+    return Encoding.of(placement.tensor, spec, *choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules))
 
 
 def _weight(model: Model, placement: Placement) -> NDArray[np.float32]:
-    values = weight_array(model, placement.tensor)
+    values = np.asarray(weight_array(model, placement.tensor), np.float32)
     if not np.isfinite(values).all():
         raise PlanError(
             f"weight {placement.tensor!r} holds NaN or infinities; repair the model or leave it in float"
         )
-    return np.asarray(values, np.float32)
+    return values
 
 
 def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encoding:
@@ -85,7 +124,7 @@ def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encodin
         return encode_constant(placement, values)
     rmin, rmax = group_ranges(values, placement.spec)
     _tell_dead_channels(placement, rmin, rmax)
-    return _encode(placement.tensor, placement.spec, rmin, rmax)
+    return _encode(placement, rmin, rmax)
 
 
 def _tell_dead_channels(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> None:

@@ -186,11 +186,17 @@ class Encoding(Record):
 
 
 class Encodings(Record):
-    """The encodings of all quantized tensors of one model (`.encodings.json`)."""
+    """The encodings of all quantized tensors of one model (`.encodings.json`).
+
+    without_values: activations of the plan that no run gave a value; what needs them stays in float.
+    statistics_sha256: fingerprint of the statistics they come from.
+    """
 
     format: Literal["onnxfq.encodings/1"] = "onnxfq.encodings/1"
     model_sha256: str
     encodings: tuple[Encoding, ...]
+    without_values: tuple[str, ...] = ()
+    statistics_sha256: str = ""
 
     @pydantic.model_validator(mode="after")
     def _encoded_once(self) -> Encodings:

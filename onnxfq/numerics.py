@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.errors import SpecError, nearest
 from onnxfq.float_grid import round_to_float_grid
+from onnxfq.float_types import FLOAT_DTYPES
 from onnxfq.granularity import normalize_axis
 from onnxfq.qtypes import QType, qtype_by_name
 from onnxfq.rounding import ROUNDINGS, Float32Array
@@ -45,7 +45,7 @@ ARITHMETICS: dict[str, Callable[[Float32Array, Float32Array], Float32Array]] = {
 
 
 # What x may be; fake quantization returns the same.
-FLOAT_TYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+FLOAT_TYPES = tuple(FLOAT_DTYPES.values())
 
 
 def expand_params(

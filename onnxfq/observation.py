@@ -33,6 +33,7 @@ from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, obs
 from onnxfq.plan import Plan
 from onnxfq.runtime.observed import observing_session
 from onnxfq.runtime.session import Progress, Session
+from onnxfq.runtime.widened import widened
 from onnxfq.statistics import BIN_COUNT, DATA_MODULUS, Statistics, TensorStatistics
 
 log = logging.getLogger(__name__)
@@ -150,7 +151,7 @@ class Observer:
         self._folder = TemporaryDirectory(prefix="onnxfq-")
         folder = Path(self._folder.name)
         light = replace(model, proto=split_weights(model.proto, folder / "weights"))
-        onnx.save(InsertObservers(plan).run(light).model.proto, folder / "model.onnx")
+        onnx.save(widened(InsertObservers(plan).run(light).model.proto), folder / "model.onnx")
         self._runner = _Runner(self._session, options)
 
     def __enter__(self) -> Observer:

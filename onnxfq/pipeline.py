@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.calibration import calibrate
+from onnxfq.calibration import calibrate, calibrated_part
 from onnxfq.deployed import deployed_qtype
 from onnxfq.encoding import Encodings
 from onnxfq.errors import DataError, RecipeError
@@ -23,7 +25,7 @@ from onnxfq.graph.load import normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
 from onnxfq.graph.save import refuse_overwriting_input, save
-from onnxfq.graph.signature import input_specs
+from onnxfq.graph.signature import input_specs, output_names
 from onnxfq.labels import read_labels
 from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
@@ -32,8 +34,12 @@ from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.runtime.missing_kernels import cannot_run
+from onnxfq.runtime.session import Session
 from onnxfq.scores import Evaluation
 from onnxfq.statistics import DATA_MODULUS, Statistics
+from onnxfq.version import VERSION
+
+log = logging.getLogger(__name__)
 
 CHECK_BYTES = 64 << 20
 """Feeds kept from the pass over the data for the comparison at the end, in bytes at most."""
@@ -105,9 +111,9 @@ def quantize(
     recipe: a name, a YAML file or a Recipe. calibrator: for activations, in place of the recipe's.
     statistics: gathered before, so that nothing is observed; data may then be None, as it may be where no
     activation needs statistics, and the result is not compared; other data than theirs is refused.
-    The model has been loaded and run before it is written; one in a form that ONNX Runtime has no kernels for
-    is checked by ONNX's rules, and a note of the evaluation says so. Raises an OnnxfqError in one line, and
-    writes nothing, when a stage refuses.
+    The file is read back, checked and run on one feed before it takes its name; one in a form that ONNX
+    Runtime has no kernels for is checked by ONNX's rules alone, and a note of the evaluation says so. Raises
+    an OnnxfqError in one line, and writes nothing, when a stage refuses.
     """
     options = options or RunOptions()
     if output is not None:
@@ -124,7 +130,7 @@ def quantize(
     clock = _Clock()
     proto, sha256, source = read_model(model)
     reference = _runnable(proto)
-    loaded = normalised(proto, sha256, source)
+    loaded = normalised(proto, sha256, source, chosen.existing)
     plan = make_plan(loaded, chosen)
     clock.lap("plan")
     feeds = None if data is None else open_feeds(loaded.proto, data, options.batch, options.data)
@@ -132,6 +138,7 @@ def quantize(
     found = _statistics(loaded, plan, feeds, kept, statistics, options)
     clock.lap("observe")
     encodings = calibrate(loaded, plan, found)
+    plan = calibrated_part(plan, encodings.without_values)
     clock.lap("calibrate")
     simulation = insert_fake_quantize(loaded, plan, encodings)
     qdq = insert_qdq(loaded, plan, encodings)
@@ -149,7 +156,8 @@ def quantize(
         evaluation = evaluation.model_copy(update={"notes": (note,)})
     clock.lap("evaluate")
     if output is not None:
-        save(qdq, output)
+        tried = None if missing or not kept.feeds else kept.feeds[0]
+        save(qdq, output, lambda path: _try(path, tried, options.threads))
     return QuantizeResult(loaded, chosen, plan, found, encodings, qdq, simulation, evaluation, clock.seconds)
 
 
@@ -189,7 +197,8 @@ def insert_qdq(model: Model, plan: Plan, encodings: Encodings) -> onnx.ModelProt
 
     Standard operators; for target tensorrt MXFP8 and NVFP4 are written with those of its parser.
     """
-    proto = with_provenance(InsertQdq(plan, encodings).run(model).model.proto, plan)
+    plan = calibrated_part(plan, encodings.without_values)
+    proto = with_provenance(InsertQdq(plan, encodings).run(model).model.proto, plan, encodings)
     for placement in plan.placements:
         qtype = placement.spec.qtype
         if deployed_qtype(qtype) is not qtype:
@@ -204,7 +213,10 @@ def insert_fake_quantize(
 
     switchable: all nodes read the optional input `onnxfq/enabled`; fed with false the model is float.
     """
-    return with_provenance(InsertFakeQuantize(plan, encodings, switchable).run(model).model.proto, plan)
+    plan = calibrated_part(plan, encodings.without_values)
+    return with_provenance(
+        InsertFakeQuantize(plan, encodings, switchable).run(model).model.proto, plan, encodings
+    )
 
 
 def evaluate_models(
@@ -240,6 +252,16 @@ def evaluate_models(
     )
 
 
+def _try(path: Path, feed: Feed | None, threads: int) -> None:
+    """Read the model at `path` back and run it on `feed`. Raises ModelError when it is not what was made."""
+    proto, _, _ = read_model(path)
+    if feed is None:
+        return
+    for name, array in zip(output_names(proto), Session(proto, threads, exact=True).run(feed), strict=True):
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f" and np.isnan(array).any():
+            log.warning("output %s of the quantized model is NaN on the first feed", name)
+
+
 def _runnable(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy as it is, but for doubled node names, which ONNX allows and ONNX Runtime refuses."""
     proto = onnx.ModelProto()
@@ -262,19 +284,30 @@ def _quantized_tensors(candidate: onnx.ModelProto, reference: onnx.ModelProto) -
                 yield tensor
 
 
-def with_provenance(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
-    """Return `proto` with what it was made from in its metadata: recipe, target, hash of the float model."""
+def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) -> onnx.ModelProto:
+    """Return `proto` with what it was made with and from in its metadata.
+
+    Version, recipe, target, calibrators of activations, hashes of the float model and of the statistics. No
+    time and no path: equal inputs give equal files.
+    """
+    methods = {
+        e.spec.calibrator for e in encodings.encodings if e.tensor in {p.tensor for p in plan.activations}
+    }
     given, proto = proto, onnx.ModelProto()
     proto.CopyFrom(given)
     for key, value in (
+        ("version", VERSION),
         ("recipe", plan.recipe),
+        ("calibrator", ", ".join(sorted(methods))),
+        ("statistics_sha256", encodings.statistics_sha256),
         ("target", plan.target),
         ("source_sha256", plan.model_sha256),
     ):
         name = f"onnxfq.{key}"
         for entry in [p for p in proto.metadata_props if p.key == name]:
             proto.metadata_props.remove(entry)
-        proto.metadata_props.add(key=name, value=value)
+        if value:
+            proto.metadata_props.add(key=name, value=value)
     return proto
 
 

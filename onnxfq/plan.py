@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -9,8 +10,11 @@ import pydantic
 
 from onnxfq.documents import Record, first_repeated, read_document, write_document
 from onnxfq.errors import PlanError
+from onnxfq.float_types import FloatType
 from onnxfq.spec import QuantSpec
 
+Existing = Literal["refuse", "keep", "requantize"]
+"""What is done with a model that is quantized already."""
 Role = Literal["activation", "weight"]
 
 
@@ -22,13 +26,17 @@ class Use(NamedTuple):
 
 
 class Placement(Record):
-    """One tensor that is quantized: its spec, the input slots that read the quantized value, and why."""
+    """One tensor that is quantized: its spec, the input slots that read the quantized value, and why.
+
+    float_type: of its elements; its scales are numbers of that type.
+    """
 
     tensor: str
     role: Role
     spec: QuantSpec
     uses: tuple[Use, ...]
     why: str
+    float_type: FloatType = "float32"
 
     @pydantic.model_validator(mode="after")
     def _dynamic_activation(self) -> Placement:
@@ -67,7 +75,10 @@ class Coverage(NamedTuple):
 
 
 class Plan(Record):
-    """All decisions for one model (`.plan.json`); a person may edit it and feed it back."""
+    """All decisions for one model (`.plan.json`); a person may edit it and feed it back.
+
+    existing: how the model has to be loaded, as the recipe says.
+    """
 
     format: Literal["onnxfq.plan/1"] = "onnxfq.plan/1"
     model_sha256: str
@@ -76,6 +87,7 @@ class Plan(Record):
     placements: tuple[Placement, ...]
     nodes: tuple[QuantizableNode, ...]
     skipped: tuple[Skipped, ...]
+    existing: Existing = "refuse"
 
     @pydantic.model_validator(mode="after")
     def _placed_once(self) -> Plan:
@@ -109,6 +121,31 @@ class Plan(Record):
             entry[0] += bool(node.needs) and all(use in placed for use in node.needs)
         rows = [Coverage(op_type, *numbers) for op_type, numbers in count.items()]
         return sorted(rows, key=lambda row: (-row.total, row.op_type))
+
+    def without(self, tensors: Collection[str], why: str) -> Plan:
+        """Return the plan with `tensors` in float, and every node that needs one of them, for reason `why`.
+
+        A node that reads one side in float multiplies in float, so its other inputs lose their pair too.
+        """
+        placed = {use: p.tensor for p in self.placements for use in p.uses}
+        removed = {use for use, tensor in placed.items() if tensor in tensors}
+        stopped: dict[str, QuantizableNode] = {}
+        found = True
+        while found:  # a use that goes, as that of a shared Transpose, may stop another node
+            broken = [n for n in self.nodes if n.node not in stopped and removed.intersection(n.needs)]
+            stopped |= {n.node: n for n in broken}
+            removed |= {use for n in broken for use in n.needs}
+            found = bool(broken)
+        kept = [
+            p.model_copy(update={"uses": tuple(use for use in p.uses if use not in removed)})
+            for p in self.placements
+        ]
+        left = [p for p in kept if not p.uses]
+        skipped = [Skipped(name=n.node, kind="node", op_type=n.op_type, why=why) for n in stopped.values()]
+        skipped += [Skipped(name=p.tensor, kind="tensor", op_type=p.role, why=why) for p in left]
+        return self.model_copy(
+            update={"placements": tuple(p for p in kept if p.uses), "skipped": (*self.skipped, *skipped)}
+        )
 
     def check_model(self, sha256: str) -> None:
         """Raise PlanError when the plan was made for another model than the one with `sha256`."""

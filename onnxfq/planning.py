@@ -5,16 +5,17 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.graph.analysis import all_op_types, read_in_float
+from onnxfq.graph.analysis import all_nodes, all_tensors, is_dequantized, read_in_float
 from onnxfq.graph.model import Model
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
-from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped
+from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped, Use
 from onnxfq.policies import POLICIES
-from onnxfq.policies.float_reasons import body_operators, float_tensors, recurrent_operators
+from onnxfq.policies.float_reasons import float_tensors, opaque_operators
 from onnxfq.policies.residual import residual_skip
 from onnxfq.policies.target import Operands, TargetPolicy
 from onnxfq.policies.weighted import NodeDecision, decide_weighted, place_activation, refuse
 from onnxfq.recipe import RECIPES, Recipe
+from onnxfq.runtime.found_types import with_found_types
 
 
 def make_plan(model: Model, recipe: Recipe) -> Plan:
@@ -23,18 +24,19 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     Raises RecipeError for overrides that match nothing or ask what the target cannot take, ModelError
     for a model that is quantized already or has nothing to quantize.
     """
-    graph = model.graph()
-    refuse_quantized(graph, model.source)
-    recipe.check_names({node.name: node.op for node in graph.nodes}, set(graph.tensors()))
+    graph = with_found_types(model).graph()
+    if recipe.existing != "keep":
+        refuse_quantized(graph, model.source)
+    tensors = all_tensors(graph)
+    recipe.check_names({node.name: node.op for node in all_nodes(graph)}, set(tensors))
     policy = POLICIES[recipe.target]
     decisions = _decide_weighted(graph, recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
-    placements = _merge(decisions)
-    bodies = list(body_operators(graph))
-    recurrent = list(recurrent_operators(graph))
+    placements = [_told_if_split(p, tensors) for p in _merge(decisions)]
+    opaque = list(opaque_operators(graph))
     kept = {d.node: d.why_float for d in decisions if d.why_float}
     if not placements:
-        raise ModelError(_nothing_to_quantize(model.source, decisions, bodies))
+        raise ModelError(_nothing_to_quantize(model.source, decisions, opaque))
     skipped = [
         Skipped(name=d.node, kind="node", op_type=d.op_type, why=d.why_float)
         for d in decisions
@@ -52,10 +54,10 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
                 for d in decisions
                 if not d.by_rule
             ]
-            + [QuantizableNode(node=s.name, op_type=s.op_type, needs=()) for s in recurrent]
-            + [QuantizableNode(node=s.name, op_type=f"{s.op_type} (in a body)", needs=()) for s in bodies]
+            + [QuantizableNode(node=s.name, op_type=s.op_type, needs=()) for s in opaque]
         ),
-        skipped=tuple(skipped + recurrent + bodies + list(float_tensors(graph, placed, kept, policy))),
+        existing=recipe.existing,
+        skipped=tuple(skipped + opaque + list(float_tensors(graph, placed, kept, policy))),
     )
 
 
@@ -77,13 +79,16 @@ def observation_plan(model: Model) -> Plan:
 
 def refuse_quantized(graph: gs.Graph, source: str) -> None:
     """Raise ModelError when the graph holds operators of a quantized model."""
-    found = sorted(all_op_types(graph) & QUANTIZED_OPS)
+    found = sorted({node.op for node in all_nodes(graph)} & QUANTIZED_OPS)
     if found:
-        raise ModelError(f"{source} is already quantized (it has {', '.join(found)}); give the float model")
+        raise ModelError(
+            f"{source} is already quantized (it has {', '.join(found)}); give the float model, "
+            "--keep-existing to quantize the rest, or --requantize to take out what it has"
+        )
 
 
 def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> list[NodeDecision]:
-    nodes = [node for node in graph.nodes if is_weighted(node)]
+    nodes = [node for node in all_nodes(graph) if is_weighted(node)]
     decisions = [decide_weighted(node, recipe, policy) for node in nodes]
     # Which nodes stay in float is known now: what they read through a Transpose must not be rounded.
     unrounded = read_in_float(graph, {d.node for d in decisions if d.why_float})
@@ -97,13 +102,15 @@ def _decide_residuals(
     graph: gs.Graph, recipe: Recipe, policy: TargetPolicy, quantized: set[str]
 ) -> list[NodeDecision]:
     decisions = []
-    for node in graph.nodes if policy.residual else ():
+    for node in all_nodes(graph) if policy.residual else ():
         skip = residual_skip(node, quantized)
         if skip is None:
             continue
         placement = place_activation(node, skip.slot, recipe, policy, "skip branch of a residual Add")
         # An Add takes no scales that change from row to row or from run to run.
         if placement is None or placement.spec.dynamic:
+            continue
+        if is_dequantized(node.inputs[skip.slot]):
             continue
         why_float, by_rule = skip.why_float, bool(skip.why_float)
         if not by_rule and recipe.keeps_float(node.name, node.op, placement.tensor):
@@ -133,6 +140,24 @@ def _merge(decisions: list[NodeDecision]) -> list[Placement]:
     return list(merged.values())
 
 
+def _told_if_split(placement: Placement, tensors: dict[str, gs.Tensor]) -> Placement:
+    """Add to the reason of a weight that something reads it in float as well, if so."""
+    if placement.role != "weight":
+        return placement
+    constant = tensors[placement.tensor]
+    readers = [
+        node
+        for node in constant.outputs
+        for slot, read in enumerate(node.inputs)
+        if read is constant and Use(node.name, slot) not in placement.uses
+    ]
+    if not readers:
+        return placement
+    first = f"{readers[0].op} {readers[0].name!r}"
+    note = f"; {first} reads it in float, so it is stored in both forms"
+    return placement.model_copy(update={"why": placement.why + note})
+
+
 def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placement:
     uses = tuple(dict.fromkeys((*known.uses, *more.uses)))
     spec, why = known.spec, known.why
@@ -159,16 +184,12 @@ def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placemen
     return known.model_copy(update={"uses": uses, "spec": spec, "why": why})
 
 
-def _nothing_to_quantize(source: str, decisions: list[NodeDecision], bodies: list[Skipped]) -> str:
-    if bodies:
-        listed = ", ".join(sorted({s.op_type for s in bodies}))
-        return (
-            f"{source}: nothing to quantize: all {len(bodies)} weighted operators ({listed}) are inside If, "
-            "Loop or Scan bodies, and only the main graph is quantized; export the model without control flow"
-        )
+def _nothing_to_quantize(source: str, decisions: list[NodeDecision], opaque: list[Skipped]) -> str:
     if decisions:
         first = decisions[0]
-        remedy = "; export the model in float32" if "only float32" in first.why_float else ""
+        remedy = "; export the model in float32 or float16" if "only float32" in first.why_float else ""
         return f"{source}: nothing to quantize: {first.op_type} {first.node!r}: {first.why_float}{remedy}"
+    for inner in opaque[:1]:
+        return f"{source}: nothing to quantize: {inner.op_type} {inner.name!r} stays in float, {inner.why}"
     known = ", ".join(WEIGHTED_INPUTS)
     return f"{source}: nothing to quantize: it has no {known}; give a model with one of them"

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.errors import SpecError
+from onnxfq.float_types import FloatType, largest, round_scale, smallest_scale, step_at_one
 from onnxfq.qtypes import QType
 
-# Below the smallest normal float32 a scale would lose bits, or be flushed to zero by the target.
-MIN_SCALE = float(np.finfo(np.float32).tiny)
-_LARGEST = float(np.finfo(np.float32).max)
+MIN_SCALE = smallest_scale("float32")
+_LARGEST = largest("float32")
 
 
 _LARGEST_POWER = 2.0**127
@@ -26,10 +26,13 @@ class ParamRules:
     power_of_two: the scale is the next power of two that is not smaller, so no value saturates that did not
     before; hardware then shifts instead of multiplying. fractional_zero_point: it is not rounded and is
     float32; `FakeQuantize` takes it, Q/DQ does not, and 0.0 may lie between two numbers of the grid.
+    float_type: of the tensor, which its scale has to have in a model: a scale is rounded up to a number of
+    it, and the ends of a range are moved so far inside that no number on the grid is beyond it.
     """
 
     power_of_two: bool = False
     fractional_zero_point: bool = False
+    float_type: FloatType = "float32"
 
 
 def choose_qparams(
@@ -43,29 +46,42 @@ def choose_qparams(
     zero_point = rint(qmin - rmin / scale), so that 0.0 is exactly representable (ONNX's
     QuantizeLinear, gemmlowp).
     A range of zero width at 0 (a dead channel) gets scale 1; a scale below the smallest normal
-    float32 is raised to it. Raises SpecError for ranges that are NaN, inverted or beyond float32, for a
-    float type that is not symmetric and for a symmetric one without numbers on both sides of 0.
+    float32 is raised to it, or to 2^-24 for float16. Raises SpecError for ranges that are NaN, inverted or
+    beyond float32, for a float type that is not symmetric and for a symmetric one without numbers on both
+    sides of 0.
     """
     rules = rules or ParamRules()
     check_symmetry(qtype, symmetric)
     low, high = np.asarray(rmin, np.float64), np.asarray(rmax, np.float64)
     check_ranges(low, high)
-    low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
+    reach = _reach(qtype, symmetric, rules.float_type)
+    low, high = np.clip(low, -reach, 0.0), np.clip(high, 0.0, reach)
     if symmetric:
         scale = np.maximum(-low, high) / min(qtype.qmax, -qtype.qmin)
     else:
         scale = (high - low) / (qtype.qmax - qtype.qmin)
     dead = scale == 0.0
-    limited = np.clip(scale, MIN_SCALE, _LARGEST)
+    limited = np.clip(scale, smallest_scale(rules.float_type), _LARGEST)
     if rules.power_of_two:
         limited = _next_power_of_two(limited)
-    scale32 = np.where(dead, 1.0, limited).astype(np.float32)
+    scale32 = round_scale(np.where(dead, 1.0, limited), rules.float_type)
     if symmetric:
         return scale32, np.zeros(scale32.shape, np.int32)
     zero = np.clip(qtype.qmin - low / scale32.astype(np.float64), qtype.qmin, qtype.qmax)
     if rules.fractional_zero_point:
         return scale32, zero.astype(np.float32)
     return scale32, np.rint(zero).astype(np.int32)
+
+
+def _reach(qtype: QType, symmetric: bool, float_type: FloatType) -> float:
+    """Return the largest magnitude of a range whose grid stays finite in `float_type`.
+
+    The grid goes beyond its range by what the scale is rounded up, and by half a step to have 0 on it.
+    """
+    if float_type == "float32":
+        return _LARGEST
+    beyond = step_at_one(float_type) + (0.0 if symmetric else 1.0 / (qtype.qmax - qtype.qmin))
+    return largest(float_type) * (1.0 - beyond)
 
 
 def _next_power_of_two(scale: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,6 +13,7 @@ from onnxfq.calibrators import DEFAULT_CALIBRATOR, calibrator_by_name
 from onnxfq.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents import Record, parse, read_document
 from onnxfq.errors import RecipeError, SpecError, nearest
+from onnxfq.plan import Existing
 from onnxfq.spec import NumberFormat, check_block_shape, check_dynamic
 
 ActivationGranularity = Literal["per_tensor", "per_row", "blocked"]
@@ -154,7 +155,8 @@ class Recipe(Record):
     """Target, schemes and overrides. Later overrides win over earlier ones.
 
     activations None: weight-only; an override may still give some of them a scheme. target simulation: no
-    target refuses anything, and fake-quant models are all that is made.
+    target refuses anything, and fake-quant models are all that is made. existing: of a model that is
+    quantized in part already, keep what is and quantize the rest, or take it out first (requantize).
     """
 
     name: str
@@ -162,6 +164,7 @@ class Recipe(Record):
     activations: ActivationScheme | None
     weights: WeightScheme
     overrides: tuple[Override, ...] = ()
+    existing: Existing = "refuse"
 
     def activation_for(self, node: str, op_type: str, tensor: str) -> ActivationScheme | None:
         """Return the activation scheme for input `tensor` of `node`, overrides applied; None: float."""
@@ -298,6 +301,7 @@ class _Document(Record):
     activations: dict[str, Any] | None = {}
     weights: dict[str, Any] = {}
     overrides: list[Override] = []
+    existing: Existing = "refuse"
 
 
 def _from_file(path: Path) -> Recipe:
@@ -311,6 +315,7 @@ def _from_file(path: Path) -> Recipe:
         "activations": _changed(base["activations"], document.activations),
         "weights": base["weights"] | document.weights,
         "overrides": document.overrides,
+        "existing": document.existing,
     }
     recipe = parse(content, Recipe, RecipeError, str(path))
     for number, override in enumerate(recipe.overrides):

@@ -9,6 +9,7 @@ smallest normal one.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,6 +200,17 @@ class Statistics:
         complete = self.complete and other.complete
         data = (self.data + other.data) % DATA_MODULUS
         return Statistics(self.model_sha256, self.feeds + other.feeds, merged, complete, data)
+
+    @property
+    def sha256(self) -> str:
+        """Fingerprint of what was observed: the same for the same data in any order, batching or split."""
+        digest = hashlib.sha256(self.model_sha256.encode())
+        for name in sorted(self.tensors):
+            one = self.tensors[name]
+            counts = (one.elements, one.nans, one.infinities, one.zeros)
+            digest.update(f"{name} {one.rmin!r} {one.rmax!r} {counts}".encode("utf-8", "surrogatepass"))
+            digest.update(one.bins.astype("<i4").tobytes() + one.counts.astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def check_model(self, sha256: str) -> None:
         """Raise StatisticsError when they were gathered from another model than the one with `sha256`."""

@@ -38,7 +38,9 @@ def twins(
     """Return names and values of all quantized tensors and the outputs, in the simulation and in Q/DQ."""
     simulation = InsertFakeQuantize(staged.plan, staged.encodings, switchable).run(staged.model).model.proto
     qdq = InsertQdq(staged.plan, staged.encodings).run(staged.model).model.proto
-    names = [p.tensor for p in staged.plan.placements]
+    # A session gives tensors of the main graph only.
+    outside = {node.name for node in staged.model.proto.graph.node}
+    names = [p.tensor for p in staged.plan.placements if any(use.node in outside for use in p.uses)]
     outputs = [value.name for value in simulation.graph.output]
     values = []
     for proto, suffix in ((simulation, "/fq"), (qdq, "/dq")):

@@ -9,11 +9,12 @@ import onnx
 import pytest
 from builders import build, conv_relu, planned, same_tensor_twice, shared_weight, stage, weights, with_weights
 
-from onnxfq.calibration import calibrate
+from onnxfq.calibration import calibrate, calibrated_part
 from onnxfq.calibrators import CALIBRATORS
 from onnxfq.errors import PlanError, SpecError, StatisticsError
 from onnxfq.graph.load import load
 from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.pipeline import insert_qdq
 from onnxfq.qparams import choose_qparams
 from onnxfq.qtypes import QTYPES
 from onnxfq.statistics import Statistics
@@ -133,14 +134,32 @@ def test_progress_counts_feeds() -> None:
     assert seen == [1, 2, 3]
 
 
-def test_a_tensor_that_was_never_reached_gets_the_rule_for_ranges_of_no_width(caplog) -> None:
-    """No value was seen: the range is [0, 0], and that is told."""
+def test_what_no_run_reached_stays_in_float(caplog) -> None:
+    """A tensor without a value has no range: what reads it stays in float, and that is told."""
+    proto = build(
+        """g (float[N,4] x, float[M,4] z) => (float[N,4] y, float[M,4] u) {
+            y = MatMul (x, w) u = MatMul (z, w) }""",
+        {"w": weights(4, 4)},
+    )
+    model, plan = load(proto), planned(proto)
+    feed = {"x": np.ones((2, 4), np.float32), "z": np.ones((0, 4), np.float32)}
+    encodings = calibrate(model, plan, collect_statistics(model, plan, [feed]))
+    assert encodings.without_values == ("z",)
+    assert [e.tensor for e in encodings.encodings] == ["x", "w"]
+    assert "gave no finite value to tensor 'z'; what needs it stays in float" in caplog.text
+    part = calibrated_part(plan, encodings.without_values)
+    assert [str(row) for row in part.coverage()] == ["MatMul 1/2"]
+    assert {s.name for s in part.skipped} >= {"MatMul_1", "z"}
+    written = [n.op_type for n in insert_qdq(model, plan, encodings).graph.node]
+    assert written.count("DequantizeLinear") == 2
+
+
+def test_nothing_was_reached() -> None:
+    """When no run gave any planned tensor a value, that is an error and no empty model."""
     model, plan = load(conv_relu()), planned(conv_relu())
     statistics = collect_statistics(model, plan, [{"x": np.ones((0, 3, 6, 6), np.float32)}])
-    encodings = calibrate(model, plan, statistics)
-    assert statistics["x"].elements == 0
-    assert encodings["x"].scale == (1.0,)
-    assert "tensor 'x': no finite value was observed" in caplog.text
+    with pytest.raises(StatisticsError, match="gave tensor 'x' a value, and without it nothing is left"):
+        calibrate(model, plan, statistics)
 
 
 def test_dead_channels_are_listed(caplog) -> None:

@@ -18,7 +18,7 @@ MODULES = {
 }
 LAYERS = [
     {"errors"},
-    {"qtypes", "granularity", "metrics", "files", "package_files", "text_table", "version"},
+    {"qtypes", "float_types", "granularity", "metrics", "files", "package_files", "text_table", "version"},
     {
         "aimet_range",
         "deployed",
@@ -51,6 +51,7 @@ NEIGHBOURS = {
     ("spec", "dynamic_scales"),
     ("aimet_range", "qparams"),
     ("recipe", "calibrators"),
+    ("recipe", "plan"),
     ("labels", "feeds"),
     ("feeds", "statistics"),
     ("calibrators", "statistics"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +106,7 @@ MISTAKES = {
     "quantized model": (
         quantized,
         GOOD,
-        "already quantized (it has DequantizeLinear, QuantizeLinear); give the float",
+        "already quantized (it has DequantizeLinear, QuantizeLinear); give the float model, ",
     ),
     "no quantizable operator": (
         lambda: onnx.save(build("g (float[N,4] x) => (float[N,4] y) { y = Relu (x) }"), "model.onnx"),
@@ -391,4 +393,25 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 
     monkeypatch.setattr("onnxfq.cli.main.app", interrupt)
     assert main(["inspect", "model.onnx"]) == 130
+    assert capfd.readouterr().err == "onnxfq: error: interrupted\n"
+
+
+def test_an_end_from_outside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """SIGTERM ends like Ctrl-C: what was written in part is taken away on the way out."""
+    before = signal.getsignal(signal.SIGTERM)
+    left: list[str] = []
+
+    def stop(**_: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            left.append("cleaned")
+
+    monkeypatch.setattr("onnxfq.cli.main.app", stop)
+    try:
+        assert main(["inspect", "model.onnx"]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert left == ["cleaned"]
     assert capfd.readouterr().err == "onnxfq: error: interrupted\n"

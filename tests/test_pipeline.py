@@ -138,8 +138,11 @@ def test_provenance(workdir: Path) -> None:
     onnx.save(proto, "model.onnx")
     result = quantize("model.onnx", "data.npz", "out.onnx")
     found = {p.key: p.value for p in onnx.load("out.onnx").metadata_props}
+    assert len(found.pop("onnxfq.statistics_sha256")) == 64
     assert found == {
         "mine": "kept",
+        "onnxfq.version": onnxfq.__version__,
+        "onnxfq.calibrator": "auto",
         "onnxfq.recipe": "tensorrt-int8",
         "onnxfq.target": "tensorrt",
         "onnxfq.source_sha256": result.model.sha256,

@@ -18,6 +18,7 @@ from builders import (
 )
 
 from onnxfq.errors import ModelError, RecipeError
+from onnxfq.graph.analysis import all_tensors
 from onnxfq.graph.load import load
 from onnxfq.pipeline import insert_fake_quantize, insert_qdq
 from onnxfq.plan import Plan
@@ -28,12 +29,14 @@ from onnxfq.recipe import load_recipe
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_every_float_tensor_is_placed_or_has_a_reason(name: str, recipe: str) -> None:
-    """Nothing is silent: each float tensor of the main graph is in the plan, once."""
+    """Nothing is silent: each float tensor, of bodies too, is in the plan, once."""
     model = load(BUILDERS[name]())
     plan = make_plan(model, load_recipe(recipe))
     graph = model.graph()
     floats = {
-        name for name, t in graph.tensors().items() if t.dtype is not None and np.dtype(t.dtype).kind == "f"
+        name
+        for name, t in all_tensors(graph).items()
+        if t.dtype is not None and np.dtype(t.dtype).kind == "f"
     }
     placed = [p.tensor for p in plan.placements]
     reasons = [s.name for s in plan.skipped if s.kind == "tensor"]
@@ -159,20 +162,6 @@ def test_nothing_to_quantize() -> None:
     """A model without a weighted operator is an error that names the operators that are looked for."""
     with pytest.raises(ModelError, match="it has no Conv, ConvTranspose, Gemm, MatMul"):
         planned(build("g (float[N,4] x) => (float[N,4] y) { y = Relu (x) }"))
-
-
-def test_everything_in_bodies() -> None:
-    """A model whose weighted operators are all inside bodies is an error that says so."""
-    proto = build(
-        """g (float[N,4] x, bool c) => (float[N,4] y) {
-            y = If (c) <then_branch = a () => (float[N,4] u) { u = MatMul (x, w) },
-                        else_branch = b () => (float[N,4] v) { v = Relu (x) }> }""",
-        {"w": weights(4, 4)},
-    )
-    with pytest.raises(
-        ModelError, match=r"all 1 weighted operators \(MatMul\) are inside If, Loop or Scan bodies"
-    ):
-        planned(proto)
 
 
 def test_operators_of_other_domains_are_not_weighted() -> None:

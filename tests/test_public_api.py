@@ -45,6 +45,7 @@ NAMES = [
     "quantize",
     "register_custom_ops",
     "save",
+    "use_custom_ops",
     "write_report",
 ]
 

@@ -48,7 +48,8 @@ def calibrate(
     if calibrator is not None:
         calibrator_by_name(calibrator)
     decided, observed = Plan.load(plan), Statistics.load(statistics)
-    encodings = calibration.calibrate(load(model), decided, observed, calibrator)
+    loaded = load(model, decided.existing)
+    encodings = calibration.calibrate(loaded, decided, observed, calibrator)
     encodings.save(output)
     if table or table_csv is not None:
         rows = calibrator_rows(decided, observed, calibrator)

@@ -9,7 +9,15 @@ import typer
 
 from onnxfq.cli.console import running, say
 from onnxfq.cli.data_options import with_data_options
-from onnxfq.cli.options import BATCH, BatchOption, DataOption, JsonOption, QuietOption, ThreadsOption
+from onnxfq.cli.options import (
+    BATCH,
+    BatchOption,
+    CustomOpsOption,
+    DataOption,
+    JsonOption,
+    QuietOption,
+    ThreadsOption,
+)
 from onnxfq.feeds import DataOptions
 from onnxfq.pipeline import evaluate_models
 
@@ -31,6 +39,7 @@ def evaluate(
     ] = None,
     per_tensor: Annotated[bool, typer.Option(help="Score every quantized inner tensor too.")] = False,
     as_json: JsonOption = False,
+    custom_ops: CustomOpsOption = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
     quiet: QuietOption = False,

@@ -48,7 +48,7 @@ def insert(
     refuse_overwriting_input(output, model, plan, encodings)
     check_writable(output)
     planned, encoded = Plan.load(plan), Encodings.load(encodings)
-    loaded = load(model)
+    loaded = load(model, planned.existing)
     if form is Form.qdq:
         made = insert_qdq(loaded, planned, encoded)
     else:

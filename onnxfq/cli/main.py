@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -12,6 +14,7 @@ from onnxfq.cli.calibrate import calibrate
 from onnxfq.cli.check import check
 from onnxfq.cli.console import show_notes
 from onnxfq.cli.demo import demo
+from onnxfq.cli.diff import diff
 from onnxfq.cli.doctor import doctor
 from onnxfq.cli.evaluate import evaluate
 from onnxfq.cli.insert import insert
@@ -43,6 +46,7 @@ for _command in (
     insert,
     check,
     inspect,
+    diff,
     demo,
     doctor,
 ):
@@ -65,9 +69,11 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0, 1 for an error of the task, 2 for wrong usage, 130 for Ctrl-C."""
+    """Run the command line; return 0, 1 for an error, 2 for wrong usage, 3 from `diff`, 130 for Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _interrupted)
         code = app(args=given or ["--help"], standalone_mode=False)
         return code if isinstance(code, int) else 0
     except OnnxfqError as error:
@@ -79,6 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{place}{error.strerror or error}; check the path", 1)
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
+
+
+def _interrupted(number: int, frame: object) -> None:
+    """Make an end from outside as orderly as Ctrl-C: temporary files go."""
+    raise KeyboardInterrupt
 
 
 def _fail(message: str, code: int) -> int:

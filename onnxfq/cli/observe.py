@@ -12,6 +12,7 @@ from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
     BatchOption,
+    CustomOpsOption,
     DataOption,
     ModelArgument,
     OutputOption,
@@ -67,14 +68,19 @@ def observe(
         str | None,
         typer.Option(metavar="ADDRESS|local", help="Spread over a Ray cluster.", show_default=False),
     ] = None,
+    custom_ops: CustomOpsOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Write the statistics that every calibrator works from (.stats.npz): one pass serves all."""
     refuse_overwriting_input(output, model, data, *([] if plan is None else [plan]))
     check_writable(output)
     start = _interrupted(output) if resume else None
-    loaded = load(model)
-    wanted = observation_plan(loaded) if plan is None else Plan.load(plan)
+    if plan is None:
+        loaded = load(model)
+        wanted = observation_plan(loaded)
+    else:
+        wanted = Plan.load(plan)
+        loaded = load(model, wanted.existing)
     feeds = open_feeds(loaded.proto, data, batch, described)
     with running(batch, threads, quiet, described) as options:
         how = ObserveOptions(

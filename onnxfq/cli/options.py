@@ -9,7 +9,8 @@ import typer
 
 from onnxfq.calibrators import FORMS
 from onnxfq.feeds import DEFAULT_BATCH
-from onnxfq.recipe import RECIPES
+from onnxfq.recipe import RECIPES, Recipe, load_recipe
+from onnxfq.runtime.library import use_custom_ops
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)]
 DATA_HELP = "An .npz keyed by input name, an .npy, a folder of these or of images, or module:function."
@@ -41,7 +42,40 @@ BatchOption = Annotated[
 ThreadsOption = Annotated[
     int, typer.Option("--threads", min=0, help="Threads to run with; 0 for one a core.")
 ]
+KeepOption = Annotated[
+    bool,
+    typer.Option("--keep-existing", help="If the model is quantized in part: keep that, quantize the rest."),
+]
+RequantizeOption = Annotated[
+    bool, typer.Option("--requantize", help="Of a quantized model: take its quantizers out first.")
+]
+CustomOpsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--custom-ops",
+        metavar="LIB",
+        help="A library of operators that the model has and ONNX Runtime has not; may be given again.",
+        show_default=False,
+        callback=lambda libraries: use_libraries(libraries),
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
 BATCH = DEFAULT_BATCH
+
+
+def asked_recipe(recipe: str, keep_existing: bool, requantize: bool) -> Recipe:
+    """Return the recipe with what the options say of models that are quantized already."""
+    if keep_existing and requantize:
+        raise typer.BadParameter("--keep-existing and --requantize exclude each other; give one")
+    chosen = load_recipe(recipe)
+    asked = "keep" if keep_existing else "requantize" if requantize else chosen.existing
+    return chosen.model_copy(update={"existing": asked})
+
+
+def use_libraries(libraries: list[Path] | None) -> list[Path] | None:
+    """Register the libraries of --custom-ops."""
+    for library in libraries or []:
+        use_custom_ops(library)
+    return libraries

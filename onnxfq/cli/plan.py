@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from onnxfq.cli.console import say
-from onnxfq.cli.options import ModelArgument, OutputOption, QuietOption, RecipeOption
+from onnxfq.cli.options import (
+    KeepOption,
+    ModelArgument,
+    OutputOption,
+    QuietOption,
+    RecipeOption,
+    RequantizeOption,
+    asked_recipe,
+)
 from onnxfq.files import check_writable
 from onnxfq.graph.load import load
 from onnxfq.graph.save import refuse_overwriting_input
 from onnxfq.planning import make_plan
-from onnxfq.recipe import DEFAULT_RECIPE, load_recipe
+from onnxfq.recipe import DEFAULT_RECIPE
 from onnxfq.reporting.text import plan_summary
 
 
@@ -16,13 +24,16 @@ def plan(
     model: ModelArgument,
     output: OutputOption,
     recipe: RecipeOption = DEFAULT_RECIPE,
+    keep_existing: KeepOption = False,
+    requantize: RequantizeOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Write a plan: a JSON file that a person can read, edit and feed back."""
     refuse_overwriting_input(output, model)
     check_writable(output)
-    loaded = load(model)
-    made = make_plan(loaded, load_recipe(recipe))
+    chosen = asked_recipe(recipe, keep_existing, requantize)
+    loaded = load(model, chosen.existing)
+    made = make_plan(loaded, chosen)
     made.save(output)
     for note in loaded.notes:
         say(f"note       {note}", quiet)

@@ -15,11 +15,15 @@ from onnxfq.cli.options import (
     DATA_HELP,
     BatchOption,
     CalibratorOption,
+    CustomOpsOption,
+    KeepOption,
     ModelArgument,
     OutputOption,
     QuietOption,
     RecipeOption,
+    RequantizeOption,
     ThreadsOption,
+    asked_recipe,
 )
 from onnxfq.errors import OutputError
 from onnxfq.feeds import DataOptions
@@ -52,6 +56,9 @@ def quantize(
     ] = None,
     recipe: RecipeOption = DEFAULT_RECIPE,
     calibrator: CalibratorOption = None,
+    keep_existing: KeepOption = False,
+    requantize: RequantizeOption = False,
+    custom_ops: CustomOpsOption = None,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", help="Write a report of what was done.", show_default=False),
@@ -74,12 +81,13 @@ def quantize(
         check_writable(report)
     if artifacts is not None:
         _check_folder(artifacts)
+    chosen = asked_recipe(recipe, keep_existing, requantize)
     with running(batch, threads, quiet, described) as options:
         result = pipeline.quantize(
             model,
             data,
             output,
-            recipe=recipe,
+            recipe=chosen,
             calibrator=calibrator,
             statistics=statistics,
             options=options,

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from onnx import TensorProto
 
-from onnxfq.graph.ops import STANDARD_DOMAINS, is_weighted
+from onnxfq.float_types import FLOAT_DTYPES, FloatType
+from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, is_weighted
 from onnxfq.plan import Use
 
 
@@ -54,9 +56,20 @@ def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ())
     return WeightSource(tensor, use, permutation)
 
 
-def is_float32(tensor: gs.Tensor) -> bool:
-    """Tell whether `tensor` is known to hold float32."""
-    return tensor.dtype is not None and tensor.dtype == np.float32
+def float_type(tensor: gs.Tensor) -> FloatType | None:
+    """Return the type of `tensor` where it is known and one that is quantized."""
+    if tensor.dtype is None:
+        return None
+    if isinstance(tensor.dtype, int):  # graphsurgeon keeps ONNX's number where NumPy has no type
+        return "bfloat16" if tensor.dtype == TensorProto.BFLOAT16 else None
+    return next((name for name, dtype in FLOAT_DTYPES.items() if dtype == np.dtype(tensor.dtype)), None)
+
+
+def is_dequantized(tensor: gs.Tensor) -> bool:
+    """Tell whether the model itself quantizes `tensor` already, through Transpose and Identity nodes too."""
+    while tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
+        tensor = tensor.inputs[0].inputs[0]
+    return bool(tensor.inputs) and tensor.inputs[0].op in QUANTIZED_OPS
 
 
 def producer_op(tensor: gs.Tensor) -> str:
@@ -69,30 +82,39 @@ def dtype_name(tensor: gs.Tensor) -> str:
     """Return the element type of `tensor` for a message; `of unknown type` when it is not known."""
     if tensor.dtype is None:
         return "of unknown type"
-    return str(np.dtype(tensor.dtype)) if not isinstance(tensor.dtype, int) else f"ONNX type {tensor.dtype}"
+    if isinstance(tensor.dtype, int):
+        return str(TensorProto.DataType.Name(tensor.dtype)).lower()
+    return str(np.dtype(tensor.dtype))
 
 
-def body_nodes(graph: gs.Graph) -> Iterator[tuple[gs.Node, gs.Node]]:
-    """Yield (outer node, inner node) for every node inside If, Loop and Scan bodies, however deep."""
-    for outer in graph.nodes:
-        for body in outer.attrs.values():
-            if isinstance(body, gs.Graph):
-                for inner in body.nodes:
-                    yield outer, inner
-                for _, inner in body_nodes(body):
-                    yield outer, inner
+def scopes(graph: gs.Graph) -> Iterator[gs.Graph]:
+    """Yield `graph` and every If, Loop and Scan body below it, outer ones first."""
+    yield graph
+    for node in graph.nodes:
+        for body in bodies(node).values():
+            yield from scopes(body)
 
 
-def all_op_types(graph: gs.Graph) -> set[str]:
-    """Return the op types of all nodes, those in bodies included."""
-    return {node.op for node in graph.nodes} | {inner.op for _, inner in body_nodes(graph)}
+def bodies(node: gs.Node) -> dict[str, gs.Graph]:
+    """Return the bodies of `node` by the attributes that hold them."""
+    return {name: value for name, value in node.attrs.items() if isinstance(value, gs.Graph)}
+
+
+def all_nodes(graph: gs.Graph) -> list[gs.Node]:
+    """Return the nodes of `graph` and of all its bodies."""
+    return [node for scope in scopes(graph) for node in scope.nodes]
+
+
+def all_tensors(graph: gs.Graph) -> dict[str, gs.Tensor]:
+    """Return the tensors of `graph` and of all its bodies by name."""
+    return {name: tensor for scope in scopes(graph) for name, tensor in scope.tensors().items()}
 
 
 def read_in_float(graph: gs.Graph, float_nodes: Collection[str]) -> set[str]:
-    """Return the names of tensors that are outputs, or read by `float_nodes` or inside a body."""
-    readers = [node for node in graph.nodes if node.name in float_nodes]
-    readers += [inner for _, inner in body_nodes(graph)]
-    return {t.name for t in graph.outputs} | {t.name for node in readers for t in node.inputs}
+    """Return the names of tensors that are outputs, of bodies too, or read by `float_nodes`."""
+    readers = [node for node in all_nodes(graph) if node.name in float_nodes]
+    outputs = {t.name for scope in scopes(graph) for t in scope.outputs}
+    return outputs | {t.name for node in readers for t in node.inputs}
 
 
 def distances_upward(tensor: gs.Tensor) -> dict[str, int]:

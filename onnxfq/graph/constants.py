@@ -11,6 +11,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from onnxfq.errors import ModelError, PlanError
 from onnxfq.graph.model import Model
+from onnxfq.graph.stored import tensor_array
 
 
 def make_constant(name: str, values: NDArray[np.generic]) -> gs.Constant:
@@ -50,8 +51,8 @@ def weight_array(model: Model, name: str) -> NDArray[np.generic]:
 
 def _array(tensor: onnx.TensorProto) -> NDArray[np.generic]:
     try:
-        return np.asarray(numpy_helper.to_array(tensor))
-    except ValueError:
+        return np.asarray(tensor_array(tensor))
+    except (ValueError, OSError):
         raise ModelError(
             f"constant {tensor.name!r} is damaged: its data does not fit its shape {list(tensor.dims)}; "
             "export the model again"

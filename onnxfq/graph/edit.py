@@ -1,27 +1,27 @@
-"""Edits of a graph: put nodes between a tensor and some of its readers."""
+"""Edits of a graph: put nodes between a tensor and some of its readers, in bodies too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import onnx_graphsurgeon as gs
 
 from onnxfq.errors import PlanError, nearest
-from onnxfq.graph.analysis import body_nodes
+from onnxfq.graph.analysis import all_tensors, scopes
+from onnxfq.graph.normalize import unused
 from onnxfq.plan import Placement
 
 
 class Editor:
-    """Edits one graph in place; knows its nodes and tensors by name."""
+    """Edits one graph and its bodies in place; knows nodes and tensors by name."""
 
     def __init__(self, graph: gs.Graph) -> None:
         """Take `graph`, which the caller owns."""
         self.graph = graph
-        self._nodes = {node.name: node for node in graph.nodes}
-        self._tensors: dict[str, gs.Tensor] = dict(graph.tensors())
-        # A body may not give a name that the graph around it has.
-        inside = (t.name for _, inner in body_nodes(graph) for t in (*inner.inputs, *inner.outputs))
-        self._taken = {*self._tensors, *inside}
+        self._nodes = {node.name: node for scope in scopes(graph) for node in scope.nodes}
+        self._scopes = {node.name: scope for scope in scopes(graph) for node in scope.nodes}
+        self._tensors = all_tensors(graph)
+        self._made: dict[str, gs.Constant] = {}
 
     def tensor(self, placement: Placement) -> gs.Tensor:
         """Return the placed tensor. Raises PlanError with the nearest names when the graph lacks it."""
@@ -33,20 +33,46 @@ class Editor:
                 f"the plan places tensor {placement.tensor!r}, which the model lacks{hint}"
             ) from None
 
-    def rewire(self, placement: Placement, replacement: gs.Tensor) -> None:
-        """Make every use of `placement` read `replacement` in place of its tensor.
+    def find(self, name: str) -> gs.Tensor | None:
+        """Return the tensor of that name, or None."""
+        return self._tensors.get(name)
 
-        Raises PlanError when a use names an unknown node or a slot that reads another tensor.
+    def scope_of(self, tensor: gs.Tensor) -> gs.Graph:
+        """Return the graph or body that gives `tensor`: one of its nodes does, or it is an input of it."""
+        if tensor.inputs:
+            return self._scopes[tensor.inputs[0].name]
+        owners = (scope for scope in scopes(self.graph) if any(tensor is given for given in scope.inputs))
+        return next(owners, self.graph)
+
+    def by_scope(self, placement: Placement) -> list[Placement]:
+        """Return `placement` once for each graph or body that uses it, with the uses there.
+
+        TensorRT wants a pair in the body of its reader; between two of them it falls back to float.
+        Raises PlanError when there is no use, or one names an unknown node.
         """
         if not placement.uses:
             raise PlanError(
                 f"the plan places tensor {placement.tensor!r} for no use; name one, or remove the placement"
             )
-        for use in placement.uses:
-            node = self._nodes.get(use.node)
-            if node is None:
+        parts: dict[int, list[int]] = {}
+        for number, use in enumerate(placement.uses):
+            scope = self._scopes.get(use.node)
+            if scope is None:
                 hint = nearest(use.node, self._nodes)
                 raise PlanError(f"the plan names node {use.node!r}, which the model lacks{hint}")
+            parts.setdefault(id(scope), []).append(number)
+        return [
+            placement.model_copy(update={"uses": tuple(placement.uses[number] for number in numbers)})
+            for numbers in parts.values()
+        ]
+
+    def rewire(self, placement: Placement, replacement: gs.Tensor) -> None:
+        """Make every use of `placement`, one of `by_scope`, read `replacement` in place of its tensor.
+
+        Raises PlanError when a use names a slot that reads another tensor.
+        """
+        for use in placement.uses:
+            node = self._nodes[use.node]
             read = node.inputs[use.input].name if 0 <= use.input < len(node.inputs) else None
             if read != placement.tensor:
                 raise PlanError(
@@ -55,45 +81,61 @@ class Editor:
                 )
             node.inputs[use.input] = replacement
 
+    def insert_before(self, placement: Placement, tensor: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
+        """Add `nodes`, which read the placed `tensor`, to the scope of the uses of `placement`.
+
+        They come right after the node that gives the tensor, first of all when it comes from outside, and
+        before the first use when it is a constant.
+        """
+        scope = self._scopes[placement.uses[0].node]
+        if isinstance(tensor, gs.Constant):
+            at = min(_index(scope, self._nodes[use.node]) for use in placement.uses)
+        else:
+            inside = tensor.inputs and self._scopes[tensor.inputs[0].name] is scope
+            at = _index(scope, tensor.inputs[0]) + 1 if inside else 0
+        self._insert(scope, at, nodes)
+
     def insert_after(self, tensor: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
-        """Add `nodes` to the graph right after the node that gives `tensor`, or first of all."""
-        self._insert(self._index(tensor.inputs[0]) + 1 if tensor.inputs else 0, nodes)
+        """Add `nodes` right after the node that gives `tensor`, or first in the scope that it is input of."""
+        scope = self.scope_of(tensor)
+        self._insert(scope, _index(scope, tensor.inputs[0]) + 1 if tensor.inputs else 0, nodes)
 
-    def insert_before_uses(self, placement: Placement, nodes: Sequence[gs.Node]) -> None:
-        """Add `nodes` to the graph right before the first node that `placement` rewires."""
-        self._insert(min(self._index(self._nodes[use.node]) for use in placement.uses), nodes)
+    def append(self, scope: gs.Graph, nodes: Sequence[gs.Node]) -> None:
+        """Add `nodes` at the end of `scope`."""
+        self._insert(scope, len(scope.nodes), nodes)
 
-    def _index(self, wanted: gs.Node) -> int:
-        # By identity: graphsurgeon compares nodes by their content.
-        return next(i for i, node in enumerate(self.graph.nodes) if node is wanted)
+    def insert_after_node(self, scope: gs.Graph, node: gs.Node, nodes: Sequence[gs.Node]) -> None:
+        """Add `nodes` to `scope`, right after its `node`."""
+        self._insert(scope, _index(scope, node) + 1, nodes)
 
-    def _insert(self, at: int, nodes: Sequence[gs.Node]) -> None:
+    def _insert(self, scope: gs.Graph, at: int, nodes: Sequence[gs.Node]) -> None:
         for offset, node in enumerate(nodes):
             node.name = self.unused(node.name, self._nodes)
             self._nodes[node.name] = node
-            self.graph.nodes.insert(at + offset, node)
+            self._scopes[node.name] = scope
+            scope.nodes.insert(at + offset, node)
 
-    def unused(self, name: str, taken: Iterable[str] | None = None) -> str:
-        """Return `name`, or `name_2`, `name_3` ... when the graph has that name already."""
-        names = self._taken if taken is None else taken
-        free, number = name, 1
-        while free in names:
-            number += 1
-            free = f"{name}_{number}"
-        return free
-
-    def _add(self, tensor: gs.Tensor) -> None:
-        self._tensors[tensor.name] = tensor
-        self._taken.add(tensor.name)
+    def unused(self, name: str, taken: Collection[str] | None = None) -> str:
+        """Return `name`, or `name_2`, `name_3` ... when the graph or a body has that name already."""
+        return unused(name, self._tensors if taken is None else taken)
 
     def variable(self, name: str, like: gs.Tensor | None = None) -> gs.Variable:
         """Make a variable with an unused name, dtype and shape as of `like`."""
         made = gs.Variable(self.unused(name), *((like.dtype, like.shape) if like is not None else ()))
-        self._add(made)
+        self._tensors[made.name] = made
         return made
 
     def constant(self, name: str, make: Callable[[str], gs.Constant]) -> gs.Constant:
-        """Make a constant with an unused name."""
-        made = make(self.unused(name))
-        self._add(made)
-        return made
+        """Make a constant with an unused name; asked for the same name again, return the same constant.
+
+        So what stands in several bodies is stored once.
+        """
+        if name not in self._made:
+            made = make(self.unused(name))
+            self._made[name] = self._tensors[made.name] = made
+        return self._made[name]
+
+
+def _index(scope: gs.Graph, wanted: gs.Node) -> int:
+    # By identity: graphsurgeon compares nodes by their content.
+    return next(i for i, node in enumerate(scope.nodes) if node is wanted)

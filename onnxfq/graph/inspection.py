@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
 from onnxfq.documents import Record
 from onnxfq.graph.load import read_model
-from onnxfq.graph.model import default_opset
+from onnxfq.graph.model import all_graphs, all_nodes, default_opset
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import input_specs, output_names
+from onnxfq.graph.stored import tensor_array, tensor_bytes
 from onnxfq.text_table import table_lines
 
 FORMAT_KEY = "onnxfq.format/"
@@ -80,15 +80,16 @@ class Inspection(Record):
 def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
     """Read a model and list what is in it. Raises ModelError in one line."""
     proto, _, source = read_model(model)
-    counts = Counter(node.op_type for node in proto.graph.node)
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    dtypes = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
-    for node in proto.graph.node:
+    nodes = all_nodes(proto.graph)
+    counts = Counter(node.op_type for node in nodes)
+    constants = {tensor.name: tensor for graph in all_graphs(proto.graph) for tensor in graph.initializer}
+    dtypes = {tensor.name: tensor.data_type for tensor in constants.values()}
+    for node in nodes:
         if node.op_type == "QuantizeLinear":
             dtypes[node.output[0]] = _output_type(node, dtypes)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    made = {name: node for node in proto.graph.node for name in node.output}
-    found = [_quantizer(node, constants, dtypes, made) for node in proto.graph.node]
+    made = {name: node for node in nodes for name in node.output}
+    found = [_quantizer(node, constants, dtypes, made) for node in nodes]
     return Inspection(
         source=source,
         opset=default_opset(proto),
@@ -98,7 +99,7 @@ def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
         outputs=output_names(proto),
         operators=dict(counts.most_common()),
         weighted={op: counts[op] for op in WEIGHTED_INPUTS if counts[op]},
-        weight_bytes=sum(len(t.raw_data) or t.ByteSize() for t in constants.values()),
+        weight_bytes=sum(tensor_bytes(t) for t in constants.values()),
         quantized=tuple(_as_asked(q, metadata) for q in found if q is not None),
         metadata=metadata,
     )
@@ -172,7 +173,7 @@ def _constant_scale(
 ) -> NDArray[np.float64] | None:
     """Return a scale that is a constant, or a constant times another, as that of NVFP4; else None."""
     if name in constants:
-        values = numpy_helper.to_array(constants[name])
+        values = tensor_array(constants[name])
         # MXFP8 for TensorRT holds exponents, biased by 127.
         exponents = values.dtype == np.uint8
         return np.asarray(np.exp2(values.astype(np.float64) - 127) if exponents else values, np.float64)
@@ -182,7 +183,7 @@ def _constant_scale(
     factors = [constants[part] for part in node.input[:2] if part in constants]
     if len(factors) != 2:
         return None
-    first, second = (numpy_helper.to_array(factor).astype(np.float64) for factor in factors)
+    first, second = (tensor_array(factor).astype(np.float64) for factor in factors)
     return np.asarray(first * second)
 
 
@@ -205,6 +206,6 @@ def _granularity(rank: int, attributes: dict[str, Any]) -> str:
 def _zero_points(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
     if len(node.input) < 3 or node.input[2] not in constants:
         return "0"
-    values = numpy_helper.to_array(constants[node.input[2]]).astype(np.float64)
+    values = tensor_array(constants[node.input[2]]).astype(np.float64)
     low, high = values.min(), values.max()
     return f"{low:g}" if low == high else f"{low:g} … {high:g}"

@@ -8,14 +8,26 @@ from pathlib import Path
 
 import google.protobuf.message
 import onnx
-from onnx import external_data_helper
+from onnx import external_data_helper, shape_inference
 
 from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
 from onnxfq.graph import normalize
+from onnxfq.graph.existing import strip_quantizers
 from onnxfq.graph.model import Model, all_nodes
 from onnxfq.graph.opset import add_shapes, raise_opset
+from onnxfq.graph.stored import (
+    LIMIT,
+    SMALL,
+    chunks,
+    is_stored,
+    keep_in_file,
+    loaded,
+    tensor_bytes,
+    without_stored,
+)
 from onnxfq.graph.weightless import without_weights
+from onnxfq.plan import Existing
 
 MIN_OPSET = 13
 """QuantizeLinear and DequantizeLinear have an axis from this opset on."""
@@ -24,6 +36,7 @@ _STEPS = (
     normalize.inline_functions,
     normalize.name_negative_dims,
     normalize.drop_initializer_inputs,
+    normalize.name_tensors,
     normalize.sparse_to_dense,
     normalize.constants_to_initializers,
     normalize.fold_moves,
@@ -31,24 +44,31 @@ _STEPS = (
 )
 
 
-def load(model: str | Path | onnx.ModelProto | Model) -> Model:
+def load(model: str | Path | onnx.ModelProto | Model, existing: Existing = "refuse") -> Model:
     """Read a model from a path or a ModelProto and normalise it; a `Model` is returned as it is.
 
+    existing: "requantize" takes the quantizers out of a model that has some.
     Raises ModelError in one line: no such file, not an ONNX file, invalid, or an opset that cannot
     be raised. The file and the given proto are never changed.
     """
     if isinstance(model, Model):
         return model
-    return normalised(*read_model(model))
+    return normalised(*read_model(model), existing)
 
 
-def normalised(proto: onnx.ModelProto, sha256: str, source: str) -> Model:
+def normalised(proto: onnx.ModelProto, sha256: str, source: str, existing: Existing = "refuse") -> Model:
     """Normalise what `read_model` gave; `proto` is the caller's to lose. Raises ModelError as `load` does."""
     try:
         notes = [step(proto) for step in _STEPS]
+        if existing == "requantize":
+            notes += [strip_quantizers(proto, source), normalize.fold_moves(proto)]
         proto, note = raise_opset(proto, MIN_OPSET, source)
         add_shapes(proto)
         return Model(proto, sha256, source, tuple(filter(None, [*notes, note])))
+    except shape_inference.InferenceError as fault:
+        raise ModelError(
+            f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
+        ) from None
     except UnicodeDecodeError:
         raise _not_text(source) from None
 
@@ -70,6 +90,11 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
                 f"the given model holds {tensor.name!r} in an external file; give its path, or load "
                 "it with its data"
             )
+    if sum(tensor_bytes(tensor) for tensor in proto.graph.initializer) > LIMIT:
+        raise ModelError(
+            "the given model holds over 2 GB, more than one message can; save it with external data and give "
+            "its path"
+        )
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
@@ -89,19 +114,41 @@ def _from_path(path: Path) -> tuple[onnx.ModelProto, str, str]:
     except google.protobuf.message.DecodeError:
         raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
     digest = hashlib.sha256(content)
+    del content
+    initializers = {tensor.name for tensor in proto.graph.initializer}
     for tensor in external_data_helper._get_all_tensors(proto):
         if external_data_helper.uses_external_data(tensor):
             try:
-                external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+                _take_reference(tensor, path.parent)
+                for part in chunks(tensor):
+                    digest.update(part)
+                if tensor_bytes(tensor) <= SMALL or tensor.name not in initializers:
+                    tensor.CopyFrom(loaded(tensor))
             except (OSError, onnx.checker.ValidationError, ValueError) as fault:
                 raise ModelError(
                     f"{path}: the external data of {tensor.name!r} cannot be read ({one_line(fault)}); "
                     "keep the data file beside the model"
                 ) from None
-            tensor.data_location = onnx.TensorProto.DEFAULT
-            del tensor.external_data[:]
-            digest.update(tensor.raw_data)
     return proto, digest.hexdigest(), str(path)
+
+
+def _take_reference(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Point `tensor` to its data by an absolute path. Raises as onnx does for paths that leave `folder`."""
+    info = external_data_helper.ExternalDataInfo(tensor)
+    path = _data_path(folder, info.location)
+    size, offset = path.stat().st_size, info.offset or 0
+    length = size - offset if info.length is None else info.length
+    if offset < 0 or length < 0 or offset + length > size:
+        raise ValueError(f"{length} bytes at {offset} are beyond its {size}")
+    keep_in_file(tensor, path, offset, length)
+
+
+def _data_path(folder: Path, location: str) -> Path:
+    """Return the file that `location` names. Raises ValueError when it is not in `folder`."""
+    path = (folder / location).resolve()
+    if not location or Path(location).is_absolute() or not path.is_relative_to(folder.resolve()):
+        raise ValueError(f"{location!r} is no path inside of the folder of the model")
+    return path
 
 
 def _check(proto: onnx.ModelProto, source: str) -> None:
@@ -111,9 +158,7 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         # protobuf checks no text: a damaged string is met as bytes, or as an error, when it is read.
         if not all(isinstance(text, str) for text in _texts(proto.graph)):
             raise _not_text(source)
-        onnx.checker.check_model(without_weights(proto, emptied=True))
-        for tensor in proto.graph.initializer:  # one at a time: checking makes a copy
-            onnx.checker.check_tensor(tensor)
+        without_stored(proto, _checked)
     except UnicodeDecodeError:
         raise _not_text(source) from None
     except onnx.checker.ValidationError as fault:
@@ -122,6 +167,14 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         raise ModelError(
             f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
         ) from None
+
+
+def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:
+    onnx.checker.check_model(without_weights(proto, emptied=True))
+    for tensor in proto.graph.initializer:  # one at a time: checking makes a copy
+        if not is_stored(tensor):
+            onnx.checker.check_tensor(tensor)
+    return proto
 
 
 def _texts(graph: onnx.GraphProto) -> Iterator[object]:

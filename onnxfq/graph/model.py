@@ -14,7 +14,10 @@ G_LOGGER.severity = G_LOGGER.CRITICAL
 
 @dataclass(frozen=True)
 class Model:
-    """A model that went through `load`: checked, with unique node names and constants as initializers.
+    """A model that went through `load`.
+
+    It is checked, with names of nodes and tensors that are unique in
+    all of it, bodies included, and constants as initializers of the main graph.
 
     proto: never changed in place. sha256: of the input file, external data included. source: what
     messages call it. notes: what loading changed.
@@ -47,9 +50,10 @@ def default_opset(proto: onnx.ModelProto) -> int:
 def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
     """Export `graph`, an edit of `like`, and put back what graphsurgeon 0.6.1 loses on the way.
 
-    Lost by it: metadata, doc strings and versions of the model; doc strings and metadata of graph,
-    inputs, outputs and nodes; attributes and types it does not know; and in bodies it repeats what
-    they read from outside. Nodes keep all but their inputs, so edits may rewire and add, not rewrite.
+    Lost by it: metadata, doc strings, quantization annotations and versions of the model; doc strings and
+    metadata of graphs, inputs, outputs and nodes; attributes and types it does not know; and in bodies it
+    repeats what they read from outside. Nodes keep all but their inputs, outputs and bodies, so edits may
+    rewire and add, not rewrite. Constants that bodies read stand in the main graph, once.
     """
     # Constants share their TensorProto with the source; exporting names them, so names must be equal.
     opsets = {o.domain: o.version for o in like.opset_import}
@@ -67,21 +71,43 @@ def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
         else:
             proto.ClearField(field)
     proto.metadata_props.extend(like.metadata_props)
-    proto.graph.metadata_props.extend(like.graph.metadata_props)
-    _restore_nodes(proto.graph, like.graph)
-    _restore_values(proto.graph, like.graph)
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    for tensor in _restore_graph(proto.graph, like.graph):
+        if tensor.name not in constants:
+            constants.add(tensor.name)
+            proto.graph.initializer.append(tensor)
     return proto
+
+
+def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the bodies of `node` itself, in the order of its attributes."""
+    kinds = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+    return [
+        g for a in node.attribute if a.type in kinds for g in (*a.graphs, *([a.g] if a.HasField("g") else []))
+    ]
+
+
+def all_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
+    """Return `graph` and every body below it, outer ones first."""
+    return [graph, *(g for node in graph.node for body in bodies(node) for g in all_graphs(body))]
 
 
 def all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return the nodes of `graph` and of every body below it."""
-    nodes = []
-    for node in graph.node:
-        nodes.append(node)
+    return [n for node in graph.node for n in (node, *(m for body in bodies(node) for m in all_nodes(body)))]
+
+
+def body_of_tensors(proto: onnx.ModelProto) -> dict[str, str]:
+    """Return for each tensor that a node in a body gives the words for that body: `then_branch of If 'n'`."""
+    found: dict[str, str] = {}
+    for node in all_nodes(proto.graph):
         for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs) if attribute.type in (5, 10) else ():
-                nodes.extend(all_nodes(body))
-    return nodes
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                where = f"{attribute.name} of {node.op_type} {node.name!r}"
+                given = [v.name for v in attribute.g.input]
+                given += [name for inner in attribute.g.node for name in inner.output]
+                found |= dict.fromkeys(given, where)
+    return found
 
 
 def restore_annotations(proto: onnx.ModelProto, like: onnx.ModelProto) -> None:
@@ -98,19 +124,34 @@ def restore_annotations(proto: onnx.ModelProto, like: onnx.ModelProto) -> None:
     _restore_values(proto.graph, like.graph)
 
 
-def _restore_nodes(graph: onnx.GraphProto, like: onnx.GraphProto) -> None:
+def _restore_graph(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.TensorProto]:
+    """Put back what `graph`, an edit of `like`, lost; return the constants that its bodies read."""
+    read: list[onnx.TensorProto] = []
     before = {node.name: node for node in like.node}
     for node in graph.node:
         source = before.get(node.name)
-        if source is not None and source.op_type == node.op_type:
-            inputs = list(node.input)
-            node.CopyFrom(source)
-            del node.input[:]
-            node.input.extend(inputs)
-    # What only bodies read went into them as copies; those are gone with the bodies of the export.
-    read = {name for node in all_nodes(graph) for name in node.input}
-    have = {tensor.name for tensor in graph.initializer}
-    graph.initializer.extend(t for t in like.initializer if t.name in read and t.name not in have)
+        if source is None or source.op_type != node.op_type:
+            continue
+        edited = onnx.NodeProto()
+        edited.CopyFrom(node)
+        node.CopyFrom(source)
+        node.input[:], node.output[:] = edited.input, edited.output
+        made = {attribute.name: attribute.g for attribute in edited.attribute}
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                body = made[attribute.name]
+                read += _restore_graph(body, attribute.g)
+                read += body.initializer
+                del body.initializer[:]
+                attribute.g.CopyFrom(body)
+    if like.HasField("doc_string"):
+        graph.doc_string = like.doc_string
+    else:
+        graph.ClearField("doc_string")
+    graph.metadata_props.extend(like.metadata_props)
+    graph.quantization_annotation.extend(like.quantization_annotation)
+    _restore_values(graph, like)
+    return read
 
 
 def _restore_values(graph: onnx.GraphProto, like: onnx.GraphProto) -> None:
@@ -120,5 +161,8 @@ def _restore_values(graph: onnx.GraphProto, like: onnx.GraphProto) -> None:
             if value.name in before:
                 value.CopyFrom(before[value.name])
     made = {name for node in graph.node for name in node.output}
+    own = [value for value in graph.value_info if value.name in made]
+    del graph.value_info[:]
+    graph.value_info.extend(own)
     have = {value.name for value in graph.value_info}
     graph.value_info.extend(v for v in like.value_info if v.name in made and v.name not in have)

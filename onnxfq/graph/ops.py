@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import onnx_graphsurgeon as gs
 
 WEIGHTED_INPUTS: dict[str, tuple[int, ...]] = {
@@ -9,11 +12,43 @@ WEIGHTED_INPUTS: dict[str, tuple[int, ...]] = {
     "ConvTranspose": (0, 1),
     "Gemm": (0, 1),
     "MatMul": (0, 1),
+    "Einsum": (0, 1),
 }
 """Op type -> the inputs that are multiplied; both must be quantized for a low-precision kernel."""
 
 RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN"})
 """Operators that multiply weights inside a loop of their own."""
+
+_RECURRENT = "recurrent: the products of its loop have no inputs of their own to put a pair on"
+_ATTENTION = "fused: the products of its attention have no inputs of their own to put a pair on"
+_FUSED = "fused: TensorRT and the Q/DQ form know its parts only; export the model without this fusion"
+
+OPAQUE_OPS: dict[tuple[str, str], str] = {
+    **{("", op): _RECURRENT for op in sorted(RECURRENT_OPS)},
+    ("", "Attention"): _ATTENTION,
+    ("", "DeformConv"): "its window moves with the data, and no target has it in low precision",
+    **{
+        ("com.microsoft", op): _ATTENTION
+        for op in (
+            "Attention",
+            "DecoderMaskedMultiHeadAttention",
+            "DecoderMaskedSelfAttention",
+            "GroupQueryAttention",
+            "LongformerAttention",
+            "MultiHeadAttention",
+            "PackedAttention",
+            "PackedMultiHeadAttention",
+            "PagedAttention",
+            "SparseAttention",
+        )
+    },
+    **{
+        ("com.microsoft", op): _FUSED
+        for op in ("FusedConv", "FusedGemm", "FusedMatMul", "GemmFastGelu", "MoE", "TransposeMatMul")
+    },
+    **{("com.microsoft.nchwc", op): _FUSED for op in ("Conv",)},
+}
+"""(Domain, op type) of operators that multiply inside -> why they stay in float."""
 
 QUANTIZED_OPS = frozenset(
     {
@@ -47,8 +82,58 @@ STANDARD_DOMAINS = (None, "", "ai.onnx")
 
 
 def is_weighted(node: gs.Node) -> bool:
-    """Tell whether `node` is a standard operator that multiplies two tensors."""
-    return node.op in WEIGHTED_INPUTS and node.domain in STANDARD_DOMAINS
+    """Tell whether `node` is a standard operator that multiplies two tensors and sums the products."""
+    if node.op not in WEIGHTED_INPUTS or node.domain not in STANDARD_DOMAINS:
+        return False
+    return node.op != "Einsum" or einsum_product(str(node.attrs.get("equation", ""))) is not None
+
+
+def why_opaque(node: gs.Node) -> str:
+    """Return why `node`, which multiplies inside, stays in float; an empty string for other operators."""
+    domain = node.domain or ""
+    return OPAQUE_OPS.get(("" if domain == "ai.onnx" else domain, node.op), "")
+
+
+@dataclass(frozen=True)
+class Product:
+    """An Einsum of two operands that sums products: their labels, `.` for an ellipsis, and those it sums."""
+
+    operands: tuple[str, str]
+    summed: str
+    kept: str
+
+
+def einsum_product(equation: str) -> Product | None:
+    """Return what `equation` says when it is a product of two tensors like that of MatMul; else None.
+
+    Not so: other than two operands, a diagonal, nothing that both have and that is summed, or a sum over
+    what only one of them has.
+    """
+    left, arrow, kept = equation.replace(" ", "").replace("...", ".").partition("->")
+    operands = left.split(",")
+    if len(operands) != 2 or any(len(set(labels)) != len(labels) for labels in operands):
+        return None
+    both = "".join(operands)
+    if not arrow:
+        kept = "".join(sorted(label for label in set(both) if both.count(label) == 1 or label == "."))
+    summed = "".join(label for label in operands[0] if label not in kept)
+    if not summed or any(label not in kept and label not in operands[0] for label in operands[1]):
+        return None
+    if any(label not in operands[1] for label in summed) or "." in summed:
+        return None
+    return Product((operands[0], operands[1]), summed, kept)
+
+
+def _einsum_axis(node: gs.Node, slot: int, rank: int, wanted: Callable[[Product, str], bool]) -> int | None:
+    """Return the axis of the one label of an operand that is `wanted`; None for none or several."""
+    product = einsum_product(str(node.attrs.get("equation", "")))
+    if product is None:
+        return None
+    labels = product.operands[slot]
+    if "." in labels:
+        labels = labels.replace(".", "." * (rank - len(labels) + 1))
+    found = [axis for axis, label in enumerate(labels) if label != "." and wanted(product, label)]
+    return found[0] if len(found) == 1 else None
 
 
 def channel_axis(node: gs.Node, slot: int, rank: int) -> int | None:
@@ -66,15 +151,20 @@ def channel_axis(node: gs.Node, slot: int, rank: int) -> int | None:
         return _gemm_summed_axis(node, slot) ^ 1
     if node.op == "MatMul" and rank >= 2:
         return rank - 1 if slot == 1 else rank - 2
+    if node.op == "Einsum":
+        # Tried on TensorRT for RTX 1.7.1: int8 where one axis is the operand's own; with several, per tensor.
+        return _einsum_axis(node, slot, rank, lambda p, label: label not in p.operands[1 - slot])
     return None
 
 
 def summed_axis(node: gs.Node, slot: int, rank: int) -> int | None:
-    """Return the axis of a MatMul or Gemm input of `rank` that is summed over; None for other ops."""
+    """Return the axis of a MatMul, Gemm or Einsum input of `rank` that is summed over; None for other ops."""
     if node.op == "Gemm":
         return _gemm_summed_axis(node, slot)
     if node.op == "MatMul":
         return max(rank - 2, 0) if slot == 1 else rank - 1
+    if node.op == "Einsum":
+        return _einsum_axis(node, slot, rank, lambda p, label: label in p.summed)
     return None
 
 

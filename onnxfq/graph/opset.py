@@ -9,6 +9,7 @@ from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
 from onnxfq.graph import normalize
 from onnxfq.graph.model import default_opset, restore_annotations
+from onnxfq.graph.stored import without_stored
 from onnxfq.graph.weightless import without_weights
 
 # Lowest IR version that may carry an opset, from ONNX's versioning table.
@@ -25,11 +26,7 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
     if have >= opset:
         return proto, ""
     try:
-        shaped = onnx.ModelProto()
-        shaped.CopyFrom(proto)
-        add_shapes(shaped)
-        raised = version_converter.convert_version(shaped, opset)
-        onnx.checker.check_model(raised)
+        raised = without_stored(with_shapes(proto), lambda bare: _converted(bare, opset))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as fault:
         raise ModelError(
             f"{source}: opset {have} must be raised to {opset} and onnx's converter refused "
@@ -42,6 +39,20 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
     normalize.name_nodes(raised)
     restore_annotations(raised, proto)
     return raised, f"opset raised from {have} to {opset}"
+
+
+def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    raised = version_converter.convert_version(proto, opset)
+    onnx.checker.check_model(raised)
+    return raised
+
+
+def with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `proto` with what `add_shapes` puts in."""
+    shaped = onnx.ModelProto()
+    shaped.CopyFrom(proto)
+    add_shapes(shaped)
+    return shaped
 
 
 def add_shapes(proto: onnx.ModelProto) -> None:

@@ -10,7 +10,10 @@ from onnxfq.feeds import InputSpec
 
 
 def input_specs(proto: onnx.ModelProto) -> tuple[InputSpec, ...]:
-    """Return the inputs a caller has to feed. Raises ModelError for inputs that are not tensors."""
+    """Return the inputs a caller has to feed; bfloat16 ones are fed as float32, for NumPy has no bfloat16.
+
+    Raises ModelError for inputs that are not tensors.
+    """
     constants = {tensor.name for tensor in proto.graph.initializer}
     return tuple(_spec(value) for value in proto.graph.input if value.name not in constants)
 
@@ -26,7 +29,8 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     tensor = value.type.tensor_type
     if tensor.elem_type not in onnx.TensorProto.DataType.values()[1:]:
         raise ModelError(f"input {value.name!r} has no known element type; export the model again")
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    half = tensor.elem_type == onnx.TensorProto.BFLOAT16
+    dtype = np.dtype(np.float32 if half else onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     if not tensor.HasField("shape"):
         return InputSpec(value.name, dtype, None)
     # A dimension without a value, or with 0 or -1 as some exporters write, is open.

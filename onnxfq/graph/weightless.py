@@ -7,6 +7,8 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
+from onnxfq.graph.stored import chunks, is_stored
+
 LARGE = 1024
 """Bytes from which on a constant is left out; shapes and scalars, which inference reads, stay."""
 
@@ -22,7 +24,8 @@ def split_weights(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
             kept = light.graph.initializer.add()
             if _is_large(tensor):
                 offset = stream.tell()
-                stream.write(tensor.raw_data)
+                for part in chunks(tensor):
+                    stream.write(part)
                 kept.name, kept.data_type = tensor.name, tensor.data_type
                 kept.dims.extend(tensor.dims)
                 kept.data_location = TensorProto.EXTERNAL
@@ -54,7 +57,7 @@ def without_weights(proto: onnx.ModelProto, *, emptied: bool = False) -> onnx.Mo
 
 
 def _is_large(tensor: TensorProto) -> bool:
-    return tensor.HasField("raw_data") and len(tensor.raw_data) >= LARGE
+    return is_stored(tensor) or (tensor.HasField("raw_data") and len(tensor.raw_data) >= LARGE)
 
 
 def _without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -12,9 +12,12 @@ from onnxfq.encoding import Encoding, Encodings
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
+from onnxfq.numerics import fake_quantize
 from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.insert_qdq import check_encodings
+from onnxfq.passes.one_axis_blocks import one_axis
 from onnxfq.passes.pass_base import Pass
+from onnxfq.passes.row_parts import by_rows
 from onnxfq.plan import Placement, Plan
 
 ENABLED_INPUT = "onnxfq/enabled"
@@ -48,17 +51,22 @@ class InsertFakeQuantize(Pass):
         for placement in self.plan.placements:
             tensor = editor.tensor(placement)
             encoding = self.encodings[placement.tensor]
-            if isinstance(tensor, gs.Constant) and not self.switchable:
-                _round_weight(editor, placement, tensor, encoding)
-            else:
-                _insert_node(editor, placement, tensor, encoding, enabled)
+            for part in editor.by_scope(placement):
+                if isinstance(tensor, gs.Constant) and not self.switchable:
+                    _round_weight(editor, part, tensor, encoding)
+                else:
+                    _insert_node(editor, part, tensor, encoding, enabled)
         import_domain(graph)
         return bool(self.plan.placements)
 
 
 def _round_weight(editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding) -> None:
-    values = encoding.fake_quantize(constant_array(tensor))
-    editor.rewire(placement, editor.constant(f"{tensor.name}/fq", lambda n: make_constant(n, values)))
+    def rounded(name: str) -> gs.Constant:
+        values = np.asarray(constant_array(tensor))
+        params = one_axis(encoding, values.shape)
+        return make_constant(name, by_rows(fake_quantize, values, params, encoding.spec.grid, values.dtype))
+
+    editor.rewire(placement, editor.constant(f"{tensor.name}/fq", rounded))
 
 
 def _insert_node(
@@ -78,10 +86,7 @@ def _insert_node(
         outputs=[rounded],
     )
     editor.rewire(placement, rounded)
-    if isinstance(tensor, gs.Constant):
-        editor.insert_before_uses(placement, [node])
-    else:
-        editor.insert_after(tensor, [node])
+    editor.insert_before(placement, tensor, [node])
 
 
 _Operator = tuple[str, dict[str, Any], list[gs.Tensor]]

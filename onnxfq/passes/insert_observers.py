@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
+from onnxfq.errors import PlanError
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
+from onnxfq.passes.carry_statistics import DTYPES, RESULTS, carry_out, holders
 from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.pass_base import Pass
 from onnxfq.plan import Plan
 
-OBSERVE_OUTPUTS = ("range", "counts", "bins", "bin_counts")
-_DTYPES = (np.float32, np.int64, np.int32, np.int64)
+OBSERVE_OUTPUTS = RESULTS
 _SHAPES = ((2,), (4,), None, None)
 
 
@@ -25,7 +25,7 @@ def observe_output(tensor: str, output: str) -> str:
 
 @dataclass(frozen=True)
 class InsertObservers(Pass):
-    """Observe every activation of `plan`. The model's own outputs go: nothing reads them here."""
+    """Observe every activation of `plan`, in bodies too. The model's own outputs go: none is read."""
 
     plan: Plan
 
@@ -35,24 +35,47 @@ class InsertObservers(Pass):
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
         """Add the observers; what only the old outputs needed is removed."""
-        editor = Editor(graph)
-        outputs = []
+        editor, around = Editor(graph), holders(graph)
+        outputs: list[gs.Variable] = []
+        _clear_names(editor, [p.tensor for p in self.plan.activations])
         for placement in self.plan.activations:
             tensor = editor.tensor(placement)
+            scope = editor.scope_of(tensor)
+            name = placement.tensor
+            own = name if scope is graph else f"{name}/inside"
             made = [
                 gs.Variable(
-                    observe_output(tensor.name, name),
+                    observe_output(own, result),
                     dtype,
-                    [f"{tensor.name}/{name}"] if shape is None else shape,
+                    [f"{name}/{result}"] if shape is None else shape,
                 )
-                for name, dtype, shape in zip(OBSERVE_OUTPUTS, _DTYPES, _SHAPES, strict=True)
+                for result, dtype, shape in zip(OBSERVE_OUTPUTS, DTYPES, _SHAPES, strict=True)
             ]
-            node = custom_node("Observe", f"{tensor.name}/observe", inputs=[tensor], outputs=made)
+            node = custom_node("Observe", f"{name}/observe", inputs=[tensor], outputs=made)
             editor.insert_after(tensor, [node])
-            outputs += made
+            carried = carry_out(editor, around, scope, made, name)
+            for result, variable in zip(OBSERVE_OUTPUTS, carried, strict=True):
+                variable.name = observe_output(name, result)
+            outputs += carried
         if not outputs:
             return False
         import_domain(graph)
         graph.outputs = outputs
         graph.cleanup(remove_unused_graph_inputs=False)
         return True
+
+
+def _clear_names(editor: Editor, observed: list[str]) -> None:
+    """Rename what has the name of an observer's result: the observed model is run and not written."""
+    for name in observed:
+        for owner in (name, f"{name}/inside"):
+            for result in OBSERVE_OUTPUTS:
+                taken = editor.find(observe_output(owner, result))
+                if taken is None:
+                    continue
+                if any(taken is given for given in editor.graph.inputs):
+                    raise PlanError(
+                        f"input {taken.name!r} has the name of a result of observing tensor {name!r}; "
+                        "rename the input"
+                    )
+                taken.name = editor.unused(taken.name)

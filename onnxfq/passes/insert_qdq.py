@@ -11,6 +11,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.deployed import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import PlanError
+from onnxfq.float_types import FLOAT_DTYPES, holds
 from onnxfq.granularity import PerTensor
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
@@ -18,6 +19,7 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics import quantize
 from onnxfq.passes.one_axis_blocks import OnnxParams, needs_blocks, one_axis
 from onnxfq.passes.pass_base import Pass
+from onnxfq.passes.row_parts import by_rows
 from onnxfq.passes.tensorrt_blocks import insert_tensorrt_blocks
 from onnxfq.plan import Placement, Plan
 from onnxfq.qtypes import QType
@@ -25,6 +27,8 @@ from onnxfq.spec import QuantSpec
 
 # From this opset on QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.
 _OUTPUT_DTYPE_OPSET = 21
+# From this opset on x and scale may be float16 and bfloat16.
+_HALF_OPSET = 19
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ class InsertQdq(Pass):
     its limits, an activation gets a Clip to the real numbers that the limits stand for in front of Q. That is
     exact: such a number divided by the scale is its integer to 2^-23 of its size. (Clip on the integers after
     Q says the same, but ONNX Runtime 1.31 has none for 16 bits.)
+
+    Scales have the type of their tensor, float16 or bfloat16 too: what TensorRT wants, and what makes the
+    result of DequantizeLinear fit its readers.
 
     Of dynamic activations ONNX has one form, DynamicQuantizeLinear; MXFP8 and NVFP4 for TensorRT are written
     as `tensorrt_blocks` says. Other small scales of weights are written as the float32 numbers that they are.
@@ -56,6 +63,7 @@ class InsertQdq(Pass):
             standard = not self._for_tensorrt(placement)
             blocks = standard and needs_blocks(self.encodings[placement.tensor])
             needs += [_OUTPUT_DTYPE_OPSET] if blocks else []
+            needs += [_HALF_OPSET] if placement.float_type != "float32" else []
         return max(needs)
 
     def requires(self, model: Model) -> None:
@@ -73,6 +81,12 @@ class InsertQdq(Pass):
                     f"tensor {placement.tensor!r}: target {self.plan.target} has no form of {spec}; insert "
                     "fake-quant nodes instead"
                 )
+            scales = self.encodings[placement.tensor].scale_array
+            if not (self._for_tensorrt(placement) or holds(scales, placement.float_type)):
+                raise PlanError(
+                    f"tensor {placement.tensor!r}: a scale is no {placement.float_type} number, the type of "
+                    "the tensor; calibrate again with this plan"
+                )
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
         """Insert the pairs; unused float weights are removed."""
@@ -80,13 +94,14 @@ class InsertQdq(Pass):
         for placement in self.plan.placements:
             tensor = editor.tensor(placement)
             encoding = self.encodings[placement.tensor]
-            if self._for_tensorrt(placement):
-                insert_tensorrt_blocks(editor, placement, tensor, encoding)
-            elif placement.spec.dynamic:
-                _insert_dynamic(editor, placement, tensor)
-            else:
-                insert = _insert_on_weight if isinstance(tensor, gs.Constant) else _insert_on_activation
-                insert(editor, placement, tensor, encoding, opset)
+            for part in editor.by_scope(placement):
+                if self._for_tensorrt(part):
+                    insert_tensorrt_blocks(editor, part, tensor, encoding)
+                elif part.spec.dynamic:
+                    _insert_dynamic(editor, part, tensor)
+                else:
+                    insert = _insert_on_weight if isinstance(tensor, gs.Constant) else _insert_on_activation
+                    insert(editor, part, tensor, encoding, opset)
         return bool(self.plan.placements)
 
     def _for_tensorrt(self, placement: Placement) -> bool:
@@ -128,9 +143,9 @@ def _insert_on_activation(
 ) -> None:
     name = tensor.name
     params, carrier = one_axis(encoding, tensor.shape), _carrier(encoding)
-    nodes = [] if carrier is encoding.spec.qtype else [_clip(editor, tensor, encoding)]
+    nodes = [] if carrier is encoding.spec.qtype else [_clip(editor, placement, tensor, encoding)]
     real = nodes[0].outputs[0] if nodes else tensor
-    constants = _parameters(editor, name, params, carrier, opset)
+    constants = _parameters(editor, placement, params, carrier, opset)
     quantized = editor.variable(f"{name}/q")
     quantized.dtype, quantized.shape = carrier.onnx_type, tensor.shape
     dequantized = editor.variable(f"{name}/dq", tensor)
@@ -141,7 +156,7 @@ def _insert_on_activation(
         gs.Node("DequantizeLinear", f"{name}/dq", attrs, [quantized, *constants], [dequantized]),
     ]
     editor.rewire(placement, dequantized)
-    editor.insert_after(tensor, nodes)
+    editor.insert_before(placement, tensor, nodes)
 
 
 def _insert_dynamic(editor: Editor, placement: Placement, tensor: gs.Tensor) -> None:
@@ -153,7 +168,8 @@ def _insert_dynamic(editor: Editor, placement: Placement, tensor: gs.Tensor) -> 
         variable.dtype, variable.shape = dtype, shape
     dequantized = editor.variable(f"{name}/dq", tensor)
     editor.rewire(placement, dequantized)
-    editor.insert_after(
+    editor.insert_before(
+        placement,
         tensor,
         [
             gs.Node("DynamicQuantizeLinear", f"{name}/q", {}, [tensor], found),
@@ -167,23 +183,20 @@ def _insert_on_weight(
 ) -> None:
     name = tensor.name
     params, carrier = one_axis(encoding, tensor.shape), _carrier(encoding)
-    values = quantize(
-        constant_array(tensor),
-        params.scale,
-        params.zero_point,
-        qtype=encoding.spec.grid,
-        axis=params.axis,
-        block_size=params.block_size,
-    ).astype(carrier.dtype)
-    constants = _parameters(editor, name, params, carrier, opset)
-    quantized = editor.constant(f"{name}/q", lambda n: make_constant(n, values))
+
+    def rounded(free: str) -> gs.Constant:
+        values = by_rows(quantize, constant_array(tensor), params, encoding.spec.grid, carrier.dtype)
+        return make_constant(free, values)
+
+    constants = _parameters(editor, placement, params, carrier, opset)
+    quantized = editor.constant(f"{name}/q", rounded)
     dequantized = editor.variable(f"{name}/dq")
     dequantized.dtype, dequantized.shape = tensor.dtype, list(tensor.shape)
     node = gs.Node(
         "DequantizeLinear", f"{name}/dq", params.attributes, [quantized, *constants], [dequantized]
     )
     editor.rewire(placement, dequantized)
-    editor.insert_before_uses(placement, [node])
+    editor.insert_before(placement, tensor, [node])
 
 
 def _carrier(encoding: Encoding) -> QType:
@@ -192,7 +205,7 @@ def _carrier(encoding: Encoding) -> QType:
     return carrier
 
 
-def _clip(editor: Editor, tensor: gs.Tensor, encoding: Encoding) -> gs.Node:
+def _clip(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding) -> gs.Node:
     """Make the node that keeps `tensor` within the real numbers of the limits of its type."""
     qtype, name = encoding.spec.qtype, tensor.name
     if encoding.param_shape:
@@ -201,8 +214,15 @@ def _clip(editor: Editor, tensor: gs.Tensor, encoding: Encoding) -> gs.Node:
             "axis from the plan"
         )
     offset, scale = encoding.zero_point_array, encoding.scale_array
+    dtype = FLOAT_DTYPES[placement.float_type]
     with np.errstate(over="ignore"):
-        low, high = (np.asarray((q - offset) * scale, np.float32) for q in (qtype.qmin, qtype.qmax))
+        low, high = (np.asarray((q - offset) * scale, dtype) for q in (qtype.qmin, qtype.qmax))
+        steps = [np.rint(real.astype(np.float32) / scale) + offset for real in (low, high)]
+    if placement.float_type != "float32" and steps != [qtype.qmin, qtype.qmax]:
+        raise PlanError(
+            f"tensor {name!r}: {placement.float_type} has no number that stands for the limits of {qtype}; "
+            f"use {qtype.base} without limits, or a qtype of fewer bits"
+        )
     limits = [
         editor.constant(f"{name}/clip_min", lambda n: make_constant(n, low)),
         editor.constant(f"{name}/clip_max", lambda n: make_constant(n, high)),
@@ -212,14 +232,16 @@ def _clip(editor: Editor, tensor: gs.Tensor, encoding: Encoding) -> gs.Node:
 
 
 def _parameters(
-    editor: Editor, name: str, params: OnnxParams, carrier: QType, opset: int
+    editor: Editor, placement: Placement, params: OnnxParams, carrier: QType, opset: int
 ) -> list[gs.Constant]:
-    """Return [scale] or [scale, zero point] of the tensor called `name`.
+    """Return [scale] or [scale, zero point] of the placed tensor, the scale of its type.
 
     Up to opset 20 the zero point tells the type and is always written; from 21 on it is written only if it
     is not 0 and output_dtype tells the type: never both, never neither.
     """
-    constants = [editor.constant(f"{name}/scale", lambda n: make_constant(n, params.scale))]
+    name = placement.tensor
+    scale = params.scale.astype(FLOAT_DTYPES[placement.float_type])
+    constants = [editor.constant(f"{name}/scale", lambda n: make_constant(n, scale))]
     if opset < _OUTPUT_DTYPE_OPSET or np.any(params.zero_point):
         values = params.zero_point.astype(carrier.dtype)
         constants.append(editor.constant(f"{name}/zero_point", lambda n: make_constant(n, values)))

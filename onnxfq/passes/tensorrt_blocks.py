@@ -37,16 +37,15 @@ def insert_tensorrt_blocks(
     dequantized = editor.variable(f"{tensor.name}/dq", tensor)
     if isinstance(tensor, gs.Constant):
         dequantized.dtype, dequantized.shape = tensor.dtype, list(tensor.shape)
-    nodes = form(editor, tensor, encoding, dequantized)
+    nodes = form(editor, placement, tensor, encoding, dequantized)
     import_domain(editor.graph, TENSORRT_DOMAIN)
     editor.rewire(placement, dequantized)
-    if isinstance(tensor, gs.Constant):
-        editor.insert_before_uses(placement, nodes)
-    else:
-        editor.insert_after(tensor, nodes)
+    editor.insert_before(placement, tensor, nodes)
 
 
-def _mxfp8(editor: Editor, tensor: gs.Tensor, encoding: Encoding, out: gs.Tensor) -> list[gs.Node]:
+def _mxfp8(
+    editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, out: gs.Tensor
+) -> list[gs.Node]:
     blocks = _blocks(encoding)
     if isinstance(tensor, gs.Constant):
         exponents = np.frexp(encoding.scale_array)[1] - 1 + _EXPONENT_BIAS
@@ -66,11 +65,13 @@ def _mxfp8(editor: Editor, tensor: gs.Tensor, encoding: Encoding, out: gs.Tensor
                 pair,
             )
         ]
-    real = blocks | {"output_dtype": TensorProto.FLOAT}
+    real = blocks | {"output_dtype": _onnx_type(placement)}
     return [*nodes, _tensorrt_node("TRT_MXFP8DequantizeLinear", f"{tensor.name}/dq", real, pair, [out])]
 
 
-def _nvfp4(editor: Editor, tensor: gs.Tensor, encoding: Encoding, out: gs.Tensor) -> list[gs.Node]:
+def _nvfp4(
+    editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, out: gs.Tensor
+) -> list[gs.Node]:
     name, blocks = tensor.name, _blocks(encoding)
     shared = _constant(editor, f"{name}/global_scale", np.asarray(encoding.global_scale, np.float32))
     if isinstance(tensor, gs.Constant):
@@ -87,11 +88,22 @@ def _nvfp4(editor: Editor, tensor: gs.Tensor, encoding: Encoding, out: gs.Tensor
         ]
     scale = editor.variable(f"{name}/scale")
     scale.dtype, scale.shape = np.float32, small.shape
+    nodes.append(gs.Node("DequantizeLinear", f"{name}/scale", {}, [small, shared], [scale]))
+    if placement.float_type == "float32":
+        return [*nodes, gs.Node("DequantizeLinear", f"{name}/dq", blocks, [codes, scale], [out])]
+    # The scales are float32 and so are the numbers; the Cast is the form that TensorRT multiplies in float4.
+    real = editor.variable(f"{name}/dq_float32")
+    real.dtype, real.shape = np.float32, out.shape
     return [
         *nodes,
-        gs.Node("DequantizeLinear", f"{name}/scale", {}, [small, shared], [scale]),
-        gs.Node("DequantizeLinear", f"{name}/dq", blocks, [codes, scale], [out]),
+        gs.Node("DequantizeLinear", f"{name}/dq_float32", blocks, [codes, scale], [real]),
+        gs.Node("Cast", f"{name}/dq", {"to": _onnx_type(placement)}, [real], [out]),
     ]
+
+
+def _onnx_type(placement: Placement) -> int:
+    types = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+    return int(types[placement.float_type])
 
 
 def _blocks(encoding: Encoding) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.analysis import body_nodes, dtype_name, is_float32
-from onnxfq.graph.ops import RECURRENT_OPS, is_weighted
+from onnxfq.graph.analysis import all_nodes, all_tensors, dtype_name, float_type
+from onnxfq.graph.ops import is_weighted, why_opaque
 from onnxfq.plan import Skipped
 from onnxfq.policies.target import TargetPolicy
 
@@ -20,11 +20,11 @@ _FLOAT_CODES = (16, 17, 18, 19, 20)
 def float_tensors(
     graph: gs.Graph, placed: set[str], kept: dict[str, str], policy: TargetPolicy
 ) -> Iterator[Skipped]:
-    """Yield a reason for every float tensor of the main graph that is not in `placed`.
+    """Yield a reason for every float tensor, of bodies too, that is not in `placed`.
 
     kept: reason by node name for weighted nodes that stay in float.
     """
-    for tensor in sorted(graph.tensors().values(), key=lambda t: str(t.name)):
+    for tensor in sorted(all_tensors(graph).values(), key=lambda t: str(t.name)):
         if tensor.name in placed or not _is_float(tensor):
             continue
         producer = (
@@ -35,30 +35,18 @@ def float_tensors(
         yield Skipped(name=tensor.name, kind="tensor", op_type=producer, why=why)
 
 
-def recurrent_operators(graph: gs.Graph) -> Iterator[Skipped]:
-    """Yield a reason for every LSTM, GRU and RNN of the main graph."""
-    for node in graph.nodes:
-        if node.op in RECURRENT_OPS:
-            why = "recurrent: the products of its loop have no inputs of their own to put a pair on"
+def opaque_operators(graph: gs.Graph) -> Iterator[Skipped]:
+    """Yield a reason for every operator that multiplies inside, as LSTM and fused attention."""
+    for node in all_nodes(graph):
+        why = why_opaque(node)
+        if why:
             yield Skipped(name=node.name, kind="node", op_type=node.op, why=why)
-
-
-def body_operators(graph: gs.Graph) -> Iterator[Skipped]:
-    """Yield a reason for every weighted operator inside an If, Loop or Scan body."""
-    for outer, inner in body_nodes(graph):
-        if is_weighted(inner) or inner.op in RECURRENT_OPS:
-            yield Skipped(
-                name=inner.name or inner.op,
-                kind="node",
-                op_type=inner.op,
-                why=f"inside a body of {outer.op} node {outer.name!r}; only the main graph is quantized",
-            )
 
 
 def _why(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> str:
     readers = list(tensor.outputs)
     if not readers:
-        return "model output"
+        return "output of the model or of a body"
     weighted = [node for node in readers if is_weighted(node)]
     if weighted and all(tensor is not slot for node in weighted for slot in node.inputs[:2]):
         return policy.bias
@@ -68,8 +56,11 @@ def _why(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> str:
     if weighted:
         return f"the recipe quantizes the weight only (read by {', '.join(sorted({n.op for n in weighted}))})"
     ops = ", ".join(sorted({node.op for node in readers}))
-    if not is_float32(tensor):
-        return f"{dtype_name(tensor)}; float32 is quantized (read by {ops})"
+    if float_type(tensor) is None:
+        return f"{dtype_name(tensor)}, which is not quantized (read by {ops})"
+    looked_up = [node for node in readers if node.op == "Gather" and tensor is node.inputs[0]]
+    if _constant(tensor) and len(looked_up) == len(readers):
+        return "embedding table: looked up, not multiplied"
     return f"constant of {ops}" if _constant(tensor) else f"no quantized operator reads it (read by {ops})"
 
 

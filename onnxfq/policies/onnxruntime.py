@@ -28,6 +28,18 @@ def _refuses(placement: Placement, operands: Operands) -> str:
     return ""
 
 
+def _keeps_float(operands: Operands) -> str:
+    for placement in operands.placements:
+        spec, kind = placement.spec, placement.float_type
+        if kind == "float32":
+            continue
+        if spec.dynamic:
+            return f"DynamicQuantizeLinear takes float32 only, and {placement.tensor!r} is {kind}"
+        if spec.scale_type != "float32":
+            return f"scales have the type of {placement.tensor!r}, and {kind} lacks the small ones of blocks"
+    return ""
+
+
 ONNXRUNTIME = TargetPolicy(
     name="onnxruntime",
     per_tensor_weights={},
@@ -36,5 +48,5 @@ ONNXRUNTIME = TargetPolicy(
     channel_blocks=False,
     bias="bias: added in float, so that no rounding of int32 biases is needed",
     refuses=_refuses,
-    keeps_float=lambda operands: "",
+    keeps_float=_keeps_float,
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.analysis import distances_upward, is_float32
+from onnxfq.graph.analysis import distances_upward, float_type
 from onnxfq.graph.ops import is_weighted
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
@@ -37,7 +37,7 @@ def residual_skip(add: gs.Node, quantized_nodes: set[str]) -> Skip | None:
     if add.op != "Add" or any(isinstance(tensor, gs.Constant) for tensor in add.inputs):
         return None
     left, right = add.inputs
-    if left is right or not (is_float32(left) and is_float32(right)) or _broadcasts(left, right):
+    if left is right or None in (float_type(left), float_type(right)) or _broadcasts(left, right):
         return None
     ends = [_weighted_end(tensor, quantized_nodes) for tensor in (left, right)]
     if ends[0] is None and ends[1] is None:

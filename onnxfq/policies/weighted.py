@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import RecipeError
 from onnxfq.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor
-from onnxfq.graph.analysis import dtype_name, is_float32, producer_op, weight_source
+from onnxfq.graph.analysis import dtype_name, float_type, is_dequantized, producer_op, weight_source
 from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
 from onnxfq.plan import Placement, Use
 from onnxfq.policies.target import Operands, TargetPolicy
@@ -41,6 +41,10 @@ def decide_weighted(
 
     read_in_float: tensors with a reader that wants them unrounded.
     """
+    kept = next((node.inputs[s] for s in WEIGHTED_INPUTS[node.op] if is_dequantized(node.inputs[s])), None)
+    if kept is not None:
+        why = f"the model quantizes its input {kept.name!r} already, and that is kept"
+        return NodeDecision(node.name, node.op, (), (), why, by_rule=True)
     placements, needs, why_float = [], [], ""
     shapes: dict[str, tuple[int, ...]] = {}
     for slot in WEIGHTED_INPUTS[node.op]:
@@ -55,9 +59,11 @@ def decide_weighted(
         names = (placement.tensor, node.inputs[slot].name)
         if any(recipe.keeps_float(node.name, node.op, name) for name in names):
             why_float = f"kept in float by an override of recipe {recipe.name}"
-        elif not is_float32(node.inputs[slot]):
+        elif float_type(node.inputs[slot]) is None:
             found = dtype_name(node.inputs[slot])
-            why_float = f"input {placement.tensor!r} is {found}, and only float32 is quantized"
+            why_float = (
+                f"input {placement.tensor!r} is {found}, and only float32, float16 and bfloat16 are quantized"
+            )
         elif source is None and _needs_rank(node, slot, recipe):
             why_float = f"input {placement.tensor!r} has no known rank, and its rows and blocks go by axis"
         placements.append(placement)
@@ -96,7 +102,14 @@ def place_activation(
         spec = spec.model_copy(update={"calibrator": f"known:{producer}"})
         why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
     use = Use(node.name, slot)
-    return Placement(tensor=tensor.name, role="activation", spec=spec, uses=(use,), why=f"{what}{why}")
+    return Placement(
+        tensor=tensor.name,
+        role="activation",
+        spec=spec,
+        uses=(use,),
+        why=f"{what}{why}",
+        float_type=float_type(tensor) or "float32",
+    )
 
 
 def _numbers(scheme: ActivationScheme | WeightScheme) -> dict[str, Any]:
@@ -149,7 +162,12 @@ def _place(
     granularity, why = _weight_granularity(node, slot, rank, scheme, policy)
     spec = QuantSpec(**_numbers(scheme), **_fields(granularity, source.permutation))
     return Placement(
-        tensor=tensor, role="weight", spec=spec, uses=(source.use,), why=f"weight of {node.op}, {why}"
+        tensor=tensor,
+        role="weight",
+        spec=spec,
+        uses=(source.use,),
+        why=f"weight of {node.op}, {why}",
+        float_type=float_type(source.tensor) or "float32",
     )
 
 

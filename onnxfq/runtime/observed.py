@@ -18,7 +18,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfq.documents import one_line
-from onnxfq.runtime.library import register_custom_ops
+from onnxfq.graph.model import all_nodes
+from onnxfq.graph.stored import LIMIT, tensor_bytes
+from onnxfq.runtime.library import register_libraries
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.session import Session
 
@@ -34,6 +36,11 @@ def observing_session(model: Path, folder: Path, threads: int) -> Session:
     Should onnxruntime not take its own optimised model, the given one is run as it is, slower and with
     more memory, with a note.
     """
+    # Onnxruntime 1.31 breaks Q/DQ models when it optimises them fully; large ones are not written once more.
+    structure = onnx.load(model, load_external_data=False)
+    quantized = any(node.op_type == "DequantizeLinear" for node in all_nodes(structure.graph))
+    if quantized or sum(map(tensor_bytes, structure.graph.initializer)) > LIMIT:
+        return Session(model, threads)
     try:
         return Session(_optimised(model, folder), threads, as_written=True)
     except Exception as error:  # whatever onnxruntime's optimiser or its writer raises: the model still runs
@@ -60,7 +67,7 @@ def _write_optimised(model: Path, path: Path) -> None:
     # Weights in a file beside: the graph is edited without reading them.
     for key, value in (("file_name", f"{path.name}.weights"), ("min_size_in_bytes", "1024")):
         options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
-    register_custom_ops(options)
+    register_libraries(options, onnx.load(model, load_external_data=False))
     onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 

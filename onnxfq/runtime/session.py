@@ -12,16 +12,42 @@ from numpy.typing import NDArray
 from onnxfq.documents import one_line
 from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.feeds import Feed
+from onnxfq.graph.model import all_nodes
+from onnxfq.graph.stored import is_stored, large_tensors, loaded, referring, tensor_array, tensor_bytes
 from onnxfq.runtime.devices import CUDA_PROVIDER, cuda_problem, providers
-from onnxfq.runtime.library import register_custom_ops
+from onnxfq.runtime.library import register_libraries
 from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.places import Device
+from onnxfq.runtime.widened import BFLOAT16, HALVES, widened
 
 Progress = Callable[[int], None]
 """Called after every feed with the number of feeds done."""
 
 _ONLY_FATAL = 4
+# Several elements a byte, which arrays do not have: these stay inside the model.
+_PACKED = frozenset(
+    int(getattr(onnx.TensorProto, name))
+    for name in ("FLOAT4E2M1", "INT2", "INT4", "UINT2", "UINT4", "FLOAT6E2M3", "FLOAT6E3M2")
+    if hasattr(onnx.TensorProto, name)
+)
+_NUMPY_TYPES = frozenset(
+    int(getattr(onnx.TensorProto, name))
+    for name in (
+        "BOOL",
+        "DOUBLE",
+        "FLOAT",
+        "FLOAT16",
+        "INT16",
+        "INT32",
+        "INT64",
+        "INT8",
+        "UINT16",
+        "UINT32",
+        "UINT64",
+        "UINT8",
+    )
+)
 
 
 class Session:
@@ -29,10 +55,11 @@ class Session:
 
     exact: no graph optimisation and no packed weights, so that a fake-quant model and its Q/DQ twin give
     the same bits: BatchNormalization fused into one of the two, or the constant matrix of one packed for a
-    kernel that sums in another order, would round differently. Otherwise Q/DQ
-    models run at ORT_ENABLE_BASIC (from the next level on, onnxruntime 1.31 refuses or changes valid
-    ones: zero-point inputs at opset 21, float8, float16 Concat), others at full optimisation.
+    kernel that sums in another order, would round differently; float16 is computed as `widened` says.
+    Otherwise Q/DQ models run at ORT_ENABLE_BASIC (from the next level on, onnxruntime 1.31 refuses or changes
+    valid ones: zero-point inputs at opset 21, float8, float16 Concat), others at full optimisation.
     as_written: nothing is optimised, and nodes run in the order of the file.
+    A bfloat16 model takes and gives float32, as `widened` says.
     """
 
     def __init__(
@@ -54,21 +81,22 @@ class Session:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         # The structure is enough to choose by; of a file onnxruntime reads the weights itself.
         proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+        if not isinstance(model, Path):
+            model = proto = widened(proto, HALVES if exact else BFLOAT16)
         missing = cannot_run(proto)
         if missing:
             raise ModelError(f"the model cannot be run: {missing}; run the fake-quant model in its place")
-        if any(opset.domain == "onnxfq" for opset in proto.opset_import):
-            register_custom_ops(options)
+        register_libraries(options, proto)
         if exact:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.add_session_config_entry("session.disable_prepacking", "1")
         elif as_written:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        elif any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
+        elif any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in all_nodes(proto.graph)):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
-            content = str(model) if isinstance(model, Path) else model.SerializeToString()
+            content = str(model) if isinstance(model, Path) else self._handed_over(model, options, exact)
             self._session = onnxruntime.InferenceSession(content, options, providers=providers(device))
         except Exception as error:  # onnxruntime raises classes of its own, one per status code
             raise ModelError(f"onnxruntime cannot load the model: {one_line(error)[:300]}") from None
@@ -77,6 +105,22 @@ class Session:
             raise RuntimeLibraryError(f"onnxruntime fell back to the CPU: {reason}")
         self._device = device
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
+        self.output_types: dict[str, str] = {one.name: one.type for one in self._session.get_outputs()}
+
+    def _handed_over(self, model: onnx.ModelProto, options: onnxruntime.SessionOptions, exact: bool) -> bytes:
+        """Return `model` as bytes; what does not fit in them is given to the session as arrays, uncopied."""
+        large = [t for t in large_tensors(model) if t.data_type not in _PACKED]
+        if large:
+            # Packed for its kernels every weight would be there twice.
+            if not exact:  # else it is said already
+                options.add_session_config_entry("session.disable_prepacking", "1")
+            self._arrays = {tensor.name: _runtime_value(tensor) for tensor in large}
+            options.add_external_initializers(list(self._arrays), list(self._arrays.values()))
+            model = referring(model, {t.name: (0, tensor_bytes(t)) for t in large}, "given as arrays")
+            for tensor in model.graph.initializer:
+                if tensor.data_type in _PACKED and is_stored(tensor):
+                    tensor.CopyFrom(loaded(tensor))
+        return bytes(model.SerializeToString())
 
     def run(self, feed: Feed, outputs: Sequence[str] | None = None) -> list[NDArray[Any]]:
         """Run once and return `outputs`, all of them when None. Raises DataError when the run fails."""
@@ -88,3 +132,10 @@ class Session:
             if self._device == "cuda" and "llocat" in reason:
                 reason += "; give a smaller batch, or run on the CPU"
             raise DataError(f"the model cannot run on {shapes}: {reason}") from None
+
+
+def _runtime_value(tensor: onnx.TensorProto) -> onnxruntime.OrtValue:
+    array = tensor_array(tensor)
+    if tensor.data_type in _NUMPY_TYPES:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, tensor.data_type)

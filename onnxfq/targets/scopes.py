@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.graph.opset import add_shapes
+from onnxfq.graph.opset import with_shapes
 
 Shape = tuple[int | None, ...]
 
@@ -187,7 +187,4 @@ def inferred(proto: onnx.ModelProto, known: frozenset[str]) -> onnx.ModelProto:
     if proto.functions:
         kept = [(f.domain, f.name) for f in proto.functions if f.name in known]
         proto = inliner.inline_selected_functions(proto, kept, exclude=True)
-    shaped = onnx.ModelProto()
-    shaped.CopyFrom(proto)
-    add_shapes(shaped)
-    return shaped
+    return with_shapes(proto)

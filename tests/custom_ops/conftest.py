@@ -59,7 +59,9 @@ def between_casts(node: onnx.NodeProto, dtype: np.dtype) -> list[onnx.NodeProto]
 
     NumPy arrays of bfloat16 cannot be handed to a session.
     """
-    node.input[0], node.output[0] = "x/cast", "y/cast"
+    node.input[0] = "x/cast"
+    if node.output[0] == "y":
+        node.output[0] = "y/cast"
     return [
         helper.make_node("Cast", ["x"], ["x/cast"], to=ONNX_TYPES[dtype]),
         node,
@@ -157,10 +159,14 @@ def ort_qdq(
 
 
 def ort_observe(x: np.ndarray, *, threads: int = 1, **attributes: int) -> list[np.ndarray]:
-    """Run operator Observe once in onnxruntime: range, counts, bins, bin_counts."""
+    """Run operator Observe once in onnxruntime, x of any of its types: range, counts, bins, bin_counts."""
     outputs = {"range": FLOAT, "counts": INT64, "bins": INT32, "bin_counts": INT64}
-    node = helper.make_node("Observe", ["x"], list(outputs), domain="onnxfq", **attributes)
-    return make_session([node], ["x"], outputs, threads=threads).run(None, {"x": x})
+    nodes = [helper.make_node("Observe", ["x"], list(outputs), domain="onnxfq", **attributes)]
+    if x.dtype != np.float32:
+        nodes = between_casts(nodes[0], x.dtype)[:2]
+    session = make_session(nodes, ["x"], outputs, threads=threads)
+    with np.errstate(invalid="ignore"):  # NaN of 16 bits
+        return session.run(None, {"x": x.astype(np.float32)})
 
 
 class Ops:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,8 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper
 
 from onnxfq.runtime import kernels
+
+HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 def expected_statistics(x: np.ndarray) -> list[np.ndarray]:
@@ -125,3 +128,18 @@ def test_two_observers_of_one_session(ops):
     results = ops.session(nodes, ["x"], outputs, threads=2).run(None, {"x": x})
     assert_same(results[:4], expected_statistics(x))
     assert_same(results[4:], expected_statistics(-x))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("size", [0, 1, 2047, 2049, 1 << 16])
+def test_halves_count_as_their_float32(ops, dtype, size):
+    """float16 and bfloat16, every value there is, give the statistics of the same numbers in float32."""
+    x = np.arange(1 << 16, dtype=np.uint16)[:size].view(HALVES[dtype])
+    assert_same(ops.observe(x, threads=2), expected_statistics(x.astype(np.float32)))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_blocked_layout_is_float32(ops, dtype):
+    """Onnxruntime keeps no 16-bit tensor in blocks of channels; the operator says so."""
+    with pytest.raises(Exception, match="channels and channel_block are for x of type float"):
+        ops.observe(np.zeros((1, 16, 2), HALVES[dtype]), channels=3, channel_block=16)

@@ -6,12 +6,13 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, if_body, weights
-from onnx import helper, numpy_helper
+from builders import BUILDERS, build, feed_for, if_body, planned, weights
+from onnx import helper, numpy_helper, parser
 
 from onnxfq.graph.constants import constant_array, initializer_array, make_constant
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
+from onnxfq.runtime.session import Session
 
 
 def again(model: Model) -> onnx.ModelProto:
@@ -138,3 +139,61 @@ def test_initializer_array() -> None:
     model = load(if_body())
     np.testing.assert_array_equal(initializer_array(model.proto, "w"), weights(4, 4))
     assert initializer_array(model.proto, "h") is None
+
+
+def test_bodies_keep_what_they_say() -> None:
+    """Doc strings, metadata, value types and names of bodies and of the nodes in them stay."""
+    proto = if_body()
+    body = proto.graph.node[1].attribute[0].g
+    body.doc_string = "a branch"
+    for holder in (body, body.node[0], body.output[0]):
+        holder.metadata_props.add(key="k", value="v")
+    body.node[0].doc_string = "read me"
+    model = load(proto)
+    kept = next(a.g for a in model.proto.graph.node[1].attribute if a.g.name == body.name)
+    assert kept.doc_string == "a branch" and kept.node[0].metadata_props[0].value == "v"
+    assert_same(again(model), model.proto)
+
+
+def test_quantization_annotations_survive() -> None:
+    """What other tools wrote about ranges stays on the graph."""
+    proto = build("g (float[N,4] x) => (float[N,4] y) { [a] y = MatMul (x, w) }", {"w": weights(4, 4)})
+    note = proto.graph.quantization_annotation.add(tensor_name="x")
+    note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="w")
+    model = load(proto)
+    assert len(again(model).graph.quantization_annotation) == 1
+    assert_same(again(model), model.proto)
+
+
+def test_local_functions_are_inlined_with_a_note() -> None:
+    """A call of a local function gives way to its body, in bodies too, and the numbers stay."""
+    text = """<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+        g (float[N,4] x, bool c) => (float[N,4] y) {
+            h = own.Twice (x, w)
+            y = If (c) <then_branch = a () => (float[N,4] t) { t = own.Twice (h, w) },
+                        else_branch = b () => (float[N,4] e) { e = Neg (h) }> }
+        <domain: "own", opset_import: ["" : 17]>
+        Twice (a, b) => (r) { m = MatMul (a, b) r = Add (m, m) }"""
+    proto = parser.parse_model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(weights(4, 4), "w"))
+    model = load(proto)
+    assert not model.proto.functions
+    assert "1 local function(s) inlined, so that their operators can be quantized" in model.notes
+    assert [str(row) for row in planned(proto).coverage()] == ["MatMul 2/2"]
+    feed = feed_for(proto)
+    np.testing.assert_array_equal(Session(model.proto, 1).run(feed)[0], Session(proto, 1).run(feed)[0])
+    assert_same(again(model), model.proto)
+
+
+def test_sparse_initializers_are_made_dense_with_a_note() -> None:
+    """A sparse weight, of a body too, becomes a dense constant of the same values."""
+    values = numpy_helper.from_array(np.float32([2, 3]), "w")
+    sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(np.int64([0, 5]), "i"), [4, 4])
+    proto = build("g (float[N,4] x) => (float[N,4] y) { [a] y = MatMul (x, w) }")
+    proto.graph.sparse_initializer.append(sparse)
+    model = load(proto)
+    assert "1 sparse initializer(s) made dense" in model.notes
+    want = np.zeros(16, np.float32)
+    want[[0, 5]] = 2, 3
+    np.testing.assert_array_equal(initializer_array(model.proto, "w"), want.reshape(4, 4))
+    assert_same(again(model), model.proto)

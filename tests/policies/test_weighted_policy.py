@@ -11,7 +11,6 @@ from builders import (
     conv_relu,
     conv_transpose,
     gemm,
-    if_body,
     left_constant,
     planned,
     same_tensor_twice,
@@ -25,6 +24,7 @@ from builders import (
 )
 
 from onnxfq.graph.load import load
+from onnxfq.graph.model import all_nodes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.plan import Plan
 
@@ -98,12 +98,12 @@ def test_per_tensor_weights() -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_both_sides_or_none(name: str) -> None:
-    """Every weighted operator of the main graph has all its needs placed: one float side makes it float."""
+    """Every weighted operator, in bodies too, has all its needs placed: one float side makes it float."""
     model = load(BUILDERS[name]())
     plan = planned(BUILDERS[name]())
     placed = {use for placement in plan.placements for use in placement.uses}
     nodes = {n.node: n for n in plan.nodes}
-    for node in model.proto.graph.node:
+    for node in all_nodes(model.proto.graph):
         if node.op_type in WEIGHTED_INPUTS:
             assert set(nodes[node.name].needs) <= placed
 
@@ -156,12 +156,6 @@ FLOAT_READERS = {
     "graph output": (TRANSPOSED_TEXT.format(output=", float[4,4] t", last="Relu (h)"), {}),
     "float operator": (TRANSPOSED_TEXT.format(output="", last="Add (h, t)"), {}),
     "operator kept in float": (TRANSPOSED_TEXT.format(output="", last="MatMul (h, t)"), {"nodes": ["last"]}),
-    "body": (
-        """g (float[N,4] x, bool c) => (float[N,4] y) { [turn] t = Transpose (w) [mm] h = MatMul (x, t)
-            y = If (c) <then_branch = a () => (float[N,4] u) { u = MatMul (h, t) },
-                        else_branch = b () => (float[N,4] v) { v = Relu (h) }> }""",
-        {},
-    ),
 }
 
 
@@ -175,30 +169,6 @@ def test_no_float_reader_sees_rounded_weights(case: str) -> None:
     assert ("mm", 1) in {use for p in plan.placements for use in p.uses}
 
 
-def test_bodies_are_told() -> None:
-    """A weighted operator inside a body stays in float, counts in the coverage and has a reason."""
-    plan = planned(if_body())
-    assert [str(row) for row in plan.coverage()] == ["MatMul 1/1", "MatMul (in a body) 0/1"]
-    (reason,) = [s for s in plan.skipped if s.kind == "node"]
-    assert reason.name == "inside"
-    assert "only the main graph is quantized" in reason.why
-
-
-@pytest.mark.parametrize("kind", ["float16", "double", "bfloat16"])
-def test_other_float_types_stay_with_a_reason(kind: str) -> None:
-    """Only float32 is quantized; a node of another type is named with that type."""
-    half = f"""g (float[N,4] x, {kind}[N,4] a) => (float[N,4] y, {kind}[N,4] b) {{
-        [mm] y = MatMul (x, w) [other] b = MatMul (a, v) }}"""
-    proto = build(half, {"w": weights(4, 4)})
-    number = getattr(onnx.TensorProto, kind.upper())
-    proto.graph.initializer.append(onnx.helper.make_tensor("v", number, [4, 4], [1.0] * 16))
-    plan = planned(proto)
-    (node,) = [s for s in plan.skipped if s.kind == "node"]
-    assert node.name == "other"
-    assert "float32 is quantized" in node.why
-    assert {"a", "b", "v", "y"} <= {s.name for s in plan.skipped if s.kind == "tensor"}
-
-
 def test_unknown_types_stay_with_a_reason() -> None:
     """What a custom operator gives has no known type, so its reader stays in float and says so."""
     proto = build(
@@ -209,7 +179,7 @@ def test_unknown_types_stay_with_a_reason() -> None:
     )
     plan = planned(proto)
     assert [s.why for s in plan.skipped if s.name == "second"] == [
-        "input 'o' is of unknown type, and only float32 is quantized"
+        "input 'o' is of unknown type, and only float32, float16 and bfloat16 are quantized"
     ]
     assert "o" in {s.name for s in plan.skipped}
 

@@ -82,13 +82,14 @@ void dynamic_fake_quantize(const DynamicFakeQuantizeCall& call, const Threads& t
 // What Observe reads: x[0, count), all of it, or, with block > 1, planes of rows of `block` elements. Of
 // each image's last plane the rows hold `valid` elements and then padding.
 struct ObserveCall {
-  const float* x;
+  const void* x;
   int64_t count;
   bool histogram;  // false: no bins
   int64_t block = 1;
   int64_t plane = 1;  // elements, a multiple of block
   int64_t planes_per_image = 1;
   int64_t valid = 1;
+  ElementType type = ElementType::kFloat32;  // of x; with block > 1 float32 only
 };
 
 // The same for any number of threads.

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "elements.h"
 #include "onnxfq/kernels.h"
 #include "threads.h"
 
@@ -193,7 +194,7 @@ void observe_range(const float* x, int64_t count, Accumulator* accumulator) {
 
 // One plane of a padded tensor: the rows of an image's last plane without their padding, gathered first.
 void observe_plane(const ObserveCall& call, int64_t plane, Accumulator* accumulator) {
-  const float* const x = call.x + plane * call.plane;
+  const float* const x = static_cast<const float*>(call.x) + plane * call.plane;
   if ((plane + 1) % call.planes_per_image != 0) {
     observe_range(x, call.plane, accumulator);
     return;
@@ -250,7 +251,9 @@ Statistics observe(const ObserveCall& call, const Threads& threads) {
   if (call.valid == call.block) {
     for_pieces(threads, call.count, kSmallestPiece, kCacheLine, [&](int64_t begin, int64_t end) {
       Accumulator accumulator = accumulators.take();
-      observe_range(call.x + begin, end - begin, &accumulator);
+      read_as_floats(call.type, call.x, begin, end, [&](const float* x, int64_t from, int64_t to) {
+        observe_range(x, to - from, &accumulator);
+      });
       accumulators.give_back(std::move(accumulator));
     });
   } else if (call.count > 0) {

@@ -1,8 +1,9 @@
 // Operator Observe: the statistics of a float tensor, as small tensors.
 //
-// Input: x float. Attributes: histogram, 0 or 1; channels and channel_block, both or none: x is [N, C', ...] in
-// ONNX Runtime's blocked layout, memory [N][C' / channel_block][...][channel_block], of which the first
-// `channels` are no padding. Outputs: range float [2], minimum and maximum of the finite values; counts int64
+// Input: x float, float16 or bfloat16, whose values count as the float32 numbers that they are. Attributes:
+// histogram, 0 or 1; channels and channel_block, both or none: x is float, [N, C', ...] in ONNX Runtime's blocked
+// layout, memory [N][C' / channel_block][...][channel_block], of which the first `channels` are no padding.
+// Outputs: range float [2], minimum and maximum of the finite values; counts int64
 // [4], elements, NaN, infinities, zeros; bins int32 [K], ascending; bin_counts int64 [K].
 #include <algorithm>
 
@@ -40,11 +41,15 @@ class Observe {
                            std::to_string(kMostLanes) + "; got " + std::to_string(channels_) + " and " +
                            std::to_string(channel_block_));
     }
+    if (blocked && kElement != ElementType::kFloat32) {
+      throw ort::UserError("channels and channel_block are for x of type float; leave them out");
+    }
   }
 
   void run(ort::Context& context) const {
-    const ort::Tensor<float> x = context.input<float>(0);
+    const ort::Tensor<void> x = context.input<void>(0);
     cpu::ObserveCall call{x.data, x.element_count(), histogram_};
+    call.type = kElement;
     if (channel_block_ > 0) set_layout(x.shape, call);
     const Statistics statistics = cpu::observe(call, context.threads());
     float* range = context.output<float>(0, {2});
@@ -58,6 +63,7 @@ class Observe {
   }
 
  private:
+  static constexpr ElementType kElement = element_type(X);
   static constexpr int64_t kMostLanes = 64;
 
   void set_layout(const std::vector<int64_t>& shape, cpu::ObserveCall& call) const {
@@ -82,9 +88,11 @@ class Observe {
 }  // namespace
 
 std::vector<const OrtCustomOp*> observe_ops() {
-  static const ort::CustomOp<Observe<ort::kFloat>> op;
+  static const ort::CustomOp<Observe<ort::kFloat>> float32;
+  static const ort::CustomOp<Observe<ort::kFloat16>> float16;
+  static const ort::CustomOp<Observe<ort::kBfloat16>> bfloat16;
   static const ort::CustomOp<Float64Refused<Observe<ort::kDouble>>> float64;
-  return {&op, &float64};
+  return {&float32, &float16, &bfloat16, &float64};
 }
 
 }  // namespace onnxfq

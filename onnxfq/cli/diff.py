@@ -1,0 +1,29 @@
+"""`onnxfq diff`: what differs between two quantized models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfq.cli.console import say
+from onnxfq.cli.options import JsonOption
+from onnxfq.graph.difference import difference
+
+DIFFERENT = 3
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A quantized model.", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another.", show_default=False)],
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Part of a scale by which two may differ and count as equal.")
+    ] = 0.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what differs: opset, placement, types, scales, zero points; exit code 3 if anything does."""
+    found = difference(first, second, tolerance)
+    say(found.model_dump_json(indent=2) if as_json else found.table())
+    if not found.equal:
+        raise typer.Exit(DIFFERENT)

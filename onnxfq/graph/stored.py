@@ -1,0 +1,156 @@
+"""Tensors that stay in their file: the proto keeps a reference with an absolute path, values are mapped.
+
+So a model of any size is loaded in the memory of its structure, and weights come one at a time. protobuf
+cannot write more than 2 GB, and ONNX's own tools refuse absolute paths: `without_stored` takes such tensors
+out for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
+
+SMALL = 1024
+"""Tensors of so many bytes and less are always inside the model: shapes and scales that ONNX's tools read."""
+
+LIMIT = (1 << 31) - (1 << 20)
+"""Bytes of tensors that one ONNX file holds; protobuf ends at 2 GB, and the structure needs some."""
+
+_CHUNK = 1 << 24
+
+
+def is_stored(tensor: onnx.TensorProto) -> bool:
+    """Tell whether the values of `tensor` are in a file."""
+    return bool(tensor.data_location == TensorProto.EXTERNAL)
+
+
+def keep_in_file(tensor: onnx.TensorProto, path: Path, offset: int, length: int) -> None:
+    """Make `tensor` a reference to `length` bytes at `offset` of the file at `path`."""
+    tensor.ClearField("raw_data")
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", str(path)), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+
+
+def stored_bytes(tensor: onnx.TensorProto) -> NDArray[np.uint8]:
+    """Return the bytes of a tensor that is in a file, mapped and not read."""
+    info = external_data_helper.ExternalDataInfo(tensor)
+    length = info.length or 0
+    if not length:
+        return np.zeros(0, np.uint8)
+    return np.memmap(info.location, np.uint8, "r", offset=info.offset or 0, shape=(length,))
+
+
+def tensor_array(tensor: onnx.TensorProto) -> NDArray[Any]:
+    """Return the values of `tensor`, mapped where they are in a file. Raises ValueError for damaged ones."""
+    if not is_stored(tensor):
+        return np.asarray(numpy_helper.to_array(tensor))
+    data = stored_bytes(tensor)
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    if dtype.itemsize * int(np.prod(tensor.dims, dtype=np.int64)) == data.size:
+        return np.asarray(data.view(dtype).reshape(tuple(tensor.dims)))
+    return np.asarray(numpy_helper.to_array(loaded(tensor)))  # of less than a byte: packed
+
+
+def loaded(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    """Return a copy of `tensor` that holds its values itself."""
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    if is_stored(tensor):
+        copy.raw_data = stored_bytes(tensor).tobytes()
+        copy.ClearField("data_location")
+        del copy.external_data[:]
+    return copy
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Return how many bytes the values of `tensor` take."""
+    if is_stored(tensor):
+        return int(external_data_helper.ExternalDataInfo(tensor).length or 0)
+    return len(tensor.raw_data) or int(tensor.ByteSize())
+
+
+def chunks(tensor: onnx.TensorProto) -> Iterator[bytes]:
+    """Yield the values of a tensor as bytes, little endian as ONNX stores them, a part at a time."""
+    if is_stored(tensor):
+        data = stored_bytes(tensor)
+        for start in range(0, data.size, _CHUNK):
+            yield data[start : start + _CHUNK].tobytes()
+    elif tensor.HasField("raw_data"):
+        yield tensor.raw_data
+    else:
+        yield numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+
+
+def large_tensors(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
+    """Return the initializers that must leave `proto` before it becomes one message; none if it fits."""
+    tensors = list(proto.graph.initializer)
+    stored = any(is_stored(tensor) for tensor in tensors)
+    if not stored and sum(tensor_bytes(tensor) for tensor in tensors) <= LIMIT:
+        return []
+    return [t for t in tensors if tensor_bytes(t) > SMALL and t.data_type != TensorProto.STRING]
+
+
+def without_stored(
+    proto: onnx.ModelProto, change: Callable[[onnx.ModelProto], onnx.ModelProto]
+) -> onnx.ModelProto:
+    """Return `change` of `proto`, done while its large tensors are inputs of the graph and not in it."""
+    large = large_tensors(proto)
+    if not large:
+        return change(proto)
+    names = {tensor.name for tensor in large}
+    bare = _without_constants(proto)
+    bare.graph.initializer.extend(t for t in proto.graph.initializer if t.name not in names)
+    known = {value.name for value in bare.graph.input}
+    added = [t for t in large if t.name not in known]
+    bare.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in added)
+    bare.ir_version = max(bare.ir_version, 4)  # below, every initializer is an input
+    changed = change(bare)
+    away = {tensor.name for tensor in added}
+    inputs = [value for value in changed.graph.input if value.name not in away]
+    del changed.graph.input[:]
+    changed.graph.input.extend(inputs)
+    changed.graph.initializer.extend(large)
+    return changed
+
+
+def referring(proto: onnx.ModelProto, places: dict[str, tuple[int, int]], location: str) -> onnx.ModelProto:
+    """Return `proto` with references to `location` for tensors at `places`: offset and length by name."""
+    made = _without_constants(proto)
+    for tensor in proto.graph.initializer:
+        if tensor.name not in places:
+            made.graph.initializer.append(tensor)
+            continue
+        bare = made.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        if tensor.HasField("doc_string"):
+            bare.doc_string = tensor.doc_string
+        bare.metadata_props.extend(tensor.metadata_props)
+        keep_in_file(bare, Path(location), *places[tensor.name])
+    return made
+
+
+def _without_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
+    bare = onnx.ModelProto()
+    _copy_fields(proto, bare, "graph")
+    _copy_fields(proto.graph, bare.graph, "initializer")
+    return bare
+
+
+def _copy_fields(source: Any, target: Any, but: str) -> None:
+    """Copy all fields of a message but the one called `but`, which may be too large to copy."""
+    for field, value in source.ListFields():
+        if field.name == but:
+            continue
+        if hasattr(value, "extend"):
+            getattr(target, field.name).extend(value)
+        elif hasattr(value, "CopyFrom"):
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            setattr(target, field.name, value)

@@ -1,0 +1,109 @@
+"""`diff`: equal models have no difference, and each kind of difference is named with its tensor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import conv_relu, feed_for, stage, two_branch, with_override, with_weights
+from onnx import numpy_helper
+
+from onnxfq.cli.main import main
+from onnxfq.graph.difference import difference
+from onnxfq.pipeline import insert_fake_quantize, insert_qdq
+from onnxfq.recipe import Recipe
+
+
+def qdq(recipe: str | Recipe = "tensorrt-int8") -> onnx.ModelProto:
+    """Quantize the residual model."""
+    one = stage(two_branch(), recipe)
+    return insert_qdq(one.model, one.plan, one.encodings)
+
+
+def found(second: onnx.ModelProto, tolerance: float = 0.0) -> set[tuple[str, str]]:
+    """Return (tensor, what) of all differences from the plain Q/DQ model."""
+    return {(d.tensor, d.what) for d in difference(qdq(), second, tolerance).found}
+
+
+def test_equal_models() -> None:
+    """A model does not differ from itself made again."""
+    result = difference(qdq(), qdq())
+    assert result.equal and result.table().startswith("no difference between")
+
+
+def test_placement() -> None:
+    """A tensor that only one quantizes is named, and the operators that count differently."""
+    kept = found(qdq(with_override(nodes=["conv3"], keep_float=True)))
+    assert {("w3", "placement"), ("r2", "placement"), ("", "DequantizeLinear")} <= kept
+    assert not any(what in ("type", "scale") for _, what in kept)
+
+
+def test_types_and_granularity() -> None:
+    """Another type and other axes are differences of their tensor."""
+    per_tensor = found(qdq(with_weights("tensorrt-int8", granularity="per_tensor")))
+    assert ("w1", "granularity") in per_tensor and ("w1", "shape of scales") in per_tensor
+    assert {("w1", "type"), ("h", "type")} <= found(qdq("tensorrt-fp8"))
+    assert ("h", "type") in found(qdq("onnxruntime-int8"))
+
+
+@pytest.mark.parametrize(
+    ("part", "tolerance", "differs"), [(1.01, 0.0, True), (1.01, 0.02, False), (1.1, 0.02, True)]
+)
+def test_scales(part: float, tolerance: float, differs: bool) -> None:
+    """A scale counts as another beyond the tolerance, a part of it."""
+    changed = qdq()
+    for tensor in changed.graph.initializer:
+        if tensor.name == "h/scale":
+            tensor.CopyFrom(
+                numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(part), tensor.name)
+            )
+    assert found(changed, tolerance) == ({("h", "scale")} if differs else set())
+
+
+def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0 for equal, 3 for different models; text or JSON."""
+    one = stage(conv_relu())
+    parts = (one.model, one.plan, one.encodings)
+    onnx.save(insert_qdq(*parts), tmp_path / "a.onnx")
+    onnx.save(insert_fake_quantize(*parts), tmp_path / "b.onnx")
+    a, b = str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")
+    assert main(["diff", a, a]) == 0
+    assert "no difference" in capfd.readouterr().out
+    assert main(["diff", a, b]) == 3
+    assert "placement" in capfd.readouterr().out
+    assert main(["diff", a, b, "--json"]) == 3
+    assert json.loads(capfd.readouterr().out)["found"]
+    assert main(["diff", a, str(tmp_path / "none.onnx")]) == 1
+
+
+def test_provenance_tells_what_it_was_made_from(tmp_path: Path) -> None:
+    """Version, recipe, calibrator and hashes stand in the file; other data give another fingerprint."""
+    onnx.save(conv_relu(), tmp_path / "m.onnx")
+    digests, contents = [], []
+    for seed in (0, 0, 1):
+        np.savez(tmp_path / "d.npz", **feed_for(conv_relu(), seed=seed))
+        assert (
+            main(f"quantize {tmp_path}/m.onnx --data {tmp_path}/d.npz -o {tmp_path}/q.onnx -q".split()) == 0
+        )
+        contents.append((tmp_path / "q.onnx").read_bytes())
+        metadata = {p.key: p.value for p in onnx.load(tmp_path / "q.onnx").metadata_props}
+        digests.append(metadata["onnxfq.statistics_sha256"])
+        assert metadata["onnxfq.recipe"] == "tensorrt-int8" and metadata["onnxfq.calibrator"] == "auto"
+        assert {"onnxfq.version", "onnxfq.source_sha256"} <= set(metadata)
+    assert contents[0] == contents[1] and digests[0] == digests[1] != digests[2]
+
+
+def test_the_written_file_is_tried_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A file that does not read back is an error, and nothing is written."""
+    onnx.save(conv_relu(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **feed_for(conv_relu(), count=40))
+    write = Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", lambda self, data: write(self, data[: len(data) // 2]))
+    code = main(f"quantize {tmp_path}/m.onnx --data {tmp_path}/d.npz -o {tmp_path}/q.onnx -q".split())
+    assert code == 1 and capfd.readouterr().err.count("\n") == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["d.npz", "m.onnx"]

@@ -1,0 +1,181 @@
+"""Models with data files and models that one file cannot hold; the limit is lowered to see both."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from builders import BUILDERS, build, feed_for, weights
+from onnx import numpy_helper
+
+from onnxfq.cli.main import main
+from onnxfq.errors import ModelError, OutputError
+from onnxfq.graph import stored
+from onnxfq.graph.load import load
+from onnxfq.graph.save import save
+from onnxfq.graph.stored import is_stored, tensor_array
+from onnxfq.pipeline import quantize
+from onnxfq.runtime.session import Session
+from onnxfq.scores import Evaluation
+
+
+def two_layers(folder: Path, external: bool = True, opset: int = 17) -> Path:
+    """Write a model with two weights of 256 kB, in a data file when `external`."""
+    proto = build(
+        """g (float[N,256] x) => (float[N,256] y) {
+            [a] h = MatMul (x, w1) r = Relu (h) [b] y = MatMul (r, w2) }""",
+        {"w1": weights(256, 256), "w2": weights(256, 256, seed=1)},
+        opset=opset,
+    )
+    folder.mkdir(exist_ok=True)
+    path = folder / "m.onnx"
+    onnx.save(proto, path, save_as_external_data=external, location="m.data", size_threshold=0)
+    return path
+
+
+def feeds() -> list[dict[str, np.ndarray]]:
+    """Two feeds."""
+    return [{"x": weights(3, 256, seed=seed)} for seed in (5, 6)]
+
+
+def assert_near(got: Evaluation, want: Evaluation) -> None:
+    """Scores agree; the sums of large models run in another order, for their weights are not packed."""
+    for have, expected in zip(got.candidates, want.candidates, strict=True):
+        for a, b in zip(have.outputs, expected.outputs, strict=True):
+            assert a.cosine == pytest.approx(b.cosine, rel=1e-6)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Return the hash of every file."""
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-int4", "onnxruntime-int8"])
+def test_large_and_small_give_the_same(
+    recipe: str, opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights in a file or inside, an output with a data file or without: the same tensors and scores."""
+    plain = quantize(two_layers(tmp_path / "a", external=False, opset=opset), feeds(), recipe=recipe)
+    path = two_layers(tmp_path / "b", opset=opset)
+    before = hashes(tmp_path / "b")
+    monkeypatch.setattr(stored, "LIMIT", 6000)
+    out = tmp_path / "out" / "q.onnx"
+    out.parent.mkdir()
+    large = quantize(path, feeds(), out, recipe=recipe)
+    assert hashes(tmp_path / "b") == before
+    assert_near(large.evaluation, plain.evaluation)
+    written = onnx.load(out)  # by onnx itself
+    onnx.checker.check_model(str(out), full_check=True)
+    want = {t.name: numpy_helper.to_array(t) for t in plain.qdq.graph.initializer}
+    got = {t.name: numpy_helper.to_array(t) for t in written.graph.initializer}
+    assert set(got) == set(want)
+    for name, array in want.items():
+        # Large models are observed without packed weights, so activations are summed in another order.
+        np.testing.assert_allclose(got[name].astype(np.float32), array.astype(np.float32), rtol=1e-5)
+    files = sorted(p.name for p in out.parent.iterdir())
+    assert len(files) == 2 and files[0] == "q.onnx" and files[1].endswith(".data")
+    again = tmp_path / "again"
+    again.mkdir()
+    quantize(path, feeds(), again / "q.onnx", recipe=recipe)
+    assert hashes(again) == hashes(out.parent)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(out), options, providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(
+        session.run(None, feeds()[0])[0], Session(plain.qdq, 1, exact=True).run(feeds()[0])[0], rtol=1e-3
+    )
+
+
+def test_weights_stay_in_their_file(tmp_path: Path) -> None:
+    """A loaded model refers to its weights and reads them where they are asked for."""
+    model = load(two_layers(tmp_path))
+    tensors = {t.name: t for t in model.proto.graph.initializer}
+    assert is_stored(tensors["w1"]) and not tensors["w1"].raw_data
+    np.testing.assert_array_equal(tensor_array(tensors["w1"]), weights(256, 256))
+    assert len(model.proto.SerializeToString()) < 2000
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_structure_inside_a_limit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a limit of nothing every structure still loads, runs, and is quantized to the same scores."""
+    proto, feed = BUILDERS[name](), feed_for(BUILDERS[name]())
+    plain = quantize(proto, [feed])
+    monkeypatch.setattr(stored, "LIMIT", 0)
+    monkeypatch.setattr(stored, "SMALL", 8)
+    large = quantize(proto, [feed], tmp_path / "q.onnx")
+    assert_near(large.evaluation, plain.evaluation)
+    onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)
+
+
+def test_a_new_output_takes_its_old_data_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written over, a model leaves no data file of before; other files stay."""
+    path = two_layers(tmp_path / "in")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.data").write_text("mine")
+    monkeypatch.setattr(stored, "LIMIT", 6000)
+    quantize(path, feeds(), out / "q.onnx")
+    quantize(path, feeds()[:1], out / "q.onnx", recipe="onnxruntime-int8")
+    assert len(list(out.iterdir())) == 3
+    monkeypatch.undo()
+    quantize(path, feeds(), out / "q.onnx")
+    assert sorted(p.name for p in out.iterdir()) == ["mine.data", "q.onnx"]
+
+
+@pytest.mark.parametrize("stage", ["data", "model", "verify"])
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_nothing_is_left_of_a_failure(
+    stage: str, fault: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C and a full disk while the data, the model or its check is done leave the folder as it was."""
+    proto = load(two_layers(tmp_path / "in")).proto
+    monkeypatch.setattr(stored, "LIMIT", 6000)
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def fail(*_: object) -> None:
+        raise fault
+
+    if stage == "data":
+        monkeypatch.setattr("onnxfq.graph.save.referring", fail)
+    if stage == "model":
+        monkeypatch.setattr(Path, "write_bytes", fail)
+    expected = KeyboardInterrupt if isinstance(fault, KeyboardInterrupt) else (OutputError, OSError)
+    with pytest.raises(expected):
+        save(proto, out / "q.onnx", fail if stage == "verify" else None)
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        ("../m.data", "is no path inside of the folder"),
+        ("/etc/hostname", "is no path inside of the folder"),
+        ("none.data", "No such file"),
+    ],
+)
+def test_references_that_lead_out(location: str, says: str, tmp_path: Path) -> None:
+    """A reference out of the folder, or to nothing, is one line."""
+    path = two_layers(tmp_path / "in")
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.initializer[0].external_data[0].value = location
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match=f"external data of 'w1' cannot be read .*{says}"):
+        load(path)
+
+
+def test_a_data_file_that_is_too_short(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A truncated data file is one line and writes nothing."""
+    path = two_layers(tmp_path / "in")
+    data = path.with_name("m.data")
+    data.write_bytes(data.read_bytes()[:300000])
+    np.savez(tmp_path / "d.npz", x=weights(8, 256))
+    code = main(["quantize", str(path), "--data", str(tmp_path / "d.npz"), "-o", str(tmp_path / "q.onnx")])
+    error = capfd.readouterr().err
+    assert code == 1 and "external data of 'w2' cannot be read" in error and error.count("\n") == 1
+    assert not (tmp_path / "q.onnx").exists()

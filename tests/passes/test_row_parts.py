@@ -1,0 +1,38 @@
+"""Parts of a weight, rounded one after another, are the weight rounded at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxfq.numerics import fake_quantize, quantize
+from onnxfq.passes import row_parts
+from onnxfq.passes.one_axis_blocks import OnnxParams
+from onnxfq.qtypes import qtype_by_name
+
+
+@given(
+    shape=st.lists(st.integers(1, 9), min_size=0, max_size=3),
+    axis=st.one_of(st.none(), st.integers(0, 2)),
+    block=st.one_of(st.none(), st.integers(1, 4)),
+    part=st.integers(1, 40),
+)
+def test_parts_change_nothing(shape: list[int], axis: int | None, block: int | None, part: int) -> None:
+    """Any shape, granularity and size of parts gives NumPy's own result on the whole, to the bit."""
+    axis = None if axis is None or axis >= len(shape) else axis
+    params = list(shape) if axis is not None and block else [] if axis is None else [shape[axis]]
+    if axis is not None and block:
+        params[axis] = -(-shape[axis] // block)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=shape).astype(np.float32)
+    scale = rng.uniform(0.01, 0.1, params).astype(np.float32)
+    zero_point = rng.integers(-5, 5, params).astype(np.int32)
+    given = OnnxParams(scale, zero_point, axis, block if axis is not None else None)
+    keywords = {"qtype": qtype_by_name("int8"), "axis": given.axis, "block_size": given.block_size}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_parts, "PART", part)
+        for apply, dtype in ((quantize, np.dtype(np.int8)), (fake_quantize, np.dtype(np.float32))):
+            got = row_parts.by_rows(apply, x, given, qtype_by_name("int8"), dtype)
+            np.testing.assert_array_equal(got, apply(x, scale, zero_point, **keywords))

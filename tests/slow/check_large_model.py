@@ -1,0 +1,122 @@
+"""Quantizes a model over 2 GB that it makes itself, and prints time and memory; minutes, and 6 GB of disk.
+
+    python tests/slow/check_large_model.py [RECIPE ...] [--gigabytes 2.6] [--folder FOLDER]
+
+Not a pytest. Checks that the input files stay as they are, that onnxruntime reads and runs the output, and
+that nothing else is left; the exit code is 1 when not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+from onnxfq.pipeline import quantize
+
+LAYERS = 4
+
+
+def make_model(folder: Path, gigabytes: float) -> tuple[Path, int]:
+    """Write a chain of MatMuls with its weights in a data file; return its path and its width."""
+    width = int((gigabytes * 1e9 / 4 / LAYERS) ** 0.5) // 128 * 128
+    rng = np.random.default_rng(0)
+    nodes, tensors = [], []
+    with (folder / "m.onnx.data").open("wb") as stream:
+        for layer in range(LAYERS):
+            start = stream.tell()
+            for _ in range(0, width, 128):
+                rows = rng.standard_normal((128, width), dtype=np.float32) / np.float32(width**0.5)
+                stream.write(rows.tobytes())
+            tensor = TensorProto(name=f"w{layer}", data_type=TensorProto.FLOAT, dims=[width, width])
+            tensor.data_location = TensorProto.EXTERNAL
+            places = {"location": "m.onnx.data", "offset": start, "length": stream.tell() - start}
+            for key, value in places.items():
+                tensor.external_data.add(key=key, value=str(value))
+            tensors.append(tensor)
+            nodes.append(helper.make_node("MatMul", [f"h{layer}", f"w{layer}"], [f"h{layer + 1}"]))
+    ends = [helper.make_tensor_value_info(f"h{n}", TensorProto.FLOAT, ["N", width]) for n in (0, LAYERS)]
+    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (folder / "m.onnx").write_bytes(model.SerializeToString())
+    return folder / "m.onnx", width
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """Return the hash of every file."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as stream:
+            found[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return found
+
+
+class Memory(threading.Thread):
+    """Watches what this process itself allocates; pages of mapped files are the system's to drop."""
+
+    def __init__(self) -> None:
+        """Start watching."""
+        super().__init__(daemon=True)
+        self.peak = 0
+        self.start()
+
+    def run(self) -> None:
+        """Look ten times a second."""
+        while True:
+            lines = Path("/proc/self/status").read_text().splitlines()
+            self.peak = max(self.peak, *(int(x.split()[1]) for x in lines if x.startswith("RssAnon")))
+            time.sleep(0.1)
+
+
+def check(recipe: str, gigabytes: float, folder: Path) -> bool:
+    """Quantize with one recipe and print the figures."""
+    source, target = folder / "in", folder / "out"
+    source.mkdir()
+    target.mkdir()
+    path, width = make_model(source, gigabytes)
+    size = (source / "m.onnx.data").stat().st_size
+    before = digest(source)
+    feeds = [{"h0": np.random.default_rng(n).normal(size=(1, width)).astype(np.float32)} for n in (0, 1)]
+    memory, start = Memory(), time.perf_counter()
+    result = quantize(path, feeds, target / "q.onnx", recipe=recipe)
+    seconds = time.perf_counter() - start
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(target / "q.onnx", options, providers=["CPUExecutionProvider"])
+    right = [
+        digest(source) == before,
+        len(list(target.iterdir())) <= 2,
+        bool(np.isfinite(session.run(None, feeds[0])[0]).all()),
+        onnx.load(target / "q.onnx", load_external_data=False).graph.output[0].name == f"h{LAYERS}",
+    ]
+    stages = ", ".join(f"{name} {value:.0f}" for name, value in result.seconds.items())
+    ratio = memory.peak * 1024 / size
+    print(f"{recipe}: {size / 1e9:.2f} GB, {seconds:.0f} s ({stages}), {ratio:.1f} times its memory, {right}")
+    return all(right)
+
+
+def main() -> int:
+    """Check every recipe asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipes", nargs="*", default=["tensorrt-int8", "tensorrt-int4"])
+    parser.add_argument("--gigabytes", type=float, default=2.6)
+    parser.add_argument("--folder", type=Path)
+    asked = parser.parse_args()
+    right = []
+    for recipe in asked.recipes:
+        with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+            right.append(check(recipe, asked.gigabytes, Path(folder)))
+    return 0 if all(right) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
