@@ -9,8 +9,8 @@ models, which functions and which figures: `real_cases.py`.
 
 Each model is quantized in a process of its own, with both recipes, and measured as float, with
 FakeQuantize nodes and with Q/DQ, read back from the file that `onnxfq.quantize` wrote; then the
-activations are calibrated again from the same statistics with every calibrator. A model that onnxfq
-refuses stands in the table with the reason.
+activations are calibrated again from the same statistics with `auto` and the methods that it chooses
+from. A model that onnxfq refuses stands in the table with the reason.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import Any
 import numpy as np
 import onnx
 from real_cases import CASES, DTLN, DTLN_PAIR, Case, Folder, open_model, raised_to_float32
-from real_page import FORMS, Outcome, Row, numbers, page
+from real_page import FORMS, MEASURED, Outcome, Row, numbers, page
 
 import onnxfq
-from onnxfq.calibrators import CALIBRATORS
+from onnxfq.calibrators.auto import METHODS as AUTOS
 from onnxfq.files import write_text
-from onnxfq.recipe import RECIPES
 
 COMPARED_FEEDS = 8
+METHODS = ("auto", *AUTOS)
 
 
 def measure(path: Path, case: Case, work: Path) -> Row:
@@ -47,7 +47,7 @@ def measure(path: Path, case: Case, work: Path) -> Row:
     original = {case.file: model} if case.raised else {}
     row = Row(case, folder.measure(case, original))
     feeds = folder.feeds(case)
-    for recipe in RECIPES:
+    for recipe in MEASURED:
         row.outcomes[recipe] = outcome = Outcome()
         files = form_files(work, case, recipe)
         try:
@@ -82,7 +82,7 @@ def with_each_calibrator(
 ) -> Iterator[tuple[str, tuple[float, ...]]]:
     """Yield the figures of the Q/DQ model for every calibrator; no further inference of the float model."""
     file = work / f"{case.name}.calibrator.onnx"
-    for name in CALIBRATORS:
+    for name in METHODS:
         encodings = onnxfq.calibrate(result.model, result.plan, result.statistics, name)
         onnxfq.save(onnxfq.insert_qdq(result.model, result.plan, encodings), file)
         yield name, folder.measure(case, {case.file: file})
@@ -105,7 +105,7 @@ def measure_pair(path: Path, work: Path) -> Row:
     folder = Folder(path)
     cases = [case for case in CASES if case.file in DTLN]
     row = Row(DTLN_PAIR, folder.measure(DTLN_PAIR, {}))
-    for recipe in RECIPES:
+    for recipe in MEASURED:
         files = {case.file: form_files(work, case, recipe) for case in cases}
         row.outcomes[recipe] = outcome = Outcome(coverage="as above")
         if not all(file.is_file() for forms in files.values() for file in forms.values()):

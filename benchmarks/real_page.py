@@ -13,10 +13,12 @@ from timing import machine, markdown_table
 
 import onnxfq
 from onnxfq.calibrators import DEFAULT_CALIBRATOR
-from onnxfq.recipe import RECIPES
 from onnxfq.runtime.ort import onnxruntime
 
 FORMS = ("fake-quant", "Q/DQ")
+MEASURED = ("tensorrt-int8", "onnxruntime-int8")
+"""The recipes of the page: 8 bits, run by ONNX Runtime."""
+
 BAD = 0.05
 """A figure that is worse than the float model's by more than this share is named above the tables."""
 
@@ -36,7 +38,7 @@ CPU only, the tasks on one thread; {minutes:.0f} minutes in all.
 - *quantized*: Conv, ConvTranspose, Gemm, MatMul and residual Add that run in low precision, of how many.
   Recurrent operators are counted and stay in float.
 - *SQNR*: signal to quantization noise of the Q/DQ model's worst output, from `result.evaluation`; that is
-  on at most 16 feeds, spread over the calibration data. *s*: seconds of `quantize`.
+  on at most 128 feeds, spread over the calibration data. *s*: seconds of `quantize`.
 - *float* runs at onnxruntime's default optimisation, *fake-quant* (FakeQuantize nodes) and *Q/DQ* (the file
   that was written, loaded again) at ORT_ENABLE_BASIC.
 - *ORT all*, *ORT C/M*: onnxruntime 1.31.1 `quantize_static`, measured elsewhere, as the README files beside
@@ -52,8 +54,8 @@ CPU only, the tasks on one thread; {minutes:.0f} minutes in all.
 
 
 CALIBRATORS_TEXT = """\
-The task figures of the Q/DQ model, recipe tensorrt-int8, with every calibrator for activations, all from
-the same statistics.
+The task figures of the Q/DQ model, recipe tensorrt-int8, with `auto` and the methods that it chooses from
+for activations, all from the same statistics.
 """
 
 AGREEMENT_TEXT = """\
@@ -112,7 +114,7 @@ def page(rows: Sequence[Row], seconds: float) -> str:
         "\nRefused, with the reason:\n",
         "\n".join(refusals(rows)) or "None.",
     ]
-    for recipe in RECIPES:
+    for recipe in MEASURED:
         parts += [f"\n## Recipe {recipe}\n", recipe_table(rows, recipe)]
     parts += ["\n## Calibrators\n", CALIBRATORS_TEXT, calibrator_table(rows)]
     parts += ["\n## Fake-quant against Q/DQ\n", AGREEMENT_TEXT, agreement_table(rows)]
@@ -175,12 +177,12 @@ def calibrator_table(rows: Sequence[Row]) -> str:
 
 def agreement_table(rows: Sequence[Row]) -> str:
     """Return how far fake-quant and Q/DQ are apart, and the memory."""
-    kinds = [f"{recipe}{kind}" for recipe in RECIPES for kind in ("", ", unpacked")]
+    kinds = [f"{recipe}{kind}" for recipe in MEASURED for kind in ("", ", unpacked")]
     header = ["model", *kinds, "peak resident MB"]
     lines = []
     for row in rows:
         if row.calibrators:
-            differences = [row.outcomes[recipe].differences or (None, None) for recipe in RECIPES]
+            differences = [row.outcomes[recipe].differences or (None, None) for recipe in MEASURED]
             cells = [cell(value, ".1e") for pair in differences for value in pair]
             lines.append([row.case.name, *cells, str(row.peak_mb or "-")])
     return markdown_table(header, lines)
