@@ -101,7 +101,7 @@ def test_plan_can_be_edited(run: Run) -> None:
     """A plan is JSON that a person may change: another calibrator reaches the encodings."""
     run("plan model.onnx -o p.json")
     Path("p.json").write_text(
-        Path("p.json").read_text(encoding="utf-8").replace('"entropy"', '"minmax"'), encoding="utf-8"
+        Path("p.json").read_text(encoding="utf-8").replace('"auto"', '"minmax"'), encoding="utf-8"
     )
     assert Plan.load("p.json").activations[0].spec.calibrator == "minmax"
     run("observe model.onnx --plan p.json --data data.npz -o s.npz")
@@ -120,7 +120,7 @@ def test_table_of_calibrators(run: Run) -> None:
     rows = Path("t.csv").read_text(encoding="utf-8").splitlines()
     assert rows[0] == "tensor,calibrator,rmin,rmax,sqnr_db,chosen"
     assert len(rows) == len(printed.splitlines())
-    assert Encodings.load("e.json")["x"].spec.calibrator == "entropy"
+    assert Encodings.load("e.json")["x"].spec.calibrator == "auto"
     assert "wrote      t.csv" in run(f"{line} --table-csv t.csv")
 
 
