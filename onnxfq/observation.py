@@ -149,9 +149,13 @@ class Observer:
         self._tensors = [placement.tensor for placement in plan.activations]
         self._outputs = [observe_output(name, out) for name in self._tensors for out in OBSERVE_OUTPUTS]
         self._folder = TemporaryDirectory(prefix="onnxfq-")
-        folder = Path(self._folder.name)
-        light = replace(model, proto=split_weights(model.proto, folder / "weights"))
-        onnx.save(widened(InsertObservers(plan).run(light).model.proto), folder / "model.onnx")
+        try:
+            folder = Path(self._folder.name)
+            light = replace(model, proto=split_weights(model.proto, folder / "weights"))
+            onnx.save(widened(InsertObservers(plan).run(light).model.proto), folder / "model.onnx")
+        except BaseException:
+            self._folder.cleanup()
+            raise
         self._runner = _Runner(self._session, options)
 
     def __enter__(self) -> Observer:

@@ -177,6 +177,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(observed, tmp_path) -> None
     feeds = feeds_of(9)
     whole = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(feed_ranges=True)), tmp_path)
 
+    usual = signal.getsignal(signal.SIGINT)
+
     def stop(done: int) -> None:
         if done == 4:
             os.kill(os.getpid(), signal.SIGINT)
@@ -191,7 +193,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(observed, tmp_path) -> None
     rest = collect_statistics(model, plan, feeds, options, Statistics.load(tmp_path / "part.npz"))
     assert seen == [5, 6, 7, 8, 9]
     assert file_bytes(rest, tmp_path) == whole
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is usual
 
 
 def test_only_the_same_data_is_gone_on_with(observed) -> None:

@@ -11,7 +11,9 @@ struct Odd {
   static constexpr int kOutputTypes[] = {ort::kFloat};
   static constexpr size_t kRequiredInputs = 1;
   static constexpr size_t kRequiredOutputs = 1;
-  static constexpr bool kInPlace = false;
+  static constexpr const char* kProvider = ort::kOnCpu;
+  static constexpr size_t kFirstHostInput = ort::kNone;
+  static constexpr int kInPlaceInput = ort::kNoInput;
   explicit Odd(const ort::Attributes&) {}
   void run(ort::Context& context) const {
     const ort::Tensor<float> x = context.input<float>(0);
