@@ -152,7 +152,7 @@ def test_an_operator_that_onnxruntime_has_not(
     """Without its library one line with node, domain and option; with it, both sides are quantized."""
     monkeypatch.chdir(tmp_path)
     onnx.save(build(WITH_ODD, {"w": weights(4, 4)}, mine=1), "m.onnx")
-    np.savez("d.npz", x=weights(8, 4))
+    np.savez("d.npz", x=weights(40, 4))
     assert main("quantize m.onnx --data d.npz -o q.onnx".split()) == 1
     assert capfd.readouterr().err == (
         "onnxfq: error: node 'odd' is Odd of domain 'mine', which ONNX Runtime lacks; give the library that "
