@@ -13,6 +13,7 @@ from onnx import inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.model import all_nodes
+from onnxfq.graph.ops import QUANTIZED_OPS
 
 # Ops that move, relabel or convert values, one to one: folded, a constant has as many as before.
 # Transpose is not here: a weight under it may have other readers, and a DQ before it is as good.
@@ -20,11 +21,15 @@ _MOVES = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "C
 
 
 def inline_functions(proto: onnx.ModelProto) -> str:
-    """Replace calls of local functions by their bodies, so that the operators inside are seen."""
-    if not proto.functions:
+    """Replace calls of local functions by their bodies, so that the operators inside are seen.
+
+    But for those that quantize: their names say what their bodies only compute.
+    """
+    kept = [(f.domain, f.name) for f in proto.functions if f.name in QUANTIZED_OPS]
+    count = len(proto.functions) - len(kept)
+    if not count:
         return ""
-    count = len(proto.functions)
-    proto.CopyFrom(inliner.inline_local_functions(proto))
+    proto.CopyFrom(inliner.inline_selected_functions(proto, kept, exclude=True))
     return f"{count} local function(s) inlined, so that their operators can be quantized"
 
 
