@@ -56,7 +56,8 @@ def main() -> None:
     simulation = onnxfq.insert_fake_quantize(model, plan, encodings)
     qdq = onnxfq.insert_qdq(model, plan, encodings)
     with tempfile.TemporaryDirectory() as folder:
-        ours = observing_session(observed, Path(folder), arguments.threads)
+        onnx.save(observed, Path(folder) / "model.onnx")
+        ours = observing_session(Path(folder) / "model.onnx", Path(folder), arguments.threads)
     sessions = {
         "plain": session(float_model, arguments.threads),
         "observed": ours,

@@ -35,16 +35,22 @@ from onnxfq.runtime.kernels import fake_quantize
 from onnxfq.runtime.library import custom_ops_path, register_custom_ops
 from onnxfq.scores import Evaluation
 from onnxfq.statistics import Statistics
+from onnxfq.targets.building import BuildOptions
+from onnxfq.targets.check import check
+from onnxfq.targets.findings import CheckResult, Finding
 from onnxfq.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from onnxfq.torch import export_torch
 
 __all__ = [
+    "BuildOptions",
+    "CheckResult",
     "DataOptions",
     "Encoding",
     "Encodings",
     "Evaluation",
+    "Finding",
     "Model",
     "ObserveOptions",
     "OnnxfqError",
@@ -57,6 +63,7 @@ __all__ = [
     "__version__",
     "adjust_min_max",
     "calibrate",
+    "check",
     "choose_qparams",
     "collect_statistics",
     "custom_ops_path",

@@ -21,12 +21,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from onnxfq.errors import StatisticsError
 from onnxfq.feeds import Feed, sample_digest
 from onnxfq.feeds.options import Nonfinite
 from onnxfq.graph.model import Model
+from onnxfq.graph.weightless import split_weights
 from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
 from onnxfq.plan import Plan
 from onnxfq.runtime.observed import observing_session
@@ -137,12 +139,18 @@ class Observer:
     """The observed model of one plan, ready to run over any number of feeds."""
 
     def __init__(self, model: Model, plan: Plan, options: ObserveOptions) -> None:
-        """Put observers into `model`; the sessions are made by the first run and kept."""
+        """Put observers into `model`; the sessions are made by the first run and kept.
+
+        Of the weights, which the plan's maker holds already, only what onnxruntime loads comes into memory.
+        """
         self._model = model
         self._options = options
         self._tensors = [placement.tensor for placement in plan.activations]
         self._outputs = [observe_output(name, out) for name in self._tensors for out in OBSERVE_OUTPUTS]
-        self._observed = InsertObservers(plan).run(model).model.proto
+        self._folder = TemporaryDirectory(prefix="onnxfq-")
+        folder = Path(self._folder.name)
+        light = replace(model, proto=split_weights(model.proto, folder / "weights"))
+        onnx.save(InsertObservers(plan).run(light).model.proto, folder / "model.onnx")
         self._runner = _Runner(self._session, options)
 
     def __enter__(self) -> Observer:
@@ -150,8 +158,9 @@ class Observer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Stop the threads."""
+        """Stop the threads and remove what was written."""
         self._runner.close()
+        self._folder.cleanup()
 
     def run(
         self, feeds: Iterable[Feed], first: int = 0, stopped: Callable[[], bool] = lambda: False
@@ -178,8 +187,8 @@ class Observer:
         return Statistics(self._model.sha256, done, tensors, complete, data)
 
     def _session(self, threads: int) -> Session:
-        with TemporaryDirectory(prefix="onnxfq-") as folder:
-            return observing_session(self._observed, Path(folder), threads)
+        folder = Path(self._folder.name)
+        return observing_session(folder / "model.onnx", folder, threads)
 
 
 class _Runner:

@@ -33,7 +33,16 @@ LAYERS = [
     {"encoding", "float_plan", "plan", "recipe", "statistics", "feeds", "labels", "scores", "calibrators"},
     {"graph", "half_scales", "made_scales"},
     {"policies", "passes", "runtime"},
-    {"calibration", "distribution", "evaluation", "float_remainder", "observation", "planning", "torch"},
+    {
+        "calibration",
+        "distribution",
+        "evaluation",
+        "float_remainder",
+        "observation",
+        "planning",
+        "targets",
+        "torch",
+    },
     {"pipeline", "reporting", "demo"},
     {"cli"},
     {"", "__main__"},
@@ -66,6 +75,7 @@ HOMES = {
     "PIL": {"feeds"},
     "torch": {"torch"},
     "ray": {"distribution"},
+    "tensorrt_rtx": {"targets"},
     "onnx_graphsurgeon": {"graph", "passes", "policies", "planning"},
 }
 

@@ -103,7 +103,8 @@ def test_blocked_layouts_give_the_statistics_of_the_plain_ones(observed, tmp_pat
 def test_observers_read_the_blocked_tensors_right_behind_their_makers(observed, tmp_path) -> None:
     """No tensor is turned back for an observer, and none waits for the end of the run."""
     model, plan = observed
-    observing_session(InsertObservers(plan).run(model).model.proto, tmp_path, 1)
+    onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
+    observing_session(tmp_path / "model.onnx", tmp_path, 1)
     written = onnx.load(tmp_path / "observed.onnx", load_external_data=False).graph
     made_by = {name: i for i, node in enumerate(written.node) for name in node.output}
     observers = [(i, node) for i, node in enumerate(written.node) if node.op_type == "Observe"]
@@ -243,7 +244,8 @@ def test_one_statistics_file_serves_every_recipe(digits_model) -> None:
 def test_a_model_that_onnxruntime_cannot_write_is_observed_as_it_is(observed, tmp_path, caplog) -> None:
     """Slower, with a note, and with the same result."""
     model, plan = observed
-    session = observing_session(InsertObservers(plan).run(model).model.proto, tmp_path / "missing", 1)
+    onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
+    session = observing_session(tmp_path / "model.onnx", tmp_path / "missing", 1)
     assert "observers run in the model's own layout" in caplog.text
     name = plan.activations[0].tensor
     limits, *_ = session.run(feeds_of(1)[0], [observe_output(name, "range")])

@@ -9,10 +9,13 @@ import pytest
 import onnxfq
 
 NAMES = [
+    "BuildOptions",
+    "CheckResult",
     "DataOptions",
     "Encoding",
     "Encodings",
     "Evaluation",
+    "Finding",
     "Model",
     "ObserveOptions",
     "OnnxfqError",
@@ -25,6 +28,7 @@ NAMES = [
     "__version__",
     "adjust_min_max",
     "calibrate",
+    "check",
     "choose_qparams",
     "collect_statistics",
     "custom_ops_path",

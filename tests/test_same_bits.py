@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from onnxfq.calibration import calibrate
 from onnxfq.calibrators import CALIBRATORS
 from onnxfq.feeds import Feed
 from onnxfq.graph.load import load
+from onnxfq.graph.signature import input_specs
 from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.package_files import package_file
 from onnxfq.pipeline import insert_qdq, open_feeds
@@ -25,7 +27,8 @@ from onnxfq.planning import make_plan
 from onnxfq.recipe import load_recipe
 from onnxfq.statistics import Statistics
 
-SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+MODELS = Path(os.environ.get("ONNXFQ_MODELS", "missing"))
+"""A folder of trained networks, each in a folder of its own."""
 ORDER_FREE = sorted(name for name in CALIBRATORS if name != "moving_average")
 
 
@@ -56,18 +59,13 @@ def tokens(folder: Path) -> tuple[Path, Feed]:
 
 
 def resnet20() -> tuple[Path, Feed]:
-    """ResNet-20 with photos, where they are at hand."""
-    path = SHARED / "s02_resnet20_cifar10" / "resnet20_op13_bn.onnx"
-    if not path.exists():
-        pytest.skip("the trained network is not here")
-    sys.path.insert(0, str(SHARED))
-    try:
-        import score
-
-        feeds = list(score.feeds("s02_resnet20_cifar10", "resnet20_op13_bn.onnx"))
-    finally:
-        sys.path.remove(str(SHARED))
-    return path, {name: np.concatenate([feed[name] for feed in feeds])[:40] for name in feeds[0]}
+    """A trained ResNet-20, where it is at hand."""
+    found = sorted(MODELS.glob("*/resnet20*bn.onnx"))
+    if not found:
+        pytest.skip("ONNXFQ_MODELS names no folder that has it")
+    (spec,) = input_specs(load(found[0]).proto)
+    x = np.random.default_rng(0).standard_normal((40, *(spec.shape or ())[1:])).astype(np.float32)
+    return found[0], {spec.name: x}
 
 
 def parts(data: Feed, size: int) -> list[Feed]:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from onnxfq.cli.calibrate import calibrate
+from onnxfq.cli.check import check
 from onnxfq.cli.console import show_notes
 from onnxfq.cli.demo import demo
 from onnxfq.cli.evaluate import evaluate
@@ -31,7 +32,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Insert QuantizeLinear/DequantizeLinear into ONNX models, calibrate, evaluate, hand over.",
 )
-for _command in (quantize, evaluate, plan, observe, merge_statistics, calibrate, insert, inspect, demo):
+for _command in (
+    quantize,
+    evaluate,
+    plan,
+    observe,
+    merge_statistics,
+    calibrate,
+    insert,
+    check,
+    inspect,
+    demo,
+):
     app.command()(_command)
 
 

@@ -14,7 +14,8 @@ from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
 from onnxfq.graph import normalize
 from onnxfq.graph.model import Model, all_nodes
-from onnxfq.graph.opset import infer_shapes, raise_opset
+from onnxfq.graph.opset import add_shapes, raise_opset
+from onnxfq.graph.weightless import without_weights
 
 MIN_OPSET = 13
 """QuantizeLinear and DequantizeLinear have an axis from this opset on."""
@@ -46,7 +47,8 @@ def normalised(proto: onnx.ModelProto, sha256: str, source: str) -> Model:
     try:
         notes = [step(proto) for step in _STEPS]
         proto, note = raise_opset(proto, MIN_OPSET, source)
-        return Model(infer_shapes(proto), sha256, source, tuple(filter(None, [*notes, note])))
+        add_shapes(proto)
+        return Model(proto, sha256, source, tuple(filter(None, [*notes, note])))
     except UnicodeDecodeError:
         raise _not_text(source) from None
 
@@ -109,7 +111,9 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         # protobuf checks no text: a damaged string is met as bytes, or as an error, when it is read.
         if not all(isinstance(text, str) for text in _texts(proto.graph)):
             raise _not_text(source)
-        onnx.checker.check_model(proto)
+        onnx.checker.check_model(without_weights(proto, emptied=True))
+        for tensor in proto.graph.initializer:  # one at a time: checking makes a copy
+            onnx.checker.check_tensor(tensor)
     except UnicodeDecodeError:
         raise _not_text(source) from None
     except onnx.checker.ValidationError as fault:

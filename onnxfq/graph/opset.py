@@ -9,6 +9,7 @@ from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
 from onnxfq.graph import normalize
 from onnxfq.graph.model import default_opset, restore_annotations
+from onnxfq.graph.weightless import without_weights
 
 # Lowest IR version that may carry an opset, from ONNX's versioning table.
 _IR_OF_OPSET = {13: 7, 15: 8, 19: 9, 21: 10, 23: 11, 24: 12, 25: 13, 28: 14}
@@ -24,7 +25,10 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
     if have >= opset:
         return proto, ""
     try:
-        raised = version_converter.convert_version(infer_shapes(proto), opset)
+        shaped = onnx.ModelProto()
+        shaped.CopyFrom(proto)
+        add_shapes(shaped)
+        raised = version_converter.convert_version(shaped, opset)
         onnx.checker.check_model(raised)
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as fault:
         raise ModelError(
@@ -40,9 +44,16 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
     return raised, f"opset raised from {have} to {opset}"
 
 
-def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto` with the types and shapes that ONNX can infer; unknown ones are left open."""
+def add_shapes(proto: onnx.ModelProto) -> None:
+    """Put the types and shapes that ONNX can infer into `proto`, in place; unknown ones are left open.
+
+    The weights take no part in it, and no copy of them is made.
+    """
+    light = without_weights(proto)
     try:
-        return shape_inference.infer_shapes(proto, data_prop=True)
+        inferred = shape_inference.infer_shapes(light, data_prop=True).graph
     except (RuntimeError, shape_inference.InferenceError):
-        return shape_inference.infer_shapes(proto)
+        inferred = shape_inference.infer_shapes(light).graph
+    for field in ("node", "output", "value_info"):
+        proto.graph.ClearField(field)
+        getattr(proto.graph, field).extend(getattr(inferred, field))

@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 _ONLY_FATAL = 4
 
 
-def observing_session(model: onnx.ModelProto, folder: Path, threads: int) -> Session:
-    """Return a session of `model`, which has Observe nodes, that costs little more than one without them.
+def observing_session(model: Path, folder: Path, threads: int) -> Session:
+    """Return a session of a model with Observe nodes that costs little more than one without them.
 
-    folder: for the optimised model and its weights; must stay until the session is made. Should
-    onnxruntime not take its own optimised model, the given one is run as it is, slower and with more
-    memory, with a note.
+    model: its file. folder: for the optimised model and its weights; must stay until the session is made.
+    Should onnxruntime not take its own optimised model, the given one is run as it is, slower and with
+    more memory, with a note.
     """
     try:
         return Session(_optimised(model, folder), threads, as_written=True)
@@ -41,7 +41,7 @@ def observing_session(model: onnx.ModelProto, folder: Path, threads: int) -> Ses
         return Session(model, threads)
 
 
-def _optimised(model: onnx.ModelProto, folder: Path) -> Path:
+def _optimised(model: Path, folder: Path) -> Path:
     """Write `model` as onnxruntime would run it, the observers moved, to `folder`; return the path."""
     made, edited = folder / "optimised.onnx", folder / "observed.onnx"
     _write_optimised(model, made)
@@ -52,7 +52,7 @@ def _optimised(model: onnx.ModelProto, folder: Path) -> Path:
     return edited
 
 
-def _write_optimised(model: onnx.ModelProto, path: Path) -> None:
+def _write_optimised(model: Path, path: Path) -> None:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ONLY_FATAL
     options.intra_op_num_threads = 1
@@ -60,9 +60,8 @@ def _write_optimised(model: onnx.ModelProto, path: Path) -> None:
     # Weights in a file beside: the graph is edited without reading them.
     for key, value in (("file_name", f"{path.name}.weights"), ("min_size_in_bytes", "1024")):
         options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
-    if any(opset.domain == "onnxfq" for opset in model.opset_import):
-        register_custom_ops(options)
-    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    register_custom_ops(options)
+    onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
 def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
@@ -135,8 +134,10 @@ def channel_block() -> int:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     with TemporaryDirectory() as folder:
-        _write_optimised(model, Path(folder) / "probe.onnx")
-        made = onnx.load(Path(folder) / "probe.onnx", load_external_data=False)
+        given, optimised = Path(folder) / "given.onnx", Path(folder) / "optimised.onnx"
+        onnx.save(model, given)
+        _write_optimised(given, optimised)
+        made = onnx.load(optimised, load_external_data=False)
     convolution = next(node for node in made.graph.node if node.op_type == "Conv")
     padded = next(w for w in made.graph.initializer if w.name == convolution.input[1])
     return int(padded.dims[0])

@@ -1,6 +1,6 @@
 """Calibrators on the activations of real networks: against all values, and against the rules of peers.
 
-The networks are the shipped digit network and the transformer of models/; with ONNXFQ_REAL_MODELS set to a
+The networks are the shipped digit network and the transformer of models/; with ONNXFQ_MODELS set to a
 folder as benchmarks/real_models.py takes it, those of four more.
 """
 
@@ -85,7 +85,7 @@ def tensors(digits_model, digit_images, tmp_path_factory):
     """Every activation of the networks, by name; those of one value left out."""
     found = {"digits": activations_of(digits_model, [{"image": digit_images[i : i + 8]} for i in (0, 8)])}
     found["transformer"] = transformer(tmp_path_factory.mktemp("exported"), digit_images)
-    folder = os.environ.get("ONNXFQ_REAL_MODELS")
+    folder = os.environ.get("ONNXFQ_MODELS")
     for part, model in REAL.items() if folder else ():
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(folder)

@@ -1,0 +1,115 @@
+"""Rules about attention: what TensorRT fuses into one low-precision kernel, and what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from onnxfq.targets.findings import Finding
+from onnxfq.targets.operands import Operand, operand
+from onnxfq.targets.quantizers import QUANTIZE_OPS
+from onnxfq.targets.reading import Reading, Rule, finding
+from onnxfq.targets.scopes import Scope, Site
+
+INT8_HEADS = (16, 32, 64)
+"""Head sizes of the fused int8 kernel (NVIDIA, fused attention)."""
+INT8_TOKENS = 512
+FLOAT8_HEAD = 256
+
+# Between the two products, beside Softmax: the scale, the mask, and what masks are made with.
+_BETWEEN = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Sub", "Where"})
+_AFTER = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
+_STEPS = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """Two products with a Softmax between: queries by keys, and what comes of it by values."""
+
+    scores: Site
+    mix: Site
+    operands: tuple[Operand, Operand, Operand, Operand]
+
+
+def attention_operators(reading: Reading) -> Iterator[Finding]:
+    """Name quantized Attention operators: TensorRT fuses them in half and rounds their inputs for nothing."""
+    for promised in reading.promises:
+        if promised.site.op == "Attention":
+            message = (
+                "its inputs are quantized, and TensorRT runs ONNX's Attention in float; write it as MatMul, "
+                "Softmax, MatMul before quantizing"
+            )
+            yield finding("attention-operator", "float", promised.site, message)
+
+
+def attentions(reading: Reading) -> Iterator[Finding]:
+    """Warn of quantized attention with heads that stays in separate kernels.
+
+    Source: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; for int8 a quantized
+    reader too, heads of 16, 32 or 64 and up to 512 tokens; for float8 heads of up to 256.
+    """
+    for found in filter(None, (_attended(site) for site in reading.sites)):
+        pairs = [o.pair for o in found.operands if o.pair is not None]
+        shape = found.scores.scope.shape(found.scores.input(0))
+        if not pairs or shape is None or len(shape) != 4:
+            continue
+        why = _not_fused(found, shape[-1], shape[-2])
+        if why:
+            message = f"its attention, up to {found.mix.name!r}, is not fused: {why}"
+            yield finding("attention", "warning", found.scores, message)
+
+
+def _not_fused(found: Attended, head: int | None, tokens: int | None) -> str:
+    bare = [o.tensor for o in found.operands if o.pair is None]
+    halves = [{o.pair is None for o in found.operands[i : i + 2]} for i in (0, 2)]
+    if any(len(half) > 1 for half in halves):
+        return ""  # a product with one side in float: placement.one_side tells
+    if bare:
+        return f"{', '.join(map(repr, bare))} stays in float; quantize all four inputs or none"
+    q = found.operands[0].pair
+    if q is not None and q.qtype == TensorProto.FLOAT8E4M3FN:
+        if head is not None and head > FLOAT8_HEAD:
+            return f"float8 kernels have heads of up to {FLOAT8_HEAD}, these have {head}; leave it in float"
+        return ""
+    if head is not None and head not in INT8_HEADS:
+        return f"int8 kernels have heads of {', '.join(map(str, INT8_HEADS))}, these have {head}; use float8"
+    if tokens is not None and tokens > INT8_TOKENS:
+        return f"int8 kernels have up to {INT8_TOKENS} tokens, these are {tokens}; use float8"
+    if not _read_quantized(found.mix.scope, str(found.mix.node.output[0])):
+        return "int8 kernels have an int8 result; put a pair in front of what reads it"
+    return ""
+
+
+def _attended(mix: Site) -> Attended | None:
+    if mix.op != "MatMul":
+        return None
+    weights = operand(mix, 0)
+    above = weights.pair.site if weights.pair is not None else mix
+    soft = _above(above.scope, above.input(0), {*QUANTIZE_OPS, "Cast", "Identity", "Dropout"}, "Softmax")
+    scores = None if soft is None else _above(soft.scope, soft.input(0), _BETWEEN, "MatMul")
+    if scores is None:
+        return None
+    return Attended(scores, mix, (operand(scores, 0), operand(scores, 1), weights, operand(mix, 1)))
+
+
+def _above(scope: Scope, tensor: str, through: frozenset[str] | set[str], wanted: str) -> Site | None:
+    """Return the nearest node of type `wanted` above `tensor`, past nodes of the types in `through`."""
+    level = [(scope, tensor)]
+    for _ in range(_STEPS):
+        makers = [maker for scope, name in level if (maker := scope.maker(name)) is not None]
+        for maker in makers:
+            if maker.op == wanted:
+                return maker
+        level = [(m.scope, name) for m in makers if m.op in through for name in m.node.input if name]
+    return None
+
+
+def _read_quantized(scope: Scope, tensor: str) -> bool:
+    readers = scope.readers(tensor)
+    moved = [name for site in readers if site.op in _AFTER for name in site.node.output]
+    return any(site.op in QUANTIZE_OPS for site in readers) or any(_read_quantized(scope, n) for n in moved)
+
+
+RULES: tuple[Rule, ...] = (attention_operators, attentions)

@@ -1,0 +1,116 @@
+"""What TensorRT's builder says of an engine: its layers, and in which types each runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+Verdict = Literal["low", "weight-only", "mixed", "float", "missing"]
+
+LAYERS = "Layers:"
+"""First word of the message that lists the engine; without it the format has changed."""
+
+_LOW = frozenset({"Int8", "UInt8", "FP8", "Int4", "FP4", "FP4E2M1"})
+# Kinds that move data or signal; they compute nothing of a node.
+_GLUE = frozenset({"signal", "wait", "kernel_marker", "shape_call", "memset", "copy", "jmp", "cjmp"})
+_GENERATED = "kgen"
+_LATE_GEMM = "runtime_fusion"
+_TENSOR = re.compile(r"\{ (.*?) \}")
+_NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of a layer: how many elements it has, None where that is open, and its type in the log."""
+
+    count: int | None
+    dtype: str
+
+    @property
+    def is_data(self) -> bool:
+        """Tell whether it is more than one number, so no scale."""
+        return self.count is None or self.count > 1
+
+    @property
+    def is_low(self) -> bool:
+        """Tell whether it has 8 bits or fewer."""
+        return self.dtype in _LOW
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of an engine. nodes: names of the ONNX nodes that it computes, wholly or in part."""
+
+    name: str
+    kind: str
+    inputs: tuple[Operand, ...]
+    constants: tuple[Operand, ...]
+    nodes: tuple[str, ...]
+
+    @property
+    def is_attention(self) -> bool:
+        """Tell whether it is a whole attention in one kernel."""
+        return "_gemm_mha" in self.name
+
+
+def parse_layers(text: str) -> tuple[Layer, ...]:
+    """Read the message that begins with `LAYERS`; a line for each layer follows."""
+    layers = []
+    for line in text.splitlines()[1:]:
+        found = re.match(r"Name: (.*?), LayerType: ([^,]+)", line)
+        if found is None:
+            break
+        # Nodes of a body read `node | branch (then_branch) | if (If)`.
+        nodes = tuple(name.split(" | ")[0] for name in _NODE.findall(line))
+        layers.append(
+            Layer(found[1], found[2], _operands(line, "Inputs"), _operands(line, "Constants"), nodes)
+        )
+    return tuple(layers)
+
+
+def verdict(layers: Sequence[Layer], node: str) -> Verdict:
+    """Return in which precision `node` runs in the engine of `layers`."""
+    layer = _computing(layers, node)
+    if layer is None:
+        return "missing"
+    inputs = [operand for operand in layer.inputs if operand.is_data]
+    constants = [operand for operand in layer.constants if operand.is_data]
+    low = [operand for operand in inputs if operand.is_low]
+    low_constant = any(operand.is_low for operand in constants)
+    if layer.is_attention and len(low) >= 3:  # a fourth one is the mask
+        return "low"
+    if inputs and len(low) == len(inputs) and (len(inputs) > 1 or low_constant):
+        return "low" if layer.kind != _LATE_GEMM else "mixed"
+    if low_constant:
+        return "weight-only"
+    return "mixed" if low else "float"
+
+
+def _computing(layers: Sequence[Layer], node: str) -> Layer | None:
+    """Return the layer that multiplies for `node`: one of the library's kernels before a generated one."""
+    own = [layer for layer in layers if node in layer.nodes and layer.kind not in _GLUE]
+    ranked = sorted(own, key=lambda layer: (layer.kind == _GENERATED, "_gemm" not in layer.name))
+    return ranked[0] if ranked else None
+
+
+def _operands(line: str, field: str) -> tuple[Operand, ...]:
+    found = re.search(
+        field + r": \[(.*?)\](?:, (?:Constants|Outputs|TacticName|ParameterType|StreamId)|$)", line
+    )
+    operands = []
+    for text in _TENSOR.findall(found[1]) if found else ():
+        dtype, dims = re.search(r"Datatype: (\w+)", text), re.search(r"Dimensions: \[([^\]]*)\]", text)
+        if dtype is not None:
+            operands.append(Operand(_count(dims[1] if dims else ""), dtype[1]))
+    return tuple(operands)
+
+
+def _count(dims: str) -> int | None:
+    try:
+        sizes = [int(size) for size in dims.split(",") if size.strip()]
+    except ValueError:
+        return None
+    return None if any(size < 0 for size in sizes) else prod(sizes)

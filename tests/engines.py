@@ -1,0 +1,76 @@
+"""Engines of TensorRT for RTX in tests: many models in one process, and models whose scales are made up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from onnxfq.encoding import Encoding, Encodings
+from onnxfq.graph.constants import weight_array
+from onnxfq.graph.load import load
+from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.planning import make_plan
+from onnxfq.recipe import load_recipe
+from onnxfq.targets.building import Job, Report, capabilities, run_jobs
+from onnxfq.targets.engine import parse_layers, verdict
+from onnxfq.targets.profiles import profiles
+from onnxfq.targets.reading import Reading, read
+from onnxfq.targets.structure import EXTRA
+
+SECONDS = 120
+"""For one engine; a busy machine is slow, and none takes a tenth of it."""
+
+
+def build_all(folder: Path, models: dict[str, onnx.ModelProto]) -> dict[str, dict[str, Report]]:
+    """Build all `models` for each of their architectures; return {name: {architecture: report}}."""
+    keys, jobs = [], []
+    for name, proto in models.items():
+        reading = read(proto, EXTRA)
+        path = folder / f"{len(jobs)}.onnx"
+        onnx.save(reading.proto, path)
+        for capability in capabilities(reading):
+            keys.append((name, capability))
+            jobs.append(Job(path, capability, profiles(reading.proto, {})))
+    reports: dict[str, dict[str, Report]] = {name: {} for name in models}
+    for (name, capability), report in zip(keys, run_jobs(jobs, SECONDS), strict=True):
+        reports[name][capability] = report
+    return reports
+
+
+def verdicts(reading: Reading, report: Report) -> dict[str, str]:
+    """Return the precision of each promised node, as `Conv low as low`: operator, verdict, promise."""
+    layers = parse_layers(report.layers)
+    return {
+        p.site.name: f"{p.site.op} {verdict(layers, p.site.name)} as {p.expects}" for p in reading.promises
+    }
+
+
+def counts(proto: onnx.ModelProto, reports: dict[str, Report]) -> dict[str, dict[str, int]]:
+    """Return how many nodes run in which precision by architecture, and how many attentions are fused."""
+    reading, found = read(proto, EXTRA), {}
+    for capability, report in reports.items():
+        if not report.built:
+            continue
+        rows = Counter(verdicts(reading, report).values())
+        rows["attention in one kernel"] = sum(layer.is_attention for layer in parse_layers(report.layers))
+        found[capability] = {row: count for row, count in sorted(rows.items()) if count}
+    return found
+
+
+def unmeasured(model: str | Path | onnx.ModelProto, recipe: str) -> onnx.ModelProto:
+    """Return the Q/DQ model of `recipe` with made-up scales: what a builder fuses does not depend on them."""
+    loaded = load(model)
+    plan = make_plan(loaded, load_recipe(recipe))
+    encodings = []
+    for placement in plan.placements:
+        shape: tuple[int, ...] = ()
+        if placement.role == "weight":
+            values = weight_array(loaded, placement.tensor)
+            shape = placement.spec.granularity.param_shape(values.shape)
+        scale = np.full(shape, 0.01, np.float32)
+        encodings.append(Encoding.of(placement.tensor, placement.spec, scale, np.zeros(shape, np.int32)))
+    made = Encodings(model_sha256=loaded.sha256, encodings=tuple(encodings))
+    return InsertQdq(plan, made).run(loaded).model.proto

@@ -1,0 +1,809 @@
+"""Small Q/DQ models with one mistake each, the rule that names it, and what TensorRT for RTX does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from builders import Arrays, build, weights
+
+CONV = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) {
+    [xq] q = QuantizeLinear (x, s, z)
+    [xdq] d = DequantizeLinear (q, s, z)
+    [wdq] k = DequantizeLinear <axis = 0> (w, ws, wz)
+    [conv] y = Conv <pads = [1,1,1,1]> (d, k) }"""
+MATMUL = """g (float[2,4,64] x) => (float[2,4,32] y) {
+    [xq] q = QuantizeLinear (x, s, z)
+    [xdq] d = DequantizeLinear (q, s, z)
+    [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz)
+    [mm] y = MatMul (d, k) }"""
+INT4 = """g (float[4,64] x) => (float[4,32] y) {
+    [wdq] k = DequantizeLinear <axis = 0, block_size = 16> (w, ws)
+    [mm] y = MatMul (x, k) }"""
+CHAIN = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) {
+    [xq] q = QuantizeLinear (x, s, z)
+    [xdq] d = DequantizeLinear (q, s, z)
+    [between] t = Relu (d)
+    [wdq] k = DequantizeLinear <axis = 0> (w, ws, wz)
+    [conv] y = Conv <pads = [1,1,1,1]> (t, k) }"""
+CONCAT = """g (float[1,4,6,6] x, float[1,4,6,6] x2) => (float[1,8,6,6] y) {
+    [xq] q = QuantizeLinear (x, s, z)
+    [xdq] d = DequantizeLinear (q, s, z)
+    [xq2] q2 = QuantizeLinear (x2, s2, z)
+    [xdq2] d2 = DequantizeLinear (q2, s2, z)
+    [join] t = Concat <axis = 1> (d, d2)
+    [wdq] k = DequantizeLinear <axis = 0> (w, ws, wz)
+    [conv] y = Conv <pads = [1,1,1,1]> (t, k) }"""
+BRANCH = """g (float[1,8,6,6] x, bool cond) => (float[1,8,6,6] y) {
+    [xq] q = QuantizeLinear (x, s, z)
+    [xdq] d = DequantizeLinear (q, s, z)
+    [wdq] k = DequantizeLinear <axis = 0> (w, ws, wz)
+    [choose] y = If (cond) <
+        then_branch = yes () => (float[1,8,6,6] t) { [conv] t = Conv <pads = [1,1,1,1]> (d, k) },
+        else_branch = no () => (float[1,8,6,6] e) { [plain] e = Relu (d) }> }"""
+RESIDUAL = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) {
+    [first] h = Relu (x)
+    [xq] q = QuantizeLinear (h, s, z)
+    [xdq] d = DequantizeLinear (q, s, z)
+    [wdq] k = DequantizeLinear <axis = 0> (w, ws, wz)
+    [conv] c = Conv <pads = [1,1,1,1]> (d, k)
+    [add] y = Add (c, h) }"""
+UP = """g (float[1,8,6,6] x) => (float[1,8,12,12] y) {
+    [xq] q = QuantizeLinear (x, s, z)
+    [xdq] d = DequantizeLinear (q, s, z)
+    [wdq] k = DequantizeLinear (w, ws, wz)
+    [conv] y = ConvTranspose <strides = [2,2]> (d, k) }"""
+ATTENTION = """g (float[1,2,16,32] a, float[1,2,32,16] b, float[1,2,16,32] v) => (float[1,2,16,32] y) {
+    [aq] a1 = QuantizeLinear (a, s, z)
+    [adq] a2 = DequantizeLinear (a1, s, z)
+    [bq] b1 = QuantizeLinear (b, s, z)
+    [bdq] b2 = DequantizeLinear (b1, s, z)
+    [scores] c = MatMul (a2, b2)
+    [soft] p = Softmax <axis = -1> (c)
+    [pq] p1 = QuantizeLinear (p, s, z)
+    [pdq] p2 = DequantizeLinear (p1, s, z)
+    [vq] v1 = QuantizeLinear (v, s, z)
+    [vdq] v2 = DequantizeLinear (v1, s, z)
+    [mm] y = MatMul (p2, v2) }"""
+OPERATOR = """g (float[1,2,16,32] a, float[1,2,16,32] b, float[1,2,16,32] v) => (float[1,2,16,32] y) {
+    [aq] a1 = QuantizeLinear (a, s, z)
+    [adq] a2 = DequantizeLinear (a1, s, z)
+    [bq] b1 = QuantizeLinear (b, s, z)
+    [bdq] b2 = DequantizeLinear (b1, s, z)
+    [vq] v1 = QuantizeLinear (v, s, z)
+    [vdq] v2 = DequantizeLinear (v1, s, z)
+    [mm] y = Attention (a2, b2, v2) }"""
+FLOAT4 = """g (float[16,256] x) => (float[16,128] y) {
+    [dyn] q, qs = trt.TRT_FP4DynamicQuantize <axis = -1, block_size = 16, scale_type = 17> (x, gs)
+    [sdq] s1 = DequantizeLinear (qs, gs)
+    [xdq] d = DequantizeLinear <axis = -1, block_size = 16> (q, s1)
+    [wsdq] s2 = DequantizeLinear (ws, gs)
+    [wdq] k = DequantizeLinear <axis = 1, block_size = 16> (w, s2)
+    [mm] y = Gemm <transB = 1> (d, k) }"""
+
+
+def f32(value: Any) -> np.ndarray:
+    """Return a float32 array."""
+    return np.asarray(value, np.float32)
+
+
+def stored(*shape: int, dtype: Any = np.int8) -> np.ndarray:
+    """Return random quantized weights."""
+    return np.asarray(np.rint(weights(*shape) * 3).clip(-7, 7)).astype(dtype)
+
+
+def int8_pair(**changes: Any) -> Arrays:
+    """Return the constants of an int8 pair with zero points."""
+    return {"s": f32(0.02), "z": np.int8(0), **changes}
+
+
+def conv_constants(kernel: int = 3, dtype: Any = np.int8, **changes: Any) -> Arrays:
+    """Return the constants of CONV and of what is like it; a change to None takes one out."""
+    values = {
+        "s": f32(0.02),
+        "z": np.asarray(0).astype(dtype),
+        "w": stored(8, 8, kernel, kernel, dtype=dtype),
+        "ws": f32([0.01] * 8),
+        "wz": np.zeros(8).astype(dtype),
+        **changes,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def matmul_constants(dtype: Any = np.int8, **changes: Any) -> Arrays:
+    """Return the constants of MATMUL."""
+    values = {
+        "s": f32(0.02),
+        "z": np.asarray(0).astype(dtype),
+        "w": stored(64, 32, dtype=dtype),
+        "ws": f32([0.01] * 32),
+        "wz": np.zeros(32).astype(dtype),
+        **changes,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def int4_constants(k: int = 64, n: int = 32, scales: int = 4) -> Arrays:
+    """Return the constants of INT4: a weight [k, n] with `scales` blocks along axis 0."""
+    return {"w": stored(k, n, dtype=ml_dtypes.int4), "ws": np.full((scales, n), 0.1, np.float32)}
+
+
+def float4_constants() -> Arrays:
+    """Return the constants of FLOAT4, in two levels."""
+    return {
+        "w": stored(128, 256, dtype=ml_dtypes.float4_e2m1fn),
+        "ws": np.full((128, 16), 1.0).astype(ml_dtypes.float8_e4m3fn),
+        "gs": f32(0.01),
+    }
+
+
+def change(text: str, *pairs: tuple[str, str]) -> str:
+    """Return `text` with replacements, each of which must occur."""
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One mistake.
+
+    rule, severity, node: of the finding, empty for a clean model. real: what TensorRT for RTX does: "low",
+    "weight-only", "mixed" or "float" for node `mm` or `conv`; "parser ..." and "builder ..." with a piece of
+    its message; "crash".
+    """
+
+    name: str
+    make: Callable[[], onnx.ModelProto]
+    rule: str
+    severity: str
+    node: str
+    real: str
+
+
+def case(
+    name: str, text: str, constants: Arrays, finding: str, real: str, opset: int = 21, **imports: int
+) -> Planted:
+    """Make a case; finding: `severity rule node`, or nothing."""
+    severity, rule, node = finding.split() if finding else ("", "", "")
+    ir = {13: 8, 17: 8, 21: 10, 23: 11}[opset]
+    return Planted(
+        name, lambda: build(text, constants, opset=opset, ir=ir, **imports), rule, severity, node, real
+    )
+
+
+F8 = ml_dtypes.float8_e4m3fn
+NO_POINTS = (("(x, s, z)", "(x, s)"), ("(q, s, z)", "(q, s)"))
+ZEROS8 = np.zeros(8, np.int8)
+CUT = "parser Failed to import initializer"
+WEIGHT_QDQ = ("[wdq] k =", "[wq] wi = QuantizeLinear <axis = 0> (w, ws, wz)\n    [wdq] k =")
+
+# Operators that TensorRT moves a DQ through, with their constants, and the channels that they leave of 8.
+COMMUTING_CONV: dict[str, tuple[Arrays, int]] = {
+    "DepthToSpace <blocksize = 2> (d)": ({}, 2),
+    "Dropout (d)": ({}, 8),
+    "Expand (d, c)": ({"c": np.asarray([2, 8, 6, 6])}, 8),
+    "Gather <axis = 2> (d, c)": ({"c": np.asarray([0, 2, 4])}, 8),
+    "GlobalMaxPool (d)": ({}, 8),
+    "Identity (d)": ({}, 8),
+    "Div (d, c)": ({"c": f32(2)}, 8),
+    "MaxPool <kernel_shape = [2,2]> (d)": ({}, 8),
+    "Mul (c, d)": ({"c": f32(2)}, 8),
+    "Neg (d)": ({}, 8),
+    "Pad (d, c)": ({"c": np.asarray([0, 0, 1, 1, 0, 0, 1, 1])}, 8),
+    "ReduceMax (d, c)": ({"c": np.asarray([2])}, 8),
+    "Reshape (d, c)": ({"c": np.asarray([1, 4, 12, 6])}, 4),
+    "Slice (d, b, c)": ({"b": np.asarray([0, 0, 0, 0]), "c": np.asarray([1, 4, 6, 6])}, 4),
+    "SpaceToDepth <blocksize = 2> (d)": ({}, 32),
+    "Tile (d, c)": ({"c": np.asarray([1, 1, 2, 2])}, 8),
+    "Transpose <perm = [0,1,3,2]> (d)": ({}, 8),
+}
+COMMUTING_MATMUL: dict[str, Arrays] = {
+    "Flatten <axis = 2> (d)": {},
+    "Squeeze (d, c)": {"c": np.asarray([0])},
+    "Unsqueeze (d, c)": {"c": np.asarray([0])},
+}
+# Operators that it does not, tried likewise.
+BLOCKING: dict[str, Arrays] = {
+    "AveragePool <kernel_shape = [3,3]> (d)": {},
+    "Clip (d, lo, hi)": {"lo": f32(0), "hi": f32(6)},
+    "GlobalAveragePool (d)": {},
+    "HardSwish (d)": {},
+    "LeakyRelu (d)": {},
+    "Add (d, f)": {"f": f32(2)},
+    "Mul (d, f)": {"f": np.full((1, 8, 1, 1), 2, np.float32)},
+    "ReduceMean (d, c)": {"c": np.asarray([2])},
+    "Relu (d)": {},
+    "Resize (d, , up)": {"up": f32([1, 1, 2, 2])},
+    "Sigmoid (d)": {},
+    "Softmax (d)": {},
+}
+AROUND = (
+    *(
+        case(
+            f"clean {op} between",
+            change(CHAIN, ("Relu (d)", op)),
+            conv_constants(w=stored(8, channels, 3, 3), **more),
+            "",
+            "low",
+        )
+        for op, (more, channels) in COMMUTING_CONV.items()
+    ),
+    *(
+        case(
+            f"clean {op} between",
+            change(
+                MATMUL,
+                ("[2,4,64]", "[1,4,64]"),
+                ("[mm] y = MatMul (d, k)", f"[between] t = {op} [mm] y = MatMul (t, k)"),
+            ),
+            matmul_constants(**more),
+            "",
+            "low",
+        )
+        for op, more in COMMUTING_MATMUL.items()
+    ),
+    *(
+        case(
+            f"pair before {op}",
+            change(CHAIN, ("Relu (d)", op)),
+            conv_constants(**more),
+            "float pair-before conv",
+            "float",
+        )
+        for op, more in BLOCKING.items()
+    ),
+)
+
+CASES = (
+    *AROUND,
+    # Clean ones: the rules say nothing and the engine has what is promised.
+    case("clean int8 conv", CONV, conv_constants(), "", "low"),
+    case("clean int8 conv at opset 13", CONV, conv_constants(), "", "low", opset=13),
+    case("clean int8 matmul", MATMUL, matmul_constants(), "", "low"),
+    case("clean float8 matmul", MATMUL, matmul_constants(F8), "", "low"),
+    case("clean float8 conv", CONV, conv_constants(dtype=F8), "", "low"),
+    case("clean int4", INT4, int4_constants(), "", "weight-only"),
+    case("clean float4", FLOAT4, float4_constants(), "", "low", opset=23, trt=1),
+    case(
+        "clean output_dtype",
+        change(CONV, ("QuantizeLinear (x, s, z)", "QuantizeLinear <output_dtype = 3> (x, s)"), NO_POINTS[1]),
+        conv_constants(z=None),
+        "",
+        "low",
+    ),
+    case(
+        "clean Concat",
+        change(CONCAT, ("(x2, s2, z)", "(x2, s, z)"), ("(q2, s2, z)", "(q2, s, z)")),
+        conv_constants(),
+        "",
+        "low",
+    ),
+    case(
+        "clean scale by arithmetic",
+        change(CONV, ("[xq]", "[half] s = Div (s1, two)\n    [xq]")),
+        conv_constants(s=None, s1=f32(0.04), two=f32(2)),
+        "",
+        "low",
+    ),
+    # Element types.
+    case("int16 activation", CONV, conv_constants(z=np.int16(0)), "refused tensor-type xq", CUT),
+    case("uint16 activation", CONV, conv_constants(z=np.uint16(0)), "refused tensor-type xq", CUT),
+    case(
+        "int16 weight",
+        CONV,
+        conv_constants(w=stored(8, 8, 3, 3, dtype=np.int16), wz=np.zeros(8, np.int16)),
+        "refused tensor-type wdq",
+        CUT,
+    ),
+    case(
+        "uint4 weight",
+        INT4,
+        {**int4_constants(), "w": np.ones((64, 32)).astype(ml_dtypes.uint4)},
+        "refused tensor-type wdq",
+        CUT,
+    ),
+    case("float8e5m2", MATMUL, matmul_constants(ml_dtypes.float8_e5m2), "refused tensor-type xq", CUT),
+    case(
+        "float8e4m3fnuz", MATMUL, matmul_constants(ml_dtypes.float8_e4m3fnuz), "refused tensor-type xq", CUT
+    ),
+    case(
+        "e8m0 scales",
+        """g (float[4,32] x) => (float[64,32] y) {
+        [wdq] k = DequantizeLinear <axis = 0, block_size = 16, output_dtype = 1> (w, ws)
+        [mm] y = Relu (k) }""",
+        {"w": stored(64, 32, dtype=F8), "ws": np.ones((4, 32)).astype(ml_dtypes.float8_e8m0fnu)},
+        "refused tensor-type wdq",
+        CUT,
+        opset=23,
+    ),
+    case(
+        "output_dtype int16",
+        change(
+            CONV,
+            ("(x, s, z)", "(x, s)"),
+            ("(q, s, z)", "(q, s)"),
+            ("QuantizeLinear (x", "QuantizeLinear <output_dtype = 5> (x"),
+        ),
+        conv_constants(z=None),
+        "refused tensor-type xq",
+        "parser",
+    ),
+    case("uint8 activation, zero point 0", CONV, conv_constants(z=np.uint8(0)), "wrong uint8 xq", "low"),
+    case(
+        "uint8 weight",
+        CONV,
+        conv_constants(w=np.ones((8, 8, 3, 3), np.uint8), wz=np.zeros(8, np.uint8)),
+        "refused uint8 wdq",
+        "parser unsupported input type of UINT8",
+    ),
+    case(
+        "neither zero point nor output_dtype",
+        change(CONV, *NO_POINTS),
+        conv_constants(z=None),
+        "wrong undeclared-type xq",
+        "low",
+    ),
+    case(
+        "int32 bias",
+        change(CONV, ("[conv]", "[bdq] bf = DequantizeLinear (b, bs)\n    [conv]"), ("(d, k)", "(d, k, bf)")),
+        conv_constants(b=np.ones(8, np.int32), bs=f32(0.1)),
+        "refused int32-dequantize bdq",
+        "parser Int32 but must have type",
+    ),
+    case(
+        "float8 by int8",
+        MATMUL,
+        matmul_constants(z=np.asarray(0).astype(F8)),
+        "refused mixed-types mm",
+        "builder same type",
+    ),
+    case(
+        "float16 data, float32 scales",
+        change(
+            CONV,
+            ("float[1,8,6,6] x", "float16[1,8,6,6] x"),
+            ("[xq] q", "[xf] xf = Cast <to = 1> (x)\n    [xq] q"),
+            ("(x, s, z)", "(xf, s, z)"),
+            ("(d, k)", "(d, k, b)"),
+        ),
+        conv_constants(b=np.ones(8, np.float16)),
+        "refused float-types conv",
+        "parser must be of same type",
+    ),
+    # Scales and zero points.
+    case(
+        "zero point 3",
+        CONV,
+        conv_constants(z=np.int8(3)),
+        "refused zero-point xq",
+        "parser Non-zero zero point",
+    ),
+    case(
+        "uint8 zero point 128",
+        CONV,
+        conv_constants(z=np.uint8(128)),
+        "refused zero-point xq",
+        "parser Non-zero zero point",
+    ),
+    case(
+        "one zero point of a weight",
+        CONV,
+        conv_constants(wz=np.eye(8, dtype=np.int8)[0]),
+        "refused zero-point wdq",
+        "parser Non-zero zero point",
+    ),
+    case("scale 0", CONV, conv_constants(s=f32(0)), "refused scale-value xq", "parser must all be positive"),
+    case(
+        "negative scale",
+        CONV,
+        conv_constants(s=f32(-1)),
+        "refused scale-value xq",
+        "parser must all be positive",
+    ),
+    case(
+        "NaN scale",
+        CONV,
+        conv_constants(s=f32(np.nan)),
+        "refused scale-value xq",
+        "parser must all be positive",
+    ),
+    case(
+        "one scale of a weight is 0",
+        CONV,
+        conv_constants(ws=f32([0.1] * 7 + [0])),
+        "refused scale-value wdq",
+        "parser must all be positive",
+    ),
+    case("infinite scale", CONV, conv_constants(s=f32(np.inf)), "wrong scale-value xq", "low"),
+    case(
+        "too few scales",
+        CONV,
+        conv_constants(ws=f32([0.1] * 7), wz=ZEROS8[:7]),
+        "refused scale-count wdq",
+        "parser number of scales",
+    ),
+    case(
+        "axis beyond the rank",
+        change(CONV, ("<axis = 0>", "<axis = 5>")),
+        conv_constants(),
+        "refused scale-count wdq",
+        "parser",
+    ),
+    case(
+        "scale as an input",
+        change(CONV, ("[1,8,6,6] x)", "[1,8,6,6] x, float s)")),
+        conv_constants(s=None),
+        "refused runtime-scale xq",
+        "crash",
+    ),
+    case(
+        "scale from data",
+        change(CONV, ("[xq]", "[max] s = ReduceMax <keepdims = 0> (x)\n    [xq]")),
+        conv_constants(s=None),
+        "refused runtime-scale xq",
+        "crash",
+    ),
+    # Operators, names, bodies.
+    case(
+        "DynamicQuantizeLinear",
+        """g (float[4,64] x) => (float[4,64] y) {
+        [dq] q, s, z = DynamicQuantizeLinear (x)
+        [mm] y = DequantizeLinear (q, s, z) }""",
+        {},
+        "refused operator dq",
+        "parser",
+    ),
+    case(
+        "QLinearConv",
+        """g (int8[1,8,6,6] x) => (int8[1,8,6,6] y) {
+        [conv] y = QLinearConv <pads = [1,1,1,1]> (x, s, z, w, ws, wz, s, z) }""",
+        conv_constants(),
+        "refused operator conv",
+        "parser",
+    ),
+    case(
+        "MatMulInteger",
+        """g (int8[4,64] x) => (int32[4,32] y) { [mm] y = MatMulInteger (x, w) }""",
+        {"w": stored(64, 32)},
+        "refused operator mm",
+        "parser",
+    ),
+    case(
+        "MatMulNBits",
+        """g (float[4,64] x) => (float[4,32] y) {
+        [mm] y = com.microsoft.MatMulNBits <K = 64, N = 32, bits = 4, block_size = 32> (x, w, ws) }""",
+        {"w": np.ones((32, 2, 16), np.uint8), "ws": f32([0.1] * 64)},
+        "refused operator mm",
+        "parser",
+        **{"com.microsoft": 1},
+    ),
+    case(
+        "FakeQuantize left in",
+        """g (float[4,64] x) => (float[4,64] y) {
+        [fq] y = onnxfq.FakeQuantize <qtype = "int8"> (x, s, z) }""",
+        int8_pair(),
+        "refused operator fq",
+        "parser Plugin not found",
+        onnxfq=1,
+    ),
+    case(
+        "unknown operator",
+        "g (float[4,64] x) => (float[4,64] y) { [mine] y = my.Own (x) }",
+        {},
+        "refused operator mine",
+        "parser Plugin not found",
+        my=1,
+    ),
+    case(
+        "two nodes of one name",
+        change(CONV, ("[wdq]", "[xdq]")),
+        conv_constants(),
+        "refused duplicate-name xdq",
+        "parser already in use",
+    ),
+    case("pair outside of an If", BRANCH, conv_constants(), "float outside-body conv", "float"),
+    case(
+        "nothing quantized",
+        "g (float[4,64] x) => (float[4,32] y) { [mm] y = MatMul (x, w) }",
+        {"w": weights(64, 32)},
+        "warning not-quantized mm",
+        "float",
+    ),
+    # Blocks and int4.
+    case(
+        "blocked Conv",
+        change(CONV, ("<axis = 0> (w, ws, wz)", "<axis = 1, block_size = 4> (w, ws)")),
+        conv_constants(ws=np.full((8, 2, 3, 3), 0.1, np.float32), wz=None),
+        "refused block-axis wdq",
+        "parser last or second to last",
+    ),
+    case(
+        "block does not divide",
+        change(INT4, ("[4,64]", "[4,60]")),
+        int4_constants(k=60),
+        "wrong block-size wdq",
+        "weight-only",
+    ),
+    case(
+        "blocks on both sides",
+        """g (float[16,64] x) => (float[16,32] y) {
+        [xq] q = QuantizeLinear <axis = 1, block_size = 16, output_dtype = 3> (x, s)
+        [xdq] d = DequantizeLinear <axis = 1, block_size = 16> (q, s)
+        [wdq] k = DequantizeLinear <axis = 0, block_size = 16> (w, ws)
+        [mm] y = MatMul (d, k) }""",
+        {
+            "s": np.full((16, 4), 0.1, np.float32),
+            "w": stored(64, 32),
+            "ws": np.full((4, 32), 0.1, np.float32),
+        },
+        "wrong blocks-both-sides mm",
+        "low",
+    ),
+    case(
+        "blocked int8 by int8",
+        change(MATMUL, ("<axis = 1> (w, ws, wz)", "<axis = 0, block_size = 16> (w, ws)")),
+        matmul_constants(ws=np.full((4, 32), 0.1, np.float32), wz=None),
+        "refused blocked-weight mm",
+        "builder is_constant",
+    ),
+    case(
+        "int4 by int8",
+        change(MATMUL, ("<axis = 1> (w, ws, wz)", "<axis = 0, block_size = 16> (w, ws)")),
+        matmul_constants(
+            w=stored(64, 32, dtype=ml_dtypes.int4), ws=np.full((4, 32), 0.1, np.float32), wz=None
+        ),
+        "refused blocked-weight mm",
+        "builder is_constant",
+    ),
+    case(
+        "blocked int8 weight-only",
+        INT4,
+        {**int4_constants(), "w": stored(64, 32)},
+        "float blocked-weight mm",
+        "float",
+    ),
+    case(
+        "odd count of int4",
+        change(INT4, ("[4,64]", "[4,15]"), ("[4,32]", "[4,7]"), ("axis = 0, block_size = 16", "axis = 1")),
+        {"w": stored(15, 7, dtype=ml_dtypes.int4), "ws": f32([0.1] * 7)},
+        "refused odd-int4 wdq",
+        "builder odd tensor volume",
+    ),
+    case(
+        "odd last axis of int4",
+        change(INT4, ("[4,32]", "[4,31]")),
+        int4_constants(n=31),
+        "float int4-weight mm",
+        "float",
+    ),
+    case(
+        "int4 per tensor",
+        change(INT4, ("<axis = 0, block_size = 16> ", "")),
+        {**int4_constants(), "ws": f32(0.1)},
+        "float int4-weight mm",
+        "float",
+    ),
+    case(
+        "int4 per channel",
+        change(INT4, ("axis = 0, block_size = 16", "axis = 1")),
+        {**int4_constants(), "ws": f32([0.1] * 32)},
+        "float int4-weight mm",
+        "float",
+    ),
+    case(
+        "int4 in one block",
+        change(INT4, ("size = 16", "size = 64")),
+        int4_constants(scales=1),
+        "float int4-weight mm",
+        "float",
+    ),
+    case(
+        "int4 through a Cast",
+        change(
+            INT4,
+            ("float[4,64] x", "float16[4,64] x"),
+            ("float[4,32]", "float16[4,32]"),
+            ("[mm] y = MatMul (x, k)", "[c] c = Cast <to = 10> (k)\n    [mm] y = MatMul (x, c)"),
+        ),
+        int4_constants(),
+        "float int4-weight mm",
+        "float",
+    ),
+    case(
+        "int4 blocks along outputs",
+        change(INT4, ("axis = 0", "axis = 1")),
+        {**int4_constants(), "ws": np.full((64, 2), 0.1, np.float32)},
+        "warning int4-axis mm",
+        "weight-only",
+    ),
+    case(
+        "int4 by int4 in blocks",
+        """g (float[16,64] x) => (float[16,32] y) {
+        [xq] q = QuantizeLinear <axis = 1, block_size = 16, output_dtype = 22> (x, s)
+        [xdq] d = DequantizeLinear <axis = 1, block_size = 16> (q, s)
+        [wdq] k = DequantizeLinear <axis = 0, block_size = 16> (w, ws)
+        [mm] y = MatMul (d, k) }""",
+        {**int4_constants(), "s": np.full((16, 4), 0.1, np.float32)},
+        "float int4-activation mm",
+        "weight-only",
+    ),
+    # Placement.
+    case(
+        "only the activation",
+        change(CONV, ("    [wdq] k = DequantizeLinear <axis = 0> (w, ws, wz)\n", ""), ("(d, k)", "(d, w)")),
+        conv_constants(w=weights(8, 8, 3, 3), ws=None, wz=None),
+        "float one-side conv",
+        "float",
+    ),
+    case(
+        "only the weight of a Conv",
+        "g (float[1,8,6,6] x) => (float[1,8,6,6] y) {"
+        " [wdq] k = DequantizeLinear <axis = 0> (w, ws) [conv] y = Conv <pads = [1,1,1,1]> (x, k) }",
+        conv_constants(s=None, z=None, wz=None),
+        "float weight-only-conv conv",
+        "float",
+    ),
+    case(
+        "float weight with Q and DQ, int8 weight-only",
+        "g (float[1,4,64] x) => (float[1,4,32] y) {"
+        " [wq] q = QuantizeLinear <axis = 1> (w, ws, wz) [wdq] k = DequantizeLinear <axis = 1> (q, ws, wz)"
+        " [mm] y = MatMul (x, k) }",
+        matmul_constants(s=None, z=None, w=weights(64, 32)),
+        "float weight-only-form mm",
+        "float",
+    ),
+    case(
+        "float weight with Q and DQ, as a matrix",
+        "g (float[4,64] x) => (float[4,32] y) {"
+        " [wq] q = QuantizeLinear <axis = 1> (w, ws, wz) [wdq] k = DequantizeLinear <axis = 1> (q, ws, wz)"
+        " [mm] y = MatMul (x, k) }",
+        matmul_constants(s=None, z=None, w=weights(64, 32)),
+        "warning weight-only-form mm",
+        "weight-only",
+    ),
+    case("Concat of two scales", CONCAT, conv_constants(s2=f32(0.03)), "float concat-scales conv", "float"),
+    case(
+        "Concat with a bare input",
+        change(CONCAT, ("(d, d2)", "(d, x2)")),
+        conv_constants(s2=f32(0.02)),
+        "float concat-scales conv",
+        "float",
+    ),
+    case(
+        "scale of shape [1]",
+        CONV,
+        conv_constants(s=f32([0.02]), z=np.zeros(1, np.int8)),
+        "float scale-rank conv",
+        "float",
+    ),
+    case(
+        "activation per channel",
+        CONV,
+        conv_constants(s=f32([0.02] * 8), z=ZEROS8),
+        "float activation-axis conv",
+        "float",
+    ),
+    case(
+        "activation along the summed axis",
+        change(
+            MATMUL,
+            ("QuantizeLinear (x", "QuantizeLinear <axis = 2> (x"),
+            ("DequantizeLinear (q", "DequantizeLinear <axis = 2> (q"),
+        ),
+        matmul_constants(s=f32([0.02] * 64), z=np.zeros(64, np.int8)),
+        "float activation-axis mm",
+        "mixed",
+    ),
+    case(
+        "activation along rows of two matrices",
+        change(
+            MATMUL,
+            ("QuantizeLinear (x", "QuantizeLinear <axis = 1> (x"),
+            ("DequantizeLinear (q", "DequantizeLinear <axis = 1> (q"),
+        ),
+        matmul_constants(s=f32([0.02] * 4), z=np.zeros(4, np.int8)),
+        "float activation-axis mm",
+        "weight-only",
+    ),
+    case(
+        "activation along rows",
+        change(
+            MATMUL,
+            ("float[2,4,64]", "float[1,4,64]"),
+            ("float[2,4,32]", "float[1,4,32]"),
+            ("QuantizeLinear (x", "QuantizeLinear <axis = 1> (x"),
+            ("DequantizeLinear (q", "DequantizeLinear <axis = 1> (q"),
+        ),
+        matmul_constants(s=f32([0.02] * 4), z=np.zeros(4, np.int8)),
+        "warning activation-axis mm",
+        "low",
+    ),
+    case(
+        "weight axis 1 of Conv",
+        change(CONV, ("axis = 0", "axis = 1")),
+        conv_constants(),
+        "float weight-axis conv",
+        "float",
+    ),
+    case(
+        "weight along the summed axis",
+        change(MATMUL, ("axis = 1", "axis = 0")),
+        matmul_constants(ws=f32([0.01] * 64), wz=np.zeros(64, np.int8)),
+        "float weight-axis mm",
+        "mixed",
+    ),
+    case(
+        "float8 window 7x7",
+        change(CONV, ("[1,1,1,1]", "[3,3,3,3]")),
+        conv_constants(7, F8),
+        "float float8-kernel conv",
+        "float",
+    ),
+    case(
+        "ConvTranspose",
+        UP,
+        conv_constants(2, ws=f32(0.01), wz=np.int8(0)),
+        "warning conv-transpose conv",
+        "float",
+    ),
+    case("skip branch without a pair", RESIDUAL, conv_constants(), "warning skip-branch add", "low"),
+    case(
+        "LSTM weights",
+        """g (float[3,1,8] x) => (float[3,1,1,4] y) {
+        [wdq] k = DequantizeLinear (w, s) [rdq] r = DequantizeLinear (rw, s)
+        [mm] y = LSTM <hidden_size = 4> (x, k, r) }""",
+        {"w": stored(1, 16, 8), "rw": stored(1, 16, 4), "s": f32(0.1)},
+        "warning recurrent mm",
+        "weight-only",
+    ),
+    # Attention and float4.
+    case(
+        "Attention operator",
+        change(OPERATOR, ("float[", "float16[")),
+        int8_pair(s=np.float16(0.02)),
+        "float attention-operator mm",
+        "float",
+        opset=23,
+    ),
+    case("attention without a quantized reader", ATTENTION, int8_pair(), "warning attention scores", "low"),
+    case(
+        "half an attention",
+        change(ATTENTION, ("(p2, v2)", "(p2, v)"), ("(p2, v)", "(p, v)")),
+        int8_pair(),
+        "warning attention scores",
+        "float",
+    ),
+    case(
+        "Softmax without a pair",
+        change(ATTENTION, ("(p2, v2)", "(p, v2)")),
+        int8_pair(),
+        "float one-side mm",
+        "mixed",
+    ),
+    case(
+        "float4 in blocks of 32",
+        change(FLOAT4, ("axis = -1, block_size = 16, scale", "axis = -1, block_size = 32, scale")),
+        float4_constants(),
+        "refused dynamic-block dyn",
+        "parser block_size == 16",
+        opset=23,
+        trt=1,
+    ),
+    case(
+        "float4 weight-only",
+        """g (float[16,256] x) => (float[16,128] y) {
+        [wsdq] s2 = DequantizeLinear (ws, gs)
+        [wdq] k = DequantizeLinear <axis = 1, block_size = 16> (w, s2)
+        [mm] y = Gemm <transB = 1> (x, k) }""",
+        float4_constants(),
+        "float float4 mm",
+        "float",
+        opset=23,
+    ),
+)

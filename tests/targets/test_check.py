@@ -1,0 +1,263 @@
+"""`check` as a whole: with and without a builder, what it says of one that fails, and its shapes."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import attention, build, conv_relu, qdq_of, stage
+from onnx.backend.test.case.node import collect_testcases
+from planted import CONV, change, conv_constants, stored
+
+import onnxfq
+from onnxfq.cli.main import main
+from onnxfq.errors import DataError, RecipeError, RuntimeLibraryError
+from onnxfq.targets import building
+from onnxfq.targets.building import BuildOptions, Report, builder_installed
+from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.profiles import profiles
+from onnxfq.targets.structure import STANDARD, UNSUPPORTED
+
+OPSET = {"opset": 21, "ir": 10}
+needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+
+
+def conv(**changes: object) -> onnx.ModelProto:
+    """Return one int8 convolution in Q/DQ."""
+    return build(CONV, conv_constants(**changes), **OPSET)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A current folder with good.onnx, bad.onnx and open.onnx."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(conv(), "good.onnx")
+    onnx.save(build(change(CONV, ("axis = 0", "axis = 1")), conv_constants(), **OPSET), "bad.onnx")
+    onnx.save(qdq_of(stage(conv_relu())), "open.onnx")
+
+
+def reported(monkeypatch: pytest.MonkeyPatch, *reports: Report) -> None:
+    """Let the builder give these reports."""
+    monkeypatch.setattr(building, "run_jobs", lambda jobs, seconds: list(reports))
+
+
+def test_unknown_target() -> None:
+    """A target without rules is refused with those that have some."""
+    with pytest.raises(RecipeError, match="no rules for target 'tensort'; nearest: tensorrt"):
+        onnxfq.check(conv(), "tensort")
+
+
+def test_nothing_is_changed() -> None:
+    """The given model keeps its bytes."""
+    model = attention()
+    before = model.SerializeToString(deterministic=True)
+    onnxfq.check(model)
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_every_operator_of_onnx_is_read() -> None:
+    """The rules go through every model of ONNX's own operator tests without a fault of theirs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the cases compute their expected values, some of them infinite
+        models = [case.model for case in collect_testcases(None) if case.model is not None]
+    results = [onnxfq.check(model) for model in models]
+    assert len(results) > 1000
+    refused = {f.op_type for r in results for f in r.findings if f.rule == "operator"}
+    assert refused & STANDARD <= UNSUPPORTED and {"QLinearConv", "Unique"} <= refused
+
+
+def test_dense_blocks_take_no_time() -> None:
+    """Joins of joins, sixty deep, are followed once each."""
+    joins = [f"[j{i}] t{i} = Concat <axis = 1> (t{i - 1}, x)" for i in range(1, 61)]
+    text = "g (float[1,1,6,6] x) => (float[1,4,6,6] y) { [r] t0 = Relu (x) " + " ".join(joins)
+    model = build(text + " [conv] y = Conv (t60, w) }", {"w": stored(4, 61, 1, 1, dtype=np.float32)})
+    start = time.process_time()
+    onnxfq.check(model)
+    assert time.process_time() - start < 5  # seconds; followed each time anew it would be 2^60 steps
+
+
+def test_local_functions_are_looked_into() -> None:
+    """A mistake inside a local function is found."""
+    model = conv(s=conv_constants()["s"] * 0)
+    function = onnx.helper.make_function(
+        "mine", "Pair", ["a", "s", "z"], ["d"],
+        [onnx.helper.make_node("QuantizeLinear", ["a", "s", "z"], ["q"]),
+         onnx.helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"])],
+        [onnx.helper.make_opsetid("", 21)],
+    )  # fmt: skip
+    del model.graph.node[0:2]
+    call = onnx.helper.make_node("Pair", ["x", "s", "z"], ["d"], domain="mine", name="call")
+    model.graph.node.insert(0, call)
+    model.functions.append(function)
+    model.opset_import.append(onnx.helper.make_opsetid("mine", 1))
+    assert [f.rule for f in onnxfq.check(model).findings] == ["scale-value"]
+
+
+def test_unnamed_nodes_are_told_apart() -> None:
+    """A node without a name goes by its output, in the rules and in the engine."""
+    model = build(change(CONV, ("axis = 0", "axis = 1")), conv_constants(), **OPSET)
+    for node in model.graph.node:
+        node.name = ""
+    (found,) = onnxfq.check(model).findings
+    assert (found.node, found.op_type) == ("y", "Conv")
+
+
+def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without TensorRT for RTX one line says what to install; the rules work."""
+    monkeypatch.setattr(building, "builder_installed", lambda: False)
+    with pytest.raises(RuntimeLibraryError, match=r"pip install 'onnxfq\[tensorrt\]'"):
+        onnxfq.check(conv(), build=BuildOptions())
+    assert onnxfq.check(conv()).passed
+
+
+@pytest.mark.parametrize(
+    ("report", "says"),
+    [
+        (Report("1.7.1", True, True), "logs no 'Layers:'"),
+        (Report("1.7.1", True, True, layers="Layers:\nlayer one"), "format that is not known"),
+        (Report("1.6.1.120", True, False), "1.6.1.120 refuses every int8 convolution"),
+    ],
+)
+def test_changed_format_is_an_error(monkeypatch: pytest.MonkeyPatch, report: Report, says: str) -> None:
+    """A log that cannot be read is no pass: an error tells so."""
+    reported(monkeypatch, report, report)
+    with pytest.raises(RuntimeLibraryError, match=says):
+        onnxfq.check(conv(), build=BuildOptions())
+
+
+@pytest.mark.parametrize(
+    ("report", "rule", "says"),
+    [
+        (Report(ended="was ended by signal 11"), "crash", "was ended by signal 11 over this model for SM86"),
+        (Report("1.7.1", faults=(("n", "Odd", "no\nplugin"),)), "parser", "cannot parse it: no plugin"),
+        (Report("1.7.1", True, errors=("no kernel",)), "builder", "cannot build it for SM86: no kernel"),
+    ],
+)
+def test_failures_are_findings(monkeypatch: pytest.MonkeyPatch, report: Report, rule: str, says: str) -> None:
+    """A crash, a refusal of the parser and one of the builder are findings, and nothing is covered."""
+    reported(monkeypatch, report, report)
+    result = onnxfq.check(conv(), build=BuildOptions())
+    assert result.findings[0].rule == rule and says in result.findings[0].message
+    assert not result.passed and result.coverage[0].kept == 0
+
+
+def test_rules_speak_before_the_builder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a rule names a refusal, the builder's words about it are left out."""
+    reported(monkeypatch, *[Report("1.7.1", faults=(("xq", "QuantizeLinear", "no"),))] * 2)
+    result = onnxfq.check(conv(s=conv_constants()["s"] * 0), build=BuildOptions())
+    assert [f.rule for f in result.findings] == ["scale-value"]
+
+
+@needs_builder
+def test_timeout_is_a_finding() -> None:
+    """A builder that takes too long is ended, and that is told."""
+    result = onnxfq.check(conv(), build=BuildOptions(seconds=0.01))
+    assert {f.rule for f in result.findings} == {"timeout"}
+    assert "took more than 0.01 s" in result.findings[0].message
+
+
+def test_engine_tells_what_no_rule_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that the builder turns to float without a rule for it is a finding of its own."""
+    layers = (
+        "Layers:\nName: conv_0, LayerType: correlation, Inputs: [ { Name: a, Dimensions: [1,8,6,6], "
+        "Format/Datatype: Float } ], Constants: [], Outputs: [], TacticName: x, Metadata: [ONNX Layer: conv]"
+    )
+    reported(monkeypatch, *[Report("1.7.1", True, True, layers=layers)] * 2)
+    result = onnxfq.check(conv(), build=BuildOptions())
+    assert [(f.severity, f.rule, f.node) for f in result.findings] == [("float", "engine", "conv")]
+    assert "the engine has float on SM86, float on SM89" in result.findings[0].message
+    assert not result.passed and str(result.coverage[0]) == "Conv 0/1 low"
+
+
+def test_a_float_model_is_told() -> None:
+    """A model without a quantized operator gets a warning: it may be the wrong file."""
+    result = onnxfq.check(conv_relu())
+    assert [(f.severity, f.rule) for f in result.findings] == [("warning", "not-quantized")]
+    assert result.passed and "no quantized operator" in result.table()
+
+
+@needs_builder
+def test_large_models_are_built_from_two_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that one file cannot hold is handed over with its weights beside it."""
+    monkeypatch.setattr(building, "_LARGEST_FILE", 0)
+    model = build(CONV, conv_constants(w=stored(256, 8, 3, 3), ws=np.ones(256, np.float32), wz=None), **OPSET)
+    model.graph.node[2].input.pop()
+    assert str(onnxfq.check(model, build=BuildOptions()).coverage[0]) == "Conv 1/1 low"
+
+
+@needs_builder
+def test_result_reads_back_from_json() -> None:
+    """The JSON of a result is the result."""
+    result = onnxfq.check(conv(), build=BuildOptions())
+    assert CheckResult.model_validate_json(result.model_dump_json()) == result
+    assert [(n.capability, n.node, n.verdict) for n in result.engine] == [
+        ("SM86", "conv", "low"),
+        ("SM89", "conv", "low"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ({}, ((1, 3, 6, 6), (4, 3, 6, 6), (8, 3, 6, 6))),
+        ({"x": (16, 3, 6, 6)}, ((1, 3, 6, 6), (16, 3, 6, 6), (16, 3, 6, 6))),
+    ],
+)
+def test_profiles(shapes: dict[str, tuple[int, ...]], expected: tuple[tuple[int, ...], ...]) -> None:
+    """An open batch goes from 1 to 8, or to what is given."""
+    assert profiles(conv_relu(), shapes) == {"x": expected}
+
+
+def test_equal_names_are_equal_sizes() -> None:
+    """A dimension of one name has one size in all inputs; images are 224, others 64."""
+    model = build(
+        "g (float[N,3,H,W] x, float[2,N] b, float[2,L] c, float[3,4] d) => (float[N,3,H,W] y){ y = Relu (x) }"
+    )
+    found = profiles(model, {})
+    assert found["x"] == ((1, 3, 224, 224), (4, 3, 224, 224), (8, 3, 224, 224))
+    assert found["b"] == ((2, 1), (2, 4), (2, 8))
+    assert found["c"] == ((2, 64),) * 3 and "d" not in found
+
+
+@pytest.mark.parametrize(
+    ("shapes", "says"),
+    [
+        ({"y": (1,)}, "'y', which is no input of the model; known: x"),
+        ({"x": (1, 3)}, "input 'x' is \\?x3x6x6, and its shape is given as 1x3"),
+        ({"x": (1, 4, 6, 6)}, "is given as 1x4x6x6"),
+    ],
+)
+def test_wrong_shapes(shapes: dict[str, tuple[int, ...]], says: str) -> None:
+    """A shape that does not fit is refused with the input and what it is."""
+    with pytest.raises(DataError, match=says):
+        profiles(conv_relu(), shapes)
+
+
+@pytest.mark.usefixtures("files")
+def test_command(capfd: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0 for a clean model, 1 for findings, 2 for wrong usage; text or JSON."""
+    assert main(["check", "good.onnx"]) == 0
+    assert "coverage   Conv 1/1 low (by the rules, nothing was built)" in capfd.readouterr().out
+    assert main(["check", "bad.onnx", "--target", "tensorrt"]) == 1
+    text = capfd.readouterr().out
+    assert "float  weight-axis  Conv 'conv': weight 'w'" in text and "findings   1 float" in text
+    assert main(["check", "bad.onnx", "--json"]) == 1
+    assert json.loads(capfd.readouterr().out)["findings"][0]["rule"] == "weight-axis"
+    assert main(["check", "good.onnx", "--shape", "x:1x2"]) == 2
+    assert "add --build" in capfd.readouterr().err
+    assert main(["check", "good.onnx", "--build", "--shape", "x"]) == 2
+    assert "wants NAME:1x3x224x224, got 'x'" in capfd.readouterr().err
+    assert main(["check", "none.onnx"]) == 1
+
+
+@needs_builder
+@pytest.mark.usefixtures("files")
+def test_command_builds(capfd: pytest.CaptureFixture[str]) -> None:
+    """With --build the coverage is that of the engines, for the shape that is given."""
+    assert main(["check", "open.onnx", "--build", "--shape", "x:2x3x6x6"]) == 0
+    assert "Conv 1/1 low (built by TensorRT for RTX 1.7" in capfd.readouterr().out

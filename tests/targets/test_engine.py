@@ -1,0 +1,62 @@
+"""Reading the builder's list of layers."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxfq.targets.engine import parse_layers, verdict
+
+
+def line(name: str, kind: str, inputs: str, constants: str, nodes: str) -> str:
+    """Return a line of the log; tensors as `4,64:Int8`, several of each with blanks between."""
+    lists = []
+    for text in (inputs, constants):
+        pairs = [tensor.split(":") for tensor in text.split()]
+        inside = ", ".join(f"{{ Name: t, Dimensions: [{d}], Format/Datatype: {t} }}" for d, t in pairs)
+        lists.append(f"[{inside}]" if not inside else f"[ {inside} ]")
+    metadata = "".join(f"[ONNX Layer: {node}]" for node in nodes.split(";"))
+    return (
+        f"Name: {name}, LayerType: {kind}, Inputs: {lists[0]}, Constants: {lists[1]}, Outputs: [ {{ Name: y, "
+        f"Dimensions: [4,32], Format/Datatype: Float }} ], TacticName: t, StreamId: 0, Metadata: {metadata}"
+    )
+
+
+BODY = "only | yes (then_branch) | choose (If)"
+TEXT = "\n".join(
+    [
+        "Layers:",
+        line("mm_myl0_0", "gemm", "4,64:Int8", "64,32:Int8 :Float", "mm;wdq"),
+        line("fused_myl0_1", "runtime_fusion", "-1,64:Half", "64,32:Int4", BODY),
+        line("half_myl0_2", "runtime_fusion", "4,64:Int8", "64,32:Float", "half"),
+        line("__myl_Cast_myl0_3", "kgen", "4,64:Int8", "4,64:Int8", "plain"),
+        line("plain_myl0_4", "correlation", "4,64:Float", "", "plain"),
+        line("signal_5", "signal", "", "", "s"),
+        line("x_gemm_mha_v2_6", "kgen", "4,4:Int8 4,4:Int8 4,4:Half 4,4:Int8", "", "scores;mix"),
+        "",
+        "Bindings:",
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        ("mm", "low"),
+        ("only", "weight-only"),
+        ("half", "mixed"),
+        ("plain", "float"),
+        ("scores", "low"),
+        ("mix", "low"),
+        ("s", "missing"),
+        ("other", "missing"),
+    ],
+)
+def test_verdict(node: str, expected: str) -> None:
+    """A node runs in the types of the layer that multiplies for it; scales and masks do not count."""
+    assert verdict(parse_layers(TEXT), node) == expected
+
+
+def test_layers_end_with_the_list() -> None:
+    """What follows the list is no layer, and an unknown format gives none."""
+    assert [layer.kind for layer in parse_layers(TEXT)][-1] == "kgen" and len(parse_layers(TEXT)) == 7
+    assert parse_layers("Layers:\nlayer 1: gemm") == ()

@@ -1,0 +1,95 @@
+"""Each planted mistake is named by its rule, and is one for TensorRT's real builder as well."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import onnx
+import pytest
+from planted import CASES, Planted
+
+from onnxfq import targets
+from onnxfq.targets.building import Job, Report, builder_installed, capabilities, run_jobs
+from onnxfq.targets.check import check
+from onnxfq.targets.engine import parse_layers, verdict
+from onnxfq.targets.reading import read
+from onnxfq.targets.structure import EXTRA, STANDARD, UNSUPPORTED
+
+SOURCES = sorted(Path(targets.__file__).parent.glob("*.py"))
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+
+
+def by_name(case: Planted) -> str:
+    """Return the name of a case."""
+    return case.name
+
+
+@pytest.mark.parametrize("case", CASES, ids=by_name)
+def test_rule_names_the_mistake(case: Planted) -> None:
+    """The mistake gives the finding it is planted for and no other rule's; a clean model gives none."""
+    result = check(case.make())
+    found = [(f.severity, f.rule, f.node) for f in result.findings]
+    assert found[:1] == ([(case.severity, case.rule, case.node)] if case.rule else []), result.table()
+    assert {rule for _, rule, _ in found} <= {case.rule}, result.table()
+    assert result.passed == (case.severity in ("", "warning"))
+    for finding in result.findings:
+        assert "\n" not in finding.message and len(finding.message) < 300
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
+    """What the builder makes of every case, by its name."""
+    folder, jobs = tmp_path_factory.mktemp("planted"), []
+    for number, case in enumerate(CASES):
+        reading = read(case.make(), EXTRA)
+        path = Path(folder / f"{number}.onnx")
+        onnx.save(reading.proto, path)
+        jobs.append(Job(path, capabilities(reading)[0]))
+    return dict(zip(map(by_name, CASES), run_jobs(jobs, seconds=60), strict=True))
+
+
+@needs_builder
+@pytest.mark.parametrize("case", CASES, ids=by_name)
+def test_builder_agrees(case: Planted, reports: dict[str, Report]) -> None:
+    """TensorRT for RTX refuses, crashes, or runs the node in the precision that the rule tells."""
+    report = reports[case.name]
+    stage, _, text = case.real.partition(" ")
+    if stage == "crash":
+        assert report.ended
+    elif stage == "parser":
+        assert not report.ended and not report.parsed
+        assert text in " ".join(fault[2] for fault in report.faults)
+    elif stage == "builder":
+        assert report.parsed and not report.built
+        assert text in " ".join(report.errors)
+    else:
+        assert report.built, (report.faults, report.errors, report.ended)
+        (node,) = {n.name for n in onnx_nodes(case)} & {"mm", "conv"}
+        assert verdict(parse_layers(report.layers), node) == case.real
+
+
+def onnx_nodes(case: Planted) -> list[onnx.NodeProto]:
+    """Return the nodes of a case, bodies included."""
+    return [site.node for site in read(case.make(), EXTRA).sites]
+
+
+def test_every_rule_is_planted_and_told() -> None:
+    """Each rule of the code has a planted mistake and stands in the guide."""
+    calls = re.compile(r'finding\(\s*"([a-z0-9-]+)"')
+    names = {name for path in SOURCES for name in calls.findall(path.read_text(encoding="utf-8"))}
+    assert names == {case.rule for case in CASES} - {""}
+    guide = GUIDE.read_text(encoding="utf-8")
+    assert [name for name in sorted(names) if f"`{name}`" not in guide] == []
+
+
+@needs_builder
+def test_operators_are_those_of_the_parser() -> None:
+    """The operators that the rules know are those that the parser says it supports."""
+    trt = pytest.importorskip("tensorrt_rtx")
+    logger = trt.Logger(trt.Logger.INTERNAL_ERROR)
+    parser = trt.OnnxParser(trt.Builder(logger).create_network(0), logger)
+    latest = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
+    assert {name for name in latest if not parser.supports_operator(name)} == latest & UNSUPPORTED
+    assert all(parser.supports_operator(name) for name in EXTRA) and not EXTRA & STANDARD
