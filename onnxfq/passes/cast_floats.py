@@ -12,7 +12,7 @@ from onnxfq.float_plan import HALF_TYPES, FloatPlan
 from onnxfq.graph.half import QUANTIZERS, captured_names, half_outputs, half_slots
 from onnxfq.graph.model import all_nodes, default_opset
 from onnxfq.graph.ops import STANDARD_DOMAINS
-from onnxfq.graph.opset import infer_shapes
+from onnxfq.graph.opset import add_shapes
 
 _FLOAT = int(TensorProto.FLOAT)
 
@@ -23,7 +23,9 @@ def cast_floats(proto: onnx.ModelProto, plan: FloatPlan) -> onnx.ModelProto:
     A constant is cast once, here; a computed tensor by one Cast for all its readers of the other type. Inputs
     and outputs keep names, and their types too unless `plan.io`; what bodies read keeps its type.
     """
-    made = infer_shapes(proto)
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    add_shapes(made)
     _Caster(made, plan).run()
     return made
 
@@ -117,8 +119,8 @@ class _Caster:
         free = name if kinds == {self.half.onnx_type} else self._unused(f"{name}/{self.plan.name}")
         self.names[name, self.half.onnx_type] = free
         values = numpy_helper.to_array(tensor)
-        if name in self.plan.clipped or values.size and values.min() < -self.half.largest:
-            values = np.maximum(values, np.float32(-self.half.largest))
+        # What fits but for numbers that stand for minus infinity; an infinity stays one.
+        values = np.where(np.isfinite(values), np.maximum(values, np.float32(-self.half.largest)), values)
         cast = values.astype(helper.tensor_dtype_to_np_dtype(self.half.onnx_type))
         made = numpy_helper.from_array(cast, free)
         if free == name:

@@ -19,7 +19,7 @@ from onnxfq.float_plan import HALF_TYPES, FloatOptions, FloatPlan, HalfType
 from onnxfq.graph.half import QUANTIZERS, half_slots
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.ops import STANDARD_DOMAINS
-from onnxfq.graph.opset import infer_shapes
+from onnxfq.graph.opset import add_shapes
 from onnxfq.plan import Skipped
 from onnxfq.policies.half_range import masks, unfit, unfit_constant
 from onnxfq.qtypes import QTYPES
@@ -88,7 +88,10 @@ class _Graph:
 
     def __init__(self, proto: onnx.ModelProto, half: HalfType) -> None:
         self.half, self.opset = half, default_opset(proto)
-        graph = infer_shapes(proto).graph
+        shaped = onnx.ModelProto()
+        shaped.CopyFrom(proto)
+        add_shapes(shaped)
+        graph = shaped.graph
         self.nodes = list(graph.node)
         self.constants: dict[str, TensorProto] = {t.name: t for t in graph.initializer}
         self.types = {t.name: t.data_type for t in graph.initializer}
@@ -159,6 +162,8 @@ def _why(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, str]) -> str
         return "" if node.op_type.startswith("TRT_MXFP8") else f"types of domain {node.domain} are not known"
     if node.op_type in SUMS:
         return SUMS[node.op_type]
+    if node.op_type == "ConvTranspose" and graph.half.onnx_type == TensorProto.BFLOAT16:
+        return "TensorRT for RTX 1.7.1 builds no quantized ConvTranspose in bfloat16"
     if not inputs:
         return "it makes float32 of another type"
     for name in (*inputs, *outputs):
