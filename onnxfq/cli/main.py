@@ -11,6 +11,7 @@ import typer
 from onnxfq.cli.calibrate import calibrate
 from onnxfq.cli.check import check
 from onnxfq.cli.console import show_notes
+from onnxfq.cli.convert import convert
 from onnxfq.cli.demo import demo
 from onnxfq.cli.evaluate import evaluate
 from onnxfq.cli.insert import insert
@@ -41,6 +42,7 @@ for _command in (
     calibrate,
     insert,
     check,
+    convert,
     inspect,
     demo,
 ):

@@ -45,12 +45,17 @@ def load(model: str | Path | onnx.ModelProto | Model) -> Model:
 def normalised(proto: onnx.ModelProto, sha256: str, source: str) -> Model:
     """Normalise what `read_model` gave; `proto` is the caller's to lose. Raises ModelError as `load` does."""
     try:
-        notes = [step(proto) for step in _STEPS]
+        notes = standard_form(proto)
         proto, note = raise_opset(proto, MIN_OPSET, source)
         add_shapes(proto)
         return Model(proto, sha256, source, tuple(filter(None, [*notes, note])))
     except UnicodeDecodeError:
         raise _not_text(source) from None
+
+
+def standard_form(proto: onnx.ModelProto) -> list[str]:
+    """Normalise `proto` in place but for its opset; return what was done."""
+    return [note for step in _STEPS if (note := step(proto))]
 
 
 def read_model(model: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
