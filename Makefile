@@ -2,22 +2,24 @@
 PYTHON ?= python
 BUILD := build/custom_ops
 
-.PHONY: install lib lint types test warnings sanitize runtimes demo clean
+# CMAKE_ARGS, also read by pip: -DONNXFQ_CUDA=OFF, or -DONNXFQ_CUDA_ARCHITECTURES=90 for one GPU instead of all.
+
+.PHONY: install lib lint types test warnings sanitize runtimes demo gpu clean
 
 install:  ## the package with all that developing needs
 	$(PYTHON) -m pip install ".[test,dev]"
 
 lib:  ## the custom-op library into the source tree, for running from the checkout
-	cmake -S custom_ops -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release
+	cmake -S custom_ops -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release $(CMAKE_ARGS)
 	cmake --build $(BUILD)
 	cmake --install $(BUILD) --prefix .
 
 warnings:  ## the same, with compiler warnings as errors
-	cmake -S custom_ops -B build/warnings -G Ninja -DCMAKE_BUILD_TYPE=Release -DONNXFQ_WERROR=ON
+	cmake -S custom_ops -B build/warnings -G Ninja -DCMAKE_BUILD_TYPE=Release -DONNXFQ_WERROR=ON -DONNXFQ_CUDA_CHECK=ON $(CMAKE_ARGS)
 	cmake --build build/warnings
 
 sanitize:  ## the kernels over odd sizes under the address and undefined-behaviour sanitizers
-	cmake -S custom_ops -B build/sanitize -G Ninja -DONNXFQ_SANITIZE=ON
+	cmake -S custom_ops -B build/sanitize -G Ninja -DONNXFQ_SANITIZE=ON -DONNXFQ_CUDA=OFF
 	cmake --build build/sanitize --target kernel_tests
 	build/sanitize/kernel_tests
 
@@ -33,6 +35,9 @@ test:
 
 runtimes:  ## the library in the oldest, a middle and the newest onnxruntime (downloads them)
 	$(PYTHON) tests/custom_ops/check_runtimes.py
+
+gpu:  ## on a machine with a GPU: the CUDA kernels against the CPU's, then their speed
+	scripts/gpu_check.sh
 
 demo:
 	$(PYTHON) -m onnxfq demo

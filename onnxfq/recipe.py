@@ -242,7 +242,7 @@ def _scaled_blocks(name: str, qtype: str, scale_type: str) -> Recipe:
 # TensorRT takes symmetric int8 only (zero points must be 0); ONNX Runtime's CPU kernels are fastest
 # with uint8 activations and int8 weights, and take a zero point. The calibrators are those that lost least
 # on the real networks of docs/results.md: a symmetric grid is coarser, and what it must not lose is the many
-# small values, which entropy weighs by their number and squared error by their size.
+# small values, which squared error weighs by their size and `auto` asks for by their number.
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (

@@ -45,6 +45,16 @@ _COLUMNS = (
 )
 
 
+_STATE_HEADER = 8
+
+
+def empty_state(histogram: bool = True) -> NDArray[np.int64]:
+    """Return the state of operator MergeStatistics that has seen nothing: int64 [8], or [8 + BIN_COUNT]."""
+    state = np.zeros(_STATE_HEADER + (BIN_COUNT if histogram else 0), np.int64)
+    state[:2] = np.iinfo(np.int32).max, np.iinfo(np.int32).min
+    return state
+
+
 def bin_edges(bins: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the (low, high) edges of `bins` in float64, low < high; zero is in bin 0."""
     magnitude = (bins & (NEGATIVE - 1)).astype(np.uint32)
@@ -91,6 +101,26 @@ class TensorStatistics:
             zeros=int((finite == 0).sum()),
             bins=bins.astype(np.int32),
             counts=counts.astype(np.int64),
+        )
+
+    @staticmethod
+    def from_state(state: NDArray[np.int64]) -> TensorStatistics:
+        """Read what operator MergeStatistics has gathered, see `docs/custom-ops.md`."""
+        elements, nans, infinities, zeros = (int(count) for count in state[2:6])
+        keys = state[:2].astype(np.int32)
+        # Keys of negative floats have their magnitude bits flipped, so that they sort as integers.
+        limits = (keys ^ ((keys >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
+        some = elements > nans + infinities
+        bins = np.flatnonzero(state[_STATE_HEADER:]).astype(np.int32)
+        return TensorStatistics(
+            rmin=float(limits[0]) if some else float("inf"),
+            rmax=float(limits[1]) if some else float("-inf"),
+            elements=elements,
+            nans=nans,
+            infinities=infinities,
+            zeros=zeros,
+            bins=bins,
+            counts=state[_STATE_HEADER + bins],
         )
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:

@@ -89,16 +89,14 @@ overrides:
 @pytest.mark.parametrize(
     ("where", "calibrator", "granularity", "keeps_float"),
     [
-        pytest.param(("n", "Conv", "x"), "entropy", "per_axis", False, id="nothing matches"),
+        pytest.param(("n", "Conv", "x"), "auto", "per_axis", False, id="nothing matches"),
         pytest.param(("n", "Conv", "conv1/out"), "minmax", "per_axis", False, id="glob of tensors"),
-        pytest.param(
-            ("layer[0]", "Conv", "x"), "entropy", "per_tensor", False, id="name with glob characters"
-        ),
-        pytest.param(("layer0", "Conv", "x"), "entropy", "per_tensor", False, id="the same read as a glob"),
-        pytest.param(("head1", "Conv", "x"), "entropy", "per_tensor", False, id="glob of nodes"),
-        pytest.param(("head12", "Conv", "x"), "entropy", "per_axis", False, id="one character only"),
+        pytest.param(("layer[0]", "Conv", "x"), "auto", "per_tensor", False, id="name with glob characters"),
+        pytest.param(("layer0", "Conv", "x"), "auto", "per_tensor", False, id="the same read as a glob"),
+        pytest.param(("head1", "Conv", "x"), "auto", "per_tensor", False, id="glob of nodes"),
+        pytest.param(("head12", "Conv", "x"), "auto", "per_axis", False, id="one character only"),
         pytest.param(("n", "Gemm", "x"), "percentile", "per_axis", False, id="op type"),
-        pytest.param(("n", "gemm", "x"), "entropy", "per_axis", False, id="case counts"),
+        pytest.param(("n", "gemm", "x"), "auto", "per_axis", False, id="case counts"),
         pytest.param(("n", "Gemm", "conv1/out"), "percentile", "per_axis", False, id="the later wins"),
         pytest.param(("n", "Conv", "conv1/last"), "minmax", "per_axis", True, id="kept in float"),
     ],

@@ -2,73 +2,12 @@
 //
 // Each returns 0, or 1 with a one-line message in `error`. Arrays are C-contiguous, float32 unless said
 // otherwise. A struct holds what is too much for a list of arguments; runtime/kernels.py mirrors it.
-#include <algorithm>
-#include <cstring>
-#include <exception>
-#include <string>
-#include <vector>
+#include "c_api.h"
 
 #include "dynamic_spec.h"
 #include "fake_quantize_spec.h"
-#include "onnxfq/host_device.h"
-#include "onnxfq/kernels.h"
 
-namespace {
-
-// Runs body, which returns an error line or "", and hands the line out. No exception leaves the library.
-template <typename Body>
-int guarded(char* error, size_t error_size, const Body& body) {
-  std::string message;
-  try {
-    message = body();
-  } catch (const std::exception& exception) {
-    message = exception.what();
-  }
-  if (message.empty()) return 0;
-  if (error_size > 0) {
-    const size_t length = std::min(message.size(), error_size - 1);
-    std::memcpy(error, message.data(), length);
-    error[length] = '\0';
-  }
-  return 1;
-}
-
-// A tensor whose elements have one of the types of ElementType, counted from 0.
-struct ElementsArg {
-  const void* x;
-  void* y;
-  const int64_t* shape;
-  size_t rank;
-  int32_t type;
-};
-
-// How x is cut into blocks.
-struct BlocksArg {
-  int32_t has_axis;
-  int64_t axis;
-  int64_t block_size;
-  const int64_t* block_shape;
-  size_t block_rank;
-};
-
-onnxfq::ElementType element_type(const ElementsArg& elements) {
-  return static_cast<onnxfq::ElementType>(elements.type);
-}
-
-std::vector<int64_t> shape_of(const ElementsArg& elements) {
-  return {elements.shape, elements.shape + elements.rank};
-}
-
-onnxfq::Blocks blocks_of(const BlocksArg& given) {
-  onnxfq::Blocks blocks;
-  blocks.axis = given.axis;
-  blocks.axis_given = given.has_axis != 0;
-  blocks.size = given.block_size;
-  blocks.shape.assign(given.block_shape, given.block_shape + given.block_rank);
-  return blocks;
-}
-
-}  // namespace
+using namespace onnxfq::c_api;
 
 // Rounds x to the grid of qtype into y. zero_point may be null: 0. y may be x.
 FQ_EXPORT int onnxfq_fake_quantize(const ElementsArg* elements, const float* scale, const float* zero_point,
@@ -133,4 +72,16 @@ FQ_EXPORT int onnxfq_observe(const float* x, int64_t count, int histogram, float
     *bins_used = static_cast<int64_t>(statistics.bins.size());
     return "";
   });
+}
+
+// Elements of a statistics state, see onnxfq_cuda_merge_statistics, with and without a histogram.
+FQ_EXPORT int64_t onnxfq_state_size(int histogram) { return histogram ? onnxfq::kStateSize : onnxfq::kStateHeader; }
+
+// 1 when the library holds the CUDA kernels and the functions of cuda/c_api.cc, else 0.
+FQ_EXPORT int onnxfq_cuda_built(void) {
+#if defined(ONNXFQ_WITH_CUDA)
+  return 1;
+#else
+  return 0;
+#endif
 }

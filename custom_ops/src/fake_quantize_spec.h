@@ -58,11 +58,16 @@ struct FakeQuantizeSpec {
 
   FakeQuantizeCall call(const void* x, void* y, ElementType element, const float* scale, const float* zero_point,
                         const ParamLayout& layout) const {
+    return {x, y, element, scale, zero_point, &layout, grid, any_fraction(zero_point, layout.param_count())};
+  }
+
+  // Whether some zero point is no integer. zero_point may be nullptr.
+  static bool any_fraction(const float* zero_point, int64_t count) {
     bool fractional = false;
-    for (int64_t i = 0; zero_point && i < layout.param_count(); ++i) {
+    for (int64_t i = 0; zero_point && i < count; ++i) {
       fractional = fractional || zero_point[i] != std::floor(zero_point[i]);
     }
-    return {x, y, element, scale, zero_point, &layout, grid, fractional};
+    return fractional;
   }
 
  private:

@@ -16,8 +16,8 @@ OrtCustomOpDomain* domain(const OrtApi* api) {
     OrtCustomOpDomain* fresh = nullptr;
     using namespace onnxfq::ort;
     throw_if_failed(CreateCustomOpDomain::of(api)("onnxfq", &fresh));
-    for (const auto& ops :
-         {onnxfq::fake_quantize_ops(), onnxfq::dynamic_fake_quantize_ops(), onnxfq::observe_ops()}) {
+    for (const auto& ops : {onnxfq::fake_quantize_ops(), onnxfq::dynamic_fake_quantize_ops(),
+                            onnxfq::merge_statistics_ops(), onnxfq::observe_ops(), onnxfq::cuda_ops()}) {
       for (const OrtCustomOp* op : ops) throw_if_failed(CustomOpDomainAdd::of(api)(fresh, op));
     }
     made = fresh;

@@ -3,102 +3,15 @@
 // Whether numbers are right is tested from Python. Here every buffer is exactly as long as it may be, and
 // what can be said without a reference is checked: results lie on the grid, and threads change nothing.
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "../src/dynamic_spec.h"
-#include "../src/fake_quantize_spec.h"
-#include "onnxfq/kernels.h"
+#include "cases.h"
+#include "cuda_loops.h"
 
 namespace {
 
 using namespace onnxfq;
-using Shape = std::vector<int64_t>;
-
-void require(bool holds, const std::string& what) {
-  if (holds) return;
-  std::fprintf(stderr, "failed: %s\n", what.c_str());
-  std::exit(1);
-}
-
-// Two threads, each with every other task.
-cpu::Threads two_threads() {
-  return {[](void*, void (*task)(void*, size_t), size_t count, void* data) {
-            std::thread other([=] {
-              for (size_t i = 1; i < count; i += 2) task(data, i);
-            });
-            for (size_t i = 0; i < count; i += 2) task(data, i);
-            other.join();
-          },
-          nullptr};
-}
-
-int64_t product(const Shape& shape) {
-  int64_t count = 1;
-  for (int64_t size : shape) count *= size;
-  return count;
-}
-
-// Values over all magnitudes, with zeros, NaN and infinities; the same at every run.
-std::vector<float> values(int64_t count) {
-  std::vector<float> x(static_cast<size_t>(count));
-  uint32_t state = 12345;
-  for (size_t i = 0; i < x.size(); ++i) {
-    state = state * 1664525u + 1013904223u;
-    const float plain = static_cast<float>(static_cast<int32_t>(state)) / 1e9f;
-    x[i] = i % 3 ? plain : float_from_bits(state);
-  }
-  return x;
-}
-
-// x as elements of a type, in memory of exactly its size that starts at an odd place.
-struct Elements {
-  Elements(ElementType t, const std::vector<float>& x, size_t offset) : type(t), shift(offset * element_size(t)) {
-    memory.resize(shift + x.size() * element_size(t));
-    memory.shrink_to_fit();
-    for (size_t i = 0; i < x.size(); ++i) {
-      const uint16_t half = t == ElementType::kFloat16 ? float16_from_float(x[i]) : bfloat16_from_float(x[i]);
-      if (t == ElementType::kFloat32) {
-        std::memcpy(memory.data() + shift + i * 4, &x[i], 4);
-      } else {
-        std::memcpy(memory.data() + shift + i * 2, &half, 2);
-      }
-    }
-  }
-  void* data() { return memory.data() + shift; }
-
-  ElementType type;
-  size_t shift;
-  std::vector<unsigned char> memory;
-};
-
-struct Case {
-  Shape x;
-  Shape block_shape;  // empty: per tensor
-};
-
-const Case kCases[] = {
-    {{}, {}},           {{0}, {}},           {{1}, {}},           {{15}, {1}},       {{16}, {16}},
-    {{17}, {16}},       {{31}, {-1}},        {{33}, {32}},        {{67}, {16}},      {{3, 0, 2}, {1, 1, -1}},
-    {{5, 7}, {1, 3}},   {{5, 7}, {2, 1}},    {{3, 65}, {1, 32}},  {{65, 3}, {1, 1}}, {{7, 129}, {-1, 1}},
-    {{9, 100}, {4, 9}}, {{300, 3}, {1, -1}}, {{2, 40000}, {1, 16}}, {{2100, 33}, {-1, 1}},
-    {{3, 5, 7, 11}, {2, -1, 3, 4}},
-};
-
-const char* kTypes[] = {"int2", "uint8", "int8[-127,127]", "int16", "float8e4m3fn", "float8e5m2fnuz", "float4e2m1"};
-const char* kRoundings[] = {"half_even", "half_up", "half_away", "half_down", "floor", "ceil", "truncate"};
-const ElementType kElements[] = {ElementType::kFloat32, ElementType::kFloat16, ElementType::kBfloat16};
-
-Blocks blocks_of(const Case& c) {
-  Blocks blocks;
-  blocks.axis_given = false;
-  blocks.shape = c.block_shape;
-  return blocks;
-}
+using namespace onnxfq::tests;
 
 void test_fake_quantize(const Case& c, ElementType element, const char* type, const char* rounding, int saturate) {
   FakeQuantizeSpec spec;
@@ -207,5 +120,6 @@ int main() {
   for (int64_t channels : {1, 7, 16, 24, 40}) {
     for (int64_t plane : {0, 1, 49, 3000}) test_observe_padded(3, channels, plane, 16);
   }
+  test_cuda_loops();
   std::puts("ok");
 }

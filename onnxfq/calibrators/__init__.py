@@ -30,7 +30,7 @@ CALIBRATORS: dict[str, Calibrator] = {
     "sqnr": sqnr,
 }
 
-DEFAULT_CALIBRATOR = "entropy"
+DEFAULT_CALIBRATOR = "auto"
 
 FORMS = (*CALIBRATORS, "moving_average:0.1", "percentile:99.9", "range:LOW,HIGH", "known:Softmax")
 """How a calibrator may be spelled: those of the dict, and those with an argument by example."""

@@ -13,6 +13,7 @@ from onnxfq.cli.check import check
 from onnxfq.cli.console import show_notes
 from onnxfq.cli.convert import convert
 from onnxfq.cli.demo import demo
+from onnxfq.cli.doctor import doctor
 from onnxfq.cli.evaluate import evaluate
 from onnxfq.cli.insert import insert
 from onnxfq.cli.inspect import inspect
@@ -45,6 +46,7 @@ for _command in (
     convert,
     inspect,
     demo,
+    doctor,
 ):
     app.command()(_command)
 

@@ -1,28 +1,28 @@
 """The C++ kernels on NumPy arrays, without ONNX Runtime.
 
-Single-threaded; the GIL is released while a kernel runs, so several may run in threads of their own.
+Single-threaded on the CPU; the GIL is released while a kernel runs, so several may run in threads of their
+own. On "cuda" the arrays are copied to the GPU and back: made for checking, not for speed.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.dynamic_scales import check_rule, scale_shape
-from onnxfq.errors import RuntimeLibraryError, SpecError
+from onnxfq.errors import SpecError
 from onnxfq.numerics import FLOAT_TYPES, as_qtype, check_names, float32_array, float_array
-from onnxfq.package_files import custom_ops_library
 from onnxfq.qtypes import QType
 from onnxfq.rounding import Float32Array
+from onnxfq.runtime.c_library import c_library
+from onnxfq.runtime.places import Device, Place, placed
+from onnxfq.statistics import TensorStatistics, empty_state
 
 Observation = tuple[Float32Array, NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
-
-_ERROR_BYTES = 512
 
 
 class _Elements(ctypes.Structure):
@@ -49,17 +49,6 @@ class _Blocks(ctypes.Structure):
     ]
 
 
-@cache
-def _library() -> ctypes.CDLL:
-    path = custom_ops_library()
-    try:
-        library = ctypes.CDLL(str(path))
-        library.onnxfq_bin_count.restype = ctypes.c_int64
-    except (OSError, AttributeError) as error:
-        raise RuntimeLibraryError(f"{path} cannot be used: {error}; run `pip install .` again") from error
-    return library
-
-
 def fake_quantize(
     x: ArrayLike,
     scale: ArrayLike,
@@ -73,11 +62,12 @@ def fake_quantize(
     arithmetic: str = "divide",
     saturate: bool = True,
     out: NDArray[Any] | None = None,
+    device: Device = "cpu",
 ) -> NDArray[Any]:
     """Return what `numerics.fake_quantize` returns, to the bit, at the speed of memory.
 
-    out: where to write, contiguous, of x's type and shape, x itself or apart from x.
-    Raises SpecError when a parameter breaks its rule.
+    out: where to write, contiguous, of x's type and shape, x itself or apart from x. device: "cpu" or "cuda".
+    Raises SpecError when a parameter breaks its rule, RuntimeLibraryError without such a device.
     """
     qtype = as_qtype(qtype)
     values = np.ascontiguousarray(float_array(x)).reshape(np.shape(x))
@@ -87,18 +77,19 @@ def fake_quantize(
     if axis is None and block_shape is None and scales.size > 1 and needs_axis:
         raise SpecError(f"scale of shape {list(scales.shape)} without an axis; give the axis it runs along")
     result = np.empty_like(values) if out is None else _checked_out(out, values)
-    _call(
-        "onnxfq_fake_quantize",
-        _elements(values, result),
-        _pointer(scales),
-        None if zero_points is None else _pointer(zero_points),
-        *_shape(scales.shape),
-        qtype.name.encode(),
-        _blocks(axis, block_size, block_shape),
-        rounding.encode(),
-        arithmetic.encode(),
-        ctypes.c_int64(int(saturate)),
-    )
+    with placed(device) as place:
+        place.call(
+            "fake_quantize",
+            _elements(place, values, result),
+            _pointer(scales),
+            None if zero_points is None else _pointer(zero_points),
+            *_shape(scales.shape),
+            qtype.name.encode(),
+            _blocks(axis, block_size, block_shape),
+            rounding.encode(),
+            arithmetic.encode(),
+            ctypes.c_int64(int(saturate)),
+        )
     return result
 
 
@@ -114,10 +105,11 @@ def dynamic_fake_quantize(
     global_scale: float | None = None,
     rounding: str = "half_even",
     out: NDArray[Any] | None = None,
+    device: Device = "cpu",
 ) -> tuple[NDArray[Any], Float32Array, Float32Array]:
     """Return what `dynamic_scales.dynamic_fake_quantize` returns, to the bit: y, scale, zero_point.
 
-    out: where to write y, as in `fake_quantize`. Raises SpecError when a parameter breaks its rule.
+    out, device and errors: as in `fake_quantize`.
     """
     qtype = as_qtype(qtype)
     check_names(rounding=rounding)
@@ -127,54 +119,65 @@ def dynamic_fake_quantize(
     scale = np.empty(params, np.float32)
     zero_point = np.zeros(params, np.float32)
     result = np.empty_like(values) if out is None else _checked_out(out, values)
-    _call(
-        "onnxfq_dynamic_fake_quantize",
-        _elements(values, result),
-        _pointer(scale),
-        None if symmetric else _pointer(zero_point),
-        ctypes.c_int64(scale.size),
-        qtype.name.encode(),
-        _blocks(axis, block_size, block_shape),
-        rounding.encode(),
-        scale_type.encode(),
-        ctypes.c_int64(int(symmetric)),
-        ctypes.c_float(0 if global_scale is None else global_scale),
-    )
+    with placed(device) as place:
+        place.call(
+            "dynamic_fake_quantize",
+            _elements(place, values, result),
+            ctypes.c_void_p(place.written(scale)),
+            None if symmetric else ctypes.c_void_p(place.written(zero_point)),
+            ctypes.c_int64(scale.size),
+            qtype.name.encode(),
+            _blocks(axis, block_size, block_shape),
+            rounding.encode(),
+            scale_type.encode(),
+            ctypes.c_int64(int(symmetric)),
+            ctypes.c_float(0 if global_scale is None else global_scale),
+        )
     return result, scale, zero_point
 
 
-def observe(x: ArrayLike, *, histogram: bool = True) -> Observation:
+def observe(x: ArrayLike, *, histogram: bool = True, device: Device = "cpu") -> Observation:
     """Return the statistics of x as operator `Observe` gives them: range, counts, bins, bin_counts.
 
     x: float32 of any shape. range: float32 [2], minimum and maximum of the finite values, (inf, -inf) when
     there is none. counts: int64 [4], elements, NaN, infinities, zeros. bins: int32 [K], ascending, the
-    leading 15 bits of the floats; bin_counts: int64 [K], how many finite values share them.
+    leading 15 bits of the floats; bin_counts: int64 [K], how many finite values share them. device and
+    errors: as in `fake_quantize`.
     """
     values = np.ascontiguousarray(float32_array(x))
-    room = int(_library().onnxfq_bin_count()) if histogram else 0
+    if device == "cuda":
+        return _observe_on_gpu(values, histogram)
+    room = int(c_library().onnxfq_bin_count()) if histogram else 0
     bounds = np.empty(2, np.float32)
     counts = np.empty(4, np.int64)
     bins = np.empty(room, np.int32)
     bin_counts = np.empty(room, np.int64)
     used = ctypes.c_int64()
-    _call(
-        "onnxfq_observe",
-        _pointer(values),
-        ctypes.c_int64(values.size),
-        ctypes.c_int(int(histogram)),
-        _pointer(bounds),
-        _pointer(counts),
-        _pointer(bins),
-        _pointer(bin_counts),
-        ctypes.byref(used),
-    )
+    with placed(device) as place:
+        place.call(
+            "observe",
+            _pointer(values),
+            ctypes.c_int64(values.size),
+            ctypes.c_int(int(histogram)),
+            _pointer(bounds),
+            _pointer(counts),
+            _pointer(bins),
+            _pointer(bin_counts),
+            ctypes.byref(used),
+        )
     return bounds, counts, bins[: used.value].copy(), bin_counts[: used.value].copy()
 
 
-def _call(function: str, *arguments: Any) -> None:
-    error = ctypes.create_string_buffer(_ERROR_BYTES)
-    if getattr(_library(), function)(*arguments, error, ctypes.c_size_t(_ERROR_BYTES)) != 0:
-        raise SpecError(error.value.decode())
+def _observe_on_gpu(values: NDArray[np.float32], histogram: bool) -> Observation:
+    state = empty_state(histogram)
+    with placed("cuda") as place:
+        x, merged = ctypes.c_void_p(place.read(values)), ctypes.c_void_p(place.updated(state))
+        count, bins = ctypes.c_int64(values.size), ctypes.c_int(int(histogram))
+        kind = ctypes.c_int32(FLOAT_TYPES.index(values.dtype))
+        place.call("merge_statistics", x, kind, count, merged, bins)
+    found = TensorStatistics.from_state(state)
+    counts = np.array([found.elements, found.nans, found.infinities, found.zeros], np.int64)
+    return np.array([found.rmin, found.rmax], np.float32), counts, found.bins, found.counts
 
 
 def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
@@ -185,9 +188,10 @@ def _shape(shape: Sequence[int]) -> tuple[ctypes.Array[ctypes.c_int64], ctypes.c
     return (ctypes.c_int64 * len(shape))(*shape), ctypes.c_size_t(len(shape))
 
 
-def _elements(x: NDArray[Any], y: NDArray[Any]) -> Any:
+def _elements(place: Place, x: NDArray[Any], y: NDArray[Any]) -> Any:
     shape, rank = _shape(x.shape)
-    return ctypes.byref(_Elements(x.ctypes.data, y.ctypes.data, shape, rank, FLOAT_TYPES.index(x.dtype)))
+    kind = FLOAT_TYPES.index(x.dtype)
+    return ctypes.byref(_Elements(place.read(x), place.written(y), shape, rank, kind))
 
 
 def _blocks(axis: int | None, block_size: int | None, block_shape: Sequence[int] | None) -> Any:

@@ -10,11 +10,13 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.documents import one_line
-from onnxfq.errors import DataError, ModelError
+from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.feeds import Feed
+from onnxfq.runtime.devices import CUDA_PROVIDER, cuda_problem, providers
 from onnxfq.runtime.library import register_custom_ops
 from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.ort import onnxruntime
+from onnxfq.runtime.places import Device
 
 Progress = Callable[[int], None]
 """Called after every feed with the number of feeds done."""
@@ -23,7 +25,7 @@ _ONLY_FATAL = 4
 
 
 class Session:
-    """An inference session on the CPU.
+    """An inference session.
 
     exact: no graph optimisation and no packed weights, so that a fake-quant model and its Q/DQ twin give
     the same bits: BatchNormalization fused into one of the two, or the constant matrix of one packed for a
@@ -34,9 +36,17 @@ class Session:
     """
 
     def __init__(
-        self, model: onnx.ModelProto | Path, threads: int = 0, exact: bool = False, as_written: bool = False
+        self,
+        model: onnx.ModelProto | Path,
+        threads: int = 0,
+        exact: bool = False,
+        as_written: bool = False,
+        device: Device = "cpu",
     ) -> None:
-        """Load `model`. threads: of the runtime's pool, 0 for one a core. Raises ModelError."""
+        """Load `model`. threads: of the runtime's pool, 0 for one a core. device: from `choose_device`.
+
+        Raises ModelError; RuntimeLibraryError when the device cannot be used.
+        """
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ONLY_FATAL
         options.intra_op_num_threads = threads
@@ -59,9 +69,13 @@ class Session:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
             content = str(model) if isinstance(model, Path) else model.SerializeToString()
-            self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(content, options, providers=providers(device))
         except Exception as error:  # onnxruntime raises classes of its own, one per status code
             raise ModelError(f"onnxruntime cannot load the model: {one_line(error)[:300]}") from None
+        if device == "cuda" and CUDA_PROVIDER not in self._session.get_providers():
+            reason = cuda_problem() or "`onnxfq doctor` tests the GPU"
+            raise RuntimeLibraryError(f"onnxruntime fell back to the CPU: {reason}")
+        self._device = device
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
 
     def run(self, feed: Feed, outputs: Sequence[str] | None = None) -> list[NDArray[Any]]:
@@ -70,4 +84,7 @@ class Session:
             return list(self._session.run(outputs, feed))
         except Exception as error:  # onnxruntime raises classes of its own, one per status code
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
-            raise DataError(f"the model cannot run on {shapes}: {one_line(error)[:300]}") from None
+            reason = one_line(error)[:300]
+            if self._device == "cuda" and "llocat" in reason:
+                reason += "; give a smaller batch, or run on the CPU"
+            raise DataError(f"the model cannot run on {shapes}: {reason}") from None

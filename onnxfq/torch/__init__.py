@@ -1,4 +1,4 @@
-"""From a torch module to ONNX: the only part of onnxfq that imports torch.
+"""torch: fake quantization with gradients, quantized modules, and their export; the only importer of torch.
 
 Importing it without torch or onnxscript installed raises ModuleNotFoundError, in one line with the remedy.
 """
@@ -8,10 +8,55 @@ from importlib.util import find_spec
 for _package in ("torch", "onnxscript"):
     if find_spec(_package) is None:
         raise ModuleNotFoundError(
-            f'export_torch needs {_package}, which is not installed; run pip install "onnxfq[torch]"',
+            f'onnxfq.torch needs {_package}, which is not installed; run pip install "onnxfq[torch]"',
             name=_package,
         )
 
-from onnxfq.torch.export import export_torch  # noqa: E402  only once torch is known to be there
+# ruff: noqa: E402  only once torch is known to be there
+from onnxfq.torch.batchnorm import freeze_batchnorm
+from onnxfq.torch.contexts import compute_encodings, is_initialized
+from onnxfq.torch.encodings import (
+    encodings_from_onnx,
+    encodings_to_onnx,
+    get_encodings,
+    onnx_names,
+    set_encodings,
+)
+from onnxfq.torch.export import export_torch
+from onnxfq.torch.functions import (
+    fake_quantize,
+    fake_quantize_lsq,
+    fake_quantize_pact,
+    fake_quantize_range,
+    lsq_factor,
+    range_to_params,
+    scale_gradient,
+)
+from onnxfq.torch.observers import OBSERVERS
+from onnxfq.torch.quantize import quantize_module, remove_fake_quantize
+from onnxfq.torch.quantizer import FakeQuantize, learn_grids, quantizers
 
-__all__ = ["export_torch"]
+__all__ = [
+    "OBSERVERS",
+    "FakeQuantize",
+    "compute_encodings",
+    "export_torch",
+    "fake_quantize",
+    "fake_quantize_lsq",
+    "fake_quantize_pact",
+    "fake_quantize_range",
+    "encodings_from_onnx",
+    "encodings_to_onnx",
+    "freeze_batchnorm",
+    "get_encodings",
+    "is_initialized",
+    "learn_grids",
+    "lsq_factor",
+    "onnx_names",
+    "quantize_module",
+    "quantizers",
+    "range_to_params",
+    "remove_fake_quantize",
+    "scale_gradient",
+    "set_encodings",
+]

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from onnxfq.errors import DataError, ModelError, nearest
 from onnxfq.files import check_writable, replacing
 from onnxfq.torch.exporters import EXPORTERS, quiet, reason, run
+from onnxfq.torch.held import held_still
+from onnxfq.torch.lowering import lift, lower
 from onnxfq.torch.request import Request, bind, name_inputs
+from onnxfq.torch.torch_ops import only_rounding
 
 
 def export_torch(
@@ -36,11 +39,16 @@ def export_torch(
     exporter's. dynamic_batch: axis 0 of every input becomes the dynamic axis "batch". opset: default is
     torch's own choice. exporter: "dynamo", or "torchscript" for modules which that one refuses.
 
+    Fake quantization in the module, of `onnxfq.torch`, of torch or written out as division, rounding and
+    clipping, becomes QuantizeLinear and DequantizeLinear with the same scales and zero points, at the lowest
+    opset from the exporter's on that has the number formats.
+
     The mode of the module and of each of its submodules is as before afterwards. While it works, torch's
     log and standard output are silent; a warning of torch that a traced value became a constant is not.
 
     Raises DataError if forward does not take the inputs, or not at another batch, ModelError if the module
-    cannot be exported as asked, OutputError if `path` cannot be written.
+    cannot be exported as asked, StatisticsError for a fake quantizer that has no scale, PlanError for one
+    that QuantizeLinear cannot say, OutputError if `path` cannot be written.
     """
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise ModelError(f"export_torch takes a torch.nn.Module, not {type(model).__name__}; pass the module")
@@ -51,14 +59,24 @@ def export_torch(
     arguments = bind(model, (inputs,) if isinstance(inputs, Tensor) else inputs)
     names = name_inputs(arguments, input_names, output_names)
     request = Request(arguments, names, output_names, dynamic_batch, opset)
-    with evaluation_mode(model), quiet():
+    exported = export_nodes(model, request, exporter)
+    lifted = lift(exported)
+    if lifted is not None:
+        exported = lower(lifted)
+        check_lowered(exported, request)
+    if path is not None:
+        with replacing(Path(path)) as temporary:
+            temporary.write_bytes(exported.SerializeToString())
+    return exported
+
+
+def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -> onnx.ModelProto:
+    """Return the checked export, in which fake quantization is FakeQuantize nodes."""
+    with evaluation_mode(model), held_still(model), only_rounding(model), quiet():
         try_forward(model, request)
         exported = run(exporter, model, request)
     forget_origin(exported)
     check(exported, request, exporter)
-    if path is not None:
-        with replacing(Path(path)) as temporary:
-            temporary.write_bytes(exported.SerializeToString())
     return exported
 
 
@@ -107,6 +125,16 @@ def forget_origin(message: Any) -> None:
         elif field.message_type is not None:
             for child in [value] if hasattr(value, "ListFields") else value:  # one message, or many
                 forget_origin(child)
+
+
+def check_lowered(model: onnx.ModelProto, request: Request) -> None:
+    """Raise ModelError if the Q/DQ model is not valid, or its number formats need another opset."""
+    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    if request.opset not in (None, opset):
+        raise ModelError(
+            f"the model's number formats need opset {opset}, and {request.opset} was asked; leave opset out"
+        )
+    onnx.checker.check_model(model, full_check=True)
 
 
 def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from onnxfq.errors import ModelError
 from onnxfq.torch.request import BATCH, Request
+from onnxfq.torch.torch_ops import TRANSLATIONS, shapes_known
 
 
 def export_with_dynamo(model: nn.Module, request: Request) -> onnx.ModelProto:
@@ -29,16 +30,18 @@ def export_with_dynamo(model: nn.Module, request: Request) -> onnx.ModelProto:
         return {0: BATCH} if value.ndim else None
 
     shapes = {name: dynamic(value) for name, value in request.arguments.items()}
-    program = torch.onnx.export(
-        model,
-        request.inputs,
-        dynamo=True,
-        verbose=False,
-        input_names=request.input_names,
-        output_names=request.output_names,
-        dynamic_shapes=shapes if request.dynamic_batch else None,
-        opset_version=request.opset,
-    )
+    with shapes_known():
+        program = torch.onnx.export(
+            model,
+            request.inputs,
+            dynamo=True,
+            verbose=False,
+            input_names=request.input_names,
+            output_names=request.output_names,
+            dynamic_shapes=shapes if request.dynamic_batch else None,
+            opset_version=request.opset,
+            custom_translation_table=TRANSLATIONS,
+        )
     assert program is not None  # torch returns None only with dynamo=False
     return program.model_proto
 

@@ -44,7 +44,7 @@ def test_rows_are_what_calibrate_would_give(calibrator: str | None) -> None:
 def test_text_names_a_tensor_once_and_marks_the_chosen() -> None:
     """One line a row, the tensor on its first, a star on what was taken."""
     made = stage(conv_relu())
-    lines = calibrator_table(calibrator_rows(made.plan, made.statistics)).splitlines()
+    lines = calibrator_table(calibrator_rows(made.plan, made.statistics, "entropy")).splitlines()
     assert lines[0].split() == ["tensor", "calibrator", "from", "to", "SQNR", "dB"]
     assert sum(line.startswith("x ") for line in lines) == 1
     (starred,) = [line for line in lines if line.endswith("*")]

@@ -77,7 +77,7 @@ FQ_HD FQ_INLINE float symmetric_scale(float amax, const ScaleRule& rule, float g
   const float scale = amax / rule.qmax;
   if (T == ScaleType::kFloat32) return amax == 0.0f ? 1.0f : limited_scale(scale, rule.largest_scale);
   const FloatFormat e4m3 = float8e4m3fn();
-  const float rounded = round_to_float_grid<Rounding::kHalfEven>(scale / global_scale, e4m3, e4m3.qmax);
+  const float rounded = round_to_float_grid(RoundTo<Rounding::kHalfEven>(), scale / global_scale, e4m3, e4m3.qmax);
   return limited_scale(clamp(rounded, 0x1.0p-9f, e4m3.qmax) * global_scale, rule.largest_scale);
 }
 

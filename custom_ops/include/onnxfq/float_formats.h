@@ -34,13 +34,13 @@ FQ_HD FQ_INLINE uint32_t step_bits(float v, uint32_t smallest_normal_bits, uint3
 
 // v on the grid of a format. limit: largest magnitude that is rounded; a larger one, infinity included,
 // is that. With limit qmax values saturate; with 2 qmax those that round beyond qmax become `beyond`.
-template <Rounding R>
-FQ_HD FQ_INLINE float round_to_float_grid(float v, const FloatFormat& format, float limit) {
+template <typename Round>
+FQ_HD FQ_INLINE float round_to_float_grid(const Round& round, float v, const FloatFormat& format, float limit) {
   const float limited = clamp(v, -limit, limit);
   const uint32_t smallest_normal = static_cast<uint32_t>(kFloat32Bias + format.min_exponent) << kFloat32MantissaBits;
   const uint32_t step = step_bits(limited, smallest_normal, static_cast<uint32_t>(format.mantissa_bits));
   const uint32_t inverse = (static_cast<uint32_t>(2 * kFloat32Bias) << kFloat32MantissaBits) - step;
-  const float rounded = round_to_integer<R>(limited * float_from_bits(inverse)) * float_from_bits(step);
+  const float rounded = round(limited * float_from_bits(inverse)) * float_from_bits(step);
   // round_to_integer loses the sign of zero. Elsewhere the sign of the result is that of v.
   const uint32_t sign = float_bits(v) & kSignBit;
   const float signed_result = float_from_bits(float_bits(rounded) | sign);
@@ -49,18 +49,19 @@ FQ_HD FQ_INLINE float round_to_float_grid(float v, const FloatFormat& format, fl
 }
 
 // Maps x to the grid of a small float times scale: y = scale * round(x / scale).
-template <Rounding R, Arithmetic A>
+template <typename Round, typename InSteps>
 struct FloatQuantizer {
+  Round round;
+  InSteps in_steps;
   FloatFormat format;
   float limit;
   float scale;
-  float divisor;
 
-  FQ_HD FQ_INLINE FloatQuantizer(float s, const FloatFormat& f, float l)
-      : format(f), limit(l), scale(s), divisor(divisor_of<A>(s)) {}
+  FQ_HD FQ_INLINE FloatQuantizer(Round r, float s, const FloatFormat& f, float l)
+      : round(r), in_steps(s), format(f), limit(l), scale(s) {}
 
   FQ_HD FQ_INLINE float operator()(float x) const {
-    return scale * round_to_float_grid<R>(in_steps<A>(x, divisor), format, limit);
+    return scale * round_to_float_grid(round, in_steps(x), format, limit);
   }
 };
 

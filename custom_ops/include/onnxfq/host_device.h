@@ -8,6 +8,23 @@
 #define FQ_HD
 #endif
 
+// FQ_DEVICE_CODE: 0 in code for the host; in code for a GPU its architecture, 800 for sm_80.
+#if defined(__CUDA_ARCH__)
+#define FQ_DEVICE_CODE __CUDA_ARCH__
+#else
+#define FQ_DEVICE_CODE 0
+#endif
+
+// FQ_UNROLL: the next loop, of known length, becomes straight code on a GPU, its arrays registers.
+// FQ_NO_UNROLL: it stays a loop there, because it is rarely run.
+#if FQ_DEVICE_CODE
+#define FQ_UNROLL _Pragma("unroll")
+#define FQ_NO_UNROLL _Pragma("unroll 1")
+#else
+#define FQ_UNROLL
+#define FQ_NO_UNROLL
+#endif
+
 // FQ_INLINE: must disappear into its caller, because only the caller is compiled once per
 // instruction set (FQ_CLONES) and a function called from there would be compiled for the oldest.
 #if defined(_MSC_VER)
@@ -50,6 +67,17 @@
 #define FQ_PREFETCH(address) __builtin_prefetch(address)
 #else
 #define FQ_PREFETCH(address) ((void)(address))
+#endif
+
+// FQ_HIGH_PRODUCT: the upper 64 bits of the product of two uint64.
+#if FQ_DEVICE_CODE
+#define FQ_HIGH_PRODUCT(a, b) __umul64hi(a, b)
+#elif defined(_MSC_VER)
+#include <intrin.h>
+#define FQ_HIGH_PRODUCT(a, b) __umulh(a, b)
+#else
+__extension__ typedef unsigned __int128 fq_uint128;
+#define FQ_HIGH_PRODUCT(a, b) static_cast<uint64_t>((static_cast<fq_uint128>(a) * (b)) >> 64)
 #endif
 
 // FQ_EXPORT: visible outside the library.

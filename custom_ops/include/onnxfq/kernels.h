@@ -55,6 +55,15 @@ struct DynamicFakeQuantizeCall {
   float global_scale;  // for ScaleType::kE4m3; 0: from the largest magnitude of x
 };
 
+// A call of MergeStatistics: the statistics of x[0, count) are added to state, see kStateSize.
+struct MergeStatisticsCall {
+  const void* x;
+  ElementType type;
+  int64_t count;
+  int64_t* state;
+  bool histogram;  // false: state has no bins
+};
+
 namespace cpu {
 
 // Runs task(data, 0) ... task(data, count - 1), in any order, on as many threads as it has.
@@ -85,5 +94,29 @@ struct ObserveCall {
 // The same for any number of threads.
 Statistics observe(const ObserveCall& call, const Threads& threads);
 
+void merge_statistics(const MergeStatisticsCall& call, const Threads& threads);
+
 }  // namespace cpu
+
+// The same on a GPU, for a library that was built with it. x, y and state are memory of the current device, and
+// stream is one of its streams: work is queued there, and nothing waits for it. An error of CUDA is a
+// std::runtime_error of one line.
+namespace cuda {
+
+// Copies on the device of a call's scales and zero points; zero_point may be nullptr: all 0.
+struct Params {
+  const float* scale;
+  const float* zero_point;
+};
+
+// params: nullptr where layout->param_count() is 1: then scale and zero point go along with the launch.
+void fake_quantize(const FakeQuantizeCall& call, const Params* params, void* stream);
+
+// The scales and zero points of the call, where they are wanted, are memory of the device too. Without room for
+// them they are kept to itself.
+void dynamic_fake_quantize(const DynamicFakeQuantizeCall& call, void* stream);
+
+void merge_statistics(const MergeStatisticsCall& call, void* stream);
+
+}  // namespace cuda
 }  // namespace onnxfq

@@ -32,17 +32,53 @@ FQ_HD FQ_INLINE float float_from_bits(uint32_t bits) {
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 
-// What to hand to in_steps as `divisor`; made once per scale.
-template <Arithmetic A>
-FQ_HD FQ_INLINE float divisor_of(float scale) {
-  return A == Arithmetic::kDivide ? scale : 1.0f / scale;
-}
+// Measures x in steps of the grid; the result is no integer yet. Made once per scale.
+struct Divide {
+  float scale;
 
-// x measured in steps of the grid, not yet an integer.
-template <Arithmetic A>
-FQ_HD FQ_INLINE float in_steps(float x, float divisor) {
-  return A == Arithmetic::kDivide ? x / divisor : x * divisor;
-}
+  FQ_HD FQ_INLINE explicit Divide(float s) : scale(s) {}
+  FQ_HD FQ_INLINE float operator()(float x) const { return x / scale; }
+};
+
+struct MultiplyByReciprocal {
+  float reciprocal;
+
+  FQ_HD FQ_INLINE explicit MultiplyByReciprocal(float scale) : reciprocal(1.0f / scale) {}
+  FQ_HD FQ_INLINE float operator()(float x) const { return x * reciprocal; }
+};
+
+// x / scale where a division is many instructions and a fused multiplication and addition is one.
+//
+// The product with the reciprocal is off by a place at most; one correction by its rest rounds it rightly. Both
+// operands are brought near 1 first, so that neither the rest nor the reciprocal leaves the range of floats. For
+// 2^-40 <= |result| <= 2^40 it is the quotient to the bit: the cases where the quotient is nearest to the middle
+// of two floats, which are all that could round wrongly, were gone through for every mantissa of the scale.
+// Outside it has the quotient's sign and is smaller or larger too: not the same bits, but the same after rounding
+// to an integer or to a small float, halves going to even.
+struct DivideFused {
+  float to_unit;
+  float divisor;
+  float reciprocal;
+
+  FQ_HD FQ_INLINE explicit DivideFused(float scale) {
+    // 2^-exponent of scale, at most 2^126: the sum of the exponent fields of a number and its power of two is 254.
+    const uint32_t exponent = float_bits(scale) & kInfinityBits;
+    constexpr uint32_t kSmallest = 1u << 23;
+    to_unit = exponent == 254u << 23 ? 0x1.0p-127f
+                                     : float_from_bits((254u << 23) - (exponent > kSmallest ? exponent : kSmallest));
+    divisor = scale * to_unit;
+    reciprocal = 1.0f / divisor;
+  }
+
+  FQ_HD FQ_INLINE float operator()(float x) const {
+    const float near_one = x * to_unit;
+    const float quotient = near_one * reciprocal;
+    const float rest = std::fma(-quotient, divisor, near_one);
+    const float corrected = std::fma(rest, reciprocal, quotient);
+    const float magnitude = std::fabs(quotient);
+    return magnitude >= 0x1.0p-40f && magnitude <= 0x1.0p40f ? corrected : quotient;
+  }
+};
 
 // v limited to [low, high]; NaN stays NaN, because both comparisons are false for it.
 FQ_HD FQ_INLINE float clamp(float v, float low, float high) {
@@ -75,6 +111,29 @@ FQ_HD FQ_INLINE float round_to_integer(float v) {
   return whole + (next ? away_from_zero(v) : 0.0f) + 0.0f;
 }
 
+// round_to_integer as a value: of a rounding that the compiler knows, or of one that is known when it runs.
+template <Rounding R>
+struct RoundTo {
+  FQ_HD FQ_INLINE float operator()(float v) const { return round_to_integer<R>(v); }
+};
+
+struct RoundToAny {
+  Rounding rounding;
+
+  FQ_HD FQ_INLINE float operator()(float v) const {
+    switch (rounding) {
+      case Rounding::kHalfEven: return round_to_integer<Rounding::kHalfEven>(v);
+      case Rounding::kHalfUp: return round_to_integer<Rounding::kHalfUp>(v);
+      case Rounding::kHalfAway: return round_to_integer<Rounding::kHalfAway>(v);
+      case Rounding::kHalfDown: return round_to_integer<Rounding::kHalfDown>(v);
+      case Rounding::kFloor: return round_to_integer<Rounding::kFloor>(v);
+      case Rounding::kCeil: return round_to_integer<Rounding::kCeil>(v);
+      case Rounding::kTruncate: break;
+    }
+    return round_to_integer<Rounding::kTruncate>(v);
+  }
+};
+
 // Maps x to a grid of integers times scale:
 //
 //   zero point an integer     y = scale * (clamp(round(x / scale), qmin - zp, qmax - zp) + 0)
@@ -83,24 +142,26 @@ FQ_HD FQ_INLINE float round_to_integer(float v) {
 // Both are scale * (round(clamp(x / scale + offset, low, high)) - offset), with offset 0 in the first.
 // Clamping first gives the same, since rounding is monotonic and leaves the integers low and high where
 // they are, and it brings the value into the range round_to_integer asks for.
-template <Rounding R, Arithmetic A>
+template <typename Round, typename InSteps>
 struct IntegerQuantizer {
+  Round round;
+  InSteps in_steps;
   float scale;
-  float divisor;
   float offset;
   float low;
   float high;
 
   // fraction: 1 when zero_point may have one, else 0.
-  FQ_HD FQ_INLINE IntegerQuantizer(float s, float zero_point, float fraction, float qmin, float qmax)
-      : scale(s),
-        divisor(divisor_of<A>(s)),
+  FQ_HD FQ_INLINE IntegerQuantizer(Round r, float s, float zero_point, float fraction, float qmin, float qmax)
+      : round(r),
+        in_steps(s),
+        scale(s),
         offset(zero_point * fraction),
         low(qmin - (zero_point - offset)),
         high(qmax - (zero_point - offset)) {}
 
   FQ_HD FQ_INLINE float operator()(float x) const {
-    return scale * (round_to_integer<R>(clamp(in_steps<A>(x, divisor) + offset, low, high)) - offset);
+    return scale * (round(clamp(in_steps(x) + offset, low, high)) - offset);
   }
 };
 

@@ -76,6 +76,8 @@ constexpr uint32_t kCustomOpVersion = 18;
 constexpr int kFloat = 1, kInt32 = 6, kInt64 = 7, kBool = 9, kFloat16 = 10, kDouble = 11, kBfloat16 = 16;
 constexpr int kInvalidArgument = 2, kRuntimeException = 6;
 constexpr int kRequired = 0, kOptional = 1;
+// Values of OrtMemType: an input lies where the provider keeps its tensors, or in the host's memory.
+constexpr int kProviderMemory = 0, kHostMemory = -2;
 
 // One entry of the table: where it stands and how it is called.
 template <size_t Position, typename Function>
@@ -105,6 +107,9 @@ using ReleaseStatus = Entry<93, void(OrtStatus*)>;
 using ReleaseTensorTypeAndShapeInfo = Entry<99, void(OrtTensorTypeAndShapeInfo*)>;
 using KernelInfoGetAttributeArrayInt64 =
     Entry<163, OrtStatus*(const OrtKernelInfo*, const char* name, int64_t* values, size_t* size)>;
+using KernelContextGetGpuComputeStream = Entry<193, OrtStatus*(const OrtKernelContext*, void** stream)>;
+using KernelInfoGetConstantInputTensor =
+    Entry<249, OrtStatus*(const OrtKernelInfo*, size_t index, int* is_constant, const OrtValue**)>;
 using KernelContextParallelFor =
     Entry<274, OrtStatus*(const OrtKernelContext*, void (*task)(void* data, size_t index), size_t total,
                           size_t batches, void* data)>;

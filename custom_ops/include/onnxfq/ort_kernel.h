@@ -75,6 +75,13 @@ class Attributes {
     return value;
   }
 
+  // Whether an input has the same values at every run.
+  bool constant_input(size_t index) const {
+    int constant = 0;
+    const OrtValue* value = nullptr;
+    return present(KernelInfoGetConstantInputTensor::of(api_)(info_, index, &constant, &value)) && constant == 1;
+  }
+
  private:
   bool present(OrtStatus* status) const {
     if (status) ReleaseStatus::of(api_)(status);
@@ -144,6 +151,13 @@ class Context {
   // The threads of the session's operator pool.
   cpu::Threads threads() { return {&Context::run, this}; }
 
+  // The stream that a node of the CUDA provider queues its work on.
+  void* stream() const {
+    void* stream = nullptr;
+    throw_if_failed(KernelContextGetGpuComputeStream::of(api_)(context_, &stream));
+    return stream;
+  }
+
  private:
   const OrtValue* value(size_t index) const {
     const OrtValue* found = nullptr;
@@ -173,16 +187,25 @@ class Context {
   OrtKernelContext* context_;
 };
 
-// The callbacks that every operator of this library answers alike. `Op` has: name, input_types,
-// output_types, required_inputs, required_outputs, in_place; a constructor from Attributes; run(Context&).
+// The execution providers that operators are written for. nullptr is the CPU provider.
+constexpr const char* kOnCpu = nullptr;
+constexpr const char* kOnCuda = "CUDAExecutionProvider";
+
+// Op::kInPlaceInput of an operator whose first output may take no input's memory.
+constexpr int kNoInput = -1;
+// Op::kFirstHostInput of an operator that wants all inputs where its provider keeps them.
+constexpr size_t kNone = 1000;
+
+// The callbacks that every operator of this library answers alike. `Op` has: name, input and output types, how many
+// of them are required, the provider, the first input that lies in the host's memory, the input whose memory the
+// first output may take; a constructor from Attributes; run(Context&).
 // An operator of several types is several of these under one name: the runtime picks by the types of a node.
 template <typename Op>
 struct CustomOp : OrtCustomOp {
   CustomOp() : OrtCustomOp{} {
     version = kCustomOpVersion;
     GetName = [](const OrtCustomOp*) -> const char* { return Op::kName; };
-    // nullptr is the CPU provider.
-    GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
+    GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return Op::kProvider; };
     GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return std::size(Op::kInputTypes); };
     GetInputType = [](const OrtCustomOp*, size_t index) -> int { return Op::kInputTypes[index]; };
     GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return std::size(Op::kOutputTypes); };
@@ -193,7 +216,9 @@ struct CustomOp : OrtCustomOp {
     GetOutputCharacteristic = [](const OrtCustomOp*, size_t index) -> int {
       return index < Op::kRequiredOutputs ? kRequired : kOptional;
     };
-    GetInputMemoryType = [](const OrtCustomOp*, size_t) -> int { return 0; };  // the provider's own
+    GetInputMemoryType = [](const OrtCustomOp*, size_t index) -> int {
+      return index < Op::kFirstHostInput ? kProviderMemory : kHostMemory;
+    };
     GetVariadicInputMinArity = [](const OrtCustomOp*) -> int { return 1; };
     GetVariadicInputHomogeneity = [](const OrtCustomOp*) -> int { return 1; };
     GetVariadicOutputMinArity = [](const OrtCustomOp*) -> int { return 1; };
@@ -204,10 +229,11 @@ struct CustomOp : OrtCustomOp {
     // input, also of an optional one that is left out by an empty name, and takes unknown ranks for
     // scalars. A graph that wants shapes states them as value_info.
     GetMayInplace = [](int** inputs, int** outputs) -> size_t {
-      static int first = 0;
-      *inputs = &first;
-      *outputs = &first;
-      return Op::kInPlace ? 1 : 0;
+      static int input = Op::kInPlaceInput;
+      static int output = 0;
+      *inputs = &input;
+      *outputs = &output;
+      return Op::kInPlaceInput == kNoInput ? 0 : 1;
     };
     ReleaseMayInplace = [](int*, int*) {};
     GetAliasMap = [](int**, int**) -> size_t { return 0; };

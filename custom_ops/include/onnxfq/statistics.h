@@ -71,6 +71,13 @@ struct Summary {
   }
 };
 
+// Statistics as one array of int64, which merges in place: these numbers, then, when there is a histogram, the
+// counts of all kBinCount bins. Keys are order keys.
+constexpr int kStateMinKey = 0, kStateMaxKey = 1, kStateElements = 2, kStateNans = 3, kStateInfinities = 4,
+              kStateZeros = 5;
+constexpr int kStateHeader = 8;  // two are free
+constexpr int64_t kStateSize = kStateHeader + kBinCount;
+
 // A summary and its histogram without the empty bins, bins ascending.
 struct Statistics {
   Summary summary;

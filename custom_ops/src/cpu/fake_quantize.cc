@@ -1,9 +1,9 @@
 // FakeQuantize on the CPU: loops over runs of elements whose scale is one value or one vector.
 #include <algorithm>
 
+#include "../quantizers.h"
 #include "elements.h"
 #include "fake_quantize.h"
-#include "grid_loops.h"
 #include "threads.h"
 
 namespace onnxfq {

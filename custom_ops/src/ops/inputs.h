@@ -76,7 +76,9 @@ class Float64Refused {
   static constexpr const auto& kOutputTypes = Op::kOutputTypes;
   static constexpr size_t kRequiredInputs = Op::kRequiredInputs;
   static constexpr size_t kRequiredOutputs = Op::kRequiredOutputs;
-  static constexpr bool kInPlace = false;
+  static constexpr const char* kProvider = Op::kProvider;
+  static constexpr size_t kFirstHostInput = Op::kFirstHostInput;
+  static constexpr int kInPlaceInput = ort::kNoInput;
 
   explicit Float64Refused(const ort::Attributes&) {
     reject("x is float64, which no kernel takes; cast it to float32");

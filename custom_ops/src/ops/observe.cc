@@ -22,7 +22,9 @@ class Observe {
   static constexpr int kOutputTypes[] = {ort::kFloat, ort::kInt64, ort::kInt32, ort::kInt64};
   static constexpr size_t kRequiredInputs = 1;
   static constexpr size_t kRequiredOutputs = 4;
-  static constexpr bool kInPlace = false;
+  static constexpr const char* kProvider = ort::kOnCpu;
+  static constexpr size_t kFirstHostInput = ort::kNone;
+  static constexpr int kInPlaceInput = ort::kNoInput;
 
   explicit Observe(const ort::Attributes& attributes) {
     const int64_t histogram = attributes.integer("histogram", 1);

@@ -1,0 +1,47 @@
+// The kernels of FakeQuantize for one type of elements; each type is a file of its own, so that they are compiled
+// side by side.
+#pragma once
+
+#include <type_traits>
+
+#include "../quantizers.h"
+#include "fake_quantize_loops.h"
+#include "fake_quantize_typed.h"
+#include "launch.h"
+
+namespace onnxfq {
+namespace cuda {
+
+template <ElementType T, typename Quantizers>
+__global__ void __launch_bounds__(kThreads)
+    fake_quantize_per_tensor(Mapped mapped, Quantizers quantizers, float scale, float zero_point) {
+  const auto quantizer = quantizers(scale, zero_point);
+  map_elements<T>(mapped, place(), PerTensor<std::decay_t<decltype(quantizer)>>{quantizer});
+}
+
+template <ElementType T, typename Quantizers>
+__global__ void __launch_bounds__(kThreads)
+    fake_quantize_by_layout(Mapped mapped, Quantizers quantizers, Params params,
+                            const __grid_constant__ DeviceLayout layout) {
+  map_elements<T>(mapped, place(), ByLayout<Quantizers>{quantizers, params, layout});
+}
+
+template <ElementType T>
+void fake_quantize_typed(const FakeQuantizeCall& call, const Params* params, void* stream) {
+  const Mapped mapped{call.x, call.y, Packets(call.x, call.y, call.layout->element_count(), T)};
+  const unsigned blocks = blocks_for(mapped.range);
+  with_device_quantizers(call.grid, call.fractional_zero_point, [&](const auto& quantizers) {
+    using Quantizers = std::decay_t<decltype(quantizers)>;
+    if (params) {
+      fake_quantize_by_layout<T, Quantizers>
+          <<<blocks, kThreads, 0, as_stream(stream)>>>(mapped, quantizers, *params, DeviceLayout(*call.layout));
+    } else {
+      fake_quantize_per_tensor<T, Quantizers><<<blocks, kThreads, 0, as_stream(stream)>>>(
+          mapped, quantizers, call.scale[0], call.zero_point ? call.zero_point[0] : 0.0f);
+    }
+  });
+  check(cudaGetLastError(), "launch FakeQuantize");
+}
+
+}  // namespace cuda
+}  // namespace onnxfq

@@ -1,0 +1,98 @@
+// FakeQuantize on a GPU: what one thread does.
+#pragma once
+
+#include "device_layout.h"
+#include "packets.h"
+
+namespace onnxfq {
+namespace cuda {
+
+// x and y as kernels take them.
+struct Mapped {
+  const void* x;
+  void* y;
+  Packets range;
+};
+
+// Quantizes the elements that the thread at `place` has to take; quantize is a PerTensor or a ByLayout. A packet
+// with one scale, the usual case, is stored at once.
+template <ElementType T, typename Quantize>
+FQ_HD FQ_INLINE void map_elements(const Mapped& mapped, const Place& place, const Quantize& quantize) {
+  using Stored = typename Element<T>::Stored;
+  const Stored* const x = static_cast<const Stored*>(mapped.x);
+  Stored* const y = static_cast<Stored*>(mapped.y);
+  for_elements<T>(
+      mapped.x, mapped.range, place,
+      [&](const Packet<T>& packet, int64_t first) {
+        constexpr int kSize = Packet<T>::kSize;
+        Packet<T> result;
+        const bool one_scale = quantize.with(first, kSize, [&](const auto& quantizer) {
+          FQ_UNROLL
+          for (int k = 0; k < kSize; ++k) {
+            result.element[k] = Element<T>::write(quantizer(Element<T>::read(packet.element[k])));
+          }
+        });
+        if (one_scale) {
+          store(result, y + first);
+        } else {
+          quantize.each(first, kSize, [&](int64_t i, const auto& quantizer) {
+            y[i] = Element<T>::write(quantizer(Element<T>::read(x[i])));
+          });
+        }
+      },
+      [&](int64_t i) {
+        quantize.with(i, 1, [&](const auto& quantizer) {
+          y[i] = Element<T>::write(quantizer(Element<T>::read(x[i])));
+        });
+      });
+}
+
+// One scale for all of x: in registers.
+template <typename Quantizer>
+struct PerTensor {
+  Quantizer quantizer;
+
+  template <typename Body>
+  FQ_HD FQ_INLINE bool with(int64_t, int, const Body& body) const {
+    body(quantizer);
+    return true;
+  }
+
+  template <typename Body>
+  FQ_HD FQ_INLINE void each(int64_t, int, const Body&) const {}
+};
+
+// Scales by layout.
+template <typename Quantizers>
+struct ByLayout {
+  const Quantizers& quantizers;
+  const Params& params;
+  const DeviceLayout& layout;
+
+  // Calls body with the quantizer of elements [first, first + count), if they have one together.
+  template <typename Body>
+  FQ_HD FQ_INLINE bool with(int64_t first, int count, const Body& body) const {
+    const Reach reach = layout.at(first);
+    if (reach.in_block < count) return false;
+    body(of(reach.param));
+    return true;
+  }
+
+  // Calls body(element, its quantizer) for each of them.
+  template <typename Body>
+  FQ_HD FQ_INLINE void each(int64_t first, int count, const Body& body) const {
+    Reach reach = layout.at(first);
+    FQ_NO_UNROLL
+    for (int k = 0; k < count; ++k) {
+      body(first + k, of(reach.param));
+      layout.advance(reach, first + k + 1);
+    }
+  }
+
+  FQ_HD FQ_INLINE auto of(int64_t param) const {
+    return quantizers(params.scale[param], params.zero_point ? params.zero_point[param] : 0.0f);
+  }
+};
+
+}  // namespace cuda
+}  // namespace onnxfq

@@ -1,0 +1,47 @@
+// What CUDA answers, as one line that says what to do.
+#include "launch.h"
+
+namespace onnxfq {
+namespace cuda {
+namespace {
+
+const char* remedy(cudaError_t result) {
+  switch (result) {
+    case cudaErrorNoDevice: return "there is no GPU, or CUDA_VISIBLE_DEVICES hides it; run on the CPU";
+    case cudaErrorInsufficientDriver:
+      return "there is no NVIDIA driver, or it is older than this library's CUDA; install a newer one or run on the "
+             "CPU";
+    case cudaErrorMemoryAllocation: return "give a smaller batch, or run on the CPU";
+    case cudaErrorNoKernelImageForDevice:
+      return "this GPU is older than the library was built for; build with ONNXFQ_CUDA_ARCHITECTURES, or run on the "
+             "CPU";
+    case cudaErrorUnsupportedPtxVersion:
+      return "the driver is older than this library's CUDA; install a newer one or run on the CPU";
+    default: return "`onnxfq doctor` tests the kernels on this machine";
+  }
+}
+
+}  // namespace
+
+void check(cudaError_t result, const char* what) {
+  if (result == cudaSuccess) return;
+  // An error that does not break the device is also kept for cudaGetLastError: taken here, it cannot be blamed on
+  // the next launch.
+  cudaGetLastError();
+  throw std::runtime_error(std::string("CUDA cannot ") + what + ": " + cudaGetErrorString(result) + "; " +
+                           remedy(result));
+}
+
+unsigned resident_blocks() {
+  int device = 0;
+  int processors = 0;
+  int threads = 0;
+  check(cudaGetDevice(&device), "ask for the device");
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "ask for the device's size");
+  check(cudaDeviceGetAttribute(&threads, cudaDevAttrMaxThreadsPerMultiProcessor, device),
+        "ask for the device's size");
+  return static_cast<unsigned>(processors * (threads / kThreads));
+}
+
+}  // namespace cuda
+}  // namespace onnxfq

@@ -1,0 +1,79 @@
+// Picks the quantizer of a grid once, so that the loops that use it hold no choice.
+#pragma once
+
+#include "onnxfq/kernels.h"
+
+namespace onnxfq {
+
+// Makes quantizers of one kind: its operator() takes a scale and a zero point.
+template <typename Round, typename InSteps>
+struct IntegerQuantizers {
+  Round round;
+  float fraction;
+  float qmin;
+  float qmax;
+
+  FQ_HD FQ_INLINE IntegerQuantizer<Round, InSteps> operator()(float scale, float zero_point) const {
+    return {round, scale, zero_point, fraction, qmin, qmax};
+  }
+};
+
+template <typename Round, typename InSteps>
+struct FloatQuantizers {
+  Round round;
+  FloatFormat format;
+  float limit;
+
+  FQ_HD FQ_INLINE FloatQuantizer<Round, InSteps> operator()(float scale, float) const {
+    return {round, scale, format, limit};
+  }
+};
+
+// Calls body with the maker of the grid's quantizers, which round by `round` and measure by InSteps.
+template <typename InSteps, typename Round, typename Body>
+FQ_INLINE void with_steps(const Grid& grid, bool fractional, const Round& round, const Body& body) {
+  if (grid.is_float) {
+    body(FloatQuantizers<Round, InSteps>{round, grid.format, grid.limit});
+  } else {
+    body(IntegerQuantizers<Round, InSteps>{round, fractional ? 1.0f : 0.0f, grid.qmin, grid.qmax});
+  }
+}
+
+// The same, by the grid's own arithmetic; Division: Divide or what stands for it.
+template <typename Division, typename Round, typename Body>
+FQ_INLINE void with_arithmetic(const Grid& grid, bool fractional, const Round& round, const Body& body) {
+  if (grid.arithmetic == Arithmetic::kDivide) {
+    with_steps<Division>(grid, fractional, round, body);
+  } else {
+    with_steps<MultiplyByReciprocal>(grid, fractional, round, body);
+  }
+}
+
+// The same, by the grid's own rounding.
+template <typename Body>
+FQ_INLINE void with_quantizers(const Grid& grid, bool fractional, const Body& body) {
+  switch (grid.rounding) {
+    case Rounding::kHalfEven:
+      return with_arithmetic<Divide>(grid, fractional, RoundTo<Rounding::kHalfEven>(), body);
+    case Rounding::kHalfUp: return with_arithmetic<Divide>(grid, fractional, RoundTo<Rounding::kHalfUp>(), body);
+    case Rounding::kHalfAway: return with_arithmetic<Divide>(grid, fractional, RoundTo<Rounding::kHalfAway>(), body);
+    case Rounding::kHalfDown: return with_arithmetic<Divide>(grid, fractional, RoundTo<Rounding::kHalfDown>(), body);
+    case Rounding::kFloor: return with_arithmetic<Divide>(grid, fractional, RoundTo<Rounding::kFloor>(), body);
+    case Rounding::kCeil: return with_arithmetic<Divide>(grid, fractional, RoundTo<Rounding::kCeil>(), body);
+    case Rounding::kTruncate: return with_arithmetic<Divide>(grid, fractional, RoundTo<Rounding::kTruncate>(), body);
+  }
+}
+
+// The same for a GPU: with a fused division for the rounding of every standard, which is what it is right for.
+// Other roundings are looked up while the kernel runs: it waits for its memory anyway, and kernels of their own
+// would take minutes to compile.
+template <typename Body>
+void with_device_quantizers(const Grid& grid, bool fractional, const Body& body) {
+  if (grid.rounding == Rounding::kHalfEven) {
+    with_arithmetic<DivideFused>(grid, fractional, RoundTo<Rounding::kHalfEven>(), body);
+  } else {
+    with_arithmetic<Divide>(grid, fractional, RoundToAny{grid.rounding}, body);
+  }
+}
+
+}  // namespace onnxfq

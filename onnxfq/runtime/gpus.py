@@ -1,0 +1,58 @@
+"""The GPUs that the library's CUDA kernels can run on, without ONNX Runtime."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from onnxfq.errors import RuntimeLibraryError
+from onnxfq.runtime.c_library import c_library, call
+
+_NAME_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU. capability: 90 for 9.0. memory: bytes. driver, runtime: CUDA's versions, 13000 for 13.0."""
+
+    index: int
+    name: str
+    capability: int
+    memory: int
+    driver: int
+    runtime: int
+
+    def __str__(self) -> str:
+        """Return it in one line."""
+        versions = f"driver for CUDA {_dotted(self.driver)}, kernels of CUDA {_dotted(self.runtime)}"
+        return f"{self.name}, sm_{self.capability}, {self.memory >> 30} GB, {versions}"
+
+
+def cuda_built() -> bool:
+    """Tell whether the library holds CUDA kernels."""
+    return bool(c_library().onnxfq_cuda_built())
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs of this machine. Raises RuntimeLibraryError in one line when none can be used."""
+    if not cuda_built():
+        raise RuntimeLibraryError(
+            "the custom-op library was built without CUDA kernels; put nvcc on the PATH and run "
+            "`pip install .` again"
+        )
+    count = ctypes.c_int()
+    call("onnxfq_cuda_device_count", ctypes.byref(count))
+    return tuple(_gpu(index) for index in range(count.value))
+
+
+def _gpu(index: int) -> Gpu:
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    memory = ctypes.c_int64()
+    capability, driver, runtime = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    numbers = [ctypes.byref(number) for number in (capability, memory, driver, runtime)]
+    call("onnxfq_cuda_device", ctypes.c_int(index), name, ctypes.c_size_t(_NAME_BYTES), *numbers)
+    return Gpu(index, name.value.decode(), capability.value, memory.value, driver.value, runtime.value)
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"

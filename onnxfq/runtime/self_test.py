@@ -1,0 +1,145 @@
+"""Each kernel on each device against its definition in NumPy: whether this machine gives the right bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from onnxfq import dynamic_scales, numerics
+from onnxfq.errors import OnnxfqError
+from onnxfq.runtime import kernels
+from onnxfq.runtime.places import Device
+from onnxfq.runtime.session import Session
+from onnxfq.statistics import TensorStatistics, empty_state
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a self-test found. fault: empty when all is well."""
+
+    device: Device
+    kernel: str
+    fault: str
+
+
+def self_test(device: Device, in_sessions: bool = True) -> list[Outcome]:
+    """Run every kernel on `device`. in_sessions: also as operators in onnxruntime."""
+    tests: dict[str, Callable[[Device], str]] = {
+        "FakeQuantize": _fake_quantize,
+        "DynamicFakeQuantize": _dynamic_fake_quantize,
+        "Observe" if device == "cpu" else "MergeStatistics": _observe,
+    }
+    if in_sessions:
+        tests |= {"FakeQuantize in a session": _session, "MergeStatistics in a session": _merging_session}
+    return [Outcome(device, name, _fault(test, device)) for name, test in tests.items()]
+
+
+def _fault(test: Callable[[Device], str], device: Device) -> str:
+    try:
+        return test(device)
+    except OnnxfqError as error:
+        return str(error)
+
+
+def _values() -> NDArray[np.float32]:
+    x = np.random.default_rng(7).standard_normal((37, 129)).astype(np.float32)
+    x[0, :4] = 0.0, -0.0, np.inf, -np.inf
+    return x
+
+
+def _fake_quantize(device: Device) -> str:
+    x = _values()
+    layouts: list[tuple[Any, Any]] = [(0.03, None), (np.full((37, 5), 0.03, np.float32), (1, 32))]
+    for qtype, rounding in (("int8", "half_even"), ("int4", "half_away"), ("float8e4m3fn", "half_even")):
+        for scale, blocks in layouts:
+            how: dict[str, Any] = {"qtype": qtype, "rounding": rounding, "block_shape": blocks}
+            found = kernels.fake_quantize(x, scale, device=device, **how)
+            fault = _differing(found, numerics.fake_quantize(x, scale, **how))
+            if fault:
+                return f"{qtype} {rounding}: {fault}"
+    return ""
+
+
+def _dynamic_fake_quantize(device: Device) -> str:
+    x = _values()
+    for scale_type in ("float32", "e8m0"):
+        how: dict[str, Any] = {"qtype": "int8", "scale_type": scale_type, "block_shape": (1, 32)}
+        found = kernels.dynamic_fake_quantize(x, device=device, **how)
+        expected = dynamic_scales.dynamic_fake_quantize(x, **how)
+        fault = _differing(found[0], expected[0]) or _differing(found[1], expected[1])
+        if fault:
+            return f"{scale_type}: {fault}"
+    return ""
+
+
+def _observe(device: Device) -> str:
+    x = _values()
+    expected = TensorStatistics.from_array(x)
+    limits, counts, bins, bin_counts = kernels.observe(x, device=device)
+    found = TensorStatistics(
+        float(limits[0]), float(limits[1]), *(int(n) for n in counts), bins=bins, counts=bin_counts
+    )
+    return _other_statistics(found, expected)
+
+
+def _session(device: Device) -> str:
+    x, scale = _values(), np.full(37, 0.03, np.float32)
+    node = helper.make_node("FakeQuantize", ["x", "scale"], ["y"], domain="onnxfq", qtype="int8", axis=0)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)]
+    constants = [helper.make_tensor("scale", TensorProto.FLOAT, scale.shape, scale)]
+    session = _one_node(node, inputs, outputs, constants, device)
+    (found,) = session.run({"x": x})
+    return _differing(found, numerics.fake_quantize(x, scale, qtype="int8", axis=0))
+
+
+def _merging_session(device: Device) -> str:
+    x, state = _values(), empty_state()
+    node = helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain="onnxfq")
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape),
+        helper.make_tensor_value_info("state", TensorProto.INT64, state.shape),
+    ]
+    outputs = [helper.make_tensor_value_info("merged", TensorProto.INT64, state.shape)]
+    session = _one_node(node, inputs, outputs, [], device)
+    (state,) = session.run({"x": x, "state": state})
+    (state,) = session.run({"x": x, "state": state})
+    once = TensorStatistics.from_array(x)
+    return _other_statistics(TensorStatistics.from_state(state), once.merge(once))
+
+
+def _one_node(
+    node: onnx.NodeProto,
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[onnx.ValueInfoProto],
+    constants: list[onnx.TensorProto],
+    device: Device,
+) -> Session:
+    graph = helper.make_graph([node], "self_test", inputs, outputs, constants)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfq", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    return Session(model, 1, device=device)
+
+
+def _differing(found: NDArray[Any], expected: NDArray[Any]) -> str:
+    if found.tobytes() == expected.tobytes():
+        return ""
+    different = int((found.view(np.uint32) != expected.view(np.uint32)).sum())
+    return f"{different} of {found.size} values differ from NumPy's"
+
+
+def _other_statistics(found: TensorStatistics, expected: TensorStatistics) -> str:
+    same = (
+        (found.rmin, found.rmax) == (expected.rmin, expected.rmax)
+        and (found.elements, found.zeros) == (expected.elements, expected.zeros)
+        and (found.nans, found.infinities) == (expected.nans, expected.infinities)
+        and np.array_equal(found.bins, expected.bins)
+        and np.array_equal(found.counts, expected.counts)
+    )
+    return "" if same else "other statistics than NumPy's"

@@ -1,0 +1,57 @@
+"""BatchNorm folded into the convolution in front of it, while training goes on, until it is frozen.
+
+The quantizer sees weight * gamma / sqrt(running_var + eps), the weight that is deployed. In training the
+result is divided by the same factor and BatchNorm follows as ever, with the statistics of the batch. Frozen,
+and in an export, BatchNorm is part of the convolution: its weight, its bias and nothing else.
+
+Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference", 2018, section 3.2; Krishnamoorthi, "Quantizing deep convolutional networks for efficient
+inference".
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from onnxfq.torch.layers import Swapped, swap
+from onnxfq.torch.onnx_node import exporting
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class SwappedNorm(Swapped):
+    """A BatchNorm whose factor is in the convolution before it."""
+
+    frozen: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise as ever; pass on what comes where the convolution has done it all."""
+        if self.frozen or exporting():
+            return x
+        return super().forward(x)
+
+
+def can_fold(layer: nn.Module, norm: nn.Module) -> bool:
+    """Tell whether `norm` is a BatchNorm with running statistics that fits behind the convolution `layer`."""
+    return (
+        isinstance(layer, CONVOLUTIONS)
+        and isinstance(norm, NORMS)
+        and type(norm).forward in [base.forward for base in NORMS]
+        and norm.running_var is not None
+        and norm.num_features == layer.out_channels
+    )
+
+
+def fold(layer: nn.Module, norm: nn.Module) -> None:
+    """Fold `norm` into the swapped convolution `layer`."""
+    swap(norm, {}, SwappedNorm)
+    norm.__dict__["frozen"] = False
+    layer.__dict__["folded_norm"] = norm  # not a child: it has its place in the model already
+
+
+def freeze_batchnorm(model: nn.Module, frozen: bool = True) -> None:
+    """Make every folded BatchNorm a fixed part of its convolution, or let it learn again."""
+    for module in model.modules():
+        if isinstance(module, SwappedNorm):
+            module.__dict__["frozen"] = frozen

@@ -1,0 +1,56 @@
+"""`compute_encodings`: gather the scales of all fake quantizers over any number of batches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import nn
+
+from onnxfq.errors import StatisticsError
+from onnxfq.torch.observers import Histogram, Latest
+from onnxfq.torch.quantizer import FakeQuantize, quantizers
+
+
+@contextlib.contextmanager
+def compute_encodings(model: nn.Module) -> Iterator[None]:
+    """Observe what runs through `model` inside the block, in float; set every scale at its end.
+
+    Each quantizer with an observer starts anew. Afterwards the quantizers of activations do not observe any
+    more, and those that follow a weight (observer `latest` with minmax) do; fake quantization is as it was.
+    Nothing is set when the block raises. Raises StatisticsError, with the quantizer's name, when one saw
+    nothing, NaN or infinities. Put the model into evaluation mode first: BatchNorm would learn from the
+    batches.
+    """
+    observed = {name: q for name, q in quantizers(model).items() if q.observer is not None}
+    switches = {name: (q.observer_enabled, q.fake_quant_enabled) for name, q in observed.items()}
+    for quantizer in observed.values():
+        assert quantizer.observer is not None
+        quantizer.observer.reset()
+        quantizer.observer_enabled, quantizer.fake_quant_enabled = True, False
+    try:
+        yield
+        for name, quantizer in observed.items():
+            assert quantizer.observer is not None
+            if quantizer.may_be_unused and not quantizer.observer.seen:
+                continue
+            _calibrate(name, quantizer)
+            follows = isinstance(quantizer.observer, Latest) and quantizer.observer.live
+            switches[name] = (follows and quantizer.learned == "nothing", switches[name][1])
+    finally:
+        for name, quantizer in observed.items():
+            quantizer.observer_enabled, quantizer.fake_quant_enabled = switches[name]
+
+
+def _calibrate(name: str, quantizer: FakeQuantize) -> None:
+    try:
+        quantizer.calibrate()
+    except StatisticsError as error:
+        raise StatisticsError(f"quantizer {name!r}: {error}") from None
+    if isinstance(quantizer.observer, Histogram):  # its memory; the others may go on from where they are
+        quantizer.observer.reset()
+
+
+def is_initialized(model: nn.Module) -> bool:
+    """Tell whether every fake quantizer of `model` has its scale."""
+    return all(q.is_initialized or q.may_be_unused for q in quantizers(model).values())

@@ -1,0 +1,129 @@
+"""`Encodings` between torch modules and ONNX files: the same scales, under torch's names or ONNX's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from onnxfq.encoding import Encoding, Encodings
+from onnxfq.errors import PlanError, nearest
+from onnxfq.graph.constants import initializer_array
+from onnxfq.graph.load import load
+from onnxfq.passes.lift_fake_quantize import has_fake_quantize
+from onnxfq.torch.export import export_nodes
+from onnxfq.torch.layers import SUFFIX
+from onnxfq.torch.quantizer import FakeQuantize, quantizers
+from onnxfq.torch.request import Request, bind, name_inputs
+
+
+def get_encodings(model: nn.Module) -> Encodings:
+    """Return the encodings of all fake quantizers that have a scale, by the plan's names (stem.0.weight)."""
+    made = []
+    for name, quantizer in quantizers(model).items():
+        if quantizer.is_initialized:
+            scale, zero_point = (value.cpu().numpy() for value in quantizer.qparams())
+            made.append(Encoding.of(_tensor(name), quantizer.spec, scale, zero_point))
+    return Encodings(model_sha256="", encodings=tuple(made))
+
+
+def set_encodings(model: nn.Module, encodings: Encodings) -> None:
+    """Set the scales of the fake quantizers that `encodings` names, and stop them observing.
+
+    Raises PlanError for a tensor that the model lacks, with the nearest names, and for one whose number
+    format or granularity is another; then nothing is set.
+    """
+    known = {_tensor(name): quantizer for name, quantizer in quantizers(model).items()}
+    for encoding in encodings.encodings:
+        quantizer = known.get(encoding.tensor)
+        if quantizer is None:
+            hint = nearest(encoding.tensor, known)
+            raise PlanError(f"the encodings name tensor {encoding.tensor!r}, which the module lacks{hint}")
+        _check_spec(encoding, quantizer)
+    for encoding in encodings.encodings:
+        known[encoding.tensor].set_qparams(encoding.scale_array, encoding.zero_point_array)
+
+
+def onnx_names(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> dict[str, str]:
+    """Return the name of each quantized tensor in the model that `export_torch` makes: {torch's: ONNX's}.
+
+    The module is exported with a scale of its own in every quantizer, which tells them apart; all is given
+    back.
+    """
+    arguments = bind(model, (inputs,) if isinstance(inputs, Tensor) else inputs)
+    request = Request(arguments, name_inputs(arguments, None, None), None, True, None)
+    named = [name for name, quantizer in quantizers(model).items() if quantizer.is_initialized]
+    with _numbered([quantizers(model)[name] for name in named]):
+        exported = load(export_nodes(model, request))
+    found: dict[str, str] = {}
+    if not has_fake_quantize(exported):
+        return found
+    for node in exported.proto.graph.node:
+        if node.op_type == "FakeQuantize":
+            scale = initializer_array(exported.proto, node.input[1])
+            assert scale is not None
+            found[_tensor(named[int(np.asarray(scale).flat[0]) - 1])] = node.input[0]
+    return found
+
+
+def encodings_to_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> Encodings:
+    """Return the encodings of `model` by the names of the tensors in its ONNX model.
+
+    Raises PlanError where two quantizers of one ONNX tensor differ: encodings have one for each tensor.
+    """
+    names = onnx_names(model, inputs)
+    made: dict[str, Encoding] = {}
+    for encoding in get_encodings(model).encodings:
+        if encoding.tensor not in names:
+            continue
+        renamed = encoding.model_copy(update={"tensor": names[encoding.tensor]})
+        if made.setdefault(renamed.tensor, renamed) != renamed:
+            raise PlanError(
+                f"tensor {renamed.tensor!r} has two unequal quantizers, one is {encoding.tensor!r}; "
+                "give both one scale, or export Q/DQ, which keeps both"
+            )
+    return Encodings(model_sha256="", encodings=tuple(made.values()))
+
+
+def encodings_from_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor], encodings: Encodings) -> None:
+    """Set the fake quantizers of `model` from encodings by ONNX's names, as `calibrate` makes them.
+
+    A tensor that several quantizers read sets them all. Raises PlanError as `set_encodings`.
+    """
+    readers: dict[str, list[str]] = {}
+    for ours, theirs in onnx_names(model, inputs).items():
+        readers.setdefault(theirs, []).append(ours)
+    renamed = []
+    for encoding in encodings.encodings:
+        if encoding.tensor not in readers:
+            hint = nearest(encoding.tensor, readers)
+            raise PlanError(f"the encodings name tensor {encoding.tensor!r}, which no quantizer reads{hint}")
+        renamed += [encoding.model_copy(update={"tensor": name}) for name in readers[encoding.tensor]]
+    set_encodings(model, Encodings(model_sha256="", encodings=tuple(renamed)))
+
+
+def _tensor(name: str) -> str:
+    return name.removesuffix(SUFFIX)
+
+
+def _check_spec(encoding: Encoding, quantizer: FakeQuantize) -> None:
+    # The calibrator tells how the numbers were found, not what they mean.
+    if encoding.spec.model_copy(update={"calibrator": quantizer.spec.calibrator}) != quantizer.spec:
+        raise PlanError(
+            f"tensor {encoding.tensor!r} is quantized as {quantizer.spec} and encoded as {encoding.spec}; "
+            "quantize the module with the recipe of the encodings"
+        )
+
+
+@contextlib.contextmanager
+def _numbered(given: Sequence[FakeQuantize]) -> Iterator[None]:
+    """Give each quantizer its number, from 1, as its scale, and take it back."""
+    with contextlib.ExitStack() as stack:
+        for number, quantizer in enumerate(given, 1):
+            stack.enter_context(quantizer.fixed())
+            quantizer.scale = torch.full_like(quantizer.scale, float(number))
+            quantizer.zero_point = torch.zeros_like(quantizer.zero_point)
+        yield

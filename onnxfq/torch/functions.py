@@ -1,0 +1,293 @@
+"""Fake quantization as functions with gradients: straight through, LSQ, learned ranges, PACT.
+
+With v = x / scale + zero_point, y the result and "inside" where the rounded v is a number of the grid:
+
+| gradient of y by | inside          | outside                                | source    |
+|------------------|-----------------|----------------------------------------|-----------|
+| x                | 1               | 0; 1 without `saturate`                | STE       |
+| scale            | (y - x) / scale | qmin - zero_point or qmax - zero_point | LSQ, LSQ+ |
+| zero_point       | 0               | -scale                                 | LSQ+      |
+
+These are also the gradients of torch's `_fake_quantize_learnable_per_tensor_affine`. Esser et al., "Learned
+Step Size Quantization", ICLR 2020; Bhalgat et al., "LSQ+", CVPR workshops 2020; Choi et al., "PACT", 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxfq.errors import SpecError
+from onnxfq.qparams import MIN_SCALE, check_symmetry
+from onnxfq.qtypes import QType, qtype_by_name
+from onnxfq.torch.arithmetic import Blocks, Grid, View, in_steps, round_to_grid
+from onnxfq.torch.onnx_node import exporting, onnx_node
+
+_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def fake_quantize(
+    x: Tensor,
+    scale: Tensor | float,
+    zero_point: Tensor | float = 0,
+    *,
+    qtype: QType | str,
+    axis: int | None = None,
+    block_size: int | None = None,
+    block_shape: Sequence[int] | None = None,
+    rounding: str = "half_even",
+    arithmetic: str = "divide",
+    saturate: bool = True,
+) -> Tensor:
+    """Return x rounded to the grid of `qtype`, of x's type and shape, with the gradients of this module.
+
+    Values and parameters as in `onnxfq.fake_quantize`, bit for bit; x may be float64 too, which is computed
+    in float64. Gradients reach `scale` and `zero_point` where they require one. saturate: False lets the
+    gradient of x pass where x is outside the grid, and a float type overflow to its infinity or NaN.
+
+    With arithmetic "reciprocal" values and gradients are those of torch.fake_quantize_per_tensor_affine and
+    _per_channel_affine, but that NaN stays NaN. Raises SpecError as `onnxfq.fake_quantize`; the values of
+    scale and zero_point are checked on the CPU, and not where torch compiles or exports.
+    """
+    grid = Grid.of(qtype, rounding, arithmetic, saturate)
+    blocks = Blocks(axis, block_size, None if block_shape is None else tuple(block_shape))
+    if x.dtype not in _TYPES:
+        raise SpecError(
+            f"x must be float32, float16, bfloat16 or float64, got {x.dtype}; convert it with float()"
+        )
+    work = torch.float64 if x.dtype == torch.float64 else torch.float32
+    scales = torch.as_tensor(scale, device=x.device).to(work)
+    zeros = _zero_points(zero_point, x, work)
+    if not torch.compiler.is_compiling() and scales.device.type == "cpu":
+        check_values(scales, zeros, grid)
+    return quantize_to(x, scales, zeros, grid, blocks)
+
+
+def quantize_to(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, blocks: Blocks) -> Tensor:
+    """Do what `fake_quantize` does with checked parameters of the type that is computed in."""
+    if exporting():
+        return onnx_node(x, scale, zero_point, grid, blocks)
+    view = View.of(x.shape, scale.shape, blocks)
+    seen, scales = view.see(x), view.see_param(scale)
+    zeros = None
+    if zero_point is not None:
+        zeros = zero_point.reshape(()) if zero_point.numel() == 1 else view.see_param(zero_point)
+    if scale.requires_grad or (zero_point is not None and zero_point.requires_grad):
+        y: Tensor = _Learned.apply(seen, scales, zeros, grid)
+    else:
+        y = _Fixed.apply(seen, scales, zeros, grid)
+    return y if view.x is None else y.reshape(x.shape)
+
+
+def _zero_points(zero_point: Tensor | float, x: Tensor, work: torch.dtype) -> Tensor | None:
+    if isinstance(zero_point, Tensor):
+        return zero_point.to(work)
+    return None if zero_point == 0 else torch.tensor(float(zero_point), dtype=work, device=x.device)
+
+
+def check_values(scale: Tensor, zero_point: Tensor | None, grid: Grid) -> None:
+    """Raise SpecError unless scales are finite and positive and zero points numbers of the grid."""
+    wrong = ~(torch.isfinite(scale) & (scale > 0))
+    if wrong.any():
+        raise SpecError(
+            f"scale must be finite and positive in float32, found {float(scale[wrong].flatten()[0])}"
+        )
+    if grid.arithmetic == "reciprocal" and torch.isinf(1 / scale).any():
+        raise SpecError(
+            f"scale {float(scale.min())} is too small to have a finite reciprocal; use arithmetic 'divide'"
+        )
+    if zero_point is None:
+        return
+    qtype = grid.qtype
+    low, high = (0, 0) if qtype.is_float else (qtype.qmin, qtype.qmax)
+    outside = ~((zero_point >= low) & (zero_point <= high))
+    if outside.any():
+        rule = "0 for a float type" if qtype.is_float else f"a number in [{low}, {high}] for {qtype}"
+        raise SpecError(f"zero_point must be {rule}, found {float(zero_point[outside].flatten()[0])}")
+
+
+def _forward(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor]:
+    zeros = None if grid.qtype.is_float else zero_point
+    steps, inside = round_to_grid(in_steps(x.to(scale.dtype), scale, grid), zeros, grid)
+    return (steps * scale).to(x.dtype), inside
+
+
+class _Fixed(torch.autograd.Function):
+    """Fake quantization whose scale is given: one byte an element is kept for the gradient, the mask."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
+        y, inside = _forward(x, scale, zero_point, grid)
+        ctx.saturate = grid.saturate
+        if grid.saturate:
+            ctx.save_for_backward(inside)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.saturate:
+            return gradient, None, None, None
+        (inside,) = ctx.saved_tensors
+        return gradient * inside, None, None, None
+
+
+class _Learned(torch.autograd.Function):
+    """Fake quantization whose scale and zero point, where there is one, are learned; both fit x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
+        y, inside = _forward(x, scale, zero_point, grid)
+        ctx.saturate, ctx.arithmetic = grid.saturate, grid.arithmetic
+        ctx.save_for_backward(x, scale, zero_point, y, inside)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, zero_point, y, inside = ctx.saved_tensors
+        g, wide = gradient.to(scale.dtype), y.to(scale.dtype)
+        error = wide - x.to(scale.dtype)
+        error = error / scale if ctx.arithmetic == "divide" else error * (1 / scale)
+        # Outside, y / scale is the end of the grid, counted from the zero point.
+        by_scale = g * torch.where(inside, error, torch.round(wide / scale))
+        masked = gradient * inside
+        by_zero = None
+        if zero_point is not None and ctx.needs_input_grad[2]:
+            by_zero = ((masked.to(g.dtype) - g) * scale).sum_to_size(zero_point.shape)
+        by_x = masked if ctx.saturate else gradient
+        return by_x, by_scale.sum_to_size(scale.shape), by_zero, None
+
+
+class _Scaled(torch.autograd.Function):
+    """The identity whose gradient is multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+class _Rounded(torch.autograd.Function):
+    """Rounding to integers, halves to even, whose gradient is that of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
+    """Return x; its gradient is multiplied by `factor`."""
+    scaled: Tensor = _Scaled.apply(x, factor)
+    return scaled
+
+
+def round_straight_through(x: Tensor) -> Tensor:
+    """Return x rounded to integers, halves to even; the gradient passes as if it were not."""
+    rounded: Tensor = _Rounded.apply(x)
+    return rounded
+
+
+def lsq_factor(elements: int, qtype: QType | str) -> float:
+    """Return 1 / sqrt(elements * qmax), by which LSQ multiplies the gradient of a scale.
+
+    elements: how many share the scale. A scale then moves, for its size, as fast as the weights do.
+    """
+    grid = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
+    return float((max(elements, 1) * grid.qmax) ** -0.5)
+
+
+def fake_quantize_lsq(
+    x: Tensor, scale: Tensor, offset: Tensor | float = 0.0, *, qtype: QType | str, axis: int | None = None
+) -> Tensor:
+    """Return x rounded to the grid `offset + scale * q`, with gradients and their scaling as in LSQ and LSQ+.
+
+    offset: LSQ+'s beta, in units of x; 0 is LSQ. Per tensor, or per axis with scale of shape [x.shape[axis]].
+    """
+    factor = lsq_factor(x.numel() // max(scale.numel(), 1), qtype)
+    scales = scale_gradient(scale, factor)
+    if not isinstance(offset, Tensor):
+        return fake_quantize(x - offset if offset else x, scales, qtype=qtype, axis=axis) + offset
+    shift = scale_gradient(offset, factor)
+    if shift.ndim == 1 and axis is not None:
+        shift = shift.reshape([-1 if d == axis % x.ndim else 1 for d in range(x.ndim)])
+    return fake_quantize(x - shift, scales, qtype=qtype, axis=axis) + shift
+
+
+def range_to_params(
+    rmin: Tensor, rmax: Tensor, qtype: QType | str, symmetric: bool, power_of_two: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return (scale, zero point) of a range, with gradients; None for the zero point of a symmetric one.
+
+    The rules are `onnxfq.choose_qparams`' and give the same bits: computed in float64, the scale rounded to
+    float32 once. The rounding of the zero point has the gradient of the identity, as in AIMET; that of
+    scales to powers of two has none.
+    """
+    grid = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
+    check_symmetry(grid, symmetric)
+    low, high = rmin.double().clamp(max=0.0), rmax.double().clamp(min=0.0)
+    wide = rmin.dtype == torch.float64
+    if symmetric:
+        width = torch.maximum(-low, high) / min(grid.qmax, -grid.qmin)
+    else:
+        width = (high - low) / (grid.qmax - grid.qmin)
+    limited = torch.where(width == 0, torch.ones_like(width), width.clamp(MIN_SCALE, _LARGEST))
+    if power_of_two:
+        limited = _next_power_of_two(limited.detach())
+    scale = limited if wide else limited.float()
+    if symmetric:
+        return scale, None
+    zero = (grid.qmin - low / scale.double()).clamp(grid.qmin, grid.qmax)
+    return scale, round_straight_through(zero).to(scale.dtype)
+
+
+_LARGEST = float(torch.finfo(torch.float32).max)
+
+
+def _next_power_of_two(scale: Tensor) -> Tensor:
+    # scale = fraction * 2^exponent with fraction in [1/2, 1); 1/2 is a power of two already.
+    fraction, exponent = torch.frexp(scale)
+    power = torch.ldexp(torch.ones_like(scale), exponent - (fraction == 0.5).int())
+    return power.clamp(max=2.0**127)
+
+
+def fake_quantize_range(
+    x: Tensor,
+    rmin: Tensor,
+    rmax: Tensor,
+    *,
+    qtype: QType | str,
+    symmetric: bool = False,
+    axis: int | None = None,
+    block_size: int | None = None,
+    block_shape: Sequence[int] | None = None,
+) -> Tensor:
+    """Return x rounded to the grid that spans [rmin, rmax], with gradients for both ends, as AIMET's."""
+    scale, zero_point = range_to_params(rmin, rmax, qtype, symmetric)
+    zeros = 0 if zero_point is None else zero_point
+    return fake_quantize(
+        x, scale, zeros, qtype=qtype, axis=axis, block_size=block_size, block_shape=block_shape
+    )
+
+
+def fake_quantize_pact(x: Tensor, alpha: Tensor, *, qtype: QType | str) -> Tensor:
+    """Return x clipped to [0, alpha] and rounded to the unsigned `qtype` over that range, as PACT.
+
+    The gradient of alpha is the sum of those where x >= alpha; that of x passes where 0 <= x < alpha.
+    """
+    grid = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
+    if grid.is_float or grid.qmin != 0:
+        raise SpecError(f"PACT clips at 0 and takes unsigned integers, got {grid}; use uint{grid.bits}")
+    ends = alpha.detach()
+    scale, _ = range_to_params(torch.zeros_like(ends), ends, grid, symmetric=False)
+    clipped = torch.where(x >= alpha, alpha.to(x.dtype), torch.where(x >= 0, x, torch.zeros_like(x)))
+    return fake_quantize(clipped, scale, qtype=grid, saturate=False)

@@ -1,0 +1,39 @@
+"""Quantizers held still for an export: scales as plain buffers, weights that are computed as constants."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from onnxfq.errors import StatisticsError
+from onnxfq.torch.layers import folded_weight, refresh
+from onnxfq.torch.quantizer import quantizers
+
+BAKED = "baked_weight"
+
+
+@contextlib.contextmanager
+def held_still(model: nn.Module) -> Iterator[None]:
+    """Fix all grids of `model` where they are, and give everything back afterwards.
+
+    Raises StatisticsError for a quantizer that has no scale yet, with its name.
+    """
+    with torch.no_grad():
+        refresh(model)
+    for name, quantizer in quantizers(model).items():
+        needed = quantizer.fake_quant_enabled and not quantizer.may_be_unused
+        if needed and not quantizer.is_initialized:
+            raise StatisticsError(
+                f"quantizer {name!r} has no scale yet; run data through the model in compute_encodings"
+            )
+    folded = [module for module in model.modules() if module.__dict__.get("folded_norm") is not None]
+    with contextlib.ExitStack() as stack:
+        for quantizer in quantizers(model).values():
+            stack.enter_context(quantizer.fixed())
+        for layer in folded:
+            layer.register_buffer(BAKED, folded_weight(layer).detach().clone(), persistent=False)
+            stack.callback(layer.__delattr__, BAKED)
+        yield

@@ -1,0 +1,247 @@
+"""What a fake quantizer learns of the tensors it sees: a range for each group that shares a scale.
+
+| name               | range                                                   | while it observes        |
+|--------------------|---------------------------------------------------------|--------------------------|
+| minmax             | of all tensors seen                                     | up to date               |
+| moving_average:c   | r + c (r of this tensor - r), torch's rule; c is 0.01   | up to date               |
+| latest             | of the last tensor seen, by the spec's calibrator       | up to date for minmax    |
+| histogram          | the spec's calibrator of the statistics of all tensors  | needs `calibrate`        |
+
+"Up to date" ranges are made by torch operations, on the tensor's device and inside a compiled graph. The
+histogram is that of `onnxfq.statistics`: exact counts, whatever the batches, so calibrators give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from onnxfq.calibrators import calibrator_by_name
+from onnxfq.calibrators.groups import group_ranges
+from onnxfq.errors import SpecError, StatisticsError, nearest
+from onnxfq.spec import QuantSpec
+from onnxfq.statistics import BIN_COUNT, BIN_SHIFT, TensorStatistics
+from onnxfq.torch.arithmetic import Blocks
+
+Limits = tuple[Tensor, Tensor]
+"""(rmin, rmax) float32, in the shape of the scale."""
+
+
+def blocks_of(spec: QuantSpec) -> Blocks:
+    """Return the granularity of `spec` as the functions on tensors take it."""
+    return Blocks(**spec.blocks)
+
+
+def group_limits(x: Tensor, spec: QuantSpec) -> Limits:
+    """Return the smallest and largest element of each group of x that shares a scale, float32."""
+    values = x.detach().float()
+    params = spec.granularity.param_shape(x.shape)
+    sizes = blocks_of(spec).sizes(x.shape, params)
+    if sizes is None:
+        low, high = torch.aminmax(values)
+        return low.reshape(params), high.reshape(params)
+    ends = []
+    for reduce, nothing in ((torch.amin, float("inf")), (torch.amax, float("-inf"))):
+        end = values
+        for d, (n, block) in enumerate(zip(x.shape, sizes, strict=True)):
+            if block >= n:
+                end = reduce(end, dim=d, keepdim=True)
+            elif block > 1:
+                count = -(-n // block)
+                short = torch.full_like(end.narrow(d, 0, 1), nothing).repeat_interleave(
+                    count * block - n, dim=d
+                )
+                end = reduce(torch.cat([end, short], d).unflatten(d, (count, block)), dim=d + 1)
+        ends.append(end.reshape(params))
+    return ends[0], ends[1]
+
+
+class Observer(nn.Module):
+    """The part that all observers share: the spec, whether anything was seen, and a running range.
+
+    live: whether the range may be used after every tensor; else `calibrate` of the quantizer asks for it.
+    """
+
+    rmin: Tensor
+    rmax: Tensor
+
+    def __init__(self, spec: QuantSpec) -> None:
+        """Observe for `spec`."""
+        super().__init__()
+        self.spec = spec
+        self.live = True
+        self.register_buffer("rmin", torch.zeros(0), persistent=False)
+        self.register_buffer("rmax", torch.zeros(0), persistent=False)
+
+    @property
+    def seen(self) -> bool:
+        """Tell whether any tensor was observed since the last reset."""
+        return bool(self.rmin.numel())
+
+    def reset(self) -> None:
+        """Forget what was seen."""
+        self.rmin, self.rmax = self.rmin.new_zeros(0), self.rmax.new_zeros(0)
+
+    def limits(self) -> Limits:
+        """Return the range as of now."""
+        return self.rmin, self.rmax
+
+    def keep(self, limits: Limits) -> None:
+        """Store a running range; in place where there is one, as compiled graphs want it."""
+        if self.rmin.shape == limits[0].shape and self.seen:
+            self.rmin.copy_(limits[0])
+            self.rmax.copy_(limits[1])
+        else:
+            self.rmin, self.rmax = limits[0].clone(), limits[1].clone()
+
+
+class MinMax(Observer):
+    """The range of all tensors seen."""
+
+    def forward(self, x: Tensor) -> None:
+        """Widen the range to hold x."""
+        low, high = group_limits(x, self.spec)
+        if self.seen:
+            low, high = torch.minimum(self.rmin, low), torch.maximum(self.rmax, high)
+        self.keep((low, high))
+
+
+class MovingAverage(Observer):
+    """An exponential moving average of ranges, by the rule and with the bits of torch's observers."""
+
+    def __init__(self, spec: QuantSpec, constant: float = 0.01) -> None:
+        """Let each tensor count for the share `constant`."""
+        super().__init__(spec)
+        self.constant = constant
+
+    def forward(self, x: Tensor) -> None:
+        """Move both ends towards the range of x; the first tensor sets them."""
+        low, high = group_limits(x, self.spec)
+        if self.seen:
+            low = self.rmin + self.constant * (low - self.rmin)
+            high = self.rmax + self.constant * (high - self.rmax)
+        self.keep((low, high))
+
+
+class Latest(Observer):
+    """The range of the last tensor: what a weight needs, which changes with every step of training."""
+
+    def __init__(self, spec: QuantSpec) -> None:
+        """Keep tensors only where a calibrator other than minmax will want to see one."""
+        super().__init__(spec)
+        self.live = spec.calibrator == "minmax"
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> None:
+        """Take the range of x, or x itself."""
+        self.keep(group_limits(x, self.spec))
+        if not self.live:
+            self.last = x.detach()
+
+    def limits(self) -> Limits:
+        """Return the calibrated range of each group."""
+        if self.last is None:
+            return super().limits()
+        low, high = group_ranges(self.last.float().cpu().numpy(), self.spec)
+        self.last = None
+        return torch.from_numpy(low).to(self.rmin), torch.from_numpy(high).to(self.rmin)
+
+
+class Histogram(Observer):
+    """The exact statistics of `onnxfq.statistics`, gathered on the tensor's device; per tensor."""
+
+    counts: Tensor
+    totals: Tensor
+
+    def __init__(self, spec: QuantSpec) -> None:
+        """Raise SpecError for scales of parts of a tensor: statistics are of whole ones."""
+        super().__init__(spec)
+        if spec.blocks != dict.fromkeys(spec.blocks):
+            raise SpecError(
+                f"observer 'histogram' is per tensor, got {spec}; use minmax, or latest for a weight"
+            )
+        self.live = False
+        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64), persistent=False)
+        self.register_buffer("totals", torch.zeros(4, dtype=torch.int64), persistent=False)
+        self.feed_ranges: list[Tensor] = []
+
+    def reset(self) -> None:
+        """Forget what was seen; the memory of the histogram is given back."""
+        super().reset()
+        self.counts, self.totals = self.counts.new_zeros(0), torch.zeros_like(self.totals)
+        self.feed_ranges = []
+
+    def forward(self, x: Tensor) -> None:
+        """Count the elements of x into their bins."""
+        values = x.detach().float().flatten()
+        finite = values[torch.isfinite(values)] + 0.0  # + 0 turns -0 into +0
+        nans = torch.isnan(values).sum()
+        bins = (finite.view(torch.int32) >> BIN_SHIFT) & (BIN_COUNT - 1)
+        counts = torch.bincount(bins, minlength=BIN_COUNT)
+        infinities = values.numel() - finite.numel() - nans
+        zeros = (finite == 0).sum()
+        self.totals += torch.stack([torch.full_like(nans, values.numel()), nans, infinities, zeros])
+        self.counts = counts if self.counts.numel() == 0 else self.counts + counts
+        if finite.numel():
+            low, high = torch.aminmax(finite)
+            self.feed_ranges.append(torch.stack([low, high]))
+            self.keep(
+                (torch.minimum(self.rmin, low), torch.maximum(self.rmax, high)) if self.seen else (low, high)
+            )
+
+    def statistics(self) -> TensorStatistics:
+        """Return what was seen, as the core gathers it."""
+        counts = self.counts.cpu().numpy()
+        bins = np.flatnonzero(counts).astype(np.int32)
+        ranges = (
+            torch.stack(self.feed_ranges).cpu().numpy() if self.feed_ranges else np.zeros((0, 2), np.float32)
+        )
+        ends = (float(self.rmin), float(self.rmax)) if self.seen else (float("inf"), float("-inf"))
+        elements, nans, infinities, zeros = (int(n) for n in self.totals)
+        return TensorStatistics(
+            *ends, elements, nans, infinities, zeros, bins=bins, counts=counts[bins], feed_ranges=ranges
+        )
+
+    def limits(self) -> Limits:
+        """Return the calibrated range. Raises StatisticsError when NaN or infinities were seen."""
+        statistics = self.statistics()
+        if statistics.nans or statistics.infinities:
+            raise StatisticsError(
+                f"{statistics.nans} NaN and {statistics.infinities} infinite values were observed; remove "
+                "the samples that lead to them, or leave the tensor in float"
+            )
+        low, high = _calibrated(statistics, self.spec)
+        return self.rmin.new_tensor(low, dtype=torch.float64), self.rmin.new_tensor(high, dtype=torch.float64)
+
+
+OBSERVERS: dict[str, Callable[[QuantSpec], Observer]] = {
+    "minmax": MinMax,
+    "moving_average": MovingAverage,
+    "latest": Latest,
+    "histogram": Histogram,
+}
+
+
+def make_observer(name: str, spec: QuantSpec) -> Observer:
+    """Return an observer by name; `moving_average:0.1` sets the constant. Raises SpecError if unknown."""
+    kind, _, argument = name.partition(":")
+    if kind == "moving_average" and argument:
+        try:
+            constant = float(argument)
+        except ValueError:
+            constant = 0.0
+        if not 0.0 < constant <= 1.0:
+            raise SpecError(
+                f"observer {name!r}: the constant must be above 0 and at most 1, as in {kind}:0.1"
+            )
+        return MovingAverage(spec, constant)
+    if name not in OBSERVERS:
+        raise SpecError(f"unknown observer {name!r}{nearest(name, OBSERVERS)}")
+    return OBSERVERS[name](spec)
+
+
+def _calibrated(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
+    return calibrator_by_name(spec.calibrator)(statistics, spec)

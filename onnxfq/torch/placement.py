@@ -1,0 +1,257 @@
+"""What of a torch module a recipe quantizes, and why the rest stays float: a `Plan`, as for an ONNX model.
+
+Nodes are the layers by their path in the module, and operations of a forward as path.operation; tensors are
+"path.weight", "path.input" and the inputs of operations. Overrides match these names, torch's types (Conv2d)
+and the ONNX operators they become (Conv), so a recipe by operators serves both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from onnxfq.errors import ModelError, RecipeError
+from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped, Use
+from onnxfq.policies import POLICIES
+from onnxfq.policies.target import Operands
+from onnxfq.policies.weighted import refuse
+from onnxfq.recipe import ActivationScheme, Recipe, WeightScheme
+from onnxfq.spec import NumberFormat, QuantSpec
+from onnxfq.torch.attention import ACTIVATIONS, why_not
+from onnxfq.torch.layers import LayerKind, layer_kind
+from onnxfq.torch.traced import Traces, calls, has_own_code
+
+
+class _Node(NamedTuple):
+    """A layer as the policies of targets ask for it."""
+
+    name: str
+    op: str
+
+
+@dataclass(frozen=True)
+class Site:
+    """One layer or operation that multiplies, before the recipe has spoken.
+
+    owner: path of the module whose quantizers these are. activations, weights: tensor names within the owner.
+    at: for operations, where each activation is read: (operation, argument).
+    """
+
+    name: str
+    owner: str
+    type_name: str
+    op_types: tuple[str, ...]
+    activations: tuple[str, ...]
+    weights: tuple[str, ...] = ()
+    kind: LayerKind | None = None
+    why_float: str = ""
+    at: tuple[tuple[str, int], ...] = ()
+    residual: bool = False
+
+    def tensor(self, name: str) -> str:
+        """Return the full name of a tensor of the owner."""
+        return f"{self.owner}.{name}" if self.owner else name
+
+
+def find_sites(model: nn.Module, recipe: Recipe, traces: Traces) -> list[Site]:
+    """Return every layer and operation that may be quantized, in the order of the modules."""
+    residual = POLICIES[recipe.target].residual
+    sites: list[Site] = []
+    for path, module in model.named_modules():
+        kind = layer_kind(module)
+        if kind is not None:
+            sites.append(_layer_site(path, module, kind))
+        elif has_own_code(module):
+            sites += _operation_sites(path, module, traces, recipe, residual)
+    return sites
+
+
+def _layer_site(path: str, module: nn.Module, kind: LayerKind) -> Site:
+    reason = ""
+    weights = kind.weights(module)
+    activations: tuple[str, ...] = ("input",) if kind.has_input else ()
+    if isinstance(module, nn.MultiheadAttention):
+        reason, activations = why_not(module), ACTIVATIONS
+    dtype = next((p.dtype for p in module.parameters(recurse=False)), None)
+    if dtype is not None and (not dtype.is_floating_point or dtype.itemsize > 4):
+        reason = f"its weight is {dtype}, and floats of 16 or 32 bits are quantized"
+    base = type(module).__name__
+    return Site(path, path, base, kind.op_types, activations, weights, kind, reason)
+
+
+def _operation_sites(
+    path: str, module: nn.Module, traces: Traces, recipe: Recipe, residual: bool
+) -> Iterator[Site]:
+    def weighted(layer: nn.Module) -> bool:
+        kind = layer_kind(layer)
+        return kind is not None and kind.has_input
+
+    code = traces.of(module)
+    if code.why_not:
+        yield Site(
+            path or type(module).__name__,
+            path,
+            type(module).__name__,
+            ("forward",),
+            (),
+            (),
+            None,
+            code.why_not,
+        )
+    for call in calls(code, weighted):
+        if call.op_type == "Add" and not residual:
+            continue
+        name = f"{path}.{call.name}" if path else call.name
+        names = tuple(tensor for tensor, _ in call.inputs)
+        at = tuple((call.name, position) for _, position in call.inputs)
+        type_name = "Add (residual)" if call.op_type == "Add" else call.op_type
+        yield Site(
+            name, path, type_name, (call.op_type,), names, (), None, call.why_float, at, call.op_type == "Add"
+        )
+
+
+def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site]) -> Plan:
+    """Return what `recipe` makes of the sites.
+
+    Raises RecipeError for names that match nothing, and for what the target cannot take; ModelError when
+    nothing is left to quantize.
+    """
+    spoken = _in_torch_names(recipe, sites)
+    tensors = {site.tensor(name) for site in sites for name in (*site.activations, *site.weights)}
+    spoken.check_names({site.name: site.type_name for site in sites}, tensors)
+    placements: list[Placement] = []
+    nodes, skipped = [], []
+    for site in sites:
+        placed, why_float = _decide(model, site, spoken)
+        refuse_what_target_cannot(model, site, spoken, placed if not why_float else ())
+        is_code = site.op_types == ("forward",)
+        if why_float:
+            skipped.append(Skipped(name=site.name, kind="node", op_type=site.type_name, why=why_float))
+        else:
+            placements += placed
+        if not is_code and not (site.residual and site.why_float):
+            needs = tuple(placement.uses[0] for placement in placed)
+            nodes.append(QuantizableNode(node=site.name, op_type=site.type_name, needs=needs))
+    if not placements:
+        first = f": {skipped[0].name!r}: {skipped[0].why}" if skipped else ": it has no layer that multiplies"
+        raise ModelError(f"{type(model).__name__}: nothing to quantize{first}")
+    return Plan(
+        model_sha256="",
+        recipe=recipe.name,
+        target=recipe.target,
+        placements=tuple(placements),
+        nodes=tuple(nodes),
+        skipped=tuple(skipped),
+    )
+
+
+def _decide(model: nn.Module, site: Site, recipe: Recipe) -> tuple[list[Placement], str]:
+    """Return the placements of one site, and why it stays float for all that; empty when it does not."""
+    names = [(name, "activation") for name in site.activations] + [(name, "weight") for name in site.weights]
+    op_type, placed, kept = site.type_name, [], site.why_float
+    for slot, (name, role) in enumerate(names):
+        tensor = site.tensor(name)
+        if not kept and recipe.keeps_float(site.name, op_type, tensor):
+            kept = f"kept in float by an override of recipe {recipe.name}"
+        spec: QuantSpec | None
+        if role == "weight":
+            parameter = model.get_submodule(site.owner)._parameters[name]
+            assert parameter is not None and site.kind is not None
+            weights = recipe.weight_for(site.name, op_type, tensor)
+            common = _numbers(weights, recipe)
+            spec, why = _weight_spec(weights, common, site.kind, parameter.ndim)
+            why = f"weight of {op_type}, {why}"
+        else:
+            scheme = recipe.activation_for(site.name, op_type, tensor)
+            spec = None if scheme is None else QuantSpec(**_numbers(scheme, recipe))
+            why = "skip branch of a residual Add" if site.residual else f"input of {op_type}"
+        if spec is not None:
+            use = Use(site.name, slot)
+            placed.append(Placement(tensor=tensor, role=role, spec=spec, uses=(use,), why=why))
+    if kept:
+        return placed, kept
+    if site.kind is not None and not site.kind.has_input and not _asked_for(recipe, site):
+        return placed, (
+            f"target {recipe.target} has no quantized {op_type}; an override with weights quantizes it"
+        )
+    if not placed:
+        return [], f"recipe {recipe.name} quantizes weights only, and {op_type} has none"
+    return placed, ""
+
+
+def _asked_for(recipe: Recipe, site: Site) -> bool:
+    tensors = [site.tensor(name) for name in site.weights]
+    return recipe.target == "simulation" or any(
+        override.weights and override.matches(site.name, site.type_name, tensor)
+        for override in recipe.overrides
+        for tensor in tensors
+    )
+
+
+def _numbers(scheme: ActivationScheme | WeightScheme, recipe: Recipe) -> dict[str, Any]:
+    """Return the number format of `scheme` as the fields of a spec.
+
+    Raises RecipeError for scales that a rule makes and for fractional zero points: a module has neither.
+    """
+    dynamic = isinstance(scheme, ActivationScheme) and scheme.dynamic
+    if dynamic or scheme.scale_type != "float32" or scheme.zero_point == "fractional":
+        what = "dynamic scales" if dynamic else f"scale_type {scheme.scale_type}"
+        what = "fractional zero points" if scheme.zero_point == "fractional" else what
+        raise RecipeError(
+            f"recipe {recipe.name} asks for {what}, which torch modules do not have; quantize the exported "
+            "ONNX model with it"
+        )
+    return {name: getattr(scheme, name) for name in NumberFormat.model_fields}
+
+
+def _weight_spec(
+    scheme: WeightScheme, common: dict[str, Any], kind: LayerKind, rank: int
+) -> tuple[QuantSpec, str]:
+    """Return the spec of a weight of a layer, in the axes in which torch stores it, and why it is so."""
+    if scheme.granularity == "per_tensor":
+        return QuantSpec(**common), "per tensor as the recipe asks"
+    instead = ""
+    if scheme.block_size is not None:
+        if kind.summed_axis is not None:
+            blocks = {"axis": kind.summed_axis, "block_size": scheme.block_size}
+            return QuantSpec(**common, **blocks), f"blocks of {scheme.block_size} along its summed axis"
+        instead = f": blocks go along one summed axis, and {kind.op_types[0]} has none"
+    if scheme.block_shape is not None:
+        if len(scheme.block_shape) == rank:
+            return QuantSpec(
+                **common, block_shape=scheme.block_shape
+            ), f"blocks of {list(scheme.block_shape)}"
+        instead = f": block_shape {list(scheme.block_shape)} is not for its {rank} axes"
+    return QuantSpec(**common, axis=kind.channel_axis), f"per output channel{instead}"
+
+
+def refuse_what_target_cannot(model: nn.Module, site: Site, recipe: Recipe, placed: Any) -> None:
+    """Raise RecipeError when the target cannot take one of a site's placements."""
+    if not placed:
+        return
+    shapes = {}
+    for name in site.weights:
+        parameter = model.get_submodule(site.owner)._parameters[name]
+        assert parameter is not None
+        shapes[site.tensor(name)] = tuple(parameter.shape)
+    operands = Operands(_Node(site.name, site.op_types[0]), placed, shapes)
+    refuse(operands, POLICIES[recipe.target])
+
+
+def _in_torch_names(recipe: Recipe, sites: list[Site]) -> Recipe:
+    """Return the recipe with ONNX operators in its overrides replaced by the torch types that become them."""
+    types: dict[str, list[str]] = {}
+    for site in sites:
+        for op_type in site.op_types:
+            names = types.setdefault(op_type, [])
+            names += [] if site.type_name in names else [site.type_name]
+    overrides = tuple(
+        override.model_copy(
+            update={"op_types": tuple(t for op in override.op_types for t in types.get(op, [op]))}
+        )
+        for override in recipe.overrides
+    )
+    return recipe.model_copy(update={"overrides": overrides})

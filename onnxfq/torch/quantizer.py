@@ -1,0 +1,341 @@
+"""`FakeQuantize`: a module that observes a tensor, rounds it to a grid, and may learn the grid."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from onnxfq.errors import SpecError, StatisticsError, nearest
+from onnxfq.qparams import MIN_SCALE
+from onnxfq.spec import QuantSpec
+from onnxfq.torch.arithmetic import Grid
+from onnxfq.torch.functions import (
+    check_values,
+    lsq_factor,
+    quantize_to,
+    range_to_params,
+    round_straight_through,
+    scale_gradient,
+)
+from onnxfq.torch.observers import Observer, blocks_of, make_observer
+from onnxfq.torch.onnx_node import exporting
+
+Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
+LEARNED = ("nothing", "scale", "scale_zero_point", "range")
+_SWITCHES = ("observer_enabled", "fake_quant_enabled")
+
+
+class FakeQuantize(nn.Module):
+    """Rounds its input to the grid of a `QuantSpec`, in values and in gradients (`onnxfq.torch.functions`).
+
+    Buffers: scale float32 and zero_point int32, empty until they are known, then of the shape the spec gives
+    for the input. observer_enabled, fake_quant_enabled: plain bools that may change at any time; with both
+    off the input passes as it is. They are in the state dict as tensors.
+
+    may_be_unused: whether it is no mistake when no tensor ever comes, as for the keys of self-attention.
+
+    An observer that is up to date sets scale and zero point at every input; the histogram does so when
+    `calibrate` is called, which `compute_encodings` does.
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+    rmin: Tensor
+    rmax: Tensor
+
+    def __init__(
+        self,
+        spec: QuantSpec | str,
+        observer: str | Observer | None = "minmax",
+        *,
+        rounding: str = "half_even",
+        arithmetic: str = "divide",
+        saturate: bool = True,
+    ) -> None:
+        """Round to `spec`, or symmetric and per tensor to the number format of that name.
+
+        observer: a name of `onnxfq.torch.observers`, or None when scales come from elsewhere. The others are
+        as in `fake_quantize`. Raises SpecError for unknown names.
+        """
+        super().__init__()
+        self.spec = QuantSpec(qtype=spec) if isinstance(spec, str) else spec
+        self.grid = Grid.of(self.spec.qtype, rounding, arithmetic, saturate)
+        self.blocks = blocks_of(self.spec)
+        self.observer = make_observer(observer, self.spec) if isinstance(observer, str) else observer
+        self.observer_enabled = self.observer is not None
+        self.fake_quant_enabled = True
+        self.learned: Learned = "nothing"
+        self.may_be_unused = False
+        self.register_buffer("scale", torch.zeros(0))
+        self.register_buffer("zero_point", torch.zeros(0, dtype=torch.int32))
+
+    @classmethod
+    def with_args(cls, *args: Any, **keywords: Any) -> Factory:
+        """Return a factory that makes this module with these arguments; it has `with_args` too."""
+        return Factory(cls, args, keywords)
+
+    @property
+    def is_initialized(self) -> bool:
+        """Tell whether scale and zero point are known."""
+        return bool(self.scale.numel())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Observe and round x, as far as each is enabled. Raises StatisticsError when no scale is known."""
+        if exporting():  # `held_still` has seen to the scale
+            return self._rounded(x) if self.fake_quant_enabled else x
+        if self.observer_enabled and self.observer is not None:
+            self.observer(x)
+            if self.observer.live and self.learned == "nothing":
+                self._store(*self._params_of(*self.observer.limits()))
+        if not self.fake_quant_enabled:
+            return x
+        if not self.is_initialized:
+            raise StatisticsError(
+                "a FakeQuantize has no scale yet; run data through the model inside compute_encodings, or "
+                "call set_qparams"
+            )
+        return self._rounded(x)
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        count = max(x.numel() // max(self.scale.numel(), 1), 1) if self.learned != "nothing" else 0
+        scale, zero_point = self._effective(count)
+        work = torch.float64 if x.dtype == torch.float64 else torch.float32
+        zeros = None if zero_point is None else zero_point.to(work)
+        return quantize_to(x, scale.to(work), zeros, self.grid, self.blocks)
+
+    def _effective(self, elements: int = 0) -> tuple[Tensor, Tensor | None]:
+        """Return (scale, zero point) as they are used; elements: how many share one, for gradients."""
+        if self.learned == "range":
+            return range_to_params(self.rmin, self.rmax, self.spec.qtype, self.spec.symmetric)
+        scale, zero_point = self.scale, None if self.spec.symmetric else self.zero_point
+        if self.learned == "nothing":
+            return scale, zero_point
+        factor = lsq_factor(elements, self.spec.qtype)
+        # A step of training may push a scale through 0: its size counts, never less than the least scale.
+        scale = scale_gradient(scale, factor).abs().clamp(min=MIN_SCALE)
+        if zero_point is not None and self.learned == "scale_zero_point":
+            qtype = self.spec.qtype
+            zero_point = round_straight_through(scale_gradient(zero_point, factor))
+            zero_point = zero_point.clamp(qtype.qmin, qtype.qmax)
+        return scale, zero_point
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def qparams(self) -> tuple[Tensor, Tensor]:
+        """Return (scale float32, zero_point int32) as they are used now, learned or not."""
+        scale, zero_point = self._effective()
+        zeros = torch.zeros_like(scale) if zero_point is None else zero_point
+        return scale.detach().float(), zeros.detach().to(torch.int32)
+
+    def set_qparams(self, scale: Tensor | ArrayLike, zero_point: Tensor | ArrayLike = 0) -> None:
+        """Set scale and zero point; a single zero point goes with any scale. The observer is switched off.
+
+        Raises SpecError unless scales are finite and positive and zero points on the grid, 0 if symmetric.
+        """
+        scales = torch.as_tensor(scale, dtype=torch.float32, device=self.scale.device).detach()
+        zeros = torch.as_tensor(zero_point, device=self.scale.device).detach().float()
+        if zeros.numel() == 1:
+            zeros = zeros.reshape(()).expand(scales.shape)
+        if zeros.shape != scales.shape:
+            raise SpecError(
+                f"zero_point {list(zeros.shape)} must have scale's shape {list(scales.shape)}, or one value"
+            )
+        check_values(scales, zeros, self.grid)
+        if self.spec.symmetric and zeros.any():
+            raise SpecError(
+                f"zero_point of {self.spec} must be 0, found {float(zeros[zeros != 0].flatten()[0])}"
+            )
+        if (zeros != zeros.round()).any():
+            raise SpecError(
+                f"zero_point must be an integer, found {float(zeros[zeros != zeros.round()].flatten()[0])}"
+            )
+        self._store(scales, zeros)
+        self.observer_enabled = False
+
+    def calibrate(self) -> None:
+        """Set scale and zero point from what the observer saw. Raises StatisticsError when it saw nothing."""
+        if self.observer is None or not self.observer.seen:
+            raise StatisticsError(
+                "the observer saw no finite value; run data through the model while it observes"
+            )
+        rmin, rmax = self.observer.limits()
+        if not (torch.isfinite(rmin).all() and torch.isfinite(rmax).all()):
+            raise StatisticsError(
+                "NaN or infinite values were observed; remove the samples that lead to them"
+            )
+        self._store(*self._params_of(rmin, rmax))
+
+    def _params_of(self, rmin: Tensor, rmax: Tensor) -> tuple[Tensor, Tensor]:
+        spec = self.spec
+        with torch.no_grad():
+            scale, zero = range_to_params(rmin, rmax, spec.qtype, spec.symmetric, spec.power_of_two)
+            return scale.float(), torch.zeros_like(scale) if zero is None else zero
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _store(self, scale: Tensor, zero_point: Tensor) -> None:
+        if self.learned == "range":
+            low, high = self._ends(scale, zero_point)
+            self.rmin.data, self.rmax.data = low, high
+        for name, value in (("scale", scale), ("zero_point", zero_point)):
+            held: Tensor = getattr(self, name)
+            if held.shape == value.shape and self.is_initialized:
+                held.copy_(value)
+            elif isinstance(held, nn.Parameter):
+                held.data = value.to(held.dtype)
+            else:
+                setattr(self, name, value.to(held.dtype, copy=True))
+
+    def _ends(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
+        qtype, zeros = self.spec.qtype, zero_point.float()
+        # The nearer end of a symmetric grid, with which range_to_params divides.
+        high = min(qtype.qmax, -qtype.qmin) if self.spec.symmetric else qtype.qmax
+        low = -high if self.spec.symmetric else qtype.qmin
+        return (low - zeros) * scale, (high - zeros) * scale
+
+    def learn(self, what: Learned = "scale") -> None:
+        """Make the grid a parameter: "scale" (LSQ), "scale_zero_point" (LSQ+), "range" (AIMET's min and max).
+
+        "nothing" makes it fixed again, where it has come to. Call it once the scale is known, before the
+        optimizer is made. Raises SpecError for what cannot be learned, StatisticsError when no scale is
+        known.
+        """
+        if what not in LEARNED:
+            raise SpecError(f"unknown thing to learn {what!r}{nearest(what, LEARNED)}")
+        if not self.is_initialized:
+            raise StatisticsError("a grid is learned from a known scale on; calibrate first")
+        if what == "scale_zero_point" and self.spec.symmetric:
+            raise SpecError(f"the zero point of {self.spec} is 0; learn the scale alone")
+        if what != "nothing" and self.spec.power_of_two:
+            raise SpecError(f"power-of-two scales are not learned, got {self.spec}; take power_of_two away")
+        scale, zero_point = self.qparams()
+        for name in ("scale", "zero_point", "rmin", "rmax"):
+            self.__dict__["_parameters"].pop(name, None)
+            self.__dict__["_buffers"].pop(name, None)
+        self.learned = what
+        self._declare(what, scale, zero_point)
+        if what != "nothing":
+            self.observer_enabled = False
+
+    def _declare(self, what: Learned, scale: Tensor, zero_point: Tensor) -> None:
+        if what in ("scale", "scale_zero_point"):
+            self.scale = nn.Parameter(scale.clone())
+        else:
+            self.register_buffer("scale", scale.clone())
+        if what == "scale_zero_point":
+            self.zero_point = nn.Parameter(zero_point.float())
+        else:
+            self.register_buffer("zero_point", zero_point.to(torch.int32))
+        if what == "range":
+            low, high = self._ends(scale, zero_point)
+            self.rmin, self.rmax = nn.Parameter(low), nn.Parameter(high)
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """Switch observing on or off."""
+        self.observer_enabled = enabled
+
+    def disable_observer(self) -> None:
+        """Switch observing off."""
+        self.observer_enabled = False
+
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Switch rounding on or off."""
+        self.fake_quant_enabled = enabled
+
+    def disable_fake_quant(self) -> None:
+        """Switch rounding off."""
+        self.fake_quant_enabled = False
+
+    @contextlib.contextmanager
+    def fixed(self) -> Iterator[None]:
+        """Hold the grid still, as buffers and unobserved, and give everything back afterwards."""
+        kept = {name: dict(self.__dict__[name]) for name in ("_parameters", "_buffers")}
+        learned, observing = self.learned, self.observer_enabled
+        if self.is_initialized:
+            self.learn("nothing")
+        self.observer_enabled = False
+        try:
+            yield
+        finally:
+            for name, values in kept.items():
+                self.__dict__[name].clear()
+                self.__dict__[name].update(values)
+            self.learned, self.observer_enabled = learned, observing
+
+    def extra_repr(self) -> str:
+        """Say what the module does, in one line."""
+        state = [str(self.spec)]
+        state += [] if self.grid.rounding == "half_even" else [f"rounding={self.grid.rounding}"]
+        state += [] if self.grid.arithmetic == "divide" else [f"arithmetic={self.grid.arithmetic}"]
+        state += [] if self.learned == "nothing" else [f"learns {self.learned}"]
+        state += [f"{name}={getattr(self, name)}" for name in _SWITCHES]
+        if not self.is_initialized:
+            state.append("no scale yet")
+        elif self.scale.numel() == 1:
+            scale, zero_point = self.qparams()
+            state += [f"scale={float(scale):.6g}", f"zero_point={int(zero_point)}"]
+        else:
+            state.append(f"scales {list(self.scale.shape)}")
+        return ", ".join(state)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in _SWITCHES:
+            destination[prefix + name] = torch.tensor(getattr(self, name))
+        destination[prefix + "learned"] = torch.tensor(LEARNED.index(self.learned))
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        state = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
+        for name in _SWITCHES:
+            if prefix + name in state:
+                setattr(self, name, bool(state.pop(prefix + name)))
+        if prefix + "learned" in state:
+            learned = LEARNED[int(state.pop(prefix + "learned"))]
+            if learned != self.learned:
+                for name in ("scale", "zero_point", "rmin", "rmax"):
+                    for kind in ("_parameters", "_buffers"):
+                        self.__dict__[kind].pop(name, None)
+                self.learned = learned  # type: ignore[assignment]
+                device = state[prefix + "scale"]
+                self._declare(self.learned, torch.zeros_like(device), torch.zeros_like(device))
+        # The shapes of scales come with the values: nothing has run yet when a state is loaded.
+        for name, tensor in [*self._buffers.items(), *self._parameters.items()]:
+            given = state.get(prefix + name)
+            if tensor is not None and given is not None and tensor.shape != given.shape:
+                tensor.data = torch.zeros(given.shape, dtype=tensor.dtype, device=tensor.device)
+        super()._load_from_state_dict(state, prefix, *args)
+
+
+class Factory:
+    """Makes modules with arguments that were given before, as torch's `with_args`."""
+
+    def __init__(self, made: type[FakeQuantize], args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.made, self.args, self.keywords = made, args, keywords
+
+    def with_args(self, **keywords: Any) -> Factory:
+        """Return a factory with these arguments changed."""
+        return Factory(self.made, self.args, {**self.keywords, **keywords})
+
+    def __call__(self, **keywords: Any) -> FakeQuantize:
+        """Make a module."""
+        return self.made(*self.args, **{**self.keywords, **keywords})
+
+
+def learn_grids(model: nn.Module, what: Learned = "scale") -> None:
+    """Make the grid of every fake quantizer of `model` a parameter, as `FakeQuantize.learn` does for one.
+
+    With "scale_zero_point" the symmetric ones, whose zero point is 0, learn their scale.
+    """
+    for quantizer in quantizers(model).values():
+        if quantizer.may_be_unused and not quantizer.is_initialized:
+            continue
+        fixed_zero = what == "scale_zero_point" and quantizer.spec.symmetric
+        quantizer.learn("scale" if fixed_zero else what)
+
+
+def quantizers(model: nn.Module) -> dict[str, FakeQuantize]:
+    """Return the fake quantizers of `model` by path."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, FakeQuantize)}

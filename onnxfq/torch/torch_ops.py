@@ -1,0 +1,140 @@
+"""torch's own fake quantization in a graph that is exported: each operation becomes a FakeQuantize node.
+
+They are what torch.fake_quantize_per_tensor_affine and _per_channel_affine come to in an exported program.
+The modules of torch.ao ask their own buffers whether to observe, which no export can follow: while one goes
+on they only round. All of them multiply by 1 / scale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import onnx
+import onnxscript
+import torch
+from torch import Tensor, nn
+
+from onnxfq.errors import SpecError
+from onnxfq.passes.custom_domain import DOMAIN, VERSION
+from onnxfq.passes.recognize_rounding import qtype_of_limits
+from onnxfq.torch.functions import fake_quantize
+
+_FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
+_PARAMETER = onnx.defs.OpSchema.FormalParameter
+_SCHEMA = onnx.defs.OpSchema(
+    "FakeQuantize",
+    DOMAIN,
+    VERSION,
+    inputs=[_PARAMETER("x", "T"), _PARAMETER("scale", "S"), _PARAMETER("zero_point", "S")],
+    outputs=[_PARAMETER("y", "T")],
+    type_constraints=[("T", _FLOATS, ""), ("S", _FLOATS, "")],
+    attributes=[
+        onnx.defs.OpSchema.Attribute("qtype", onnx.defs.OpSchema.AttrType.STRING),
+        onnx.defs.OpSchema.Attribute("arithmetic", onnx.defs.OpSchema.AttrType.STRING, required=False),
+        onnx.defs.OpSchema.Attribute("axis", onnx.defs.OpSchema.AttrType.INT, required=False),
+    ],
+)
+_FAKE_QUANTIZE = onnxscript.values.Op(onnxscript.values.Opset(DOMAIN, VERSION), "FakeQuantize", _SCHEMA)
+
+
+def _node(x: Any, scale: Any, zero_point: Any, low: int, high: int, axis: int | None = None) -> Any:
+    qtype = qtype_of_limits(low, high)
+    if qtype is None:
+        raise SpecError(
+            f"quant_min {low} and quant_max {high} are the limits of no integer type of up to 16 bits"
+        )
+    given = {"qtype": str(qtype), "arithmetic": "reciprocal"} | ({} if axis is None else {"axis": axis})
+    return _FAKE_QUANTIZE(x, scale, zero_point, **given)
+
+
+def _cast(value: Any) -> Any:
+    return onnxscript.opset18.Cast(value, to=1)
+
+
+def _constant(value: float) -> Any:
+    return onnxscript.opset18.Constant(value_float=float(value))
+
+
+def per_tensor(self: Any, scale: float, zero_point: int, quant_min: int, quant_max: int) -> Any:
+    """Translate the form whose parameters are numbers."""
+    return _node(self, _constant(scale), _constant(zero_point), quant_min, quant_max)
+
+
+def per_tensor_of_tensors(self: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Any:
+    """Translate the form whose parameters are tensors, as the modules of torch.ao have it."""
+    return _node(self, _cast(scale), _cast(zero_point), quant_min, quant_max)
+
+
+def per_channel(self: Any, scale: Any, zero_point: Any, axis: int, quant_min: int, quant_max: int) -> Any:
+    """Translate the form with a scale for each channel."""
+    return _node(self, _cast(scale), _cast(zero_point), quant_min, quant_max, axis)
+
+
+def _with_mask(x: Tensor, *parameters: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+@contextlib.contextmanager
+def shapes_known() -> Iterator[None]:
+    """Tell torch.export the shapes of operations for which torch 2.13 has no such rule."""
+    with torch.library._scoped_library("aten", "IMPL", "Meta") as library:
+        for name in _WITH_MASK:
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+                library.impl(name, _with_mask)
+        yield
+
+
+_WITH_MASK = (
+    "fake_quantize_per_tensor_affine_cachemask",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "fake_quantize_per_channel_affine_cachemask",
+)
+
+
+@contextlib.contextmanager
+def only_rounding(model: nn.Module) -> Iterator[None]:
+    """Let the FakeQuantize modules of torch.ao in `model` round and nothing else."""
+    home = sys.modules.get("torch.ao.quantization.fake_quantize")  # who has such modules has imported it
+    base = None if home is None else home.FakeQuantizeBase
+    changed = [module for module in model.modules() if base is not None and isinstance(module, base)]
+    try:
+        for module in changed:
+            module.forward = _rounding_of(module)
+        yield
+    finally:
+        for module in changed:
+            module.__dict__.pop("forward", None)
+
+
+def _rounding_of(module: Any) -> Callable[[Tensor], Tensor]:
+    if not bool(module.fake_quant_enabled[0]):
+        return lambda x: x
+    observer = module.activation_post_process
+    low, high = observer.quant_min, observer.quant_max
+    qtype = qtype_of_limits(low, high)
+    if qtype is None:
+        raise SpecError(
+            f"quant_min {low} and quant_max {high} are the limits of no integer type of up to 16 bits"
+        )
+    return partial(
+        fake_quantize,
+        scale=module.scale.detach().clone(),
+        zero_point=module.zero_point.detach().clone(),
+        qtype=qtype,
+        axis=module.ch_axis if module.is_per_channel else None,
+        arithmetic="reciprocal",
+    )
+
+
+_ATEN = torch.ops.aten
+
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    _ATEN.fake_quantize_per_tensor_affine.default: per_tensor,
+    _ATEN.fake_quantize_per_tensor_affine.tensor_qparams: per_tensor_of_tensors,
+    _ATEN.fake_quantize_per_channel_affine.default: per_channel,
+}
+"""For torch.onnx.export's custom_translation_table."""

@@ -1,0 +1,301 @@
+"""Functional operations in a module's own forward: matrix products and sums, found and rewritten by torch.fx.
+
+Only the code of the module itself is traced, its children are taken as they are. It is traced in training and
+in evaluation mode, and each mode keeps its own code. What cannot be traced without guessing is left alone,
+with a reason: a forward with optional arguments takes one of its ways, and a trace would fix it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from onnxfq.torch.layers import SUFFIX, Swapped, layer_kind, swap
+from onnxfq.torch.quantizer import FakeQuantize
+
+_PRODUCTS: dict[str, tuple[Any, ...]] = {
+    "call_function": (operator.matmul, torch.matmul, torch.bmm),
+    "call_method": ("matmul", "bmm", "__matmul__"),
+}
+_SUMS: dict[str, tuple[Any, ...]] = {
+    "call_function": (operator.add, operator.iadd, torch.add),
+    "call_method": ("add", "add_"),
+}
+_LEFT_IN_FLOAT: tuple[Any, ...] = (
+    F.linear,
+    F.conv1d,
+    F.conv2d,
+    F.conv3d,
+    F.scaled_dot_product_attention,
+    F.embedding,
+    torch.einsum,
+    torch.baddbmm,
+    torch.addmm,
+)
+
+
+@dataclass(frozen=True)
+class Code:
+    """The traced forward of one module: its graph in training and in evaluation mode; why not, if not."""
+
+    module: nn.Module
+    graphs: tuple[fx.Graph, ...] = ()
+    why_not: str = ""
+
+
+@dataclass
+class Traces:
+    """The code of modules, traced once each."""
+
+    known: dict[nn.Module, Code] = field(default_factory=dict)
+
+    def of(self, module: nn.Module) -> Code:
+        """Return the code of `module`."""
+        if module not in self.known:
+            self.known[module] = _trace(module)
+        return self.known[module]
+
+
+class _Tracer(fx.Tracer):
+    """Traces the code of one module and of none of its children."""
+
+    def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
+        return True
+
+
+def has_own_code(module: nn.Module) -> bool:
+    """Tell whether forward was written by a user, and may hold functional operations."""
+    return not type(module).__module__.startswith("torch.") and not isinstance(module, FakeQuantize)
+
+
+def _trace(module: nn.Module) -> Code:
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(
+        p.default is not p.empty or p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        for p in parameters
+    ):
+        return Code(module, why_not="its forward has optional arguments, of which a trace would fix one way")
+    mode, graphs = module.training, []
+    try:
+        for training in (True, False):
+            module.training = training
+            graphs.append(_Tracer().trace(module))
+    except Exception as error:  # tracing runs the user's code, which may raise anything
+        text = (str(error) or type(error).__name__).splitlines()[0]
+        return Code(module, why_not=f"torch.fx cannot trace its forward: {text}")
+    finally:
+        module.training = mode
+    names = [
+        [node.name for node in graph.nodes if _is(node, _PRODUCTS) or _is(node, _SUMS)] for graph in graphs
+    ]
+    if names[0] != names[1]:
+        return Code(
+            module, why_not="its forward multiplies or adds other things in training than in evaluation"
+        )
+    return Code(module, tuple(graphs))
+
+
+def successions(module: nn.Module, traces: Traces) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Yield children of `module` of which the second reads all that the first gives, and both run once."""
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        children = list(module)
+        yield from ((a, b) for a, b in pairwise(children) if children.count(a) == children.count(b) == 1)
+    elif has_own_code(module) and traces.of(module).graphs:
+        graph = traces.of(module).graphs[-1]
+        targets = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+        for node in graph.nodes:
+            users = list(node.users)
+            if node.op == "call_module" and len(users) == 1 and users[0].op == "call_module":
+                first, second = str(node.target), str(users[0].target)
+                if targets.count(first) == targets.count(second) == 1:
+                    yield module.get_submodule(first), module.get_submodule(second)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation in a forward: its name there, ONNX's name for it, and which inputs are quantized.
+
+    inputs: (name of the tensor, position among the arguments).
+    """
+
+    name: str
+    op_type: str
+    inputs: tuple[tuple[str, int], ...]
+    why_float: str = ""
+
+
+def _is(node: fx.Node, table: Mapping[str, tuple[Any, ...]]) -> bool:
+    return node.target in table.get(node.op, ())
+
+
+def calls(code: Code, weighted: Callable[[nn.Module], bool]) -> Iterator[Call]:
+    """Yield the products and the residual sums of a forward.
+
+    weighted: tells whether a layer will be quantized. The skip branch of a sum is the one that
+    `policies.residual` takes: where one branch ends in a quantized layer, the other; where both do, the
+    shorter.
+    """
+    if not code.graphs:
+        return
+    graph = code.graphs[-1]  # of evaluation
+    for node in graph.nodes:
+        if _is(node, _PRODUCTS):
+            yield Call(node.name, "MatMul", ((f"{node.name}_input", 0), (f"{node.name}_other", 1)))
+        elif node.op == "call_function" and node.target in _LEFT_IN_FLOAT:
+            name = getattr(node.target, "__name__", str(node.target))
+            yield Call(node.name, name, (), f"functional {name}: write it as a module, or with torch.matmul")
+        elif _is(node, _SUMS):
+            skip = _skip_branch(code.module, node, weighted)
+            if skip is not None:
+                yield Call(node.name, "Add", ((f"{node.name}_skip", skip[0]),), skip[1])
+
+
+def _skip_branch(
+    module: nn.Module, add: fx.Node, weighted: Callable[[nn.Module], bool]
+) -> tuple[int, str] | None:
+    sides = add.args[:2]
+    if len(sides) != 2 or sides[0] is sides[1] or not all(isinstance(side, fx.Node) for side in sides):
+        return None
+    if any(side.op == "get_attr" for side in sides):
+        return None
+    ends = [_weighted_end(module, side, weighted) for side in sides]
+    if ends == [None, None]:
+        return None
+    main = _longer(module, *sides) if None not in ends else int(ends[0] is None)
+    convolves = any(end is not None and not isinstance(end, nn.Linear) for end in ends)
+    if convolves or _read_by_layer(module, add, weighted):
+        return 1 - main, ""
+    return 1 - main, "skip branch of a sum that no quantized operator reads: a pair would only add noise"
+
+
+_PASSES = (nn.Identity, nn.Dropout, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_ACTIVATIONS = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.Sigmoid,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.Hardtanh,
+)
+_ACTIVATION_CALLS: dict[str, tuple[Any, ...]] = {
+    "call_function": (F.relu, torch.relu, F.relu6, F.leaky_relu, torch.sigmoid, F.hardswish, torch.clamp),
+    "call_method": ("relu", "sigmoid", "clamp"),
+}
+
+
+def _weighted_end(
+    module: nn.Module, node: fx.Node, weighted: Callable[[nn.Module], bool]
+) -> nn.Module | None:
+    """Return the quantized layer whose result, with BatchNorm only, the value of `node` is."""
+    while node.op == "call_module" and len(node.users) == 1:
+        child = module.get_submodule(str(node.target))
+        last = _last(child)
+        if last is not None:
+            return last if weighted(last) else None
+        if not isinstance(child, _PASSES):
+            return None
+        node = node.args[0]
+    return None
+
+
+def _last(module: nn.Module) -> nn.Module | None:
+    """Return the layer that a module ends in, seen through BatchNorm and the like; None for none."""
+    if layer_kind(module) is not None:
+        return module
+    if isinstance(module, nn.Sequential):
+        for child in reversed(module):
+            if not isinstance(child, _PASSES):
+                return _last(child)
+        return None
+    if has_own_code(module):
+        code = _trace(module)
+        if code.graphs:
+            (end,) = (node.args[0] for node in code.graphs[-1].nodes if node.op == "output")
+            while isinstance(end, fx.Node) and end.op == "call_module":
+                child = module.get_submodule(str(end.target))
+                if not isinstance(child, _PASSES):
+                    return _last(child)
+                end = end.args[0]
+    return None
+
+
+def _longer(module: nn.Module, left: fx.Node, right: fx.Node) -> int:
+    """Return 0 or 1: the branch with the longer way to where both come from, counted in layers."""
+    ways = [_ways(module, side) for side in (left, right)]
+    shared = [node for node in ways[0] if node in ways[1]]
+    if not shared:
+        return 0
+    fork = min(shared, key=lambda node: ways[0][node] + ways[1][node])
+    return 0 if ways[0][fork] >= ways[1][fork] else 1
+
+
+def _ways(module: nn.Module, node: fx.Node) -> dict[fx.Node, int]:
+    order = list(node.graph.nodes)
+    position = {one: i for i, one in enumerate(order)}
+    length = {node: 0}
+    for current in reversed(order[: position[node] + 1]):
+        if current not in length:
+            continue
+        steps = 1
+        if current.op == "call_module":
+            child = module.get_submodule(str(current.target))
+            steps = max(sum(1 for leaf in child.modules() if not list(leaf.children())), 1)
+        for parent in current.all_input_nodes:
+            length[parent] = max(length.get(parent, 0), length[current] + steps)
+    return length
+
+
+def _read_by_layer(module: nn.Module, node: fx.Node, weighted: Callable[[nn.Module], bool]) -> bool:
+    for user in node.users:
+        child = module.get_submodule(str(user.target)) if user.op == "call_module" else None
+        while isinstance(child, nn.Sequential) and len(child):
+            child = child[0]
+        if (child is not None and weighted(child)) or _is(user, _PRODUCTS):
+            return True
+        passes = isinstance(child, _ACTIVATIONS) or _is(user, _ACTIVATION_CALLS)
+        if passes and _read_by_layer(module, user, weighted):
+            return True
+    return False
+
+
+class SwappedCode(Swapped):
+    """A module whose forward is its own code with quantizers in it."""
+
+    def forward(self: Any, *args: Any) -> Any:
+        """Run the code of the mode the module is in."""
+        forwards = type(self).forwards
+        return forwards[0 if self.training else 1](self, *args)
+
+
+def rewrite(code: Code, given: Mapping[str, FakeQuantize], sites: Mapping[str, tuple[str, int]]) -> None:
+    """Put quantizers into the forward of a module: by tensor name, at the site (operation, argument)."""
+    forwards = []
+    for graph in code.graphs:
+        graph = _copy(graph)
+        nodes = {node.name: node for node in graph.nodes}
+        for name in given:
+            operation, position = sites[name]
+            node = nodes[operation]
+            with graph.inserting_before(node):
+                quantized = graph.call_module(name + SUFFIX, (node.args[position],))
+            node.update_arg(position, quantized)
+        forwards.append(graph)
+    swap(code.module, given, SwappedCode)
+    made = [type(fx.GraphModule(code.module, graph)).forward for graph in forwards]
+    type(code.module).forwards = tuple(made)
+
+
+def _copy(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy

@@ -1,0 +1,53 @@
+"""`onnxfq doctor`: what it prints, and its exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxfq.cli import doctor
+from onnxfq.cli.main import main
+from onnxfq.errors import RuntimeLibraryError
+from onnxfq.runtime.gpus import Gpu, gpus
+from onnxfq.runtime.self_test import Outcome
+
+
+def have_gpu() -> bool:
+    """Whether this machine has one."""
+    try:
+        return bool(gpus())
+    except RuntimeLibraryError:
+        return False
+
+
+def test_a_sound_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    """Versions, library and a line for each kernel; exit code 0."""
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for word in ("onnxfq", "onnxruntime", "library", "CUDA kernels", "GPU", "sessions"):
+        assert any(line.startswith(word) for line in lines), word
+    tested = [line for line in lines if line.startswith("cpu ")]
+    assert len(tested) == 5 and all(line.endswith("ok") for line in tested)
+
+
+@pytest.mark.skipif(have_gpu(), reason="there is a GPU")
+def test_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is missing stands there with its remedy, and no GPU is tested."""
+    main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("GPU") and "none: " in line and ";" in line for line in lines)
+    assert not any(line.startswith("cuda ") for line in lines)
+
+
+def test_a_fault_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A kernel that gives other bits makes the exit code 1; every GPU's kernels are tested."""
+    gpu = Gpu(0, "a GPU", 75, 16 << 30, 12040, 13000)
+    monkeypatch.setattr(doctor, "gpus", lambda: (gpu,))
+    monkeypatch.setattr(
+        doctor,
+        "self_test",
+        lambda device, in_sessions=True: [Outcome(device, "Kernel", "3 of 9 values differ")],
+    )
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "a GPU, sm_75, 16 GB, driver for CUDA 12.4, kernels of CUDA 13.0" in out
+    assert "cuda  Kernel  3 of 9 values differ" in out

@@ -1,0 +1,149 @@
+"""The CUDA kernels on a GPU against the CPU's: the same bits, and sessions that never leave the GPU.
+
+Skipped where there is none. `scripts/gpu_check.sh` compares far more values and measures.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxfq.errors import RuntimeLibraryError
+from onnxfq.runtime import kernels
+from onnxfq.runtime.devices import cuda_problem, providers
+from onnxfq.runtime.gpus import gpus
+from onnxfq.runtime.library import register_custom_ops
+from onnxfq.runtime.self_test import self_test
+from onnxfq.statistics import TensorStatistics, empty_state
+
+try:
+    HAVE_GPU = bool(gpus())
+except RuntimeLibraryError:
+    HAVE_GPU = False
+
+pytestmark = pytest.mark.skipif(not HAVE_GPU, reason="there is no GPU, or the library has no CUDA kernels")
+needs_provider = pytest.mark.skipif(bool(cuda_problem()), reason="onnxruntime cannot use the GPU")
+
+TYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+ROUNDINGS = ["half_even", "half_up", "half_away", "half_down", "floor", "ceil", "truncate"]
+LAYOUTS: list[tuple[tuple[int, ...], Any]] = [((), None), ((7, 1, 1), (1, -1, -1)), ((7, 5, 3), (1, 2, 16))]
+
+
+def values(dtype: np.dtype) -> np.ndarray:
+    """Random bits of a type, without NaN, whose bits are not told."""
+    bits = np.random.default_rng(5).integers(0, 2 ** (8 * dtype.itemsize), 7 * 9 * 33, np.uint32)
+    x = bits.astype(f"u{dtype.itemsize}").view(dtype).reshape(7, 9, 33)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        return np.where(np.isnan(x), dtype.type(1), x).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("qtype", ["int8", "uint4", "int16", "float8e4m3fn", "float8e5m2fnuz", "float4e2m1"])
+def test_fake_quantize_gives_the_bits_of_the_cpu(qtype: str, rounding: str, dtype: np.dtype) -> None:
+    """Every format, rounding and element type, per tensor, per axis and in blocks."""
+    x = values(dtype)
+    for shape, blocks in LAYOUTS:
+        scale = np.random.default_rng(6).uniform(0.001, 1, shape).astype(np.float32)
+        how: dict[str, Any] = {"qtype": qtype, "rounding": rounding, "block_shape": blocks}
+        on_cpu = kernels.fake_quantize(x, scale, **how)
+        assert kernels.fake_quantize(x, scale, device="cuda", **how).tobytes() == on_cpu.tobytes()
+
+
+@pytest.mark.parametrize("scale_type", ["float32", "e8m0", "e4m3"])
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_dynamic_fake_quantize_gives_the_bits_of_the_cpu(dtype: np.dtype, scale_type: str) -> None:
+    """Values and scales, for each kind of scale."""
+    for blocks in (None, (1, -1, -1), (1, 1, 16), (-1, 3, 5)):
+        how: dict[str, Any] = {"qtype": "float4e2m1", "scale_type": scale_type, "block_shape": blocks}
+        on_cpu = kernels.dynamic_fake_quantize(values(dtype), **how)
+        on_gpu = kernels.dynamic_fake_quantize(values(dtype), device="cuda", **how)
+        assert [a.tobytes() for a in on_gpu] == [a.tobytes() for a in on_cpu]
+
+
+@pytest.mark.parametrize("histogram", [True, False])
+def test_observe_gives_the_statistics_of_the_cpu(histogram: bool) -> None:
+    """Range, counts and histogram, NaN and infinities among the values."""
+    bits = np.random.default_rng(8).integers(0, 2**32, 100_003, np.uint32).view(np.float32)
+    for x in (bits, np.full(50_000, 6, np.float32), np.zeros(0, np.float32)):
+        on_cpu = kernels.observe(x, histogram=histogram)
+        on_gpu = kernels.observe(x, histogram=histogram, device="cuda")
+        assert [a.tobytes() for a in on_gpu] == [a.tobytes() for a in on_cpu]
+
+
+def test_self_test_passes() -> None:
+    """What `onnxfq doctor` runs."""
+    assert [outcome.fault for outcome in self_test("cuda", in_sessions=False)] == [""] * 3
+
+
+def cuda_session(nodes: list[onnx.NodeProto], x: np.ndarray, **constants: np.ndarray) -> Any:
+    """A session on the GPU that must not fall back to the CPU for any node."""
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info("x", kind, x.shape)],
+        [helper.make_tensor_value_info("y", kind, x.shape)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfq", 1)]
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    register_custom_ops(options)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    return onnxruntime.InferenceSession(model, options, providers=providers("cuda")[:1])
+
+
+@needs_provider
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_sessions_stay_on_the_gpu(dtype: Any) -> None:
+    """FakeQuantize with constant scales runs between nodes of onnxruntime on the GPU alone, run after run."""
+    x = np.random.default_rng(2).standard_normal((4, 6, 5)).astype(dtype)
+    scale = np.linspace(0.01, 0.1, 6, dtype=np.float32)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("FakeQuantize", ["r", "scale"], ["q"], domain="onnxfq", qtype="int8", axis=1),
+        helper.make_node("Neg", ["q"], ["y"]),
+    ]
+    session = cuda_session(nodes, x, scale=scale)
+    expected = -kernels.fake_quantize(np.maximum(x, 0), scale, qtype="int8", axis=1)
+    for _ in range(3):
+        assert session.run(None, {"x": x})[0].tobytes() == expected.tobytes()
+
+
+@needs_provider
+def test_state_stays_on_the_gpu() -> None:
+    """Input and output of MergeStatistics are bound to one tensor of the device, fetched once at the end."""
+    graph = helper.make_graph(
+        [helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain="onnxfq")],
+        "test",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"]),
+            helper.make_tensor_value_info("state", TensorProto.INT64, empty_state().shape),
+        ],
+        [helper.make_tensor_value_info("merged", TensorProto.INT64, empty_state().shape)],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfq", 1)]
+    options = onnxruntime.SessionOptions()
+    register_custom_ops(options)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    session = onnxruntime.InferenceSession(model, options, providers=providers("cuda"))
+    state = onnxruntime.OrtValue.ortvalue_from_numpy(empty_state(), "cuda", 0)
+    batches = [np.random.default_rng(i).standard_normal(10_000 + i).astype(np.float32) for i in range(5)]
+    for batch in batches:
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(batch, "cuda", 0))
+        binding.bind_ortvalue_input("state", state)
+        binding.bind_ortvalue_output("merged", state)
+        session.run_with_iobinding(binding)
+    found = TensorStatistics.from_state(state.numpy())
+    expected = TensorStatistics.from_array(np.concatenate(batches))
+    assert (found.rmin, found.rmax, found.elements) == (expected.rmin, expected.rmax, expected.elements)
+    np.testing.assert_array_equal(found.bins, expected.bins)
+    np.testing.assert_array_equal(found.counts, expected.counts)

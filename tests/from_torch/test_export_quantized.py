@@ -1,0 +1,283 @@
+"""export_torch of quantized modules: standard Q/DQ, torch's scales, torch's numbers in ONNX Runtime."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+
+nn = pytest.importorskip("torch.nn")
+pytest.importorskip("onnxscript")
+
+import torch  # noqa: E402  only once it is known to be there
+from torch.ao import quantization as peers  # noqa: E402
+
+from onnxfq.errors import ModelError, PlanError, StatisticsError  # noqa: E402
+from onnxfq.recipe import Recipe  # noqa: E402
+from onnxfq.spec import QuantSpec  # noqa: E402
+from onnxfq.torch import (  # noqa: E402
+    FakeQuantize,
+    compute_encodings,
+    export_torch,
+    fake_quantize,
+    freeze_batchnorm,
+    learn_grids,
+    quantize_module,
+    quantizers,
+)
+
+both = pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+MODELS = Path(__file__).parents[2] / "models"
+
+
+def run(model: onnx.ModelProto, x: torch.Tensor) -> np.ndarray:
+    """Return the output of ONNX Runtime, all of its rewriting off."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+
+
+def operators(model: onnx.ModelProto) -> set[tuple[str, str]]:
+    """Return (domain, type) of all nodes."""
+    return {(node.domain, node.op_type) for node in model.graph.node}
+
+
+def scales(model: onnx.ModelProto) -> list[tuple[str, np.ndarray]]:
+    """Return (operator, scale) of every Q and DQ."""
+    held = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    pairs = ("QuantizeLinear", "DequantizeLinear")
+    return [(n.op_type, held[n.input[1]]) for n in model.graph.node if n.op_type in pairs]
+
+
+GRIDS = [
+    QuantSpec(qtype="int8"),
+    QuantSpec(qtype="uint8", symmetric=False),
+    QuantSpec(qtype="uint4", symmetric=False),
+    QuantSpec(qtype="int16"),
+    QuantSpec(qtype="int5"),
+    QuantSpec(qtype="int8[-127,127]"),
+    QuantSpec(qtype="float8e4m3fn"),
+    QuantSpec(qtype="int8", axis=1),
+    QuantSpec(qtype="int4", axis=-1, block_size=4),
+    QuantSpec(qtype="int8", block_shape=(-1, 2, 4)),
+]
+
+
+@both
+@pytest.mark.parametrize("spec", GRIDS, ids=str)
+def test_quantized_values_are_torchs(spec, exporter):
+    """A quantizer alone exports to Q and DQ whose output is torch's, bit for bit, at another batch too.
+
+    Blocks along a dynamic axis have no ONNX form, so those keep the batch.
+    """
+    model = nn.Sequential(FakeQuantize(spec, "minmax"))
+    x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0)) * 3
+    with compute_encodings(model):
+        model(x)
+    blocked = spec.block_size is not None or spec.block_shape is not None
+    exported = export_torch(model, (x,), exporter=exporter, dynamic_batch=not blocked)
+    assert {op for _, op in operators(exported)} <= {"QuantizeLinear", "DequantizeLinear", "Clip"}
+    assert {domain for domain, _ in operators(exported)} == {""}
+    more = x * 1.7 if blocked else torch.cat([x, x * 1.7])
+    expected = fake_quantize(more, model[0].scale, model[0].zero_point, qtype=spec.qtype, **spec.blocks)
+    np.testing.assert_array_equal(run(exported, more).view(np.int32), expected.numpy().view(np.int32))
+
+
+def build(name: str) -> nn.Module:
+    """Return a network of models/ with random weights and BatchNorm statistics that matter."""
+    spec = importlib.util.spec_from_file_location(name, MODELS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.manual_seed(0)
+    model = module.build()
+    for part in model.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean.normal_(0, 0.1)
+            part.running_var.uniform_(0.5, 2)
+    return model.eval()
+
+
+def recipe(activations, weights, **fields) -> Recipe:
+    """Return a recipe of these number formats."""
+    given = None if activations is None else {"qtype": activations, "symmetric": activations[0] != "u"}
+    content = {"name": "test", "target": "onnxruntime", "activations": given}
+    return Recipe.model_validate({**content, "weights": {"qtype": weights, **fields}})
+
+
+CASES = [
+    ("residual_cnn", recipe("int8", "int8"), "nothing"),
+    ("residual_cnn", recipe("uint4", "int4"), "scale"),
+    ("depthwise_cnn", recipe("uint8", "int8"), "range"),
+    ("transformer", recipe("uint8", "int8"), "scale_zero_point"),
+    ("transformer", recipe(None, "int4", granularity="blocked", block_size=16), "nothing"),
+]
+
+
+@both
+@pytest.mark.parametrize(("name", "asked", "learned"), CASES, ids=lambda value: str(value)[:12])
+def test_networks_compute_what_torch_computes(name, asked, learned, exporter):
+    """A network, its grids learned or not, exports to standard operators and gives torch's output.
+
+    The scales are torch's to the bit. Layers sum up to 784 products in another order than torch, each right
+    to 2^-24, on values below 2: 1e-5 for most. A sum that near the middle between two steps goes to the other
+    one, and one step of one activation of 4 bits moves an output by less than 0.01.
+    """
+    model, x = build(name), torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    quantize_module(model, asked)
+    with torch.no_grad(), compute_encodings(model):
+        model(x)
+    learn_grids(model, learned)
+    freeze_batchnorm(model)
+    state = {n: v.clone() for n, v in model.state_dict().items()}
+    exported = export_torch(model, (x[:2],), exporter=exporter)
+    assert all(torch.equal(v, state[n]) for n, v in model.state_dict().items())
+    assert {domain for domain, _ in operators(exported)} == {""}
+    difference = np.abs(run(exported, x) - model(x).detach().numpy())
+    assert np.median(difference) <= 1e-5 and difference.max() <= 0.01
+    found = {s.tobytes() for _, s in scales(exported)}
+    assert found == {q.qparams()[0].numpy().tobytes() for q in quantizers(model).values()}
+
+
+# Tracing reads sizes of its own states; the same is told of a float LSTM.
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:Exporting a model:UserWarning")
+@both
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_export(kind, exporter):
+    """The weights of LSTM and GRU reach ONNX as integers, and the layer computes what torch computes.
+
+    40 products a step, five steps: within 1e-5 on values below 1.
+    """
+    torch.manual_seed(0)
+    model, x = nn.ModuleDict({"layer": kind(4, 6, batch_first=True)}).eval(), torch.randn(2, 5, 4)
+    model.forward = lambda x: model["layer"](x)[0]
+    asked = recipe(None, "int8").model_copy(update={"target": "simulation"})
+    quantize_module(model, asked)
+    with torch.no_grad(), compute_encodings(model):
+        model(x)
+    expected = model(x).detach().numpy()
+    exported = export_torch(model, (x,), exporter=exporter, dynamic_batch=False)
+    assert sum(op == "DequantizeLinear" for op, _ in scales(exported)) == 2
+    np.testing.assert_allclose(run(exported, x), expected, rtol=0, atol=1e-5)
+
+
+class Rounded(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function):
+        """Take over the function."""
+        super().__init__()
+        self.forward = function
+
+
+@pytest.mark.parametrize(("low", "high"), [(-128, 127), (0, 255), (-8, 7), (-127, 127)])
+def test_torchs_functions_are_translated(low, high, caplog):
+    """torch.fake_quantize_* become Q/DQ with their limits; where both arithmetics agree, equal bits.
+
+    The difference of the two arithmetics is told once, with the number of quantizers.
+    """
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)) * 20
+    scale, zero = torch.tensor([0.1, 0.3, 0.25, 0.7]), torch.zeros(4, dtype=torch.int32)
+
+    def function(x):
+        y = torch.fake_quantize_per_tensor_affine(x, 0.05, 0, low, high)
+        return torch.fake_quantize_per_channel_affine(y, scale, zero, 1, -128, 127)
+
+    with caplog.at_level(logging.WARNING):
+        exported = export_torch(Rounded(function), (x,))
+    assert "2 of the model's quantizers multiply by 1 / scale" in caplog.text
+    assert {op for _, op in operators(exported)} <= {"QuantizeLinear", "DequantizeLinear", "Clip"}
+    expected = function(x).numpy()
+    found = run(exported, x)
+    # Next to a tie the one arithmetic may go up and the other down: whole steps, and few of them.
+    differs = found != expected
+    assert differs.mean() < 0.1 and np.abs(found - expected).max() <= 0.7 * 1.0001
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*reduce_range:UserWarning")
+@pytest.mark.parametrize("fused", [False, True])
+def test_modules_of_torch_ao(fused):
+    """A model with torch.ao's FakeQuantize modules exports to Q/DQ with their scales and zero points."""
+    fake = peers.FusedMovingAvgObsFakeQuantize if fused else peers.FakeQuantize
+    activation = fake.with_args(observer=peers.MovingAverageMinMaxObserver, quant_min=0, quant_max=255)()
+    torch.manual_seed(0)
+    model, x = nn.Sequential(activation, nn.Linear(6, 4)), torch.rand(5, 6)
+    model(x)
+    model.apply(peers.disable_observer)
+    exported = export_torch(model.eval(), (x,))
+    (first, *_) = scales(exported)
+    assert first[1] == activation.scale.numpy()
+    # Scales of rand() are no powers of two: a value at a tie may go to the other step, 1/255 times a weight.
+    np.testing.assert_allclose(run(exported, x), model(x).detach().numpy(), rtol=0, atol=0.01)
+
+
+FORMS = {
+    "divide, clamp last": lambda x: torch.clamp(torch.round(x / 0.1), -8, 7) * 0.1,
+    "clamp first": lambda x: torch.round(torch.clamp(x / 0.1, -128, 127)) * 0.1,
+    "reciprocal": lambda x: torch.round(x * 4.0).clamp(0, 15) * 0.25,
+    "zero point": lambda x: (torch.clamp(torch.round(x / 0.1) + 3, 0, 255) - 3) * 0.1,
+}
+
+
+@both
+@pytest.mark.parametrize("form", FORMS)
+def test_written_out_quantization_is_recognised(form, exporter):
+    """Division, rounding, clipping and multiplication are one Q/DQ pair, with the same numbers."""
+    x = torch.linspace(-3, 3, 97)[:, None]
+    exported = export_torch(Rounded(FORMS[form]), (x,), exporter=exporter)
+    assert {op for _, op in operators(exported)} == {"QuantizeLinear", "DequantizeLinear"}
+    np.testing.assert_array_equal(run(exported, x), FORMS[form](x).numpy() + 0.0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.round(x / 0.1) * 0.1,
+        lambda x: torch.clamp(torch.round(x / 0.1), -8, 7) * 0.2,
+        lambda x: torch.clamp(torch.round(x / 0.1), -8.5, 7.5) * 0.1,
+        lambda x: (torch.clamp(torch.round(x / 0.1) + 3, 0, 255) - 2) * 0.1,
+    ],
+    ids=["no limits", "other scale", "odd limits", "other offset"],
+)
+def test_other_rounding_is_left_alone(function):
+    """Rounding that is no quantization stays as it was written."""
+    exported = export_torch(Rounded(function), (torch.ones(2, 3),))
+    assert "Round" in {op for _, op in operators(exported)}
+
+
+def test_one_tensor_in_two_grids():
+    """Two readers may want two grids of one tensor, one after the other too: each gets its own pair."""
+    one, two = FakeQuantize("int8", None), FakeQuantize("int4", None)
+    one.set_qparams(0.1), two.set_qparams(0.3)
+    model = nn.ModuleDict({"one": one, "two": two})
+    model.forward = lambda x: (one(x) + 1, two(x) + 2, two(one(x)), one(x) + 4)
+    x = torch.randn(3, 5)
+    exported = export_torch(model, (x,))
+    session = onnxruntime.InferenceSession(exported.SerializeToString(), providers=["CPUExecutionProvider"])
+    for found, expected in zip(session.run(None, {"x": x.numpy()}), model(x), strict=True):
+        np.testing.assert_array_equal(found, expected.numpy())
+    assert "Identity" not in {op for _, op in operators(exported)}
+
+
+def test_refusals():
+    """No scale, a rounding ONNX lacks and an opset too low are errors of one line."""
+    model = nn.Sequential(FakeQuantize("int8"))
+    with pytest.raises(StatisticsError, match="quantizer '0' has no scale yet"):
+        export_torch(model, (torch.ones(2, 3),))
+    model[0].set_qparams(0.1)
+    with pytest.raises(ModelError, match="need opset 21, and 18 was asked"):
+        four = nn.Sequential(FakeQuantize("int4", None))
+        four[0].set_qparams(0.1)
+        export_torch(four, (torch.ones(2, 3),), opset=18)
+    up = nn.Sequential(FakeQuantize("int8", None, rounding="half_up"))
+    up[0].set_qparams(0.1)
+    with pytest.raises(PlanError, match="QuantizeLinear rounds half_even, found 'half_up'"):
+        export_torch(up, (torch.ones(2, 3),))

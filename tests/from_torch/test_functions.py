@@ -1,0 +1,366 @@
+"""onnxfq.torch.functions: values and gradients are those of torch, of the papers and of numerics."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+nn = pytest.importorskip("torch.nn")
+pytest.importorskip("onnxscript")
+
+import torch  # noqa: E402  only once it is known to be there
+
+from onnxfq import numerics  # noqa: E402
+from onnxfq.aimet_range import adjust_min_max  # noqa: E402
+from onnxfq.errors import SpecError  # noqa: E402
+from onnxfq.qparams import choose_qparams  # noqa: E402
+from onnxfq.qtypes import QTYPES, qtype_by_name  # noqa: E402
+from onnxfq.rounding import ROUNDINGS  # noqa: E402
+from onnxfq.torch import (  # noqa: E402
+    fake_quantize,
+    fake_quantize_lsq,
+    fake_quantize_pact,
+    fake_quantize_range,
+    range_to_params,
+)
+
+LIMITS = {"int8": (-128, 127), "uint8": (0, 255), "int4": (-8, 7)}
+
+
+def values(*shape: int, seed: int = 0, scale: float = 10.0) -> torch.Tensor:
+    """Return normal values, with both zeros among them."""
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+    x.flatten()[:2] = torch.tensor([0.0, -0.0])[: x.numel()]
+    return x
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Tell whether two float32 tensors hold the same bits, signs of zeros included."""
+    return torch.equal(a.detach().view(torch.int32), b.detach().view(torch.int32))
+
+
+def with_gradient(function, x, *learned):
+    """Return (y, gradients of x and of the learned tensors) for a fixed random gradient of y."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, *learned)]
+    y = function(*leaves)
+    y.backward(values(*y.shape, seed=9).to(y.dtype))
+    return y.detach(), *(leaf.grad for leaf in leaves)
+
+
+@pytest.mark.parametrize(("qtype", "zero_point"), [("int8", 0), ("int8", 3), ("uint8", 7), ("int4", 0)])
+def test_per_tensor_equals_torch(qtype, zero_point):
+    """A million values and their gradients have the bits of torch.fake_quantize_per_tensor_affine."""
+    x, (low, high) = values(1_000_000), LIMITS[qtype]
+    y, gradient = with_gradient(
+        lambda x: fake_quantize(x, 0.037, zero_point, qtype=qtype, arithmetic="reciprocal"), x
+    )
+    expected, mask = with_gradient(
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.037, zero_point, low, high), x
+    )
+    assert same_bits(y, expected)
+    assert same_bits(gradient, mask)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("zeros", [torch.int32, torch.float32])
+def test_per_channel_equals_torch(axis, zeros):
+    """So it is per channel, on any axis; torch's float zero points are those of learned ones."""
+    x, channels = values(20, 30, 40), (20, 30, 40)[axis]
+    scale = torch.rand(channels, generator=torch.Generator().manual_seed(1)) + 0.01
+    zero_point = torch.arange(channels).to(zeros) % 5 - 2
+    y, gradient = with_gradient(
+        lambda x: fake_quantize(x, scale, zero_point, qtype="int8", axis=axis, arithmetic="reciprocal"), x
+    )
+    expected, mask = with_gradient(
+        lambda x: torch.fake_quantize_per_channel_affine(x, scale, zero_point, axis % 3, -128, 127), x
+    )
+    assert same_bits(y, expected)
+    assert same_bits(gradient, mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bits_equal_torch(dtype):
+    """Input of 16 bits is computed in float32 and rounded back once, as torch does."""
+    x = values(10_000).to(dtype)
+    y = fake_quantize(x, 0.037, qtype="int8", arithmetic="reciprocal")
+    expected = torch.fake_quantize_per_tensor_affine(x.float(), 0.037, 0, -128, 127).to(dtype)
+    assert y.dtype == dtype and torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("qtype", ["int8", "uint8", "int4"])
+@pytest.mark.parametrize("zero_point", [0.0, 3.0])
+def test_learned_parameters_equal_torch(qtype, zero_point):
+    """Gradients of scale and zero point are torch's learnable ones: element by element, then summed.
+
+    Single elements have nothing to sum, and the bits agree. Sums run in another order than torch's, and its
+    kernel per channel takes round(v) - v, which rounds v once more: 5,000 terms below 3,000, each right to
+    2^-24 of that.
+    """
+    low, high = LIMITS[qtype]
+    x = values(5_000)
+    one = torch.tensor([0.1]), torch.tensor([zero_point])
+
+    def ours(x, scale, zero_point):
+        return fake_quantize(x, scale, zero_point, qtype=qtype, axis=0, arithmetic="reciprocal")
+
+    def theirs(x, scale, zero_point):
+        return torch._fake_quantize_learnable_per_tensor_affine(x, scale, zero_point, low, high, 1.0)
+
+    for single in x[:300].split(1):
+        pairs = zip(with_gradient(ours, single, *one), with_gradient(theirs, single, *one), strict=True)
+        assert all(torch.equal(found, expected) for found, expected in pairs)
+
+    def per_channel(x, scale, zero_point):
+        return torch._fake_quantize_learnable_per_channel_affine(x, scale, zero_point, 0, low, high, 1.0)
+
+    ten = torch.full((10,), 0.1), torch.full((10,), zero_point)
+    for other, leaves, seen in ((theirs, one, x), (per_channel, ten, x.reshape(10, -1))):
+        pairs = zip(with_gradient(ours, seen, *leaves), with_gradient(other, seen, *leaves), strict=True)
+        for found, expected in pairs:
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=5_000 * 3_000 * 2**-24)
+
+
+@pytest.mark.parametrize("qtype", [*QTYPES, "int8[-127,127]"])
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_values_equal_numerics(qtype, rounding):
+    """Every number format, rounding and arithmetic gives the bits of the NumPy truth."""
+    grid = qtype_by_name(qtype)
+    x = np.concatenate(
+        [values(999).numpy(), np.asarray([np.nan, np.inf, -np.inf, 0.5, 2.5, -2.5], np.float32)]
+    )
+    for scale, arithmetic, saturate in itertools.product((1.0, 0.3), numerics.ARITHMETICS, (True, False)):
+        keywords = {"qtype": grid, "rounding": rounding, "arithmetic": arithmetic, "saturate": saturate}
+        expected = numerics.fake_quantize(x, scale, **keywords)
+        found = fake_quantize(torch.from_numpy(x), scale, **keywords).numpy()
+        np.testing.assert_array_equal(found.view(np.int32)[:-6], expected.view(np.int32)[:-6])
+        np.testing.assert_array_equal(found, expected)
+
+
+@st.composite
+def granularities(draw):
+    """Draw a shape and the keywords of a granularity, with the shape of its scale."""
+    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=4)))
+    kind = draw(st.sampled_from(["tensor", "axis", "blocked", "shape"]))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    if kind == "tensor":
+        return shape, {}, draw(st.sampled_from([(), (1,)]))
+    if kind == "axis":
+        return shape, {"axis": axis}, (shape[axis],)
+    if kind == "blocked":
+        size = draw(st.integers(1, 8))
+        params = tuple(-(-n // size) if d == axis % len(shape) else n for d, n in enumerate(shape))
+        return shape, {"axis": axis, "block_size": size}, params
+    blocks = tuple(draw(st.sampled_from([-1, 1, 2, 3])) for _ in shape)
+    params = tuple(1 if b == -1 else -(-n // b) for n, b in zip(shape, blocks, strict=True))
+    return shape, {"block_shape": blocks}, params
+
+
+@settings(deadline=None, max_examples=200)
+@given(granularities(), st.sampled_from(["int8", "uint4", "float8e4m3fn"]), st.booleans(), st.integers(0, 99))
+def test_granularities_equal_numerics(granularity, qtype, fractions, seed):
+    """Per tensor, axis, block and N-D block, with whole or fractional zero points, the bits are numerics'."""
+    shape, keywords, params = granularity
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=shape).astype(np.float32) * 5
+    scale = np.asarray(generator.uniform(0.05, 1, params), np.float32)
+    zero_point = np.zeros(params, np.float32)
+    if not qtype_by_name(qtype).is_float:
+        zero_point = np.asarray(generator.uniform(0, 7, params), np.float32)
+        zero_point = zero_point if fractions else np.asarray(np.floor(zero_point))
+    expected = numerics.fake_quantize(x, scale, zero_point, qtype=qtype, **keywords)
+    leaf = torch.from_numpy(scale).requires_grad_()
+    for s in (torch.from_numpy(scale), leaf):
+        found = fake_quantize(torch.from_numpy(x), s, torch.from_numpy(zero_point), qtype=qtype, **keywords)
+        np.testing.assert_array_equal(found.detach().numpy().view(np.int32), expected.view(np.int32))
+    found.sum().backward()
+    assert leaf.grad.shape == params
+
+
+@pytest.mark.parametrize("saturate", [True, False])
+def test_saturate_masks_the_gradient(saturate):
+    """Without saturate the gradient passes outside the grid; integers saturate all the same."""
+    x = torch.tensor([-9.0, -8.4, 0.2, 7.4, 7.6, float("nan")], requires_grad=True)
+    y = fake_quantize(x, 1.0, qtype="int4", saturate=saturate)
+    y.backward(torch.ones(6))
+    assert y[:5].tolist() == [-8, -8, 0, 7, 7] and y[5].isnan()
+    assert x.grad.tolist() == ([0, 1, 1, 1, 0, 0] if saturate else [1] * 6)
+
+
+def smooth(x, scale, zero_point, low, high):
+    """Return fake quantization with its rounding errors frozen: differentiable, and equal in value."""
+    v = x / scale
+    frozen = (torch.round(v) - v).detach()
+    steps = v + frozen + zero_point
+    ends = torch.where(steps < low, torch.full_like(steps, low), torch.full_like(steps, high))
+    inside = (steps >= low) & (steps <= high)
+    return scale * (torch.where(inside, steps, ends) - zero_point)
+
+
+def test_learned_gradients_are_derivatives():
+    """Away from the kinks the gradients are the derivatives of the function with its rounding errors frozen.
+
+    In float64; 1e-9 is far above the rounding of sums of 60 terms and far below any of them. Outside the
+    grid, where nothing is rounded, they are also the finite differences of the function itself.
+    """
+    x = values(60).double()
+    scale, zero_point = torch.tensor(0.7).double(), torch.tensor(2.0).double()
+
+    def formula(x, scale, zero_point):
+        return smooth(x, scale, zero_point, -8, 7)
+
+    def ours(x, scale, zero_point):
+        return fake_quantize(x, scale, zero_point, qtype="int4")
+
+    expected, found = with_gradient(formula, x, scale, zero_point), with_gradient(ours, x, scale, zero_point)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    step = 1e-6
+    ends = x[(x / scale + zero_point > 8) | (x / scale + zero_point < -9)]
+    for index in (0, 1):
+        parameters = [scale.clone(), zero_point.clone()]
+        parameters[index] += step
+        moved = fake_quantize(ends, *parameters, qtype="int4")
+        difference = (moved - fake_quantize(ends, scale, zero_point, qtype="int4")) / step
+        leaves = [scale.clone().requires_grad_(), zero_point.clone().requires_grad_()]
+        fake_quantize(ends, *leaves, qtype="int4").sum().backward()
+        torch.testing.assert_close(leaves[index].grad, difference.sum(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("qtype", ["int4", "uint4"])
+def test_lsq_is_the_paper(qtype):
+    """The gradient of the scale is equation 3 of LSQ in NumPy, times 1 / sqrt(N qmax)."""
+    grid, x, s = qtype_by_name(qtype), values(500), 0.8
+    _, by_x, by_scale = with_gradient(lambda x, s: fake_quantize_lsq(x, s, qtype=qtype), x, torch.tensor(s))
+    v, g = x.double().numpy() / s, values(500, seed=9).double().numpy()
+    inside = (np.rint(v) >= grid.qmin) & (np.rint(v) <= grid.qmax)
+    formula = np.where(inside, np.rint(v) - v, np.clip(v, grid.qmin, grid.qmax))
+    # float32 against float64: 500 terms of at most 100, each right to 2^-24 of the largest step.
+    np.testing.assert_allclose(by_scale, (g * formula).sum() / np.sqrt(500 * grid.qmax), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(by_x, values(500, seed=9) * torch.from_numpy(inside))
+
+
+def test_lsq_plus_is_the_paper():
+    """LSQ+'s offset has gradient 0 inside and 1 outside; values lie on offset + scale q."""
+    x, s, beta = values(500), torch.tensor(0.8), torch.tensor(-1.5)
+    y, _, _, by_offset = with_gradient(lambda x, s, b: fake_quantize_lsq(x, s, b, qtype="uint4"), x, s, beta)
+    v = (x.double().numpy() + 1.5) / 0.8
+    outside = (np.rint(v) < 0) | (np.rint(v) > 15)
+    expected = (values(500, seed=9).double().numpy() * outside).sum() / np.sqrt(500 * 15)
+    np.testing.assert_allclose(by_offset, expected, rtol=1e-4)  # a sum of 500 in float32
+    # x - beta, the product and the sum each round once, on values up to 12.
+    np.testing.assert_allclose(y, np.clip(np.rint(v), 0, 15) * 0.8 - 1.5, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_range_gives_the_cores_parameters(symmetric):
+    """Scale and zero point of a learned range have the bits of choose_qparams, and AIMET's grid ends."""
+    generator = np.random.default_rng(0)
+    ends = np.sort(generator.normal(size=(200, 2)).astype(np.float32) * 5, axis=1)
+    rmin, rmax = ends[:, 0], ends[:, 1]
+    scale, zero_point = range_to_params(torch.from_numpy(rmin), torch.from_numpy(rmax), "int8", symmetric)
+    expected_scale, expected_zero = choose_qparams(rmin, rmax, qtype_by_name("int8"), symmetric)
+    np.testing.assert_array_equal(scale.numpy(), expected_scale)
+    zeros = np.zeros(200) if zero_point is None else zero_point.numpy()
+    np.testing.assert_array_equal(zeros, expected_zero)
+    low, _ = adjust_min_max(rmin, rmax, qtype_by_name("int8"), symmetric)
+    # AIMET rounds min / delta, we qmin - min / delta: the same but at ties and in the last bit of delta.
+    np.testing.assert_allclose((-128 - zeros) * scale.numpy(), low, rtol=1e-5, atol=1e-6)
+
+
+def test_range_gradients_are_derivatives():
+    """Gradients of min and max are those of AIMET's parametrisation with its rounding errors frozen."""
+    x, rmin, rmax = values(80).double(), torch.tensor(-4.3).double(), torch.tensor(7.9).double()
+
+    def formula(x, rmin, rmax):
+        scale = (rmax - rmin) / 15
+        zero = -8 - rmin / scale
+        return smooth(x, scale, zero + (torch.round(zero) - zero).detach(), -8, 7)
+
+    expected = with_gradient(formula, x, rmin, rmax)
+    found = with_gradient(lambda *a: fake_quantize_range(*a, qtype="int4"), x, rmin, rmax)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_pact_is_the_paper():
+    """PACT is x in [0, alpha] on 2^k - 1 steps; alpha's gradient sums where x >= alpha, x's is between."""
+    x, alpha = values(1_000), torch.tensor(6.0)
+    x[5] = 6.0
+    y, by_x, by_alpha = with_gradient(lambda x, a: fake_quantize_pact(x, a, qtype="uint4"), x, alpha)
+    g = values(1_000, seed=9)
+    expected = np.rint(np.clip(x.numpy(), 0, 6) * np.float32(15 / 6)) * np.float32(6 / 15)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)  # two roundings of float32
+    assert torch.equal(by_x, g * ((x >= 0) & (x < 6)))
+    torch.testing.assert_close(by_alpha, g[x >= 6].sum())
+    assert torch.equal(x[5:6], y[5:6])
+
+
+# torch's compiler warns of deprecations in itself.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("qtype", ["int8", "float8e4m3fn", "float4e2m1"])
+def test_compiles_without_a_break(qtype, learned):
+    """torch.compile takes it as one graph, and the compiled code gives the same bits, forward and back."""
+    x, scale = values(8, 64), torch.rand(8, generator=torch.Generator().manual_seed(0)) + 0.1
+
+    def function(x, scale):
+        return fake_quantize(x, scale if learned else scale.detach(), qtype=qtype, axis=0)
+
+    plain = with_gradient(function, x, scale)
+    compiled = with_gradient(torch.compile(function, fullgraph=True), x, scale)
+    assert same_bits(plain[0], compiled[0]) and same_bits(plain[1], compiled[1])
+    if learned:  # sums of 64 terms in another order
+        torch.testing.assert_close(plain[2], compiled[2], rtol=1e-5, atol=1e-4)
+
+
+def test_exports_without_a_break():
+    """torch.export takes it, with a dynamic axis, and what it gives computes the same bits."""
+
+    class Rounded(nn.Module):
+        def forward(self, x, scale):
+            return fake_quantize(x, scale, qtype="int4", axis=1)
+
+    x, scale = values(6, 5), torch.rand(5) + 0.1
+    program = torch.export.export(
+        Rounded(), (x, scale), dynamic_shapes={"x": {0: torch.export.Dim("n")}, "scale": None}
+    )
+    more = values(11, 5)
+    assert same_bits(program.module()(more, scale), fake_quantize(more, scale, qtype="int4", axis=1))
+
+
+@pytest.mark.parametrize(
+    ("message", "x", "scale", "keywords"),
+    [
+        pytest.param(
+            "unknown qtype 'int88'; nearest: int8", torch.ones(2), 1.0, {"qtype": "int88"}, id="qtype"
+        ),
+        pytest.param("unknown rounding 'even'", torch.ones(2), 1.0, {"rounding": "even"}, id="rounding"),
+        pytest.param("unknown arithmetic", torch.ones(2), 1.0, {"arithmetic": "mult"}, id="arithmetic"),
+        pytest.param("got torch.int64", torch.ones(2).long(), 1.0, {}, id="integers"),
+        pytest.param("finite and positive.*-1.0", torch.ones(2), -1.0, {}, id="negative"),
+        pytest.param("without an axis", torch.ones(2, 2), torch.ones(2), {}, id="axis"),
+        pytest.param("give 2 values", torch.ones(2, 2), torch.ones(3), {"axis": 0}, id="length"),
+        pytest.param("as many dimensions", torch.ones(2, 2), torch.ones(1, 2, 2), {}, id="rank"),
+        pytest.param(
+            "needs 2 values", torch.ones(4, 1), torch.ones(3, 1), {"axis": 0, "block_size": 2}, id="n"
+        ),
+        pytest.param(r"need \[2, 2\]", torch.ones(4, 4), torch.ones(2, 1), {"block_shape": (2, 2)}, id="N-D"),
+    ],
+)
+def test_mistakes(message, x, scale, keywords):
+    """A broken rule is a SpecError of one line that names it and the value found."""
+    with pytest.raises(SpecError, match=message) as raised:
+        fake_quantize(x, scale, **{"qtype": "int8"} | keywords)
+    assert "\n" not in str(raised.value)
+
+
+def test_zero_point_outside():
+    """A zero point that is no number of the grid is refused, one of a float type too."""
+    with pytest.raises(SpecError, match=r"in \[-8, 7\] for int4, found 9.0"):
+        fake_quantize(torch.ones(2), 1.0, 9, qtype="int4")
+    with pytest.raises(SpecError, match="0 for a float type, found 1.0"):
+        fake_quantize(torch.ones(2), 1.0, 1, qtype="float8e4m3fn")

@@ -1,0 +1,441 @@
+"""quantize_module: placement of the ONNX side, layers that compute as told, nothing left afterwards."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+nn = pytest.importorskip("torch.nn")
+pytest.importorskip("onnxscript")
+
+import torch  # noqa: E402  only once it is known to be there
+from torch.nn import functional as F  # noqa: E402
+
+import onnxfq  # noqa: E402
+from onnxfq.errors import ModelError, RecipeError  # noqa: E402
+from onnxfq.recipe import Recipe  # noqa: E402
+from onnxfq.torch import (  # noqa: E402
+    compute_encodings,
+    export_torch,
+    fake_quantize,
+    freeze_batchnorm,
+    learn_grids,
+    quantize_module,
+    quantizers,
+    remove_fake_quantize,
+)
+from onnxfq.torch.export import export_nodes  # noqa: E402
+from onnxfq.torch.lowering import lift  # noqa: E402
+from onnxfq.torch.request import Request, bind, name_inputs  # noqa: E402
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+def build(name: str) -> nn.Module:
+    """Return a network of models/ with random weights and BatchNorm statistics that matter."""
+    spec = importlib.util.spec_from_file_location(name, MODELS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.manual_seed(0)
+    model = module.build()
+    for part in model.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean.normal_(0, 0.1)
+            part.running_var.uniform_(0.5, 2)
+    return model.eval()
+
+
+def digits(count: int = 3) -> torch.Tensor:
+    """Return random pictures of 28 x 28."""
+    return torch.rand(count, 1, 28, 28, generator=torch.Generator().manual_seed(count))
+
+
+def recipe(activations="int8", weights="int8", target="simulation", overrides=(), **fields) -> Recipe:
+    """Return a recipe of these number formats."""
+    given = None if activations is None else {"qtype": activations, "calibrator": "minmax"}
+    content = {
+        "name": "test",
+        "target": target,
+        "activations": given,
+        "weights": {"qtype": weights, **fields},
+    }
+    return Recipe.model_validate({**content, "overrides": list(overrides)})
+
+
+def prepared(model: nn.Module, x, asked=None) -> onnxfq.Plan:
+    """Quantize a module and compute its encodings on x."""
+    plan = quantize_module(model, recipe() if asked is None else asked)
+    with torch.no_grad(), compute_encodings(model):
+        model(*x) if isinstance(x, tuple) else model(x)
+    return plan
+
+
+def roles(plan: onnxfq.Plan, model) -> dict[tuple[str, int], str]:
+    """Return the spec at each place where the operators of a model read a quantized value.
+
+    Operators are counted by type in the order of the graph, for their names are the exporter's.
+    """
+    order: dict[str, int] = {}
+    names = {}
+    for node in model.proto.graph.node:
+        order[node.op_type] = order.get(node.op_type, -1) + 1
+        names[node.name] = f"{node.op_type} {order[node.op_type]}"
+    readers = {name: (node, slot) for node in model.proto.graph.node for slot, name in enumerate(node.input)}
+    found = {}
+    for placement in plan.placements:
+        for use in placement.uses:
+            spec, place = str(placement.spec), (names[use.node], use.input)
+            if place[0].startswith("Transpose"):  # a weight that is stored the other way round
+                node = next(n for n in model.proto.graph.node if n.name == use.node)
+                reader, slot = readers[node.output[0]]
+                spec, place = spec.replace("axis 0", "axis 1"), (names[reader.name], slot)
+            found[place] = spec
+    return found
+
+
+@pytest.mark.parametrize("name", ["residual_cnn", "depthwise_cnn", "transformer"])
+@pytest.mark.parametrize("asked", ["tensorrt-int8", "onnxruntime-int8"])
+def test_placement_is_that_of_the_onnx_side(name, asked):
+    """The same recipe puts quantizers on the slots of operators that make_plan does on the export."""
+    model, x = build(name), digits()
+    plain = onnxfq.load(export_torch(model, (x,)))
+    expected = onnxfq.make_plan(plain, onnxfq.load_recipe(asked))
+    prepared(model, x, asked)
+    arguments = bind(model, (x,))
+    request = Request(arguments, name_inputs(arguments, None, None), None, True, None)
+    lifted = lift(export_nodes(model, request))
+    assert roles(lifted.plan, lifted.model) == roles(expected, plain)
+
+
+@pytest.mark.parametrize("name", ["residual_cnn", "depthwise_cnn", "transformer"])
+def test_removal_leaves_nothing(name):
+    """The same parameters under the same names all along; afterwards the same classes and bits."""
+    model, x = build(name), digits()
+    before, types = model(x), [type(part) for part in model.modules()]
+    parameters = dict(model.named_parameters())
+    prepared(model, x, "tensorrt-int8")
+    assert all(dict(model.named_parameters())[n] is p for n, p in parameters.items())
+    assert not torch.equal(model(x), before)
+    remove_fake_quantize(model)
+    assert torch.equal(model(x), before)
+    assert [type(part) for part in model.modules()] == types
+    assert {n: id(p) for n, p in model.named_parameters()} == {n: id(p) for n, p in parameters.items()}
+    quantize_module(model)  # and again
+
+
+def test_copies_are_independent():
+    """copy.deepcopy of a quantized module is one, with quantizers and a folded BatchNorm of its own."""
+    model, x = build("residual_cnn"), digits()
+    prepared(model, x)
+    other = copy.deepcopy(model)
+    assert torch.equal(other(x), model(x))
+    for quantizer in quantizers(other).values():
+        quantizer.disable_fake_quant()
+    other.stem[1].weight.data.mul_(3)
+    assert not torch.equal(other(x), model(x))
+    assert other.stem[0].folded_norm is other.stem[1]
+
+
+LAYERS = {
+    "Linear": (nn.Linear(6, 4), (5, 6), 0),
+    "Conv1d": (nn.Conv1d(4, 6, 3, groups=2), (2, 4, 9), 0),
+    "Conv2d": (nn.Conv2d(3, 5, 3, stride=2, padding=1), (2, 3, 8, 8), 0),
+    "Conv3d": (nn.Conv3d(2, 3, 2), (1, 2, 4, 4, 4), 0),
+    "padding mode": (nn.Conv2d(3, 5, 3, padding=1, padding_mode="circular"), (2, 3, 8, 8), 0),
+    "ConvTranspose1d": (nn.ConvTranspose1d(4, 6, 3), (2, 4, 9), 1),
+    "ConvTranspose2d": (nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1), (2, 4, 5, 5), 1),
+    "ConvTranspose3d": (nn.ConvTranspose3d(2, 3, 2), (1, 2, 3, 3, 3), 1),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_round_input_and_weight(name):
+    """A layer computes what it computes on its rounded input and its weight rounded per output channel."""
+    layer, shape, axis = LAYERS[name]
+    layer, x = copy.deepcopy(layer), torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(layer)
+    prepared(model, x, recipe("int4", "int4"))
+    plain = copy.deepcopy(LAYERS[name][0])
+    weight = plain.weight.detach()
+    limit = weight.abs().amax([d for d in range(weight.ndim) if d != axis])
+    plain.weight.data = fake_quantize(weight, layer.weight_quantizer.scale, qtype="int4", axis=axis)
+    assert torch.equal(layer.weight_quantizer.scale, (limit.double() / 7).float())
+    expected = plain(fake_quantize(x, (x.abs().max().double() / 7).float(), qtype="int4"))
+    assert torch.equal(model(x), expected)
+    model(x).sum().backward()
+    assert layer._parameters["weight"].grad is not None
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_weights(kind):
+    """LSTM, GRU and RNN multiply rounded weights; their inputs and biases are float."""
+    torch.manual_seed(0)
+    layer = kind(4, 5, num_layers=2, bidirectional=True)
+    model, x, plain = nn.ModuleDict({"layer": layer}), torch.randn(3, 2, 4), copy.deepcopy(layer)
+    model.forward = lambda x: layer(x)[0]
+    prepared(model, x, recipe("int8", "int4", granularity="blocked", block_size=2))
+    for name, parameter in plain.named_parameters():
+        if name.startswith("weight"):
+            scale = quantizers(model)[f"layer.{name}_quantizer"].scale
+            assert scale.shape == (parameter.shape[0], -(-parameter.shape[1] // 2))
+            parameter.data = fake_quantize(parameter.data, scale, qtype="int4", axis=1, block_size=2)
+    assert torch.equal(model(x), plain(x)[0])
+    model(x).sum().backward()
+    assert layer._parameters["weight_hh_l1_reverse"].grad is not None
+    remove_fake_quantize(model)
+    layer.to(torch.float64)
+    assert layer(x.double())[0].dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"batch_first": True}, {"kdim": 6, "vdim": 10}, {"bias": False, "dropout": 0.0}], ids=str
+)
+def test_attention_taken_apart_is_attention(options):
+    """With its quantizers off a MultiheadAttention gives torch's outputs and weights, masks and all.
+
+    Sums of up to 8 terms in float32, in an order of their own: within 1e-5 on values near 1.
+    """
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, **options).eval()
+    model = nn.ModuleDict({"layer": layer})
+    key, value = torch.randn(4, 4, options.get("kdim", 8)), torch.randn(4, 4, options.get("vdim", 8))
+    query = torch.randn(4, 4, 8)
+    padding = torch.tensor([[False, False, False, True]] * 4)
+    causal = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    cases = [
+        {},
+        {"key_padding_mask": padding},
+        {"attn_mask": causal, "average_attn_weights": False},
+        {"attn_mask": causal.expand(8, 4, 4), "key_padding_mask": padding, "need_weights": False},
+    ]
+    same = "kdim" not in options
+    expected = [layer(query, query if same else key, query if same else value, **case) for case in cases]
+    plan = quantize_module(model, recipe())
+    assert {p.tensor for p in plan.placements} >= {
+        "layer.query",
+        "layer.scores_other",
+        "layer.out_proj.weight",
+    }
+    for quantizer in quantizers(model).values():
+        quantizer.disable_fake_quant(), quantizer.disable_observer()
+    for case, (y, weights) in zip(cases, expected, strict=True):
+        found, found_weights = layer(query, query if same else key, query if same else value, **case)
+        torch.testing.assert_close(found, y, rtol=0, atol=1e-5)
+        assert (weights is None) == (found_weights is None)
+        if weights is not None:
+            torch.testing.assert_close(found_weights, weights, rtol=0, atol=1e-5)
+
+
+def test_attention_is_quantized():
+    """Its products read rounded tensors: the projected queries lie on the quantizer's grid."""
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x = torch.randn(2, 5, 8)
+    plan = prepared(model, x, recipe("int4", "int4"))
+    # The keys and values of self-attention are the queries: one quantizer for all, the others see nothing.
+    assert "MultiheadAttention 1/1" in [str(row) for row in plan.coverage()]
+    attention = model.self_attn
+    assert not attention.key_quantizer.is_initialized and attention.query_quantizer.is_initialized
+    seen = []
+    attention.scores_other_quantizer.register_forward_hook(lambda module, args, y: seen.append(y))
+    with torch.no_grad():
+        model(x)
+    steps = seen[0] / attention.scores_other_quantizer.scale
+    assert torch.equal(steps.round(), steps) and steps.abs().max() == 7
+    remove_fake_quantize(model)
+    assert model.activation_relu_or_gelu == 1
+
+
+class Parts(nn.Module):
+    """A product, a sum and a functional layer in one forward; the skip branch is the input."""
+
+    def __init__(self):
+        """Make a convolution whose result is added to its input."""
+        super().__init__()
+        self.conv, self.weight = nn.Conv2d(2, 2, 1), nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x):
+        """Return [N, 2, 4, 3]."""
+        y = self.conv(x) + x
+        y = F.dropout(y, 0.5, self.training)
+        return F.linear(torch.matmul(y, y.transpose(2, 3)), self.weight)
+
+
+def test_operations_of_a_forward():
+    """Products and residual sums are rounded; a functional layer stays float with a reason."""
+    model, x = Parts().eval(), torch.randn(2, 2, 4, 4)
+    plan = prepared(model, x, recipe(target="tensorrt"))
+    assert {p.tensor for p in plan.placements} == {
+        "conv.input", "conv.weight", "add_skip", "matmul_input", "matmul_other"
+    }  # fmt: skip
+    assert [(s.name, s.why) for s in plan.skipped] == [
+        ("linear", "functional linear: write it as a module, or with torch.matmul")
+    ]
+    q = quantizers(model)
+    y = model.conv(x) + q["add_skip_quantizer"](x)
+    y = q["matmul_input_quantizer"](y) @ q["matmul_other_quantizer"](y.transpose(2, 3))
+    assert torch.equal(model(x), F.linear(y, model.weight))
+    assert (model.train()(x) != model(x)).any()  # dropout is random again
+    remove_fake_quantize(model)
+    assert type(model) is Parts
+
+
+class Optional(nn.Module):
+    """A forward that a trace would fix."""
+
+    def forward(self, x, other=None):
+        """Multiply."""
+        return x @ x if other is None else x @ other
+
+
+def test_what_cannot_be_traced_is_told():
+    """A forward with optional arguments is left alone, and the plan says so."""
+    model = nn.Sequential(nn.Linear(4, 4), Optional())
+    plan = quantize_module(model, recipe())
+    (skipped,) = plan.skipped
+    assert (skipped.name, skipped.op_type) == ("1", "Optional") and "optional arguments" in skipped.why
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_folded_batchnorm_computes_the_same(mode):
+    """Without rounding, folding changes nothing but the order of rounding, in training and in evaluation.
+
+    The statistics move as before. 1e-5: a few roundings of 2^-24 on values near 5; rsqrt and division for
+    one.
+    """
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU()).train(mode)
+    plain[1].running_var.uniform_(0.5, 2), plain[1].weight.data.uniform_(-1, 1)
+    folded, x = copy.deepcopy(plain), torch.randn(4, 3, 8, 8)
+    quantize_module(folded, recipe())
+    for quantizer in quantizers(folded).values():
+        quantizer.disable_fake_quant(), quantizer.disable_observer()
+    a, b = plain(x), folded(x)
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(plain[1].running_var, folded[1].running_var, rtol=1e-5, atol=1e-5)
+    a.square().sum().backward(), b.square().sum().backward()
+    torch.testing.assert_close(
+        plain[0].weight.grad, folded[0]._parameters["weight"].grad, rtol=1e-3, atol=1e-3
+    )
+
+
+def test_frozen_batchnorm_is_one_convolution():
+    """Frozen, the convolution has the folded weight and bias, and the BatchNorm's statistics stand."""
+    model, x = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5)), torch.randn(4, 3, 8, 8)
+    model(x)
+    prepared(model.eval(), x)
+    before = model(x)
+    freeze_batchnorm(model.train())
+    count = model[1].num_batches_tracked.clone()
+    # The inputs are rounded alike, so only the order of sums differs.
+    torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-5)
+    assert torch.equal(model[1].num_batches_tracked, count) and model[1](x[:, [0, 1, 2, 0, 1]]) is not None
+    freeze_batchnorm(model, frozen=False)
+    model(x)
+    assert model[1].num_batches_tracked == count + 1
+
+
+def test_overrides_by_name_glob_and_type():
+    """Overrides leave layers in float and change widths, by path, by glob, by torch's and by ONNX's type."""
+    model = build("residual_cnn")
+    plan = quantize_module(
+        model,
+        recipe(
+            overrides=[
+                {"nodes": ["stem.0"], "keep_float": True},
+                {"nodes": ["stages.1.*"], "weights": {"qtype": "int4"}},
+                {"op_types": ["Gemm"], "activations": {"qtype": "uint8", "symmetric": False}},
+                {"tensors": ["stages.2.conv1.weight"], "weights": {"granularity": "per_tensor"}},
+            ]
+        ),
+    )
+    spec = {p.tensor: str(p.spec) for p in plan.placements}
+    assert "stem.0.weight" not in spec and "override of recipe test" in plan.skipped[0].why
+    assert spec["stages.1.conv1.weight"] == "int4 symmetric per-axis 0"
+    assert spec["head.input"] == "uint8 asymmetric per-tensor"
+    assert spec["stages.2.conv1.weight"] == "int8 symmetric per-tensor"
+    assert "Conv2d 9/10" in [str(row) for row in plan.coverage()]
+
+
+def test_weights_only():
+    """A recipe without activations puts quantizers on weights alone."""
+    model = build("transformer")
+    plan = quantize_module(model, recipe(None, "int4", granularity="blocked", block_size=16))
+    assert {p.role for p in plan.placements} == {"weight"}
+    assert all(p.spec.block_size == 16 for p in plan.placements)
+    assert {s.why for s in plan.skipped} == {"recipe test quantizes weights only, and MatMul has none"}
+
+
+def test_embeddings_and_recurrent_layers_need_a_word():
+    """For a target they stay float, with the reason, until an override of their weights names them."""
+    model = nn.ModuleDict({"words": nn.Embedding(9, 4), "layer": nn.LSTM(4, 5), "head": nn.Linear(5, 2)})
+    plan = quantize_module(model, recipe(target="onnxruntime"))
+    assert {s.name for s in plan.skipped} == {"words", "layer"}
+    assert all("an override with weights" in s.why for s in plan.skipped)
+    remove_fake_quantize(model)
+    override = {"op_types": ["Embedding"], "weights": {"qtype": "int4"}}
+    plan = quantize_module(model, recipe(target="onnxruntime", overrides=[override]))
+    assert {s.name for s in plan.skipped} == {"layer"}
+    table = model["words"]
+    assert model["words"](torch.tensor([3])).shape == (1, 4) and table.weight_quantizer.scale.shape == (9,)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "asked"),
+    [
+        (RecipeError, "node 'steem.0', which the model lacks; nearest: stem.0", {"nodes": ["steem.0"]}),
+        (RecipeError, "tensor 'head.wait'.*nearest: head.weight", {"tensors": ["head.wait"]}),
+        (RecipeError, "op type 'Conv4d'.*nearest: Conv2d", {"op_types": ["Conv4d"]}),
+    ],
+)
+def test_unknown_names(error, message, asked):
+    """A name that matches nothing is an error of one line with the nearest names, and nothing is changed."""
+    model = build("residual_cnn")
+    with pytest.raises(error, match=message) as raised:
+        quantize_module(model, recipe(overrides=[{**asked, "keep_float": True}]))
+    assert "\n" not in str(raised.value)
+    assert not quantizers(model)
+
+
+def test_refusals():
+    """Quantizing twice, nothing to quantize and what the target cannot take are errors of one line."""
+    model = build("residual_cnn")
+    with pytest.raises(RecipeError, match="node 'stem.0', tensor 'stem.0.input': TensorRT takes int4 only"):
+        quantize_module(model, recipe("int4", target="tensorrt"))
+    quantize_module(model)
+    with pytest.raises(ModelError, match="quantized already; call remove_fake_quantize first"):
+        quantize_module(model)
+    with pytest.raises(ModelError, match="nothing to quantize: it has no layer that multiplies"):
+        quantize_module(nn.Sequential(nn.ReLU()))
+
+
+@pytest.mark.parametrize("learned", ["scale", "range"])
+def test_training_with_learned_grids(learned):
+    """A step of training moves weights and grids of every layer, and lowers the loss."""
+    model, x = build("residual_cnn"), digits(8)
+    target = torch.arange(8) % 10
+    prepared(model, x, recipe("int4", "int4"))
+    learn_grids(model, learned)
+    freeze_batchnorm(model.train())
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert all(p.grad is not None for n, p in model.named_parameters() if "norm" not in n)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, in itself
+def test_compiles_whole():
+    """torch.compile takes a quantized network as one graph."""
+    model, x = build("residual_cnn"), digits()
+    prepared(model, x, recipe())
+    # A value at the middle between two steps may go to the other one once sums are reordered.
+    torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=0.02, atol=0.02)
