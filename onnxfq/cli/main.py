@@ -15,6 +15,7 @@ from onnxfq.cli.convert import convert
 from onnxfq.cli.demo import demo
 from onnxfq.cli.doctor import doctor
 from onnxfq.cli.evaluate import evaluate
+from onnxfq.cli.handoff import handoff
 from onnxfq.cli.insert import insert
 from onnxfq.cli.inspect import inspect
 from onnxfq.cli.merge_statistics import merge_statistics
@@ -44,6 +45,7 @@ for _command in (
     insert,
     check,
     convert,
+    handoff,
     inspect,
     demo,
     doctor,
