@@ -10,8 +10,10 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
 from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.policies import POLICIES
+from onnxfq.policies.attention import all_or_none
 from onnxfq.policies.float_reasons import body_operators, float_tensors, recurrent_operators
 from onnxfq.policies.residual import residual_skip
+from onnxfq.policies.small_shapes import leave_out_small
 from onnxfq.policies.target import Operands, TargetPolicy
 from onnxfq.policies.weighted import NodeDecision, decide_weighted, place_activation, refuse
 from onnxfq.recipe import RECIPES, Recipe
@@ -28,6 +30,10 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     recipe.check_names({node.name: node.op for node in graph.nodes}, set(graph.tensors()))
     policy = POLICIES[recipe.target]
     decisions = _decide_weighted(graph, recipe, policy)
+    if recipe.small_shapes == "float":
+        decisions = leave_out_small(decisions, graph.nodes)
+    if policy.fused_attention:
+        decisions = all_or_none(decisions, graph.nodes)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = _merge(decisions)
     bodies = list(body_operators(graph))

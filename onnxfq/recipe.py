@@ -18,6 +18,7 @@ from onnxfq.spec import NumberFormat, check_block_shape, check_dynamic
 ActivationGranularity = Literal["per_tensor", "per_row", "blocked"]
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
 Target = Literal["tensorrt", "onnxruntime", "simulation"]
+SmallShapes = Literal["quantize", "float"]
 
 
 def _checked_calibrator(name: str) -> str:
@@ -154,13 +155,15 @@ class Recipe(Record):
     """Target, schemes and overrides. Later overrides win over earlier ones.
 
     activations None: weight-only; an override may still give some of them a scheme. target simulation: no
-    target refuses anything, and fake-quant models are all that is made.
+    target refuses anything, and fake-quant models are all that is made. small_shapes: whether nodes too
+    small to gain from low precision are quantized all the same.
     """
 
     name: str
     target: Target
     activations: ActivationScheme | None
     weights: WeightScheme
+    small_shapes: SmallShapes = "quantize"
     overrides: tuple[Override, ...] = ()
 
     def activation_for(self, node: str, op_type: str, tensor: str) -> ActivationScheme | None:
@@ -299,6 +302,7 @@ class _Document(Record):
     target: str | None = None
     activations: dict[str, Any] | None = {}
     weights: dict[str, Any] = {}
+    small_shapes: SmallShapes | None = None
     overrides: list[Override] = []
 
 
@@ -312,6 +316,7 @@ def _from_file(path: Path) -> Recipe:
         "target": document.target or base["target"],
         "activations": _changed(base["activations"], document.activations),
         "weights": base["weights"] | document.weights,
+        "small_shapes": document.small_shapes or base["small_shapes"],
         "overrides": document.overrides,
     }
     recipe = parse(content, Recipe, RecipeError, str(path))
