@@ -25,7 +25,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.errors import StatisticsError
-from onnxfq.feeds import Feed, sample_digest
+from onnxfq.feeds import Feed, owned, sample_digest
 from onnxfq.feeds.options import Nonfinite
 from onnxfq.graph.model import Model
 from onnxfq.graph.weightless import split_weights
@@ -92,7 +92,7 @@ def collect_statistics(
     done, data = 0, 0
     for number, part in enumerate(passes):
         with Observer(model, part, options) as observer, _interrupts() as stopped:
-            source = iter(feeds) if start is None else resumed(feeds, start)
+            source = owned(feeds) if start is None else resumed(feeds, start)
             observed = observer.run(source, skipped, stopped)
         if not observed.complete and len(passes) > 1:
             raise KeyboardInterrupt  # of one part of the tensors only: nothing to go on from
@@ -115,7 +115,7 @@ def resumed(feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:
 
     Raises StatisticsError when the first feeds are others.
     """
-    source = iter(feeds)
+    source = owned(feeds)
     first = [sample_digest(feed) for feed in islice(source, start.feeds)]
     start.check_data(sum(first) % DATA_MODULUS, len(first))
     return source
@@ -172,6 +172,7 @@ class Observer:
     ) -> Statistics:
         """Return the statistics of `feeds`, the first of which has number `first` in messages.
 
+        Several feeds are in flight at a time: nobody may fill their arrays anew, see `feeds.owned`.
         stopped: asked after every feed; once it tells so, what was gathered is returned as not complete.
         Raises as `collect_statistics`.
         """
@@ -222,9 +223,7 @@ class _Runner:
                 continue
             while len(flying) >= self._most:
                 yield flying.popleft().result()
-            # A copy: the maker of feeds may fill the same memory anew while this one is in flight.
-            own = {name: np.array(array) for name, array in feed.items()}
-            flying.append(self._pool.submit(_run, self._session, own, outputs))
+            flying.append(self._pool.submit(_run, self._session, feed, outputs))
         while flying:
             yield flying.popleft().result()
 

@@ -19,12 +19,12 @@ from onnxfq.encoding import Encodings
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.evaluation import evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
-from onnxfq.files import check_writable
+from onnxfq.files import check_output
 from onnxfq.graph.inspection import FORMAT_KEY
 from onnxfq.graph.load import normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
-from onnxfq.graph.save import refuse_overwriting_input, save
+from onnxfq.graph.save import save
 from onnxfq.graph.signature import input_specs, output_names
 from onnxfq.labels import read_labels
 from onnxfq.observation import ObserveOptions, collect_statistics
@@ -117,8 +117,7 @@ def quantize(
     """
     options = options or RunOptions()
     if output is not None:
-        refuse_overwriting_input(output, model, data, statistics)
-        check_writable(Path(output))
+        check_output(output, model, data, statistics)
     chosen = load_recipe(recipe)
     if calibrator is not None:
         chosen = chosen.with_calibrator(calibrator)
@@ -316,6 +315,8 @@ class _Kept:
 
     Every `_stride`-th feed is kept; when there are too many, every other one goes and the stride doubles.
     """
+
+    lasting = True  # its sources are: Feeds, or nothing
 
     def __init__(self, source: Iterable[Feed]) -> None:
         self._source = source
