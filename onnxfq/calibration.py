@@ -9,16 +9,17 @@ from numpy.typing import NDArray
 
 from onnxfq.calibrators import calibrator_by_name
 from onnxfq.calibrators.fixed import is_fixed
-from onnxfq.calibrators.groups import group_ranges
+from onnxfq.calibrators.groups import group_ranges, observed_ranges
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import PlanError, StatisticsError
+from onnxfq.granularity import PerTensor
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model, body_of_tensors
 from onnxfq.made_scales import encode_constant, encode_dynamic
 from onnxfq.plan import Placement, Plan
 from onnxfq.qparams import ParamRules, choose_qparams
 from onnxfq.spec import QuantSpec
-from onnxfq.statistics import Statistics, TensorStatistics
+from onnxfq.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str 
     encodings = [
         encode_dynamic(p, statistics[p.tensor])
         if p.spec.dynamic
-        else _encode_activation(p, statistics[p.tensor], calibrator)
+        else _encode_activation(p, statistics, calibrator)
         for p in plan.activations
     ]
     encodings += [encode_dynamic(p) for p in plan.unobserved]
@@ -93,15 +94,19 @@ def _without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[s
     return absent
 
 
-def _encode_activation(
-    placement: Placement, statistics: TensorStatistics, calibrator: str | None
-) -> Encoding:
-    spec = replaced_calibrator(placement.spec, calibrator)
+def _encode_activation(placement: Placement, statistics: Statistics, calibrator: str | None) -> Encoding:
+    spec, name = replaced_calibrator(placement.spec, calibrator), placement.tensor
+    placement = placement.model_copy(update={"spec": spec})
+    groups = None if spec.granularity == PerTensor() else statistics.of_groups(name, spec.granularity)
     try:
-        limits = calibrator_by_name(spec.calibrator)(statistics, spec)
+        if groups is None:
+            limits = calibrator_by_name(spec.calibrator)(statistics[name], spec)
+            return _encode(placement, *map(np.asarray, limits))
+        rmin, rmax = observed_ranges(groups, spec)
     except StatisticsError as error:
-        raise StatisticsError(f"tensor {placement.tensor!r}: {error}") from None
-    return _encode(placement.model_copy(update={"spec": spec}), *map(np.asarray, limits))
+        raise StatisticsError(f"tensor {name!r}: {error}") from None
+    _tell_dead_channels(placement, rmin, rmax)
+    return _encode(placement, rmin, rmax)
 
 
 def _encode(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
@@ -128,13 +133,14 @@ def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encodin
 
 
 def _tell_dead_channels(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> None:
-    """Log which channels of a weight are all zero: any scale is right for them, and 1 is taken."""
+    """Log which channels are all zero, or had no value: any scale is right for them, and 1 is taken."""
     dead = np.flatnonzero((rmin == 0) & (rmax == 0))
     if placement.spec.axis is None or placement.spec.block_size is not None or not dead.size:
         return
     listed = ", ".join(str(channel) for channel in dead[:_LISTED]) + ", ..." * (dead.size > _LISTED)
     log.warning(
-        "weight %r: %d of %d channels are all zero (%s); their scale is 1",
+        "%s %r: %d of %d channels are all zero (%s); their scale is 1",
+        placement.role,
         placement.tensor,
         dead.size,
         rmin.size,

@@ -1,4 +1,4 @@
-"""The calibrated range of each group of a constant's elements: its channels, its blocks, or all of it."""
+"""The calibrated range of each group of elements: channels, blocks, or all of a constant."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibrators import calibrator_by_name
+from onnxfq.calibrators.grid_error import Density, grid_error
 from onnxfq.granularity import normalize_axis
+from onnxfq.metrics import ratio_db
 from onnxfq.spec import QuantSpec
-from onnxfq.statistics import TensorStatistics
+from onnxfq.statistics import GroupStatistics, TensorStatistics
 
 
 def group_ranges(
@@ -30,6 +32,34 @@ def group_ranges(
         ranges = [method(_as_feed(group), spec) for group in _groups(values, sizes)]
         ends = list(np.asarray(ranges, np.float64).reshape(-1, 2).T)
     return ends[0].reshape(shape), ends[1].reshape(shape)
+
+
+def observed_ranges(
+    statistics: GroupStatistics, spec: QuantSpec
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return (rmin, rmax) in the shape of a scale of an activation: each group is calibrated by itself.
+
+    A group that had no finite value gets the range [0, 0].
+    """
+    if spec.calibrator == "minmax":
+        ends = statistics.ranges.astype(np.float64)
+    else:
+        method = calibrator_by_name(spec.calibrator)
+        ends = np.asarray([method(one, spec) for one in statistics.each()], np.float64).reshape(-1, 2)
+    ends = np.where(np.isfinite(ends), ends, 0.0)
+    return ends[:, 0].reshape(statistics.shape), ends[:, 1].reshape(statistics.shape)
+
+
+def group_sqnr_db(
+    statistics: GroupStatistics, rmin: NDArray[np.float64], rmax: NDArray[np.float64], spec: QuantSpec
+) -> float:
+    """Return the signal to quantization noise in dB, over all groups, that the grids of their ranges give."""
+    power = noise = 0.0
+    for one, low, high in zip(statistics.each(), rmin.ravel(), rmax.ravel(), strict=True):
+        density = Density.of(one)
+        power += density.power
+        noise += float(grid_error(density, np.asarray([low]), np.asarray([high]), spec)[0])
+    return ratio_db(power, noise)
 
 
 def _group_sizes(shape: Sequence[int], spec: QuantSpec) -> tuple[int, ...]:

@@ -39,8 +39,8 @@ def _refuses_groups(placement: Placement, operands: Operands) -> str:
     spec, carrier = placement.spec, deployed_qtype(placement.spec.qtype)
     if placement.role != "activation" or spec.observed_granularity == PerTensor():
         return ""
-    if carrier is not spec.qtype:
-        return f"{spec.qtype} activations are clipped per tensor; use {spec.qtype.base}, or per_tensor"
+    if carrier is not None and carrier is not spec.qtype:
+        return f"{spec.qtype} activations are clipped per tensor; use {carrier}, or per_tensor"
     if spec.qtype.name == "uint8" and operands.node.op in _ONE_SCALE_FUSED:
         return (
             f"ONNX Runtime's kernels of {operands.node.op} take one scale of a uint8 input; use qtype: int8, "

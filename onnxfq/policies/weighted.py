@@ -155,6 +155,8 @@ def _activation_granularity(
         axis = 1 if axis is None and node.op in ("Conv", "ConvTranspose") else axis
         return (PerTensor(), "") if axis is None else (PerAxis(axis), ", a scale for each channel of it")
     axis = _block_axis(node, slot, rank, policy)
+    if axis is None and not scheme.dynamic:
+        axis = summed_channels(node, slot)
     if axis is None:
         return PerTensor(), f", per tensor: {_NO_SUM.format(node.op)}"
     if scheme.block_size is not None:

@@ -131,7 +131,7 @@ def pack_groups(groups: Mapping[str, GroupStatistics]) -> dict[str, NDArray[Any]
         "keys": np.concatenate([one.keys for one in columns]),
         "counts": np.concatenate([one.counts for one in columns]),
         "feed_ranges": np.concatenate(
-            [one.feed_ranges.reshape(len(one.feed_ranges), -1, 2) for one in columns], axis=1
+            [one.feed_ranges.reshape(len(one.feed_ranges), one.count, 2) for one in columns], axis=1
         ),
     }
     return {f"group_{name}": array for name, array in made.items()}

@@ -38,10 +38,8 @@ def expected_groups(x: np.ndarray, blocks: dict) -> Found:
     return [
         np.array([(one.rmin, one.rmax) for one in groups], np.float32).reshape(-1, 2),
         np.array([(g.elements, g.nans, g.infinities, g.zeros) for g in groups], np.int64).reshape(-1, 4),
-        np.concatenate(
-            [np.zeros(0, np.int32), *(i * BIN_COUNT + g.bins for i, g in enumerate(groups))]
-        ).astype(np.int32),
-        np.concatenate([np.zeros(0, np.int64), *(g.counts for g in groups)]),
+        joined([i * BIN_COUNT + g.bins for i, g in enumerate(groups)]).astype(np.int32),
+        joined([g.counts for g in groups]).astype(np.int64),
     ]
 
 
@@ -55,9 +53,7 @@ def assert_same(actual: Found, expected: Found) -> None:
 def values(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     """Normal values, half of them zeros of either sign, with a NaN and infinities here and there."""
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal(shape).astype(np.float32) * np.exp2(rng.integers(-20, 4, shape)).astype(
-        np.float32
-    )
+    x = (rng.standard_normal(shape) * np.exp2(rng.integers(-20, 4, shape))).astype(np.float32)
     x[rng.random(shape) < 0.3] = 0.0
     x[rng.random(shape) < 0.1] *= -0.0
     for odd in (np.nan, -np.nan, np.inf, -np.inf, 1e-42):
