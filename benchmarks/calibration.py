@@ -54,13 +54,15 @@ def infer(path: Path, batch: int, samples: int, threads: int) -> None:
 def calibrate(path: Path, batch: int, samples: int, threads: int) -> None:
     """Statistics of all samples, once, and the ranges of all methods from them."""
     import onnxfq
+    from onnxfq.calibration import encode_weights
 
     model = onnxfq.load(path)
     plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))
     options = onnxfq.ObserveOptions(threads=threads)
     found = onnxfq.collect_statistics(model, plan, feeds(batch, samples), options)
+    weights = encode_weights(model, plan)
     for method in METHODS:
-        onnxfq.calibrate(model, plan, found, method)
+        onnxfq.calibrate(model, plan, found, method, weights)
 
 
 def calibrate_with_onnxruntime(method: str) -> Callable[[Path, int, int, int], None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +28,17 @@ log = logging.getLogger(__name__)
 _LISTED = 8
 
 
-def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str | None = None) -> Encodings:
+def calibrate(
+    model: Model,
+    plan: Plan,
+    statistics: Statistics,
+    calibrator: str | None = None,
+    weights: Sequence[Encoding] | None = None,
+) -> Encodings:
     """Return scale and zero point for every placement: activations from statistics, weights from `model`.
 
-    calibrator: for all activations but those with a fixed range, in place of the plan's own. Activations that
+    calibrator: for all activations but those with a fixed range, in place of the plan's own. weights: what
+    `encode_weights` gave for the same plan, so that several calibrators do its work once. Activations that
     had no finite value, as those of a branch that was never taken, get none, with a warning: what needs them
     stays in float.
     Pure: the same arguments give the same encodings, in seconds and without inference. Raises
@@ -46,13 +55,35 @@ def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str 
         for p in plan.activations
     ]
     encodings += [encode_dynamic(p) for p in plan.unobserved]
-    encodings += [_encode_weight(p, _weight(model, p)) for p in plan.weights]
+    encodings += encode_weights(model, plan) if weights is None else _of_plan(plan, weights)
     return Encodings(
         model_sha256=model.sha256,
         encodings=tuple(encodings),
         without_values=absent,
         statistics_sha256=statistics.sha256,
     )
+
+
+def encode_weights(model: Model, plan: Plan) -> tuple[Encoding, ...]:
+    """Return scale and zero point of the weights of `plan`, which hang on no data.
+
+    Raises PlanError for weights that hold NaN or infinities.
+    """
+    return tuple(_encode_weight(p, _weight(model, p)) for p in plan.weights)
+
+
+def _of_plan(plan: Plan, weights: Sequence[Encoding]) -> list[Encoding]:
+    """Return the encodings of the plan's weights. Raises PlanError when one is missing or of another spec."""
+    known = {encoding.tensor: encoding for encoding in weights}
+    for placement in plan.weights:
+        found = known.get(placement.tensor)
+        if found is None or found.spec != placement.spec:
+            has = "no encoding" if found is None else f"an encoding as {found.spec}"
+            raise PlanError(
+                f"weight {placement.tensor!r} is planned as {placement.spec} and has {has}; encode the "
+                "weights of this plan"
+            )
+    return [known[placement.tensor] for placement in plan.weights]
 
 
 def replaced_calibrator(spec: QuantSpec, calibrator: str | None) -> QuantSpec:
@@ -116,18 +147,25 @@ def _encode(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.fl
 
 
 def _weight(model: Model, placement: Placement) -> NDArray[np.float32]:
-    values = np.asarray(weight_array(model, placement.tensor), np.float32)
+    return np.asarray(weight_array(model, placement.tensor), np.float32)
+
+
+def _refuse_nonfinite(placement: Placement, values: NDArray[Any]) -> None:
     if not np.isfinite(values).all():
         raise PlanError(
             f"weight {placement.tensor!r} holds NaN or infinities; repair the model or leave it in float"
         )
-    return values
 
 
 def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encoding:
+    by_ends = placement.spec.scale_type == "float32" and placement.spec.calibrator == "minmax"
+    if not by_ends:
+        _refuse_nonfinite(placement, values)
     if placement.spec.scale_type != "float32":
         return encode_constant(placement, values)
     rmin, rmax = group_ranges(values, placement.spec)
+    if by_ends:  # the ends are not finite if a value is not: one look at all of them less
+        _refuse_nonfinite(placement, np.stack([rmin, rmax]))
     _tell_dead_channels(placement, rmin, rmax)
     return _encode(placement, rmin, rmax)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +84,13 @@ def _groups(values: NDArray[np.float32], sizes: Sequence[int]) -> Iterator[NDArr
 def _reduced(end: np.ufunc, values: NDArray[np.float32], sizes: Sequence[int]) -> NDArray[np.float32]:
     """Return the smallest or largest element of each group."""
     nothing = np.inf if end is np.minimum else -np.inf
+    # Axes that lie whole in a group, one behind the other in memory, are one: short ones are slow.
+    first = values.ndim
+    while first and (sizes[first - 1] >= values.shape[first - 1] > 0 or sizes[first - 1] == 0):
+        first -= 1
+    if first < values.ndim:
+        values = values.reshape(*values.shape[:first], prod(values.shape[first:]))
+        sizes = (*sizes[:first], values.shape[-1])
     for axis, (n, size) in enumerate(zip(values.shape, sizes, strict=True)):
         if size >= n > 0 or size == 0:
             values = end.reduce(values, axis=axis, keepdims=True, initial=nothing)
