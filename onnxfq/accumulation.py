@@ -31,8 +31,8 @@ class _Ranges:
         self._kept: list[NDArray[np.float32]] | None = [] if feed_ranges else None
 
     def _add_ranges(self, limits: NDArray[np.float32], counts: NDArray[np.int64], feed: int) -> None:
-        nans, infinities = (int(counts[..., kind].sum()) for kind in (1, 2))
-        if self._stop and (nans or infinities):
+        if self._stop and counts[..., 1:3].any():
+            nans, infinities = (int(counts[..., kind].sum()) for kind in (1, 2))
             raise StatisticsError(
                 f"tensor {self._tensor!r} has {nans} NaN and {infinities} infinite values at feed {feed}; "
                 "remove that sample, skip such values, or leave the tensor in float with an override"

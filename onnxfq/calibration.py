@@ -54,6 +54,7 @@ def calibrate(
         else _encode_activation(p, statistics, calibrator)
         for p in plan.activations
     ]
+    _tell_dead_groups(plan, statistics)
     encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += encode_weights(model, plan) if weights is None else _of_plan(plan, weights)
     return Encodings(
@@ -136,8 +137,31 @@ def _encode_activation(placement: Placement, statistics: Statistics, calibrator:
         rmin, rmax = observed_ranges(groups, spec)
     except StatisticsError as error:
         raise StatisticsError(f"tensor {name!r}: {error}") from None
-    _tell_dead_channels(placement, rmin, rmax)
     return _encode(placement, rmin, rmax)
+
+
+def _tell_dead_groups(plan: Plan, statistics: Statistics) -> None:
+    """Log how many channels and blocks of activations were 0 in all feeds, in one line: there may be many."""
+    dead: dict[str, NDArray[np.int64]] = {}
+    total = 0
+    for placement in plan.activations:
+        groups = statistics.groups.get(placement.tensor)
+        if groups is None or placement.spec.observed_granularity != groups.granularity:
+            continue
+        total += groups.count
+        found = np.flatnonzero(groups.totals[:, 3] == groups.finite)
+        if found.size:
+            dead[placement.tensor] = found
+    if dead:
+        first, channels = next(iter(dead.items()))
+        log.warning(
+            "%d of %d channels and blocks of activations had no value but 0 (%s of %r%s); their scale is 1",
+            sum(found.size for found in dead.values()),
+            total,
+            _listed(channels),
+            first,
+            f", and of {len(dead) - 1} more tensors" * (len(dead) > 1),
+        )
 
 
 def _encode(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
@@ -171,16 +195,19 @@ def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encodin
 
 
 def _tell_dead_channels(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> None:
-    """Log which channels are all zero, or had no value: any scale is right for them, and 1 is taken."""
+    """Log which channels of a weight are all zero: any scale is right for them, and 1 is taken."""
     dead = np.flatnonzero((rmin == 0) & (rmax == 0))
     if placement.spec.axis is None or placement.spec.block_size is not None or not dead.size:
         return
-    listed = ", ".join(str(channel) for channel in dead[:_LISTED]) + ", ..." * (dead.size > _LISTED)
     log.warning(
-        "%s %r: %d of %d channels are all zero (%s); their scale is 1",
-        placement.role,
+        "weight %r: %d of %d channels are all zero (%s); their scale is 1",
         placement.tensor,
         dead.size,
         rmin.size,
-        listed,
+        _listed(dead),
     )
+
+
+def _listed(channels: NDArray[np.int64]) -> str:
+    more = ", ..." if channels.size > _LISTED else ""
+    return ", ".join(str(channel) for channel in channels[:_LISTED]) + more

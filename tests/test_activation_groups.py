@@ -410,7 +410,8 @@ def test_channels_without_values(caplog: pytest.LogCaptureFixture) -> None:
     plan = make_plan(model, by_groups("simulation", calibrator="mse", **PER_AXIS))
     made = calibrate(model, plan, collect_statistics(model, plan, [{"x": x}]))["x"]
     assert [made.scale[i] for i in (1, 3)] == [1, 1]
-    assert "activation 'x': 2 of 4 channels are all zero (1, 3); their scale is 1" in caplog.text
+    told = "2 of 4 channels and blocks of activations had no value but 0 (1, 3 of 'x'); their scale is 1"
+    assert told in caplog.text
 
 
 def test_nonfinite_values_stop_or_are_skipped(observed) -> None:
