@@ -260,6 +260,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.
         _built_in("tensorrt-int4", None, {"qtype": "int4", "granularity": "blocked", "block_size": 128}),
+        # Weights only, in the one form that TensorRT keeps in int8: a constant, DequantizeLinear, MatMul.
+        _built_in("tensorrt-int8-weights", None, {"qtype": "int8"}),
         _scaled_blocks("tensorrt-mxfp8", "float8e4m3fn", "e8m0"),
         _scaled_blocks("tensorrt-nvfp4", "float4e2m1", "e4m3"),
         _built_in("onnxruntime-uint8-dynamic", {"qtype": "uint8", "symmetric": False, "dynamic": True}),
