@@ -54,11 +54,12 @@ class InsertQdq(Pass):
 
     plan: Plan
     encodings: Encodings
+    lowest_opset: int = 13
 
     @property
     def min_opset(self) -> int:
-        """Lowest opset that has all number formats and block sizes of the plan."""
-        needs = [13]
+        """Lowest opset, from `lowest_opset` on, that has all number formats and block sizes of the plan."""
+        needs = [self.lowest_opset]
         for placement in self.plan.placements:
             carrier = deployed_qtype(placement.spec.qtype)
             needs += [carrier.min_opset or 0] if carrier else []

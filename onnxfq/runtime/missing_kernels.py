@@ -12,8 +12,9 @@ from onnxfq.graph.model import all_nodes
 # Operators that only TensorRT's parser knows.
 _FOREIGN_DOMAINS = {"trt": "TensorRT"}
 
-# onnxruntime 1.31.1 has no QuantizeLinear and no DequantizeLinear of these, named as in the installed onnx.
-_NO_KERNEL = ("FLOAT4E2M1", "FLOAT6E2M3", "FLOAT6E3M2")
+# onnxruntime 1.31.1 has no QuantizeLinear and no DequantizeLinear of these, named as in the installed onnx;
+# of bfloat16 it has no Conv and no Relu either.
+_NO_KERNEL = ("BFLOAT16", "FLOAT4E2M1", "FLOAT6E2M3", "FLOAT6E3M2")
 
 
 def cannot_run(proto: onnx.ModelProto) -> str:
@@ -33,5 +34,5 @@ def _types(proto: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> Iterator[int]
         yield tensor.data_type
     for node in nodes:
         for attribute in node.attribute:
-            if attribute.name == "output_dtype":
+            if attribute.name in ("output_dtype", "to"):
                 yield attribute.i
