@@ -12,6 +12,7 @@ from onnxfq.calibration import calibrate
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import OnnxfqError
 from onnxfq.feeds import DataOptions
+from onnxfq.float_plan import FloatOptions
 from onnxfq.graph.inspection import inspect_model
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
@@ -51,6 +52,7 @@ __all__ = [
     "Encodings",
     "Evaluation",
     "Finding",
+    "FloatOptions",
     "Model",
     "ObserveOptions",
     "OnnxfqError",

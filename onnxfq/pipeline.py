@@ -311,7 +311,7 @@ def with_provenance(
 ) -> onnx.ModelProto:
     """Return `proto` with what it was made with and from in its metadata.
 
-    Version, recipe, target, type of the float remainder, calibrators of activations, hashes of the float model
+    Version, recipe, target, type of what is float, calibrators of activations, hashes of the float model
     and of the statistics. No time and no path: equal inputs give equal files.
     """
     methods = {

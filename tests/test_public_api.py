@@ -16,6 +16,7 @@ NAMES = [
     "Encodings",
     "Evaluation",
     "Finding",
+    "FloatOptions",
     "Model",
     "ObserveOptions",
     "OnnxfqError",

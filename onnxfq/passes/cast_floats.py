@@ -118,8 +118,8 @@ class _Caster:
         free = name if kinds == {self.half.onnx_type} else self._unused(f"{name}/{self.plan.name}")
         self.names[name, self.half.onnx_type] = free
         values = tensor_array(tensor)
-        if name in self.plan.clipped or values.size and values.min() < -self.half.largest:
-            values = np.maximum(values, np.float32(-self.half.largest))
+        # What fits but for numbers that stand for minus infinity; an infinity stays one.
+        values = np.where(np.isfinite(values), np.maximum(values, np.float32(-self.half.largest)), values)
         cast = values.astype(helper.tensor_dtype_to_np_dtype(self.half.onnx_type))
         made = numpy_helper.from_array(cast, free)
         if free == name:

@@ -160,6 +160,8 @@ def _why(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, str]) -> str
         return "" if node.op_type.startswith("TRT_MXFP8") else f"types of domain {node.domain} are not known"
     if node.op_type in SUMS:
         return SUMS[node.op_type]
+    if node.op_type == "ConvTranspose" and graph.half.onnx_type == TensorProto.BFLOAT16:
+        return "TensorRT for RTX 1.7.1 builds no quantized ConvTranspose in bfloat16"
     if not inputs:
         return "it makes float32 of another type"
     for name in (*inputs, *outputs):
