@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxfq.aimet_range import adjust_min_max
 from onnxfq.calibration import calibrate
+from onnxfq.conversion.convert import Conversion, convert
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import OnnxfqError
 from onnxfq.feeds import DataOptions
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BuildOptions",
     "CheckResult",
+    "Conversion",
     "DataOptions",
     "Encoding",
     "Encodings",
@@ -68,6 +70,7 @@ __all__ = [
     "check",
     "choose_qparams",
     "collect_statistics",
+    "convert",
     "custom_ops_path",
     "evaluate",
     "export_torch",

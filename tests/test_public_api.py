@@ -11,6 +11,7 @@ import onnxfq
 NAMES = [
     "BuildOptions",
     "CheckResult",
+    "Conversion",
     "DataOptions",
     "Encoding",
     "Encodings",
@@ -32,6 +33,7 @@ NAMES = [
     "check",
     "choose_qparams",
     "collect_statistics",
+    "convert",
     "custom_ops_path",
     "evaluate",
     "export_torch",

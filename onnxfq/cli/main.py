@@ -13,6 +13,7 @@ import typer
 from onnxfq.cli.calibrate import calibrate
 from onnxfq.cli.check import check
 from onnxfq.cli.console import show_notes
+from onnxfq.cli.convert import convert
 from onnxfq.cli.demo import demo
 from onnxfq.cli.diff import diff
 from onnxfq.cli.doctor import doctor
@@ -45,6 +46,7 @@ for _command in (
     calibrate,
     insert,
     check,
+    convert,
     inspect,
     diff,
     demo,
