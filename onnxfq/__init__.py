@@ -18,6 +18,7 @@ from onnxfq.graph.inspection import inspect_model
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
 from onnxfq.graph.save import save
+from onnxfq.handoff.handoff import Handoff, handoff
 from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.pipeline import (
     QuantizeResult,
@@ -55,6 +56,7 @@ __all__ = [
     "Evaluation",
     "Finding",
     "FloatOptions",
+    "Handoff",
     "Model",
     "ObserveOptions",
     "OnnxfqError",
@@ -75,6 +77,7 @@ __all__ = [
     "evaluate",
     "export_torch",
     "fake_quantize",
+    "handoff",
     "insert_fake_quantize",
     "insert_qdq",
     "inspect_model",

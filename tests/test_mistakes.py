@@ -265,6 +265,11 @@ MISTAKES = {
         "convert model.onnx -o out.onnx --target tensorr",
         "there is no conversion for target 'tensorr'; nearest: tensorrt",
     ),
+    "hand-over into a full folder": (
+        lambda: (quantized(), Path("full").mkdir(), Path("full/a").write_text("a")),
+        "handoff model.onnx -o full",
+        "full is there and not an empty folder; give a new one",
+    ),
     "missing option": (nothing, "quantize model.onnx --data data.npz", "--output"),
     "no data": (nothing, "quantize model.onnx -o out.onnx", "recipe tensorrt-int8 needs data: "),
     "unknown option": (nothing, f"{GOOD} --bits 8", "--bits"),

@@ -18,6 +18,7 @@ from onnxfq.cli.demo import demo
 from onnxfq.cli.diff import diff
 from onnxfq.cli.doctor import doctor
 from onnxfq.cli.evaluate import evaluate
+from onnxfq.cli.handoff import handoff
 from onnxfq.cli.insert import insert
 from onnxfq.cli.inspect import inspect
 from onnxfq.cli.merge_statistics import merge_statistics
@@ -47,6 +48,7 @@ for _command in (
     insert,
     check,
     convert,
+    handoff,
     inspect,
     diff,
     demo,
