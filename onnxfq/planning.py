@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_graphsurgeon as gs
 
 from onnxfq.errors import ModelError, RecipeError
@@ -10,8 +12,10 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
 from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped, Use
 from onnxfq.policies import POLICIES
+from onnxfq.policies.attention import all_or_none
 from onnxfq.policies.float_reasons import float_tensors, opaque_operators
 from onnxfq.policies.residual import residual_skip
+from onnxfq.policies.small_shapes import leave_out_small
 from onnxfq.policies.target import Operands, TargetPolicy
 from onnxfq.policies.weighted import NodeDecision, decide_weighted, place_activation, refuse
 from onnxfq.recipe import RECIPES, Recipe
@@ -88,14 +92,20 @@ def refuse_quantized(graph: gs.Graph, source: str) -> None:
 
 
 def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> list[NodeDecision]:
-    nodes = [node for node in all_nodes(graph) if is_weighted(node)]
-    decisions = [decide_weighted(node, recipe, policy) for node in nodes]
+    decisions = _decide_operators(graph, recipe, policy, frozenset())
     # Which nodes stay in float is known now: what they read through a Transpose must not be rounded.
     unrounded = read_in_float(graph, {d.node for d in decisions if d.why_float})
-    return [
-        d if d.why_float else decide_weighted(node, recipe, policy, unrounded)
-        for node, d in zip(nodes, decisions, strict=True)
-    ]
+    return _decide_operators(graph, recipe, policy, unrounded) if unrounded else decisions
+
+
+def _decide_operators(
+    graph: gs.Graph, recipe: Recipe, policy: TargetPolicy, unrounded: Collection[str]
+) -> list[NodeDecision]:
+    nodes = list(all_nodes(graph))
+    decisions = [decide_weighted(node, recipe, policy, unrounded) for node in nodes if is_weighted(node)]
+    if recipe.small_shapes == "float":
+        decisions = leave_out_small(decisions, nodes)
+    return all_or_none(decisions, nodes) if policy.fused_attention else decisions
 
 
 def _decide_residuals(
