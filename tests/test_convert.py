@@ -208,6 +208,33 @@ def test_our_own_models_change_nothing():
     np.testing.assert_array_equal(expected, got)
 
 
+def test_ranges_go_through_what_only_moves():
+    """A pair in front of MaxPool, Reshape and Transpose is the range of what they give as well."""
+    source = build(
+        """g (float[2,4,4,4] x) => (float[4,6] y) {
+            [xq] q = QuantizeLinear (x, s, z)
+            [xdq] d = DequantizeLinear (q, s, z)
+            [pool] p = MaxPool <kernel_shape = [4,2]> (d)
+            [turn] t = Transpose <perm = [1,0,2,3]> (p)
+            [flat] f = Reshape (t, shape)
+            [wdq] k = DequantizeLinear (w, ws, wz)
+            [mm] y = MatMul (f, k) }""",
+        {
+            "s": np.float32(0.1),
+            "z": np.uint8(128),
+            "shape": np.asarray([4, 6], np.int64),
+            "w": np.arange(36, dtype=np.int8).reshape(6, 6),
+            "ws": np.float32(0.02),
+            "wz": np.int8(0),
+        },
+    )
+    result = convert(source)
+    assert [str(row) for row in result.plan.coverage()] == ["MatMul 1/1"]
+    assert check(result.qdq).passed
+    scale = {t.name: numpy_helper.to_array(t) for t in result.qdq.graph.initializer}["f/scale"]
+    np.testing.assert_allclose(scale, 12.8 / 127, rtol=1e-6)
+
+
 def test_doubled_names_and_quantized_inputs():
     """Equal node names become unique; an input of uint8 is made real by arithmetic."""
     source = build(

@@ -31,8 +31,8 @@ _POSITIVE = frozenset({"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax"
 _AS_BEFORE = frozenset(
     "AveragePool Flatten GlobalAveragePool Identity MaxPool Reshape Slice Squeeze Transpose Unsqueeze".split()
 )
-_MOVES = frozenset({"Identity", "Transpose"})
-_CONSTANT_MOVES = frozenset("Flatten Gather Identity Reshape Slice Squeeze Transpose Unsqueeze".split())
+# What they give has the range and the grid of what they read.
+_MOVES = frozenset("Flatten Gather Identity MaxPool Reshape Slice Split Squeeze Transpose Unsqueeze".split())
 
 
 @dataclass
@@ -97,7 +97,10 @@ class Unfolding:
             slots = WEIGHTED_INPUTS[node.op_type]
             self.form.inputs[node.name] = {slot for slot in slots if node.input[slot] in self.quantized}
         if node.op_type in _MOVES and node.input[0] in self.quantized:
-            self.quantized.add(node.output[0])
+            self.quantized |= set(node.output)
+            covered = self.form.ranges.get(self.name(node.input[0]))
+            if covered is not None:
+                self.form.ranges |= dict.fromkeys(node.output, covered)
         self.emit(node.op_type, [self.name(i) for i in node.input], list(node.output), node)
 
     def emit(
@@ -179,7 +182,7 @@ class Unfolding:
         real = self.name(name)
         self.note_range(real, scale, zero_point, None)
         maker = self.makers.get(real)
-        while maker is not None and maker.op_type in _CONSTANT_MOVES:
+        while maker is not None and maker.op_type in _MOVES:
             stored = self.array(maker.input[0])
             if stored is not None and stored.dtype.kind in "iu" and stored.dtype.itemsize == 1:
                 maker.input[0] = self.weight(f"{maker.input[0]}/weight", grid_of(stored, scale, zero_point))
