@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import onnx_graphsurgeon as gs
 
 from onnxfq.errors import ModelError, RecipeError
@@ -92,17 +90,24 @@ def refuse_quantized(graph: gs.Graph, source: str) -> None:
 
 
 def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> list[NodeDecision]:
-    decisions = _decide_operators(graph, recipe, policy, frozenset())
+    nodes = list(all_nodes(graph))
+    weighted = [node for node in nodes if is_weighted(node)]
+    decisions = _as_a_whole(
+        [decide_weighted(node, recipe, policy) for node in weighted], nodes, recipe, policy
+    )
     # Which nodes stay in float is known now: what they read through a Transpose must not be rounded.
     unrounded = read_in_float(graph, {d.node for d in decisions if d.why_float})
-    return _decide_operators(graph, recipe, policy, unrounded) if unrounded else decisions
+    decisions = [
+        d if d.why_float else decide_weighted(node, recipe, policy, unrounded)
+        for node, d in zip(weighted, decisions, strict=True)
+    ]
+    return _as_a_whole(decisions, nodes, recipe, policy)
 
 
-def _decide_operators(
-    graph: gs.Graph, recipe: Recipe, policy: TargetPolicy, unrounded: Collection[str]
+def _as_a_whole(
+    decisions: list[NodeDecision], nodes: list[gs.Node], recipe: Recipe, policy: TargetPolicy
 ) -> list[NodeDecision]:
-    nodes = list(all_nodes(graph))
-    decisions = [decide_weighted(node, recipe, policy, unrounded) for node in nodes if is_weighted(node)]
+    """Return `decisions` after the rules that look at more than one operand."""
     if recipe.small_shapes == "float":
         decisions = leave_out_small(decisions, nodes)
     return all_or_none(decisions, nodes) if policy.fused_attention else decisions
