@@ -5,8 +5,8 @@
 Plain inference is one fully optimised onnxruntime session; calibration is one pass over the same samples with
 the same threads and then the ranges of four methods, minmax, percentile, entropy and mse. Both include making
 their sessions, and take turns in one process. With --peers, onnxruntime's own calibrators on the same data,
-each in a process of its own that may not take more memory than there is. Peak memory is that of a process that
-does nothing else.
+each in a process of its own that may not take more memory than there is. Peak memory is that of a process
+that does nothing else.
 
 Marks: 1.25 times plain inference for ResNet-50 and ViT-B/16, 2 times for MobileNetV2; 256 MB above a process
 that only infers.
@@ -27,10 +27,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from networks import NETWORKS
+from shapes import NETWORKS
 from timing import machine, markdown_table, report
 
 METHODS = ("minmax", "percentile", "entropy", "mse")
+DEFAULT_NETWORKS = ["resnet50", "mobilenetv2", "vit_b16"]
 PEERS = ("minmax", "entropy", "percentile")
 
 
@@ -110,7 +111,7 @@ CHILDREN: dict[str, Callable[[Path, int, int, int], None]] = {
 def keep_to_free_memory() -> None:
     """Let this process fail, and no other be killed, when it wants more memory than there is.
 
-    onnxruntime's calibrators hold the activations of all samples: 62 MB a sample of ResNet-50, 230 of ViT-B/16.
+    onnxruntime's calibrators hold the activations of all samples: 62 MB each of ResNet-50, 230 of ViT-B/16.
     """
     available = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
     resource.setrlimit(resource.RLIMIT_DATA, (available, available))
@@ -183,7 +184,9 @@ def main() -> None:
         child(what, Path(path), *(int(n) for n in numbers))
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", nargs="+", choices=sorted(NETWORKS), default=list(NETWORKS))
+    parser.add_argument(
+        "--networks", nargs="+", choices=sorted(NETWORKS), default=["resnet50", "mobilenetv2", "vit_b16"]
+    )
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
