@@ -16,8 +16,8 @@ Results = list[NDArray[Any]]
 
 _OCTAVE = 64
 """Bins of one exponent and sign, those that values of one size share."""
-USUAL_OCTAVES = 48
-"""More of the 512 octaves than the values of most channels lie in: 24 powers of two of each sign."""
+USUAL_OCTAVES = 64
+"""More of the 512 octaves than the values of most channels lie in: 32 powers of two of each sign."""
 _GROUPS_AT_ONCE = 256
 
 
@@ -80,7 +80,7 @@ class GroupAccumulator(_Ranges):
     """Statistics of the channels or blocks of one tensor.
 
     Of histograms only the octaves are held that values of any group lie in, 4 bytes a bin until a count
-    may need 8: about 10 KB a group.
+    may need 8: 10 to 16 KB a group.
     """
 
     def __init__(
@@ -111,6 +111,11 @@ class GroupAccumulator(_Ranges):
         # Keys ascend: none comes twice.
         at = (places * self._groups + groups) * _OCTAVE + bins % _OCTAVE
         self._counts.reshape(-1)[at] += counts.astype(self._counts.dtype)
+
+    @property
+    def bytes(self) -> int:
+        """What the histograms take now."""
+        return self._counts.nbytes
 
     def result(self) -> GroupStatistics:
         """Return what was added."""

@@ -30,7 +30,7 @@ from onnxfq.granularity import BlockShape, Granularity, PerAxis
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
 from onnxfq.observation import ObserveOptions, collect_statistics
-from onnxfq.pipeline import quantize
+from onnxfq.pipeline import open_feeds, quantize
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.qparams import choose_qparams
@@ -162,6 +162,16 @@ def test_neither_threads_order_passes_nor_merging_change_a_bit(observed, tmp_pat
     assert file_bytes(again, tmp_path) == expected
 
 
+@pytest.mark.parametrize("size", [1, 4, 12])
+def test_batches_of_any_size_give_the_same(observed, size: int) -> None:
+    """Samples are pooled: what they came in does not matter."""
+    model, plan = observed
+    x = np.concatenate([feed["x"] for feed in feeds_of(12)])
+    parts = [{"x": x[start : start + size]} for start in range(0, len(x), size)]
+    found = collect_statistics(model, plan, open_feeds(model.proto, parts))
+    assert found.sha256 == collect_statistics(model, plan, feeds_of(12)).sha256
+
+
 def test_a_tensor_of_more_groups_than_fit_is_told(observed, caplog) -> None:
     """Memory is kept to as far as one tensor does; where it does not, tensor, groups and size are named."""
     model, plan = observed
@@ -169,9 +179,24 @@ def test_a_tensor_of_more_groups_than_fit_is_told(observed, caplog) -> None:
     assert "has 40 groups, whose histograms take about 0 MB, more than observing has" in caplog.text
 
 
-def test_fewer_bytes_than_a_histogram_of_its_own() -> None:
-    """A channel takes a fraction of what a whole tensor's histogram does."""
-    assert usual_bytes((64,)) < 64 * usual_bytes(None) / 20
+def test_memory_of_groups_is_bounded() -> None:
+    """A channel takes a fraction of a whole tensor's histogram, however many feeds come."""
+    assert usual_bytes((64,)) < 64 * usual_bytes(None) / 10
+    made = GroupAccumulator("t", PerAxis(1), (64,), stop=True, feed_ranges=False)
+    rng = np.random.default_rng(0)
+    for number in range(100):
+        ones = [TensorStatistics.from_array(x) for x in rng.standard_normal((64, 500)).astype(np.float32)]
+        made.add(
+            [
+                np.asarray([(one.rmin, one.rmax) for one in ones], np.float32),
+                np.asarray([(one.elements, 0, 0, one.zeros) for one in ones], np.int64),
+                np.concatenate([g * BIN_COUNT + one.bins for g, one in enumerate(ones)]).astype(np.int32),
+                np.concatenate([one.counts for one in ones]),
+            ],
+            number,
+        )
+    assert made.result().totals[:, 0].tolist() == [50_000] * 64
+    assert made.bytes <= usual_bytes((64,))
 
 
 @pytest.mark.parametrize("case", ["per channel", "per channel, moving average"])
