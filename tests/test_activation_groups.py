@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_agreement import twins, with_outputs
 from test_bodies import staged as staged_bodies
+from test_half_models import as_type, half_feed
 from test_observation import feeds_of, file_bytes, narrow_channels
 
 from onnxfq.accumulation import GroupAccumulator, usual_bytes
@@ -31,7 +32,7 @@ from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
 from onnxfq.metrics import ErrorSums
 from onnxfq.observation import ObserveOptions, collect_statistics
-from onnxfq.pipeline import open_feeds, quantize
+from onnxfq.pipeline import insert_fake_quantize, insert_qdq, open_feeds, quantize
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.qparams import choose_qparams
@@ -258,6 +259,23 @@ def test_twins(name: str, changes: dict[str, Any]) -> None:
         *twins(stage(BUILDERS[name](), by_groups(**changes))), strict=True
     ):
         np.testing.assert_array_equal(simulated, deployed, err_msg=tensor)
+
+
+@pytest.mark.parametrize("changes", [PER_AXIS, BLOCKED], ids=["per_axis", "blocked"])
+def test_twins_of_16_bit_floats(changes: dict[str, Any]) -> None:
+    """Channels of float16 are observed as they are, their scales have the type of the tensor."""
+    proto = as_type(two_branch(), "float16")
+    model, feed = load(proto), half_feed(proto)
+    plan = make_plan(model, by_groups(**changes))
+    statistics = collect_statistics(model, plan, [feed])
+    encodings = calibrate(model, plan, statistics)
+    assert set(statistics.groups) == {p.tensor for p in plan.activations}
+    qdq, simulation = (make(model, plan, encodings) for make in (insert_qdq, insert_fake_quantize))
+    onnx.checker.check_model(qdq, full_check=True)
+    for have, want in zip(
+        *(Session(made, 1, exact=True).run(feed) for made in (qdq, simulation)), strict=True
+    ):
+        np.testing.assert_array_equal(have, want)
 
 
 @pytest.mark.parametrize("qtype", ["int8", "uint16", "int16"])
