@@ -3,7 +3,7 @@
     python benchmarks/torch_training.py [--threads N] [--rounds N] [--batch N] [--size N] [--out FILE]
 
 A step is forward, cross entropy, backward and SGD, in eager mode. All have int8 per tensor for activations,
-int8 per output channel for weights, symmetric, and BatchNorm folded into the weight. torch.ao's models come from
+int8 per output channel for weights, symmetric, and BatchNorm folded into the weight. torch.ao prepares by
 `prepare_qat_fx` for its TensorRT backend, which quantizes the same tensors. Marks: `MARKS`.
 """
 
