@@ -20,14 +20,18 @@ from onnxfq.errors import DataError, RecipeError
 from onnxfq.evaluation import evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
 from onnxfq.files import check_writable
+from onnxfq.float_plan import ALL_FLOAT32, HALF_TYPES, FloatName, FloatOptions, FloatPlan
+from onnxfq.float_remainder import decide_floats
 from onnxfq.graph.inspection import FORMAT_KEY
-from onnxfq.graph.load import normalised, read_model
+from onnxfq.graph.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
 from onnxfq.graph.save import refuse_overwriting_input, save
 from onnxfq.graph.signature import input_specs, output_names
+from onnxfq.half_scales import with_half_scales
 from onnxfq.labels import read_labels
 from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.plan import Plan
@@ -73,7 +77,8 @@ class QuantizeResult:
     """Everything that `quantize` found and made.
 
     qdq, simulation: the model with Q/DQ as its target wants it, and with FakeQuantize nodes. evaluation: both
-    against the float model on some feeds of the calibration data, spread over all. seconds: by stage.
+    against the float model on some feeds of the calibration data, spread over all. floats: what of the Q/DQ
+    model stays in float32, None where all that is not quantized does. seconds: by stage.
     """
 
     model: Model
@@ -84,6 +89,7 @@ class QuantizeResult:
     qdq: onnx.ModelProto
     simulation: onnx.ModelProto
     evaluation: Evaluation
+    floats: FloatPlan | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -102,6 +108,7 @@ def quantize(
     recipe: str | Path | Recipe = DEFAULT_RECIPE,
     calibrator: str | None = None,
     statistics: str | Path | Statistics | None = None,
+    floats: FloatOptions = ALL_FLOAT32,
     options: RunOptions | None = None,
 ) -> QuantizeResult:
     """Quantize `model` with `data` and write the Q/DQ model to `output`.
@@ -111,6 +118,7 @@ def quantize(
     recipe: a name, a YAML file or a Recipe. calibrator: for activations, in place of the recipe's.
     statistics: gathered before, so that nothing is observed; data may then be None, as it may be where no
     activation needs statistics, and the result is not compared; other data than theirs is refused.
+    floats: the type of what is not quantized; tensors that do not fit in it stay in float32.
     The file is read back, checked and run on one feed before it takes its name; one in a form that ONNX
     Runtime has no kernels for is checked by ONNX's rules alone, and a note of the evaluation says so. Raises
     an OnnxfqError in one line, and writes nothing, when a stage refuses.
@@ -139,14 +147,24 @@ def quantize(
     clock.lap("observe")
     encodings = calibrate(loaded, plan, found)
     plan = calibrated_part(plan, encodings.without_values)
+    half = HALF_TYPES.get(floats.name)
+    if half is not None:
+        encodings = with_half_scales(encodings, floats.name)
     clock.lap("calibrate")
     simulation = insert_fake_quantize(loaded, plan, encodings)
-    qdq = insert_qdq(loaded, plan, encodings)
+    qdq = insert_qdq(loaded, plan, encodings, lowest_opset=half.min_opset if half else MIN_OPSET)
     clock.lap("insert")
-    missing = cannot_run(qdq)
+    kept_floats, run = None, qdq
+    if half is not None:
+        kept_floats = decide_floats(loaded, qdq, kept.feeds, floats, options.threads)
+        # Compared with inputs and outputs as the float model has them.
+        run = cast_floats(qdq, kept_floats.model_copy(update={"io": False}))
+        qdq = with_provenance(cast_floats(qdq, kept_floats), plan, encodings, floats.name)
+        clock.lap("cast")
+    missing = cannot_run(run)
     evaluation = evaluate(
         reference,
-        {"fake-quant": simulation} | ({} if missing else {"Q/DQ": qdq}),
+        {"fake-quant": simulation} | ({} if missing else {"Q/DQ": run}),
         kept.feeds,
         threads=options.threads,
         progress=options.stage("evaluate", len(kept.feeds)),
@@ -158,7 +176,9 @@ def quantize(
     if output is not None:
         tried = None if missing or not kept.feeds else kept.feeds[0]
         save(qdq, output, lambda path: _try(path, tried, options.threads))
-    return QuantizeResult(loaded, chosen, plan, found, encodings, qdq, simulation, evaluation, clock.seconds)
+    return QuantizeResult(
+        loaded, chosen, plan, found, encodings, qdq, simulation, evaluation, kept_floats, clock.seconds
+    )
 
 
 def _statistics(
@@ -192,13 +212,15 @@ def _statistics(
     return collect_statistics(model, plan, kept, observing)
 
 
-def insert_qdq(model: Model, plan: Plan, encodings: Encodings) -> onnx.ModelProto:
-    """Return `model` with Q/DQ on every placed tensor, ready to hand over.
+def insert_qdq(
+    model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: int = MIN_OPSET
+) -> onnx.ModelProto:
+    """Return `model` with Q/DQ on every placed tensor, ready to hand over, at `lowest_opset` or above.
 
     Standard operators; for target tensorrt MXFP8 and NVFP4 are written with those of its parser.
     """
     plan = calibrated_part(plan, encodings.without_values)
-    proto = with_provenance(InsertQdq(plan, encodings).run(model).model.proto, plan, encodings)
+    proto = with_provenance(InsertQdq(plan, encodings, lowest_opset).run(model).model.proto, plan, encodings)
     for placement in plan.placements:
         qtype = placement.spec.qtype
         if deployed_qtype(qtype) is not qtype:
@@ -284,11 +306,13 @@ def _quantized_tensors(candidate: onnx.ModelProto, reference: onnx.ModelProto) -
                 yield tensor
 
 
-def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) -> onnx.ModelProto:
+def with_provenance(
+    proto: onnx.ModelProto, plan: Plan, encodings: Encodings, floats: FloatName = "fp32"
+) -> onnx.ModelProto:
     """Return `proto` with what it was made with and from in its metadata.
 
-    Version, recipe, target, calibrators of activations, hashes of the float model and of the statistics. No
-    time and no path: equal inputs give equal files.
+    Version, recipe, target, type of what is float, calibrators of activations, hashes of the float model
+    and of the statistics. No time and no path: equal inputs give equal files.
     """
     methods = {
         e.spec.calibrator for e in encodings.encodings if e.tensor in {p.tensor for p in plan.activations}
@@ -302,6 +326,7 @@ def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) ->
         ("statistics_sha256", encodings.statistics_sha256),
         ("target", plan.target),
         ("source_sha256", plan.model_sha256),
+        *([("float", floats)] if floats != "fp32" else []),
     ):
         name = f"onnxfq.{key}"
         for entry in [p for p in proto.metadata_props if p.key == name]:

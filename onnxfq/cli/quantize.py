@@ -25,9 +25,11 @@ from onnxfq.cli.options import (
     ThreadsOption,
     asked_recipe,
 )
+from onnxfq.documents import write_document
 from onnxfq.errors import OutputError
 from onnxfq.feeds import DataOptions
 from onnxfq.files import check_writable
+from onnxfq.float_plan import FloatName, FloatOptions
 from onnxfq.graph.save import refuse_overwriting_input, save
 from onnxfq.recipe import DEFAULT_RECIPE
 from onnxfq.reporting.html import write_report
@@ -59,6 +61,15 @@ def quantize(
     keep_existing: KeepOption = False,
     requantize: RequantizeOption = False,
     custom_ops: CustomOpsOption = None,
+    float_type: Annotated[
+        FloatName,
+        typer.Option(
+            "--float", metavar="fp32|fp16|bf16", help="Type of what is not quantized, where it fits in it."
+        ),
+    ] = "fp32",
+    float_io: Annotated[
+        bool, typer.Option("--float-io", help="With --float: inputs and outputs are of that type too.")
+    ] = False,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", help="Write a report of what was done.", show_default=False),
@@ -82,6 +93,10 @@ def quantize(
     if artifacts is not None:
         _check_folder(artifacts)
     chosen = asked_recipe(recipe, keep_existing, requantize)
+    if float_io and float_type == "fp32":
+        raise typer.BadParameter(
+            "--float-io needs --float fp16 or bf16; inputs and outputs are fp32 as they are"
+        )
     with running(batch, threads, quiet, described) as options:
         result = pipeline.quantize(
             model,
@@ -90,6 +105,7 @@ def quantize(
             recipe=chosen,
             calibrator=calibrator,
             statistics=statistics,
+            floats=FloatOptions(float_type, float_io),
             options=options,
         )
     if report is not None:
@@ -115,4 +131,6 @@ def _write_artifacts(result: pipeline.QuantizeResult, folder: Path, stem: str) -
     result.statistics.save(folder / f"{stem}.stats.npz")
     result.encodings.save(folder / f"{stem}.encodings.json")
     result.evaluation.save(folder / f"{stem}.evaluation.json")
+    if result.floats is not None:
+        write_document(folder / f"{stem}.floats.json", result.floats)
     save(result.simulation, folder / f"{stem}.fakequant.onnx")

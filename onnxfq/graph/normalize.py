@@ -15,6 +15,7 @@ from onnx import TensorProto, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.ops import QUANTIZED_OPS
 from onnxfq.graph.stored import tensor_array, without_stored
 
 # Ops that move, relabel or convert values, one to one: folded, a constant has as many as before.
@@ -25,11 +26,15 @@ _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT1
 
 
 def inline_functions(proto: onnx.ModelProto) -> str:
-    """Replace calls of local functions by their bodies, so that the operators inside are seen."""
-    if not proto.functions:
+    """Replace calls of local functions by their bodies, so that the operators inside are seen.
+
+    But for those that quantize: their names say what their bodies only compute.
+    """
+    kept = [(f.domain, f.name) for f in proto.functions if f.name in QUANTIZED_OPS]
+    count = len(proto.functions) - len(kept)
+    if not count:
         return ""
-    count = len(proto.functions)
-    inlined = without_stored(proto, inliner.inline_local_functions)
+    inlined = without_stored(proto, lambda m: inliner.inline_selected_functions(m, kept, exclude=True))
     proto.CopyFrom(inlined)
     return f"{count} local function(s) inlined, so that their operators can be quantized"
 

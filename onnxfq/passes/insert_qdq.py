@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.numerics import quantize
+from onnxfq.passes.mxfp8_functions import with_mxfp8_functions
 from onnxfq.passes.one_axis_blocks import OnnxParams, needs_blocks, one_axis
-from onnxfq.passes.pass_base import Pass
+from onnxfq.passes.pass_base import Pass, PassResult
 from onnxfq.passes.row_parts import by_rows
 from onnxfq.passes.tensorrt_blocks import insert_tensorrt_blocks
 from onnxfq.plan import Placement, Plan
@@ -47,16 +48,18 @@ class InsertQdq(Pass):
     result of DequantizeLinear fit its readers.
 
     Of dynamic activations ONNX has one form, DynamicQuantizeLinear; MXFP8 and NVFP4 for TensorRT are written
-    as `tensorrt_blocks` says. Other small scales of weights are written as the float32 numbers that they are.
+    as `tensorrt_blocks` says, MXFP8 with functions that ONNX Runtime can run. Other small scales of weights
+    are written as the float32 numbers that they are.
     """
 
     plan: Plan
     encodings: Encodings
+    lowest_opset: int = 13
 
     @property
     def min_opset(self) -> int:
-        """Lowest opset that has all number formats and block sizes of the plan."""
-        needs = [13]
+        """Lowest opset, from `lowest_opset` on, that has all number formats and block sizes of the plan."""
+        needs = [self.lowest_opset]
         for placement in self.plan.placements:
             carrier = deployed_qtype(placement.spec.qtype)
             needs += [carrier.min_opset or 0] if carrier else []
@@ -87,6 +90,13 @@ class InsertQdq(Pass):
                     f"tensor {placement.tensor!r}: a scale is no {placement.float_type} number, the type of "
                     "the tensor; calibrate again with this plan"
                 )
+
+    def run(self, model: Model) -> PassResult:
+        """Apply the pass to a copy, as every pass; what only TensorRT knows gets a body where it can."""
+        made = super().run(model)
+        if not made.modified:
+            return made
+        return replace(made, model=replace(made.model, proto=with_mxfp8_functions(made.model.proto)))
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
         """Insert the pairs; unused float weights are removed."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from onnxfq.float_plan import FloatPlan
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.plan import Plan, Skipped
 
@@ -22,6 +24,18 @@ def plan_summary(plan: Plan, reasons: int = 6) -> str:
     for kind in ("node", "tensor"):
         lines += _float_lines([skipped for skipped in plan.skipped if skipped.kind == kind], reasons)
     return "\n".join(lines)
+
+
+def float_lines(floats: FloatPlan, reasons: int = 6) -> list[str]:
+    """Return what of the remainder stays in float32: the tensors that do not fit, then nodes by reason."""
+    tensors = [f"fp32       tensor {one.name!r}: {one.why}" for one in floats.tensors[:reasons]]
+    left = len(floats.tensors) - reasons
+    if left > 0:
+        tensors.append(f"           and {left} more tensors; the report lists all")
+    own = [node for node in floats.nodes if not any(repr(t.name) in node.why for t in floats.tensors)]
+    counts = Counter((node.op_type, node.why) for node in own).most_common(reasons)
+    nodes = [f"fp32       {count} {op}: {why}" for (op, why), count in counts]
+    return [f"remainder  {floats.name}, {len(floats.nodes)} nodes stay in fp32", *tensors, *nodes]
 
 
 def _activations(plan: Plan) -> str:
@@ -52,6 +66,7 @@ def quantize_summary(result: QuantizeResult) -> str:
     """Return what a person wants to see after `quantize`: notes, coverage, scores, time."""
     lines = [f"note       {note}" for note in result.model.notes]
     lines.append(plan_summary(result.plan))
+    lines += float_lines(result.floats) if result.floats is not None else []
     lines.append("")
     lines.append(f"against the float model, {result.evaluation.feeds} of {result.statistics.feeds} feeds:")
     lines += ["  " + line for line in result.evaluation.table().splitlines()]

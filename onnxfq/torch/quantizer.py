@@ -165,7 +165,8 @@ class FakeQuantize(nn.Module):
         good = torch.isfinite(low) & torch.isfinite(high) & (low <= high)
         if low.shape != high.shape or not good.all():
             raise SpecError(
-                f"a range needs finite ends of one shape, the lower first, found {low.tolist()} to {high.tolist()}"
+                "a range needs finite ends of one shape, the lower first, found "
+                f"{low.tolist()} to {high.tolist()}"
             )
         self._store(*self._params_of(low.float(), high.float()))
         self.observer_enabled = False

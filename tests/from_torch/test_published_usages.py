@@ -1,4 +1,4 @@
-"""What users of AIMET, Horizon's plugin and pytorch-quantization do, with our names and their published values.
+"""Usages of AIMET, Horizon's plugin and pytorch-quantization, with our names and their published values.
 
 Published values have four decimals: 6e-5 is half of the last one, and a little.
 """
@@ -68,7 +68,7 @@ def test_aimet_blocks_and_compute_encodings():
 
 
 def test_aimet_minimum_and_maximum_are_parameters():
-    """With min -1 and max 1 for each of the blocks (1, 5) values lie on multiples of 2/255, and both learn."""
+    """With min -1 and max 1 in blocks of (1, 5) values are multiples of 2/255, and both learn."""
     one = FakeQuantize(QuantSpec(qtype="uint8", symmetric=False, block_shape=(1, 5)), None)
     one.set_range(-torch.ones(5, 2), torch.ones(5, 2))
     one.learn("range")

@@ -1,0 +1,187 @@
+"""Cast what a Q/DQ model computes in float32 to a half type, but for what its `FloatPlan` keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxfq.float_plan import HALF_TYPES, FloatPlan
+from onnxfq.graph.half import QUANTIZERS, captured_names, half_outputs, half_slots
+from onnxfq.graph.model import all_nodes, default_opset
+from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.graph.opset import with_shapes
+from onnxfq.graph.stored import tensor_array
+
+_FLOAT = int(TensorProto.FLOAT)
+
+
+def cast_floats(proto: onnx.ModelProto, plan: FloatPlan) -> onnx.ModelProto:
+    """Return `proto` with every float32 node in the half type but those that `plan` keeps.
+
+    A constant is cast once, here; a computed tensor by one Cast for all its readers of the other type. Inputs
+    and outputs keep names, and their types too unless `plan.io`; what bodies read keeps its type.
+    """
+    made = with_shapes(proto)
+    _Caster(made, plan).run()
+    return made
+
+
+class _Caster:
+    """Casts one model in place."""
+
+    def __init__(self, proto: onnx.ModelProto, plan: FloatPlan) -> None:
+        self.graph, self.plan, self.opset = proto.graph, plan, default_opset(proto)
+        self.half = HALF_TYPES[plan.name]
+        self.kept = {skipped.name for skipped in plan.nodes}
+        self.kept_tensors = {skipped.name for skipped in plan.tensors}
+        self.values = {v.name: v for v in (*self.graph.input, *self.graph.output, *self.graph.value_info)}
+        self.constants = {tensor.name: tensor for tensor in self.graph.initializer}
+        self.taken = {name for node in all_nodes(self.graph) for name in (*node.input, *node.output)}
+        self.taken |= {node.name for node in self.graph.node} | {*self.values, *self.constants}
+        # Both by tensor name: the type that it is computed in, and the name that it has in each type.
+        self.types: dict[str, int] = {}
+        self.names: dict[tuple[str, int], str] = {}
+        # What must have a name in float32, and what in the type of the outputs.
+        self.fixed = dict.fromkeys(captured_names(self.graph), _FLOAT)
+        for output in self.graph.output:
+            cast = plan.io and output.name not in self.kept_tensors
+            self.fixed[output.name] = self.half.onnx_type if cast else _FLOAT
+
+    def run(self) -> None:
+        nodes: list[onnx.NodeProto] = []
+        wanted = self._wanted()
+        for value in self.graph.input:
+            if self._is_float(value.name):
+                self.types[value.name] = self._input_type(value)
+                self.names[value.name, self.types[value.name]] = value.name
+                nodes += self._casts(value.name, wanted)
+        for name in list(self.constants):
+            if self._is_float(name):
+                self._cast_constant(name, wanted.get(name, set()))
+        for node in self.graph.node:
+            nodes.append(self._rewired(node))
+            for position, name in enumerate(node.output):
+                if self._is_float(name):
+                    nodes[-1].output[position] = self._give(node, position)
+                    nodes += self._casts(name, wanted)
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del self.graph.node[:]
+        self.graph.node.extend(copies)
+        self._retype_values()
+
+    def _wanted(self) -> dict[str, set[int]]:
+        """Return the types in which each float32 tensor is read."""
+        wanted: dict[str, set[int]] = {name: {kind} for name, kind in self.fixed.items()}
+        for node in self.graph.node:
+            for slot, name in enumerate(node.input):
+                if self._is_float(name):
+                    wanted.setdefault(name, set()).add(self._input_kind(node, slot))
+        return wanted
+
+    def _is_float(self, name: str) -> bool:
+        if name in self.constants:
+            return bool(self.constants[name].data_type == _FLOAT)
+        # What was retyped on the way has its new type in `types`.
+        return name in self.types or (
+            name in self.values and self.values[name].type.tensor_type.elem_type == _FLOAT
+        )
+
+    def _is_half(self, node: onnx.NodeProto) -> bool:
+        return node.name not in self.kept
+
+    def _input_kind(self, node: onnx.NodeProto, slot: int) -> int:
+        """Return the type in which `node` reads its float input `slot`."""
+        if not self._is_half(node):
+            return _FLOAT
+        half = self._is_free(node) or slot in half_slots(node, self.opset, self.half)
+        return self.half.onnx_type if half else _FLOAT
+
+    def _is_free(self, node: onnx.NodeProto) -> bool:
+        """Tell whether all float operands of `node` have one type, as those of Q and DQ."""
+        return node.domain not in STANDARD_DOMAINS or node.op_type in QUANTIZERS
+
+    def _input_type(self, value: onnx.ValueInfoProto) -> int:
+        if not self.plan.io or value.name in self.kept_tensors or value.name in self.fixed:
+            return _FLOAT
+        value.type.tensor_type.elem_type = self.half.onnx_type
+        return self.half.onnx_type
+
+    def _cast_constant(self, name: str, kinds: set[int]) -> None:
+        tensor = self.constants[name]
+        self.types[name] = _FLOAT
+        self.names[name, _FLOAT] = name
+        if self.half.onnx_type not in kinds:
+            return
+        free = name if kinds == {self.half.onnx_type} else self._unused(f"{name}/{self.plan.name}")
+        self.names[name, self.half.onnx_type] = free
+        values = tensor_array(tensor)
+        # What fits but for numbers that stand for minus infinity; an infinity stays one.
+        values = np.where(np.isfinite(values), np.maximum(values, np.float32(-self.half.largest)), values)
+        cast = values.astype(helper.tensor_dtype_to_np_dtype(self.half.onnx_type))
+        made = numpy_helper.from_array(cast, free)
+        if free == name:
+            tensor.CopyFrom(made)
+        else:
+            self.graph.initializer.append(made)
+
+    def _rewired(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        made = onnx.NodeProto()
+        made.CopyFrom(node)
+        for slot, name in enumerate(node.input):
+            if name and self._is_float(name):
+                made.input[slot] = self.names[name, self._input_kind(node, slot)]
+        for attribute in made.attribute:
+            named_type = attribute.name == "to" or (
+                attribute.name == "output_dtype" and node.op_type == "TRT_MXFP8DequantizeLinear"
+            )
+            if named_type and attribute.i == _FLOAT and self._is_half(node):
+                attribute.i = self.half.onnx_type
+        return made
+
+    def _give(self, node: onnx.NodeProto, position: int) -> str:
+        """Return the name under which `node` gives its float output at `position`."""
+        name, kind = node.output[position], _FLOAT
+        if self._is_half(node) and (
+            self._is_free(node) or position in half_outputs(node, self.opset, self.half)
+        ):
+            kind = self.half.onnx_type
+        self.types[name] = kind
+        other = self.fixed.get(name, kind) != kind
+        self.names[name, kind] = self._unused(f"{name}/{self._suffix(kind)}") if other else name
+        return self.names[name, kind]
+
+    def _casts(self, name: str, wanted: dict[str, set[int]]) -> Iterator[onnx.NodeProto]:
+        """Yield the nodes that give `name` in the types that it is not computed in and is read in."""
+        for kind in sorted(wanted.get(name, set()) - {self.types[name]}):
+            given = self.names[name, self.types[name]]
+            target = name if self.fixed.get(name) == kind else self._unused(f"{name}/{self._suffix(kind)}")
+            self.names[name, kind] = target
+            if kind != _FLOAT and name in self.plan.clipped:
+                low = numpy_helper.from_array(np.float32(-self.half.largest), self._unused(f"{name}/lowest"))
+                self.graph.initializer.append(low)
+                finite = self._unused(f"{name}/finite")
+                yield helper.make_node("Max", [given, low.name], [finite], name=finite)
+                given = finite
+            yield helper.make_node("Cast", [given], [target], name=self._unused(f"{target}/cast"), to=kind)
+
+    def _suffix(self, kind: int) -> str:
+        return "fp32" if kind == _FLOAT else self.plan.name
+
+    def _unused(self, name: str) -> str:
+        free, number = name, 1
+        while free in self.taken:
+            number += 1
+            free = f"{name}_{number}"
+        self.taken.add(free)
+        return free
+
+    def _retype_values(self) -> None:
+        for output in self.graph.output:
+            if output.name in self.fixed and output.type.tensor_type.elem_type == _FLOAT:
+                output.type.tensor_type.elem_type = self.fixed[output.name]
+        for value in self.graph.value_info:
+            if value.name in self.types and self.fixed.get(value.name) is None:
+                value.type.tensor_type.elem_type = self.types[value.name]

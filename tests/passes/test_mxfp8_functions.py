@@ -1,0 +1,144 @@
+"""Bodies of TensorRT's MXFP8 operators: ONNX Runtime gives the bits of the simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import attention, build, constants, feed_for, gemm, linear, qdq_of, stage, weights
+from onnx import TensorProto
+
+from onnxfq.dynamic_scales import dynamic_fake_quantize
+from onnxfq.errors import ModelError
+from onnxfq.graph.load import load
+from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.mxfp8_functions import DEQUANTIZE, QUANTIZE, with_mxfp8_functions
+from onnxfq.pipeline import quantize
+from onnxfq.planning import make_plan
+from onnxfq.recipe import load_recipe
+from onnxfq.runtime.missing_kernels import cannot_run
+from onnxfq.runtime.session import Session
+
+
+def pair(shape: tuple[int, ...], axis: int, opset: int = 19) -> onnx.ModelProto:
+    """A tensor quantized to MXFP8 and back, with the exponents of its scales as an output."""
+    at = axis % len(shape)
+    dims, scales = (
+        ",".join(map(str, one)) for one in (shape, [*shape[:at], shape[at] // 32, *shape[at + 1 :]])
+    )
+    proto = build(
+        f"""g (float[{dims}] x) => (float[{dims}] y, uint8[{scales}] s) {{
+            [q] c, s = trt.{QUANTIZE} <axis = {axis}, block_size = 32, output_dtype = 17> (x)
+            [dq] y = trt.{DEQUANTIZE} <axis = {axis}, block_size = 32, output_dtype = 1> (c, s) }}""",
+        opset=opset,
+        ir=10,
+        trt=1,
+    )
+    return with_mxfp8_functions(proto)
+
+
+def edges(count: int) -> np.ndarray:
+    """Powers of two, their neighbours, all magnitudes, zeros, NaN and infinities, mixed by rows of 32."""
+    rng = np.random.default_rng(0)
+    wide = rng.normal(size=(count, 32)) * 10.0 ** rng.uniform(-44, 38, size=(count, 1))
+    with np.errstate(over="ignore"):
+        x = wide.astype(np.float32)
+    x[1::4] = np.ldexp(np.float32(1), rng.integers(-149, 128, size=x[1::4].shape))
+    x[2::4] = np.nextafter(x[1::4], np.float32(0))
+    x[3::4] = np.nextafter(x[1::4], np.float32(np.inf))
+    x[4], x[5, 3], x[6, 4], x[7], x[8, 5] = 0, np.nan, np.inf, -0.0, -np.inf
+    x[9] = np.finfo(np.float32).max
+    return x
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((400, 32), 1), ((400, 32), -1), ((32, 400), 0), ((5, 64, 40), 1), ((2, 2, 100, 32), 3)],
+)
+def test_the_functions_are_the_simulation(shape, axis):
+    """Values and exponents are those of `dynamic_fake_quantize` with e8m0 to the bit, on every axis."""
+    flat = edges(int(np.prod(shape)) // 32)
+    at = axis % len(shape)
+    moved = flat.reshape(*(n for d, n in enumerate(shape) if d != at), shape[at])
+    x = np.ascontiguousarray(np.moveaxis(moved, -1, at))
+    proto = pair(shape, axis)
+    onnx.checker.check_model(proto, full_check=True)
+    y, codes = Session(proto, 1).run({"x": x})
+    expected, scale, _ = dynamic_fake_quantize(
+        x, qtype="float8e4m3fn", axis=axis, block_size=32, scale_type="e8m0"
+    )
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
+    finite = ~np.isnan(expected)
+    np.testing.assert_array_equal(y.view(np.uint32)[finite], expected.view(np.uint32)[finite])
+    np.testing.assert_array_equal(np.ldexp(np.float32(1), codes.astype(np.int32) - 127), scale)
+
+
+@pytest.mark.parametrize("opset", [19, 21, 23])
+def test_opsets(opset):
+    """The functions are written for the opset of their model."""
+    proto = pair((4, 64), 1, opset)
+    assert {o.version for f in proto.functions for o in f.opset_import} == {opset}
+    Session(proto, 1)
+
+
+def test_empty_batches():
+    """No rows give no rows."""
+    y, codes = Session(pair((0, 64), 1), 1).run({"x": np.zeros((0, 64), np.float32)})
+    assert (y.shape, codes.shape) == ((0, 64), (0, 2))
+
+
+GEMM = build(
+    "g (float[N,64] x) => (float[N,8] y) { [gemm] y = Gemm <transB = 1> (x, w, b) }",
+    {"w": weights(8, 64), "b": weights(8)},
+)
+
+
+@pytest.mark.parametrize("proto", [linear(64, 6), GEMM], ids=["matmul", "gemm"])
+def test_the_written_model_runs(proto, tmp_path: Path):
+    """`quantize` measures the MXFP8 model too, and it is its simulation to the bit."""
+    result = quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe="tensorrt-mxfp8")
+    assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant", "Q/DQ"]
+    assert result.evaluation.notes == ()
+    assert result.evaluation.candidates[0].outputs == result.evaluation.candidates[1].outputs
+    assert sorted(f.name for f in onnx.load(tmp_path / "m.onnx").functions) == [DEQUANTIZE, QUANTIZE]
+
+
+def test_the_twins_of_a_written_model():
+    """The quantized activation of a written model is that of the fake-quant model, to the bit."""
+    staged = stage(linear(64, 6), "tensorrt-mxfp8")
+    simulated = InsertFakeQuantize(staged.plan, staged.encodings).run(staged.model).model.proto
+    feed = {"x": edges(200).reshape(100, 64)}
+    got, expected = (Session(p, 1, exact=True).run(feed)[0] for p in (qdq_of(staged), simulated))
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_models_without_mxfp8_have_no_functions():
+    """Nothing is added to other models; the same model comes back."""
+    proto = qdq_of(stage(gemm()))
+    assert not proto.functions and with_mxfp8_functions(proto) is proto
+
+
+def test_a_written_model_is_still_quantized():
+    """Loading leaves the functions of quantizers alone, so that the model is known as quantized."""
+    proto = qdq_of(stage(linear(64, 6), "tensorrt-mxfp8"))
+    with pytest.raises(ModelError, match="already quantized"):
+        make_plan(load(proto), load_recipe("tensorrt-int8"))
+
+
+def test_a_model_without_its_functions_cannot_run():
+    """What makes it run are the functions: without them it is known that it cannot."""
+    proto = qdq_of(stage(linear(64, 6), "tensorrt-mxfp8"))
+    assert cannot_run(proto) == ""
+    del proto.functions[:]
+    assert cannot_run(proto).startswith("ONNX Runtime has no TRT_MXFP8")
+
+
+def test_weights_alone_in_int8():
+    """`tensorrt-int8-weights` writes int8 constants with a DequantizeLinear and nothing else."""
+    proto = qdq_of(stage(linear(64, 6), "tensorrt-int8-weights"))
+    assert [node.op_type for node in proto.graph.node] == ["DequantizeLinear", "MatMul"]
+    assert constants(proto)["w/q"].dtype == np.int8 and constants(proto)["w/scale"].shape == (6,)
+    assert {t.data_type for t in proto.graph.initializer} == {TensorProto.INT8, TensorProto.FLOAT}
+    assert [str(row) for row in stage(attention(), "tensorrt-int8-weights").plan.coverage()] == ["MatMul 3/5"]

@@ -1,0 +1,321 @@
+"""What is not quantized in float16 or bfloat16: types, reasons, and what runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import BUILDERS, build, feed_for, if_body, linear, weights
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, numpy_helper
+from test_agreement import with_outputs
+
+from onnxfq.cli.main import main
+from onnxfq.errors import DataError
+from onnxfq.float_plan import HALF_TYPES, FloatOptions, FloatPlan
+from onnxfq.graph.opset import add_shapes
+from onnxfq.passes.cast_floats import cast_floats
+from onnxfq.pipeline import QuantizeResult, insert_qdq, quantize
+from onnxfq.policies.half_range import masks, unfit
+from onnxfq.reporting.html import render_report
+from onnxfq.reporting.text import quantize_summary
+from onnxfq.runtime.missing_kernels import cannot_run
+from onnxfq.runtime.session import Session
+from onnxfq.statistics import TensorStatistics
+from onnxfq.targets.building import BuildOptions, builder_installed
+from onnxfq.targets.check import check
+
+FP16, BF16 = FloatOptions("fp16"), FloatOptions("bf16")
+HALF = HALF_TYPES["fp16"]
+
+
+def cast(
+    proto: onnx.ModelProto, options: FloatOptions = FP16, recipe: str = "tensorrt-int8"
+) -> QuantizeResult:
+    """Quantize on three random feeds with the remainder as in `options`."""
+    return quantize(proto, [feed_for(proto, seed) for seed in range(3)], recipe=recipe, floats=options)
+
+
+def types(proto: onnx.ModelProto) -> dict[str, int]:
+    """Return the element type of every tensor, found anew by ONNX."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    del copy.graph.value_info[:]
+    add_shapes(copy)
+    graph = copy.graph
+    found = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+    return found | {tensor.name: tensor.data_type for tensor in graph.initializer}
+
+
+def reasons(result: QuantizeResult) -> dict[str, str]:
+    """Return why each kept node and tensor stays in float32."""
+    assert result.floats is not None
+    return {one.name: one.why for one in (*result.floats.nodes, *result.floats.tensors)}
+
+
+def loud() -> onnx.ModelProto:
+    """Three layers; the middle one gives about 90,000, and what reads it divides that again."""
+    large = np.full((8, 8), 3000, np.float32)
+    return build(
+        """g (float[N,8] x) => (float[N,8] y) {
+            [low] a = MatMul (x, w)
+            [relu] r = Relu (a)
+            [loud] b = MatMul (r, large)
+            [calm] c = Div (b, by)
+            [last] y = MatMul (c, v) }""",
+        {"w": np.abs(weights(8, 8)), "large": large, "by": np.float32([3e4]), "v": weights(8, 8, seed=1)},
+    )
+
+
+def loud_feed() -> dict[str, np.ndarray]:
+    """A feed that takes `loud` to 90,000."""
+    proto = loud()
+    x = np.full((4, 8), 0.5, np.float32)
+    w = numpy_helper.to_array(next(t for t in proto.graph.initializer if t.name == "w"))
+    return {"x": x * np.float32(90_000 / (3000 * (x @ w).sum(1).max()))}
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+@pytest.mark.parametrize("model", [name for name in BUILDERS if name != "if_body"])
+def test_written_models_are_valid(name, model):
+    """ONNX's checker finds every operator in a type that it has; inputs and outputs are as before."""
+    proto = BUILDERS[model]()
+    result = cast(proto, FloatOptions(name))
+    onnx.checker.check_model(result.qdq, full_check=True)
+    for field in ("input", "output"):
+        before, after = getattr(proto.graph, field), getattr(result.qdq.graph, field)
+        assert [(v.name, v.type.tensor_type.elem_type) for v in before] == [
+            (v.name, v.type.tensor_type.elem_type) for v in after
+        ]
+    assert {p.key: p.value for p in result.qdq.metadata_props}["onnxfq.float"] == name
+
+
+@pytest.mark.parametrize("model", [name for name in BUILDERS if name != "if_body"])
+def test_float16_runs_as_its_simulation(model):
+    """ONNX Runtime gives what the fake-quant model gives, but for the rounding of float16.
+
+    30 dB: a value between two steps of the int8 grid may go to the other one, which counts a whole step.
+    """
+    result = cast(BUILDERS[model]())
+    fake, qdq = result.evaluation.candidates
+    assert qdq.candidate == "Q/DQ" and qdq.outputs[0].sqnr_db > min(30, fake.outputs[0].sqnr_db - 1)
+    Session(result.qdq, 1)  # at the level that Q/DQ models are run at
+
+
+def test_the_remainder_is_float16():
+    """Relu, Add and BatchNormalization of a residual block run in float16, with constants of that type."""
+    result = cast(BUILDERS["two_branch"]())
+    found = types(result.qdq)
+    for name in ("h", "r1", "n", "s", "r2", "gain", "mean", "b2", "h/dq", "w1/dq", "h/scale", "w1/scale"):
+        assert found[name] == TensorProto.FLOAT16, name
+    assert not any(t.data_type == TensorProto.FLOAT for t in result.qdq.graph.initializer)
+
+
+def test_scales_are_those_of_the_encodings():
+    """Scales are rounded when they are chosen: the cast changes none, and weights are encoded with them."""
+    result = cast(BUILDERS["conv_relu"]())
+    stored = {t.name: numpy_helper.to_array(t) for t in result.qdq.graph.initializer}
+    for name in ("x", "w"):
+        exact = result.encodings[name].scale_array
+        halves = [v for key, v in stored.items() if key.startswith(f"{name}/scale")]
+        assert any(v.dtype == np.float16 for v in halves)
+        for values in halves:
+            np.testing.assert_array_equal(values.astype(np.float32), exact)
+
+
+def test_float_io():
+    """With io the inputs and outputs are float16 too, and the figures are those without."""
+    result = cast(linear(16, 6), FloatOptions("fp16", io=True))
+    kinds = {v.type.tensor_type.elem_type for v in (*result.qdq.graph.input, *result.qdq.graph.output)}
+    assert kinds == {TensorProto.FLOAT16}
+    onnx.checker.check_model(result.qdq, full_check=True)
+    (y,) = Session(result.qdq, 1).run({"x": feed_for(linear(16, 6))["x"].astype(np.float16)})
+    assert y.dtype == np.float16
+    assert result.evaluation.candidates[1].outputs == cast(linear(16, 6)).evaluation.candidates[1].outputs
+
+
+def test_a_layer_beyond_the_range_stays(tmp_path: Path):
+    """Outputs of 90,000 are infinite in float16: the layer and its reader stay, and all reports name it."""
+    result = quantize(loud(), [loud_feed()] * 40, tmp_path / "m.onnx", floats=FP16)
+    found = reasons(result)
+    assert "90" in found["b"] and "beyond 65504" in found["b"]
+    assert found["loud"] == f"gives 'b': {found['b']}" and found["calm"].startswith("reads 'b'")
+    assert "relu" not in found
+    for text in (quantize_summary(result), render_report(result)):
+        assert "beyond 65504" in text
+    (y,) = Session(tmp_path / "m.onnx", 1).run(loud_feed())
+    assert np.isfinite(y).all()
+    kept = types(result.qdq)
+    assert (kept["b"], kept["r"]) == (TensorProto.FLOAT, TensorProto.FLOAT16)
+
+
+def test_without_the_plan_the_layer_overflows():
+    """The same model with nothing kept gives infinities: the rule is needed."""
+    result = quantize(loud(), [loud_feed()] * 40)
+    qdq = insert_qdq(result.model, result.plan, result.encodings, lowest_opset=19)
+    with np.errstate(over="ignore"):
+        naive = cast_floats(qdq, FloatPlan(name="fp16"))
+    (b,) = Session(with_outputs(naive, ["b"]), 1, exact=True).run(loud_feed(), ["b"])
+    assert np.isinf(b).any()
+
+
+def test_sums_and_their_chain_stay():
+    """ReduceMean, the 1e-12 beside it and the root stay in float32; what is multiplied by it does not."""
+    proto = build(
+        """g (float[N,16] x) => (float[N,8] y) {
+            [relu] r = Relu (x)
+            [square] s = Pow (r, two)
+            [mean] m = ReduceMean <axes = [-1], keepdims = 1> (s)
+            [eps] e = Add (m, small)
+            [root] q = Sqrt (e)
+            [norm] n = Div (r, q)
+            [mm] y = MatMul (n, w) }""",
+        {"two": np.float32(2), "small": np.float32(1e-12), "w": weights(16, 8)},
+    )
+    result = cast(proto)
+    found = reasons(result)
+    assert {name for name in found if name in ("relu", "square", "mean", "eps", "root", "norm", "mm")} == {
+        "mean",
+        "eps",
+        "root",
+    }
+    assert found["mean"] == "it sums over many elements"
+    assert "smallest normal number" in found["eps"]
+    assert types(result.qdq)["n"] == TensorProto.FLOAT16
+
+
+@pytest.mark.parametrize("lowest", [-1e9, -3.4028235e38, -np.inf])
+def test_masks_stay_finite(lowest):
+    """Numbers that stand for minus infinity become the lowest of float16: a masked row is not NaN."""
+    proto = build(
+        """g (float[2,4] x, bool[2,4] seen) => (float[2,4] y) {
+            [mm] s = MatMul (x, w)
+            [mask] m = Where (seen, zero, low)
+            [add] a = Add (s, m)
+            [soft] y = Softmax <axis = -1> (a) }""",
+        {"w": weights(4, 4), "zero": np.float32(0), "low": np.float32(lowest)},
+    )
+    feeds = [
+        feed_for(proto, seed) | {"seen": np.asarray([[1, 1, 0, 1], [1, 0, 0, 1]], bool)} for seed in range(40)
+    ]
+    result = quantize(proto, feeds, floats=FP16)
+    assert "add" not in reasons(result)
+    feed = feeds[0] | {"seen": np.zeros((2, 4), bool)}
+    (y,) = Session(result.qdq, 1).run(feed)
+    assert np.isnan(y).any() == (lowest == -np.inf and np.isnan(Session(proto, 1).run(feed)[0]).any())
+
+
+def test_bodies_keep_their_types():
+    """What a body reads from outside is float32 there, and float16 outside."""
+    proto = if_body()
+    result = cast(proto)
+    onnx.checker.check_model(result.qdq, full_check=True)
+    assert "body" in reasons(result)["choose"]
+    for cond in (True, False):
+        feed = feed_for(proto) | {"cond": np.asarray(cond)}
+        expected, got = (Session(p, 1).run(feed)[0] for p in (proto, result.qdq))
+        # A coarse bound: one int8 product in front.
+        np.testing.assert_allclose(got, expected, atol=0.1 * np.abs(expected).max())
+
+
+def test_bfloat16_is_not_run():
+    """ONNX Runtime has no bfloat16 Q/DQ: the fake-quant model is measured, and a note says so."""
+    result = cast(linear(16, 6), BF16)
+    assert result.evaluation.notes == ("Q/DQ model not run: ONNX Runtime has no kernels for bfloat16",)
+    assert cannot_run(result.qdq)
+
+
+def test_data_is_needed():
+    """Ranges are seen in data only: without any, half types are refused in one line."""
+    with pytest.raises(DataError, match="^--float fp16 needs data"):
+        quantize(linear(16, 6), None, recipe="tensorrt-int8-weights", floats=FP16)
+
+
+def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """`quantize --float fp16 --artifacts` writes the model and its plan of floats."""
+    onnx.save(linear(16, 6), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=feed_for(linear(16, 6), count=40)["x"])
+    line = f"quantize {tmp_path}/m.onnx --data {tmp_path}/d.npz -o {tmp_path}/o.onnx --float fp16"
+    assert main(f"{line} --artifacts {tmp_path}/kept".split()) == 0
+    assert "remainder  fp16" in capfd.readouterr().out
+    assert FloatPlan.model_validate_json((tmp_path / "kept/m.floats.json").read_text()).name == "fp16"
+    assert any(t.data_type == TensorProto.FLOAT16 for t in onnx.load(tmp_path / "o.onnx").graph.initializer)
+
+
+# Ranges
+
+
+@given(st.lists(st.floats(1e-3, 3e4), min_size=1), st.booleans())
+def test_what_is_well_inside_fits(values, negative):
+    """No tensor of magnitudes between 0.001 and 30,000 is kept back."""
+    x = np.asarray(values, np.float32) * (-1 if negative else 1)
+    assert unfit(TensorStatistics.from_array(x), HALF) == ""
+
+
+@given(st.lists(st.floats(-100, 100, width=32), min_size=1), st.floats(66000, 2.0**100, width=32))
+def test_one_value_beyond_is_enough(values, far):
+    """A single positive value beyond 65504 keeps a tensor in float32, with its range in the reason."""
+    found = TensorStatistics.from_array(np.asarray([*values, far], np.float32))
+    assert f"to {found.rmax:.6g}, beyond 65504" in unfit(found, HALF)
+
+
+def test_small_values():
+    """A tensor mostly below the steps of float16 is kept; a Softmax of 512 with many small values is not."""
+    rng = np.random.default_rng(0)
+    tiny = TensorStatistics.from_array((rng.normal(size=1000) * 1e-7).astype(np.float32))
+    assert "smallest normal number" in unfit(tiny, HALF)
+    logits = rng.normal(size=(64, 512)) * 4
+    soft = (np.exp(logits) / np.exp(logits).sum(1, keepdims=True)).astype(np.float32)
+    assert (soft < HALF.smallest).mean() > 0.5
+    assert unfit(TensorStatistics.from_array(soft), HALF) == ""
+
+
+def test_masks_are_told_from_large_values():
+    """-1e9 beside scores is a mask; values that go there step by step, or on both sides, are values."""
+    scores = np.linspace(-20, 20, 100).astype(np.float32)
+    mask = TensorStatistics.from_array(np.append(scores, np.float32(-1e9)))
+    assert unfit(mask, HALF) == "" and masks(mask, HALF)
+    steps = TensorStatistics.from_array(np.append(scores, np.float32([-1e6, -1e9])))
+    both = TensorStatistics.from_array(np.append(scores, np.float32([1e9, -1e9])))
+    for found in (steps, both):
+        assert "beyond 65504" in unfit(found, HALF) and not masks(found, HALF)
+
+
+# TensorRT
+
+
+@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+@pytest.mark.parametrize("model", ["two_branch", "downsample", "attention", "tied_embedding", "gemm"])
+def test_tensorrt_keeps_the_promises(model, name):
+    """Every node that is quantized runs in int8 with the remainder in a half type."""
+    result = check(cast(BUILDERS[model](), FloatOptions(name)).qdq, build=BuildOptions())
+    assert result.passed and result.engine
+    assert all(row.kept == row.promised for row in result.coverage)
+
+
+@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@pytest.mark.parametrize(
+    "recipe", ["tensorrt-fp8", "tensorrt-int4", "tensorrt-int8-weights", "tensorrt-mxfp8", "tensorrt-nvfp4"]
+)
+def test_every_recipe_in_float16(recipe):
+    """Scales of every format are written in the type that TensorRT wants beside float16."""
+    proto = build(
+        """g (float[16,256] x) => (float[16,256] y) {
+            [one] a = MatMul (x, w) [relu] r = Relu (a) [two] y = MatMul (r, v) }""",
+        {"w": weights(256, 256), "v": weights(256, 256, seed=1)},
+    )
+    result = check(cast(proto, recipe=recipe).qdq, build=BuildOptions())
+    assert result.passed, result.table()
+    assert all(row.kept == row.promised == 2 for row in result.coverage), result.table()
+
+
+def test_the_loud_layer_builds():
+    """A layer that stays in float32 is still multiplied in int8."""
+    if not builder_installed():
+        pytest.skip("TensorRT for RTX is not installed")
+    result = check(quantize(loud(), [loud_feed()] * 40, floats=FP16).qdq, build=BuildOptions())
+    assert result.passed and all(row.kept == row.promised == 3 for row in result.coverage)
