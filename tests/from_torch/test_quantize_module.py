@@ -360,6 +360,75 @@ def test_overrides_by_name_glob_and_type():
     assert "Conv2d 9/10" in [str(row) for row in plan.coverage()]
 
 
+class Ranged(nn.Module):
+    """Layers and products that read what has a range by definition, some through Dropout."""
+
+    def __init__(self):
+        """Make the layers."""
+        super().__init__()
+        self.one, self.two, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout()
+        self.tail = nn.Sequential(nn.Tanh(), nn.Dropout(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def forward(self, x):
+        """Return [N, 4, 2]."""
+        y = self.two(self.drop(torch.sigmoid(self.one(x))))
+        return self.tail(F.softmax(y, -1) @ y)
+
+
+def test_ranges_known_from_mathematics():
+    """Outputs of Softmax, Sigmoid and Tanh get their range, not the data's; the ONNX side's scales are equal."""
+    names = ["Softmax", "Sigmoid", "Tanh"]
+    content = {"name": "test", "target": "simulation", "weights": {"qtype": "int8"}}
+    content["activations"] = {"qtype": "int8", "calibrator": "minmax", "known_ranges": names}
+    asked, model, x = Recipe.model_validate(content), Ranged().eval(), torch.randn(2, 4, 4)
+    plain = onnxfq.load(export_torch(model, (x,)))
+    plan = prepared(model, x, asked)
+    known = {p.tensor: p.spec.calibrator for p in plan.placements if p.spec.calibrator != "minmax"}
+    assert known == {
+        "two.input": "known:Sigmoid",
+        "matmul_input": "known:Softmax",
+        "tail.2.input": "known:Tanh",
+    }
+    for name in known:
+        assert quantizers(model)[f"{name}_quantizer"].scale == torch.tensor(1 / 127)
+    onnx_plan = onnxfq.make_plan(plain, asked)
+    assert sorted(p.spec.calibrator for p in onnx_plan.placements) == sorted(
+        p.spec.calibrator for p in plan.placements
+    )
+    (why,) = (p.why for p in plan.placements if p.tensor == "matmul_input")
+    assert why.endswith("every output of Softmax lies in [0, 1]")
+
+
+def test_softmax_of_attention_has_the_scale_tensorrt_wants():
+    """With tensorrt-fp8 the probabilities of MultiheadAttention have the scale 1/448, whatever was seen."""
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    prepared(model, torch.randn(2, 5, 8), "tensorrt-fp8")
+    assert model.self_attn.context_input_quantizer.scale == torch.tensor(1 / 448)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dynamic": True}, "dynamic scales"),
+        (
+            {"dynamic": True, "granularity": "blocked", "block_size": 32, "scale_type": "e8m0"},
+            "dynamic scales",
+        ),
+        ({"symmetric": False, "zero_point": "fractional"}, "fractional zero points"),
+    ],
+)
+def test_what_a_module_has_not(fields, message):
+    """Scales that a rule makes and fractional zero points are refused in one line that says where to do it."""
+    content = {"name": "test", "target": "simulation", "weights": {"qtype": "int8"}}
+    content["activations"] = {"qtype": "int8", **fields}
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(RecipeError, match=f"test asks for {message}.*quantize the exported ONNX") as raised:
+        quantize_module(model, Recipe.model_validate(content))
+    assert "\n" not in str(raised.value) and not quantizers(model)
+    with pytest.raises(RecipeError, match="mxint8 asks for dynamic scales"):
+        quantize_module(model, "mxint8")
+
+
 def test_weights_only():
     """A recipe without activations puts quantizers on weights alone."""
     model = build("transformer")
