@@ -376,7 +376,7 @@ class Ranged(nn.Module):
 
 
 def test_ranges_known_from_mathematics():
-    """Outputs of Softmax, Sigmoid and Tanh get their range, not the data's; the ONNX side's scales are equal."""
+    """Outputs of Softmax, Sigmoid and Tanh get their range, not the data's, as on the ONNX side."""
     names = ["Softmax", "Sigmoid", "Tanh"]
     content = {"name": "test", "target": "simulation", "weights": {"qtype": "int8"}}
     content["activations"] = {"qtype": "int8", "calibrator": "minmax", "known_ranges": names}
@@ -418,7 +418,7 @@ def test_softmax_of_attention_has_the_scale_tensorrt_wants():
     ],
 )
 def test_what_a_module_has_not(fields, message):
-    """Scales that a rule makes and fractional zero points are refused in one line that says where to do it."""
+    """Scales that a rule makes and fractional zero points are refused in one line with the remedy."""
     content = {"name": "test", "target": "simulation", "weights": {"qtype": "int8"}}
     content["activations"] = {"qtype": "int8", **fields}
     model = nn.Sequential(nn.Linear(4, 4))
