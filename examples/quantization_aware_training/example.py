@@ -28,9 +28,9 @@ HERE = Path(__file__).resolve().parent
 STEPS, BATCH = 120, 100
 TITLE = f"""# Training with fake quantization
 
-Accuracy on the scoring digits of `models/` in percent: depthwise network, all weights int4 and all activations
-uint4, by `examples/quantization_aware_training/example.py --seeds 0 1 2 --out docs/qat-results.md`. The float
-network is trained for two epochs; {STEPS} steps with fake quantization follow, and beside them as many in float.
+Accuracy on the scoring digits of `models/` in percent: the depthwise network, int4 for all weights, uint4 for
+all activations, by `examples/quantization_aware_training/example.py --seeds 0 1 2 --out docs/qat-results.md`.
+The float network is trained for two epochs; {STEPS} steps with fake quantization follow, or as many in float.
 """
 calibration = torch.from_numpy(digits.load("calibration")[0])
 

@@ -360,6 +360,89 @@ def test_overrides_by_name_glob_and_type():
     assert "Conv2d 9/10" in [str(row) for row in plan.coverage()]
 
 
+class Everything(nn.Module):
+    """One of each kind of layer and operation that is quantized."""
+
+    def __init__(self):
+        """Make the layers."""
+        super().__init__()
+        self.words, self.lstm, self.gru = nn.Embedding(9, 8), nn.LSTM(8, 8), nn.GRU(8, 8)
+        self.attention, self.linear = nn.MultiheadAttention(8, 2), nn.Linear(8, 8)
+
+    def forward(self, x):
+        """[L, N] of int64 to [L, N, N]."""
+        y = self.gru(self.lstm(self.words(x))[0])[0]
+        y = y + self.linear(self.attention(y, y, y)[0])
+        z = torch.bmm(y, y.transpose(1, 2))
+        return z.matmul(torch.matmul(z, z @ z))
+
+
+KINDS = {
+    "words": ({"words.weight"}, "Embedding"),
+    "lstm": ({"lstm.weight_ih_l0", "lstm.weight_hh_l0"}, "LSTM"),
+    "gru": ({"gru.weight_ih_l0", "gru.weight_hh_l0"}, "GRU"),
+    "attention": (
+        {f"attention.{n}" for n in ("query", "key", "value", "in_proj_weight")}
+        | {f"attention.{n}_{end}" for n in ("scores", "context") for end in ("input", "other")},
+        "MultiheadAttention",
+    ),
+    "linear": ({"linear.input", "linear.weight"}, "Linear"),
+    "bmm": ({"bmm_input", "bmm_other"}, None),
+    "matmul": ({"matmul_input", "matmul_other"}, None),
+    "matmul_1": ({"matmul_1_input", "matmul_1_other"}, None),
+    "matmul_2": ({"matmul_2_input", "matmul_2_other"}, None),
+}
+PRODUCTS = {"bmm", "matmul", "matmul_1", "matmul_2"}
+
+
+def test_every_kind_is_placed():
+    """Each kind of layer and operation has quantizers on the tensors that it multiplies."""
+    found = {p.tensor for p in quantize_module(Everything(), recipe()).placements}
+    expected = set().union(*(tensors for tensors, _ in KINDS.values()))
+    assert found == expected | {"attention.out_proj.input", "attention.out_proj.weight"}
+
+
+@pytest.mark.parametrize("how", ["name", "glob", "type", "tensors"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_reached(kind, how):
+    """By its name, a glob, its type or its tensors an override takes a kind out, and nothing else."""
+    tensors, type_name = KINDS[kind]
+    taken = {kind}
+    if how == "type" and type_name is None:
+        override, taken = {"op_types": ["MatMul"]}, {*PRODUCTS, "attention", "linear"}  # by ONNX's name
+    elif how == "type":
+        override = {"op_types": [type_name]}
+    elif how == "tensors":
+        override = {"tensors": sorted(tensors)}
+    elif how == "glob":
+        override = {"nodes": [f"{kind[:-1]}[{kind[-1]}]"]}
+    else:
+        override = {"nodes": [kind]}
+    kept = {"overrides": [{**override, "keep_float": True}]}
+    found = {p.tensor for p in quantize_module(Everything(), recipe(**kept)).placements}
+    for name, (own, _) in KINDS.items():
+        assert (not found & own) if name in taken else own <= found, name
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"nodes": ["add"]},
+        {"nodes": ["ad[d]"]},
+        {"op_types": ["Add (residual)"]},
+        {"op_types": ["Add"]},
+        {"tensors": ["add_skip"]},
+    ],
+)
+def test_residual_sums_are_reached(override):
+    """So is the skip branch of a sum, for a target that quantizes it."""
+    plan = quantize_module(Everything(), recipe(target="tensorrt"))
+    assert "add_skip" in {p.tensor for p in plan.placements}
+    kept = recipe(target="tensorrt", overrides=[{**override, "keep_float": True}])
+    rest = {p.tensor for p in quantize_module(Everything(), kept).placements}
+    assert rest == {p.tensor for p in plan.placements} - {"add_skip"}
+
+
 class Ranged(nn.Module):
     """Layers and products that read what has a range by definition, some through Dropout."""
 
