@@ -1,8 +1,8 @@
 """The library's kernels on torch tensors of the CPU: the bits of `arithmetic.py` in one pass over memory.
 
 Each function returns None where the kernels are not for it, and torch's operations do the work: on other
-devices, in float64, with other rounding than half_even, where torch compiles, exports, traces or watches
-operations, and without the library.
+devices, in float64, with other rounding than half_even, where torch compiles, exports, traces, records or
+watches operations, and without the library.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ def _plain(x: Tensor) -> bool:
         and x.device.type == "cpu"
         and x.numel() > 0
         and not torch.jit.is_tracing()
+        # Recorded for derivatives of derivatives, as in a backward pass with create_graph.
+        and not (torch.is_grad_enabled() and x.requires_grad)
         and torch._C._len_torch_dispatch_stack() == 0
         and library_loads()
     )

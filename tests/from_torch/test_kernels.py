@@ -177,6 +177,21 @@ def test_tracers_see_operations(counted):
     assert not counted
 
 
+def test_derivatives_of_derivatives():
+    """With create_graph the backward pass is recorded: the second derivative of y^2 is 2 inside, 0 outside.
+
+    Of x; with a learned scale too, for which the first is recorded by torch's operations.
+    """
+    for learned in (False, True):
+        x = torch.tensor([-9.0, -1.3, 0.2, 3.0, 40.0], requires_grad=True)
+        scale = torch.tensor(0.5, requires_grad=learned)
+        y = fake_quantize(x, scale, qtype="int4")
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        assert first.tolist() == [2 * v for v in (0, -1.5, 0, 3, 0)] and first.requires_grad
+        (second,) = torch.autograd.grad(first.sum(), x)
+        assert second.tolist() == [0, 2, 2, 2, 0]
+
+
 def test_without_the_library(monkeypatch, caplog):
     """Where the library cannot be loaded torch's operations do the work, and a log line says so."""
 
