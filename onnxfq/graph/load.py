@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import google.protobuf.message
@@ -114,12 +115,14 @@ def _from_path(path: Path) -> tuple[onnx.ModelProto, str, str]:
     except OSError as fault:
         raise ModelError(f"cannot read {path}: {fault.strerror or fault}; give an .onnx file") from None
     proto = onnx.ModelProto()
-    try:
-        proto.ParseFromString(content)
-    except google.protobuf.message.DecodeError:
-        raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
-    digest = hashlib.sha256(content)
-    del content
+    with ThreadPoolExecutor(1) as beside:  # hashing lets go of the interpreter
+        hashed = beside.submit(hashlib.sha256, content)
+        try:
+            proto.ParseFromString(content)
+        except google.protobuf.message.DecodeError:
+            raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
+        digest = hashed.result()
+    del content, hashed
     initializers = {tensor.name for tensor in proto.graph.initializer}
     for tensor in external_data_helper._get_all_tensors(proto):
         if external_data_helper.uses_external_data(tensor):

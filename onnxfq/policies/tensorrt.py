@@ -11,6 +11,7 @@ from math import prod
 import onnx_graphsurgeon as gs
 
 from onnxfq.deployed import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
+from onnxfq.granularity import PerTensor
 from onnxfq.plan import Placement
 from onnxfq.policies.target import Operands, TargetPolicy
 from onnxfq.qtypes import QType
@@ -41,6 +42,8 @@ def _refuses(placement: Placement, operands: Operands) -> str:
         nearest = "float8e4m3fn" if spec.qtype.is_float else "int8"
         carried = "" if base == spec.qtype.base else f", which {spec.qtype} needs"
         return f"TensorRT has no {base} tensors{carried}; use {nearest}"
+    if placement.role == "activation" and spec.granularity != PerTensor():
+        return "TensorRT takes one scale of an activation; use granularity: per_tensor, or target onnxruntime"
     if spec.block_shape is not None:
         return "TensorRT takes blocks along one axis only; use per_axis, or target onnxruntime"
     if spec.block_size is not None and base != "int4":
