@@ -3,8 +3,10 @@
 // Whether numbers are right is tested from Python. Here every buffer is exactly as long as it may be, and
 // what can be said without a reference is checked: results lie on the grid, and threads change nothing.
 #include <cmath>
+#include <cstring>
 #include <limits>
 
+#include "../src/cpu/spawned_threads.h"
 #include "cases.h"
 #include "cuda_loops.h"
 
@@ -12,6 +14,33 @@ namespace {
 
 using namespace onnxfq;
 using namespace onnxfq::tests;
+
+// What training takes: values are those without a mask, and where the mask is 0 the derivative is an end of the grid.
+void test_training(const FakeQuantizeSpec& spec, const ParamLayout& layout, const std::vector<float>& x,
+                   const float* scale, const float* zeros) {
+  std::vector<float> y(x.size());
+  std::vector<float> plain(x.size());
+  std::vector<uint8_t> inside(x.size());
+  FakeQuantizeCall call = spec.call(x.data(), plain.data(), ElementType::kFloat32, scale, zeros, layout);
+  cpu::fake_quantize(call, cpu::calling_thread());
+  call.y = y.data();
+  call.inside = inside.data();
+  cpu::SpawnedThreads three{3};
+  cpu::fake_quantize(call, three.threads());
+  require(x.empty() || std::memcmp(y.data(), plain.data(), x.size() * sizeof(float)) == 0, "values beside a mask");
+  call.inside = nullptr;
+  call.quantity = Quantity::kDerivativeByScale;
+  cpu::fake_quantize(call, three.threads());
+  for (size_t i = 0; i < x.size(); ++i) {
+    require(inside[i] <= 1, "mask");
+    const float zero = zeros ? zeros[0] : 0.0f;  // all are equal
+    const float low = (spec.grid.is_float ? -spec.grid.qmax : spec.grid.qmin) - zero;
+    const float high = spec.grid.qmax - zero;
+    require(inside[i] || !std::isfinite(y[i]) || y[i] == low || y[i] == high, "derivative");
+  }
+  cpu::mask_gradient(plain.data(), inside.data(), y.data(), static_cast<int64_t>(x.size()), three.threads());
+  for (size_t i = 0; i < x.size(); ++i) require(!inside[i] || y[i] == plain[i], "masked gradient");
+}
 
 void test_fake_quantize(const Case& c, ElementType element, const char* type, const char* rounding, int saturate) {
   FakeQuantizeSpec spec;
@@ -32,6 +61,7 @@ void test_fake_quantize(const Case& c, ElementType element, const char* type, co
     // In place, on two threads: the same.
     cpu::fake_quantize(spec.call(source.data(), source.data(), element, scale.data(), zeros, layout), two_threads());
     require(source.memory == target.memory, std::string("threads or in place, ") + type + " " + rounding);
+    if (spec.grid.rounding == Rounding::kHalfEven) test_training(spec, layout, x, scale.data(), zeros);
   }
 }
 

@@ -166,6 +166,7 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         # protobuf checks no text: a damaged string is met as bytes, or as an error, when it is read.
         if not all(isinstance(text, str) for text in _texts(proto.graph)):
             raise _not_text(source)
+        _raise_ir_version(proto)
         without_stored(proto, _checked)
     except UnicodeDecodeError:
         raise _not_text(source) from None
@@ -175,6 +176,16 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         raise ModelError(
             f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
         ) from None
+
+
+def _raise_ir_version(proto: onnx.ModelProto) -> None:
+    """Call a model of IR version 3 what it is when it has constants that are no inputs, as 4 allows.
+
+    onnxruntime's quantizer writes such files, and onnxruntime runs them.
+    """
+    inputs = {value.name for value in proto.graph.input}
+    if 0 < proto.ir_version < 4 and any(tensor.name not in inputs for tensor in proto.graph.initializer):
+        proto.ir_version = 4
 
 
 def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:
