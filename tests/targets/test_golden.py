@@ -86,7 +86,7 @@ def compare(file: str, found: dict[str, dict[str, object]]) -> None:
 def test_networks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Well-known networks keep every node in low precision that is planned so, but for ConvTranspose.
 
-    TensorRT for RTX has no low-precision ConvTranspose at all; TensorRT has. `check` finds nothing else either.
+    TensorRT for RTX has no low-precision ConvTranspose at all; TensorRT has. `check` finds nothing else.
     """
     monkeypatch.syspath_prepend(ROOT / "models")
     network = importlib.import_module("networks").NETWORKS[name]
