@@ -18,6 +18,13 @@ hypothesis.settings.register_profile("onnxfq", deadline=None)
 hypothesis.settings.load_profile("onnxfq")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the device of the kernel tests; what else there is for a GPU finds out by itself."""
+    parser.addoption(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where the tests of custom_ops run kernels"
+    )
+
+
 @pytest.fixture(scope="session")
 def digits_model() -> Path:
     """The shipped network."""

@@ -14,8 +14,8 @@ from onnxfq.runtime.places import Place
 from onnxfq.runtime.session import Session
 from onnxfq.statistics import STATE_HEADER, TensorStatistics, empty_state
 
-Ran = tuple[NDArray[np.int64], NDArray[np.int64], int]
-"""After a feed: heads of all states [tensors, 8], those of the feed alone [tensors or 0, 8], its digest."""
+Heads = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""After a feed: heads of all states [tensors, 8], those of the feed alone, [0, 8] where they are not kept."""
 
 
 class Names(Protocol):
@@ -44,7 +44,8 @@ class Gathering:
         """
         self._session = session
         self._place = place
-        self._bindings = session.bindings()
+        self.bindings = session.bindings()
+        """Of the states; inputs of the model that do not come with each feed may be bound here too."""
         self._states = np.stack([empty_state()] * len(names))  # [tensors, state]
         states = place.updated(self._states)
         self._bind_rows(self._states, states, [n.given for n in names], is_input=True)
@@ -56,29 +57,29 @@ class Gathering:
     def _bind_rows(
         self, array: NDArray[np.int64], address: int, names: Sequence[str], is_input: bool = False
     ) -> None:
-        bind = self._bindings.bind_input if is_input else self._bindings.bind_output
+        bind = self.bindings.bind_input if is_input else self.bindings.bind_output
         for row, name in enumerate(names):
             at = address + row * array.strides[0]
             bind(name, self._session.device, 0, array.dtype.type, array.shape[1:], at)
 
-    def run(self, feeds: Iterable[Feed]) -> Iterator[Ran]:
-        """Run one feed after the other; the next one is read and digested while the device works."""
+    def run(self, feeds: Iterable[Feed]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]:
+        """Yield the heads after every feed and its digest; the next is read while the device works."""
         with ThreadPoolExecutor(1) as pool:
-            flying: Future[Ran] | None = None
+            flying: tuple[Future[Heads], int] | None = None
             for feed in feeds:
                 # A copy: the maker of feeds may fill the same memory anew while this one is in flight.
                 own = {name: np.array(array) for name, array in feed.items()}
                 digest = sample_digest(own)
                 if flying is not None:
-                    yield flying.result()
-                flying = pool.submit(self._run, own, digest)
+                    yield *flying[0].result(), flying[1]
+                flying = pool.submit(self.add, own), digest
             if flying is not None:
-                yield flying.result()
+                yield *flying[0].result(), flying[1]
 
-    def _run(self, feed: Feed, digest: int) -> Ran:
-        self._session.run_bound(feed, self._bindings)
-        heads = self._place.peek(self._states, STATE_HEADER)
-        return heads, self._place.peek(self._of_feed, STATE_HEADER), digest
+    def add(self, feed: Feed) -> Heads:
+        """Run one feed. Raises as `Session.run`."""
+        self._session.run_bound(feed, self.bindings)
+        return self._place.peek(self._states, STATE_HEADER), self._place.peek(self._of_feed, STATE_HEADER)
 
     def statistics(self) -> list[TensorStatistics]:
         """Return what was gathered, tensor by tensor, once `place` has given the states back."""
