@@ -32,7 +32,7 @@ log=$build.log
 
 # Runs a command, with its output added to the log, and shows the end of it: step NAME MOST-SECONDS LINES COMMAND...
 step() {
-  local name=$1 most=$2 lines=$3 log began=$SECONDS code=0
+  local name=$1 most=$2 lines=$3 began=$SECONDS code=0
   shift 3
   if [ $((in_all - SECONDS)) -lt 5 ]; then
     echo "== $name: no time left for it"

@@ -5,6 +5,7 @@ Skipped where there is none. `scripts/gpu_check.sh` compares far more values and
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,9 +13,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from builders import BUILDERS, feed_for, planned
 from onnx import TensorProto, helper, numpy_helper
+from test_bodies import MODELS
 
 from onnxfq.errors import RuntimeLibraryError
+from onnxfq.graph.load import load
+from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.runtime import kernels
 from onnxfq.runtime.devices import cuda_problem, providers
 from onnxfq.runtime.gpus import gpus
@@ -147,3 +152,31 @@ def test_state_stays_on_the_gpu() -> None:
     assert (found.rmin, found.rmax, found.elements) == (expected.rmin, expected.rmax, expected.elements)
     np.testing.assert_array_equal(found.bins, expected.bins)
     np.testing.assert_array_equal(found.counts, expected.counts)
+
+
+def whole_numbers(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with small integers for weights: its sums are exact, in whatever order they are made."""
+    for tensor in proto.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.dtype == np.float32:
+            tensor.CopyFrom(numpy_helper.from_array(np.rint(values * 4), tensor.name))
+    return proto
+
+
+@needs_provider
+@pytest.mark.parametrize("name", ["shared_weight", "gemm", "if", "else", "nested"])
+def test_statistics_of_models_are_those_of_the_cpu(name: str, tmp_path: Path) -> None:
+    """Merged on the GPU over feeds, in bodies too, they make the file that observing on the CPU makes."""
+    make, more = ({name: (make, {}) for name, make in BUILDERS.items()} | MODELS)[name]
+    proto = whole_numbers(make())
+    model, plan = load(proto), planned(proto)
+    feeds = []
+    for seed in range(3):
+        feed = feed_for(proto, seed) | more
+        feeds.append({n: np.rint(a) if a.dtype == np.float32 else a for n, a in feed.items()})
+    files = []
+    for device in ("cpu", "cuda"):
+        options = ObserveOptions(feed_ranges=True, device=device)
+        collect_statistics(model, plan, feeds, options).save(tmp_path / device)
+        files.append((tmp_path / device).read_bytes())
+    assert files[0] == files[1]
