@@ -43,7 +43,7 @@ LAYERS = [
         "targets",
         "torch",
     },
-    {"pipeline", "reporting", "demo"},
+    {"conversion", "handoff", "pipeline", "reporting", "demo"},
     {"cli"},
     {"", "__main__"},
 ]
@@ -67,6 +67,9 @@ NEIGHBOURS = {
     ("distribution", "observation"),
     ("float_plan", "plan"),
     ("float_remainder", "observation"),
+    ("conversion", "pipeline"),
+    ("handoff", "pipeline"),
+    ("reporting", "conversion"),
     ("reporting", "pipeline"),
     ("demo", "pipeline"),
     ("demo", "reporting"),

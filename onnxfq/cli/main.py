@@ -13,10 +13,12 @@ import typer
 from onnxfq.cli.calibrate import calibrate
 from onnxfq.cli.check import check
 from onnxfq.cli.console import show_notes
+from onnxfq.cli.convert import convert
 from onnxfq.cli.demo import demo
 from onnxfq.cli.diff import diff
 from onnxfq.cli.doctor import doctor
 from onnxfq.cli.evaluate import evaluate
+from onnxfq.cli.handoff import handoff
 from onnxfq.cli.insert import insert
 from onnxfq.cli.inspect import inspect
 from onnxfq.cli.merge_statistics import merge_statistics
@@ -45,6 +47,8 @@ for _command in (
     calibrate,
     insert,
     check,
+    convert,
+    handoff,
     inspect,
     diff,
     demo,
