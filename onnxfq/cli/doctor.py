@@ -27,23 +27,30 @@ def doctor() -> None:
     """
     problem = cuda_problem()
     gpu_names, gpu_fault = _gpus()
+    outcomes = self_test("cpu")
+    # The kernels alone where onnxruntime cannot use the GPU.
+    on_gpu = self_test("cuda", in_sessions=not problem) if gpu_names else []
+    fit = bool(on_gpu) and not problem and not any(outcome.fault for outcome in on_gpu)
+    outcomes += on_gpu
     rows = [
         ["onnxfq", f"{VERSION}, Python {platform.python_version()}, {platform.platform()}"],
         ["packages", ", ".join(_versions())],
-        ["onnxruntime", f"{onnxruntime.__version__}: {', '.join(onnxruntime.get_available_providers())}"],
+        ["onnxruntime", f"{_onnxruntime()}: {', '.join(onnxruntime.get_available_providers())}"],
         ["library", custom_ops_path()],
         ["CUDA kernels", "built" if cuda_built() else "not built: there was no CUDA compiler"],
         *(["GPU", name] for name in gpu_names or [f"none: {gpu_fault}"]),
         ["sessions", f"on the CPU; {problem}" if problem else "on the CPU and the GPU"],
+        ["device auto", "cuda" if fit else "cpu"],
     ]
-    outcomes = self_test("cpu")
-    if gpu_names:
-        # The kernels alone where onnxruntime cannot use the GPU.
-        outcomes += self_test("cuda", in_sessions=not problem)
     for line in [*table_lines(rows), "", *table_lines([_row(outcome) for outcome in outcomes])]:
         say(line)
     if any(outcome.fault for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _onnxruntime() -> str:
+    built_for = getattr(onnxruntime, "cuda_version", "")
+    return f"{onnxruntime.__version__} for CUDA {built_for}" if built_for else str(onnxruntime.__version__)
 
 
 def _versions() -> list[str]:

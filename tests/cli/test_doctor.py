@@ -23,7 +23,7 @@ def test_a_sound_machine(capsys: pytest.CaptureFixture[str]) -> None:
     """Versions, library and a line for each kernel; exit code 0."""
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for word in ("onnxfq", "onnxruntime", "library", "CUDA kernels", "GPU", "sessions"):
+    for word in ("onnxfq", "onnxruntime", "library", "CUDA kernels", "GPU", "sessions", "device auto"):
         assert any(line.startswith(word) for line in lines), word
     tested = [line for line in lines if line.startswith("cpu ")]
     assert len(tested) == 5 and all(line.endswith("ok") for line in tested)
