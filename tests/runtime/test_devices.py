@@ -7,6 +7,7 @@ import pytest
 
 from onnxfq.errors import RuntimeLibraryError, SpecError
 from onnxfq.runtime import devices, kernels
+from onnxfq.runtime import gpus as gpus_module
 from onnxfq.runtime.devices import cuda_problem
 from onnxfq.runtime.gpus import gpus
 from onnxfq.runtime.self_test import self_test
@@ -27,6 +28,15 @@ def test_self_test_passes_on_the_cpu() -> None:
     outcomes = self_test("cpu")
     assert len(outcomes) == 5
     assert [outcome.fault for outcome in outcomes] == [""] * 5
+
+
+def test_a_library_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built where there was no compiler, the remedy is to build it again."""
+    monkeypatch.setattr(gpus_module, "cuda_built", lambda: False)
+    assert cuda_problem.__wrapped__() == (
+        "the custom-op library was built without CUDA kernels; put nvcc on the PATH and run "
+        "`pip install .` again"
+    )
 
 
 def test_missing_provider_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
