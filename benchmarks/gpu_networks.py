@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from networks import NETWORKS
+from shapes import NETWORKS
 from timing import machine, markdown_table, median_ratio, paired_times, report
 
 import onnxfq

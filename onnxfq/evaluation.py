@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.feeds import Feed
-from onnxfq.graph.signature import output_names
+from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.metrics import ErrorSums
 from onnxfq.runtime.choice import DeviceChoice, choose_device, without_room
 from onnxfq.runtime.places import Device
@@ -86,7 +86,7 @@ class _Side:
     exact: bool
 
     def session(self, threads: int, device: Device) -> Session:
-        return Session(_with_outputs(self.proto, self.fetches), threads, self.exact, device=device)
+        return Session(with_outputs(self.proto, self.fetches), threads, self.exact, device=device)
 
 
 def _outputs(
@@ -173,18 +173,6 @@ class _Run:
             tensors=tuple(score.model_copy(update={"top1_agreement": None}) for score in scores[split:]),
             accuracy=self.right / rows if rows else None,
         )
-
-
-def _with_outputs(proto: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
-    """Return `proto` with inner tensors as further outputs."""
-    have = set(output_names(proto))
-    extra = [name for name in tensors if name not in have]
-    if not extra:
-        return proto
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    copy.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in extra)
-    return copy
 
 
 def _compared(reference: onnx.ModelProto) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 def networks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark, with one small network."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    for name in ("gpu_networks", "networks", "timing"):
+    for name in ("gpu_networks", "shapes", "timing"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import gpu_networks
 

@@ -43,7 +43,7 @@ LAYERS = [
         "targets",
         "torch",
     },
-    {"conversion", "handoff", "pipeline", "reporting", "demo"},
+    {"comparison", "conversion", "handoff", "pipeline", "reporting", "demo"},
     {"cli"},
     {"", "__main__"},
 ]
@@ -68,6 +68,7 @@ NEIGHBOURS = {
     ("float_plan", "plan"),
     ("float_remainder", "observation"),
     ("conversion", "pipeline"),
+    ("comparison", "pipeline"),
     ("handoff", "pipeline"),
     ("reporting", "conversion"),
     ("reporting", "pipeline"),
