@@ -76,16 +76,14 @@ def measured(
             for name, model in models.items()
         }
         times = paired_times(calls, rounds)
-    return [
-        [
-            name,
-            f"{statistics.median(seconds) * 1e3:.2f}",
-            f"{min(seconds) * 1e3:.2f}",
-            f"{median_ratio(times, name, 'plain'):.3f}",
-            str(MARKS.get(name, "")) if device == "cuda" else "",
-        ]
-        for name, seconds in times.items()
-    ]
+    rows = []
+    for name, seconds in times.items():
+        ratio = median_ratio(times, name, "plain")
+        mark = MARKS.get(name) if device == "cuda" else None
+        met = "" if mark is None else f"{mark}" if ratio <= mark else f"{mark} missed"
+        figures = (f"{statistics.median(seconds) * 1e3:.2f}", f"{min(seconds) * 1e3:.2f}")
+        rows.append([name, *figures, f"{ratio:.3f}", met])
+    return rows
 
 
 def misplaced(model: onnx.ModelProto, feed: Feed, device: Device, folder: Path) -> list[str]:
