@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -109,9 +109,7 @@ def collect_statistics(
     done, data = 0, 0
     for number, part in enumerate(passes):
         source = iter(feeds) if start is None else resumed(feeds, start)
-        if device == "cuda" and options.device == "auto":
-            device, source = _with_room(model, part, source, options)
-        with observer_on(device, model, part, options) as observer, _interrupts() as stopped:
+        with _observing(device, model, part, options, source) as (observer, source), _interrupts() as stopped:
             observed = observer.run(source, skipped, stopped)
         if not observed.complete and len(passes) > 1:
             raise KeyboardInterrupt  # of one part of the tensors only: nothing to go on from
@@ -155,19 +153,22 @@ def _passes(plan: Plan, memory: int) -> list[Plan]:
     return [plan.model_copy(update={"placements": part}) for part in parts]
 
 
-def _with_room(
-    model: Model, plan: Plan, feeds: Iterator[Feed], options: ObserveOptions
-) -> tuple[Device, Iterator[Feed]]:
-    """Return the GPU when the first feed runs there, else the CPU; and the feeds from the first one on."""
-    first = list(islice(feeds, 1))
-    feeds = chain(first, feeds)
-    quiet = replace(options, nonfinite="skip", progress=None)
-    try:
-        with observer_on("cuda", model, plan, quiet) as observer:
-            observer.run(first)
-    except DeviceMemoryError as error:
-        return without_room(options.device, error), feeds
-    return "cuda", feeds
+@contextmanager
+def _observing(
+    device: Device, model: Model, plan: Plan, options: ObserveOptions, feeds: Iterator[Feed]
+) -> Iterator[tuple[Observer, Iterator[Feed]]]:
+    """Give an observer and the feeds: on the CPU if "auto" finds no room for the first feed on `device`."""
+    with observer_on(device, model, plan, options) as observer:
+        full = None
+        if options.device == "auto" and isinstance(observer, MergingObserver):
+            first = list(islice(feeds, 1))
+            feeds = chain(first, feeds)
+            full = observer.fault_of(first)
+        if full is None:
+            yield observer, feeds
+            return
+    with observer_on(without_room(options.device, full), model, plan, options) as observer:
+        yield observer, feeds
 
 
 def observer_on(device: Device, model: Model, plan: Plan, options: ObserveOptions) -> Observer:
@@ -262,12 +263,9 @@ class MergingObserver(Observer):
         """Return the statistics of `feeds`, as an Observer does."""
         if not self._tensors:
             return super().run(feeds, first, stopped)
-        if self._merging is None:
-            self._merging = self._session(self._options.threads)
         done, data, complete = 0, 0, True
         ranges: list[NDArray[np.float32]] = []
-        with placed(self._device) as place:
-            gathering = Gathering(self._merging, self._names, self._options.feed_ranges, place)
+        with self._gathering() as gathering:
             for heads, of_feed, digest in gathering.run(feeds):
                 self._check(heads, first + done)
                 ranges.append(np.asarray([_limits(head) for head in of_feed], np.float32))
@@ -284,6 +282,25 @@ class MergingObserver(Observer):
             found = [replace(one, feed_ranges=rows) for one, rows in zip(found, kept, strict=True)]
         tensors = dict(zip(self._tensors, found, strict=True))
         return Statistics(self._model.sha256, done, tensors, complete, data)
+
+    def fault_of(self, feeds: Sequence[Feed]) -> DeviceMemoryError | None:
+        """Run `feeds` and forget them; return what the device says when it has no room for one."""
+        if not self._tensors:
+            return None
+        try:
+            with self._gathering() as gathering:
+                for feed in feeds:
+                    gathering.add(feed)
+        except DeviceMemoryError as error:
+            return error
+        return None
+
+    @contextmanager
+    def _gathering(self) -> Iterator[Gathering]:
+        if self._merging is None:
+            self._merging = self._session(self._options.threads)
+        with placed(self._device) as place:
+            yield Gathering(self._merging, self._names, self._options.feed_ranges, place)
 
     def _check(self, heads: NDArray[np.int64], feed: int) -> None:
         """Stop at the first NaN or infinity, when it shall: all earlier feeds had none."""

@@ -90,6 +90,10 @@ step bits 150 4 "$build/cuda_check" bits
 step speed 90 60 "$build/cuda_check" speed "$results/cuda_$name.md"
 
 export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
+# CUDA's libraries and cuDNN as pip installs them, wherever this interpreter looks for packages: onnxruntime itself looks
+# only beside its own folder.
+libraries=$("$python" -c "import glob, sys; print(':'.join(f for p in sys.path for f in glob.glob(p + '/nvidia/*/lib')))")
+export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 if "$python" -c "import onnxfq, pytest, hypothesis" 2>"$log"; then
   parallel=()
   if "$python" -c "import xdist" 2>/dev/null; then parallel=(-n 4); fi

@@ -184,10 +184,26 @@ except RuntimeLibraryError as error:
     assert done.stdout == "the Ray cluster at 'local' has no GPU; use device cpu\n"
 
 
+@pytest.mark.parametrize("name", ["conv_relu", "nothing"])
+def test_a_gpu_with_room(name, monkeypatch, caplog, tmp_path) -> None:
+    """The feed that auto tries first counts once; one-shot feeds are enough."""
+    model, plan, feeds = case("conv_relu", 4)
+    if name == "nothing":
+        plan = plan.model_copy(update={"placements": ()})
+    expected = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(device="cpu")), tmp_path)
+    monkeypatch.setattr(observation, "choose_device", lambda wanted: "cuda")
+    monkeypatch.setattr(observation, "observer_on", lambda device, *given: MergingObserver(*given, "cpu"))
+    seen: list[int] = []
+    options = ObserveOptions(progress=seen.append)
+    assert file_bytes(collect_statistics(model, plan, iter(feeds), options), tmp_path) == expected
+    assert seen == [1, 2, 3, 4] and not caplog.records
+    assert collect_statistics(model, plan, iter([]), options).feeds == 0
+
+
 class Full(MergingObserver):
     """A GPU in whose memory no feed has room."""
 
-    def run(self, *_: object) -> Statistics:
+    def _gathering(self):
         """Fail as sessions do."""
         raise DeviceMemoryError("the GPU has no room; give a smaller batch, or run on the CPU")
 
