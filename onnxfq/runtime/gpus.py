@@ -47,6 +47,11 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(_gpu(index) for index in range(count.value))
 
 
+def use_gpu(index: int) -> None:
+    """Make a GPU the one that the calling thread's kernels run on; it is the first until then."""
+    call("onnxfq_cuda_use_device", ctypes.c_int(index))
+
+
 def gpus_of_driver() -> int:
     """Return how many GPUs the NVIDIA driver tells of, usable by the library or not; 0 without a driver."""
     try:

@@ -27,6 +27,7 @@ from onnxfq.runtime import kernels
 from onnxfq.runtime.devices import cuda_problem, providers
 from onnxfq.runtime.gpus import gpus
 from onnxfq.runtime.library import register_custom_ops
+from onnxfq.runtime.places import placed
 from onnxfq.runtime.self_test import self_test
 from onnxfq.statistics import TensorStatistics, empty_state
 
@@ -83,6 +84,15 @@ def test_observe_gives_the_statistics_of_the_cpu(histogram: bool) -> None:
         on_cpu = kernels.observe(x, histogram=histogram)
         on_gpu = kernels.observe(x, histogram=histogram, device="cuda")
         assert [a.tobytes() for a in on_gpu] == [a.tobytes() for a in on_cpu]
+
+
+@pytest.mark.parametrize("columns", [0, 1, 3, 9])
+def test_heads_of_rows_are_fetched(columns: int) -> None:
+    """The first numbers of each row of an array on the device, while it stays there."""
+    array = np.arange(45, dtype=np.int64).reshape(5, 9)
+    with placed("cuda") as place:
+        place.updated(array)
+        np.testing.assert_array_equal(place.peek(array, columns), array[:, :columns])
 
 
 def test_self_test_passes() -> None:
