@@ -86,9 +86,10 @@ class _Cuda:
     def peek(self, array: NDArray[Any], columns: int) -> NDArray[Any]:
         source = next(address for written, address in self._written if written is array)
         seen = np.empty((array.shape[0], columns), array.dtype)
-        sizes = (seen.strides[0], array.strides[0], seen.shape[0])
-        to, from_ = ctypes.c_void_p(seen.ctypes.data), ctypes.c_void_p(source)
-        call("onnxfq_cuda_copy_rows", to, from_, *(ctypes.c_int64(size) for size in sizes))
+        if seen.size:
+            sizes = (columns * array.itemsize, array.strides[0], array.shape[0])
+            to, from_ = ctypes.c_void_p(seen.ctypes.data), ctypes.c_void_p(source)
+            call("onnxfq_cuda_copy_rows", to, from_, *(ctypes.c_int64(size) for size in sizes))
         return seen
 
     def copy_back(self) -> None:
