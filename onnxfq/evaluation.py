@@ -15,7 +15,7 @@ from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.feeds import Feed
 from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.metrics import ErrorSums
-from onnxfq.runtime.choice import DeviceChoice, choose_device, without_room
+from onnxfq.runtime.choice import DeviceChoice, choose_device, fall_back
 from onnxfq.runtime.places import Device
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.scores import CandidateScore, Evaluation, OutputScore
@@ -92,7 +92,7 @@ class _Side:
 def _outputs(
     sides: Sequence[_Side], feeds: Iterable[Feed], threads: int, wanted: DeviceChoice
 ) -> Iterator[list[list[NDArray[Any]]]]:
-    """Yield of every feed what each side gives. Whether a GPU has room, the first feed shows."""
+    """Yield of every feed what each side gives. Whether all of it runs on a GPU, the first feed shows."""
     device = choose_device(wanted)
     sessions: list[Session] = []
 
@@ -104,10 +104,10 @@ def _outputs(
     for number, feed in enumerate(feeds):
         try:
             results = run(feed)
-        except DeviceMemoryError as error:
+        except (DataError, DeviceMemoryError, ModelError) as error:
             if number:
                 raise
-            device = without_room(wanted, error)
+            device = fall_back(wanted, device, error)
             sessions.clear()
             results = run(feed)
         yield results

@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.errors import DeviceMemoryError, StatisticsError
+from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError, StatisticsError
 from onnxfq.feeds import Feed, sample_digest
 from onnxfq.feeds.options import Nonfinite
 from onnxfq.graph.model import Model
@@ -34,7 +34,7 @@ from onnxfq.passes.insert_merging import InsertMerging, StateNames
 from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
 from onnxfq.passes.pass_base import Pass
 from onnxfq.plan import Plan
-from onnxfq.runtime.choice import DeviceChoice, choose_device, without_room
+from onnxfq.runtime.choice import DeviceChoice, choose_device, fall_back
 from onnxfq.runtime.gathering import Gathering
 from onnxfq.runtime.observed import observing_session
 from onnxfq.runtime.places import Device, placed
@@ -157,17 +157,17 @@ def _passes(plan: Plan, memory: int) -> list[Plan]:
 def _observing(
     device: Device, model: Model, plan: Plan, options: ObserveOptions, feeds: Iterator[Feed]
 ) -> Iterator[tuple[Observer, Iterator[Feed]]]:
-    """Give an observer and the feeds: on the CPU if "auto" finds no room for the first feed on `device`."""
+    """Give an observer and the feeds: on the CPU if "auto" finds that the first feed fails on `device`."""
     with observer_on(device, model, plan, options) as observer:
-        full = None
+        fault = None
         if options.device == "auto" and isinstance(observer, MergingObserver):
             first = list(islice(feeds, 1))
             feeds = chain(first, feeds)
-            full = observer.fault_of(first)
-        if full is None:
+            fault = observer.fault_of(first)
+        if fault is None:
             yield observer, feeds
             return
-    with observer_on(without_room(options.device, full), model, plan, options) as observer:
+    with observer_on(fall_back(options.device, device, fault), model, plan, options) as observer:
         yield observer, feeds
 
 
@@ -283,15 +283,15 @@ class MergingObserver(Observer):
         tensors = dict(zip(self._tensors, found, strict=True))
         return Statistics(self._model.sha256, done, tensors, complete, data)
 
-    def fault_of(self, feeds: Sequence[Feed]) -> DeviceMemoryError | None:
-        """Run `feeds` and forget them; return what the device says when it has no room for one."""
+    def fault_of(self, feeds: Sequence[Feed]) -> OnnxfqError | None:
+        """Run `feeds` and forget them; return what keeps one from running on the device, if anything."""
         if not self._tensors:
             return None
         try:
             with self._gathering() as gathering:
                 for feed in feeds:
                     gathering.add(feed)
-        except DeviceMemoryError as error:
+        except (DataError, DeviceMemoryError, ModelError) as error:
             return error
         return None
 

@@ -17,7 +17,7 @@ from builders import BUILDERS, build, conv_relu, feed_for, graph_text, planned, 
 from test_bodies import MODELS
 
 from onnxfq import observation
-from onnxfq.errors import DeviceMemoryError, PlanError, StatisticsError
+from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, StatisticsError
 from onnxfq.feeds import Feed
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
@@ -200,31 +200,34 @@ def test_a_gpu_with_room(name, monkeypatch, caplog, tmp_path) -> None:
     assert collect_statistics(model, plan, iter([]), options).feeds == 0
 
 
-class Full(MergingObserver):
-    """A GPU in whose memory no feed has room."""
+FAULTS = [
+    DeviceMemoryError("the GPU has no room; give a smaller batch, or run on the CPU"),
+    DataError("the model cannot run on x [4]: no such kernel"),
+    ModelError("onnxruntime cannot load the model: no such kernel"),
+]
 
-    def _gathering(self):
-        """Fail as sessions do."""
-        raise DeviceMemoryError("the GPU has no room; give a smaller batch, or run on the CPU")
 
-
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_a_gpu_without_room(device, monkeypatch, caplog, tmp_path) -> None:
+def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
     """Auto observes on the CPU, every feed once, and says so; a GPU that was asked for is an error."""
+
+    class Failing(MergingObserver):
+        def _gathering(self):
+            raise fault
+
     model, plan, feeds = case("conv_relu", 4)
     expected = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(device="cpu")), tmp_path)
     monkeypatch.setattr(observation, "choose_device", lambda wanted: "cuda")
     monkeypatch.setattr(
         observation,
         "observer_on",
-        lambda device, *given: Observer(*given) if device == "cpu" else Full(*given, "cpu"),
+        lambda device, *given: Observer(*given) if device == "cpu" else Failing(*given, "cpu"),
     )
     options = ObserveOptions(device=device)
     if device == "cuda":
-        with pytest.raises(DeviceMemoryError):
+        with pytest.raises(type(fault)):
             collect_statistics(model, plan, iter(feeds), options)
         return
     assert file_bytes(collect_statistics(model, plan, iter(feeds), options), tmp_path) == expected
-    assert [record.message for record in caplog.records if "CPU" in record.message] == [
-        "running on the CPU: the GPU has no room; give a smaller batch, or run on the CPU"
-    ]
+    assert [r.message for r in caplog.records if "CPU" in r.message] == [f"running on the CPU: {fault}"]

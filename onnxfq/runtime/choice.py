@@ -6,7 +6,7 @@ import logging
 from functools import cache
 from typing import Literal, get_args
 
-from onnxfq.errors import DeviceMemoryError, RuntimeLibraryError, SpecError, nearest
+from onnxfq.errors import OnnxfqError, RuntimeLibraryError, SpecError, nearest
 from onnxfq.runtime.devices import cuda_problem
 from onnxfq.runtime.gpus import gpus, gpus_of_driver
 from onnxfq.runtime.places import Device
@@ -32,12 +32,13 @@ def choose_device(wanted: DeviceChoice) -> Device:
     return wanted
 
 
-def without_room(wanted: DeviceChoice, error: DeviceMemoryError) -> Device:
-    """Return the CPU in place of a GPU that has too little memory, with a note, where "auto" allows that.
+def fall_back(wanted: DeviceChoice, device: Device, error: OnnxfqError) -> Device:
+    """Return the CPU in place of a GPU on which the first feed failed, with a note, where "auto" allows that.
 
-    Raises `error` where the GPU was asked for by name.
+    What fails there may run on the CPU: memory may be short, and the CUDA provider lacks forms of operators
+    that the CPU's has. Raises `error` where the GPU was asked for by name, or `device` is the CPU.
     """
-    if wanted != "auto":
+    if wanted != "auto" or device == "cpu":
         raise error
     log.warning("running on the CPU: %s", error)
     return "cpu"

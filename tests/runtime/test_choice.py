@@ -17,7 +17,7 @@ from builders import build
 
 from onnxfq.errors import DataError, DeviceMemoryError, RuntimeLibraryError, SpecError
 from onnxfq.runtime import choice
-from onnxfq.runtime.choice import choose_device, gpu_problem, without_room
+from onnxfq.runtime.choice import choose_device, fall_back, gpu_problem
 from onnxfq.runtime.gpus import Gpu, cuda_built
 from onnxfq.runtime.self_test import Outcome
 from onnxfq.runtime.session import Session
@@ -104,14 +104,15 @@ def test_unknown_choice() -> None:
         choose_device("cud")
 
 
-def test_too_little_memory(caplog: pytest.LogCaptureFixture) -> None:
-    """Auto goes to the CPU and says so; a GPU that was asked for is an error."""
+def test_what_fails_on_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
+    """Auto goes to the CPU and says so; with a GPU asked for by name, and on the CPU, it is an error."""
     error = DeviceMemoryError("the GPU has no room; give a smaller batch, or run on the CPU")
     with caplog.at_level(logging.WARNING, "onnxfq"):
-        assert without_room("auto", error) == "cpu"
+        assert fall_back("auto", "cuda", error) == "cpu"
     assert [record.message for record in caplog.records] == [f"running on the CPU: {error}"]
-    with pytest.raises(DeviceMemoryError):
-        without_room("cuda", error)
+    for wanted, device in (("cuda", "cuda"), ("auto", "cpu"), ("cpu", "cpu")):
+        with pytest.raises(DeviceMemoryError):
+            fall_back(wanted, device, error)
 
 
 def test_memory_that_cannot_be_had_is_told_by_onnxruntime() -> None:
