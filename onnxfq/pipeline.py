@@ -19,14 +19,14 @@ from onnxfq.encoding import Encodings
 from onnxfq.errors import DataError, ModelError, RecipeError
 from onnxfq.evaluation import evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
-from onnxfq.files import check_writable
+from onnxfq.files import check_output
 from onnxfq.float_plan import ALL_FLOAT32, HALF_TYPES, FloatName, FloatOptions, FloatPlan
 from onnxfq.float_remainder import decide_floats
 from onnxfq.graph.inspection import FORMAT_KEY
 from onnxfq.graph.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
-from onnxfq.graph.save import refuse_overwriting_input, save
+from onnxfq.graph.save import save
 from onnxfq.graph.signature import input_specs, output_names
 from onnxfq.half_scales import with_half_scales
 from onnxfq.labels import read_labels
@@ -132,8 +132,7 @@ def quantize(
     options = options or RunOptions()
     choose_device(options.device)  # one that is missing is missed now, not after the plan
     if output is not None:
-        refuse_overwriting_input(output, model, data, statistics)
-        check_writable(Path(output))
+        check_output(output, model, data, statistics)
     chosen = load_recipe(recipe)
     if calibrator is not None:
         chosen = chosen.with_calibrator(calibrator)
@@ -369,6 +368,8 @@ class _Kept:
 
     Every `_stride`-th feed is kept; when there are too many, every other one goes and the stride doubles.
     """
+
+    lasting = True  # its sources are: Feeds, or nothing
 
     def __init__(self, source: Iterable[Feed]) -> None:
         self._source = source

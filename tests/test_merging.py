@@ -18,7 +18,7 @@ from test_bodies import MODELS
 
 from onnxfq import observation
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, StatisticsError
-from onnxfq.feeds import Feed
+from onnxfq.feeds import Feed, owned
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
 from onnxfq.observation import (
@@ -148,7 +148,7 @@ def test_feeds_may_come_in_the_same_memory(tmp_path: Path) -> None:
         array[...] = np.nan
 
     with MergingObserver(model, plan, ObserveOptions(), "cpu") as observer:
-        found = observer.run(refilled())
+        found = observer.run(owned(refilled()))
     assert file_bytes(found, tmp_path) == file_bytes(collect_statistics(model, plan, feeds), tmp_path)
 
 
@@ -231,3 +231,21 @@ def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
         return
     assert file_bytes(collect_statistics(model, plan, iter(feeds), options), tmp_path) == expected
     assert [r.message for r in caplog.records if "CPU" in r.message] == [f"running on the CPU: {fault}"]
+
+
+def test_groups_are_observed_on_the_cpu(monkeypatch, caplog, tmp_path) -> None:
+    """Auto says so and goes there; a GPU that was asked for is an error."""
+    model = load(conv_relu())
+    base = planned(conv_relu())
+    by_axis = [p.model_copy(update={"spec": p.spec.model_copy(update={"axis": 1})}) for p in base.activations]
+    plan = base.model_copy(update={"placements": tuple(by_axis)})
+    feeds = [feed_for(conv_relu(), seed) for seed in range(2)]
+    expected = collect_statistics(model, plan, feeds, ObserveOptions(device="cpu"))
+    assert set(expected.groups) == {"x"}
+    monkeypatch.setattr(observation, "choose_device", lambda wanted: "cuda")
+    found = collect_statistics(model, plan, iter(feeds), ObserveOptions())
+    assert file_bytes(found, tmp_path) == file_bytes(expected, tmp_path)
+    text = "channels and blocks of activations are observed on the CPU; use device cpu"
+    assert [r.message for r in caplog.records if "running" in r.message] == [f"running on the CPU: {text}"]
+    with pytest.raises(PlanError, match=text):
+        collect_statistics(model, plan, iter(feeds), ObserveOptions(device="cuda"))

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from onnxfq.feeds import Feed, sample_digest
 from onnxfq.runtime.places import Place
 from onnxfq.runtime.session import Session
-from onnxfq.statistics import STATE_HEADER, TensorStatistics, empty_state
+from onnxfq.statistics import TensorStatistics, empty_state
+from onnxfq.statistics.tensor import STATE_HEADER
 
 Heads = tuple[NDArray[np.int64], NDArray[np.int64]]
 """After a feed: heads of all states [tensors, 8], those of the feed alone, [0, 8] where they are not kept."""
@@ -63,16 +64,17 @@ class Gathering:
             bind(name, self._session.device, 0, array.dtype.type, array.shape[1:], at)
 
     def run(self, feeds: Iterable[Feed]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]:
-        """Yield the heads after every feed and its digest; the next is read while the device works."""
+        """Yield the heads after every feed and its digest; the next is read while the device works.
+
+        So nobody may fill their arrays anew, see `feeds.owned`.
+        """
         with ThreadPoolExecutor(1) as pool:
             flying: tuple[Future[Heads], int] | None = None
             for feed in feeds:
-                # A copy: the maker of feeds may fill the same memory anew while this one is in flight.
-                own = {name: np.array(array) for name, array in feed.items()}
-                digest = sample_digest(own)
+                digest = sample_digest(feed)
                 if flying is not None:
                     yield *flying[0].result(), flying[1]
-                flying = pool.submit(self.add, own), digest
+                flying = pool.submit(self.add, feed), digest
             if flying is not None:
                 yield *flying[0].result(), flying[1]
 
