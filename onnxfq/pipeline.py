@@ -38,6 +38,7 @@ from onnxfq.passes.integer_products import integer_products
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from onnxfq.runtime.choice import DeviceChoice, choose_device
 from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.session import Session
 from onnxfq.scores import Evaluation
@@ -61,13 +62,15 @@ class RunOptions:
     """How models are run.
 
     batch: samples a run where the model leaves it open; 0 for feeds as they come. threads: 0 for one a
-    core. progress: hears of every feed. data: how the data is read.
+    core. progress: hears of every feed. data: how the data is read. device: "auto" is a GPU where one works
+    and has room.
     """
 
     batch: int = DEFAULT_BATCH
     threads: int = 0
     progress: StageProgress | None = None
     data: DataOptions = DataOptions()
+    device: DeviceChoice = "auto"
 
     def stage(self, name: str, feeds: int | None = None) -> Callable[[int], None] | None:
         """Return the progress callback of one stage that goes through `feeds` feeds."""
@@ -127,6 +130,7 @@ def quantize(
     an OnnxfqError in one line, and writes nothing, when a stage refuses.
     """
     options = options or RunOptions()
+    choose_device(options.device)  # one that is missing is missed now, not after the plan
     if output is not None:
         check_output(output, model, data, statistics)
     chosen = load_recipe(recipe)
@@ -158,7 +162,8 @@ def quantize(
     clock.lap("insert")
     kept_floats, run = None, qdq
     if half is not None:
-        kept_floats = decide_floats(loaded, qdq, kept.feeds, floats, options.threads)
+        observing = ObserveOptions(threads=options.threads, device=options.device)
+        kept_floats = decide_floats(loaded, qdq, kept.feeds, floats, observing)
         # Compared with inputs and outputs as the float model has them.
         run = cast_floats(qdq, kept_floats.model_copy(update={"io": False}))
         qdq = with_provenance(cast_floats(qdq, kept_floats), plan, encodings, floats.name)
@@ -170,6 +175,7 @@ def quantize(
         kept.feeds,
         threads=options.threads,
         progress=options.stage("evaluate", len(kept.feeds)),
+        device=options.device,
     )
     if missing or data is None:
         note = "no data to compare with was given" if data is None else f"Q/DQ model not run: {missing}"
@@ -210,6 +216,7 @@ def _statistics(
         nonfinite=options.data.nonfinite,
         feed_ranges=ordered,
         progress=options.stage("observe", None if feeds is None else feeds.runs),
+        device=options.device,
     )
     return collect_statistics(model, plan, kept, observing)
 
@@ -279,6 +286,7 @@ def evaluate_models(
         tensors=tensors if per_tensor else (),
         threads=options.threads,
         progress=options.stage("evaluate", feeds.runs),
+        device=options.device,
     )
     return found.model_copy(update={"notes": (*found.notes, *notes)})
 
