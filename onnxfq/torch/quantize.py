@@ -11,8 +11,8 @@ from onnxfq.plan import Placement, Plan
 from onnxfq.recipe import Recipe, load_recipe
 from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.batchnorm import can_fold, fold
-from onnxfq.torch.layers import Swapped, restore, swap
 from onnxfq.torch.fused_attention import attentions
+from onnxfq.torch.layers import Swapped, restore, swap
 from onnxfq.torch.placement import Site, Surroundings, find_sites, plan_module
 from onnxfq.torch.producers import producers
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
