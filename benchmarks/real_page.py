@@ -19,6 +19,20 @@ FORMS = ("fake-quant", "Q/DQ")
 MEASURED = ("tensorrt-int8", "onnxruntime-int8")
 """The recipes of the page: 8 bits, run by ONNX Runtime."""
 
+OTHERS = (
+    "tensorrt-int8 fp16",
+    "tensorrt-fp8",
+    "tensorrt-int4",
+    "tensorrt-int8-weights",
+    "tensorrt-mxfp8",
+    "tensorrt-nvfp4",
+    "onnxruntime-uint8-dynamic",
+    "mxint8",
+    "mxfp6",
+    "mxfp4",
+)
+"""All other recipes, of which the task figures are told; fp16: with a float16 remainder."""
+
 BAD = 0.05
 """A figure that is worse than the float model's by more than this share is named above the tables."""
 
@@ -58,6 +72,12 @@ The task figures of the Q/DQ model, recipe tensorrt-int8, with `auto` and the me
 for activations, all from the same statistics.
 """
 
+RECIPES_TEXT = """\
+The task figures by every other recipe, with FakeQuantize nodes, which compute what the written model says;
+for *tensorrt-int8 fp16* of the Q/DQ model, with what is not quantized in float16. A dash: the recipe refuses
+the model, for the reason below the table.
+"""
+
 AGREEMENT_TEXT = """\
 Largest difference between the outputs of the two forms at ORT_DISABLE_ALL, relative to the output's largest
 magnitude. onnxruntime packs the constant weights of the fake-quant model and cannot pack those that a
@@ -86,12 +106,17 @@ class Outcome:
 
 @dataclass
 class Row:
-    """Everything measured of one model. calibrators: figures of the Q/DQ model, recipe tensorrt-int8."""
+    """Everything measured of one model.
+
+    calibrators: figures of the Q/DQ model, recipe tensorrt-int8. recipes: figures by each other recipe, or
+    the reason why there are none.
+    """
 
     case: Case
     float_figures: tuple[float, ...]
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     calibrators: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    recipes: dict[str, tuple[float, ...] | str] = field(default_factory=dict)
     peak_mb: int = 0
 
 
@@ -117,6 +142,7 @@ def page(rows: Sequence[Row], seconds: float) -> str:
     for recipe in MEASURED:
         parts += [f"\n## Recipe {recipe}\n", recipe_table(rows, recipe)]
     parts += ["\n## Calibrators\n", CALIBRATORS_TEXT, calibrator_table(rows)]
+    parts += ["\n## Every other recipe\n", RECIPES_TEXT, other_table(rows), "", *other_refusals(rows)]
     parts += ["\n## Fake-quant against Q/DQ\n", AGREEMENT_TEXT, agreement_table(rows)]
     return "\n".join(parts) + "\n"
 
@@ -173,6 +199,26 @@ def calibrator_table(rows: Sequence[Row]) -> str:
             figures = [numbers(row.calibrators[name]) for name in names]
             lines.append([row.case.name, " / ".join(row.case.metrics), numbers(row.float_figures), *figures])
     return markdown_table(["model", "metric", "float", *names], lines)
+
+
+def other_table(rows: Sequence[Row]) -> str:
+    """Return the task figures by each other recipe."""
+    lines = []
+    for row in (row for row in rows if row.recipes):
+        found = [row.recipes.get(name, "") for name in OTHERS]
+        figures = ["-" if isinstance(one, str) else numbers(one) for one in found]
+        lines.append([row.case.name, " / ".join(row.case.metrics), numbers(row.float_figures), *figures])
+    return markdown_table(["model", "metric", "float", *OTHERS], lines)
+
+
+def other_refusals(rows: Sequence[Row]) -> list[str]:
+    """Return why recipes refuse models, one line a model and reason."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for name, found in row.recipes.items():
+            if isinstance(found, str):
+                reasons.setdefault((row.case.name, found), []).append(name)
+    return [f"- {model}, {', '.join(names)}: {why}" for (model, why), names in reasons.items()]
 
 
 def agreement_table(rows: Sequence[Row]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxfq.aimet_range import adjust_min_max
 from onnxfq.calibration import calibrate
+from onnxfq.comparison.compare import Comparison, compare
 from onnxfq.conversion.convert import Conversion, convert
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import OnnxfqError
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BuildOptions",
     "CheckResult",
+    "Comparison",
     "Conversion",
     "DataOptions",
     "Encoding",
@@ -72,6 +74,7 @@ __all__ = [
     "check",
     "choose_qparams",
     "collect_statistics",
+    "compare",
     "convert",
     "custom_ops_path",
     "evaluate",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from onnxfq.calibration import calibrate, calibrated_part
 from onnxfq.deployed import deployed_qtype
 from onnxfq.encoding import Encodings
-from onnxfq.errors import DataError, RecipeError
+from onnxfq.errors import DataError, ModelError, RecipeError
 from onnxfq.evaluation import evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
-from onnxfq.files import check_writable
+from onnxfq.files import check_output
 from onnxfq.float_plan import ALL_FLOAT32, HALF_TYPES, FloatName, FloatOptions, FloatPlan
 from onnxfq.float_remainder import decide_floats
 from onnxfq.graph.inspection import FORMAT_KEY
 from onnxfq.graph.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
-from onnxfq.graph.save import refuse_overwriting_input, save
+from onnxfq.graph.save import save
 from onnxfq.graph.signature import input_specs, output_names
 from onnxfq.half_scales import with_half_scales
 from onnxfq.labels import read_labels
@@ -34,6 +34,7 @@ from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.integer_products import integer_products
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE, Recipe, load_recipe
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 CHECK_BYTES = 64 << 20
 """Feeds kept from the pass over the data for the comparison at the end, in bytes at most."""
 CHECK_FEEDS = 128
+
+Kernels = Literal["float", "integer"]
 
 StageProgress = Callable[[str, int, int | None], None]
 """Called with the stage's name, the number of feeds done and, where known, of how many."""
@@ -125,8 +128,7 @@ def quantize(
     """
     options = options or RunOptions()
     if output is not None:
-        refuse_overwriting_input(output, model, data, statistics)
-        check_writable(Path(output))
+        check_output(output, model, data, statistics)
     chosen = load_recipe(recipe)
     if calibrator is not None:
         chosen = chosen.with_calibrator(calibrator)
@@ -248,21 +250,27 @@ def evaluate_models(
     *,
     labels: str | Path | NDArray[Any] | None = None,
     per_tensor: bool = False,
+    kernels: Kernels = "float",
     options: RunOptions | None = None,
 ) -> Evaluation:
     """Compare one candidate, or several by name, with the reference on the same feeds, gone through once.
 
     labels: integers in the order of the feeds, or a .npy, .npz or text file of them. per_tensor: score
-    each quantized inner tensor too. Raises an OnnxfqError in one line.
+    each quantized inner tensor too. kernels: "integer" sums int8 products of Q/DQ candidates in whole
+    numbers, as fused kernels do. Raises an OnnxfqError in one line.
     """
     options = options or RunOptions()
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
     base = _runnable(read_model(reference)[0])
     candidates = {name: _runnable(read_model(model)[0]) for name, model in given.items()}
+    notes: list[str] = []
+    if kernels == "integer":
+        for name, proto in candidates.items():
+            candidates[name] = _with_integers(name, proto, notes)
     tensors = sorted({name for proto in candidates.values() for name in _quantized_tensors(proto, base)})
     # Whether samples are enough and differ is a question of calibrating.
     feeds = open_feeds(base, data, options.batch, replace(options.data, survey=False))
-    return evaluate(
+    found = evaluate(
         base,
         candidates,
         feeds,
@@ -272,6 +280,17 @@ def evaluate_models(
         threads=options.threads,
         progress=options.stage("evaluate", feeds.runs),
     )
+    return found.model_copy(update={"notes": (*found.notes, *notes)})
+
+
+def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
+    """Return the candidate with integer products. Raises ModelError when it has none."""
+    made = integer_products(proto)
+    if not made.products:
+        why = next(iter(made.left.values()), "nothing in it multiplies two Q/DQ tensors")
+        raise ModelError(f"{name} has no product of int8 numbers: {why}; evaluate it with float kernels")
+    notes.append(f"{name}: {len(made.products)} products summed in whole numbers, {len(made.left)} in float")
+    return made.proto
 
 
 def _try(path: Path, feed: Feed | None, threads: int) -> None:
@@ -341,6 +360,8 @@ class _Kept:
 
     Every `_stride`-th feed is kept; when there are too many, every other one goes and the stride doubles.
     """
+
+    lasting = True  # its sources are: Feeds, or nothing
 
     def __init__(self, source: Iterable[Feed]) -> None:
         self._source = source

@@ -18,11 +18,11 @@ from builders import build, conv_relu, feed_for, linear, qdq_of, stage, weights
 
 from onnxfq.cli.main import main
 from onnxfq.errors import OutputError
-from onnxfq.handoff import commands
 from onnxfq.handoff.handoff import SAMPLES, handoff
-from onnxfq.handoff.polygraphy_json import inputs_json, outputs_json
 from onnxfq.runtime.session import Session
+from onnxfq.targets import commands
 from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.polygraphy_json import inputs_json, outputs_json
 
 PROFILE = {"x": ((1, 3, 6, 6), (4, 3, 6, 6), (8, 3, 6, 6))}
 
@@ -62,9 +62,9 @@ def test_samples_and_outputs(written):
         assert one["runner_name"] == name
         expected = session.run(feed)[0]
         np.testing.assert_array_equal(decoded(one["outputs"]["y"]["values"]), expected)
-        with np.load(folder / f"samples/outputs_{number}.npz") as stored:
+        with np.load(folder / f"outputs/{number}.npz") as stored:
             np.testing.assert_array_equal(stored["y"], expected)
-    raw = np.frombuffer((folder / "samples/x.bin").read_bytes(), np.float32)
+    raw = np.frombuffer((folder / "raw/x.bin").read_bytes(), np.float32)
     np.testing.assert_array_equal(raw, inputs[0]["x"].ravel())
 
 
@@ -100,7 +100,7 @@ def test_shapes_in_commands():
     words = commands.trtexec(11, PROFILE, {"x": (4, 3, 6, 6), "t:0": (1,)})
     assert "--minShapes=x:1x3x6x6" in words and "--maxShapes=x:8x3x6x6" in words
     assert "--shapes=x:4x3x6x6" in words
-    assert "--loadInputs=x:samples/x.bin,'t:0':samples/t_0.bin" in words
+    assert "--loadInputs=x:raw/x.bin,'t:0':raw/t_0.bin" in words
     assert shlex.split(commands.script([words]).splitlines()[3]) == words
     words = commands.polygraphy(11, PROFILE, expected=False)
     at = words.index("--trt-opt-shapes")
@@ -135,7 +135,7 @@ def test_without_data(tmp_path: Path):
     )
     result = handoff(proto, tmp_path / "out")
     assert result.notes == ("the samples are random numbers: no data was given",)
-    with np.load(tmp_path / "out/samples/inputs_0.npz") as feed:
+    with np.load(tmp_path / "out/inputs/0.npz") as feed:
         assert {k: (v.dtype.name, v.shape) for k, v in feed.items()} == {
             "x": ("float32", (4, 4)),
             "ids": ("int64", (4,)),

@@ -34,6 +34,7 @@ LAYERS = [
     {"graph", "half_scales", "made_scales"},
     {"policies", "passes", "runtime"},
     {
+        "accumulation",
         "calibration",
         "distribution",
         "evaluation",
@@ -43,7 +44,7 @@ LAYERS = [
         "targets",
         "torch",
     },
-    {"conversion", "handoff", "pipeline", "reporting", "demo"},
+    {"comparison", "conversion", "handoff", "pipeline", "reporting", "demo"},
     {"cli"},
     {"", "__main__"},
 ]
@@ -65,9 +66,11 @@ NEIGHBOURS = {
     ("feeds", "statistics"),
     ("calibrators", "statistics"),
     ("distribution", "observation"),
+    ("observation", "accumulation"),
     ("float_plan", "plan"),
     ("float_remainder", "observation"),
     ("conversion", "pipeline"),
+    ("comparison", "pipeline"),
     ("handoff", "pipeline"),
     ("reporting", "conversion"),
     ("reporting", "pipeline"),

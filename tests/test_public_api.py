@@ -11,6 +11,7 @@ import onnxfq
 NAMES = [
     "BuildOptions",
     "CheckResult",
+    "Comparison",
     "Conversion",
     "DataOptions",
     "Encoding",
@@ -34,6 +35,7 @@ NAMES = [
     "check",
     "choose_qparams",
     "collect_statistics",
+    "compare",
     "convert",
     "custom_ops_path",
     "evaluate",

@@ -96,6 +96,35 @@ void test_observe(int64_t count) {
   require(one.bins == two.bins && one.bin_counts == two.bin_counts, "observe");
 }
 
+// Every element is in one group, and threads change nothing; groups behind the last one are left out.
+void test_observe_groups(const Case& c, ElementType element) {
+  const Blocks blocks = blocks_of(c);
+  Shape shape;
+  require(blocks.scale_shape(c.x, shape).empty(), "scale_shape");
+  ParamLayout layout;
+  require(layout.fit(c.x, shape, blocks).empty(), "fit");
+  Elements source(element, values(product(c.x)), 1);
+  const int64_t groups = layout.param_count();
+  const cpu::ObserveGroupsCall call{source.data(), element, &layout, groups, true};
+  const GroupStatistics one = cpu::observe_groups(call, cpu::calling_thread());
+  const GroupStatistics two = cpu::observe_groups(call, two_threads());
+  require(one.keys == two.keys && one.counts == two.counts, "groups: threads");
+  int64_t elements = 0;
+  int64_t finite = 0;
+  for (const Summary& summary : one.summaries) {
+    elements += summary.elements;
+    finite += summary.elements - summary.nans - summary.infinities;
+  }
+  for (int64_t count : one.counts) finite -= count;
+  require(static_cast<int64_t>(one.summaries.size()) == groups, "groups: how many");
+  require(elements == product(c.x) && finite == 0, "groups: counts");
+  if (groups < 2) return;
+  const GroupStatistics first = cpu::observe_groups({source.data(), element, &layout, groups - 1, true}, two_threads());
+  require(static_cast<int64_t>(first.summaries.size()) == groups - 1 && first.keys.size() <= one.keys.size() &&
+              std::equal(first.keys.begin(), first.keys.end(), one.keys.begin()),
+          "groups: the first ones");
+}
+
 // A blocked layout's padding is left out: the same statistics as of the other elements in a row.
 void test_observe_padded(int64_t images, int64_t channels, int64_t plane_size, int64_t block) {
   const int64_t blocks = (channels + block - 1) / block;
@@ -144,6 +173,7 @@ int main() {
           for (int symmetric : {0, 1}) test_dynamic(c, element, type, scale_type, symmetric);
         }
       }
+      test_observe_groups(c, element);
     }
   }
   for (int64_t count : {0, 1, 15, 16, 17, 1000, 100003}) test_observe(count);

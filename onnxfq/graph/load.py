@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import google.protobuf.message
@@ -114,12 +115,14 @@ def _from_path(path: Path) -> tuple[onnx.ModelProto, str, str]:
     except OSError as fault:
         raise ModelError(f"cannot read {path}: {fault.strerror or fault}; give an .onnx file") from None
     proto = onnx.ModelProto()
-    try:
-        proto.ParseFromString(content)
-    except google.protobuf.message.DecodeError:
-        raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
-    digest = hashlib.sha256(content)
-    del content
+    with ThreadPoolExecutor(1) as beside:  # hashing lets go of the interpreter
+        hashed = beside.submit(hashlib.sha256, content)
+        try:
+            proto.ParseFromString(content)
+        except google.protobuf.message.DecodeError:
+            raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
+        digest = hashed.result()
+    del content, hashed
     initializers = {tensor.name for tensor in proto.graph.initializer}
     for tensor in external_data_helper._get_all_tensors(proto):
         if external_data_helper.uses_external_data(tensor):
@@ -163,6 +166,7 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         # protobuf checks no text: a damaged string is met as bytes, or as an error, when it is read.
         if not all(isinstance(text, str) for text in _texts(proto.graph)):
             raise _not_text(source)
+        _raise_ir_version(proto)
         without_stored(proto, _checked)
     except UnicodeDecodeError:
         raise _not_text(source) from None
@@ -172,6 +176,16 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         raise ModelError(
             f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
         ) from None
+
+
+def _raise_ir_version(proto: onnx.ModelProto) -> None:
+    """Call a model of IR version 3 what it is when it has constants that are no inputs, as 4 allows.
+
+    onnxruntime's quantizer writes such files, and onnxruntime runs them.
+    """
+    inputs = {value.name for value in proto.graph.input}
+    if 0 < proto.ir_version < 4 and any(tensor.name not in inputs for tensor in proto.graph.initializer):
+        proto.ir_version = 4
 
 
 def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:

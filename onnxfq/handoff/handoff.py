@@ -17,18 +17,19 @@ from numpy.typing import NDArray
 from onnxfq.errors import OutputError
 from onnxfq.feeds import Data, Feed
 from onnxfq.files import check_writable, replacing, write_text
+from onnxfq.graph.boundaries import boundaries
 from onnxfq.graph.load import read_model
 from onnxfq.graph.save import save
 from onnxfq.graph.signature import input_specs, output_names
-from onnxfq.handoff import commands
-from onnxfq.handoff.polygraphy_json import inputs_json, outputs_json
 from onnxfq.pipeline import RunOptions, open_feeds
 from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.session import Session
+from onnxfq.targets import commands
 from onnxfq.targets.building import BuildOptions
 from onnxfq.targets.check import check
 from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.profiles import Profile, profiles
+from onnxfq.targets.polygraphy_json import inputs_json, outputs_json
+from onnxfq.targets.profiles import Profile, covering, profiles
 
 SAMPLES = 4
 """Feeds that go along."""
@@ -89,13 +90,14 @@ def handoff(
         notes.append("the samples are random numbers: no data was given")
     else:
         feeds = list(islice(open_feeds(proto, data, options.batch, options.data), SAMPLES))
-    wanted = _covering(profiles(proto, shapes or {}), feeds)
+    wanted = covering(profiles(proto, shapes or {}), feeds)
     missing = cannot_run(proto)
     results = [] if missing else list(_results(proto, feeds, options.threads))
     if missing:
         notes.append(f"there are no expected outputs: {missing}")
     target.mkdir(exist_ok=True)
-    (target / "samples").mkdir()
+    for name in ("inputs", "raw", *(["outputs"] if results else [])):
+        (target / name).mkdir()
     out = _Folder(target)
     save(proto, target / "model.onnx")
     out.files.append("model.onnx")
@@ -110,6 +112,8 @@ def handoff(
             commands.polygraphy(release, wanted, bool(results)),
         ]
         out.text(f"tensorrt{release}.sh", commands.script(lines))
+        layers = commands.polygraphy_tensors(release, wanted, boundaries(proto))
+        out.text(f"layers{release}.sh", commands.script([layers]))
     out.text("README.md", _readme(found, notes, bool(results)))
     return Handoff(target, found, wanted, tuple(out.files), tuple(notes))
 
@@ -134,19 +138,6 @@ def _random_feed(proto: onnx.ModelProto, wanted: Mapping[str, Profile]) -> Feed:
     return feed
 
 
-def _covering(found: Mapping[str, Profile], feeds: Sequence[Feed]) -> dict[str, Profile]:
-    """Return profiles that the samples lie in; the first sample is the most frequent shape."""
-    made = {}
-    for name, (low, _, high) in found.items():
-        shapes = [feed[name].shape for feed in feeds]
-        made[name] = (
-            tuple(min(sizes) for sizes in zip(low, *shapes, strict=True)),
-            tuple(shapes[0]),
-            tuple(max(sizes) for sizes in zip(high, *shapes, strict=True)),
-        )
-    return made
-
-
 def _results(
     proto: onnx.ModelProto, feeds: Sequence[Feed], threads: int
 ) -> Iterator[dict[str, NDArray[Any]]]:
@@ -162,11 +153,11 @@ def _write_samples(
     if results:
         out.text("outputs.json", outputs_json(results))
     for name, array in feeds[0].items():
-        out.binary(f"samples/{commands.file_name(name)}.bin", np.ascontiguousarray(array).tobytes())
+        out.binary(f"raw/{commands.file_name(name)}.bin", np.ascontiguousarray(array).tobytes())
     for number, feed in enumerate(feeds):
-        out.binary(f"samples/inputs_{number}.npz", _npz(feed))
+        out.binary(f"inputs/{number}.npz", _npz(feed))
     for number, result in enumerate(results):
-        out.binary(f"samples/outputs_{number}.npz", _npz(result))
+        out.binary(f"outputs/{number}.npz", _npz(result))
 
 
 def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -185,9 +176,14 @@ def _readme(found: CheckResult, notes: Sequence[str], expected: bool) -> str:
             "tensorrt10.sh, tensorrt11.sh",
             "build, time and compare with trtexec and Polygraphy of that release",
         ),
+        (
+            "layers10.sh, layers11.sh",
+            f"save what TensorRT computes in front of every QuantizeLinear into {commands.TENSORS_FILE}",
+        ),
         ("profiles.json", "smallest, most frequent and largest shape of inputs with open dimensions"),
         ("inputs.json" + (", outputs.json" if expected else ""), "samples for Polygraphy (0.53 or later)"),
-        ("samples/", "the same as .npz files, and the first one raw for trtexec"),
+        ("inputs/" + (", outputs/" if expected else ""), "the same as .npz files"),
+        ("raw/", "the first sample raw, for trtexec"),
         ("findings.json", "what `onnxfq check` found"),
     ]
     lines += [f"| {name} | {what} |" for name, what in rows]
@@ -196,4 +192,6 @@ def _readme(found: CheckResult, notes: Sequence[str], expected: bool) -> str:
         "A layer that should run in low precision and shows Float or Half in `layers.json` was not fused; "
         "compare its name with the coverage above."
     )
+    lines += ["", "## Where TensorRT differs", "", "```sh", "sh layers11.sh"]
+    lines += [f"onnxfq compare model.onnx --data inputs --batch 0 --b {commands.TENSORS_FILE}", "```"]
     return "\n".join(lines) + "\n"

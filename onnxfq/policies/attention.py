@@ -2,7 +2,7 @@
 
 Source: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; int8 heads of 16, 32 or 64
 and up to 512 tokens, float8 heads of up to 256; half of it quantized is not fused. Tried on TensorRT for
-RTX 1.7.1.
+RTX 1.7.1, and so is what becomes of weight-only products behind a fused attention.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ FLOAT8_HEAD = 256
 _BEFORE_SOFTMAX = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Sub", "Where"})
 # The newer exporter of torch replaces NaN of rows that see nothing behind the Softmax.
 _BEHIND_SOFTMAX = frozenset({"Cast", "Dropout", "Identity", "Where"})
+_MOVES = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
 _STEPS = 6
 
 
@@ -56,9 +57,14 @@ def attentions(nodes: Iterable[gs.Node]) -> Iterator[Attention]:
 
 
 def all_or_none(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list[NodeDecision]:
-    """Return `decisions` with no attention quantized by half, and the limits of fused kernels told."""
+    """Return `decisions` with no attention quantized by half, and the limits of fused kernels told.
+
+    Weight-only products behind an attention of one sample stay in float.
+    """
     found = {decision.node: decision for decision in decisions}
     for attention in attentions(nodes):
+        for decision, why in list(_projections(found, attention)):
+            found[decision.node] = replace(decision, placements=(), why_float=why)
         first, second = (found.get(node.name) for node in (attention.scores, attention.mix))
         if first is None or second is None:
             continue
@@ -77,6 +83,30 @@ def all_or_none(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list
             for decision in quantized if note else ():
                 found[decision.node] = _told(decision, note)
     return [found[decision.node] for decision in decisions]
+
+
+def _projections(found: dict[str, NodeDecision], attention: Attention) -> Iterator[tuple[NodeDecision, str]]:
+    """Yield weight-only products behind an attention of one sample, and why TensorRT makes them float."""
+    if _size(attention.scores.inputs[0], 0) != 1 or attention.tokens == 1:
+        return
+    for node in _readers_behind(attention.mix.outputs[0]):
+        decision = found.get(node.name)
+        if decision is None or not decision.placements:
+            continue
+        if all(placement.role == "weight" for placement in decision.placements):
+            why = (
+                f"behind the attention of {attention.mix.name!r}, with a batch fixed at 1, TensorRT makes "
+                "weights float before each run; export the model with an open batch to have it quantized"
+            )
+            yield decision, why
+
+
+def _readers_behind(tensor: gs.Tensor) -> Iterator[gs.Node]:
+    for node in tensor.outputs:
+        if node.op in _MOVES:
+            yield from _readers_behind(node.outputs[0])
+        else:
+            yield node
 
 
 def _is_static(decision: NodeDecision) -> bool:

@@ -180,8 +180,8 @@ def _keep_whole(
             (kept,) = set(pair) - set(low)
             placed, _ = decided[low[0]]
             why = (
-                f"half of an attention: {kept!r} stays in float ({decided[kept][1]}), and TensorRT fuses all of "
-                "an attention or none"
+                f"half of an attention: {kept!r} stays in float ({decided[kept][1]}), and TensorRT fuses "
+                "all of an attention or none"
             )
             decided[low[0]] = placed, why
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, feed_for, linear, planned, weights, with_override
-from engines import build_all, unmeasured
+from engines import build_all, counts, unmeasured
 
 from onnxfq.graph.load import load
 from onnxfq.pipeline import quantize
@@ -95,6 +95,46 @@ def test_all_or_none(kept, other):
     (why,) = [s.why for s in plan.skipped if s.name == other]
     assert why.startswith(f"half of an attention: '{kept}' stays in float (kept in float by an override")
     assert [str(row) for row in plan.coverage()] == ["MatMul 4/6"]
+
+
+@pytest.mark.parametrize("batch", [1, 2, "N"])
+def test_weights_behind_attention(batch: int | str, tmp_path: Path) -> None:
+    """With one sample for ever the output projection stays in float, with the reason; else all are int4.
+
+    TensorRT keeps every weight that is planned int4 so, with float16 around.
+    """
+    proto = encoder(batch)
+    for recipe in ("tensorrt-int4", "tensorrt-int8-weights"):
+        plan = planned(proto, recipe)
+        kept = {s.name: s.why for s in plan.skipped if s.kind == "node"}
+        assert ("out" in kept) == (batch == 1)
+        assert batch != 1 or "export the model with an open batch" in kept["out"]
+        if not builder_installed():
+            continue
+        made = unmeasured(proto, recipe, "fp16")
+        for found in build_all(tmp_path, {recipe: made}).values():
+            for row in counts(made, found).values():
+                assert set(row) - {"attention in one kernel"} == {"MatMul weight-only as weight-only"}, row
+
+
+def encoder(batch: int | str) -> onnx.ModelProto:
+    """Self-attention of 128 tokens, 4 heads of 64, with all four of its linear layers."""
+    names = ("q", "k", "v")
+    split = "".join(
+        f"[{n}] {n}0 = MatMul (x, w{n}) {n}1 = Reshape ({n}0, heads) "
+        f"{n}2 = Transpose <perm = [{'0,2,3,1' if n == 'k' else '0,2,1,3'}]> ({n}1) "
+        for n in names
+    )
+    return build(
+        f"g (float[{batch},128,256] x) => (float[{batch},128,256] y) {{ {split}"
+        "[scores] s = MatMul (q2, k2) p = Softmax <axis = -1> (s) [mix] m = MatMul (p, v2)"
+        "t = Transpose <perm = [0,2,1,3]> (m) j = Reshape (t, joined) [out] y = MatMul (j, wo) }",
+        {
+            **{f"w{n}": weights(256, 256, seed=i) for i, n in enumerate((*names, "o"))},
+            "heads": np.asarray([0, 128, 4, 64], np.int64),
+            "joined": np.asarray([0, 128, 256], np.int64),
+        },
+    )
 
 
 def test_other_targets_are_left_alone():

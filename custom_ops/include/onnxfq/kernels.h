@@ -105,6 +105,18 @@ struct ObserveCall {
 // The same for any number of threads.
 Statistics observe(const ObserveCall& call, const Threads& threads);
 
+// What Observe reads by groups: each element counts in the group whose scale it would use.
+struct ObserveGroupsCall {
+  const void* x;
+  ElementType type;
+  const ParamLayout* layout;
+  int64_t groups;  // that many of the layout's; what comes behind them is padding
+  bool histogram;
+};
+
+// One set of statistics for each group, the same for any number of threads. At most kMostGroups.
+GroupStatistics observe_groups(const ObserveGroupsCall& call, const Threads& threads);
+
 void merge_statistics(const MergeStatisticsCall& call, const Threads& threads);
 
 }  // namespace cpu
