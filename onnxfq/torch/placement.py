@@ -239,11 +239,15 @@ def _asked_for(recipe: Recipe, site: Site) -> bool:
 def _numbers(scheme: ActivationScheme | WeightScheme, recipe: Recipe) -> dict[str, Any]:
     """Return the number format of `scheme` as the fields of a spec.
 
-    Raises RecipeError for scales that a rule makes and for fractional zero points: a module has neither.
+    Raises RecipeError for scales that a rule makes, for several scales of an activation and for fractional
+    zero points: a module has none of them.
     """
     dynamic = isinstance(scheme, ActivationScheme) and scheme.dynamic
-    if dynamic or scheme.scale_type != "float32" or scheme.zero_point == "fractional":
-        what = "dynamic scales" if dynamic else f"scale_type {scheme.scale_type}"
+    in_parts = isinstance(scheme, ActivationScheme) and scheme.granularity != "per_tensor"
+    if dynamic or in_parts or scheme.scale_type != "float32" or scheme.zero_point == "fractional":
+        what = f"scale_type {scheme.scale_type}"
+        what = f"granularity {scheme.granularity} of activations" if in_parts else what
+        what = "dynamic scales" if dynamic else what
         what = "fractional zero points" if scheme.zero_point == "fractional" else what
         raise RecipeError(
             f"recipe {recipe.name} asks for {what}, which torch modules do not have; quantize the exported "

@@ -531,6 +531,8 @@ def test_softmax_of_attention_has_the_scale_tensorrt_wants():
             {"dynamic": True, "granularity": "blocked", "block_size": 32, "scale_type": "e8m0"},
             "dynamic scales",
         ),
+        ({"granularity": "per_axis"}, "granularity per_axis of activations"),
+        ({"granularity": "blocked", "block_size": 2}, "granularity blocked of activations"),
         ({"symmetric": False, "zero_point": "fractional"}, "fractional zero points"),
     ],
 )
