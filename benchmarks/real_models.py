@@ -59,7 +59,6 @@ def measure(path: Path, case: Case, work: Path) -> Row:
         row.peak_mb = row.peak_mb or peak_megabytes()
         onnxfq.save(result.simulation, files["fake-quant"])
         outcome.coverage = ", ".join(str(one) for one in result.plan.coverage())
-        outcome.seconds = sum(result.seconds.values())
         scores = {one.candidate: one for one in result.evaluation.candidates}
         outcome.sqnr_db = min(output.sqnr_db for output in scores["Q/DQ"].outputs)
         outcome.figures = {form: folder.measure(case, {case.file: file}) for form, file in files.items()}
@@ -193,10 +192,9 @@ def main() -> None:
     if not (arguments.folder / "score.py").is_file():
         parser.error(f"no score.py in {arguments.folder}; the top of this script says what the folder holds")
     cases = [case for case in CASES if arguments.only in case.file]
-    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as work:
         rows = run_all(arguments.folder.resolve(), cases, Path(work))
-    text = page(rows, time.perf_counter() - start)
+    text = page(rows)
     print(text)
     if arguments.out:
         write_text(arguments.out, text)

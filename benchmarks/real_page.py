@@ -47,12 +47,12 @@ scorer that lies beside the data.
     python benchmarks/real_models.py FOLDER --out docs/results.md
 
 {date}; onnxfq {onnxfq}, onnxruntime {onnxruntime}, onnx {onnx}, numpy {numpy}; {machine};
-CPU only, the tasks on one thread; {minutes:.0f} minutes in all.
+CPU only, the tasks on one thread.
 
 - *quantized*: Conv, ConvTranspose, Gemm, MatMul and residual Add that run in low precision, of how many.
   Recurrent operators are counted and stay in float.
 - *SQNR*: signal to quantization noise of the Q/DQ model's worst output, from `result.evaluation`; that is
-  on at most 128 feeds, spread over the calibration data. *s*: seconds of `quantize`.
+  on at most 128 feeds, spread over the calibration data.
 - *float* runs at onnxruntime's default optimisation, *fake-quant* (FakeQuantize nodes) and *Q/DQ* (the file
   that was written, loaded again) at ORT_ENABLE_BASIC.
 - *ORT all*, *ORT C/M*: onnxruntime 1.31.1 `quantize_static`, measured elsewhere, as the README files beside
@@ -99,7 +99,6 @@ class Outcome:
     refused: str = ""
     coverage: str = ""
     sqnr_db: float | None = None
-    seconds: float | None = None
     figures: dict[str, tuple[float, ...]] = field(default_factory=dict)
     differences: tuple[float, float] | None = None
 
@@ -120,7 +119,7 @@ class Row:
     peak_mb: int = 0
 
 
-def page(rows: Sequence[Row], seconds: float) -> str:
+def page(rows: Sequence[Row]) -> str:
     """Return the whole page in Markdown."""
     parts = [
         INTRODUCTION.format(
@@ -131,7 +130,6 @@ def page(rows: Sequence[Row], seconds: float) -> str:
             onnx=onnx.__version__,
             numpy=np.__version__,
             machine=machine(),
-            minutes=seconds / 60,
         ),
         "## Where it is bad\n",
         f"Q/DQ figures more than {BAD:.0%} worse than float (calibrators: recipe tensorrt-int8):\n",
@@ -177,7 +175,7 @@ def refusals(rows: Sequence[Row]) -> list[str]:
 
 def recipe_table(rows: Sequence[Row], recipe: str) -> str:
     """Return the main table for one recipe."""
-    header = ["model", "quantized", "SQNR dB", "metric", "float", *FORMS, "ORT all", "ORT C/M", "s"]
+    header = ["model", "quantized", "SQNR dB", "metric", "float", *FORMS, "ORT all", "ORT C/M"]
     lines = []
     for row in rows:
         one = row.outcomes[recipe]
@@ -185,8 +183,7 @@ def recipe_table(rows: Sequence[Row], recipe: str) -> str:
         forms = [numbers(one.figures.get(form, ())) or "-" for form in FORMS]
         tasks = [" / ".join(row.case.metrics), numbers(row.float_figures), *forms]
         peers = [row.case.peer or "-", row.case.peer_matrix or "-"]
-        sqnr, seconds = cell(one.sqnr_db, ".1f"), cell(one.seconds, ".1f")
-        lines.append([row.case.name, coverage, sqnr, *tasks, *peers, seconds])
+        lines.append([row.case.name, coverage, cell(one.sqnr_db, ".1f"), *tasks, *peers])
     return markdown_table(header, lines)
 
 

@@ -289,7 +289,8 @@ def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.
     if not made.products:
         why = next(iter(made.left.values()), "nothing in it multiplies two Q/DQ tensors")
         raise ModelError(f"{name} has no product of int8 numbers: {why}; evaluate it with float kernels")
-    notes.append(f"{name}: {len(made.products)} products summed in whole numbers, {len(made.left)} in float")
+    left = "".join(f"; {node!r} in float: {why}" for node, why in made.left.items())
+    notes.append(f"{name}: {len(made.products)} products summed in whole numbers{left}")
     return made.proto
 
 
