@@ -13,11 +13,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,9 @@ from numpy.typing import NDArray
 from onnxfq.errors import StatisticsError
 from onnxfq.feeds import Feed, sample_digest
 from onnxfq.feeds.options import Nonfinite
+from onnxfq.files import scratch_folder
 from onnxfq.graph.model import Model
+from onnxfq.graph.stored import is_large
 from onnxfq.graph.weightless import split_weights
 from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
 from onnxfq.plan import Plan
@@ -42,6 +43,7 @@ DEFAULT_MEMORY = 256 << 20
 _HISTOGRAM_BYTES = 8 * BIN_COUNT
 
 _Result = tuple[list[NDArray[Any]], int]
+_MakeSession = Callable[[int], Session]
 
 
 @dataclass(frozen=True)
@@ -148,13 +150,11 @@ class Observer:
         self._options = options
         self._tensors = [placement.tensor for placement in plan.activations]
         self._outputs = [observe_output(name, out) for name in self._tensors for out in OBSERVE_OUTPUTS]
-        self._folder = TemporaryDirectory(prefix="onnxfq-")
+        self._files = ExitStack()
         try:
-            folder = Path(self._folder.name)
-            light = replace(model, proto=split_weights(model.proto, folder / "weights"))
-            onnx.save(widened(InsertObservers(plan).run(light).model.proto), folder / "model.onnx")
+            self._session = self._large(plan) if is_large(model.proto) else self._written(plan)
         except BaseException:
-            self._folder.cleanup()
+            self._files.close()
             raise
         self._runner = _Runner(self._session, options)
 
@@ -165,7 +165,7 @@ class Observer:
     def __exit__(self, *exception: object) -> None:
         """Stop the threads and remove what was written."""
         self._runner.close()
-        self._folder.cleanup()
+        self._files.close()
 
     def run(
         self, feeds: Iterable[Feed], first: int = 0, stopped: Callable[[], bool] = lambda: False
@@ -191,9 +191,17 @@ class Observer:
         tensors = {name: one.result() for name, one in sums.items()}
         return Statistics(self._model.sha256, done, tensors, complete, data)
 
-    def _session(self, threads: int) -> Session:
-        folder = Path(self._folder.name)
-        return observing_session(folder / "model.onnx", folder, threads)
+    def _large(self, plan: Plan) -> _MakeSession:
+        """Return the maker of sessions that take large weights from where they are, uncopied."""
+        observed = InsertObservers(plan).run(self._model).model.proto
+        return lambda threads: Session(observed, threads)
+
+    def _written(self, plan: Plan) -> _MakeSession:
+        """Write the observed model for onnxruntime to optimise; return the maker of its sessions."""
+        folder = self._files.enter_context(scratch_folder())
+        light = replace(self._model, proto=split_weights(self._model.proto, folder / "weights"))
+        onnx.save(widened(InsertObservers(plan).run(light).model.proto), folder / "model.onnx")
+        return lambda threads: observing_session(folder / "model.onnx", folder, threads)
 
 
 class _Runner:
@@ -237,6 +245,7 @@ class _Runner:
         if self._cores // self._most > 1:
             # Not all cores have a feed of their own. A run gives the same bits on several threads wherever
             # that was measured (`docs/guide.md`); onnxruntime does not promise it.
+            self._session = None  # the first one's memory goes before the second one takes its own
             self._session = self._make_session(self._cores // self._most)
         return result
 
@@ -313,9 +322,10 @@ def _cores() -> int:
 
 
 def _resident() -> int:
-    """Return the bytes of memory this process has in use; 0 where the system does not tell."""
+    """Return the bytes of memory this process has taken, without mapped files; 0 where that is not told."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+        pages = resident - shared
     except (OSError, ValueError, IndexError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")

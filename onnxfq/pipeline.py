@@ -27,7 +27,9 @@ from onnxfq.graph.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
 from onnxfq.graph.save import refuse_overwriting_input, save
+from onnxfq.graph.scratch import Scratch, weights_in
 from onnxfq.graph.signature import input_specs, output_names
+from onnxfq.graph.stored import is_large
 from onnxfq.half_scales import with_half_scales
 from onnxfq.labels import read_labels
 from onnxfq.observation import ObserveOptions, collect_statistics
@@ -78,7 +80,8 @@ class QuantizeResult:
 
     qdq, simulation: the model with Q/DQ as its target wants it, and with FakeQuantize nodes. evaluation: both
     against the float model on some feeds of the calibration data, spread over all. floats: what of the Q/DQ
-    model stays in float32, None where all that is not quantized does. seconds: by stage.
+    model stays in float32, None where all that is not quantized does. seconds: by stage. Weights of models of
+    over 512 MB are in a temporary file, which is there as long as this is: `save` writes them.
     """
 
     model: Model
@@ -91,6 +94,7 @@ class QuantizeResult:
     evaluation: Evaluation
     floats: FloatPlan | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    scratch: Scratch | None = field(default=None, repr=False, compare=False)
 
 
 def open_feeds(
@@ -151,16 +155,18 @@ def quantize(
     if half is not None:
         encodings = with_half_scales(encodings, floats.name)
     clock.lap("calibrate")
-    simulation = insert_fake_quantize(loaded, plan, encodings)
-    qdq = insert_qdq(loaded, plan, encodings, lowest_opset=half.min_opset if half else MIN_OPSET)
-    clock.lap("insert")
-    kept_floats, run = None, qdq
-    if half is not None:
-        kept_floats = decide_floats(loaded, qdq, kept.feeds, floats, options.threads)
-        # Compared with inputs and outputs as the float model has them.
-        run = cast_floats(qdq, kept_floats.model_copy(update={"io": False}))
-        qdq = with_provenance(cast_floats(qdq, kept_floats), plan, encodings, floats.name)
-        clock.lap("cast")
+    scratch = _scratch(loaded, output)
+    with weights_in(scratch):
+        simulation = insert_fake_quantize(loaded, plan, encodings)
+        qdq = insert_qdq(loaded, plan, encodings, lowest_opset=half.min_opset if half else MIN_OPSET)
+        clock.lap("insert")
+        kept_floats, run = None, qdq
+        if half is not None:
+            kept_floats = decide_floats(loaded, qdq, kept.feeds, floats, options.threads)
+            # Compared with inputs and outputs as the float model has them.
+            run = cast_floats(qdq, kept_floats.model_copy(update={"io": False}))
+            qdq = with_provenance(cast_floats(qdq, kept_floats), plan, encodings, floats.name)
+            clock.lap("cast")
     missing = cannot_run(run)
     evaluation = evaluate(
         reference,
@@ -175,10 +181,27 @@ def quantize(
     clock.lap("evaluate")
     if output is not None:
         tried = None if missing or not kept.feeds else kept.feeds[0]
-        save(qdq, output, lambda path: _try(path, tried, options.threads))
+        save(qdq, output, lambda path, weights: _try(path, weights, tried, options.threads))
     return QuantizeResult(
-        loaded, chosen, plan, found, encodings, qdq, simulation, evaluation, kept_floats, clock.seconds
+        model=loaded,
+        recipe=chosen,
+        plan=plan,
+        statistics=found,
+        encodings=encodings,
+        qdq=qdq,
+        simulation=simulation,
+        evaluation=evaluation,
+        floats=kept_floats,
+        seconds=clock.seconds,
+        scratch=scratch,
     )
+
+
+def _scratch(model: Model, output: str | Path | None) -> Scratch | None:
+    """Return where the weights made from a large `model` go: there must be room where its output goes."""
+    if not is_large(model.proto):
+        return None
+    return Scratch(None if output is None else Path(output).parent)
 
 
 def _statistics(
@@ -274,9 +297,9 @@ def evaluate_models(
     )
 
 
-def _try(path: Path, feed: Feed | None, threads: int) -> None:
-    """Read the model at `path` back and run it on `feed`. Raises ModelError when it is not what was made."""
-    proto, _, _ = read_model(path)
+def _try(path: Path, weights: Path | None, feed: Feed | None, threads: int) -> None:
+    """Read the model at `path` back, with its data file, and run it on `feed`. Raises ModelError."""
+    proto, _, _ = read_model(path, weights)
     if feed is None:
         return
     for name, array in zip(output_names(proto), Session(proto, threads, exact=True).run(feed), strict=True):

@@ -12,7 +12,7 @@ from onnx import external_data_helper, shape_inference
 
 from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
-from onnxfq.graph import normalize
+from onnxfq.graph import normalize, stored
 from onnxfq.graph.existing import strip_quantizers
 from onnxfq.graph.model import Model, all_nodes
 from onnxfq.graph.opset import add_shapes, raise_opset
@@ -24,13 +24,18 @@ from onnxfq.graph.stored import (
     keep_in_file,
     loaded,
     tensor_bytes,
+    weight_bytes,
     without_stored,
 )
 from onnxfq.graph.weightless import without_weights
+from onnxfq.graph.wire import read_without_values
 from onnxfq.plan import Existing
 
 MIN_OPSET = 13
 """QuantizeLinear and DequantizeLinear have an axis from this opset on."""
+
+_WORTH_A_LOOK = 16 << 20
+"""Bytes of a file from which on its weights are looked at in it first: those of a large model stay there."""
 
 _STEPS = (
     normalize.inline_functions,
@@ -73,12 +78,15 @@ def normalised(proto: onnx.ModelProto, sha256: str, source: str, existing: Exist
         raise _not_text(source) from None
 
 
-def read_model(model: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
-    """Return (a checked ModelProto of its own with all weights inside, SHA-256, name for messages).
+def read_model(
+    model: str | Path | onnx.ModelProto, data: Path | None = None
+) -> tuple[onnx.ModelProto, str, str]:
+    """Return (a checked ModelProto of its own, SHA-256, name for messages).
 
-    Raises ModelError as `load` does; nothing is normalised.
+    Weights in a data file, or in a large ONNX file, are referred to there. data: the data file, where it is
+    not beside the model yet. Raises ModelError as `load` does; nothing is normalised.
     """
-    read = _from_proto(model) if isinstance(model, onnx.ModelProto) else _from_path(Path(model))
+    read = _from_proto(model) if isinstance(model, onnx.ModelProto) else _from_path(Path(model), data)
     _check(read[0], read[2])
     return read
 
@@ -90,7 +98,7 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
                 f"the given model holds {tensor.name!r} in an external file; give its path, or load "
                 "it with its data"
             )
-    if sum(tensor_bytes(tensor) for tensor in proto.graph.initializer) > LIMIT:
+    if weight_bytes(proto) > LIMIT:
         raise ModelError(
             "the given model holds over 2 GB, more than one message can; save it with external data and give "
             "its path"
@@ -101,25 +109,13 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
     return copy, digest, "the given model"
 
 
-def _from_path(path: Path) -> tuple[onnx.ModelProto, str, str]:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError(f"no such file: {path}; check the path") from None
-    except OSError as fault:
-        raise ModelError(f"cannot read {path}: {fault.strerror or fault}; give an .onnx file") from None
-    proto = onnx.ModelProto()
-    try:
-        proto.ParseFromString(content)
-    except google.protobuf.message.DecodeError:
-        raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
-    digest = hashlib.sha256(content)
-    del content
+def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, str, str]:
+    proto, digest, inside = _read(path)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     for tensor in external_data_helper._get_all_tensors(proto):
-        if external_data_helper.uses_external_data(tensor):
+        if external_data_helper.uses_external_data(tensor) and tensor.name not in inside:
             try:
-                _take_reference(tensor, path.parent)
+                _take_reference(tensor, path.parent, data)
                 for part in chunks(tensor):
                     digest.update(part)
                 if tensor_bytes(tensor) <= SMALL or tensor.name not in initializers:
@@ -132,10 +128,31 @@ def _from_path(path: Path) -> tuple[onnx.ModelProto, str, str]:
     return proto, digest.hexdigest(), str(path)
 
 
-def _take_reference(tensor: onnx.TensorProto, folder: Path) -> None:
+def _read(path: Path) -> tuple[onnx.ModelProto, hashlib._Hash, set[str]]:
+    """Return (the model, the hash of its file, the initializers that stay in it)."""
+    try:
+        if path.stat().st_size > _WORTH_A_LOOK:
+            proto, inside = read_without_values(path, SMALL)
+            if stored.is_large(proto):
+                digest = hashlib.sha256()
+                with path.open("rb") as stream:
+                    while part := stream.read(1 << 24):
+                        digest.update(part)
+                return proto, digest, inside
+        content = path.read_bytes()
+        return onnx.ModelProto.FromString(content), hashlib.sha256(content), set()
+    except FileNotFoundError:
+        raise ModelError(f"no such file: {path}; check the path") from None
+    except OSError as fault:
+        raise ModelError(f"cannot read {path}: {fault.strerror or fault}; give an .onnx file") from None
+    except (google.protobuf.message.DecodeError, ValueError):
+        raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
+
+
+def _take_reference(tensor: onnx.TensorProto, folder: Path, data: Path | None) -> None:
     """Point `tensor` to its data by an absolute path. Raises as onnx does for paths that leave `folder`."""
     info = external_data_helper.ExternalDataInfo(tensor)
-    path = _data_path(folder, info.location)
+    path = data or _data_path(folder, info.location)
     size, offset = path.stat().st_size, info.offset or 0
     length = size - offset if info.length is None else info.length
     if offset < 0 or length < 0 or offset + length > size:

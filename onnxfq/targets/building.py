@@ -19,6 +19,7 @@ from onnx import TensorProto
 
 from onnxfq.documents import one_line
 from onnxfq.errors import RuntimeLibraryError
+from onnxfq.files import scratch_folder
 from onnxfq.targets.engine import LAYERS, parse_layers, verdict
 from onnxfq.targets.findings import EngineNode, Finding
 from onnxfq.targets.profiles import Profile, profiles
@@ -102,8 +103,8 @@ def build_model(reading: Reading, options: BuildOptions) -> Built:
     """
     wanted = profiles(reading.proto, options.shapes)
     chosen = capabilities(reading)
-    with tempfile.TemporaryDirectory(prefix="onnxfq-") as folder:
-        path = Path(folder) / "model.onnx"
+    with scratch_folder() as folder:
+        path = folder / "model.onnx"
         # Beyond the limit this moves the weights out of `proto`, which nothing reads any more.
         onnx.save_model(
             reading.proto,

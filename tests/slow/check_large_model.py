@@ -89,6 +89,7 @@ def check(recipe: str, gigabytes: float, folder: Path) -> bool:
     memory, start = Memory(), time.perf_counter()
     result = quantize(path, feeds, target / "q.onnx", recipe=recipe)
     seconds = time.perf_counter() - start
+    ratio = memory.peak * 1024 / size
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(target / "q.onnx", options, providers=["CPUExecutionProvider"])
@@ -99,7 +100,6 @@ def check(recipe: str, gigabytes: float, folder: Path) -> bool:
         onnx.load(target / "q.onnx", load_external_data=False).graph.output[0].name == f"h{LAYERS}",
     ]
     stages = ", ".join(f"{name} {value:.0f}" for name, value in result.seconds.items())
-    ratio = memory.peak * 1024 / size
     print(f"{recipe}: {size / 1e9:.2f} GB, {seconds:.0f} s ({stages}), {ratio:.1f} times its memory, {right}")
     return all(right)
 
