@@ -37,6 +37,7 @@ class Scratch:
             self._file = cast(BinaryIO, tempfile.TemporaryFile(dir=self._folder, buffering=0))
         except OSError as error:
             raise self._refused(error) from None
+        weakref.finalize(self, self._file.close)
         self.location = f"{PREFIX}{next(_numbers)}"
         _open[self.location] = self
 

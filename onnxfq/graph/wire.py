@@ -13,7 +13,8 @@ from typing import BinaryIO
 
 import onnx
 
-from onnxfq.graph.stored import chunks, keep_in_file, referring, tensor_bytes
+from onnxfq.graph.stored import chunks, is_stored, keep_in_file, tensor_bytes
+from onnxfq.graph.weightless import without_initializers
 
 # Numbers of fields in onnx.proto: of ModelProto, GraphProto and TensorProto.
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
@@ -34,39 +35,45 @@ def read_without_values(path: Path, large: int) -> tuple[onnx.ModelProto, set[st
     inside = set()
     for tensor, place in zip(proto.graph.initializer, found, strict=True):
         if place is not None:
-            keep_in_file(tensor, path.resolve(), *place)
+            # Not resolved: a file without a name has only the link that leads to it.
+            keep_in_file(tensor, path.absolute(), *place)
             inside.add(tensor.name)
     return proto, inside
 
 
 def write_streamed(proto: onnx.ModelProto, stream: BinaryIO) -> None:
-    """Write `proto` with all its values inside; initializers come from where they are, a part at a time."""
-    light = referring(proto, dict.fromkeys((t.name for t in proto.graph.initializer), (0, 0)), "")
-    heads = [_tensor_head(tensor) for tensor in light.graph.initializer]
-    lengths = [_byte_count(tensor) for tensor in proto.graph.initializer]
-    del light.graph.initializer[:]
+    """Write `proto` with all its values inside; those in files come from there, a part at a time."""
+    light = without_initializers(proto)
     graph = light.graph.SerializeToString(deterministic=True)
     light.ClearField("graph")
-    bodies = [len(head) + len(_field(_RAW_DATA, n)) + n for head, n in zip(heads, lengths, strict=True)]
-    total = len(graph) + sum(len(_field(_INITIALIZER, size)) + size for size in bodies)
+    sizes = [_size(tensor) for tensor in proto.graph.initializer]
+    total = len(graph) + sum(len(_field(_INITIALIZER, size)) + size for size in sizes)
     stream.write(light.SerializeToString(deterministic=True) + _field(_GRAPH, total) + graph)
-    for tensor, head, size, length in zip(proto.graph.initializer, heads, bodies, lengths, strict=True):
-        stream.write(_field(_INITIALIZER, size) + head + _field(_RAW_DATA, length))
+    for tensor, size in zip(proto.graph.initializer, sizes, strict=True):
+        stream.write(_field(_INITIALIZER, size))
+        if not is_stored(tensor):
+            stream.write(tensor.SerializeToString(deterministic=True))
+            continue
+        stream.write(_head(tensor) + _field(_RAW_DATA, tensor_bytes(tensor)))
         for part in chunks(tensor):
             stream.write(part)
 
 
-def _tensor_head(reference: onnx.TensorProto) -> bytes:
-    """Return the fields of a tensor without its values."""
-    reference.ClearField("data_location")
-    reference.ClearField("external_data")
-    return bytes(reference.SerializeToString(deterministic=True))
+def _size(tensor: onnx.TensorProto) -> int:
+    """Return how many bytes `tensor` takes in the file."""
+    if not is_stored(tensor):
+        return int(tensor.ByteSize())
+    length = tensor_bytes(tensor)
+    return len(_head(tensor)) + len(_field(_RAW_DATA, length)) + length
 
 
-def _byte_count(tensor: onnx.TensorProto) -> int:
-    if tensor.HasField("raw_data") or tensor.external_data:
-        return tensor_bytes(tensor)
-    return sum(map(len, chunks(tensor)))
+def _head(tensor: onnx.TensorProto) -> bytes:
+    """Return the fields of a stored tensor that are not about its values."""
+    head = onnx.TensorProto()
+    head.CopyFrom(tensor)
+    head.ClearField("data_location")
+    head.ClearField("external_data")
+    return bytes(head.SerializeToString(deterministic=True))
 
 
 def _field(number: int, length: int) -> bytes:
