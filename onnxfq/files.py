@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -27,7 +28,17 @@ try:
 except ImportError:  # Windows: no locks, and what a killed process left stays
     fcntl = None
 
-UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    MemoryError,
+    SyntaxError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What NumPy and zipfile raise for a file that is no .npz, pickled, encrypted, cut off or damaged."""
 
 

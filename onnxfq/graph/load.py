@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import google.protobuf.message
+import numpy as np
 import onnx
-from onnx import external_data_helper, shape_inference
+from onnx import external_data_helper, helper, shape_inference
 
 from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
 from onnxfq.graph import normalize, stored
 from onnxfq.graph.existing import strip_quantizers
-from onnxfq.graph.model import Model, all_nodes
+from onnxfq.graph.model import Model, all_graphs, all_nodes
 from onnxfq.graph.opset import add_shapes, raise_opset
 from onnxfq.graph.stored import (
     LIMIT,
+    PACKED_TYPES,
     SMALL,
     chunks,
     is_stored,
@@ -36,6 +39,13 @@ MIN_OPSET = 13
 
 _WORTH_A_LOOK = 16 << 20
 """Bytes of a file from which on its weights are looked at in it first: those of a large model stay there."""
+
+_SIZED = {
+    kind: np.dtype(helper.tensor_dtype_to_np_dtype(kind)).itemsize
+    for kind in onnx.TensorProto.DataType.values()
+    if kind not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
+}
+"""Bytes of an element, by type."""
 
 _STEPS = (
     normalize.inline_functions,
@@ -162,6 +172,8 @@ def _take_reference(tensor: onnx.TensorProto, folder: Path, data: Path | None) -
 
 def _data_path(folder: Path, location: str) -> Path:
     """Return the file that `location` names. Raises ValueError when it is not in `folder`."""
+    if not isinstance(location, str):  # protobuf checks no text
+        raise ValueError(f"{location!r} is no path")
     path = (folder / location).resolve()
     if not location or Path(location).is_absolute() or not path.is_relative_to(folder.resolve()):
         raise ValueError(f"{location!r} is no path inside of the folder of the model")
@@ -175,6 +187,8 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         # protobuf checks no text: a damaged string is met as bytes, or as an error, when it is read.
         if not all(isinstance(text, str) for text in _texts(proto.graph)):
             raise _not_text(source)
+        _check_types(proto.graph, source)
+        _check_sizes(proto.graph, source)
         without_stored(proto, _checked)
     except UnicodeDecodeError:
         raise _not_text(source) from None
@@ -184,6 +198,35 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         raise ModelError(
             f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
         ) from None
+
+
+def _check_types(graph: onnx.GraphProto, source: str) -> None:
+    """Raise ModelError for element types that ONNX has not; its checker does not look at them."""
+    known = frozenset(onnx.TensorProto.DataType.values())
+    for inner in all_graphs(graph):
+        for value in (*inner.input, *inner.output, *inner.value_info):
+            if value.type.tensor_type.elem_type not in known:
+                raise ModelError(
+                    f"{source} is not a valid ONNX model: {value.name!r} has element type "
+                    f"{value.type.tensor_type.elem_type}, which the installed onnx lacks; export it again, "
+                    "or upgrade onnx"
+                )
+
+
+def _check_sizes(graph: onnx.GraphProto, source: str) -> None:
+    """Raise ModelError for tensors whose bytes do not fit their shapes; ONNX's checker passes some."""
+    for tensor in (tensor for inner in all_graphs(graph) for tensor in inner.initializer):
+        if tensor.data_type in PACKED_TYPES or not (tensor.HasField("raw_data") or is_stored(tensor)):
+            continue
+        if any(size < 0 for size in tensor.dims) or tensor.data_type not in _SIZED:
+            continue  # the checker says so
+        have = tensor_bytes(tensor) if is_stored(tensor) else len(tensor.raw_data)
+        want = _SIZED[tensor.data_type] * math.prod(tensor.dims)
+        if have != want:
+            raise ModelError(
+                f"{source} is damaged: {tensor.name!r} has {have} bytes, and its shape {list(tensor.dims)} "
+                f"needs {want}; export it again"
+            )
 
 
 def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:

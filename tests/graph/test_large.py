@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from builders import BUILDERS, build, feed_for, weights
 from onnx import numpy_helper
+from slow.check_large_model import check_kills
 
 from onnxfq.cli.main import main
 from onnxfq.errors import ModelError, OutputError
@@ -179,3 +180,11 @@ def test_a_data_file_that_is_too_short(tmp_path: Path, capfd: pytest.CaptureFixt
     error = capfd.readouterr().err
     assert code == 1 and "external data of 'w2' cannot be read" in error and error.count("\n") == 1
     assert not (tmp_path / "q.onnx").exists()
+
+
+def test_killed_runs_leave_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SIGKILL at random moments leaves the output whole or absent, and no temporary files past the next run.
+
+    Ten times on a large model: tests/slow/check_large_model.py.
+    """
+    assert check_kills("tensorrt-int8", 0.004, 2, tmp_path), capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Large ONNX files with their weights left in them: the same model, and the same bytes' worth, as protobuf's."""
+"""Large ONNX files with their weights left in them: the same models as protobuf reads and writes."""
 
 from __future__ import annotations
 
