@@ -20,6 +20,7 @@ hypothesis.settings.load_profile("onnxfq")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How many of what is drawn at random: the numbers of CI, or more by a command of one's own."""
     parser.addoption("--random-graphs", type=int, default=300, help="graphs drawn (CI: 300)")
+    parser.addoption("--all-opsets", action="store_true", help="every opset with every recipe")
     parser.addoption("--damaged-files", type=int, default=200, help="files damaged (CI: 200)")
 
 

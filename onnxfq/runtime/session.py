@@ -91,7 +91,7 @@ class Session:
         proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
         if not isinstance(model, Path):
             model = proto = widened(proto, HALVES if exact else BFLOAT16)
-        missing = cannot_run(proto)
+        missing = cannot_run(proto, as_written=False)
         if missing:
             raise ModelError(f"the model cannot be run: {missing}; run the fake-quant model in its place")
         register_libraries(options, proto)
