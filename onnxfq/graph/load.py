@@ -47,6 +47,9 @@ _SIZED = {
 }
 """Bytes of an element, by type."""
 
+_REFERENCE = frozenset({"location", "offset", "length", "checksum", "basepath"})
+"""Fields of a reference to a data file."""
+
 _STEPS = (
     normalize.inline_functions,
     normalize.name_negative_dims,
@@ -161,6 +164,9 @@ def _read(path: Path) -> tuple[onnx.ModelProto, hashlib._Hash, set[str]]:
 
 def _take_reference(tensor: onnx.TensorProto, folder: Path, data: Path | None) -> None:
     """Point `tensor` to its data by an absolute path. Raises as onnx does for paths that leave `folder`."""
+    unknown = [entry.key for entry in tensor.external_data if entry.key not in _REFERENCE]
+    if unknown:  # left out, they might change what is read
+        raise ValueError(f"ONNX has no field {unknown[0]!r} for its place")
     info = external_data_helper.ExternalDataInfo(tensor)
     path = data or _data_path(folder, info.location)
     size, offset = path.stat().st_size, info.offset or 0
@@ -204,12 +210,14 @@ def _check_types(graph: onnx.GraphProto, source: str) -> None:
     """Raise ModelError for element types that ONNX has not; its checker does not look at them."""
     known = frozenset(onnx.TensorProto.DataType.values())
     for inner in all_graphs(graph):
-        for value in (*inner.input, *inner.output, *inner.value_info):
-            if value.type.tensor_type.elem_type not in known:
+        values = (*inner.input, *inner.output, *inner.value_info)
+        types = [(value.name, value.type.tensor_type.elem_type) for value in values]
+        types += [(tensor.name, tensor.data_type) for tensor in inner.initializer]
+        for name, kind in types:
+            if kind not in known:
                 raise ModelError(
-                    f"{source} is not a valid ONNX model: {value.name!r} has element type "
-                    f"{value.type.tensor_type.elem_type}, which the installed onnx lacks; export it again, "
-                    "or upgrade onnx"
+                    f"{source} is not a valid ONNX model: {name!r} has element type {kind}, which the "
+                    "installed onnx lacks; export it again, or upgrade onnx"
                 )
 
 

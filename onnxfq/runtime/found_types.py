@@ -21,11 +21,11 @@ _TYPES = {
 }
 
 
-def with_found_types(model: Model) -> Model:
-    """Return `model` with the types of what weighted operators read, where only ONNX Runtime can tell them.
+def with_found_types(model: Model) -> tuple[Model, str]:
+    """Return (`model` with types of what weighted operators read that only ONNX Runtime can tell, why not).
 
-    A session is made and nothing is run. Where it cannot be made, the model is returned as it is: what has no
-    known type stays in float, and the plan says so.
+    A session is made and nothing is run. Where it cannot be made, the model is returned as it is, with the
+    reason: what has no known type stays in float, and the plan says so.
     """
     graph = model.proto.graph
     known = {value.name for value in (*graph.input, *graph.output, *graph.value_info)}
@@ -33,17 +33,17 @@ def with_found_types(model: Model) -> Model:
     readers = [node for node in graph.node if node.op_type in WEIGHTED_INPUTS]
     asked = list(dict.fromkeys(n for node in readers for n in node.input[:2] if n not in known))
     if not asked:
-        return model
+        return model, ""
     probe = onnx.ModelProto()
     probe.CopyFrom(model.proto)
     probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in asked)
     try:
         found = Session(probe, 1).output_types
-    except OnnxfqError:
-        return model
+    except OnnxfqError as error:
+        return model, str(error)
     typed = onnx.ModelProto()
     typed.CopyFrom(model.proto)
     for name in asked:
         if found.get(name) in _TYPES:
             typed.graph.value_info.append(helper.make_tensor_value_info(name, _TYPES[found[name]], None))
-    return replace(model, proto=with_shapes(typed))
+    return replace(model, proto=with_shapes(typed)), ""
