@@ -26,6 +26,7 @@ from onnxfq.graph.inspection import FORMAT_KEY
 from onnxfq.graph.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
+from onnxfq.graph.releases import release_of
 from onnxfq.graph.save import refuse_overwriting_input, save
 from onnxfq.graph.scratch import Scratch, weights_in
 from onnxfq.graph.signature import input_specs, output_names
@@ -113,6 +114,7 @@ def quantize(
     calibrator: str | None = None,
     statistics: str | Path | Statistics | None = None,
     floats: FloatOptions = ALL_FLOAT32,
+    runtime: str | None = None,
     options: RunOptions | None = None,
 ) -> QuantizeResult:
     """Quantize `model` with `data` and write the Q/DQ model to `output`.
@@ -123,6 +125,7 @@ def quantize(
     statistics: gathered before, so that nothing is observed; data may then be None, as it may be where no
     activation needs statistics, and the result is not compared; other data than theirs is refused.
     floats: the type of what is not quantized; tensors that do not fit in it stay in float32.
+    runtime: as `onnxruntime==1.18`, which the written model is kept to, or refused for.
     The file is read back, checked and run on one feed before it takes its name; one in a form that ONNX
     Runtime has no kernels for is checked by ONNX's rules alone, and a note of the evaluation says so. Raises
     an OnnxfqError in one line, and writes nothing, when a stage refuses.
@@ -139,10 +142,13 @@ def quantize(
             f"recipe {chosen.name}: quantize writes a model to hand over, and target simulation has none; "
             "run the stages and insert fake-quant nodes, or name another target"
         )
+    release = None if runtime is None else release_of(runtime)
     clock = _Clock()
     proto, sha256, source = read_model(model)
     reference = _runnable(proto)
     loaded = normalised(proto, sha256, source, chosen.existing)
+    if release is not None:
+        release.check_opset(loaded.opset, f"{source} is at")
     plan = make_plan(loaded, chosen)
     clock.lap("plan")
     feeds = None if data is None else open_feeds(loaded.proto, data, options.batch, options.data)
@@ -167,6 +173,8 @@ def quantize(
             run = cast_floats(qdq, kept_floats.model_copy(update={"io": False}))
             qdq = with_provenance(cast_floats(qdq, kept_floats), plan, encodings, floats.name)
             clock.lap("cast")
+    if release is not None:
+        qdq = release.kept_to(qdq, chosen.name)
     missing = cannot_run(run)
     evaluation = evaluate(
         reference,
