@@ -21,6 +21,7 @@ from onnxfq.feeds import Feed
 from onnxfq.graph.model import Model
 from onnxfq.observation import ObservationInterrupted, ObserveOptions, Observer, resumed
 from onnxfq.plan import Plan
+from onnxfq.runtime.library import use_custom_ops, used_custom_ops
 from onnxfq.statistics import Statistics
 
 SHARD = 16
@@ -41,7 +42,8 @@ def collect_on_ray(
 
     start: as for `collect_statistics`. address: of the cluster, or "local" for the cores of this machine.
     Every worker needs onnxfq and the same kind of processor: onnxruntime rounds differently with other
-    vector instructions. Raises as `collect_statistics`, and RuntimeLibraryError when ray is missing or the
+    vector instructions. Custom-op libraries and data files of the model are read at the same absolute paths.
+    Raises as `collect_statistics`, and RuntimeLibraryError when ray is missing or the
     cluster cannot be reached.
     """
     ray = _ray()
@@ -85,15 +87,23 @@ class _Work:
     source: str
     plan: str
     options: ObserveOptions
+    libraries: tuple[str, ...]
 
     @staticmethod
     def of(model: Model, plan: Plan, options: ObserveOptions) -> _Work:
         plain = replace(options, threads=1, progress=None)
         return _Work(
-            model.proto.SerializeToString(), model.sha256, model.source, plan.model_dump_json(), plain
+            model.proto.SerializeToString(),
+            model.sha256,
+            model.source,
+            plan.model_dump_json(),
+            plain,
+            used_custom_ops(),
         )
 
     def observer(self) -> Observer:
+        for path in self.libraries:
+            use_custom_ops(path)
         proto = onnx.ModelProto.FromString(self.model)
         return Observer(
             Model(proto, self.sha256, self.source), Plan.model_validate_json(self.plan), self.options
