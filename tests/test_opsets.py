@@ -430,3 +430,15 @@ def test_every_structure_at_every_opset(request: pytest.FixtureRequest, tmp_path
     print("", *table_lines([["recipe", *kinds], *rows]), sep="\n")
     assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:60])
     assert counts["tensorrt-int8"]["quantized"] > 0.6 * counts["tensorrt-int8"].total()
+
+
+def test_light_models(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The large networks that ONNX brings, their weights made by ConstantOfShape, at opset 9 and IR 3."""
+    every = request.config.getoption("--all-opsets")
+    names = sorted(path.name for path in LIGHT.glob("*.onnx"))
+    assert len(names) == 9
+    for name in names if every else ("light_squeezenet.onnx", "light_shufflenet.onnx"):
+        proto = onnx.load(LIGHT / name)
+        found = outcome(proto, "tensorrt-int8", tmp_path / "q.onnx")
+        print(name, found)
+        assert found == "quantized", name
