@@ -25,10 +25,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from networks import NETWORKS
+from shapes import NETWORKS
 from timing import machine, markdown_table, report
 
 METHODS = ("minmax", "percentile", "entropy", "mse")
+DEFAULT_NETWORKS = ["resnet50", "mobilenetv2", "vit_b16"]
 PEERS = ("minmax", "entropy", "percentile")
 
 
@@ -168,7 +169,9 @@ def main() -> None:
         child(what, Path(path), *(int(n) for n in numbers))
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", nargs="+", choices=sorted(NETWORKS), default=list(NETWORKS))
+    parser.add_argument(
+        "--networks", nargs="+", choices=sorted(NETWORKS), default=["resnet50", "mobilenetv2", "vit_b16"]
+    )
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)

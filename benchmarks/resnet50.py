@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from networks import resnet50
+from shapes import NETWORKS
 from timing import machine, markdown_table, median_ratio, paired_times, report
 
 import onnxfq
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--out", help="write the result to this Markdown file")
     arguments = parser.parse_args()
 
-    float_model = resnet50(arguments.batch)
+    float_model = NETWORKS["resnet50"](arguments.batch)
     feeds = {"x": np.random.default_rng(1).standard_normal((arguments.batch, 3, 224, 224)).astype(np.float32)}
     model = onnxfq.load(float_model)
     plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))

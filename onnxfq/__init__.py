@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from onnxfq.aimet_range import adjust_min_max
 from onnxfq.calibration import calibrate
+from onnxfq.comparison.compare import Comparison, compare
+from onnxfq.conversion.convert import Conversion, convert
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import OnnxfqError
 from onnxfq.feeds import DataOptions
@@ -17,6 +19,7 @@ from onnxfq.graph.inspection import inspect_model
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
 from onnxfq.graph.save import save
+from onnxfq.handoff.handoff import Handoff, handoff
 from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.pipeline import (
     QuantizeResult,
@@ -47,12 +50,15 @@ if TYPE_CHECKING:
 __all__ = [
     "BuildOptions",
     "CheckResult",
+    "Comparison",
+    "Conversion",
     "DataOptions",
     "Encoding",
     "Encodings",
     "Evaluation",
     "Finding",
     "FloatOptions",
+    "Handoff",
     "Model",
     "ObserveOptions",
     "OnnxfqError",
@@ -68,10 +74,13 @@ __all__ = [
     "check",
     "choose_qparams",
     "collect_statistics",
+    "compare",
+    "convert",
     "custom_ops_path",
     "evaluate",
     "export_torch",
     "fake_quantize",
+    "handoff",
     "insert_fake_quantize",
     "insert_qdq",
     "inspect_model",

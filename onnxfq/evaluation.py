@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import DataError, ModelError
 from onnxfq.feeds import Feed
-from onnxfq.graph.signature import output_names
+from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.metrics import ErrorSums
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.scores import CandidateScore, Evaluation, OutputScore
@@ -46,7 +46,7 @@ def evaluate(
                 f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}"
             )
     names = _compared(reference)
-    base = Session(_with_outputs(reference, tensors), threads)
+    base = Session(with_outputs(reference, tensors), threads)
     base_outputs = [*names, *tensors]
     runs = [_Run(name, proto, names, tensors, threads) for name, proto in candidates.items()]
     right, done, row = 0, 0, 0
@@ -94,7 +94,7 @@ class _Run:
         # The quantized form of an inner tensor, where the candidate has one.
         inner = [next((n for n in (f"{t}/dq", f"{t}/fq", t) if n in made), t) for t in self.tensors]
         self.fetches = [*self.outputs, *inner]
-        self.session = Session(_with_outputs(self.proto, inner), self.threads, exact=True)
+        self.session = Session(with_outputs(self.proto, inner), self.threads, exact=True)
         self.sums = [ErrorSums()] * len(self.fetches)
         self.agreed = [(0, 0)] * len(self.fetches)
 
@@ -136,18 +136,6 @@ class _Run:
             tensors=tuple(score.model_copy(update={"top1_agreement": None}) for score in scores[split:]),
             accuracy=self.right / rows if rows else None,
         )
-
-
-def _with_outputs(proto: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
-    """Return `proto` with inner tensors as further outputs."""
-    have = set(output_names(proto))
-    extra = [name for name in tensors if name not in have]
-    if not extra:
-        return proto
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    copy.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in extra)
-    return copy
 
 
 def _compared(reference: onnx.ModelProto) -> tuple[str, ...]:

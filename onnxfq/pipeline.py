@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnxfq.calibration import calibrate, calibrated_part
 from onnxfq.deployed import deployed_qtype
 from onnxfq.encoding import Encodings
-from onnxfq.errors import DataError, RecipeError
+from onnxfq.errors import DataError, ModelError, RecipeError
 from onnxfq.evaluation import evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
 from onnxfq.files import check_writable
@@ -37,9 +37,11 @@ from onnxfq.observation import ObserveOptions, collect_statistics
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.integer_products import integer_products
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from onnxfq.runtime.found_types import lacks_ranks, with_run_ranks
 from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.session import Session
 from onnxfq.scores import Evaluation
@@ -51,6 +53,8 @@ log = logging.getLogger(__name__)
 CHECK_BYTES = 64 << 20
 """Feeds kept from the pass over the data for the comparison at the end, in bytes at most."""
 CHECK_FEEDS = 128
+
+Kernels = Literal["float", "integer"]
 
 StageProgress = Callable[[str, int, int | None], None]
 """Called with the stage's name, the number of feeds done and, where known, of how many."""
@@ -149,10 +153,15 @@ def quantize(
     loaded = normalised(proto, sha256, source, chosen.existing)
     if release is not None:
         release.check_opset(loaded.opset, f"{source} is at")
-    plan = make_plan(loaded, chosen)
-    clock.lap("plan")
     feeds = None if data is None else open_feeds(loaded.proto, data, options.batch, options.data)
-    kept = _Kept(feeds or [])
+    source_feeds: Iterable[Feed] = feeds or ()
+    planned = loaded
+    if feeds is not None and statistics is None and lacks_ranks(loaded):
+        source_feeds = first_seen = _FirstSeen(feeds)
+        planned = with_run_ranks(loaded, first_seen.first)
+    plan = make_plan(planned, chosen)
+    clock.lap("plan")
+    kept = _Kept(source_feeds)
     found = _statistics(loaded, plan, feeds, kept, statistics, options)
     clock.lap("observe")
     encodings = calibrate(loaded, plan, found)
@@ -279,21 +288,27 @@ def evaluate_models(
     *,
     labels: str | Path | NDArray[Any] | None = None,
     per_tensor: bool = False,
+    kernels: Kernels = "float",
     options: RunOptions | None = None,
 ) -> Evaluation:
     """Compare one candidate, or several by name, with the reference on the same feeds, gone through once.
 
     labels: integers in the order of the feeds, or a .npy, .npz or text file of them. per_tensor: score
-    each quantized inner tensor too. Raises an OnnxfqError in one line.
+    each quantized inner tensor too. kernels: "integer" sums int8 products of Q/DQ candidates in whole
+    numbers, as fused kernels do. Raises an OnnxfqError in one line.
     """
     options = options or RunOptions()
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
     base = _runnable(read_model(reference)[0])
     candidates = {name: _runnable(read_model(model)[0]) for name, model in given.items()}
+    notes: list[str] = []
+    if kernels == "integer":
+        for name, proto in candidates.items():
+            candidates[name] = _with_integers(name, proto, notes)
     tensors = sorted({name for proto in candidates.values() for name in _quantized_tensors(proto, base)})
     # Whether samples are enough and differ is a question of calibrating.
     feeds = open_feeds(base, data, options.batch, replace(options.data, survey=False))
-    return evaluate(
+    found = evaluate(
         base,
         candidates,
         feeds,
@@ -303,6 +318,17 @@ def evaluate_models(
         threads=options.threads,
         progress=options.stage("evaluate", feeds.runs),
     )
+    return found.model_copy(update={"notes": (*found.notes, *notes)})
+
+
+def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
+    """Return the candidate with integer products. Raises ModelError when it has none."""
+    made = integer_products(proto)
+    if not made.products:
+        why = next(iter(made.left.values()), "nothing in it multiplies two Q/DQ tensors")
+        raise ModelError(f"{name} has no product of int8 numbers: {why}; evaluate it with float kernels")
+    notes.append(f"{name}: {len(made.products)} products summed in whole numbers, {len(made.left)} in float")
+    return made.proto
 
 
 def _try(path: Path, weights: Path | None, feed: Feed | None, threads: int) -> None:
@@ -365,6 +391,23 @@ def with_provenance(
         if value:
             proto.metadata_props.add(key=name, value=value)
     return proto
+
+
+class _FirstSeen:
+    """Feeds of which the first one is looked at beforehand; a one-shot iterator loses none."""
+
+    def __init__(self, feeds: Feeds) -> None:
+        self._feeds = feeds
+        self._begun: Iterator[Feed] | None = iter(feeds)
+        self.first = next(self._begun)
+
+    def __iter__(self) -> Iterator[Feed]:
+        begun, self._begun = self._begun, None
+        if begun is None:
+            yield from self._feeds
+            return
+        yield self.first
+        yield from begun
 
 
 class _Kept:

@@ -10,8 +10,10 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
 from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped, Use
 from onnxfq.policies import POLICIES
+from onnxfq.policies.attention import all_or_none
 from onnxfq.policies.float_reasons import float_tensors, opaque_operators
 from onnxfq.policies.residual import residual_skip
+from onnxfq.policies.small_shapes import leave_out_small
 from onnxfq.policies.target import Operands, TargetPolicy
 from onnxfq.policies.weighted import NodeDecision, decide_weighted, place_activation, refuse
 from onnxfq.recipe import RECIPES, Recipe
@@ -90,14 +92,27 @@ def refuse_quantized(graph: gs.Graph, source: str) -> None:
 
 
 def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> list[NodeDecision]:
-    nodes = [node for node in all_nodes(graph) if is_weighted(node)]
-    decisions = [decide_weighted(node, recipe, policy) for node in nodes]
+    nodes = list(all_nodes(graph))
+    weighted = [node for node in nodes if is_weighted(node)]
+    decisions = _as_a_whole(
+        [decide_weighted(node, recipe, policy) for node in weighted], nodes, recipe, policy
+    )
     # Which nodes stay in float is known now: what they read through a Transpose must not be rounded.
     unrounded = read_in_float(graph, {d.node for d in decisions if d.why_float})
-    return [
+    decisions = [
         d if d.why_float else decide_weighted(node, recipe, policy, unrounded)
-        for node, d in zip(nodes, decisions, strict=True)
+        for node, d in zip(weighted, decisions, strict=True)
     ]
+    return _as_a_whole(decisions, nodes, recipe, policy)
+
+
+def _as_a_whole(
+    decisions: list[NodeDecision], nodes: list[gs.Node], recipe: Recipe, policy: TargetPolicy
+) -> list[NodeDecision]:
+    """Return `decisions` after the rules that look at more than one operand."""
+    if recipe.small_shapes == "float":
+        decisions = leave_out_small(decisions, nodes)
+    return all_or_none(decisions, nodes) if policy.fused_attention else decisions
 
 
 def _decide_residuals(

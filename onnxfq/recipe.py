@@ -19,6 +19,7 @@ from onnxfq.spec import NumberFormat, check_block_shape, check_dynamic
 ActivationGranularity = Literal["per_tensor", "per_row", "blocked"]
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
 Target = Literal["tensorrt", "onnxruntime", "simulation"]
+SmallShapes = Literal["quantize", "float"]
 
 
 def _checked_calibrator(name: str) -> str:
@@ -155,14 +156,16 @@ class Recipe(Record):
     """Target, schemes and overrides. Later overrides win over earlier ones.
 
     activations None: weight-only; an override may still give some of them a scheme. target simulation: no
-    target refuses anything, and fake-quant models are all that is made. existing: of a model that is
-    quantized in part already, keep what is and quantize the rest, or take it out first (requantize).
+    target refuses anything, and fake-quant models are all that is made. small_shapes: whether nodes too
+    small to gain from low precision are quantized all the same. existing: of a model that is quantized in
+    part already, keep what is and quantize the rest, or take it out first (requantize).
     """
 
     name: str
     target: Target
     activations: ActivationScheme | None
     weights: WeightScheme
+    small_shapes: SmallShapes = "quantize"
     overrides: tuple[Override, ...] = ()
     existing: Existing = "refuse"
 
@@ -302,6 +305,7 @@ class _Document(Record):
     target: str | None = None
     activations: dict[str, Any] | None = {}
     weights: dict[str, Any] = {}
+    small_shapes: SmallShapes | None = None
     overrides: list[Override] = []
     existing: Existing = "refuse"
 
@@ -316,6 +320,7 @@ def _from_file(path: Path) -> Recipe:
         "target": document.target or base["target"],
         "activations": _changed(base["activations"], document.activations),
         "weights": base["weights"] | document.weights,
+        "small_shapes": document.small_shapes or base["small_shapes"],
         "overrides": document.overrides,
         "existing": document.existing,
     }

@@ -9,10 +9,14 @@ import numpy as np
 import onnx
 
 from onnxfq.encoding import Encoding, Encodings
+from onnxfq.float_plan import HALF_TYPES, FloatName, FloatOptions
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.load import load
+from onnxfq.half_scales import with_half_scales
+from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.planning import make_plan
+from onnxfq.policies.float_remainder import plan_floats
 from onnxfq.recipe import load_recipe
 from onnxfq.targets.building import Job, Report, capabilities, run_jobs
 from onnxfq.targets.engine import parse_layers, verdict
@@ -60,8 +64,13 @@ def counts(proto: onnx.ModelProto, reports: dict[str, Report]) -> dict[str, dict
     return found
 
 
-def unmeasured(model: str | Path | onnx.ModelProto, recipe: str) -> onnx.ModelProto:
-    """Return the Q/DQ model of `recipe` with made-up scales: what a builder fuses does not depend on them."""
+def unmeasured(
+    model: str | Path | onnx.ModelProto, recipe: str, floats: FloatName = "fp32"
+) -> onnx.ModelProto:
+    """Return the Q/DQ model of `recipe` with made-up scales: what a builder fuses does not depend on them.
+
+    floats: type of what is not quantized; no tensor is taken to be beyond it.
+    """
     loaded = load(model)
     plan = make_plan(loaded, load_recipe(recipe))
     encodings = []
@@ -73,4 +82,8 @@ def unmeasured(model: str | Path | onnx.ModelProto, recipe: str) -> onnx.ModelPr
         scale = np.full(shape, 0.01, np.float32)
         encodings.append(Encoding.of(placement.tensor, placement.spec, scale, np.zeros(shape, np.int32)))
     made = Encodings(model_sha256=loaded.sha256, encodings=tuple(encodings))
-    return InsertQdq(plan, made).run(loaded).model.proto
+    if floats == "fp32":
+        return InsertQdq(plan, made).run(loaded).model.proto
+    made = with_half_scales(made, floats)
+    qdq = InsertQdq(plan, made, HALF_TYPES[floats].min_opset).run(loaded).model.proto
+    return cast_floats(qdq, plan_floats(qdq, {}, FloatOptions(floats)))

@@ -77,6 +77,14 @@ OPERATOR = """g (float[1,2,16,32] a, float[1,2,16,32] b, float[1,2,16,32] v) => 
     [vq] v1 = QuantizeLinear (v, s, z)
     [vdq] v2 = DequantizeLinear (v1, s, z)
     [mm] y = Attention (a2, b2, v2) }"""
+PROJECTION = """g (float16[1,2,16,32] a, float16[1,2,32,16] b, float16[1,2,16,32] v) => (float16[1,16,32] y) {
+    [scores] c = MatMul (a, b)
+    [soft] p = Softmax <axis = -1> (c)
+    [mix] m = MatMul (p, v)
+    [turn] t = Transpose <perm = [0,2,1,3]> (m)
+    [join] j = Reshape (t, joined)
+    [wdq] k = DequantizeLinear <axis = 0, block_size = 16> (w, ws)
+    [mm] y = MatMul (j, k) }"""
 FLOAT4 = """g (float[16,256] x) => (float[16,128] y) {
     [dyn] q, qs = trt.TRT_FP4DynamicQuantize <axis = -1, block_size = 16, scale_type = 17> (x, gs)
     [sdq] s1 = DequantizeLinear (qs, gs)
@@ -785,6 +793,18 @@ CASES = (
         int8_pair(),
         "float one-side mm",
         "mixed",
+    ),
+    case(
+        "int4 behind an attention of one sample",
+        PROJECTION,
+        {
+            **int4_constants(),
+            "ws": np.full((4, 32), 0.01, np.float16),
+            "joined": np.asarray([1, 16, 64], np.int64),
+        },
+        "float attention-projection mm",
+        "float",
+        opset=21,
     ),
     case(
         "float4 in blocks of 32",

@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from onnxfq.demo import run_demo
 from onnxfq.package_files import package_file
+from onnxfq.pipeline import quantize
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,6 +40,8 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "calibration.npz", image=images[8000:8064])
     np.savez(folder / "test.npz", image=images[8500:8600])
     np.save(folder / "labels.npy", labels[8500:8600])
+    for_cpu = quantize(folder / "model.onnx", folder / "calibration.npz", recipe="onnxruntime-int8")
+    onnx.save(for_cpu.qdq, folder / "model.onnxruntime.onnx")
     return folder
 
 

@@ -255,6 +255,21 @@ MISTAKES = {
         "quantize model.onnx --statistics s.npz -o out.onnx --float fp16",
         "--float fp16 needs data",
     ),
+    "conversion of a float model": (
+        nothing,
+        "convert model.onnx -o out.onnx",
+        "model.onnx is not quantized; quantize it with `onnxfq quantize`",
+    ),
+    "conversion for an unknown target": (
+        quantized,
+        "convert model.onnx -o out.onnx --target tensorr",
+        "there is no conversion for target 'tensorr'; nearest: tensorrt",
+    ),
+    "hand-over into a full folder": (
+        lambda: (quantized(), Path("full").mkdir(), Path("full/a").write_text("a")),
+        "handoff model.onnx -o full",
+        "full is there and not an empty folder; give a new one",
+    ),
     "missing option": (nothing, "quantize model.onnx --data data.npz", "--output"),
     "no data": (nothing, "quantize model.onnx -o out.onnx", "recipe tensorrt-int8 needs data: "),
     "unknown option": (nothing, f"{GOOD} --bits 8", "--bits"),

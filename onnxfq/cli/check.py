@@ -38,14 +38,14 @@ def check(
     """Check a Q/DQ model by the rules of its target; exit code 1 when it breaks one."""
     if shape and not build:
         raise typer.BadParameter("--shape is for building; add --build")
-    shapes = dict(_shape(text) for text in shape or ())
+    shapes = dict(shape_option(text) for text in shape or ())
     result = check_model(model, target, build=BuildOptions(shapes) if build else None)
     say(result.model_dump_json(indent=2) if as_json else result.table())
     if not result.passed:
         raise typer.Exit(1)
 
 
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+def shape_option(text: str) -> tuple[str, tuple[int, ...]]:
     """Return input name and shape of `NAME:1x3x224x224`; a name may hold colons."""
     name, _, sizes = text.rpartition(":")
     if not name or not all(size.isdecimal() for size in sizes.split("x")):

@@ -19,7 +19,7 @@ from onnxfq.cli.options import (
     ThreadsOption,
 )
 from onnxfq.feeds import DataOptions
-from onnxfq.pipeline import evaluate_models
+from onnxfq.pipeline import Kernels, evaluate_models
 
 
 @with_data_options
@@ -38,6 +38,12 @@ def evaluate(
         typer.Option(help="One class number a row: .npy, .npz or text.", show_default=False),
     ] = None,
     per_tensor: Annotated[bool, typer.Option(help="Score every quantized inner tensor too.")] = False,
+    kernels: Annotated[
+        Kernels,
+        typer.Option(
+            metavar="float|integer", help="integer: int8 products summed in whole numbers, as TensorRT does."
+        ),
+    ] = "float",
     as_json: JsonOption = False,
     custom_ops: CustomOpsOption = None,
     batch: BatchOption = BATCH,
@@ -47,6 +53,12 @@ def evaluate(
     """Print SQNR, cosine, largest error and top-1 agreement of each output, and accuracy with labels."""
     with running(batch, threads, quiet or as_json, described) as options:
         result = evaluate_models(
-            reference, candidate, data, labels=labels, per_tensor=per_tensor, options=options
+            reference,
+            candidate,
+            data,
+            labels=labels,
+            per_tensor=per_tensor,
+            kernels=kernels,
+            options=options,
         )
     say(result.model_dump_json(indent=2) if as_json else result.table(), quiet and not as_json)

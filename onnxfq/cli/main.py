@@ -12,11 +12,14 @@ import typer
 
 from onnxfq.cli.calibrate import calibrate
 from onnxfq.cli.check import check
+from onnxfq.cli.compare import compare
 from onnxfq.cli.console import show_notes
+from onnxfq.cli.convert import convert
 from onnxfq.cli.demo import demo
 from onnxfq.cli.diff import diff
 from onnxfq.cli.doctor import doctor
 from onnxfq.cli.evaluate import evaluate
+from onnxfq.cli.handoff import handoff
 from onnxfq.cli.insert import insert
 from onnxfq.cli.inspect import inspect
 from onnxfq.cli.merge_statistics import merge_statistics
@@ -45,6 +48,9 @@ for _command in (
     calibrate,
     insert,
     check,
+    convert,
+    handoff,
+    compare,
     inspect,
     diff,
     demo,
@@ -69,7 +75,7 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0, 1 for an error, 2 for wrong usage, 3 from `diff`, 130 for Ctrl-C."""
+    """Run the command line; return 0, 1 for an error, 2 for wrong usage, 3 for a difference, 130: Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if threading.current_thread() is threading.main_thread():

@@ -77,7 +77,7 @@ def load(model: str | Path | onnx.ModelProto | Model, existing: Existing = "refu
 def normalised(proto: onnx.ModelProto, sha256: str, source: str, existing: Existing = "refuse") -> Model:
     """Normalise what `read_model` gave; `proto` is the caller's to lose. Raises ModelError as `load` does."""
     try:
-        notes = [step(proto) for step in _STEPS]
+        notes = standard_form(proto)
         if existing == "requantize":
             notes += [strip_quantizers(proto, source), normalize.fold_moves(proto)]
         proto, note = raise_opset(proto, MIN_OPSET, source)
@@ -89,6 +89,11 @@ def normalised(proto: onnx.ModelProto, sha256: str, source: str, existing: Exist
         ) from None
     except UnicodeDecodeError:
         raise _not_text(source) from None
+
+
+def standard_form(proto: onnx.ModelProto) -> list[str]:
+    """Normalise `proto` in place but for its opset; return what was done."""
+    return [note for step in _STEPS if (note := step(proto))]
 
 
 def read_model(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import onnx
 
@@ -36,3 +38,15 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     # A dimension without a value, or with 0 or -1 as some exporters write, is open.
     shape = tuple(d.dim_value if d.dim_value > 0 else None for d in tensor.shape.dim)
     return InputSpec(value.name, dtype, shape)
+
+
+def with_outputs(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
+    """Return `proto` with inner tensors as further outputs."""
+    have = set(output_names(proto))
+    extra = [name for name in tensors if name not in have]
+    if not extra:
+        return proto
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    copy.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in extra)
+    return copy

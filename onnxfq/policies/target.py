@@ -46,6 +46,7 @@ class TargetPolicy:
     the target cannot take one of a node's placements, given all of them, with the remedy; an empty string
     when it can.
     keeps_float: returns why the target would run this one node in float for all that; empty when not.
+    fused_attention: whether both products of an attention are quantized or neither.
     """
 
     name: str
@@ -55,3 +56,4 @@ class TargetPolicy:
     bias: str
     refuses: Callable[[Placement, Operands], str]
     keeps_float: Callable[[Operands], str]
+    fused_attention: bool = False

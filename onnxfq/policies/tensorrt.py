@@ -138,4 +138,5 @@ TENSORRT = TargetPolicy(
     bias="bias: TensorRT refuses a quantized bias and adds it in float",
     refuses=_refuses,
     keeps_float=_keeps_float,
+    fused_attention=True,
 )

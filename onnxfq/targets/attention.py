@@ -22,6 +22,7 @@ FLOAT8_HEAD = 256
 _BETWEEN = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Sub", "Where"})
 _AFTER = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
 _STEPS = 6
+_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,37 @@ def attentions(reading: Reading) -> Iterator[Finding]:
         if why:
             message = f"its attention, up to {found.mix.name!r}, is not fused: {why}"
             yield finding("attention", "warning", found.scores, message)
+
+
+def projections(reading: Reading) -> Iterator[Finding]:
+    """Name weight-only products behind a fused attention of one sample: their weight is made float first.
+
+    Tried on TensorRT for RTX 1.7.1: so in float16 with a batch that is fixed at 1, int4 and int8 alike; not
+    with a batch of 2 or an open one, nor in float32, where attention is not fused.
+    """
+    weight_only = {p.site.name: p for p in reading.promises if p.expects == "weight-only"}
+    for found in filter(None, (_attended(site) for site in reading.sites)):
+        scope, output = found.mix.scope, str(found.mix.node.output[0])
+        shape = scope.shape(found.scores.input(0))
+        fused = scope.dtype(output) in _HALVES and all(o.pair is None for o in found.operands)
+        if not fused or shape is None or len(shape) != 4 or shape[0] != 1 or shape[2] == 1:
+            continue
+        for site in _readers_behind(scope, output):
+            if site.name in weight_only:
+                message = (
+                    f"its weight is made float before each run, for it is behind the attention of "
+                    f"{found.mix.name!r} and the batch is fixed at 1; export it with an open batch, or leave "
+                    "this weight in float"
+                )
+                yield finding("attention-projection", "float", site, message)
+
+
+def _readers_behind(scope: Scope, tensor: str) -> Iterator[Site]:
+    for site in scope.readers(tensor):
+        if site.op in _AFTER:
+            yield from _readers_behind(site.scope, str(site.node.output[0]))
+        else:
+            yield site
 
 
 def _not_fused(found: Attended, head: int | None, tokens: int | None) -> str:
@@ -112,4 +144,4 @@ def _read_quantized(scope: Scope, tensor: str) -> bool:
     return any(site.op in QUANTIZE_OPS for site in readers) or any(_read_quantized(scope, n) for n in moved)
 
 
-RULES: tuple[Rule, ...] = (attention_operators, attentions)
+RULES: tuple[Rule, ...] = (attention_operators, attentions, projections)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from onnxfq.errors import DataError, nearest
+from onnxfq.feeds import Feed
 
 Profile = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Smallest, most frequent and largest shape of one input."""
@@ -50,6 +51,19 @@ def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dic
                 high,
             )
     return found
+
+
+def covering(found: Mapping[str, Profile], feeds: Sequence[Feed]) -> dict[str, Profile]:
+    """Return profiles that `feeds` lie in as well; the first feed has the most frequent shape."""
+    made = {}
+    for name, (low, _, high) in found.items():
+        shapes = [feed[name].shape for feed in feeds]
+        made[name] = (
+            tuple(min(sizes) for sizes in zip(low, *shapes, strict=True)),
+            tuple(shapes[0]),
+            tuple(max(sizes) for sizes in zip(high, *shapes, strict=True)),
+        )
+    return made
 
 
 def _fitting(name: str, dims: list[onnx.TensorShapeProto.Dimension], given: Sequence[int]) -> Sequence[int]:

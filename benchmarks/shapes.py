@@ -1,0 +1,10 @@
+"""The networks of models/networks, for the scripts here."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+
+from networks import NETWORKS  # noqa: E402  (the path comes first)
+
+__all__ = ["NETWORKS"]

@@ -1,0 +1,50 @@
+"""`onnxfq compare`: where two runtimes part on the same quantized model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from onnxfq.cli.console import running, say
+from onnxfq.cli.data_options import with_data_options
+from onnxfq.cli.options import (
+    BATCH,
+    BatchOption,
+    DataOption,
+    JsonOption,
+    ModelArgument,
+    QuietOption,
+    ThreadsOption,
+)
+from onnxfq.comparison.compare import FEEDS, TOLERANCE_DB
+from onnxfq.comparison.compare import compare as compare_runtimes
+from onnxfq.comparison.runners import RUNNERS
+from onnxfq.feeds import DataOptions
+
+DIFFERENT = 3
+_NAMES = f"{', '.join(RUNNERS)}, or a .json file of `polygraphy run --save-outputs`."
+
+
+@with_data_options
+def compare(
+    model: ModelArgument,
+    data: DataOption,
+    described: DataOptions,
+    a: Annotated[str, typer.Option("--a", metavar="NAME", help=f"Who computes: {_NAMES}")] = "onnxruntime",
+    b: Annotated[str, typer.Option("--b", metavar="NAME", help="With whom it is compared.")] = "integer",
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", metavar="DB", help="SQNR below which a tensor differs, in dB.")
+    ] = TOLERANCE_DB,
+    feeds: Annotated[int, typer.Option("--feeds", min=1, help="Of the data, so many feeds.")] = FEEDS,
+    as_json: JsonOption = False,
+    batch: BatchOption = BATCH,
+    threads: ThreadsOption = 0,
+    quiet: QuietOption = False,
+) -> None:
+    """Run a Q/DQ MODEL twice and name the first tensor that differs; exit code 3 if one does."""
+    with running(batch, threads, quiet or as_json, described) as options:
+        result = compare_runtimes(model, data, a=a, b=b, tolerance_db=tolerance, feeds=feeds, options=options)
+    say(result.model_dump_json(indent=2) if as_json else result.table(), quiet and not as_json)
+    if result.first is not None:
+        raise typer.Exit(DIFFERENT)

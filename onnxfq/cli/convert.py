@@ -1,0 +1,51 @@
+"""`onnxfq convert`: a model quantized for ONNX Runtime becomes one for TensorRT."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from onnxfq.cli.console import running, say
+from onnxfq.cli.data_options import with_data_options
+from onnxfq.cli.options import (
+    BATCH,
+    DATA_HELP,
+    BatchOption,
+    ModelArgument,
+    OutputOption,
+    QuietOption,
+    ThreadsOption,
+)
+from onnxfq.conversion.convert import TARGETS
+from onnxfq.conversion.convert import convert as convert_model
+from onnxfq.feeds import DataOptions
+from onnxfq.reporting.conversion import conversion_summary
+
+
+@with_data_options
+def convert(
+    model: ModelArgument,
+    output: OutputOption,
+    described: DataOptions,
+    target: Annotated[
+        str, typer.Option("--target", metavar="NAME", help=f"For whom: {', '.join(TARGETS)}.")
+    ] = "tensorrt",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="DATA",
+            help=f"{DATA_HELP} To compare with, and to make dynamic scales constant.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: BatchOption = BATCH,
+    threads: ThreadsOption = 0,
+    quiet: QuietOption = False,
+) -> None:
+    """Make a quantized MODEL one that TensorRT takes, and measure what that costs."""
+    with running(batch, threads, quiet, described) as options:
+        result = convert_model(model, output, target=target, data=data, options=options)
+    say(conversion_summary(result), quiet)
+    say(f"wrote      {output}", quiet)

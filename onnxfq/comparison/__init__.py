@@ -1,0 +1,1 @@
+"""The same quantized model in two runtimes: where their numbers part."""

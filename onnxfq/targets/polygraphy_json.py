@@ -1,0 +1,69 @@
+"""Samples and outputs as Polygraphy reads and writes them: JSON with arrays as base64 of their .npy bytes."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.errors import DataError
+
+Arrays = Mapping[str, NDArray[Any]]
+
+RUNNER = "onnxruntime"
+"""What the results are called: who computed them."""
+
+
+def inputs_json(feeds: Iterable[Arrays]) -> str:
+    """Return what `polygraphy run --load-inputs` takes: a list of feeds."""
+    return json.dumps([{name: _array(array) for name, array in feed.items()} for feed in feeds])
+
+
+def outputs_json(results: Iterable[Arrays]) -> str:
+    """Return what `polygraphy run --load-outputs` takes: results of one runner, in the order of the feeds."""
+    iterations = [
+        {
+            "outputs": {
+                name: {"values": _array(array), "polygraphy_class": "LazyArray"}
+                for name, array in result.items()
+            },
+            "runtime": 0.0,
+            "runner_name": RUNNER,
+            "polygraphy_class": "IterationResult",
+        }
+        for result in results
+    ]
+    return json.dumps({"lst": [[RUNNER, iterations]], "polygraphy_class": "RunResults"})
+
+
+def read_results(path: Path) -> list[dict[str, NDArray[Any]]]:
+    """Return what `polygraphy run --save-outputs` wrote for its first runner, in the order of the feeds.
+
+    Raises DataError for a file that is none of its.
+    """
+    try:
+        _, iterations = json.loads(path.read_text(encoding="utf-8"))["lst"][0]
+        return [{name: _read(held["values"]) for name, held in one["outputs"].items()} for one in iterations]
+    except OSError as fault:
+        raise DataError(f"cannot read {path}: {fault.strerror}; give the file of --save-outputs") from None
+    except (ValueError, KeyError, IndexError, TypeError) as fault:
+        raise DataError(
+            f"{path} holds no results of Polygraphy ({type(fault).__name__}); give the file of "
+            "`polygraphy run --save-outputs`"
+        ) from None
+
+
+def _read(held: Mapping[str, Any]) -> NDArray[Any]:
+    return np.asarray(np.load(io.BytesIO(base64.b64decode(held["array"])), allow_pickle=False))
+
+
+def _array(array: NDArray[Any]) -> dict[str, str]:
+    held = io.BytesIO()
+    np.save(held, array, allow_pickle=False)
+    return {"array": base64.b64encode(held.getvalue()).decode(), "polygraphy_class": "ndarray"}

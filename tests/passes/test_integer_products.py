@@ -1,0 +1,171 @@
+"""Integer sums: against NumPy in whole numbers, to the bit, and near Q/DQ in float."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from builders import (
+    BUILDERS,
+    Arrays,
+    build,
+    feed_for,
+    if_body,
+    linear,
+    qdq_of,
+    stage,
+    weights,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxfq.graph.signature import with_outputs
+from onnxfq.passes.integer_products import EXACT, integer_products
+from onnxfq.runtime.session import Session
+
+
+def run(proto: onnx.ModelProto, feed: Arrays, outputs: list[str]) -> list[np.ndarray]:
+    """Run without optimisation."""
+    return Session(with_outputs(proto, outputs), 1, exact=True).run(feed, outputs)
+
+
+def constant(proto: onnx.ModelProto, name: str) -> np.ndarray:
+    """Return an initializer."""
+    return numpy_helper.to_array(next(t for t in proto.graph.initializer if t.name == name))
+
+
+def product(k: int, n: int, rows: int, seed: int, one_sign: bool) -> tuple[onnx.ModelProto, Arrays]:
+    """A MatMul of int8 [rows, k] with a constant int8 [k, n], a scale for each column."""
+    rng = np.random.default_rng(seed)
+    low = 100 if one_sign else -128
+    proto = build(
+        f"g (int8[{rows},{k}] q) => (float[{rows},{n}] y) {{"
+        "[dq_x] x = DequantizeLinear (q, sx, zx)"
+        "[dq_w] w = DequantizeLinear <axis = 1> (wq, sw, zw)"
+        "[mm] y = MatMul (x, w) }",
+        {
+            "sx": np.float32(rng.uniform(0.001, 1)),
+            "zx": np.int8(0),
+            "wq": rng.integers(low, 128, (k, n)).astype(np.int8),
+            "sw": rng.uniform(0.001, 1, n).astype(np.float32),
+            "zw": np.zeros(n, np.int8),
+        },
+    )
+    return proto, {"q": rng.integers(low, 128, (rows, k)).astype(np.int8)}
+
+
+@given(
+    k=st.integers(1, 3000),
+    n=st.integers(1, 4),
+    rows=st.integers(1, 3),
+    seed=st.integers(0, 99),
+    one_sign=st.booleans(),
+)
+@settings(deadline=None, max_examples=40)
+def test_sums_are_whole_numbers(k: int, n: int, rows: int, seed: int, one_sign: bool) -> None:
+    """The sum is that of 64-bit integers, made float32 once, times the product of both scales."""
+    proto, feed = product(k, n, rows, seed, one_sign)
+    made = integer_products(proto)
+    assert (made.products, made.left) == (("mm",), {})
+    total = feed["q"].astype(np.int64) @ constant(proto, "wq").astype(np.int64)
+    want = total.astype(np.float32) * (constant(proto, "sx") * constant(proto, "sw"))
+    np.testing.assert_array_equal(run(made.proto, feed, ["y"])[0], want)
+
+
+def test_long_sums_are_split() -> None:
+    """Where float32 sums of the integers would round, the two halves do not: the case is one of those."""
+    proto, feed = product(2000, 3, 2, 0, one_sign=True)
+    total = feed["q"].astype(np.int64) @ constant(proto, "wq").astype(np.int64)
+    assert total.max() > EXACT
+    ops = [node.op_type for node in integer_products(proto).proto.graph.node]
+    assert ops.count("MatMul") == 2
+
+
+def test_what_is_too_long_is_told() -> None:
+    """Beyond what halves hold the reason says so."""
+    proto, _ = product(20000, 1, 1, 0, one_sign=True)
+    assert "24 bits" in integer_products(proto).left["mm"]
+
+
+QUANTIZED = sorted(set(BUILDERS) - {"if_body", "vector_weight"})
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_every_product(name: str) -> None:
+    """Each product is that of float64 numbers, which are exact here; the bias and alpha come behind it."""
+    staged = stage(BUILDERS[name]())
+    proto = qdq_of(staged)
+    made = integer_products(proto)
+    assert set(made.products) == {n.name for n in proto.graph.node if n.op_type in OPERATORS}
+    for node in (n for n in proto.graph.node if n.name in made.products):
+        got, *multiplied = run(made.proto, staged.feed, [node.output[0], *node.input[:2]])
+        wide = onnx.NodeProto()
+        wide.CopyFrom(node)
+        values = dict(zip(node.input, (a.astype(np.float64) for a in multiplied), strict=False))
+        values |= {name: constant(proto, name).astype(np.float64) for name in node.input[2:]}
+        want = ReferenceEvaluator(wide).run(None, values)[0]
+        # Products of float32 numbers in float64 are right to 2^-48 of the largest; float32 rounds twice.
+        np.testing.assert_allclose(got, want, rtol=4e-7, atol=4e-7 * np.abs(want).max())
+
+
+OPERATORS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_outputs_are_near(name: str) -> None:
+    """The whole model is what Q/DQ computes but for values at the edge between two steps."""
+    staged = stage(BUILDERS[name]())
+    proto = qdq_of(staged)
+    outputs = [output.name for output in proto.graph.output]
+    for want, got in zip(
+        run(proto, staged.feed, outputs),
+        run(integer_products(proto).proto, staged.feed, outputs),
+        strict=True,
+    ):
+        assert np.linalg.norm(got - want) <= 0.02 * np.linalg.norm(want)
+
+
+def test_float16() -> None:
+    """With a float16 remainder the sum is rounded to float16 once, behind scale and bias."""
+    proto = build(
+        "g (int8[2,64] q) => (float16[2,3] y) {"
+        "[dq_x] x = DequantizeLinear (q, sx, zx)"
+        "[dq_w] w = DequantizeLinear <axis = 0> (wq, sw, zw)"
+        "[gemm] y = Gemm <transB = 1> (x, w, b) }",
+        {
+            "sx": np.float16(0.01),
+            "zx": np.int8(0),
+            "wq": np.random.default_rng(0).integers(-128, 128, (3, 64)).astype(np.int8),
+            "sw": np.asarray([0.01, 0.02, 0.03], np.float16),
+            "zw": np.zeros(3, np.int8),
+            "b": np.asarray([0.1, -0.2, 0.3], np.float16),
+        },
+        opset=19,
+    )
+    feed = {"q": np.random.default_rng(1).integers(-128, 128, (2, 64)).astype(np.int8)}
+    total = (feed["q"].astype(np.int64) @ constant(proto, "wq").T.astype(np.int64)).astype(np.float32)
+    factor = np.float32(constant(proto, "sx")) * constant(proto, "sw").astype(np.float32)
+    want = (total * factor + constant(proto, "b").astype(np.float32)).astype(np.float16)
+    np.testing.assert_array_equal(run(integer_products(proto).proto, feed, ["y"])[0], want)
+
+
+def test_what_is_left() -> None:
+    """Weight-only, float8, zero points and bodies stay in float; the reason is told where there is one."""
+    assert "one side" in integer_products(qdq_of(stage(linear(256, 6), "tensorrt-int4"))).left["mm"]
+    assert "int8" in integer_products(qdq_of(stage(linear(64, 6), "tensorrt-fp8"))).left["mm"]
+    proto, _ = product(8, 2, 2, 0, one_sign=False)
+    offset = next(tensor for tensor in proto.graph.initializer if tensor.name == "zx")
+    offset.CopyFrom(numpy_helper.from_array(np.asarray(3, np.int8), "zx"))
+    assert "zero point" in integer_products(proto).left["mm"]
+    assert integer_products(qdq_of(stage(if_body()))).products == ("outside",)
+
+
+def test_nothing_to_do() -> None:
+    """A float model stays as it is."""
+    proto = build("g (float[2,4] x) => (float[2,3] y) { y = MatMul (x, w) }", {"w": weights(4, 3)})
+    made = integer_products(proto)
+    assert not made.products and not made.left
+    feed = feed_for(proto)
+    np.testing.assert_array_equal(run(made.proto, feed, ["y"])[0], run(proto, feed, ["y"])[0])

@@ -1,0 +1,268 @@
+"""Attention for TensorRT: both products or neither, limits told; small shapes left out on request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, feed_for, linear, planned, weights, with_override
+from engines import build_all, counts, unmeasured
+
+from onnxfq.graph.load import load
+from onnxfq.pipeline import quantize
+from onnxfq.plan import Plan
+from onnxfq.policies.attention import attentions
+from onnxfq.recipe import load_recipe
+from onnxfq.targets.building import builder_installed
+from onnxfq.targets.engine import parse_layers
+
+BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+
+
+def heads(head: int, tokens: int = 64, count: int = 2) -> onnx.ModelProto:
+    """Multi-head attention with projections before and behind it, fixed shapes."""
+    width = head * count
+    return build(
+        f"""g (float[1,{tokens},{width}] x) => (float[1,{tokens},{width}] y) {{
+            [q] q = MatMul (x, wq) [qr] q4 = Reshape (q, split) [qt] qh = Transpose <perm = [0,2,1,3]> (q4)
+            [k] k = MatMul (x, wk) [kr] k4 = Reshape (k, split) [kt] kh = Transpose <perm = [0,2,3,1]> (k4)
+            [v] v = MatMul (x, wv) [vr] v4 = Reshape (v, split) [vt] vh = Transpose <perm = [0,2,1,3]> (v4)
+            [scale] qs = Mul (qh, factor)
+            [scores] s = MatMul (qs, kh)
+            [soft] p = Softmax <axis = -1> (s)
+            [mix] m = MatMul (p, vh)
+            [mt] mh = Transpose <perm = [0,2,1,3]> (m) [mr] m3 = Reshape (mh, join)
+            [project] y = MatMul (m3, wo) }}""",
+        {
+            **{f"w{n}": weights(width, width, seed=i) * np.float32(0.1) for i, n in enumerate("qkvo")},
+            "split": np.asarray([1, tokens, count, head], np.int64),
+            "join": np.asarray([1, tokens, width], np.int64),
+            "factor": np.float32(head**-0.5),
+        },
+    )
+
+
+def why_of(plan: Plan, node: str) -> set[str]:
+    """Return what the plan says of the placements that `node` reads."""
+    return {p.why for p in plan.placements if any(use.node == node for use in p.uses)}
+
+
+def fused(proto: onnx.ModelProto, recipe: str, folder: Path) -> dict[str, int]:
+    """Return how many attentions TensorRT for RTX fuses, by architecture."""
+    (reports,) = build_all(folder, {"m": unmeasured(proto, recipe)}).values()
+    return {
+        capability: sum(layer.is_attention for layer in parse_layers(report.layers))
+        for capability, report in reports.items()
+    }
+
+
+@BUILDER
+@pytest.mark.parametrize(
+    ("recipe", "head", "tokens"),
+    [
+        ("tensorrt-int8", 64, 64),
+        ("tensorrt-int8", 80, 64),
+        ("tensorrt-int8", 32, 577),
+        ("tensorrt-fp8", 64, 64),
+        ("tensorrt-fp8", 80, 64),
+    ],
+)
+def test_the_plan_says_what_is_fused(recipe, head, tokens, tmp_path: Path):
+    """Where the plan tells of no limit the engine has one kernel for the attention; else it has none."""
+    proto = heads(head, tokens)
+    told = any("not fused: " in why for why in why_of(planned(proto, recipe), "scores"))
+    assert told == (recipe == "tensorrt-int8" and (head, tokens) != (64, 64))
+    assert set(fused(proto, recipe, tmp_path).values()) == {0 if told else 1}
+
+
+def test_limits_are_told():
+    """The reason names the limit and the number found, of heads and of tokens, for both products."""
+    for node in ("scores", "mix"):
+        assert any("heads of 16, 32, 64, these have 80" in w for w in why_of(planned(heads(80)), node))
+        many = planned(heads(64, 600))
+        assert any("up to 512 tokens, these are 600" in why for why in why_of(many, node))
+    assert not any("fused" in why for why in why_of(planned(heads(80), "tensorrt-fp8"), "mix"))
+    large = why_of(planned(heads(512), "tensorrt-fp8"), "mix")
+    assert any("heads of up to 256, these have 512" in why for why in large)
+
+
+@pytest.mark.parametrize(("kept", "other"), [("scores", "mix"), ("mix", "scores")])
+def test_all_or_none(kept, other):
+    """An override of one product takes the other along, with the reason; projections stay quantized."""
+    plan = planned(heads(64), with_override(nodes=[kept], keep_float=True))
+    (why,) = [s.why for s in plan.skipped if s.name == other]
+    assert why.startswith(f"half of an attention: '{kept}' stays in float (kept in float by an override")
+    assert [str(row) for row in plan.coverage()] == ["MatMul 4/6"]
+
+
+@pytest.mark.parametrize("batch", [1, 2, "N"])
+def test_weights_behind_attention(batch: int | str, tmp_path: Path) -> None:
+    """With one sample for ever the output projection stays in float, with the reason; else all are int4.
+
+    TensorRT keeps every weight that is planned int4 so, with float16 around.
+    """
+    proto = encoder(batch)
+    for recipe in ("tensorrt-int4", "tensorrt-int8-weights"):
+        plan = planned(proto, recipe)
+        kept = {s.name: s.why for s in plan.skipped if s.kind == "node"}
+        assert ("out" in kept) == (batch == 1)
+        assert batch != 1 or "export the model with an open batch" in kept["out"]
+        if not builder_installed():
+            continue
+        made = unmeasured(proto, recipe, "fp16")
+        for found in build_all(tmp_path, {recipe: made}).values():
+            for row in counts(made, found).values():
+                assert set(row) - {"attention in one kernel"} == {"MatMul weight-only as weight-only"}, row
+
+
+def encoder(batch: int | str) -> onnx.ModelProto:
+    """Self-attention of 128 tokens, 4 heads of 64, with all four of its linear layers."""
+    names = ("q", "k", "v")
+    split = "".join(
+        f"[{n}] {n}0 = MatMul (x, w{n}) {n}1 = Reshape ({n}0, heads) "
+        f"{n}2 = Transpose <perm = [{'0,2,3,1' if n == 'k' else '0,2,1,3'}]> ({n}1) "
+        for n in names
+    )
+    return build(
+        f"g (float[{batch},128,256] x) => (float[{batch},128,256] y) {{ {split}"
+        "[scores] s = MatMul (q2, k2) p = Softmax <axis = -1> (s) [mix] m = MatMul (p, v2)"
+        "t = Transpose <perm = [0,2,1,3]> (m) j = Reshape (t, joined) [out] y = MatMul (j, wo) }",
+        {
+            **{f"w{n}": weights(256, 256, seed=i) for i, n in enumerate((*names, "o"))},
+            "heads": np.asarray([0, 128, 4, 64], np.int64),
+            "joined": np.asarray([0, 128, 256], np.int64),
+        },
+    )
+
+
+def test_other_targets_are_left_alone():
+    """ONNX Runtime fuses no attention: there an override means one node."""
+    plan = planned(heads(64), with_override("onnxruntime-int8", nodes=["scores"], keep_float=True))
+    assert [str(row) for row in plan.coverage()] == ["MatMul 5/6"]
+    assert not any("fused" in p.why for p in plan.placements)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporters, which are not under test
+@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+def test_the_exporters_of_torch(dynamo, masked, tmp_path: Path):
+    """Attention is found as each exporter of torch writes it, with and without a mask."""
+    torch = pytest.importorskip("torch")
+
+    class Attend(torch.nn.Module):
+        """Two heads of 16."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+
+        def forward(self, x, mask):
+            parts = self.qkv(x).reshape(1, 8, 3, 2, 16).permute(2, 0, 3, 1, 4)
+            y = torch.nn.functional.scaled_dot_product_attention(*parts, attn_mask=mask if masked else None)
+            return self.out(y.transpose(1, 2).reshape(1, 8, 32)) + (0 if masked else mask.sum())
+
+    path = tmp_path / "m.onnx"
+    arguments = (torch.zeros(1, 8, 32), torch.zeros(1, 1, 8, 8))
+    torch.onnx.export(
+        Attend().eval(), arguments, str(path), dynamo=dynamo, opset_version=18, input_names=["x", "mask"]
+    )
+    graph = load(path).graph()
+    (found,) = attentions(graph.nodes)
+    assert (found.head, found.tokens) == (16, 8)
+    assert found.scores.op == found.mix.op == "MatMul" and found.scores is not found.mix
+
+
+# Small shapes
+
+CASES = {
+    "a vector": (linear(64, 1), "a product with a vector: [N, 64] by [64, 1]"),
+    "one row": (
+        build("g (float[1,64] x) => (float[1,32] y) { [mm] y = MatMul (x, w) }", {"w": weights(64, 32)}),
+        "a product with a vector: [1, 64] by [64, 32]",
+    ),
+    "few columns": (linear(64, 8), "a product gains from matrices of 16 and more: 8"),
+    "few rows": (linear(8, 64), "a product gains from matrices of 16 and more: 8"),
+    "large": (linear(64, 32), ""),
+    "turned": (
+        build(
+            "g (float[N,64] x) => (float[N,8] y) { [mm] y = Gemm <transB = 1> (x, w) }", {"w": weights(8, 64)}
+        ),
+        "a product gains from matrices of 16 and more: 8",
+    ),
+}
+
+
+def conv(
+    into: int, out: int, window: tuple[int, int] = (3, 3), group: int = 1, head: str = ""
+) -> onnx.ModelProto:
+    """One Conv, behind a Relu if `head` is given: then it is not the first."""
+    first = f"[head] h = {head} (x)" if head else ""
+    return build(
+        f"""g (float[N,{into},9,9] x) => (float[N,{out},H,W] y) {{
+            {first} [mm] y = Conv <group = {group}> ({"h" if head else "x"}, w) }}""",
+        {"w": weights(out, into // group, *window)},
+    )
+
+
+CONVS = {
+    "first of three": (conv(3, 16), ""),
+    "first of three, odd": (conv(3, 13), "int8 gains from 16 channels: 3 channels in and 13 out"),
+    "later of eight": (conv(8, 8, head="Relu"), "int8 gains from 16 channels: 8 channels in and 8 out"),
+    "later, one side large": (conv(8, 32, head="Relu"), ""),
+    "not square": (conv(8, 32, (1, 3), head="Relu"), "int8 gains from 16 channels: 8 channels in and 32 out"),
+    "wide": (conv(16, 32, (1, 3)), ""),
+    "depthwise": (conv(32, 32, group=32), ""),
+    "depthwise, odd": (conv(12, 12, group=12), "grouped int8 gains from a multiple of 8 channels"),
+    "grouped, 1x1": (conv(32, 32, (1, 1), group=2), "grouped int8 gains from a multiple of 8 channels"),
+}
+
+
+@pytest.mark.parametrize("case", [*CASES, *CONVS])
+def test_small_shapes(case):
+    """Asked for, what is too small stays in float with its size; by default nothing does."""
+    given, words = (CASES | CONVS)[case]
+    proto = onnx.ModelProto()
+    proto.CopyFrom(given)
+    # Another product, large enough, so that the plan is not empty.
+    proto.graph.node.append(onnx.helper.make_node("MatMul", ["other", "big"], ["z"], "large"))
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("other", 1, [32, 32]))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, [32, 32]))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights(32, 32), "big"))
+    recipe = load_recipe("tensorrt-int8").model_copy(update={"small_shapes": "float"})
+    plan = planned(proto, recipe)
+    assert [s.why for s in plan.skipped if s.name == "mm"] == ([] if not words else [_full(plan, words)])
+    assert not [s for s in planned(proto).skipped if s.name == "mm"]
+
+
+def _full(plan: Plan, words: str) -> str:
+    """Return the reason that begins with `words`."""
+    return next(s.why for s in plan.skipped if s.name == "mm" and s.why.startswith(words))
+
+
+def test_small_float8():
+    """Float8 convolutions need more than 16 channels on both sides."""
+    recipe = load_recipe("tensorrt-fp8").model_copy(update={"small_shapes": "float"})
+    proto = build(
+        """g (float[N,16,9,9] x) => (float[N,32,5,5] y) {
+            [one] a = Conv (x, w1) [two] y = Conv (a, w2) }""",
+        {"w1": weights(32, 16, 3, 3), "w2": weights(32, 32, 3, 3)},
+    )
+    plan = planned(proto, recipe)
+    assert [(s.name, s.why) for s in plan.skipped if s.kind == "node"] == [
+        ("one", "float8 gains from more than 16 channels: 16 channels in and 32 out")
+    ]
+
+
+def test_a_recipe_file_asks_for_it(tmp_path: Path):
+    """The field is one of a recipe's; the result is a model that runs."""
+    path = tmp_path / "r.yaml"
+    path.write_text("base: tensorrt-int8\nsmall_shapes: float\n", encoding="utf-8")
+    assert load_recipe(path).small_shapes == "float"
+    proto = build(
+        "g (float[N,64] x) => (float[N,4] y) { [one] a = MatMul (x, w1) [two] y = MatMul (a, w2) }",
+        {"w1": weights(64, 64), "w2": weights(64, 4)},
+    )
+    result = quantize(proto, [feed_for(proto)], recipe=path)
+    assert [str(row) for row in result.plan.coverage()] == ["MatMul 1/2"]

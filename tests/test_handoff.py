@@ -1,0 +1,170 @@
+"""`handoff`: a folder that TensorRT's own tools can use as it is."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import io
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, conv_relu, feed_for, linear, qdq_of, stage, weights
+
+from onnxfq.cli.main import main
+from onnxfq.errors import OutputError
+from onnxfq.handoff.handoff import SAMPLES, handoff
+from onnxfq.runtime.session import Session
+from onnxfq.targets import commands
+from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.polygraphy_json import inputs_json, outputs_json
+
+PROFILE = {"x": ((1, 3, 6, 6), (4, 3, 6, 6), (8, 3, 6, 6))}
+
+
+def decoded(held: dict[str, str]) -> np.ndarray:
+    """Return the array that Polygraphy would read: base64 of the bytes of an .npy file."""
+    assert held["polygraphy_class"] == "ndarray"
+    return np.load(io.BytesIO(base64.b64decode(held["array"], validate=True)), allow_pickle=False)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, onnx.ModelProto, list[dict[str, Any]]]:
+    """A folder for the int8 model of one Conv, with the model and the data it was made of."""
+    proto = qdq_of(stage(conv_relu()))
+    feeds = [feed_for(conv_relu(), seed) for seed in range(6)]
+    folder = tmp_path_factory.mktemp("handoff") / "out"
+    result = handoff(proto, folder, data=feeds)
+    assert sorted(result.files) == sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
+    )
+    return folder, proto, feeds
+
+
+def test_samples_and_outputs(written):
+    """Inputs are the first samples of the data; outputs are what ONNX Runtime gives for them, to the bit."""
+    folder, proto, feeds = written
+    inputs = [
+        {k: decoded(v) for k, v in one.items()} for one in json.loads((folder / "inputs.json").read_text())
+    ]
+    results = json.loads((folder / "outputs.json").read_text())
+    assert results["polygraphy_class"] == "RunResults" and len(results["lst"]) == 1
+    name, iterations = results["lst"][0]
+    assert len(inputs) == len(iterations) == SAMPLES
+    session = Session(proto, 1, exact=True)
+    np.testing.assert_array_equal(np.concatenate([one["x"] for one in inputs]), feeds[0]["x"])
+    for number, (feed, one) in enumerate(zip(inputs, iterations, strict=True)):
+        assert one["runner_name"] == name
+        expected = session.run(feed)[0]
+        np.testing.assert_array_equal(decoded(one["outputs"]["y"]["values"]), expected)
+        with np.load(folder / f"outputs/{number}.npz") as stored:
+            np.testing.assert_array_equal(stored["y"], expected)
+    raw = np.frombuffer((folder / "raw/x.bin").read_bytes(), np.float32)
+    np.testing.assert_array_equal(raw, inputs[0]["x"].ravel())
+
+
+def test_the_model_shapes_and_findings(written):
+    """The model is the given one; the profile covers the samples; the findings are those of `check`."""
+    folder, proto, _ = written
+    assert onnx.load(folder / "model.onnx") == proto
+    profile = json.loads((folder / "profiles.json").read_text())["x"]
+    assert profile == {"min": [1, 3, 6, 6], "opt": [1, 3, 6, 6], "max": [8, 3, 6, 6]}
+    found = CheckResult.model_validate_json((folder / "findings.json").read_text())
+    assert found.passed and str(found.coverage[0]) == "Conv 1/1 low"
+    assert "coverage   Conv 1/1 low" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("release", commands.RELEASES)
+def test_scripts(written, release):
+    """A shell reads the scripts; the files that they name are there; 10 is told to be strongly typed."""
+    folder, _, _ = written
+    script = folder / f"tensorrt{release}.sh"
+    assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
+    trtexec, polygraphy = (shlex.split(line) for line in script.read_text().splitlines()[3:])
+    assert (trtexec[0], polygraphy[:2]) == ("trtexec", ["polygraphy", "run"])
+    assert ("--stronglyTyped" in trtexec) == ("--strongly-typed" in polygraphy) == (release == 10)
+    assert not {"--fp16", "--int8", "--best", "--fp8"} & {*trtexec, *polygraphy}
+    files = [word.partition("=")[2] for word in trtexec if word.startswith("--onnx=")]
+    files += [word.rpartition(":")[2] for word in trtexec if word.startswith("--loadInputs=")]
+    files += [word for word in polygraphy if word.endswith((".json", ".onnx"))]
+    assert len(files) == 5 and all((folder / name).is_file() for name in files)
+
+
+def test_shapes_in_commands():
+    """Both tools get each end of each open input, in their own spelling; names with colons are quoted."""
+    words = commands.trtexec(11, PROFILE, {"x": (4, 3, 6, 6), "t:0": (1,)})
+    assert "--minShapes=x:1x3x6x6" in words and "--maxShapes=x:8x3x6x6" in words
+    assert "--shapes=x:4x3x6x6" in words
+    assert "--loadInputs=x:raw/x.bin,'t:0':raw/t_0.bin" in words
+    assert shlex.split(commands.script([words]).splitlines()[3]) == words
+    words = commands.polygraphy(11, PROFILE, expected=False)
+    at = words.index("--trt-opt-shapes")
+    assert words[at : at + 2] == ["--trt-opt-shapes", "x:[4,3,6,6]"]
+    assert "--load-outputs" not in words
+    fixed = commands.trtexec(10, {}, {"x": (1, 3)})
+    assert not any("Shapes" in word or "--shapes" in word for word in fixed)
+
+
+def test_polygraphy_reads_the_files(tmp_path: Path):
+    """Polygraphy itself loads inputs and outputs as it would its own."""
+    pytest.importorskip("polygraphy")
+    polygraphy_json = importlib.import_module("polygraphy.json")
+    results = importlib.import_module("polygraphy.comparator").RunResults
+    x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.asarray([1, 2], np.int64)
+    (tmp_path / "i.json").write_text(inputs_json([{"x": x}, {"x": x + 1}]))
+    (tmp_path / "o.json").write_text(outputs_json([{"y": y}, {"y": y + 1}]))
+    loaded = polygraphy_json.load_json(str(tmp_path / "i.json"))
+    np.testing.assert_array_equal(loaded[1]["x"], x + 1)
+    ((_, iterations),) = results.load(str(tmp_path / "o.json")).items()
+    np.testing.assert_array_equal(iterations[1]["y"], y + 1)
+
+
+def test_without_data(tmp_path: Path):
+    """Random samples of the right types stand in, and a note says so."""
+    proto = build(
+        """g (float[N,4] x, int64[N] ids, bool flag) => (float[N,4] y) {
+            [look] e = Gather <axis = 0> (table, ids)
+            [cast] f = Cast <to = 1> (flag)
+            [add] a = Add (e, x) [mul] y = Mul (a, f) }""",
+        {"table": weights(5, 4)},
+    )
+    result = handoff(proto, tmp_path / "out")
+    assert result.notes == ("the samples are random numbers: no data was given",)
+    with np.load(tmp_path / "out/inputs/0.npz") as feed:
+        assert {k: (v.dtype.name, v.shape) for k, v in feed.items()} == {
+            "x": ("float32", (4, 4)),
+            "ids": ("int64", (4,)),
+            "flag": ("bool", ()),
+        }
+
+
+def test_what_onnxruntime_cannot_run(tmp_path: Path):
+    """There are no expected outputs then, nothing names them, and a note says why."""
+    proto = qdq_of(stage(linear(64, 6), "tensorrt-nvfp4"))
+    result = handoff(proto, tmp_path / "out", data=[feed_for(linear(64, 6))])
+    assert "there are no expected outputs: ONNX Runtime has no TRT_FP4DynamicQuantize" in result.notes[0]
+    assert not (tmp_path / "out/outputs.json").exists()
+    assert "outputs.json" not in (tmp_path / "out/tensorrt11.sh").read_text()
+
+
+def test_a_folder_with_files_is_left_alone(tmp_path: Path):
+    """Nothing is mixed with what is there."""
+    (tmp_path / "kept").write_text("mine")
+    with pytest.raises(OutputError, match="is there and not an empty folder"):
+        handoff(qdq_of(stage(conv_relu())), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """`handoff -o DIR` prints the findings and the files."""
+    onnx.save(qdq_of(stage(conv_relu())), tmp_path / "q.onnx")
+    np.savez(tmp_path / "d.npz", x=feed_for(conv_relu())["x"])
+    line = f"handoff {tmp_path}/q.onnx -o {tmp_path}/out --data {tmp_path}/d.npz --shape x:16x3x6x6"
+    assert main(line.split()) == 0
+    assert "findings   none" in capfd.readouterr().out
+    assert "--maxShapes=x:16x3x6x6" in (tmp_path / "out/tensorrt10.sh").read_text()
