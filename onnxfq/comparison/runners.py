@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from onnxfq.documents import one_line
 from onnxfq.errors import DataError, RuntimeLibraryError, nearest
 from onnxfq.feeds import Feed
+from onnxfq.files import scratch_folder
 from onnxfq.graph.save import save
 from onnxfq.graph.signature import with_outputs
 from onnxfq.passes.integer_products import integer_products
@@ -54,8 +54,7 @@ def tensorrt(
     """
     del threads
     rtx = _only_rtx()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         save(proto, folder / "model.onnx")
         (folder / "inputs.json").write_text(inputs_json(feeds), encoding="utf-8")
         shapes = covering(profiles(proto, {}), feeds)
