@@ -13,12 +13,12 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, weights
+from builders import Arrays, build, one_format, weights
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.errors import OnnxfqError
 from onnxfq.pipeline import quantize
-from onnxfq.recipe import RECIPES
+from onnxfq.recipe import RECIPES, Recipe
 from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.session import Session
 from onnxfq.text_table import table_lines
@@ -376,7 +376,7 @@ def feed_of(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
     return feed
 
 
-def outcome(proto: onnx.ModelProto, recipe: str, path: Path) -> str:
+def outcome(proto: onnx.ModelProto, recipe: str | Recipe, path: Path) -> str:
     """Quantize; return `quantized`, or why not. Fails when what is written is not valid or does not run."""
     feed = feed_of(proto)
     try:
@@ -412,14 +412,19 @@ def test_every_structure_at_every_opset(request: pytest.FixtureRequest, tmp_path
     """What is written is valid, loads and runs; what is not has a reason; and nothing else happens."""
     every = request.config.getoption("--all-opsets")
     opsets = tuple(range(7, NEWEST + 1)) if every else QUICK_OPSETS
-    recipes = [name for name in RECIPES if RECIPES[name].target != "simulation"] if every else QUICK_RECIPES
+    recipes: dict[str, Recipe] = {"int16": one_format("int16")} if every else {}
+    recipes |= {
+        name: recipe
+        for name, recipe in RECIPES.items()
+        if name in QUICK_RECIPES or (every and recipe.target != "simulation")
+    }
     assert len(STRUCTURES) + len(SPECIAL) >= 40
     counts: dict[str, Counter[str]] = {}
     wrong: list[str] = []
     for name, opset, proto in models(opsets):
-        for recipe in recipes:
+        for recipe, asked in recipes.items():
             try:
-                found = outcome(proto, recipe, tmp_path / "q.onnx")
+                found = outcome(proto, asked, tmp_path / "q.onnx")
             except Exception as fault:  # all are counted, so that one does not hide the others
                 found = "WRONG"
                 wrong.append(f"{name} at opset {opset} with {recipe}: {type(fault).__name__}: {fault}")

@@ -23,6 +23,7 @@ from onnxfq.graph.stored import (
     PACKED_TYPES,
     SMALL,
     chunks,
+    is_own,
     is_stored,
     keep_in_file,
     loaded,
@@ -111,20 +112,24 @@ def read_model(
 
 def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
     for tensor in external_data_helper._get_all_tensors(proto):
-        if external_data_helper.uses_external_data(tensor):
+        if external_data_helper.uses_external_data(tensor) and not is_own(tensor):
             raise ModelError(
                 f"the given model holds {tensor.name!r} in an external file; give its path, or load "
                 "it with its data"
             )
-    if weight_bytes(proto) > LIMIT:
+    stored_tensors = [tensor for tensor in proto.graph.initializer if is_stored(tensor)]
+    if weight_bytes(proto) - sum(map(tensor_bytes, stored_tensors)) > LIMIT:
         raise ModelError(
             "the given model holds over 2 GB, more than one message can; save it with external data and give "
             "its path"
         )
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
-    return copy, digest, "the given model"
+    digest = hashlib.sha256(proto.SerializeToString(deterministic=True))
+    for tensor in stored_tensors:
+        for part in chunks(tensor):
+            digest.update(part)
+    return copy, digest.hexdigest(), "the given model"
 
 
 def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, str, str]:

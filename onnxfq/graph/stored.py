@@ -8,6 +8,7 @@ out for them.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,16 @@ IN_MEMORY = 512 << 20
 _CHUNK = 1 << 24
 
 
+# Files that this process referred tensors to: protos with absolute paths of others are not to be trusted.
+_own_locations: set[str] = set()
+
+
+def is_own(tensor: onnx.TensorProto) -> bool:
+    """Tell whether `tensor` refers to a file because onnxfq made it do so."""
+    location = next((str(entry.value) for entry in tensor.external_data if entry.key == "location"), "")
+    return location.startswith(PREFIX) or location in _own_locations
+
+
 def is_stored(tensor: onnx.TensorProto) -> bool:
     """Tell whether the values of `tensor` are in a file."""
     return bool(tensor.data_location == TensorProto.EXTERNAL)
@@ -45,6 +56,8 @@ def is_stored(tensor: onnx.TensorProto) -> bool:
 
 def keep_in_file(tensor: onnx.TensorProto, path: Path | str, offset: int, length: int) -> None:
     """Make `tensor` a reference to `length` bytes at `offset` of the file at `path`."""
+    if os.path.isabs(path):
+        _own_locations.add(str(path))
     tensor.ClearField("raw_data")
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL

@@ -22,6 +22,8 @@ from onnxfq.graph.stored import is_stored, tensor_array
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.scores import Evaluation
+from onnxfq.targets.building import BuildOptions
+from onnxfq.targets.check import check
 
 
 def two_layers(folder: Path, external: bool = True, opset: int = 17) -> Path:
@@ -150,6 +152,37 @@ def test_nothing_is_left_of_a_failure(
     with pytest.raises(expected):
         save(proto, out / "q.onnx", fail if stage == "verify" else None)
     assert list(out.iterdir()) == []
+
+
+def test_every_stage_takes_weights_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checking with the rules, converting, handing over and evaluating: as of a model with them inside."""
+    monkeypatch.chdir(tmp_path)
+    quantize(two_layers(tmp_path / "in"), feeds(), "inside.onnx")
+    proto = onnx.load("inside.onnx")
+    onnx.save(proto, "q.onnx", save_as_external_data=True, location="q.data", size_threshold=0)
+    np.savez("d.npz", x=weights(8, 256))
+    for line in (
+        "check q.onnx",
+        "inspect q.onnx",
+        "diff inside.onnx q.onnx",
+        "convert q.onnx -o c.onnx --data d.npz",
+        "handoff q.onnx -o folder --data d.npz",
+        "compare q.onnx --data d.npz",
+        "evaluate inside.onnx q.onnx --data d.npz",
+    ):
+        assert main(line.split()) == 0, line
+    made = onnx.load("folder/model.onnx")
+    assert made.graph.initializer and not any(is_stored(t) for t in made.graph.initializer)
+
+
+def test_the_builder_takes_weights_in_a_file(tmp_path: Path) -> None:
+    """TensorRT builds a model whose weights are in a data file as one with them inside."""
+    pytest.importorskip("tensorrt_rtx")
+    quantize(two_layers(tmp_path / "in"), feeds(), tmp_path / "inside.onnx")
+    proto, path = onnx.load(tmp_path / "inside.onnx"), tmp_path / "q.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="q.data", size_threshold=0)
+    inside, beside = (check(model, build=BuildOptions()) for model in (tmp_path / "inside.onnx", path))
+    assert beside.findings == inside.findings == () and beside.engine == inside.engine
 
 
 @pytest.mark.parametrize(
