@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from onnxfq.errors import StatisticsError
 from onnxfq.feeds import Feed, sample_digest
 from onnxfq.feeds.options import Nonfinite
-from onnxfq.files import scratch_folder
 from onnxfq.graph.model import Model
 from onnxfq.graph.stored import is_large
 from onnxfq.graph.weightless import split_weights
@@ -36,6 +35,7 @@ from onnxfq.runtime.observed import observing_session
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.runtime.widened import widened
 from onnxfq.statistics import BIN_COUNT, DATA_MODULUS, Statistics, TensorStatistics
+from onnxfq.temporary import scratch_folder
 
 log = logging.getLogger(__name__)
 

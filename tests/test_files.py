@@ -12,17 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxfq import files
+from onnxfq import temporary
 from onnxfq.errors import OutputError
-from onnxfq.files import UNREADABLE, check_writable, load_npz, replacing, scratch_folder, write_text
+from onnxfq.files import UNREADABLE, check_writable, load_npz, replacing, write_text
+from onnxfq.temporary import scratch_folder
 
 
 @pytest.fixture(params=[True, False], ids=["unnamed", "named"])
 def unnamed(request, tmp_path, monkeypatch):
     """Whether temporary files have no name, as on most of Linux, or one beside the file, as elsewhere."""
     if not request.param:
-        monkeypatch.setattr(files, "_unnamed", lambda folder: None)
-    elif (handle := files._unnamed(tmp_path)) is None:
+        monkeypatch.setattr(temporary, "unnamed", lambda folder: None)
+    elif (handle := temporary.unnamed(tmp_path)) is None:
         pytest.skip("this file system has no files without a name")
     else:
         os.close(handle)
@@ -77,11 +78,12 @@ def test_a_file_is_replaced_whole(tmp_path, unnamed):
 WRITER = """
 import sys, time
 from pathlib import Path
-import onnxfq.files as files
+from onnxfq import temporary
+from onnxfq.files import replacing
 if sys.argv[2] == "named":
-    files._unnamed = lambda folder: None
-with files.replacing(Path(sys.argv[1]) / "a") as temporary, files.scratch_folder() as folder:
-    temporary.write_bytes(b"half")
+    temporary.unnamed = lambda folder: None
+with replacing(Path(sys.argv[1]) / "a") as half, temporary.scratch_folder() as folder:
+    half.write_bytes(b"half")
     (folder / "half").write_bytes(b"half")
     print(folder.parent, flush=True)
     time.sleep(60)
@@ -110,7 +112,7 @@ def test_what_a_killed_process_leaves(tmp_path, monkeypatch, kind):
         assert len(list(out.iterdir())) == (0 if kind == "unnamed" else 2)
         monkeypatch.setattr("tempfile.tempdir", str(place))
         if kind == "named":
-            monkeypatch.setattr(files, "_unnamed", lambda folder: None)
+            monkeypatch.setattr(temporary, "unnamed", lambda folder: None)
         with scratch_folder():
             write_text(out / "a", "whole")
         assert (out / "a").read_text() == "whole"

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from onnxfq.documents import one_line
 from onnxfq.errors import DataError, RuntimeLibraryError, nearest
 from onnxfq.feeds import Feed
-from onnxfq.files import scratch_folder
 from onnxfq.graph.save import save
 from onnxfq.graph.signature import with_outputs
 from onnxfq.passes.integer_products import integer_products
@@ -23,6 +22,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.targets.commands import TENSORS_FILE, polygraphy_tensors
 from onnxfq.targets.polygraphy_json import inputs_json, read_results
 from onnxfq.targets.profiles import covering, profiles
+from onnxfq.temporary import scratch_folder
 
 Values = dict[str, NDArray[Any]]
 Runner = Callable[[onnx.ModelProto, Sequence[Feed], Sequence[str], int], Iterator[Values]]

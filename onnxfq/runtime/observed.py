@@ -17,12 +17,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfq.documents import one_line
-from onnxfq.files import scratch_folder
 from onnxfq.graph.model import all_nodes
 from onnxfq.graph.stored import LIMIT, tensor_bytes
 from onnxfq.runtime.library import register_libraries
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.session import Session
+from onnxfq.temporary import scratch_folder
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from onnxfq.documents import one_line
 from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.feeds import Feed
-from onnxfq.files import scratch_folder
 from onnxfq.graph.model import all_nodes
 from onnxfq.graph.stored import (
     PACKED_TYPES,
@@ -31,6 +30,7 @@ from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.places import Device
 from onnxfq.runtime.widened import BFLOAT16, HALVES, widened
+from onnxfq.temporary import scratch_folder
 
 Progress = Callable[[int], None]
 """Called after every feed with the number of feeds done."""

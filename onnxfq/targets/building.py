@@ -19,13 +19,13 @@ from onnx import TensorProto
 
 from onnxfq.documents import one_line
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.files import scratch_folder
 from onnxfq.graph.save import save
 from onnxfq.graph.stored import is_stored
 from onnxfq.targets.engine import LAYERS, parse_layers, verdict
 from onnxfq.targets.findings import EngineNode, Finding
 from onnxfq.targets.profiles import Profile, profiles
 from onnxfq.targets.reading import Reading
+from onnxfq.temporary import scratch_folder
 
 OLDEST = (1, 7)
 """Before it int8 convolutions do not build."""
