@@ -24,7 +24,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.text_table import table_lines
 
 NEWEST = onnx.defs.onnx_opset_version()
-QUICK_OPSETS, QUICK_RECIPES = (7, 12, 13, 21, 26), ("tensorrt-int8",)
+QUICK_OPSETS, QUICK_RECIPES = (7, 12, 13, 21, 26), ("tensorrt-int8", "tensorrt-int4")
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
@@ -151,6 +151,17 @@ STRUCTURES: dict[str, Structure] = {
     ),
     "matmul": _matmul("N,4", "y = MatMul (x, w)", "N,4", **W),
     "matmul, constant left": _matmul("4,N", "y = MatMul (w, x)", "4,N", **W),
+    # Of a width that blocks of 16, 32 and 128 divide, which the narrow ones do not have.
+    "matmul, wide": _matmul("N,128", "y = MatMul (x, w)", "N,256", w=weights(128, 256)),
+    "gemm, wide": _matmul(
+        "N,256", "y = Gemm <transB = 1> (x, w, b)", "N,64", w=weights(64, 256), b=weights(64)
+    ),
+    "matmul in if, wide": Structure(
+        """g (float[N,128] x, bool c) => (float[N,128] y) { y = If (c) <
+            then_branch = yes () => (float[N,128] t) { t = MatMul (x, w) },
+            else_branch = no () => (float[N,128] e) { e = Relu (x) }> }""",
+        {"w": weights(128, 128)},
+    ),
     "matmul, batched constant": _matmul("3,N,4", "y = MatMul (x, w)", "3,N,2", w=weights(3, 4, 2)),
     "matmul of four axes": _matmul("N,2,3,4", "y = MatMul (x, w)", "N,2,3,4", **W),
     "matmul of activations": _matmul(
@@ -435,6 +446,10 @@ def test_every_structure_at_every_opset(request: pytest.FixtureRequest, tmp_path
     print("", *table_lines([["recipe", *kinds], *rows]), sep="\n")
     assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:60])
     assert counts["tensorrt-int8"]["quantized"] > 0.6 * counts["tensorrt-int8"].total()
+    for recipe, count in counts.items():
+        assert sum(count[kind] for kind in count if not kind.startswith("refused")), (
+            f"{recipe}: none quantized"
+        )
 
 
 def test_light_models(request: pytest.FixtureRequest, tmp_path: Path) -> None:
