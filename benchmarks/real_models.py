@@ -10,7 +10,8 @@ models, which functions and which figures: `real_cases.py`.
 Each model is quantized in a process of its own, with both recipes, and measured as float, with
 FakeQuantize nodes and with Q/DQ, read back from the file that `onnxfq.quantize` wrote; then the
 activations are calibrated again from the same statistics with `auto` and the methods that it chooses
-from. A model that onnxfq refuses stands in the table with the reason.
+from, and all other recipes follow with FakeQuantize nodes. A model that onnxfq refuses stands in the table
+with the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 import onnx
 from real_cases import CASES, DTLN, DTLN_PAIR, Case, Folder, open_model, raised_to_float32
-from real_page import FORMS, MEASURED, Outcome, Row, numbers, page
+from real_page import FORMS, MEASURED, OTHERS, Outcome, Row, numbers, page
 
 import onnxfq
 from onnxfq.calibrators.auto import METHODS as AUTOS
@@ -58,7 +59,6 @@ def measure(path: Path, case: Case, work: Path) -> Row:
         row.peak_mb = row.peak_mb or peak_megabytes()
         onnxfq.save(result.simulation, files["fake-quant"])
         outcome.coverage = ", ".join(str(one) for one in result.plan.coverage())
-        outcome.seconds = sum(result.seconds.values())
         scores = {one.candidate: one for one in result.evaluation.candidates}
         outcome.sqnr_db = min(output.sqnr_db for output in scores["Q/DQ"].outputs)
         outcome.figures = {form: folder.measure(case, {case.file: file}) for form, file in files.items()}
@@ -69,6 +69,7 @@ def measure(path: Path, case: Case, work: Path) -> Row:
         )
         if recipe == "tensorrt-int8":
             row.calibrators = dict(with_each_calibrator(folder, case, result, work))
+            row.recipes = dict(with_each_recipe(folder, case, model, feeds, result.statistics, work))
     return row
 
 
@@ -86,6 +87,45 @@ def with_each_calibrator(
         encodings = onnxfq.calibrate(result.model, result.plan, result.statistics, name)
         onnxfq.save(onnxfq.insert_qdq(result.model, result.plan, encodings), file)
         yield name, folder.measure(case, {case.file: file})
+
+
+def with_each_recipe(
+    folder: Folder,
+    case: Case,
+    model: Path,
+    feeds: Sequence[dict[str, Any]],
+    statistics: onnxfq.Statistics,
+    work: Path,
+) -> Iterator[tuple[str, tuple[float, ...] | str]]:
+    """Yield the figures of the fake-quant model by every other recipe, or why there is none.
+
+    With a float16 remainder those of the Q/DQ model: its casts are not in the other one.
+    """
+    file = work / f"{case.name}.recipe.onnx"
+    for name in OTHERS:
+        recipe, _, half = name.partition(" ")
+        try:
+            if half:
+                made = onnxfq.quantize(
+                    model, feeds, recipe=recipe, statistics=statistics, floats=onnxfq.FloatOptions("fp16")
+                ).qdq
+            else:
+                made = simulated(model, feeds, onnxfq.load_recipe(recipe), statistics)
+            onnxfq.save(made, file)
+            yield name, folder.measure(case, {case.file: file})
+        except onnxfq.OnnxfqError as error:
+            yield name, str(error).replace(f"{model}: ", "")
+
+
+def simulated(
+    model: Path, feeds: Sequence[dict[str, Any]], recipe: onnxfq.Recipe, statistics: onnxfq.Statistics
+) -> onnx.ModelProto:
+    """Return the model with FakeQuantize nodes; observed anew where the given statistics lack a tensor."""
+    loaded = onnxfq.load(model)
+    plan = onnxfq.make_plan(loaded, recipe)
+    if not {placement.tensor for placement in plan.activations} <= statistics.tensors.keys():
+        statistics = onnxfq.collect_statistics(loaded, plan, onnxfq.open_feeds(loaded.proto, feeds))
+    return onnxfq.insert_fake_quantize(loaded, plan, onnxfq.calibrate(loaded, plan, statistics))
 
 
 def largest_difference(files: dict[str, Path], feeds: Sequence[dict[str, Any]], packed: bool = True) -> float:
@@ -152,10 +192,9 @@ def main() -> None:
     if not (arguments.folder / "score.py").is_file():
         parser.error(f"no score.py in {arguments.folder}; the top of this script says what the folder holds")
     cases = [case for case in CASES if arguments.only in case.file]
-    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as work:
         rows = run_all(arguments.folder.resolve(), cases, Path(work))
-    text = page(rows, time.perf_counter() - start)
+    text = page(rows)
     print(text)
     if arguments.out:
         write_text(arguments.out, text)

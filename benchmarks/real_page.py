@@ -19,6 +19,20 @@ FORMS = ("fake-quant", "Q/DQ")
 MEASURED = ("tensorrt-int8", "onnxruntime-int8")
 """The recipes of the page: 8 bits, run by ONNX Runtime."""
 
+OTHERS = (
+    "tensorrt-int8 fp16",
+    "tensorrt-fp8",
+    "tensorrt-int4",
+    "tensorrt-int8-weights",
+    "tensorrt-mxfp8",
+    "tensorrt-nvfp4",
+    "onnxruntime-uint8-dynamic",
+    "mxint8",
+    "mxfp6",
+    "mxfp4",
+)
+"""All other recipes, of which the task figures are told; fp16: with a float16 remainder."""
+
 BAD = 0.05
 """A figure that is worse than the float model's by more than this share is named above the tables."""
 
@@ -33,12 +47,12 @@ scorer that lies beside the data.
     python benchmarks/real_models.py FOLDER --out docs/results.md
 
 {date}; onnxfq {onnxfq}, onnxruntime {onnxruntime}, onnx {onnx}, numpy {numpy}; {machine};
-CPU only, the tasks on one thread; {minutes:.0f} minutes in all.
+CPU only, the tasks on one thread.
 
 - *quantized*: Conv, ConvTranspose, Gemm, MatMul and residual Add that run in low precision, of how many.
   Recurrent operators are counted and stay in float.
 - *SQNR*: signal to quantization noise of the Q/DQ model's worst output, from `result.evaluation`; that is
-  on at most 128 feeds, spread over the calibration data. *s*: seconds of `quantize`.
+  on at most 128 feeds, spread over the calibration data.
 - *float* runs at onnxruntime's default optimisation, *fake-quant* (FakeQuantize nodes) and *Q/DQ* (the file
   that was written, loaded again) at ORT_ENABLE_BASIC.
 - *ORT all*, *ORT C/M*: onnxruntime 1.31.1 `quantize_static`, measured elsewhere, as the README files beside
@@ -56,6 +70,12 @@ CPU only, the tasks on one thread; {minutes:.0f} minutes in all.
 CALIBRATORS_TEXT = """\
 The task figures of the Q/DQ model, recipe tensorrt-int8, with `auto` and the methods that it chooses from
 for activations, all from the same statistics.
+"""
+
+RECIPES_TEXT = """\
+The task figures by every other recipe, with FakeQuantize nodes, which compute what the written model says;
+for *tensorrt-int8 fp16* of the Q/DQ model, with what is not quantized in float16. A dash: the recipe refuses
+the model, for the reason below the table.
 """
 
 AGREEMENT_TEXT = """\
@@ -79,23 +99,27 @@ class Outcome:
     refused: str = ""
     coverage: str = ""
     sqnr_db: float | None = None
-    seconds: float | None = None
     figures: dict[str, tuple[float, ...]] = field(default_factory=dict)
     differences: tuple[float, float] | None = None
 
 
 @dataclass
 class Row:
-    """Everything measured of one model. calibrators: figures of the Q/DQ model, recipe tensorrt-int8."""
+    """Everything measured of one model.
+
+    calibrators: figures of the Q/DQ model, recipe tensorrt-int8. recipes: figures by each other recipe, or
+    the reason why there are none.
+    """
 
     case: Case
     float_figures: tuple[float, ...]
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     calibrators: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    recipes: dict[str, tuple[float, ...] | str] = field(default_factory=dict)
     peak_mb: int = 0
 
 
-def page(rows: Sequence[Row], seconds: float) -> str:
+def page(rows: Sequence[Row]) -> str:
     """Return the whole page in Markdown."""
     parts = [
         INTRODUCTION.format(
@@ -106,7 +130,6 @@ def page(rows: Sequence[Row], seconds: float) -> str:
             onnx=onnx.__version__,
             numpy=np.__version__,
             machine=machine(),
-            minutes=seconds / 60,
         ),
         "## Where it is bad\n",
         f"Q/DQ figures more than {BAD:.0%} worse than float (calibrators: recipe tensorrt-int8):\n",
@@ -117,6 +140,7 @@ def page(rows: Sequence[Row], seconds: float) -> str:
     for recipe in MEASURED:
         parts += [f"\n## Recipe {recipe}\n", recipe_table(rows, recipe)]
     parts += ["\n## Calibrators\n", CALIBRATORS_TEXT, calibrator_table(rows)]
+    parts += ["\n## Every other recipe\n", RECIPES_TEXT, other_table(rows), "", *other_refusals(rows)]
     parts += ["\n## Fake-quant against Q/DQ\n", AGREEMENT_TEXT, agreement_table(rows)]
     return "\n".join(parts) + "\n"
 
@@ -151,7 +175,7 @@ def refusals(rows: Sequence[Row]) -> list[str]:
 
 def recipe_table(rows: Sequence[Row], recipe: str) -> str:
     """Return the main table for one recipe."""
-    header = ["model", "quantized", "SQNR dB", "metric", "float", *FORMS, "ORT all", "ORT C/M", "s"]
+    header = ["model", "quantized", "SQNR dB", "metric", "float", *FORMS, "ORT all", "ORT C/M"]
     lines = []
     for row in rows:
         one = row.outcomes[recipe]
@@ -159,8 +183,7 @@ def recipe_table(rows: Sequence[Row], recipe: str) -> str:
         forms = [numbers(one.figures.get(form, ())) or "-" for form in FORMS]
         tasks = [" / ".join(row.case.metrics), numbers(row.float_figures), *forms]
         peers = [row.case.peer or "-", row.case.peer_matrix or "-"]
-        sqnr, seconds = cell(one.sqnr_db, ".1f"), cell(one.seconds, ".1f")
-        lines.append([row.case.name, coverage, sqnr, *tasks, *peers, seconds])
+        lines.append([row.case.name, coverage, cell(one.sqnr_db, ".1f"), *tasks, *peers])
     return markdown_table(header, lines)
 
 
@@ -173,6 +196,26 @@ def calibrator_table(rows: Sequence[Row]) -> str:
             figures = [numbers(row.calibrators[name]) for name in names]
             lines.append([row.case.name, " / ".join(row.case.metrics), numbers(row.float_figures), *figures])
     return markdown_table(["model", "metric", "float", *names], lines)
+
+
+def other_table(rows: Sequence[Row]) -> str:
+    """Return the task figures by each other recipe."""
+    lines = []
+    for row in (row for row in rows if row.recipes):
+        found = [row.recipes.get(name, "") for name in OTHERS]
+        figures = ["-" if isinstance(one, str) else numbers(one) for one in found]
+        lines.append([row.case.name, " / ".join(row.case.metrics), numbers(row.float_figures), *figures])
+    return markdown_table(["model", "metric", "float", *OTHERS], lines)
+
+
+def other_refusals(rows: Sequence[Row]) -> list[str]:
+    """Return why recipes refuse models, one line a model and reason."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for name, found in row.recipes.items():
+            if isinstance(found, str):
+                reasons.setdefault((row.case.name, found), []).append(name)
+    return [f"- {model}, {', '.join(names)}: {why}" for (model, why), names in reasons.items()]
 
 
 def agreement_table(rows: Sequence[Row]) -> str:

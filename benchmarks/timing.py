@@ -23,6 +23,23 @@ def paired_times(candidates: Mapping[str, Callable[[], object]], rounds: int) ->
     return times
 
 
+def paired_costs(
+    candidates: Mapping[str, Callable[[], object]], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of every call as `paired_times`, and the processor seconds of all threads that they took."""
+    walls: dict[str, list[float]] = {name: [] for name in candidates}
+    costs: dict[str, list[float]] = {name: [] for name in candidates}
+    for call in candidates.values():
+        call()
+    for _ in range(rounds):
+        for name, call in candidates.items():
+            start = time.perf_counter(), time.process_time()
+            call()
+            walls[name].append(time.perf_counter() - start[0])
+            costs[name].append(time.process_time() - start[1])
+    return walls, costs
+
+
 def median_ratio(times: Mapping[str, list[float]], name: str, base: str) -> float:
     """Median over the rounds of time(name) / time(base), both of the same round."""
     return statistics.median(a / b for a, b in zip(times[name], times[base], strict=True))

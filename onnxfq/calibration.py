@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibrators import calibrator_by_name
 from onnxfq.calibrators.fixed import is_fixed
-from onnxfq.calibrators.groups import group_ranges
+from onnxfq.calibrators.groups import group_ranges, observed_ranges
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import PlanError, StatisticsError
+from onnxfq.granularity import PerTensor
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model, body_of_tensors
 from onnxfq.made_scales import encode_constant, encode_dynamic
 from onnxfq.plan import Placement, Plan
 from onnxfq.qparams import ParamRules, choose_qparams
 from onnxfq.spec import QuantSpec
-from onnxfq.statistics import Statistics, TensorStatistics
+from onnxfq.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
 _LISTED = 8
 
 
-def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str | None = None) -> Encodings:
+def calibrate(
+    model: Model,
+    plan: Plan,
+    statistics: Statistics,
+    calibrator: str | None = None,
+    weights: Sequence[Encoding] | None = None,
+) -> Encodings:
     """Return scale and zero point for every placement: activations from statistics, weights from `model`.
 
-    calibrator: for all activations but those with a fixed range, in place of the plan's own. Activations that
+    calibrator: for all activations but those with a fixed range, in place of the plan's own. weights: what
+    `encode_weights` gave for the same plan, so that several calibrators do its work once. Activations that
     had no finite value, as those of a branch that was never taken, get none, with a warning: what needs them
     stays in float.
     Pure: the same arguments give the same encodings, in seconds and without inference. Raises
@@ -41,17 +51,40 @@ def calibrate(model: Model, plan: Plan, statistics: Statistics, calibrator: str 
     encodings = [
         encode_dynamic(p, statistics[p.tensor])
         if p.spec.dynamic
-        else _encode_activation(p, statistics[p.tensor], calibrator)
+        else _encode_activation(p, statistics, calibrator)
         for p in plan.activations
     ]
+    _tell_dead_groups(plan, statistics)
     encodings += [encode_dynamic(p) for p in plan.unobserved]
-    encodings += [_encode_weight(p, _weight(model, p)) for p in plan.weights]
+    encodings += encode_weights(model, plan) if weights is None else _of_plan(plan, weights)
     return Encodings(
         model_sha256=model.sha256,
         encodings=tuple(encodings),
         without_values=absent,
         statistics_sha256=statistics.sha256,
     )
+
+
+def encode_weights(model: Model, plan: Plan) -> tuple[Encoding, ...]:
+    """Return scale and zero point of the weights of `plan`, which hang on no data.
+
+    Raises PlanError for weights that hold NaN or infinities.
+    """
+    return tuple(_encode_weight(p, _weight(model, p)) for p in plan.weights)
+
+
+def _of_plan(plan: Plan, weights: Sequence[Encoding]) -> list[Encoding]:
+    """Return the encodings of the plan's weights. Raises PlanError when one is missing or of another spec."""
+    known = {encoding.tensor: encoding for encoding in weights}
+    for placement in plan.weights:
+        found = known.get(placement.tensor)
+        if found is None or found.spec != placement.spec:
+            has = "no encoding" if found is None else f"an encoding as {found.spec}"
+            raise PlanError(
+                f"weight {placement.tensor!r} is planned as {placement.spec} and has {has}; encode the "
+                "weights of this plan"
+            )
+    return [known[placement.tensor] for placement in plan.weights]
 
 
 def replaced_calibrator(spec: QuantSpec, calibrator: str | None) -> QuantSpec:
@@ -93,15 +126,42 @@ def _without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[s
     return absent
 
 
-def _encode_activation(
-    placement: Placement, statistics: TensorStatistics, calibrator: str | None
-) -> Encoding:
-    spec = replaced_calibrator(placement.spec, calibrator)
+def _encode_activation(placement: Placement, statistics: Statistics, calibrator: str | None) -> Encoding:
+    spec, name = replaced_calibrator(placement.spec, calibrator), placement.tensor
+    placement = placement.model_copy(update={"spec": spec})
+    groups = None if spec.granularity == PerTensor() else statistics.of_groups(name, spec.granularity)
     try:
-        limits = calibrator_by_name(spec.calibrator)(statistics, spec)
+        if groups is None:
+            limits = calibrator_by_name(spec.calibrator)(statistics[name], spec)
+            return _encode(placement, *map(np.asarray, limits))
+        rmin, rmax = observed_ranges(groups, spec)
     except StatisticsError as error:
-        raise StatisticsError(f"tensor {placement.tensor!r}: {error}") from None
-    return _encode(placement.model_copy(update={"spec": spec}), *map(np.asarray, limits))
+        raise StatisticsError(f"tensor {name!r}: {error}") from None
+    return _encode(placement, rmin, rmax)
+
+
+def _tell_dead_groups(plan: Plan, statistics: Statistics) -> None:
+    """Log how many channels and blocks of activations were 0 in all feeds, in one line: there may be many."""
+    dead: dict[str, NDArray[np.int64]] = {}
+    total = 0
+    for placement in plan.activations:
+        groups = statistics.groups.get(placement.tensor)
+        if groups is None or placement.spec.observed_granularity != groups.granularity:
+            continue
+        total += groups.count
+        found = np.flatnonzero(groups.totals[:, 3] == groups.finite)
+        if found.size:
+            dead[placement.tensor] = found
+    if dead:
+        first, channels = next(iter(dead.items()))
+        log.warning(
+            "%d of %d channels and blocks of activations had no value but 0 (%s of %r%s); their scale is 1",
+            sum(found.size for found in dead.values()),
+            total,
+            _listed(channels),
+            first,
+            f", and of {len(dead) - 1} more tensors" * (len(dead) > 1),
+        )
 
 
 def _encode(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
@@ -111,18 +171,25 @@ def _encode(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.fl
 
 
 def _weight(model: Model, placement: Placement) -> NDArray[np.float32]:
-    values = np.asarray(weight_array(model, placement.tensor), np.float32)
+    return np.asarray(weight_array(model, placement.tensor), np.float32)
+
+
+def _refuse_nonfinite(placement: Placement, values: NDArray[Any]) -> None:
     if not np.isfinite(values).all():
         raise PlanError(
             f"weight {placement.tensor!r} holds NaN or infinities; repair the model or leave it in float"
         )
-    return values
 
 
 def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encoding:
+    by_ends = placement.spec.scale_type == "float32" and placement.spec.calibrator == "minmax"
+    if not by_ends:
+        _refuse_nonfinite(placement, values)
     if placement.spec.scale_type != "float32":
         return encode_constant(placement, values)
     rmin, rmax = group_ranges(values, placement.spec)
+    if by_ends:  # the ends are not finite if a value is not: one look at all of them less
+        _refuse_nonfinite(placement, np.stack([rmin, rmax]))
     _tell_dead_channels(placement, rmin, rmax)
     return _encode(placement, rmin, rmax)
 
@@ -132,11 +199,15 @@ def _tell_dead_channels(placement: Placement, rmin: NDArray[np.float64], rmax: N
     dead = np.flatnonzero((rmin == 0) & (rmax == 0))
     if placement.spec.axis is None or placement.spec.block_size is not None or not dead.size:
         return
-    listed = ", ".join(str(channel) for channel in dead[:_LISTED]) + ", ..." * (dead.size > _LISTED)
     log.warning(
         "weight %r: %d of %d channels are all zero (%s); their scale is 1",
         placement.tensor,
         dead.size,
         rmin.size,
-        listed,
+        _listed(dead),
     )
+
+
+def _listed(channels: NDArray[np.int64]) -> str:
+    more = ", ..." if channels.size > _LISTED else ""
+    return ", ".join(str(channel) for channel in channels[:_LISTED]) + more

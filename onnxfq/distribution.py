@@ -17,7 +17,7 @@ import onnx
 
 from onnxfq.documents import one_line
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.feeds import Feed
+from onnxfq.feeds import Feed, owned
 from onnxfq.graph.model import Model
 from onnxfq.observation import ObservationInterrupted, ObserveOptions, Observer, resumed
 from onnxfq.plan import Plan
@@ -65,7 +65,7 @@ def collect_on_ray(
                 options.progress(total.feeds)
 
         try:
-            source = feeds if start is None else resumed(feeds, start)
+            source = owned(feeds) if start is None else resumed(feeds, start)
             for first, shard in _shards(source, 0 if start is None else start.feeds):
                 out.append(task.remote(work, first, shard))
                 if len(out) >= most:

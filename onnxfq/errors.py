@@ -8,7 +8,7 @@ OnnxfqError
 ├── StatisticsError  statistics are empty, non-finite or belong to another model
 ├── SpecError        a qtype, granularity, scale or zero point breaks its rule
 ├── OutputError      a file cannot be written where it was asked for
-└── RuntimeLibraryError  the custom-op library is missing or ONNX Runtime refused it, or a GPU cannot be used
+└── RuntimeLibraryError  the custom-op library, an extra such as ray, or a GPU is missing or refuses to work
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class OutputError(OnnxfqError):
 
 
 class RuntimeLibraryError(OnnxfqError):
-    """The custom-op library is missing, ONNX Runtime refused it, or a GPU cannot be used."""
+    """The custom-op library, an extra (ray, TensorRT for RTX) or a GPU is missing or refuses to work."""
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:

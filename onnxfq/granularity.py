@@ -99,6 +99,21 @@ class BlockShape:
 Granularity = PerTensor | PerAxis | Blocked | BlockShape
 
 
+def open_axis(granularity: Granularity, shape: Sequence[int | str]) -> int | None:
+    """Return the first axis of `shape` whose size is open and changes the number of scales; None for no such.
+
+    An open size is anything but a number, as the name of a dimension.
+    """
+    pooled: set[int] = set()
+    if isinstance(granularity, PerTensor):
+        pooled = set(range(len(shape)))
+    elif isinstance(granularity, PerAxis):
+        pooled = set(range(len(shape))) - {normalize_axis(granularity.axis, len(shape))}
+    elif isinstance(granularity, BlockShape):
+        pooled = {d for d, block in enumerate(granularity.block_shape) if block == -1}
+    return next((d for d, n in enumerate(shape) if d not in pooled and not isinstance(n, int)), None)
+
+
 def normalize_axis(axis: int, rank: int) -> int:
     """Return `axis` counted from the front. Raises SpecError when it is outside [-rank, rank)."""
     if rank == 0:

@@ -16,31 +16,33 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxfq.accumulation import GroupAccumulator, TensorAccumulator, usual_bytes
 from onnxfq.errors import StatisticsError
-from onnxfq.feeds import Feed, sample_digest
+from onnxfq.feeds import Feed, owned, sample_digest
 from onnxfq.feeds.options import Nonfinite
+from onnxfq.granularity import PerTensor
+from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.graph.stored import is_large
 from onnxfq.graph.weightless import split_weights
-from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
-from onnxfq.plan import Plan
+from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output, observed_groups
+from onnxfq.plan import Placement, Plan
 from onnxfq.runtime.observed import observing_session
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.runtime.widened import widened
-from onnxfq.statistics import BIN_COUNT, DATA_MODULUS, Statistics, TensorStatistics
+from onnxfq.statistics import DATA_MODULUS, GroupStatistics, Statistics, TensorStatistics
 from onnxfq.temporary import scratch_folder
 
 log = logging.getLogger(__name__)
 
 DEFAULT_MEMORY = 256 << 20
-_HISTOGRAM_BYTES = 8 * BIN_COUNT
 
 _Result = tuple[list[NDArray[Any]], int]
 _MakeSession = Callable[[int], Session]
@@ -88,13 +90,14 @@ def collect_statistics(
     """
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
-    passes = _passes(plan, options.memory)
+    passes = _passes(plan, _groups(model, plan), options.memory)
     skipped = 0 if start is None else start.feeds
     tensors: dict[str, TensorStatistics] = {}
+    groups: dict[str, GroupStatistics] = {}
     done, data = 0, 0
     for number, part in enumerate(passes):
         with Observer(model, part, options) as observer, _interrupts() as stopped:
-            source = iter(feeds) if start is None else resumed(feeds, start)
+            source = owned(feeds) if start is None else resumed(feeds, start)
             observed = observer.run(source, skipped, stopped)
         if not observed.complete and len(passes) > 1:
             raise KeyboardInterrupt  # of one part of the tensors only: nothing to go on from
@@ -108,7 +111,8 @@ def collect_statistics(
             )
         done, data = observed.feeds, observed.data
         tensors |= observed.tensors
-    observed = Statistics(model.sha256, done, tensors, data=data)
+        groups |= observed.groups
+    observed = Statistics(model.sha256, done, tensors, data=data, groups=groups)
     return observed if start is None else replace(start, complete=True).merge(observed)
 
 
@@ -117,25 +121,55 @@ def resumed(feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:
 
     Raises StatisticsError when the first feeds are others.
     """
-    source = iter(feeds)
+    source = owned(feeds)
     first = [sample_digest(feed) for feed in islice(source, start.feeds)]
     start.check_data(sum(first) % DATA_MODULUS, len(first))
     return source
 
 
-def _passes(plan: Plan, memory: int) -> list[Plan]:
-    """Cut `plan` so that the histograms of each part fit in half of `memory`."""
-    most = max(1, memory // 2 // _HISTOGRAM_BYTES)
-    placements = plan.activations
-    parts = [placements[start : start + most] for start in range(0, len(placements), most)] or [()]
+_Groups = dict[str, tuple[int, ...]]
+"""The shape of a scale of every tensor that is observed by groups."""
+
+
+def _groups(model: Model, plan: Plan) -> _Groups:
+    """Return the groups that `plan` wants. Raises PlanError where their number is open."""
+    by_group = [p for p in plan.activations if p.spec.observed_granularity != PerTensor()]
+    if not by_group:
+        return {}
+    editor = Editor(model.graph())
+    shapes = {p.tensor: observed_groups(p, editor.tensor(p)) for p in by_group}
+    return {name: shape for name, shape in shapes.items() if shape is not None}
+
+
+def _passes(plan: Plan, groups: _Groups, memory: int) -> list[Plan]:
+    """Cut `plan` so that the histograms of each part fit in half of `memory`, if those of a tensor do."""
+    room = memory // 2
+    parts: list[list[Placement]] = [[]]
+    used = 0
+    for placement in plan.activations:
+        shape = groups.get(placement.tensor)
+        size = usual_bytes(shape)
+        if shape is not None and size > room:
+            log.warning(
+                "tensor %r has %d groups, whose histograms take about %d MB, more than observing has; "
+                "larger blocks take less",
+                placement.tensor,
+                prod(shape),
+                size >> 20,
+            )
+        if parts[-1] and used + size > room:
+            parts.append([])
+            used = 0
+        parts[-1].append(placement)
+        used += size
     if len(parts) > 1:
         log.warning(
             "%d tensors are observed in %d passes over the data, to keep to %d MB",
-            len(placements),
+            len(plan.activations),
             len(parts),
             memory >> 20,
         )
-    return [plan.model_copy(update={"placements": part}) for part in parts]
+    return [plan.model_copy(update={"placements": tuple(part)}) for part in parts]
 
 
 class Observer:
@@ -148,7 +182,9 @@ class Observer:
         """
         self._model = model
         self._options = options
+        self._placements = plan.activations
         self._tensors = [placement.tensor for placement in plan.activations]
+        self._groups = _groups(model, plan)
         self._outputs = [observe_output(name, out) for name in self._tensors for out in OBSERVE_OUTPUTS]
         self._files = ExitStack()
         try:
@@ -172,15 +208,16 @@ class Observer:
     ) -> Statistics:
         """Return the statistics of `feeds`, the first of which has number `first` in messages.
 
+        Several feeds are in flight at a time: nobody may fill their arrays anew, see `feeds.owned`.
         stopped: asked after every feed; once it tells so, what was gathered is returned as not complete.
         Raises as `collect_statistics`.
         """
-        sums = {name: _Accumulator(name, self._options) for name in self._tensors}
+        sums = [self._accumulator(placement) for placement in self._placements]
         done, data = 0, 0
         complete = True
         for arrays, digest in self._runner.run(feeds, self._outputs):
-            for index, name in enumerate(self._tensors):
-                sums[name].add(arrays[4 * index : 4 * index + 4], first + done)
+            for index, one in enumerate(sums):
+                one.add(arrays[4 * index : 4 * index + 4], first + done)
             done += 1
             data = (data + digest) % DATA_MODULUS
             if self._options.progress is not None:
@@ -188,8 +225,23 @@ class Observer:
             if stopped():
                 complete = False
                 break
-        tensors = {name: one.result() for name, one in sums.items()}
-        return Statistics(self._model.sha256, done, tensors, complete, data)
+        tensors: dict[str, TensorStatistics] = {}
+        groups: dict[str, GroupStatistics] = {}
+        for name in self._tensors:
+            found = sums.pop(0).result()  # and its memory goes
+            if isinstance(found, GroupStatistics):
+                groups[name] = found
+                found = found.whole()
+            tensors[name] = found
+        return Statistics(self._model.sha256, done, tensors, complete, data, groups)
+
+    def _accumulator(self, placement: Placement) -> TensorAccumulator | GroupAccumulator:
+        stop, feed_ranges = self._options.nonfinite == "stop", self._options.feed_ranges
+        shape = self._groups.get(placement.tensor)
+        if shape is None:
+            return TensorAccumulator(placement.tensor, stop, feed_ranges)
+        granularity = placement.spec.observed_granularity
+        return GroupAccumulator(placement.tensor, granularity, shape, stop, feed_ranges)
 
     def _large(self, plan: Plan) -> _MakeSession:
         """Return the maker of sessions that take large weights from where they are, uncopied."""
@@ -230,9 +282,7 @@ class _Runner:
                 continue
             while len(flying) >= self._most:
                 yield flying.popleft().result()
-            # A copy: the maker of feeds may fill the same memory anew while this one is in flight.
-            own = {name: np.array(array) for name, array in feed.items()}
-            flying.append(self._pool.submit(_run, self._session, own, outputs))
+            flying.append(self._pool.submit(_run, self._session, feed, outputs))
         while flying:
             yield flying.popleft().result()
 
@@ -252,42 +302,6 @@ class _Runner:
 
 def _run(session: Session, feed: Feed, outputs: list[str]) -> _Result:
     return session.run(feed, outputs), sample_digest(feed)
-
-
-class _Accumulator:
-    """Merges an observer's results; the histogram is held dense, so a merge touches only what came."""
-
-    def __init__(self, tensor: str, options: ObserveOptions) -> None:
-        self.tensor = tensor
-        self.stop = options.nonfinite == "stop"
-        self.rmin, self.rmax = float("inf"), float("-inf")
-        self.counts = np.zeros(4, np.int64)
-        # Zero pages take no memory before they are written.
-        self.histogram = np.zeros(BIN_COUNT, np.int64)
-        self.feed_ranges: list[NDArray[np.float32]] | None = [] if options.feed_ranges else None
-
-    def add(self, results: list[NDArray[Any]], feed: int) -> None:
-        limits, counts, bins, bin_counts = results
-        nans, infinities = int(counts[1]), int(counts[2])
-        if self.stop and (nans or infinities):
-            raise StatisticsError(
-                f"tensor {self.tensor!r} has {nans} NaN and {infinities} infinite values at feed {feed}; "
-                "remove that sample, skip such values, or leave the tensor in float with an override"
-            )
-        self.rmin = min(self.rmin, float(limits[0]))
-        self.rmax = max(self.rmax, float(limits[1]))
-        self.counts += counts
-        self.histogram[bins] += bin_counts
-        if self.feed_ranges is not None:
-            self.feed_ranges.append(limits)
-
-    def result(self) -> TensorStatistics:
-        bins = np.flatnonzero(self.histogram).astype(np.int32)
-        totals = (int(count) for count in self.counts)
-        ranges = np.asarray(self.feed_ranges or [], np.float32).reshape(-1, 2)
-        return TensorStatistics(
-            self.rmin, self.rmax, *totals, bins=bins, counts=self.histogram[bins], feed_ranges=ranges
-        )
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from onnxfq.encoding import Encodings
 from onnxfq.errors import DataError, ModelError, RecipeError
 from onnxfq.evaluation import evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
-from onnxfq.files import check_writable
+from onnxfq.files import check_output
 from onnxfq.float_plan import ALL_FLOAT32, HALF_TYPES, FloatName, FloatOptions, FloatPlan
 from onnxfq.float_remainder import decide_floats
 from onnxfq.graph.inspection import FORMAT_KEY
@@ -27,7 +27,7 @@ from onnxfq.graph.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
 from onnxfq.graph.releases import release_of
-from onnxfq.graph.save import refuse_overwriting_input, save
+from onnxfq.graph.save import save
 from onnxfq.graph.scratch import Scratch, weights_in
 from onnxfq.graph.signature import input_specs, output_names
 from onnxfq.graph.stored import is_large
@@ -136,8 +136,7 @@ def quantize(
     """
     options = options or RunOptions()
     if output is not None:
-        refuse_overwriting_input(output, model, data, statistics)
-        check_writable(Path(output))
+        check_output(output, model, data, statistics)
     chosen = load_recipe(recipe)
     if calibrator is not None:
         chosen = chosen.with_calibrator(calibrator)
@@ -327,7 +326,8 @@ def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.
     if not made.products:
         why = next(iter(made.left.values()), "nothing in it multiplies two Q/DQ tensors")
         raise ModelError(f"{name} has no product of int8 numbers: {why}; evaluate it with float kernels")
-    notes.append(f"{name}: {len(made.products)} products summed in whole numbers, {len(made.left)} in float")
+    left = "".join(f"; {node!r} in float: {why}" for node, why in made.left.items())
+    notes.append(f"{name}: {len(made.products)} products summed in whole numbers{left}")
     return made.proto
 
 
@@ -415,6 +415,8 @@ class _Kept:
 
     Every `_stride`-th feed is kept; when there are too many, every other one goes and the stride doubles.
     """
+
+    lasting = True  # its sources are: Feeds, or nothing
 
     def __init__(self, source: Iterable[Feed]) -> None:
         self._source = source

@@ -179,13 +179,13 @@ def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placemen
     uses = tuple(dict.fromkeys((*known.uses, *more.uses)))
     spec, why = known.spec, known.why
     if known.spec != more.spec:
-        if known.spec.dynamic and known.spec.model_copy(update=more.spec.blocks) == more.spec:
+        same_kind = known.spec.model_copy(update=more.spec.blocks)
+        if known.role == "activation" and same_kind == more.spec:
             raise RecipeError(
                 f"tensor {known.tensor!r} is summed along another axis by {known.uses[0].node!r} than by "
                 f"{decision.node!r}, and is rounded once: {known.spec} or {more.spec}; leave one of the "
                 "two in float by an override"
             )
-        same_kind = known.spec.model_copy(update=more.spec.blocks)
         if known.role != "weight" or more.role != "weight" or same_kind != more.spec:
             raise RecipeError(
                 f"tensor {known.tensor!r} is asked to be {known.spec} for {known.uses[0].node!r} and "

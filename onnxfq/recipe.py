@@ -16,7 +16,7 @@ from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.plan import Existing
 from onnxfq.spec import NumberFormat, check_block_shape, check_dynamic
 
-ActivationGranularity = Literal["per_tensor", "per_row", "blocked"]
+ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", "block_shape"]
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
 Target = Literal["tensorrt", "onnxruntime", "simulation"]
 SmallShapes = Literal["quantize", "float"]
@@ -38,10 +38,14 @@ def _checked_operators(op_types: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Scheme(NumberFormat):
-    """What activations and weights have in common: a number format, and blocks of a usual size."""
+    """What activations and weights have in common: a number format, and blocks of a usual size.
+
+    block_shape: one size for each axis as the operator reads it, -1 for the whole of it.
+    """
 
     granularity: str
     block_size: int | None = pydantic.Field(default=None, ge=1)
+    block_shape: tuple[int, ...] | None = None
 
     _calibrator = pydantic.field_validator("calibrator")(_checked_calibrator)
 
@@ -58,6 +62,9 @@ class Scheme(NumberFormat):
     def _blocks_have_a_size(self) -> Scheme:
         if (self.granularity == "blocked") != (self.block_size is not None):
             raise ValueError("granularity blocked and block_size go together; give both or neither")
+        if (self.granularity == "block_shape") != (self.block_shape is not None):
+            raise ValueError("granularity block_shape and block_shape go together; give both or neither")
+        check_block_shape(self.block_shape)
         return self
 
 
@@ -69,8 +76,10 @@ class ActivationScheme(Scheme):
     """How activations are quantized.
 
     dynamic: the running model makes the scales from its own values; the calibrator has no part in it.
-    granularity: per_tensor, or of dynamic ones per_row, one scale for all that an output element sums over,
-    or blocked along that summed axis. known_ranges: op types whose outputs get the range that mathematics
+    granularity: per_tensor; blocked along the axis that an output element sums over, of a convolution its
+    input channels; per_axis, a scale for each index of that axis; block_shape. Of dynamic ones per_row too,
+    one scale for all that an output element sums over. Groups of static ones are pooled over all other axes,
+    samples too. known_ranges: op types whose outputs get the range that mathematics
     gives them, whatever the calibrator.
     """
 
@@ -84,12 +93,17 @@ class ActivationScheme(Scheme):
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> ActivationScheme:
         check_dynamic(self, self.dynamic)
+        if self.dynamic and self.granularity in ("per_axis", "block_shape"):
+            raise ValueError(
+                f"granularity {self.granularity} of activations needs dynamic: false; dynamic scales are "
+                "per_tensor, per_row or blocked"
+            )
         if self.dynamic:
             return self
-        if self.granularity != "per_tensor":
+        if self.granularity == "per_row":
             raise ValueError(
-                f"granularity {self.granularity} of activations needs dynamic: true, for statistics are of "
-                "whole tensors; or use per_tensor"
+                "granularity per_row of activations needs dynamic: true, for every sample has rows of its "
+                "own; or use per_axis or per_tensor"
             )
         if self.scale_type != "float32":
             raise ValueError(
@@ -100,19 +114,12 @@ class ActivationScheme(Scheme):
 
 
 class WeightScheme(Scheme):
-    """How weights are quantized. per_axis: the output channels; blocked: along the summed axis.
-
-    block_shape: one size for each axis of the weight as its operator reads it, -1 for the whole axis.
-    """
+    """How weights are quantized. per_axis: the output channels; blocked: along the summed axis."""
 
     granularity: WeightGranularity = "per_axis"
-    block_shape: tuple[int, ...] | None = None
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> WeightScheme:
-        if (self.granularity == "block_shape") != (self.block_shape is not None):
-            raise ValueError("granularity block_shape and block_shape go together; give both or neither")
-        check_block_shape(self.block_shape)
         if self.scale_type != "float32" and self.calibrator != "minmax":
             raise ValueError(
                 f"scale_type {self.scale_type} makes scales from the largest magnitude; use calibrator minmax"

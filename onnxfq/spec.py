@@ -116,6 +116,11 @@ class QuantSpec(NumberFormat):
         return not self.dynamic or self.scale_type == "e4m3"
 
     @property
+    def observed_granularity(self) -> Granularity:
+        """The granularity of an activation's statistics; a dynamic one is observed as a whole."""
+        return PerTensor() if self.dynamic else self.granularity
+
+    @property
     def grid(self) -> QType:
         """The numbers that values are rounded to: `qtype`, without -128 where int8 is that of MXINT8."""
         return element_grid(self.qtype, self.scale_type)

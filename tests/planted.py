@@ -762,6 +762,15 @@ CASES = (
     ),
     case("skip branch without a pair", RESIDUAL, conv_constants(), "warning skip-branch add", "low"),
     case(
+        "int8 weight of one row",
+        """g (float[1,256] x) => (float[1,1000] y) {
+        [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz)
+        [mm] y = MatMul (x, k) }""",
+        {"w": stored(256, 1000), "ws": f32([0.01] * 1000), "wz": np.zeros(1000, np.int8)},
+        "float one-row mm",
+        "float",
+    ),
+    case(
         "LSTM weights",
         """g (float[3,1,8] x) => (float[3,1,1,4] y) {
         [wdq] k = DequantizeLinear (w, s) [rdq] r = DequantizeLinear (rw, s)

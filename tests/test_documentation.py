@@ -69,8 +69,8 @@ def test_commands_and_code_run(page: Path, workdir: Path) -> None:
 
 
 def test_recipes_of_the_guide_are_valid(workdir: Path) -> None:
-    """The first YAML recipe of the guide quantizes a model, the second is simulated stage by stage."""
-    recipe, simulated = blocks(ROOT / "docs" / "guide.md", "yaml")
+    """The first two YAML recipes of the guide quantize a model, the third is simulated stage by stage."""
+    recipe, channels, simulated = blocks(ROOT / "docs" / "guide.md", "yaml")
     (workdir / "simulated.yaml").write_text(simulated, encoding="utf-8")
     run(
         "import onnxfq; m = onnxfq.load('model.onnx');"
@@ -84,6 +84,12 @@ def test_recipes_of_the_guide_are_valid(workdir: Path) -> None:
     run(
         "import onnxfq; r = onnxfq.quantize('model.onnx', 'calibration.npz', recipe='recipe.yaml');"
         "assert [str(row) for row in r.plan.coverage()][-1] == 'Gemm 0/1', r.plan.coverage()",
+        workdir,
+    )
+    (workdir / "channels.yaml").write_text(channels, encoding="utf-8")
+    run(
+        "import onnxfq; r = onnxfq.quantize('model.onnx', 'calibration.npz', recipe='channels.yaml');"
+        "assert all(len(r.encodings[p.tensor].scale) > 1 for p in r.plan.activations[1:]), r.encodings",
         workdir,
     )
 

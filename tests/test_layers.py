@@ -44,6 +44,7 @@ LAYERS = [
     {"graph", "half_scales", "made_scales"},
     {"policies", "passes", "runtime"},
     {
+        "accumulation",
         "calibration",
         "distribution",
         "evaluation",
@@ -76,6 +77,7 @@ NEIGHBOURS = {
     ("feeds", "statistics"),
     ("calibrators", "statistics"),
     ("distribution", "observation"),
+    ("observation", "accumulation"),
     ("float_plan", "plan"),
     ("float_remainder", "observation"),
     ("conversion", "pipeline"),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -264,6 +265,21 @@ def test_observers_are_used_again(observed, tmp_path) -> None:
     assert file_bytes(twice, tmp_path) == file_bytes(collect_statistics(model, plan, feeds), tmp_path)
 
 
+def test_feeds_may_come_in_the_same_memory(observed) -> None:
+    """What is in flight is not what the maker of feeds fills anew."""
+    model, plan = observed
+    feeds = feeds_of(11)
+
+    def refilled() -> Iterator[Feed]:
+        memory = np.empty_like(feeds[0]["x"])
+        for feed in feeds:
+            memory[:] = feed["x"]
+            yield {"x": memory}
+
+    found = collect_statistics(model, plan, refilled(), ObserveOptions(threads=2))
+    assert found.sha256 == collect_statistics(model, plan, feeds, ObserveOptions(threads=1)).sha256
+
+
 def test_temporary_files_go() -> None:
     """Of the optimised model nothing is left behind."""
     before = set(Path(tempfile.gettempdir()).glob("onnxfq-*"))
@@ -302,7 +318,13 @@ def kill_a_worker(done):
                 killed.append(int(entry))
                 return
 
-spread = collect_on_ray(model, plan, feeds, "local", ObserveOptions(progress=kill_a_worker))
+def refilled():
+    memory = np.empty_like(feeds[0]["x"])
+    for feed in feeds:
+        memory[:] = feed["x"]
+        yield {"x": memory}
+
+spread = collect_on_ray(model, plan, refilled(), "local", ObserveOptions(progress=kill_a_worker))
 ray.shutdown()
 spread.save(sys.argv[2])
 collect_statistics(model, plan, feeds).save(sys.argv[3])
@@ -312,7 +334,7 @@ print(len(killed))
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the worker in /proc")
 def test_a_killed_worker_of_a_cluster_loses_nothing(tmp_path) -> None:
-    """The bytes of one process, though a worker died on the way."""
+    """The bytes of one process, though a worker died on the way and every feed came in the same memory."""
     pytest.importorskip("ray", reason="extra ray is not installed")
     onnx.save(narrow_channels(), tmp_path / "m.onnx")
     files = [str(tmp_path / name) for name in ("m.onnx", "ray.npz", "one.npz")]

@@ -370,8 +370,8 @@ def test_block_shapes(tmp_path):
         ),
         (
             "activations: {granularity: per_row}",
-            "activations: granularity per_row of activations needs dynamic: true, for statistics are of "
-            "whole tensors; or use per_tensor",
+            "activations: granularity per_row of activations needs dynamic: true, for every sample has "
+            "rows of its own; or use per_axis or per_tensor",
         ),
         (
             "activations: {dynamic: true, granularity: blocked}",

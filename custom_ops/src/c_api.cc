@@ -4,6 +4,7 @@
 // otherwise. A struct holds what is too much for a list of arguments; runtime/kernels.py mirrors it.
 #include "c_api.h"
 
+#include "cpu/spawned_threads.h"
 #include "dynamic_spec.h"
 #include "fake_quantize_spec.h"
 
@@ -26,6 +27,41 @@ FQ_EXPORT int onnxfq_fake_quantize(const ElementsArg* elements, const float* sca
     onnxfq::cpu::fake_quantize(
         spec.call(elements->x, elements->y, element_type(*elements), scale, zero_point, layout),
         onnxfq::cpu::calling_thread());
+    return "";
+  });
+}
+
+// For training: onnxfq_fake_quantize with halves to even, on `threads` threads, of scales and zero points that are
+// not checked. derivative 1: y receives the derivative by the scale, see Quantity. inside, null or as long as x: 1
+// where x is inside the grid, else 0.
+FQ_EXPORT int onnxfq_fake_quantize_step(const ElementsArg* elements, uint8_t* inside, int32_t derivative,
+                                        int32_t threads, const float* scale, const float* zero_point,
+                                        const int64_t* scale_shape, size_t scale_rank, const char* qtype,
+                                        const BlocksArg* blocks, const char* arithmetic, int64_t saturate, char* error,
+                                        size_t error_size) {
+  return guarded(error, error_size, [&]() -> std::string {
+    onnxfq::FakeQuantizeSpec spec;
+    std::string problem = spec.parse(qtype, "half_even", arithmetic, saturate, blocks_of(*blocks));
+    if (!problem.empty()) return problem;
+    onnxfq::ParamLayout layout;
+    problem = layout.fit(shape_of(*elements), {scale_shape, scale_shape + scale_rank}, spec.blocks);
+    if (!problem.empty()) return problem;
+    onnxfq::FakeQuantizeCall call =
+        spec.call(elements->x, elements->y, element_type(*elements), scale, zero_point, layout);
+    call.inside = inside;
+    if (derivative) call.quantity = onnxfq::Quantity::kDerivativeByScale;
+    onnxfq::cpu::SpawnedThreads spawned{threads};
+    onnxfq::cpu::fake_quantize(call, spawned.threads());
+    return "";
+  });
+}
+
+// For training: y = gradient where inside is 1, gradient times 0 elsewhere.
+FQ_EXPORT int onnxfq_mask_gradient(const float* gradient, const uint8_t* inside, float* y, int64_t count,
+                                   int32_t threads, char* error, size_t error_size) {
+  return guarded(error, error_size, [&]() -> std::string {
+    onnxfq::cpu::SpawnedThreads spawned{threads};
+    onnxfq::cpu::mask_gradient(gradient, inside, y, count, spawned.threads());
     return "";
   });
 }

@@ -49,12 +49,18 @@ FQ_INLINE void with_arithmetic(const Grid& grid, bool fractional, const Round& r
   }
 }
 
+// The same, rounding halves to even whatever the grid's own rounding is.
+template <typename Body>
+FQ_INLINE void with_half_even_quantizers(const Grid& grid, bool fractional, const Body& body) {
+  with_arithmetic<Divide>(grid, fractional, RoundTo<Rounding::kHalfEven>(), body);
+}
+
 // The same, by the grid's own rounding.
 template <typename Body>
 FQ_INLINE void with_quantizers(const Grid& grid, bool fractional, const Body& body) {
   switch (grid.rounding) {
     case Rounding::kHalfEven:
-      return with_arithmetic<Divide>(grid, fractional, RoundTo<Rounding::kHalfEven>(), body);
+      return with_half_even_quantizers(grid, fractional, body);
     case Rounding::kHalfUp: return with_arithmetic<Divide>(grid, fractional, RoundTo<Rounding::kHalfUp>(), body);
     case Rounding::kHalfAway: return with_arithmetic<Divide>(grid, fractional, RoundTo<Rounding::kHalfAway>(), body);
     case Rounding::kHalfDown: return with_arithmetic<Divide>(grid, fractional, RoundTo<Rounding::kHalfDown>(), body);

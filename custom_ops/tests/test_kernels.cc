@@ -3,8 +3,10 @@
 // Whether numbers are right is tested from Python. Here every buffer is exactly as long as it may be, and
 // what can be said without a reference is checked: results lie on the grid, and threads change nothing.
 #include <cmath>
+#include <cstring>
 #include <limits>
 
+#include "../src/cpu/spawned_threads.h"
 #include "cases.h"
 #include "cuda_loops.h"
 
@@ -12,6 +14,33 @@ namespace {
 
 using namespace onnxfq;
 using namespace onnxfq::tests;
+
+// What training takes: values are those without a mask, and where the mask is 0 the derivative is an end of the grid.
+void test_training(const FakeQuantizeSpec& spec, const ParamLayout& layout, const std::vector<float>& x,
+                   const float* scale, const float* zeros) {
+  std::vector<float> y(x.size());
+  std::vector<float> plain(x.size());
+  std::vector<uint8_t> inside(x.size());
+  FakeQuantizeCall call = spec.call(x.data(), plain.data(), ElementType::kFloat32, scale, zeros, layout);
+  cpu::fake_quantize(call, cpu::calling_thread());
+  call.y = y.data();
+  call.inside = inside.data();
+  cpu::SpawnedThreads three{3};
+  cpu::fake_quantize(call, three.threads());
+  require(x.empty() || std::memcmp(y.data(), plain.data(), x.size() * sizeof(float)) == 0, "values beside a mask");
+  call.inside = nullptr;
+  call.quantity = Quantity::kDerivativeByScale;
+  cpu::fake_quantize(call, three.threads());
+  for (size_t i = 0; i < x.size(); ++i) {
+    require(inside[i] <= 1, "mask");
+    const float zero = zeros ? zeros[0] : 0.0f;  // all are equal
+    const float low = (spec.grid.is_float ? -spec.grid.qmax : spec.grid.qmin) - zero;
+    const float high = spec.grid.qmax - zero;
+    require(inside[i] || !std::isfinite(y[i]) || y[i] == low || y[i] == high, "derivative");
+  }
+  cpu::mask_gradient(plain.data(), inside.data(), y.data(), static_cast<int64_t>(x.size()), three.threads());
+  for (size_t i = 0; i < x.size(); ++i) require(!inside[i] || y[i] == plain[i], "masked gradient");
+}
 
 void test_fake_quantize(const Case& c, ElementType element, const char* type, const char* rounding, int saturate) {
   FakeQuantizeSpec spec;
@@ -32,6 +61,7 @@ void test_fake_quantize(const Case& c, ElementType element, const char* type, co
     // In place, on two threads: the same.
     cpu::fake_quantize(spec.call(source.data(), source.data(), element, scale.data(), zeros, layout), two_threads());
     require(source.memory == target.memory, std::string("threads or in place, ") + type + " " + rounding);
+    if (spec.grid.rounding == Rounding::kHalfEven) test_training(spec, layout, x, scale.data(), zeros);
   }
 }
 
@@ -64,6 +94,35 @@ void test_observe(int64_t count) {
   const Statistics one = cpu::observe({x.data(), count, true}, cpu::calling_thread());
   const Statistics two = cpu::observe({x.data(), count, true}, two_threads());
   require(one.bins == two.bins && one.bin_counts == two.bin_counts, "observe");
+}
+
+// Every element is in one group, and threads change nothing; groups behind the last one are left out.
+void test_observe_groups(const Case& c, ElementType element) {
+  const Blocks blocks = blocks_of(c);
+  Shape shape;
+  require(blocks.scale_shape(c.x, shape).empty(), "scale_shape");
+  ParamLayout layout;
+  require(layout.fit(c.x, shape, blocks).empty(), "fit");
+  Elements source(element, values(product(c.x)), 1);
+  const int64_t groups = layout.param_count();
+  const cpu::ObserveGroupsCall call{source.data(), element, &layout, groups, true};
+  const GroupStatistics one = cpu::observe_groups(call, cpu::calling_thread());
+  const GroupStatistics two = cpu::observe_groups(call, two_threads());
+  require(one.keys == two.keys && one.counts == two.counts, "groups: threads");
+  int64_t elements = 0;
+  int64_t finite = 0;
+  for (const Summary& summary : one.summaries) {
+    elements += summary.elements;
+    finite += summary.elements - summary.nans - summary.infinities;
+  }
+  for (int64_t count : one.counts) finite -= count;
+  require(static_cast<int64_t>(one.summaries.size()) == groups, "groups: how many");
+  require(elements == product(c.x) && finite == 0, "groups: counts");
+  if (groups < 2) return;
+  const GroupStatistics first = cpu::observe_groups({source.data(), element, &layout, groups - 1, true}, two_threads());
+  require(static_cast<int64_t>(first.summaries.size()) == groups - 1 && first.keys.size() <= one.keys.size() &&
+              std::equal(first.keys.begin(), first.keys.end(), one.keys.begin()),
+          "groups: the first ones");
 }
 
 // A blocked layout's padding is left out: the same statistics as of the other elements in a row.
@@ -114,6 +173,7 @@ int main() {
           for (int symmetric : {0, 1}) test_dynamic(c, element, type, scale_type, symmetric);
         }
       }
+      test_observe_groups(c, element);
     }
   }
   for (int64_t count : {0, 1, 15, 16, 17, 1000, 100003}) test_observe(count);

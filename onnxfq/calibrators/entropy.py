@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibrators.grid_error import Density
+from onnxfq.calibrators.grid_error import CHUNK, Density
 from onnxfq.calibrators.linear import linear_histogram, magnitude_histogram
 from onnxfq.spec import QuantSpec
 from onnxfq.statistics import TensorStatistics
@@ -63,9 +63,9 @@ def least_divergence(counts: Array, levels: int, most_outside: float) -> int:
     counts = counts.copy()
     counts[0] = counts[1]
     ends = np.arange(counts.size, min(levels, counts.size) - 1, -1)
-    found = divergences(counts, np.zeros_like(ends), ends, levels)
     outside = counts.sum() - np.cumsum(counts)[ends - 1]
-    return int(ends[_least(found, outside, most_outside * counts.sum())])
+    ends = ends[_allowed(outside, most_outside * counts.sum())]
+    return int(ends[np.argmin(divergences(counts, np.zeros_like(ends), ends, levels))])
 
 
 def least_divergent_pair(counts: Array, zero: int, levels: int, most_outside: float) -> tuple[int, int]:
@@ -95,16 +95,18 @@ def least_divergent_pair(counts: Array, zero: int, levels: int, most_outside: fl
         # Of equals the widest.
         pairs = pairs[np.argsort(pairs[:, 0] - pairs[:, 1], kind="stable")]
         outside = total[-1] - (total[pairs[:, 1]] - total[pairs[:, 0]])
+        pairs = pairs[_allowed(outside, most_outside * total[-1])]
         found = divergences(counts, pairs[:, 0], pairs[:, 1], levels)
-        start, end = map(int, pairs[_least(found, outside, most_outside * total[-1])])
+        start, end = map(int, pairs[np.argmin(found)])
         if step <= 1.0:
             return start, end
         step, reach = max(step / 4, 1.0), 6
 
 
-def _least(found: Array, outside: Array, most: float) -> int:
+def _allowed(outside: Array, most: float) -> NDArray[np.bool_]:
+    """Tell which candidates leave few enough values outside; the full range leaves none there."""
     # Sums of counts in another order differ in the last bits.
-    return int(np.argmin(np.where(outside > most * (1.0 + 1e-12), np.inf, found)))
+    return np.asarray(outside <= most * (1.0 + 1e-12))
 
 
 def divergences(counts: Array, starts: Bins, ends: Bins, levels: int) -> Array:
@@ -113,6 +115,13 @@ def divergences(counts: Array, starts: Bins, ends: Bins, levels: int) -> Array:
     Level k of Q begins at the first bin that begins at or after k / levels of the range. Infinite where
     values would be put on a bin that Q leaves empty.
     """
+    size = max(CHUNK // levels, 1)
+    parts = [slice(at, at + size) for at in range(0, starts.size, size)]
+    found = [_divergences(counts, starts[part], ends[part], levels) for part in parts]
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def _divergences(counts: Array, starts: Bins, ends: Bins, levels: int) -> Array:
     total = np.concatenate([[0.0], np.cumsum(counts)])
     occupied = np.concatenate([[0.0], np.cumsum(counts > 0)])
     information = np.concatenate([[0.0], np.cumsum(_xlogx(counts))])

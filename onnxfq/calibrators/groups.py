@@ -1,17 +1,20 @@
-"""The calibrated range of each group of a constant's elements: its channels, its blocks, or all of it."""
+"""The calibrated range of each group of elements: channels, blocks, or all of a constant."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibrators import calibrator_by_name
+from onnxfq.calibrators.grid_error import Density, grid_error
 from onnxfq.granularity import normalize_axis
+from onnxfq.metrics import ratio_db
 from onnxfq.spec import QuantSpec
-from onnxfq.statistics import TensorStatistics
+from onnxfq.statistics import GroupStatistics, TensorStatistics
 
 
 def group_ranges(
@@ -30,6 +33,34 @@ def group_ranges(
         ranges = [method(_as_feed(group), spec) for group in _groups(values, sizes)]
         ends = list(np.asarray(ranges, np.float64).reshape(-1, 2).T)
     return ends[0].reshape(shape), ends[1].reshape(shape)
+
+
+def observed_ranges(
+    statistics: GroupStatistics, spec: QuantSpec
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return (rmin, rmax) in the shape of a scale of an activation: each group is calibrated by itself.
+
+    A group that had no finite value gets the range [0, 0].
+    """
+    if spec.calibrator == "minmax":
+        ends = statistics.ranges.astype(np.float64)
+    else:
+        method = calibrator_by_name(spec.calibrator)
+        ends = np.asarray([method(one, spec) for one in statistics.each()], np.float64).reshape(-1, 2)
+    ends = np.where(np.isfinite(ends), ends, 0.0)
+    return ends[:, 0].reshape(statistics.shape), ends[:, 1].reshape(statistics.shape)
+
+
+def group_sqnr_db(
+    statistics: GroupStatistics, rmin: NDArray[np.float64], rmax: NDArray[np.float64], spec: QuantSpec
+) -> float:
+    """Return the signal to quantization noise in dB, over all groups, that the grids of their ranges give."""
+    power = noise = 0.0
+    for one, low, high in zip(statistics.each(), rmin.ravel(), rmax.ravel(), strict=True):
+        density = Density.of(one)
+        power += density.power
+        noise += float(grid_error(density, np.asarray([low]), np.asarray([high]), spec)[0])
+    return ratio_db(power, noise)
 
 
 def _group_sizes(shape: Sequence[int], spec: QuantSpec) -> tuple[int, ...]:
@@ -53,6 +84,13 @@ def _groups(values: NDArray[np.float32], sizes: Sequence[int]) -> Iterator[NDArr
 def _reduced(end: np.ufunc, values: NDArray[np.float32], sizes: Sequence[int]) -> NDArray[np.float32]:
     """Return the smallest or largest element of each group."""
     nothing = np.inf if end is np.minimum else -np.inf
+    # Axes that lie whole in a group, one behind the other in memory, are one: short ones are slow.
+    first = values.ndim
+    while first and (sizes[first - 1] >= values.shape[first - 1] > 0 or sizes[first - 1] == 0):
+        first -= 1
+    if first < values.ndim:
+        values = values.reshape(*values.shape[:first], prod(values.shape[first:]))
+        sizes = (*sizes[:first], values.shape[-1])
     for axis, (n, size) in enumerate(zip(values.shape, sizes, strict=True)):
         if size >= n > 0 or size == 0:
             values = end.reduce(values, axis=axis, keepdims=True, initial=nothing)

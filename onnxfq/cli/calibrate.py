@@ -11,9 +11,8 @@ from onnxfq import calibration
 from onnxfq.calibrators import calibrator_by_name
 from onnxfq.cli.console import say
 from onnxfq.cli.options import CalibratorOption, ModelArgument, OutputOption, PlanOption, QuietOption
-from onnxfq.files import check_writable, write_text
+from onnxfq.files import check_output, write_text
 from onnxfq.graph.load import load
-from onnxfq.graph.save import refuse_overwriting_input
 from onnxfq.plan import Plan
 from onnxfq.reporting.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
 from onnxfq.statistics import Statistics
@@ -43,8 +42,7 @@ def calibrate(
     """Write the encodings (JSON): scale and zero point of every quantized tensor."""
     for written in (output, table_csv):
         if written is not None:
-            refuse_overwriting_input(written, model, plan, statistics)
-            check_writable(written)
+            check_output(written, model, plan, statistics)
     if calibrator is not None:
         calibrator_by_name(calibrator)
     decided, observed = Plan.load(plan), Statistics.load(statistics)

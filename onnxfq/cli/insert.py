@@ -11,9 +11,9 @@ import typer
 from onnxfq.cli.console import say
 from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption, QuietOption
 from onnxfq.encoding import Encodings
-from onnxfq.files import check_writable
+from onnxfq.files import check_output
 from onnxfq.graph.load import load
-from onnxfq.graph.save import refuse_overwriting_input, save
+from onnxfq.graph.save import save
 from onnxfq.graph.scratch import Scratch, weights_in
 from onnxfq.graph.stored import is_large
 from onnxfq.pipeline import insert_fake_quantize, insert_qdq
@@ -47,8 +47,7 @@ def insert(
     """Write the quantized model."""
     if switchable and form is Form.qdq:
         raise typer.BadParameter("--switchable needs --as fakequant; standard Q/DQ nodes cannot be switched")
-    refuse_overwriting_input(output, model, plan, encodings)
-    check_writable(output)
+    check_output(output, model, plan, encodings)
     planned, encoded = Plan.load(plan), Encodings.load(encodings)
     loaded = load(model, planned.existing)
     with weights_in(Scratch(output.parent) if is_large(loaded.proto) else None):

@@ -10,8 +10,7 @@ import typer
 
 from onnxfq.cli.console import say
 from onnxfq.cli.options import OutputOption, QuietOption
-from onnxfq.files import check_writable
-from onnxfq.graph.save import refuse_overwriting_input
+from onnxfq.files import check_output
 from onnxfq.statistics import Statistics
 
 
@@ -24,8 +23,7 @@ def merge_statistics(
     quiet: QuietOption = False,
 ) -> None:
     """Write the statistics of all data sets together; the order of FILEs does not matter."""
-    refuse_overwriting_input(output, *parts)
-    check_writable(output)
+    check_output(output, *parts)
     merged = reduce(Statistics.merge, (Statistics.load(part) for part in parts))
     merged.save(output)
     say(f"merged     {len(parts)} files: {len(merged.tensors)} tensors over {merged.feeds} feeds", quiet)

@@ -22,9 +22,8 @@ from onnxfq.cli.options import (
 from onnxfq.distribution import collect_on_ray
 from onnxfq.errors import StatisticsError
 from onnxfq.feeds import DataOptions
-from onnxfq.files import check_writable
+from onnxfq.files import check_output
 from onnxfq.graph.load import load
-from onnxfq.graph.save import refuse_overwriting_input
 from onnxfq.observation import (
     DEFAULT_MEMORY,
     ObservationInterrupted,
@@ -72,8 +71,7 @@ def observe(
     quiet: QuietOption = False,
 ) -> None:
     """Write the statistics that every calibrator works from (.stats.npz): one pass serves all."""
-    refuse_overwriting_input(output, model, data, *([] if plan is None else [plan]))
-    check_writable(output)
+    check_output(output, model, data, plan)
     start = _interrupted(output) if resume else None
     if plan is None:
         loaded = load(model)

@@ -12,9 +12,8 @@ from onnxfq.cli.options import (
     RequantizeOption,
     asked_recipe,
 )
-from onnxfq.files import check_writable
+from onnxfq.files import check_output
 from onnxfq.graph.load import load
-from onnxfq.graph.save import refuse_overwriting_input
 from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE
 from onnxfq.reporting.text import plan_summary
@@ -29,8 +28,7 @@ def plan(
     quiet: QuietOption = False,
 ) -> None:
     """Write a plan: a JSON file that a person can read, edit and feed back."""
-    refuse_overwriting_input(output, model)
-    check_writable(output)
+    check_output(output, model)
     chosen = asked_recipe(recipe, keep_existing, requantize)
     loaded = load(model, chosen.existing)
     made = make_plan(loaded, chosen)

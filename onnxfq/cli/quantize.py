@@ -29,9 +29,9 @@ from onnxfq.cli.options import (
 from onnxfq.documents import write_document
 from onnxfq.errors import OutputError
 from onnxfq.feeds import DataOptions
-from onnxfq.files import check_writable
+from onnxfq.files import check_output, check_writable
 from onnxfq.float_plan import FloatName, FloatOptions
-from onnxfq.graph.save import refuse_overwriting_input, save
+from onnxfq.graph.save import save
 from onnxfq.recipe import DEFAULT_RECIPE
 from onnxfq.reporting.html import write_report
 from onnxfq.reporting.text import quantize_summary
@@ -90,8 +90,7 @@ def quantize(
 ) -> None:
     """Quantize MODEL with DATA, compare it with the float model and write it with Q/DQ nodes."""
     if report is not None:
-        refuse_overwriting_input(report, model, output, *(part for part in (data, statistics) if part))
-        check_writable(report)
+        check_output(report, model, output, data, statistics)
     if artifacts is not None:
         _check_folder(artifacts)
     chosen = asked_recipe(recipe, keep_existing, requantize)

@@ -22,8 +22,12 @@ from onnxfq.metrics import ErrorSums
 from onnxfq.pipeline import RunOptions, open_feeds
 from onnxfq.text_table import table_lines
 
-TOLERANCE_DB = 40.0
-"""SQNR below which two tensors differ: an error of 1 % of their size. Rounding flips cost less."""
+TOLERANCE_DB = 20.0
+"""SQNR below which two tensors differ: an error of 10 % of their size.
+
+Two right kernels that round at other places differ in a few values by one step, and each layer behind makes
+more of them: 40 dB a few layers down, 26 dB at the end of a residual network of 20 layers in float16.
+"""
 
 FEEDS = 4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxfq.feeds.archives import read_npz
 from onnxfq.feeds.digest import DataDigest, sample_digest
-from onnxfq.feeds.feeds import DEFAULT_BATCH, Feeds
+from onnxfq.feeds.feeds import DEFAULT_BATCH, Feeds, owned
 from onnxfq.feeds.inputs import Feed, InputSpec, sample_count
 from onnxfq.feeds.options import DataOptions
 from onnxfq.feeds.sources import Data
@@ -17,6 +17,7 @@ __all__ = [
     "Feed",
     "Feeds",
     "InputSpec",
+    "owned",
     "read_npz",
     "sample_count",
     "sample_digest",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+import numpy as np
 
 from onnxfq.errors import DataError
 from onnxfq.feeds.batches import add_batch_axis, first_samples, fixed_runs, rebatch
@@ -20,6 +22,15 @@ DEFAULT_BATCH = 1
 """Samples a run where the model leaves the batch axis open: alone, no sample hangs on its neighbours."""
 
 
+def owned(feeds: Iterable[Feed]) -> Iterator[Feed]:
+    """Yield `feeds` with arrays that stay as they are: copies, but of what says that it is lasting."""
+    if getattr(feeds, "lasting", False):
+        yield from feeds
+        return
+    for feed in feeds:
+        yield {name: np.array(array) for name, array in feed.items()}
+
+
 class Feeds:
     """Checked feeds for one model; iterating yields {input name: array} that fit its inputs.
 
@@ -27,6 +38,9 @@ class Feeds:
     came in; a feed may have less where shapes change and at the end. Otherwise they are as given.
     Every iteration is a pass over the data; what can be gone through once only refuses a second pass.
     """
+
+    lasting = True
+    """What `owned` asks: nobody fills the arrays of a feed anew."""
 
     def __init__(
         self, data: Data, inputs: Inputs, batch: int = DEFAULT_BATCH, options: DataOptions | None = None

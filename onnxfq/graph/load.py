@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import google.protobuf.message
@@ -163,7 +164,9 @@ def _read(path: Path) -> tuple[onnx.ModelProto, hashlib._Hash, set[str]]:
                         digest.update(part)
                 return proto, digest, inside
         content = path.read_bytes()
-        return onnx.ModelProto.FromString(content), hashlib.sha256(content), set()
+        with ThreadPoolExecutor(1) as beside:  # hashing lets go of the interpreter
+            hashed = beside.submit(hashlib.sha256, content)
+            return onnx.ModelProto.FromString(content), hashed.result(), set()
     except FileNotFoundError:
         raise ModelError(f"no such file: {path}; check the path") from None
     except OSError as fault:
@@ -205,6 +208,7 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
             raise _not_text(source)
         _check_types(proto.graph, source)
         _check_sizes(proto.graph, source)
+        _raise_ir_version(proto)
         without_stored(proto, _checked)
     except UnicodeDecodeError:
         raise _not_text(source) from None
@@ -245,6 +249,16 @@ def _check_sizes(graph: onnx.GraphProto, source: str) -> None:
                 f"{source} is damaged: {tensor.name!r} has {have} bytes, and its shape {list(tensor.dims)} "
                 f"needs {want}; export it again"
             )
+
+
+def _raise_ir_version(proto: onnx.ModelProto) -> None:
+    """Call a model of IR version 3 what it is when it has constants that are no inputs, as 4 allows.
+
+    onnxruntime's quantizer writes such files, and onnxruntime runs them.
+    """
+    inputs = {value.name for value in proto.graph.input}
+    if 0 < proto.ir_version < 4 and any(tensor.name not in inputs for tensor in proto.graph.initializer):
+        proto.ir_version = 4
 
 
 def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:

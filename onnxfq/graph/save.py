@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from onnxfq.documents import one_line
-from onnxfq.errors import ModelError, OutputError
+from onnxfq.errors import ModelError
 from onnxfq.files import check_writable, replacing
 from onnxfq.graph import stored
 from onnxfq.graph.stored import chunks, is_stored, large_tensors, referring, weight_bytes, without_stored
@@ -101,10 +101,3 @@ def _write_data(tensors: list[onnx.TensorProto], path: Path) -> dict[str, tuple[
                 stream.write(part)
             places[tensor.name] = (start, stream.tell() - start)
     return places
-
-
-def refuse_overwriting_input(output: str | Path, *inputs: object) -> None:
-    """Raise OutputError when `output` is the same file as one of `inputs` that are paths."""
-    for source in inputs:
-        if isinstance(source, (str, Path)) and Path(output).resolve() == Path(source).resolve():
-            raise OutputError(f"output {output} is the input itself; give another file name")

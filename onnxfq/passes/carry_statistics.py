@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxfq.errors import PlanError
 from onnxfq.graph.analysis import bodies, scopes
 from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
@@ -25,13 +27,43 @@ from onnxfq.statistics import BIN_COUNT
 RESULTS = ("range", "counts", "bins", "bin_counts")
 DTYPES = (np.float32, np.int64, np.int32, np.int64)
 
-_NOTHING: dict[str, NDArray[Any]] = {
-    "range": np.asarray([np.inf, -np.inf], np.float32),
-    "counts": np.zeros(4, np.int64),
-    "bins": np.zeros(0, np.int32),
-    "bin_counts": np.zeros(0, np.int64),
-}
-"""The identity of merging statistics."""
+MOST_STATE_BYTES = 64 << 20
+"""What a histogram may take that a Loop or Scan carries, and copies, from one iteration to the next."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """An observed tensor. groups: how many groups of it have statistics of their own; None: it as a whole."""
+
+    name: str
+    groups: int | None
+
+    @staticmethod
+    def of(name: str, shape: tuple[int, ...] | None) -> Observed:
+        """Take a tensor whose scales have `shape`; None: as a whole."""
+        return Observed(name, None if shape is None else prod(shape))
+
+    @property
+    def shapes(self) -> tuple[list[Any] | None, ...]:
+        """The shapes of RESULTS; None is a number that only the run tells."""
+        each = [] if self.groups is None else [self.groups]
+        return [*each, 2], [*each, 4], None, None
+
+    @property
+    def bins(self) -> int:
+        """How many bins a histogram without gaps has, that of each group behind the one before."""
+        return BIN_COUNT * (1 if self.groups is None else self.groups)
+
+    def nothing(self) -> dict[str, NDArray[Any]]:
+        """Return the identity of merging, by the names of RESULTS."""
+        limits, counts, *_ = self.shapes
+        assert limits is not None and counts is not None, "these two are known"
+        return {
+            "range": np.broadcast_to(np.asarray([np.inf, -np.inf], np.float32), limits),
+            "counts": np.zeros(counts, np.int64),
+            "bins": np.zeros(0, np.int32),
+            "bin_counts": np.zeros(0, np.int64),
+        }
 
 
 @dataclass(frozen=True)
@@ -54,31 +86,35 @@ def holders(graph: gs.Graph) -> dict[int, _Holder]:
 
 
 def carry_out(
-    editor: Editor, around: dict[int, _Holder], scope: gs.Graph, results: Sequence[gs.Variable], name: str
+    editor: Editor,
+    around: dict[int, _Holder],
+    scope: gs.Graph,
+    results: Sequence[gs.Variable],
+    observed: Observed,
 ) -> Sequence[gs.Variable]:
-    """Return variables of the main graph that hold `results`, of an observer in `scope`.
+    """Return variables of the main graph that hold `results`, of an observer of `observed` in `scope`.
 
-    around: of `holders`. name: of the observed tensor, to name what is added.
+    around: of `holders`. Raises PlanError where a state would be too large to carry.
     """
     holder = around.get(id(scope))
     while holder is not None:
         carry = _through_if if holder.node.op == "If" else _through_iterations
-        results = carry(editor, holder, results, name)
+        results = carry(editor, holder, results, observed)
         holder = around.get(id(holder.scope))
     return results
 
 
 def _through_if(
-    editor: Editor, holder: _Holder, results: Sequence[gs.Variable], name: str
+    editor: Editor, holder: _Holder, results: Sequence[gs.Variable], observed: Observed
 ) -> list[gs.Variable]:
-    outer = _results(editor, f"{name}/observe/outer")
+    outer = _results(editor, observed, "outer")
     for body in bodies(holder.node).values():
         if body is holder.body:
             body.outputs.extend(results)
             continue
-        nothing = _results(editor, f"{name}/observe/nothing")
+        nothing = _results(editor, observed, "nothing")
         for kind, given in zip(RESULTS, nothing, strict=True):
-            value = _constant(editor, f"nothing/{kind}", _NOTHING[kind])
+            value = _nothing(editor, observed, kind)
             editor.append(body, [gs.Node("Identity", given.name, inputs=[value], outputs=[given])])
         body.outputs.extend(nothing)
     holder.node.outputs.extend(outer)
@@ -86,17 +122,21 @@ def _through_if(
 
 
 def _through_iterations(
-    editor: Editor, holder: _Holder, results: Sequence[gs.Variable], name: str
+    editor: Editor, holder: _Holder, results: Sequence[gs.Variable], observed: Observed
 ) -> list[gs.Variable]:
-    node, body = holder.node, holder.body
-    given, merged, final = (
-        _state(editor, f"{name}/observe/{what}") for what in ("before", "merged", "final")
-    )
+    node, body, name = holder.node, holder.body, observed.name
+    if observed.groups is not None and 8 * observed.bins > MOST_STATE_BYTES:
+        raise PlanError(
+            f"tensor {name!r} has {observed.groups} groups, and the {node.op} {node.name!r} around it would "
+            f"carry {8 * observed.bins >> 20} MB of their statistics, more than {MOST_STATE_BYTES >> 20}; "
+            "use per_tensor or larger blocks"
+        )
+    given, merged, final = (_state(editor, observed, what) for what in ("before", "merged", "final"))
     editor.append(body, _merge(editor, given, results, merged, name))
     start = [
-        _constant(editor, "nothing/range", _NOTHING["range"]),
-        _constant(editor, "nothing/counts", _NOTHING["counts"]),
-        _constant(editor, "nothing/histogram", np.zeros(BIN_COUNT, np.int64)),
+        _nothing(editor, observed, "range"),
+        _nothing(editor, observed, "counts"),
+        _constant(editor, _numbered("nothing/histogram", observed), np.zeros(observed.bins, np.int64)),
     ]
     # Both have states first and then what is scanned: Loop after the trip count and the condition.
     if node.op == "Loop":
@@ -109,7 +149,7 @@ def _through_iterations(
     _insert(body.inputs, before + states, given)
     _insert(body.outputs, after + states, merged)
     _insert(node.outputs, states, final)
-    outer = _results(editor, f"{name}/observe/outer")
+    outer = _results(editor, observed, "outer")
     rank = editor.variable(f"{name}/observe/positions")
     axis = _constant(editor, "axis0", np.asarray([0], np.int64))
     wide = editor.variable(f"{name}/observe/wide_bins")
@@ -153,18 +193,28 @@ def _merge(
     ]
 
 
-def _results(editor: Editor, name: str) -> list[gs.Variable]:
-    made = [editor.variable(f"{name}/{result}") for result in RESULTS]
-    for variable, dtype, shape in zip(made, DTYPES, ([2], [4], None, None), strict=True):
+def _results(editor: Editor, observed: Observed, what: str) -> list[gs.Variable]:
+    made = [editor.variable(f"{observed.name}/observe/{what}/{result}") for result in RESULTS]
+    for variable, dtype, shape in zip(made, DTYPES, observed.shapes, strict=True):
         variable.dtype, variable.shape = dtype, shape
     return made
 
 
-def _state(editor: Editor, name: str) -> list[gs.Variable]:
-    made = [editor.variable(f"{name}/{part}") for part in ("range", "counts", "histogram")]
-    for variable, dtype, size in zip(made, (np.float32, np.int64, np.int64), (2, 4, BIN_COUNT), strict=True):
-        variable.dtype, variable.shape = dtype, [size]
+def _state(editor: Editor, observed: Observed, what: str) -> list[gs.Variable]:
+    parts = ("range", "counts", "histogram")
+    made = [editor.variable(f"{observed.name}/observe/{what}/{part}") for part in parts]
+    shapes = (*observed.shapes[:2], [observed.bins])
+    for variable, dtype, shape in zip(made, (np.float32, np.int64, np.int64), shapes, strict=True):
+        variable.dtype, variable.shape = dtype, shape
     return made
+
+
+def _nothing(editor: Editor, observed: Observed, kind: str) -> gs.Constant:
+    return _constant(editor, _numbered(f"nothing/{kind}", observed), observed.nothing()[kind])
+
+
+def _numbered(name: str, observed: Observed) -> str:
+    return name if observed.groups is None else f"{name}/{observed.groups}"
 
 
 def _constant(editor: Editor, name: str, values: NDArray[Any]) -> gs.Constant:

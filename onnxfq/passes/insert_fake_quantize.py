@@ -13,7 +13,7 @@ from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.numerics import fake_quantize
-from onnxfq.passes.custom_domain import custom_node, import_domain
+from onnxfq.passes.custom_domain import block_attributes, custom_node, import_domain
 from onnxfq.passes.insert_qdq import check_encodings
 from onnxfq.passes.one_axis_blocks import one_axis
 from onnxfq.passes.pass_base import Pass
@@ -81,7 +81,7 @@ def _insert_node(
     node = custom_node(
         op,
         f"{name}/fq",
-        attrs=attrs | _block_attributes(encoding),
+        attrs=attrs | block_attributes(encoding.spec),
         inputs=[tensor, *(params if enabled else _without_empty(params)), *enabled],
         outputs=[rounded],
     )
@@ -109,14 +109,6 @@ def _dynamic(editor: Editor, name: str, encoding: Encoding) -> _Operator:
         shared = editor.constant(f"{name}/global_scale", lambda n: make_constant(n, value))
     attrs = {"qtype": str(spec.qtype), "scale_type": spec.scale_type, "symmetric": int(spec.symmetric)}
     return "DynamicFakeQuantize", attrs, [shared]
-
-
-def _block_attributes(encoding: Encoding) -> dict[str, Any]:
-    return {
-        key: list(value) if key == "block_shape" else value
-        for key, value in encoding.spec.blocks.items()
-        if value is not None
-    }
 
 
 def _without_empty(params: list[gs.Tensor]) -> list[gs.Tensor]:

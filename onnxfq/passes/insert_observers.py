@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.errors import PlanError
+from onnxfq.errors import PlanError, SpecError
+from onnxfq.granularity import PerTensor, open_axis
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.passes.carry_statistics import DTYPES, RESULTS, carry_out, holders
-from onnxfq.passes.custom_domain import custom_node, import_domain
+from onnxfq.passes.carry_statistics import DTYPES, RESULTS, Observed, carry_out, holders
+from onnxfq.passes.custom_domain import block_attributes, custom_node, import_domain
 from onnxfq.passes.pass_base import Pass
-from onnxfq.plan import Plan
+from onnxfq.plan import Placement, Plan
+from onnxfq.statistics.groups import MOST_GROUPS
 
 OBSERVE_OUTPUTS = RESULTS
-_SHAPES = ((2,), (4,), None, None)
 
 
 def observe_output(tensor: str, output: str) -> str:
@@ -23,9 +25,38 @@ def observe_output(tensor: str, output: str) -> str:
     return f"{tensor}/observe/{output}"
 
 
+def observed_groups(placement: Placement, tensor: gs.Tensor) -> tuple[int, ...] | None:
+    """Return the shape of a scale of the placed activation; None where it is observed as a whole.
+
+    Raises PlanError where the number of groups is open, or larger than an observer takes.
+    """
+    granularity, shape = placement.spec.observed_granularity, tensor.shape
+    if granularity == PerTensor():
+        return None
+    where = f"tensor {placement.tensor!r} is {granularity}"
+    if shape is None:
+        raise PlanError(f"{where}, and its rank is not known; remove axis and block sizes from the plan")
+    try:
+        axis = open_axis(granularity, shape)
+        if axis is not None:
+            raise PlanError(
+                f"{where}, and its axis {axis} is open: every group needs statistics of its own; fix that "
+                "dimension, or remove axis and block sizes from the plan"
+            )
+        groups = granularity.param_shape([n if isinstance(n, int) else 1 for n in shape])
+    except SpecError as error:
+        raise PlanError(f"{where}: {error}") from None
+    if prod(groups) > MOST_GROUPS:
+        raise PlanError(f"{where}: {prod(groups)} groups, {MOST_GROUPS} are the most; give larger blocks")
+    return groups
+
+
 @dataclass(frozen=True)
 class InsertObservers(Pass):
-    """Observe every activation of `plan`, in bodies too. The model's own outputs go: none is read."""
+    """Observe every activation of `plan`, in bodies too. The model's own outputs go: none is read.
+
+    What the plan quantizes by axis or in blocks is observed so, each group by itself.
+    """
 
     plan: Plan
 
@@ -42,18 +73,16 @@ class InsertObservers(Pass):
             tensor = editor.tensor(placement)
             scope = editor.scope_of(tensor)
             name = placement.tensor
+            observed = Observed.of(name, observed_groups(placement, tensor))
             own = name if scope is graph else f"{name}/inside"
             made = [
-                gs.Variable(
-                    observe_output(own, result),
-                    dtype,
-                    [f"{name}/{result}"] if shape is None else shape,
-                )
-                for result, dtype, shape in zip(OBSERVE_OUTPUTS, DTYPES, _SHAPES, strict=True)
+                gs.Variable(observe_output(own, result), dtype, shape or [f"{name}/{result}"])
+                for result, dtype, shape in zip(OBSERVE_OUTPUTS, DTYPES, observed.shapes, strict=True)
             ]
-            node = custom_node("Observe", f"{name}/observe", inputs=[tensor], outputs=made)
+            attrs = {} if observed.groups is None else block_attributes(placement.spec)
+            node = custom_node("Observe", f"{name}/observe", attrs=attrs, inputs=[tensor], outputs=made)
             editor.insert_after(tensor, [node])
-            carried = carry_out(editor, around, scope, made, name)
+            carried = carry_out(editor, around, scope, made, observed)
             for result, variable in zip(OBSERVE_OUTPUTS, carried, strict=True):
                 variable.name = observe_output(name, result)
             outputs += carried

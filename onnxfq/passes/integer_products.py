@@ -146,11 +146,16 @@ class _Rewriter:
         return operands, ""
 
     def _pair(self, tensor: str) -> tuple[onnx.NodeProto | None, Sequence[int] | None]:
-        """Return the DQ that gives `tensor`, and the order of a Transpose between."""
-        maker, order = self.makers.get(tensor), None
-        if maker is not None and maker.op_type == "Transpose":
-            order = next((list(a.ints) for a in maker.attribute if a.name == "perm"), None)
-            maker = self.makers.get(maker.input[0]) if order is not None else None
+        """Return the DQ that gives `tensor`, and the order of a Transpose between; Casts of floats pass."""
+        order: Sequence[int] | None = None
+        maker = self.makers.get(tensor)
+        while maker is not None and maker.op_type in ("Cast", "Transpose"):
+            if maker.op_type == "Transpose":
+                perm = next((list(a.ints) for a in maker.attribute if a.name == "perm"), None)
+                if perm is None or order is not None:
+                    return None, None
+                order = perm
+            maker = self.makers.get(maker.input[0])
         return (maker, order) if maker is not None and maker.op_type == "DequantizeLinear" else (None, None)
 
     def _operand(self, pair: onnx.NodeProto) -> tuple[_Operand | None, str]:

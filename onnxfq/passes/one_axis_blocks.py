@@ -35,15 +35,15 @@ def needs_blocks(encoding: Encoding) -> bool:
     spec, params = encoding.spec, encoding.param_shape
     if spec.block_shape is None:
         return spec.block_size is not None
-    varying = [axis for axis, count in enumerate(params) if count > 1]
-    return len(varying) > 1 or any(spec.block_shape[axis] != 1 for axis in varying)
+    return sum(count > 1 for count in params) > 1
 
 
 def one_axis(encoding: Encoding, shape: Sequence[Any] | None) -> OnnxParams:
     """Return the parameters of `encoding` for a tensor of `shape` in ONNX's granularities.
 
-    N-D blocks become blocks along the axis that leaves the fewest scales; along the others each scale is
-    repeated for every index of its block. Every element keeps its own scale, so nothing changes in value.
+    N-D blocks that change along one axis only become a scale for each index of that axis, any others blocks
+    along the axis that leaves the fewest scales; along the others each scale is repeated for every index of
+    its block. Every element keeps its own scale, so nothing changes in value.
     Raises PlanError when a dimension along which scales must be repeated is not fixed.
     """
     spec = encoding.spec
@@ -54,7 +54,16 @@ def one_axis(encoding: Encoding, shape: Sequence[Any] | None) -> OnnxParams:
     if not varying:
         return OnnxParams(scale.reshape(()), zero_point.reshape(()), None, None)
     if not needs_blocks(encoding):
-        return OnnxParams(scale.ravel(), zero_point.ravel(), varying[0], None)
+        (axis,) = varying
+        size = None if shape is None else shape[axis]
+        (size,) = _fixed(encoding.tensor, [size])
+        block = spec.block_shape[axis]
+        return OnnxParams(
+            repeat_blocks(scale.ravel(), block, 0, size),
+            repeat_blocks(zero_point.ravel(), block, 0, size),
+            axis,
+            None,
+        )
     sizes = _fixed(encoding.tensor, shape)
     blocks = [size if b == -1 else b for b, size in zip(spec.block_shape, sizes, strict=True)]
     axis = max(range(len(sizes)), key=lambda d: sizes[d] / scale.shape[d])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from onnxfq.deployed import deployed_qtype
+from onnxfq.granularity import PerTensor
 from onnxfq.plan import Placement
 from onnxfq.policies.target import Operands, TargetPolicy
 from onnxfq.spec import QuantSpec
@@ -9,6 +11,10 @@ from onnxfq.spec import QuantSpec
 # onnxruntime 1.31.1 has QuantizeLinear for integers of 2, 4, 8 and 16 bits and for the float8 types.
 _NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
 
+
+# With uint8 inputs these are fused above ORT_ENABLE_BASIC, however many scales the input has, and the fused
+# kernels (QLinearConv, QLinearMatMul, MatMulIntegerToFloat) fail unless it is one: tried on 1.31.1.
+_ONE_SCALE_FUSED = ("Conv", "MatMul")
 
 # The one form of DynamicQuantizeLinear.
 _DYNAMIC = QuantSpec(qtype="uint8", symmetric=False, dynamic=True)
@@ -24,6 +30,21 @@ def _refuses(placement: Placement, operands: Operands) -> str:
         return (
             f"ONNX Runtime has dynamic scales for {_DYNAMIC} only, not {spec}; use recipe "
             "onnxruntime-uint8-dynamic, dynamic: false, or target simulation"
+        )
+    return _refuses_groups(placement, operands)
+
+
+def _refuses_groups(placement: Placement, operands: Operands) -> str:
+    """Return why an activation cannot have several scales that are constants of the model."""
+    spec, carrier = placement.spec, deployed_qtype(placement.spec.qtype)
+    if placement.role != "activation" or spec.observed_granularity == PerTensor():
+        return ""
+    if carrier is not None and carrier is not spec.qtype:
+        return f"{spec.qtype} activations are clipped per tensor; use {carrier}, or per_tensor"
+    if spec.qtype.name == "uint8" and operands.node.op in _ONE_SCALE_FUSED:
+        return (
+            f"ONNX Runtime's kernels of {operands.node.op} take one scale of a uint8 input; use qtype: int8, "
+            "granularity: per_tensor, or target simulation"
         )
     return ""
 

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from math import prod
 
+import onnx_graphsurgeon as gs
+
 from onnxfq.deployed import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
+from onnxfq.granularity import PerTensor
 from onnxfq.plan import Placement
 from onnxfq.policies.target import Operands, TargetPolicy
 from onnxfq.qtypes import QType
 
 LARGEST_FLOAT8_KERNEL = 32
 """Elements of a Conv kernel window, 5 x 5 and less: above, the builder has no float8 kernel."""
+
+ONE_ROW_INT8 = (1024, 512)
+"""Largest K and N of int8 weights that stay int8 where one row is multiplied and activations are float.
+
+Tried one by one on TensorRT for RTX 1.7.1; two rows and more, an open number of them, and int4 have no limit.
+"""
 
 _BOTH_SIDES = ("int8", "float8e4m3fn")
 _MULTIPLIED = ("MatMul", "Gemm")
@@ -33,6 +42,8 @@ def _refuses(placement: Placement, operands: Operands) -> str:
         nearest = "float8e4m3fn" if spec.qtype.is_float else "int8"
         carried = "" if base == spec.qtype.base else f", which {spec.qtype} needs"
         return f"TensorRT has no {base} tensors{carried}; use {nearest}"
+    if placement.role == "activation" and spec.granularity != PerTensor():
+        return "TensorRT takes one scale of an activation; use granularity: per_tensor, or target onnxruntime"
     if spec.block_shape is not None:
         return "TensorRT takes blocks along one axis only; use per_axis, or target onnxruntime"
     if spec.block_size is not None and base != "int4":
@@ -89,9 +100,31 @@ def _keeps_float(operands: Operands) -> str:
                 f"{window}"
             )
         why = _int4_in_float(placement, shape) if base == "int4" else ""
+        if not why and operands.weight_only and base == "int8":
+            why = _one_row(operands, placement)
         if why:
             return why
     return ""
+
+
+def _one_row(operands: Operands, placement: Placement) -> str:
+    """Return why int8 weights that one row is multiplied by would become float; empty when they stay."""
+    node = operands.node
+    rows, matrix = (tensor.shape for tensor in node.inputs[:2])
+    if isinstance(node.inputs[0], gs.Constant) or rows is None or any(size != 1 for size in rows[:-1]):
+        return ""
+    # The weight may have come through a Transpose: its shape here is that in front of the node.
+    shape = matrix if matrix is not None else operands.weight_shapes[placement.tensor]
+    if len(shape) != 2:
+        return ""
+    k, n = reversed(shape) if node.attrs.get("transB", 0) else shape
+    most_k, most_n = ONE_ROW_INT8
+    if k <= most_k and n <= most_n:
+        return ""
+    return (
+        f"with one row for ever TensorRT keeps int8 weights of up to {most_k} by {most_n}, this is {k} by "
+        f"{n}; export the model with an open batch, or use int4"
+    )
 
 
 def _blocks_in_float(placement: Placement, operands: Operands) -> str:

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import RecipeError
-from onnxfq.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor
+from onnxfq.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor, open_axis
 from onnxfq.graph.analysis import dtype_name, float_type, is_dequantized, producer_op, weight_source
 from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
 from onnxfq.plan import Placement, Use
@@ -66,6 +66,8 @@ def decide_weighted(
             )
         elif source is None and _needs_rank(node, slot, recipe):
             why_float = f"input {placement.tensor!r} has no known rank, and its rows and blocks go by axis"
+        elif source is None:
+            why_float = why_float or _open_groups(placement, node.inputs[slot].shape)
         placements.append(placement)
     if not placements:
         why_float = f"recipe {recipe.name} quantizes weights only, and both inputs are computed"
@@ -125,6 +127,17 @@ def _needs_rank(node: gs.Node, slot: int, recipe: Recipe) -> bool:
     return scheme is not None and scheme.granularity != "per_tensor" and tensor.shape is None
 
 
+def _open_groups(placement: Placement, shape: Sequence[int | str] | None) -> str:
+    """Return why there are no statistics of the groups of an activation: their number is open."""
+    axis = None if shape is None else open_axis(placement.spec.observed_granularity, shape)
+    if axis is None:
+        return ""
+    return (
+        f"input {placement.tensor!r} is {placement.spec.granularity}, and its axis {axis} is open: every "
+        "group needs statistics of its own"
+    )
+
+
 def _activation_granularity(
     node: gs.Node, slot: int, scheme: ActivationScheme, policy: TargetPolicy
 ) -> tuple[Granularity, str]:
@@ -133,14 +146,28 @@ def _activation_granularity(
     if scheme.granularity == "per_tensor" or shape is None:
         return PerTensor(), ""
     rank = len(shape)
+    if scheme.block_shape is not None:
+        if len(scheme.block_shape) != rank:
+            return PerTensor(), f", per tensor: {_OTHER_RANK.format(list(scheme.block_shape), rank)}"
+        return BlockShape(scheme.block_shape), f", blocks of {list(scheme.block_shape)}"
+    if scheme.granularity == "per_axis":
+        axis = summed_axis(node, slot, rank)
+        axis = 1 if axis is None and node.op in ("Conv", "ConvTranspose") else axis
+        return (PerTensor(), "") if axis is None else (PerAxis(axis), ", a scale for each channel of it")
     axis = _block_axis(node, slot, rank, policy)
+    if axis is None and not scheme.dynamic:
+        axis = summed_channels(node, slot)
     if axis is None:
         return PerTensor(), f", per tensor: {_NO_SUM.format(node.op)}"
     if scheme.block_size is not None:
-        return Blocked(axis, scheme.block_size), f", blocks of {scheme.block_size} along its summed axis"
+        why = f", blocks of {scheme.block_size} along its summed axis"
+        if scheme.dynamic:
+            return Blocked(axis, scheme.block_size), why
+        return BlockShape(tuple(scheme.block_size if d == axis else -1 for d in range(rank))), why
     return BlockShape(tuple(-1 if d == axis else 1 for d in range(rank))), ", a scale for each row"
 
 
+_OTHER_RANK = "block_shape {} is not for its {} axes"
 _NO_SUM = "blocks go along one summed axis, and {} has none"
 
 
@@ -199,7 +226,7 @@ def _weight_granularity(
     if scheme.block_shape is not None:
         if len(scheme.block_shape) == rank:
             return BlockShape(scheme.block_shape), f"blocks of {list(scheme.block_shape)}"
-        instead = f": block_shape {list(scheme.block_shape)} is not for its {rank} axes"
+        instead = f": {_OTHER_RANK.format(list(scheme.block_shape), rank)}"
     if node.op in policy.per_tensor_weights:
         return PerTensor(), policy.per_tensor_weights[node.op]
     axis = channel_axis(node, slot, rank)

@@ -10,9 +10,11 @@ from dataclasses import astuple, dataclass, fields
 from onnxfq.calibration import replaced_calibrator
 from onnxfq.calibrators import CALIBRATORS, calibrator_by_name
 from onnxfq.calibrators.grid_error import range_sqnr_db
+from onnxfq.calibrators.groups import group_sqnr_db, observed_ranges
+from onnxfq.granularity import PerTensor
 from onnxfq.plan import Plan
 from onnxfq.spec import QuantSpec
-from onnxfq.statistics import Statistics, TensorStatistics
+from onnxfq.statistics import GroupStatistics, Statistics, TensorStatistics
 from onnxfq.text_table import table_lines
 
 
@@ -20,6 +22,7 @@ from onnxfq.text_table import table_lines
 class CalibratorRow:
     """One activation under one calibrator.
 
+    groups: how many channels or blocks have a range each; rmin and rmax are then the ends of the widest ones.
     sqnr_db: the signal to quantization noise to expect from the histogram, in dB. chosen: whether this is the
     range that `calibrate` takes; where the calibrator is `auto`, the first method whose range it took.
     """
@@ -30,6 +33,7 @@ class CalibratorRow:
     rmax: float
     sqnr_db: float
     chosen: bool
+    groups: int = 1
 
 
 def calibrator_rows(plan: Plan, statistics: Statistics, calibrator: str | None = None) -> list[CalibratorRow]:
@@ -41,7 +45,11 @@ def calibrator_rows(plan: Plan, statistics: Statistics, calibrator: str | None =
     rows: list[CalibratorRow] = []
     for placement in plan.activations:
         spec = replaced_calibrator(placement.spec, calibrator)
-        rows += _rows(placement.tensor, spec, statistics[placement.tensor])
+        if spec.observed_granularity == PerTensor():
+            rows += _rows(placement.tensor, spec, statistics[placement.tensor])
+        else:
+            groups = statistics.of_groups(placement.tensor, spec.observed_granularity)
+            rows += _group_rows(placement.tensor, spec, groups)
     return rows
 
 
@@ -58,12 +66,25 @@ def _rows(tensor: str, spec: QuantSpec, statistics: TensorStatistics) -> Iterato
         yield CalibratorRow(tensor, name, *limits, range_sqnr_db(statistics, limits, spec), name == chosen)
 
 
+def _group_rows(tensor: str, spec: QuantSpec, groups: GroupStatistics) -> Iterator[CalibratorRow]:
+    """Yield a row for each calibrator, all groups together; `auto` chooses group by group and has its own."""
+    for name in dict.fromkeys([*CALIBRATORS, spec.calibrator]):
+        unrecorded = name == "moving_average" and not len(groups.feed_ranges)
+        if name != spec.calibrator and (name == "auto" or unrecorded):
+            continue
+        rmin, rmax = observed_ranges(groups, spec.model_copy(update={"calibrator": name}))
+        ends = (float(rmin.min(initial=0.0)), float(rmax.max(initial=0.0)))
+        sqnr_db = group_sqnr_db(groups, rmin, rmax, spec)
+        yield CalibratorRow(tensor, name, *ends, sqnr_db, name == spec.calibrator, groups.count)
+
+
 def calibrator_table(rows: Sequence[CalibratorRow]) -> str:
     """Return the rows as a text table, the chosen ones marked by a star."""
     lines = [("tensor", "calibrator", "from", "to", "SQNR dB", "")]
     last = None
     for row in rows:
-        tensor = "" if row.tensor == last else row.tensor
+        groups = f" ({row.groups} groups)" if row.groups != 1 else ""
+        tensor = "" if row.tensor == last else row.tensor + groups
         numbers = (f"{row.rmin:.6g}", f"{row.rmax:.6g}", f"{row.sqnr_db:.1f}")
         lines.append((tensor, row.calibrator, *numbers, "*" if row.chosen else ""))
         last = row.tensor

@@ -18,35 +18,12 @@ from onnxfq.errors import SpecError
 from onnxfq.numerics import FLOAT_TYPES, as_qtype, check_names, float32_array, float_array
 from onnxfq.qtypes import QType
 from onnxfq.rounding import Float32Array
+from onnxfq.runtime.c_arguments import c_blocks, c_elements, c_shape
 from onnxfq.runtime.c_library import c_library
 from onnxfq.runtime.places import Device, Place, placed
 from onnxfq.statistics import TensorStatistics, empty_state
 
 Observation = tuple[Float32Array, NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
-
-
-class _Elements(ctypes.Structure):
-    """Struct ElementsArg of c_api.cc."""
-
-    _fields_ = [
-        ("x", ctypes.c_void_p),
-        ("y", ctypes.c_void_p),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("rank", ctypes.c_size_t),
-        ("type", ctypes.c_int32),
-    ]
-
-
-class _Blocks(ctypes.Structure):
-    """Struct BlocksArg of c_api.cc."""
-
-    _fields_ = [
-        ("has_axis", ctypes.c_int32),
-        ("axis", ctypes.c_int64),
-        ("block_size", ctypes.c_int64),
-        ("block_shape", ctypes.POINTER(ctypes.c_int64)),
-        ("block_rank", ctypes.c_size_t),
-    ]
 
 
 def fake_quantize(
@@ -83,9 +60,9 @@ def fake_quantize(
             _elements(place, values, result),
             _pointer(scales),
             None if zero_points is None else _pointer(zero_points),
-            *_shape(scales.shape),
+            *c_shape(scales.shape),
             qtype.name.encode(),
-            _blocks(axis, block_size, block_shape),
+            c_blocks(axis, block_size, block_shape),
             rounding.encode(),
             arithmetic.encode(),
             ctypes.c_int64(int(saturate)),
@@ -127,7 +104,7 @@ def dynamic_fake_quantize(
             None if symmetric else ctypes.c_void_p(place.written(zero_point)),
             ctypes.c_int64(scale.size),
             qtype.name.encode(),
-            _blocks(axis, block_size, block_shape),
+            c_blocks(axis, block_size, block_shape),
             rounding.encode(),
             scale_type.encode(),
             ctypes.c_int64(int(symmetric)),
@@ -184,19 +161,8 @@ def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
-def _shape(shape: Sequence[int]) -> tuple[ctypes.Array[ctypes.c_int64], ctypes.c_size_t]:
-    return (ctypes.c_int64 * len(shape))(*shape), ctypes.c_size_t(len(shape))
-
-
 def _elements(place: Place, x: NDArray[Any], y: NDArray[Any]) -> Any:
-    shape, rank = _shape(x.shape)
-    kind = FLOAT_TYPES.index(x.dtype)
-    return ctypes.byref(_Elements(place.read(x), place.written(y), shape, rank, kind))
-
-
-def _blocks(axis: int | None, block_size: int | None, block_shape: Sequence[int] | None) -> Any:
-    shape, rank = _shape(() if block_shape is None else block_shape)
-    return ctypes.byref(_Blocks(int(axis is not None), axis or 0, block_size or 0, shape, rank))
+    return c_elements(place.read(x), place.written(y), x.shape, FLOAT_TYPES.index(x.dtype))
 
 
 def _params(scale: ArrayLike, zero_point: ArrayLike) -> tuple[Float32Array, Float32Array | None]:

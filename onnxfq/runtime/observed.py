@@ -27,6 +27,7 @@ from onnxfq.temporary import scratch_folder
 log = logging.getLogger(__name__)
 
 _ONLY_FATAL = 4
+_GROUPS = ("axis", "block_size", "block_shape")
 
 
 def observing_session(model: Path, folder: Path, threads: int) -> Session:
@@ -83,7 +84,7 @@ def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
         if source is None:
             continue
         attributes = {a.name: helper.get_attribute_value(a) for a in source.attribute}
-        if attributes.get("channels_last"):
+        if attributes.get("channels_last") or not _whole_or_channels(node):
             continue
         node.input[0] = source.input[0]
         node.attribute.append(helper.make_attribute("channels", attributes["channels"]))
@@ -92,6 +93,12 @@ def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
     unread = [node for name, node in turned.items() if name not in read]
     for node in unread:
         graph.node.remove(node)
+
+
+def _whole_or_channels(observer: onnx.NodeProto) -> bool:
+    """Tell whether an observer can read the blocked layout: the only groups it knows there are channels."""
+    groups = {a.name: helper.get_attribute_value(a) for a in observer.attribute if a.name in _GROUPS}
+    return groups in ({}, {"axis": 1})
 
 
 def _observe_at_once(graph: onnx.GraphProto) -> None:

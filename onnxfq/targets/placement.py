@@ -8,7 +8,7 @@ from math import prod
 from onnx import TensorProto
 
 from onnxfq.graph.ops import RECURRENT_OPS
-from onnxfq.policies.tensorrt import LARGEST_FLOAT8_KERNEL
+from onnxfq.policies.tensorrt import LARGEST_FLOAT8_KERNEL, ONE_ROW_INT8
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.operands import CONVOLUTIONS, Operand, Promise
 from onnxfq.targets.quantizers import QUANTIZE_OPS, Quantizer
@@ -81,6 +81,32 @@ def weight_only_form(reading: Reading) -> Iterator[Finding]:
         )
         severity: Severity = "float" if folded else "warning"
         yield finding("weight-only-form", severity, promised.site, message, maker.input(0))
+
+
+def one_row(reading: Reading) -> Iterator[Finding]:
+    """Name int8 weight-only products of a single row whose weight is made float before each run.
+
+    Tried on TensorRT for RTX 1.7.1: larger weights than `ONE_ROW_INT8`, unless the number of rows is open.
+    """
+    most_k, most_n = ONE_ROW_INT8
+    for promised in reading.promises:
+        weight = promised.weight
+        if promised.expects != "weight-only" or weight is None or weight.pair is None or weight.slot != 1:
+            continue
+        site, pair = promised.site, weight.pair
+        rows, shape = site.scope.shape(site.input(0)), site.scope.shape(site.input(1))
+        if site.op in CONVOLUTIONS or pair.qtype != TensorProto.INT8 or pair.is_blocked or rows is None:
+            continue
+        if shape is None or len(shape) != 2 or None in shape or any(size != 1 for size in rows[:-1]):
+            continue
+        sizes = [size or 0 for size in shape]
+        k, n = reversed(sizes) if site.attribute("transB", 0) else sizes
+        if k > most_k or n > most_n:
+            message = (
+                f"its int8 weight of {k} by {n} is made float before each run: there is one row for ever, "
+                f"and it is over {most_k} by {most_n}; export it with an open batch, or use int4"
+            )
+            yield finding("one-row", "float", site, message)
 
 
 def activation_scales(reading: Reading) -> Iterator[Finding]:
@@ -203,6 +229,7 @@ def recurrent_weights(reading: Reading) -> Iterator[Finding]:
 RULES: tuple[Rule, ...] = (
     one_side,
     weight_only_form,
+    one_row,
     activation_scales,
     weight_axes,
     float8_kernels,

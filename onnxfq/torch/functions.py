@@ -23,6 +23,7 @@ from torch import Tensor
 from onnxfq.errors import SpecError
 from onnxfq.qparams import MIN_SCALE, check_symmetry
 from onnxfq.qtypes import QType, qtype_by_name
+from onnxfq.torch import kernels
 from onnxfq.torch.arithmetic import Blocks, Grid, View, in_steps, round_to_grid
 from onnxfq.torch.onnx_node import exporting, onnx_node
 
@@ -75,8 +76,11 @@ def quantize_to(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid,
     zeros = None
     if zero_point is not None:
         zeros = zero_point.reshape(()) if zero_point.numel() == 1 else view.see_param(zero_point)
-    if scale.requires_grad or (zero_point is not None and zero_point.requires_grad):
-        y: Tensor = _Learned.apply(seen, scales, zeros, grid)
+    learned = scale.requires_grad or (zero_point is not None and zero_point.requires_grad)
+    if not (torch.is_grad_enabled() and (x.requires_grad or learned)):
+        y = _forward(seen, scales, zeros, grid, mask=False)[0]
+    elif learned:
+        y = _Learned.apply(seen, scales, zeros, grid)
     else:
         y = _Fixed.apply(seen, scales, zeros, grid)
     return y if view.x is None else y.reshape(x.shape)
@@ -109,10 +113,20 @@ def check_values(scale: Tensor, zero_point: Tensor | None, grid: Grid) -> None:
         raise SpecError(f"zero_point must be {rule}, found {float(zero_point[outside].flatten()[0])}")
 
 
-def _forward(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor]:
+def _forward(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, mask: bool
+) -> tuple[Tensor, Tensor | None]:
     zeros = None if grid.qtype.is_float else zero_point
+    done = kernels.fake_quantize(x, scale, zeros, grid, mask)
+    if done is not None:
+        return done
     steps, inside = round_to_grid(in_steps(x.to(scale.dtype), scale, grid), zeros, grid)
     return (steps * scale).to(x.dtype), inside
+
+
+def _masked(gradient: Tensor, inside: Tensor) -> Tensor:
+    done = kernels.masked(gradient, inside)
+    return gradient * inside if done is None else done
 
 
 class _Fixed(torch.autograd.Function):
@@ -120,7 +134,7 @@ class _Fixed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
-        y, inside = _forward(x, scale, zero_point, grid)
+        y, inside = _forward(x, scale, zero_point, grid, mask=grid.saturate)
         ctx.saturate = grid.saturate
         if grid.saturate:
             ctx.save_for_backward(inside)
@@ -131,7 +145,7 @@ class _Fixed(torch.autograd.Function):
         if not ctx.saturate:
             return gradient, None, None, None
         (inside,) = ctx.saved_tensors
-        return gradient * inside, None, None, None
+        return _masked(gradient, inside), None, None, None
 
 
 class _Learned(torch.autograd.Function):
@@ -139,25 +153,41 @@ class _Learned(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
-        y, inside = _forward(x, scale, zero_point, grid)
-        ctx.saturate, ctx.arithmetic = grid.saturate, grid.arithmetic
-        ctx.save_for_backward(x, scale, zero_point, y, inside)
+        y, inside = _forward(x, scale, zero_point, grid, mask=True)
+        ctx.grid = grid
+        ctx.save_for_backward(x, scale, zero_point, inside)
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, zero_point, y, inside = ctx.saved_tensors
-        g, wide = gradient.to(scale.dtype), y.to(scale.dtype)
-        error = wide - x.to(scale.dtype)
-        error = error / scale if ctx.arithmetic == "divide" else error * (1 / scale)
-        # Outside, y / scale is the end of the grid, counted from the zero point.
-        by_scale = g * torch.where(inside, error, torch.round(wide / scale))
-        masked = gradient * inside
+        x, scale, zero_point, inside = ctx.saved_tensors
+        g = gradient.to(scale.dtype)
+        masked = _masked(gradient, inside)
+        by_scale = None
+        if ctx.needs_input_grad[1]:
+            by_scale = _summed(g, _derivative_by_scale(x, scale, zero_point, ctx.grid), scale.shape)
         by_zero = None
         if zero_point is not None and ctx.needs_input_grad[2]:
             by_zero = ((masked.to(g.dtype) - g) * scale).sum_to_size(zero_point.shape)
-        by_x = masked if ctx.saturate else gradient
-        return by_x, by_scale.sum_to_size(scale.shape), by_zero, None
+        return masked if ctx.grid.saturate else gradient, by_scale, by_zero, None
+
+
+def _derivative_by_scale(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
+    """Return the second row of this module's table, without zero points that a float grid has not."""
+    zeros = None if grid.qtype.is_float else zero_point
+    done = kernels.derivative_by_scale(x, scale, zeros, grid)
+    if done is not None:
+        return done
+    wide = x.to(scale.dtype)
+    steps, inside = round_to_grid(in_steps(wide, scale, grid), zeros, grid)
+    return torch.where(inside, in_steps(steps * scale - wide, scale, grid), steps)
+
+
+def _summed(gradient: Tensor, derivative: Tensor, shape: torch.Size) -> Tensor:
+    """Return the sum of their product over what shares a scale."""
+    if shape.numel() == 1 and gradient.is_contiguous() and derivative.is_contiguous():
+        return torch.dot(gradient.flatten(), derivative.flatten()).reshape(shape)
+    return (gradient * derivative).sum_to_size(shape)
 
 
 class _Scaled(torch.autograd.Function):

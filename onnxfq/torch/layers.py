@@ -106,18 +106,23 @@ class SwappedConv(Swapped):
 def _folded_forward(layer: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
     quantizer = layer._modules.get("input" + SUFFIX)
     x = x if quantizer is None else quantizer(x)
-    shape = [1, -1] + [1] * (x.ndim - 2)
+    weight = layer.weight
     if exporting() or norm.frozen:
-        bias = folded_bias(layer, norm)
-        return layer._conv_forward(x, layer.weight, bias)
-    y = layer._conv_forward(x, layer.weight, None) / norm_factor(norm).reshape(shape)
-    return y if layer.bias is None else y + layer.bias.reshape(shape)
+        return layer._conv_forward(x, weight, folded_bias(layer, norm))
+    # The factor is taken out of the weight, not of the result: the same sums, over far fewer elements.
+    inverse = 1 / norm_factor(norm).reshape([-1] + [1] * (weight.ndim - 1))
+    return layer._conv_forward(x, weight * inverse, layer.bias)
 
 
 def norm_factor(norm: nn.Module) -> Tensor:
-    """Return what BatchNorm in evaluation mode multiplies each channel by."""
+    """Return what BatchNorm in evaluation mode multiplies each channel by; never 0, but 2^-30 instead.
+
+    Residual networks start with a gamma of 0, and training divides by the factor again.
+    """
     factor = torch.rsqrt(norm.running_var + norm.eps)
-    return factor if norm.weight is None else factor * norm.weight
+    if norm.weight is not None:
+        factor = factor * norm.weight
+    return torch.where(factor == 0, torch.full_like(factor, 2.0**-30), factor)
 
 
 def folded_bias(layer: nn.Module, norm: nn.Module) -> Tensor:

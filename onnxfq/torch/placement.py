@@ -7,12 +7,13 @@ and the ONNX operators they become (Conv), so a recipe by operators serves both 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from onnxfq.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped, Use
 from onnxfq.policies import POLICIES
@@ -113,8 +114,10 @@ def _operation_sites(
         )
 
 
-def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site]) -> Plan:
+def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], made_by: Mapping[str, str]) -> Plan:
     """Return what `recipe` makes of the sites.
+
+    made_by: the operator that makes a tensor, where its range is known (`producers`).
 
     Raises RecipeError for names that match nothing, and for what the target cannot take; ModelError when
     nothing is left to quantize.
@@ -125,7 +128,7 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site]) -> Plan:
     placements: list[Placement] = []
     nodes, skipped = [], []
     for site in sites:
-        placed, why_float = _decide(model, site, spoken)
+        placed, why_float = _decide(model, site, spoken, made_by)
         refuse_what_target_cannot(model, site, spoken, placed if not why_float else ())
         is_code = site.op_types == ("forward",)
         if why_float:
@@ -148,7 +151,9 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site]) -> Plan:
     )
 
 
-def _decide(model: nn.Module, site: Site, recipe: Recipe) -> tuple[list[Placement], str]:
+def _decide(
+    model: nn.Module, site: Site, recipe: Recipe, made_by: Mapping[str, str]
+) -> tuple[list[Placement], str]:
     """Return the placements of one site, and why it stays float for all that; empty when it does not."""
     names = [(name, "activation") for name in site.activations] + [(name, "weight") for name in site.weights]
     op_type, placed, kept = site.type_name, [], site.why_float
@@ -168,6 +173,11 @@ def _decide(model: nn.Module, site: Site, recipe: Recipe) -> tuple[list[Placemen
             scheme = recipe.activation_for(site.name, op_type, tensor)
             spec = None if scheme is None else QuantSpec(**_numbers(scheme, recipe))
             why = "skip branch of a residual Add" if site.residual else f"input of {op_type}"
+            producer = made_by.get(tensor, "")
+            if spec is not None and scheme is not None and producer in scheme.known_ranges:
+                low, high = KNOWN_RANGES[producer]
+                spec = spec.model_copy(update={"calibrator": f"known:{producer}"})
+                why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
         if spec is not None:
             use = Use(site.name, slot)
             placed.append(Placement(tensor=tensor, role=role, spec=spec, uses=(use,), why=why))

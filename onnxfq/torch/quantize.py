@@ -13,6 +13,7 @@ from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.batchnorm import can_fold, fold
 from onnxfq.torch.layers import Swapped, restore, swap
 from onnxfq.torch.placement import Site, find_sites, plan_module
+from onnxfq.torch.producers import producers
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.traced import Traces, rewrite, successions
 
@@ -41,7 +42,7 @@ def quantize_module(
         raise ModelError(f"{type(model).__name__} has a FakeQuantize of its own, {name!r}; take it out first")
     traces = Traces()
     sites = find_sites(model, asked, traces)
-    plan = plan_module(model, asked, sites)
+    plan = plan_module(model, asked, sites, producers(model, traces))
     pairs = [pair for module in model.modules() for pair in successions(module, traces) if can_fold(*pair)]
     placed = {placement.tensor: placement for placement in plan.placements}
     device = next((p.device for p in model.parameters()), None)

@@ -156,6 +156,21 @@ class FakeQuantize(nn.Module):
         self._store(scales, zeros)
         self.observer_enabled = False
 
+    def set_range(self, rmin: Tensor | ArrayLike, rmax: Tensor | ArrayLike) -> None:
+        """Set scale and zero point to span [rmin, rmax], widened to hold 0. The observer is switched off.
+
+        rmin, rmax: in the shape of the scale, finite, rmin <= rmax. Raises SpecError otherwise.
+        """
+        low, high = (torch.as_tensor(end, device=self.scale.device).detach() for end in (rmin, rmax))
+        good = torch.isfinite(low) & torch.isfinite(high) & (low <= high)
+        if low.shape != high.shape or not good.all():
+            raise SpecError(
+                "a range needs finite ends of one shape, the lower first, found "
+                f"{low.tolist()} to {high.tolist()}"
+            )
+        self._store(*self._params_of(low.float(), high.float()))
+        self.observer_enabled = False
+
     def calibrate(self) -> None:
         """Set scale and zero point from what the observer saw. Raises StatisticsError when it saw nothing."""
         if self.observer is None or not self.observer.seen:

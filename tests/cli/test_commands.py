@@ -118,7 +118,7 @@ def test_table_of_calibrators(run: Run) -> None:
     assert printed.splitlines()[0].startswith("tensor")
     assert [word for word in ("minmax", "mse", "sqnr", "percentile") if word not in printed] == []
     rows = Path("t.csv").read_text(encoding="utf-8").splitlines()
-    assert rows[0] == "tensor,calibrator,rmin,rmax,sqnr_db,chosen"
+    assert rows[0] == "tensor,calibrator,rmin,rmax,sqnr_db,chosen,groups"
     assert len(rows) == len(printed.splitlines())
     assert Encodings.load("e.json")["x"].spec.calibrator == "auto"
     assert "wrote      t.csv" in run(f"{line} --table-csv t.csv")

@@ -18,6 +18,7 @@ pytest.importorskip("onnxscript")
 import torch  # noqa: E402  only once it is known to be there
 from torch.ao import quantization as peers  # noqa: E402
 
+from onnxfq import BuildOptions, check  # noqa: E402
 from onnxfq.errors import ModelError, PlanError, StatisticsError  # noqa: E402
 from onnxfq.recipe import Recipe  # noqa: E402
 from onnxfq.spec import QuantSpec  # noqa: E402
@@ -281,3 +282,21 @@ def test_refusals():
     up[0].set_qparams(0.1)
     with pytest.raises(PlanError, match="QuantizeLinear rounds half_even, found 'half_up'"):
         export_torch(up, (torch.ones(2, 3),))
+
+
+INT4 = recipe(None, "int4", granularity="blocked", block_size=8).model_copy(update={"target": "tensorrt"})
+# Convolutions are built in the example torch_to_tensorrt.
+BUILT = [("transformer", "tensorrt-int8", "scale"), ("transformer", INT4, "range")]
+
+
+@pytest.mark.parametrize(("name", "asked", "learned"), BUILT, ids=["int8", "int4"])
+def test_tensorrt_builds_what_was_exported(name, asked, learned):
+    """The builder of TensorRT for RTX takes exported networks without an error, learned grids or not."""
+    pytest.importorskip("tensorrt_rtx")
+    model, x = build(name), torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    quantize_module(model, asked)
+    with torch.no_grad(), compute_encodings(model):
+        model(x)
+    learn_grids(model, learned)
+    result = check(export_torch(model, (x[:2],)), build=BuildOptions())
+    assert result.builder and result.passed, result.table()

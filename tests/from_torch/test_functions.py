@@ -364,3 +364,118 @@ def test_zero_point_outside():
         fake_quantize(torch.ones(2), 1.0, 9, qtype="int4")
     with pytest.raises(SpecError, match="0 for a float type, found 1.0"):
         fake_quantize(torch.ones(2), 1.0, 1, qtype="float8e4m3fn")
+
+
+MILLION = 1_000_000
+
+
+def test_a_million_values_per_channel():
+    """Values, mask and gradient of a million values have torch's bits per channel, by its cachemask too."""
+    x = values(10, MILLION // 10)
+    scale = torch.rand(10, generator=torch.Generator().manual_seed(1)) * 0.1 + 0.01
+    zero_point = torch.arange(10, dtype=torch.int32) - 5
+    y, gradient = with_gradient(
+        lambda x: fake_quantize(x, scale, zero_point, qtype="int8", axis=0, arithmetic="reciprocal"), x
+    )
+    cachemask = torch.ops.aten.fake_quantize_per_channel_affine_cachemask
+    expected, mask = cachemask(x, scale, zero_point, 0, -128, 127)
+    assert same_bits(y, expected)
+    assert same_bits(gradient, values(*x.shape, seed=9) * mask) and not mask.all()
+
+
+def test_a_million_values_by_cachemask():
+    """So they have per tensor, with scale and zero point as tensors."""
+    x, scale, zero_point = values(MILLION), torch.tensor(0.05), torch.tensor(7, dtype=torch.int32)
+    y, gradient = with_gradient(
+        lambda x: fake_quantize(x, scale, zero_point, qtype="uint8", arithmetic="reciprocal"), x
+    )
+    expected, mask = torch.ops.aten.fake_quantize_per_tensor_affine_cachemask(x, 0.05, 7, 0, 255)
+    assert same_bits(y, expected)
+    assert same_bits(gradient, values(MILLION, seed=9) * mask) and not mask.all()
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_million_learned_values(per_channel):
+    """Values and the gradient of x are torch's learnable ones to the bit, that of the scale is the exact sum.
+
+    The sum of torch's terms in float64; ours is in float32, pairwise or in vectors: 1e-5 of its size, or
+    2^-24 of the sum of all magnitudes. torch's own sum per channel goes one by one, and is off by 1e-3.
+    """
+    x = values(10, MILLION // 10) if per_channel else values(MILLION)
+    scale, zero = (torch.full((10 if per_channel else 1,), v) for v in (0.07, 3.0))
+
+    def theirs(x, scale, zero):
+        if per_channel:
+            return torch._fake_quantize_learnable_per_channel_affine(x, scale, zero, 0, -128, 127, 1.0)
+        return torch._fake_quantize_learnable_per_tensor_affine(x, scale, zero, -128, 127, 1.0)
+
+    def ours(x, scale, zero):
+        return fake_quantize(x, scale, zero, qtype="int8", axis=0, arithmetic="reciprocal")
+
+    found, expected = with_gradient(ours, x, scale, zero), with_gradient(theirs, x, scale, zero)
+    assert same_bits(found[0], expected[0]) and same_bits(found[1], expected[1])
+    reciprocal = 1 / scale[0]
+    rounded = torch.round(x * reciprocal)
+    steps = rounded.clamp(-131, 124)
+    terms = torch.where(steps == rounded, (steps * scale[0] - x) * reciprocal, steps).double()
+    terms *= values(*x.shape, seed=9)
+    exact, sizes = (t.reshape(len(scale), -1).sum(1) for t in (terms, terms.abs()))
+    assert ((found[2] - exact).abs() <= 1e-5 * exact.abs() + 2**-24 * sizes).all()
+    for a, b in zip(found[2:], expected[2:], strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=30.0)
+
+
+def outside(low: float, high: float) -> torch.Tensor:
+    """Return values far outside [low, high]: there y is an end of the grid, and nothing is rounded."""
+    x = torch.linspace(1, 9, 12).double()
+    return torch.cat([low - x, high + x])
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_gradcheck_of_scale_and_zero_point(axis):
+    """In float64, away from the kinks, gradients are finite differences: of x, scale and zero point."""
+    x = outside(-9.0, 7.0).reshape(2, 12)
+    count = () if axis is None else (2,)
+    scale = torch.full(count, 0.7, dtype=torch.float64, requires_grad=True)
+    zero_point = torch.full(count, 1.0, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda x, s, z: fake_quantize(x, s, z, qtype="int4", axis=axis),
+        (x.requires_grad_(), scale, zero_point),
+    )
+
+
+@pytest.mark.parametrize("qtype", ["float8e4m3fn", "float4e2m1", "float6e2m3"])
+def test_gradcheck_of_float_grids(qtype):
+    """The scale of a float grid has its largest value for a derivative, where values are beyond it."""
+    scale = torch.tensor(0.01, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda s: fake_quantize(outside(-5.0, 5.0), s, qtype=qtype), (scale,))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_gradcheck_of_ranges(symmetric):
+    """Minimum and maximum have the derivatives of the scale; of a zero point that is not rounded away.
+
+    The zero point's rounding passes its gradient straight through, so it is told apart from its own
+    differences: only the scale is checked here, the rest in `test_range_gradients_are_derivatives`.
+    """
+    ends = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (-3.3, 5.1)]
+    assert torch.autograd.gradcheck(lambda a, b: range_to_params(a, b, "int8", symmetric)[0], ends)
+
+
+def test_gradcheck_of_pact():
+    """Alpha's gradient is a finite difference where x is beyond it, by which y is alpha itself."""
+    alpha = torch.tensor(6.0, dtype=torch.float64, requires_grad=True)
+    x = torch.linspace(7, 20, 9).double()
+    assert torch.autograd.gradcheck(lambda a: fake_quantize_pact(x, a, qtype="uint4"), (alpha,))
+
+
+def test_gradcheck_of_lsq_plus():
+    """LSQ+'s gradients are finite differences times its factor, 1 / sqrt(N qmax)."""
+    x, factor = outside(-6.0, 9.0), (24 * 15) ** -0.5
+    leaves = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.5, -1.5)]
+    fake_quantize_lsq(x, *leaves, qtype="uint4").sum().backward()
+    for i, leaf in enumerate(leaves):
+        moved = [one.detach() + 1e-6 * (j == i) for j, one in enumerate(leaves)]
+        base = [one.detach() for one in leaves]
+        rise = fake_quantize_lsq(x, *moved, qtype="uint4") - fake_quantize_lsq(x, *base, qtype="uint4")
+        torch.testing.assert_close(leaf.grad, rise.sum() / 1e-6 * factor, rtol=1e-6, atol=1e-6)

@@ -360,6 +360,158 @@ def test_overrides_by_name_glob_and_type():
     assert "Conv2d 9/10" in [str(row) for row in plan.coverage()]
 
 
+class Everything(nn.Module):
+    """One of each kind of layer and operation that is quantized."""
+
+    def __init__(self):
+        """Make the layers."""
+        super().__init__()
+        self.words, self.lstm, self.gru = nn.Embedding(9, 8), nn.LSTM(8, 8), nn.GRU(8, 8)
+        self.attention, self.linear = nn.MultiheadAttention(8, 2), nn.Linear(8, 8)
+
+    def forward(self, x):
+        """[L, N] of int64 to [L, N, N]."""
+        y = self.gru(self.lstm(self.words(x))[0])[0]
+        y = y + self.linear(self.attention(y, y, y)[0])
+        z = torch.bmm(y, y.transpose(1, 2))
+        return z.matmul(torch.matmul(z, z @ z))
+
+
+KINDS = {
+    "words": ({"words.weight"}, "Embedding"),
+    "lstm": ({"lstm.weight_ih_l0", "lstm.weight_hh_l0"}, "LSTM"),
+    "gru": ({"gru.weight_ih_l0", "gru.weight_hh_l0"}, "GRU"),
+    "attention": (
+        {f"attention.{n}" for n in ("query", "key", "value", "in_proj_weight")}
+        | {f"attention.{n}_{end}" for n in ("scores", "context") for end in ("input", "other")},
+        "MultiheadAttention",
+    ),
+    "linear": ({"linear.input", "linear.weight"}, "Linear"),
+    "bmm": ({"bmm_input", "bmm_other"}, None),
+    "matmul": ({"matmul_input", "matmul_other"}, None),
+    "matmul_1": ({"matmul_1_input", "matmul_1_other"}, None),
+    "matmul_2": ({"matmul_2_input", "matmul_2_other"}, None),
+}
+PRODUCTS = {"bmm", "matmul", "matmul_1", "matmul_2"}
+
+
+def test_every_kind_is_placed():
+    """Each kind of layer and operation has quantizers on the tensors that it multiplies."""
+    found = {p.tensor for p in quantize_module(Everything(), recipe()).placements}
+    expected = set().union(*(tensors for tensors, _ in KINDS.values()))
+    assert found == expected | {"attention.out_proj.input", "attention.out_proj.weight"}
+
+
+@pytest.mark.parametrize("how", ["name", "glob", "type", "tensors"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_reached(kind, how):
+    """By its name, a glob, its type or its tensors an override takes a kind out, and nothing else."""
+    tensors, type_name = KINDS[kind]
+    taken = {kind}
+    if how == "type" and type_name is None:
+        override, taken = {"op_types": ["MatMul"]}, {*PRODUCTS, "attention", "linear"}  # by ONNX's name
+    elif how == "type":
+        override = {"op_types": [type_name]}
+    elif how == "tensors":
+        override = {"tensors": sorted(tensors)}
+    elif how == "glob":
+        override = {"nodes": [f"{kind[:-1]}[{kind[-1]}]"]}
+    else:
+        override = {"nodes": [kind]}
+    kept = {"overrides": [{**override, "keep_float": True}]}
+    found = {p.tensor for p in quantize_module(Everything(), recipe(**kept)).placements}
+    for name, (own, _) in KINDS.items():
+        assert (not found & own) if name in taken else own <= found, name
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"nodes": ["add"]},
+        {"nodes": ["ad[d]"]},
+        {"op_types": ["Add (residual)"]},
+        {"op_types": ["Add"]},
+        {"tensors": ["add_skip"]},
+    ],
+)
+def test_residual_sums_are_reached(override):
+    """So is the skip branch of a sum, for a target that quantizes it."""
+    plan = quantize_module(Everything(), recipe(target="tensorrt"))
+    assert "add_skip" in {p.tensor for p in plan.placements}
+    kept = recipe(target="tensorrt", overrides=[{**override, "keep_float": True}])
+    rest = {p.tensor for p in quantize_module(Everything(), kept).placements}
+    assert rest == {p.tensor for p in plan.placements} - {"add_skip"}
+
+
+class Ranged(nn.Module):
+    """Layers and products that read what has a range by definition, some through Dropout."""
+
+    def __init__(self):
+        """Make the layers."""
+        super().__init__()
+        self.one, self.two, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout()
+        self.tail = nn.Sequential(nn.Tanh(), nn.Dropout(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def forward(self, x):
+        """Return [N, 4, 2]."""
+        y = self.two(self.drop(torch.sigmoid(self.one(x))))
+        return self.tail(F.softmax(y, -1) @ y)
+
+
+def test_ranges_known_from_mathematics():
+    """Outputs of Softmax, Sigmoid and Tanh get their range, not the data's, as on the ONNX side."""
+    names = ["Softmax", "Sigmoid", "Tanh"]
+    content = {"name": "test", "target": "simulation", "weights": {"qtype": "int8"}}
+    content["activations"] = {"qtype": "int8", "calibrator": "minmax", "known_ranges": names}
+    asked, model, x = Recipe.model_validate(content), Ranged().eval(), torch.randn(2, 4, 4)
+    plain = onnxfq.load(export_torch(model, (x,)))
+    plan = prepared(model, x, asked)
+    known = {p.tensor: p.spec.calibrator for p in plan.placements if p.spec.calibrator != "minmax"}
+    assert known == {
+        "two.input": "known:Sigmoid",
+        "matmul_input": "known:Softmax",
+        "tail.2.input": "known:Tanh",
+    }
+    for name in known:
+        assert quantizers(model)[f"{name}_quantizer"].scale == torch.tensor(1 / 127)
+    onnx_plan = onnxfq.make_plan(plain, asked)
+    assert sorted(p.spec.calibrator for p in onnx_plan.placements) == sorted(
+        p.spec.calibrator for p in plan.placements
+    )
+    (why,) = (p.why for p in plan.placements if p.tensor == "matmul_input")
+    assert why.endswith("every output of Softmax lies in [0, 1]")
+
+
+def test_softmax_of_attention_has_the_scale_tensorrt_wants():
+    """With tensorrt-fp8 the probabilities of MultiheadAttention have the scale 1/448, whatever was seen."""
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    prepared(model, torch.randn(2, 5, 8), "tensorrt-fp8")
+    assert model.self_attn.context_input_quantizer.scale == torch.tensor(1 / 448)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dynamic": True}, "dynamic scales"),
+        (
+            {"dynamic": True, "granularity": "blocked", "block_size": 32, "scale_type": "e8m0"},
+            "dynamic scales",
+        ),
+        ({"symmetric": False, "zero_point": "fractional"}, "fractional zero points"),
+    ],
+)
+def test_what_a_module_has_not(fields, message):
+    """Scales that a rule makes and fractional zero points are refused in one line with the remedy."""
+    content = {"name": "test", "target": "simulation", "weights": {"qtype": "int8"}}
+    content["activations"] = {"qtype": "int8", **fields}
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(RecipeError, match=f"test asks for {message}.*quantize the exported ONNX") as raised:
+        quantize_module(model, Recipe.model_validate(content))
+    assert "\n" not in str(raised.value) and not quantizers(model)
+    with pytest.raises(RecipeError, match="mxint8 asks for dynamic scales"):
+        quantize_module(model, "mxint8")
+
+
 def test_weights_only():
     """A recipe without activations puts quantizers on weights alone."""
     model = build("transformer")

@@ -10,9 +10,10 @@ import pytest
 from builders import build, constants, conv_relu, weights
 
 from onnxfq.errors import ModelError, OnnxfqError, OutputError
+from onnxfq.files import check_output
 from onnxfq.graph.inspection import inspect_model
 from onnxfq.graph.load import load
-from onnxfq.graph.save import refuse_overwriting_input, save
+from onnxfq.graph.save import save
 from onnxfq.pipeline import quantize
 
 
@@ -108,7 +109,7 @@ def test_the_input_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.Monkey
     Path("model.onnx").write_bytes(b"x")
     Path("link.onnx").symlink_to("model.onnx")
     with pytest.raises(OutputError, match="is the input itself"):
-        refuse_overwriting_input(spelling, conv_relu(), "model.onnx")
+        check_output(spelling, conv_relu(), "model.onnx")
 
 
 DAMAGES = {

@@ -151,6 +151,28 @@ def test_float16() -> None:
     np.testing.assert_array_equal(run(integer_products(proto).proto, feed, ["y"])[0], want)
 
 
+def test_casts_pass() -> None:
+    """DQ in float32 whose result is cast to float16 before the product: so small scales are written."""
+    proto = build(
+        "g (int8[2,64] q) => (float16[2,3] y) {"
+        "[dq_x] x0 = DequantizeLinear (q, sx, zx) x = Cast <to = 10> (x0)"
+        "[dq_w] w0 = DequantizeLinear <axis = 0> (wq, sw, zw) w1 = Cast <to = 10> (w0)"
+        "w = Transpose <perm = [1,0]> (w1) [mm] y = MatMul (x, w) }",
+        {
+            "sx": np.float32(1e-5),
+            "zx": np.int8(0),
+            "wq": np.random.default_rng(0).integers(-128, 128, (3, 64)).astype(np.int8),
+            "sw": np.asarray([1, 2, 3], np.float32),
+            "zw": np.zeros(3, np.int8),
+        },
+        opset=19,
+    )
+    feed = {"q": np.random.default_rng(1).integers(-128, 128, (2, 64)).astype(np.int8)}
+    total = (feed["q"].astype(np.int64) @ constant(proto, "wq").T.astype(np.int64)).astype(np.float32)
+    want = (total * (constant(proto, "sx") * constant(proto, "sw"))).astype(np.float16)
+    np.testing.assert_array_equal(run(integer_products(proto).proto, feed, ["y"])[0], want)
+
+
 def test_what_is_left() -> None:
     """Weight-only, float8, zero points and bodies stay in float; the reason is told where there is one."""
     assert "one side" in integer_products(qdq_of(stage(linear(256, 6), "tensorrt-int4"))).left["mm"]

@@ -60,9 +60,13 @@ struct FloatQuantizer {
   FQ_HD FQ_INLINE FloatQuantizer(Round r, float s, const FloatFormat& f, float l)
       : round(r), in_steps(s), format(f), limit(l), scale(s) {}
 
-  FQ_HD FQ_INLINE float operator()(float x) const {
-    return scale * round_to_float_grid(round, in_steps(x), format, limit);
-  }
+  // x in steps, on the grid.
+  FQ_HD FQ_INLINE float steps(float x) const { return round_to_float_grid(round, in_steps(x), format, limit); }
+
+  FQ_HD FQ_INLINE float operator()(float x) const { return scale * steps(x); }
+
+  // Whether x is within the largest numbers of the grid; false for NaN.
+  FQ_HD FQ_INLINE bool inside(float x) const { return std::fabs(in_steps(x)) <= format.qmax; }
 };
 
 // The format of the scales of NVFP4.

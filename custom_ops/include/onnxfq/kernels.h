@@ -30,6 +30,10 @@ struct Grid {
   Arithmetic arithmetic;
 };
 
+// What a call writes to y: the fake-quantized value, or its derivative by the scale with the rounding error held
+// still, as LSQ has it: (value - x) / scale inside the grid, the end of the grid in steps from the zero point outside.
+enum class Quantity { kValue, kDerivativeByScale };
+
 // A call of FakeQuantize. y has as many elements as x and may be x itself, no other overlap.
 struct FakeQuantizeCall {
   const void* x;
@@ -40,6 +44,9 @@ struct FakeQuantizeCall {
   const ParamLayout* layout;
   Grid grid;
   bool fractional_zero_point;  // some zero point is not an integer
+  // For training, on the CPU and with Rounding::kHalfEven only.
+  Quantity quantity = Quantity::kValue;
+  uint8_t* inside = nullptr;  // with kValue: receives for each element whether it is inside the grid
 };
 
 // A call of DynamicFakeQuantize. scale and zero_point have room for layout->param_count().
@@ -77,6 +84,9 @@ Threads calling_thread();
 
 void fake_quantize(const FakeQuantizeCall& call, const Threads& threads);
 
+// y = gradient where inside is 1, gradient * 0 where it is 0, for count elements. y may be gradient.
+void mask_gradient(const float* gradient, const uint8_t* inside, float* y, int64_t count, const Threads& threads);
+
 void dynamic_fake_quantize(const DynamicFakeQuantizeCall& call, const Threads& threads);
 
 // What Observe reads: x[0, count), all of it, or, with block > 1, planes of rows of `block` elements. Of
@@ -94,6 +104,18 @@ struct ObserveCall {
 
 // The same for any number of threads.
 Statistics observe(const ObserveCall& call, const Threads& threads);
+
+// What Observe reads by groups: each element counts in the group whose scale it would use.
+struct ObserveGroupsCall {
+  const void* x;
+  ElementType type;
+  const ParamLayout* layout;
+  int64_t groups;  // that many of the layout's; what comes behind them is padding
+  bool histogram;
+};
+
+// One set of statistics for each group, the same for any number of threads. At most kMostGroups.
+GroupStatistics observe_groups(const ObserveGroupsCall& call, const Threads& threads);
 
 void merge_statistics(const MergeStatisticsCall& call, const Threads& threads);
 

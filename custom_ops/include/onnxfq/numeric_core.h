@@ -160,8 +160,15 @@ struct IntegerQuantizer {
         low(qmin - (zero_point - offset)),
         high(qmax - (zero_point - offset)) {}
 
-  FQ_HD FQ_INLINE float operator()(float x) const {
-    return scale * (round(clamp(in_steps(x) + offset, low, high)) - offset);
+  // x in steps from the zero point, on the grid.
+  FQ_HD FQ_INLINE float steps(float x) const { return round(clamp(in_steps(x) + offset, low, high)) - offset; }
+
+  FQ_HD FQ_INLINE float operator()(float x) const { return scale * steps(x); }
+
+  // Whether x rounds to a number of the grid without being clamped; false for NaN.
+  FQ_HD FQ_INLINE bool inside(float x) const {
+    const float rounded = round(clamp(in_steps(x) + offset, low - 1.0f, high + 1.0f));
+    return (rounded >= low) & (rounded <= high);
   }
 };
 

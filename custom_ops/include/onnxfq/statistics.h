@@ -78,6 +78,17 @@ constexpr int kStateMinKey = 0, kStateMaxKey = 1, kStateElements = 2, kStateNans
 constexpr int kStateHeader = 8;  // two are free
 constexpr int64_t kStateSize = kStateHeader + kBinCount;
 
+// The same of several groups of elements, channels or blocks, one after the other. A key is the number of the group
+// times kBinCount plus the bin; keys ascend.
+struct GroupStatistics {
+  std::vector<Summary> summaries;
+  std::vector<int32_t> keys;
+  std::vector<int64_t> counts;
+};
+
+// Groups whose keys fit into 32 bits.
+constexpr int64_t kMostGroups = (int64_t{1} << 31) / kBinCount;
+
 // A summary and its histogram without the empty bins, bins ascending.
 struct Statistics {
   Summary summary;

@@ -22,24 +22,53 @@ constexpr int64_t kGroup = 16;
 
 alignas(kLineBytes) const float kNoZeroPoint[kSpelledOut] = {};
 
+// What is written for an element, see Quantity; `at` is its index in x as a whole.
+struct Value {
+  template <typename Quantizer>
+  FQ_INLINE void operator()(const Quantizer& quantizer, float x, float* y, int64_t) const {
+    *y = quantizer(x);
+  }
+};
+
+struct ValueAndMask {
+  uint8_t* inside;
+
+  template <typename Quantizer>
+  FQ_INLINE void operator()(const Quantizer& quantizer, float x, float* y, int64_t at) const {
+    inside[at] = quantizer.inside(x) ? 1 : 0;
+    *y = quantizer(x);
+  }
+};
+
+struct DerivativeByScale {
+  template <typename Quantizer>
+  FQ_INLINE void operator()(const Quantizer& quantizer, float x, float* y, int64_t) const {
+    const float steps = quantizer.steps(x);
+    const float error = quantizer.in_steps(quantizer.scale * steps - x);
+    *y = quantizer.inside(x) ? error : steps;
+  }
+};
+
 // One scale for x[0, kGroup): a vector operation.
-template <typename Quantizer>
-FQ_INLINE void uniform_group(const float* x, float* y, const Quantizer& quantizer) {
+template <typename Quantizer, typename Write>
+FQ_INLINE void uniform_group(const float* x, float* y, int64_t at, const Quantizer& quantizer,
+                             const Write& write) {
   FQ_GROUP
-  for (int64_t k = 0; k < kGroup; ++k) y[k] = quantizer(x[k]);
+  for (int64_t k = 0; k < kGroup; ++k) write(quantizer, x[k], y + k, at + k);
 }
 
 // One scale for x[0, count). The block sizes of hardware formats, 16 and 32, are spelled out: the loop and
 // the test for a rest would cost as much as the work.
-template <typename Quantizer>
-FQ_INLINE void uniform_loop(const float* x, float* y, int64_t count, const Quantizer& quantizer) {
+template <typename Quantizer, typename Write>
+FQ_INLINE void uniform_loop(const float* x, float* y, int64_t at, int64_t count, const Quantizer& quantizer,
+                            const Write& write) {
   if (count == kGroup || count == 2 * kGroup) {
-    uniform_group(x, y, quantizer);
-    if (count == 2 * kGroup) uniform_group(x + kGroup, y + kGroup, quantizer);
+    uniform_group(x, y, at, quantizer, write);
+    if (count == 2 * kGroup) uniform_group(x + kGroup, y + kGroup, at + kGroup, quantizer, write);
     return;
   }
   FQ_IVDEP
-  for (int64_t i = 0; i < count; ++i) y[i] = quantizer(x[i]);
+  for (int64_t i = 0; i < count; ++i) write(quantizer, x[i], y + i, at + i);
 }
 
 // The zero points of blocks where there are none: a constant, and with it what follows from it.
@@ -52,25 +81,26 @@ struct BlockRuns {
   const FakeQuantizeCall& call;
   const float* x;
   float* y;
+  int64_t at;
   int64_t count;
   int64_t left_in_block;
   int64_t block;
   int64_t param;
 
-  template <typename Quantizers, typename ZeroPoints>
-  FQ_INLINE void run(const Quantizers& quantizers, const ZeroPoints& zero_points) const {
+  template <typename Quantizers, typename ZeroPoints, typename Write>
+  FQ_INLINE void run(const Quantizers& quantizers, const ZeroPoints& zero_points, const Write& write) const {
     int64_t part = std::min(left_in_block, count);
     int64_t p = param;
     for (int64_t done = 0; done < count; ++p) {
-      uniform_loop(x + done, y + done, part, quantizers(call.scale[p], zero_points[p]));
+      uniform_loop(x + done, y + done, at + done, part, quantizers(call.scale[p], zero_points[p]), write);
       done += part;
       part = std::min(block, count - done);
     }
   }
 
-  template <typename Quantizers>
-  FQ_INLINE void operator()(const Quantizers& quantizers) const {
-    call.zero_point ? run(quantizers, call.zero_point) : run(quantizers, NoZeroPoints());
+  template <typename Quantizers, typename Write>
+  FQ_INLINE void write(const Quantizers& quantizers, const Write& write) const {
+    call.zero_point ? run(quantizers, call.zero_point, write) : run(quantizers, NoZeroPoints(), write);
   }
 };
 
@@ -78,40 +108,76 @@ struct BlockRuns {
 struct VaryingRun {
   const float* x;
   float* y;
+  int64_t at;
   int64_t count;
   const float* scale;
   const float* zero_point;
 
-  template <typename Quantizers>
-  FQ_INLINE void operator()(const Quantizers& quantizers) const {
+  template <typename Quantizers, typename Write>
+  FQ_INLINE void write(const Quantizers& quantizers, const Write& write) const {
     FQ_IVDEP
-    for (int64_t i = 0; i < count; ++i) y[i] = quantizers(scale[i], zero_point[i])(x[i]);
+    for (int64_t i = 0; i < count; ++i) write(quantizers(scale[i], zero_point[i]), x[i], y + i, at + i);
   }
 };
 
-FQ_CLONES void block_runs(const BlockRuns& runs) {
-  with_quantizers(runs.call.grid, runs.call.fractional_zero_point, runs);
+// A run and what it writes, as with_quantizers calls it.
+template <typename Run, typename Write>
+struct Writing {
+  const Run& run;
+  Write write;
+
+  template <typename Quantizers>
+  FQ_INLINE void operator()(const Quantizers& quantizers) const {
+    run.write(quantizers, write);
+  }
+};
+
+FQ_CLONES void values(const FakeQuantizeCall& call, const BlockRuns& run) {
+  with_quantizers(call.grid, call.fractional_zero_point, Writing<BlockRuns, Value>{run, {}});
 }
 
-FQ_CLONES void varying_run(const FakeQuantizeCall& call, const VaryingRun& run) {
-  with_quantizers(call.grid, call.fractional_zero_point, run);
+FQ_CLONES void values(const FakeQuantizeCall& call, const VaryingRun& run) {
+  with_quantizers(call.grid, call.fractional_zero_point, Writing<VaryingRun, Value>{run, {}});
+}
+
+FQ_CLONES void values_and_masks(const FakeQuantizeCall& call, const BlockRuns& run) {
+  with_half_even_quantizers(call.grid, call.fractional_zero_point, Writing<BlockRuns, ValueAndMask>{run, {call.inside}});
+}
+
+FQ_CLONES void values_and_masks(const FakeQuantizeCall& call, const VaryingRun& run) {
+  with_half_even_quantizers(call.grid, call.fractional_zero_point, Writing<VaryingRun, ValueAndMask>{run, {call.inside}});
+}
+
+FQ_CLONES void derivatives(const FakeQuantizeCall& call, const BlockRuns& run) {
+  with_half_even_quantizers(call.grid, call.fractional_zero_point, Writing<BlockRuns, DerivativeByScale>{run, {}});
+}
+
+FQ_CLONES void derivatives(const FakeQuantizeCall& call, const VaryingRun& run) {
+  with_half_even_quantizers(call.grid, call.fractional_zero_point, Writing<VaryingRun, DerivativeByScale>{run, {}});
+}
+
+template <typename Run>
+void write_run(const FakeQuantizeCall& call, const Run& run) {
+  if (call.quantity == Quantity::kDerivativeByScale) return derivatives(call, run);
+  call.inside ? values_and_masks(call, run) : values(call, run);
 }
 
 // Row of scales as they lie in memory: x[i] uses scale[param + i].
-void vector_run(const FakeQuantizeCall& call, const float* x, float* y, int64_t count, int64_t param) {
+void vector_run(const FakeQuantizeCall& call, const float* x, float* y, int64_t at, int64_t count,
+                int64_t param) {
   if (call.zero_point) {
-    varying_run(call, {x, y, count, call.scale + param, call.zero_point + param});
+    write_run(call, VaryingRun{x, y, at, count, call.scale + param, call.zero_point + param});
     return;
   }
   for (int64_t done = 0; done < count; done += kSpelledOut) {
     const int64_t part = std::min(kSpelledOut, count - done);
-    varying_run(call, {x + done, y + done, part, call.scale + param + done, kNoZeroPoint});
+    write_run(call, VaryingRun{x + done, y + done, at + done, part, call.scale + param + done, kNoZeroPoint});
   }
 }
 
 // Short rows or blocks: spells the scales of up to kSpelledOut elements out, across rows, and moves the
 // cursor behind them. Returns how many elements it did.
-int64_t spelled_out_run(const FakeQuantizeCall& call, const float* x, float* y, int64_t count,
+int64_t spelled_out_run(const FakeQuantizeCall& call, const float* x, float* y, int64_t at, int64_t count,
                         LayoutCursor& cursor) {
   alignas(kLineBytes) float scale[kSpelledOut];
   alignas(kLineBytes) float zero_point[kSpelledOut];
@@ -141,7 +207,7 @@ int64_t spelled_out_run(const FakeQuantizeCall& call, const float* x, float* y, 
       cursor.skip(columns);
     }
   }
-  varying_run(call, {x, y, count, scale, zero_point});
+  write_run(call, VaryingRun{x, y, at, count, scale, zero_point});
   return count;
 }
 
@@ -155,7 +221,7 @@ static void fake_quantize_run(const FakeQuantizeCall& call, const float* x, floa
   int64_t left = end - begin;
   if (short_runs && left > row.size) {
     while (left > 0) {
-      const int64_t count = spelled_out_run(call, x, y, left, cursor);
+      const int64_t count = spelled_out_run(call, x, y, end - left, left, cursor);
       x += count;
       y += count;
       left -= count;
@@ -166,10 +232,10 @@ static void fake_quantize_run(const FakeQuantizeCall& call, const float* x, floa
     const int64_t count = std::min(left, row.size - cursor.column());
     const int64_t block_index = cursor.column() / row.block;
     if (row.block == 1 && !uniform_row) {
-      vector_run(call, x, y, count, cursor.param_base() + cursor.column());
+      vector_run(call, x, y, end - left, count, cursor.param_base() + cursor.column());
     } else {
-      block_runs({call, x, y, count, row.block - cursor.column() % row.block, row.block,
-                  cursor.param_base() + block_index});
+      write_run(call, BlockRuns{call, x, y, end - left, count, row.block - cursor.column() % row.block, row.block,
+                                cursor.param_base() + block_index});
     }
     x += count;
     y += count;

@@ -9,13 +9,14 @@
 
 #include "elements.h"
 #include "onnxfq/kernels.h"
+#include "store.h"
+#include "summarize.h"
 #include "threads.h"
 
 namespace onnxfq {
 namespace cpu {
 namespace {
 
-constexpr int64_t kBlock = 2048;
 constexpr int64_t kSmallestPiece = 1 << 13;
 constexpr int64_t kCacheLine = 16;  // floats
 // 32-bit counters are added to 64-bit ones after this many elements, far before they could overflow.
@@ -23,10 +24,6 @@ constexpr int64_t kFlushEvery = int64_t{1} << 24;
 // Neighbouring elements count in different tables: adding 1 to the counter just written has to wait for
 // that write, and neighbours are often equal (zeros after ReLU, padding).
 constexpr int kTables = 4;
-// Zeros, half of all values after ReLU, are known from the summary: they are counted aside, in slots behind
-// the bins that are never read, each neighbour in another.
-constexpr uint32_t kZeroSlot = kBinCount;
-constexpr uint32_t kZeroSlots = 16;
 
 // Counters of one thread. All zero between two uses, so nobody pays for clearing 1 MB.
 struct Histogram {
@@ -41,75 +38,9 @@ struct Accumulator {
   std::unique_ptr<Histogram> histogram;  // nullptr: not asked for
 };
 
-// Histograms that are not in use, kept for the next call.
-class HistogramStore {
- public:
-  std::unique_ptr<Histogram> take() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!free_.empty()) {
-        std::unique_ptr<Histogram> histogram = std::move(free_.back());
-        free_.pop_back();
-        return histogram;
-      }
-    }
-    return std::make_unique<Histogram>();
-  }
-
-  void give_back(std::unique_ptr<Histogram> histogram) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    free_.push_back(std::move(histogram));
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Histogram>> free_;
-};
-
-HistogramStore& histogram_store() {
-  static HistogramStore store;
+Store<Histogram>& histogram_store() {
+  static Store<Histogram> store;
   return store;
-}
-
-// Minimum, maximum and counts of x[0, count), count <= kBlock, and every element's bin.
-FQ_CLONES void summarize_block(const float* x, int64_t count, Summary* summary, uint16_t* bins) {
-  int32_t min_key = std::numeric_limits<int32_t>::max();
-  int32_t max_key = std::numeric_limits<int32_t>::min();
-  uint32_t min_magnitude_less_one = std::numeric_limits<uint32_t>::max();
-  int32_t finites = 0;
-  int32_t nans = 0;
-  int32_t zeros = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t bits = float_bits(x[i] + 0.0f);  // + 0: -0 is counted as +0
-    const uint32_t magnitude = bits & kMagnitudeMask;
-    // Masks, all ones or all zeros, instead of conditions: the compiler turns conditions that exclude each
-    // other into branches and then does not vectorise.
-    const int32_t below_infinity = static_cast<int32_t>(magnitude - kInfinityBits);
-    const int32_t finite = below_infinity >> 31;
-    const int32_t key = order_key(bits) & finite;
-    const int32_t low = key | (std::numeric_limits<int32_t>::max() & ~finite);
-    const int32_t high = key | (std::numeric_limits<int32_t>::min() & ~finite);
-    min_key = low < min_key ? low : min_key;
-    max_key = high > max_key ? high : max_key;
-    // Zero wraps around to the largest number and thereby never is the smallest.
-    const uint32_t less_one = magnitude - 1u;
-    min_magnitude_less_one = less_one < min_magnitude_less_one ? less_one : min_magnitude_less_one;
-    finites -= finite;
-    nans -= -below_infinity >> 31;
-    zeros -= static_cast<int32_t>(less_one) >> 31;
-    const uint32_t zero = static_cast<uint32_t>(static_cast<int32_t>(less_one) >> 31);
-    const uint32_t aside = zero & (kZeroSlot | (static_cast<uint32_t>(i) & (kZeroSlots - 1)));
-    bins[i] = static_cast<uint16_t>(bin_of(bits) | aside);  // the bin of zero is 0
-  }
-  Summary block;
-  block.min_key = min_key;
-  block.max_key = max_key;
-  block.min_magnitude_less_one = min_magnitude_less_one;
-  block.elements = count;
-  block.nans = nans;
-  block.infinities = count - finites - nans;
-  block.zeros = zeros;
-  summary->merge(block);
 }
 
 // Counts bins[0, count) and meanwhile fetches `next`, the block after: the hardware's own prefetching stops

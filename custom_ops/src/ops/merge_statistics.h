@@ -21,7 +21,13 @@ class MergeStatisticsNode {
   static constexpr size_t kFirstHostInput = ort::kNone;
   static constexpr int kInPlaceInput = 1;
 
-  explicit MergeStatisticsNode(const ort::Attributes&) {}
+  explicit MergeStatisticsNode(const ort::Attributes& attributes) {
+    const Blocks blocks = read_blocks(attributes);
+    if (blocks.axis_given || blocks.size != 0 || !blocks.shape.empty()) {
+      reject("a state holds the statistics of a whole tensor; Observe has those of groups, leave axis, block_size and "
+             "block_shape out");
+    }
+  }
 
  protected:
   // Checks the inputs and copies the state by copy(to, from, bytes) where it does not stay in its place.

@@ -2,9 +2,12 @@
 //
 // Input: x float, float16 or bfloat16, whose values count as the float32 numbers that they are. Attributes:
 // histogram, 0 or 1; channels and channel_block, both or none: x is float, [N, C', ...] in ONNX Runtime's blocked
-// layout, memory [N][C' / channel_block][...][channel_block], of which the first `channels` are no padding.
+// layout, memory [N][C' / channel_block][...][channel_block], of which the first `channels` are no padding; axis,
+// block_size and block_shape as FakeQuantize takes them: statistics of each group that would share a scale. In the
+// blocked layout the groups are the channels, axis 1.
 // Outputs: range float [2], minimum and maximum of the finite values; counts int64
-// [4], elements, NaN, infinities, zeros; bins int32 [K], ascending; bin_counts int64 [K].
+// [4], elements, NaN, infinities, zeros; bins int32 [K], ascending; bin_counts int64 [K]. Of G groups: range [G, 2],
+// counts [G, 4], bins g * 32768 + bin.
 #include <algorithm>
 
 #include "inputs.h"
@@ -44,10 +47,24 @@ class Observe {
     if (blocked && kElement != ElementType::kFloat32) {
       throw ort::UserError("channels and channel_block are for x of type float; leave them out");
     }
+    blocks_ = read_blocks(attributes);
+    by_groups_ = blocks_.axis_given || blocks_.size != 0 || !blocks_.shape.empty();
+    reject(blocks_.check());
+    if (blocked && by_groups_ && (blocks_.axis != 1 || blocks_.size != 0 || !blocks_.shape.empty())) {
+      throw ort::UserError("groups of x in blocks of channels are its channels; give axis 1 alone");
+    }
   }
 
   void run(ort::Context& context) const {
     const ort::Tensor<void> x = context.input<void>(0);
+    by_groups_ ? run_by_groups(context, x) : run_as_one(context, x);
+  }
+
+ private:
+  static constexpr ElementType kElement = element_type(X);
+  static constexpr int64_t kMostLanes = 64;
+
+  void run_as_one(ort::Context& context, const ort::Tensor<void>& x) const {
     cpu::ObserveCall call{x.data, x.element_count(), histogram_};
     call.type = kElement;
     if (channel_block_ > 0) set_layout(x.shape, call);
@@ -62,17 +79,55 @@ class Observe {
     std::copy(statistics.bin_counts.begin(), statistics.bin_counts.end(), bin_counts);
   }
 
- private:
-  static constexpr ElementType kElement = element_type(X);
-  static constexpr int64_t kMostLanes = 64;
+  void run_by_groups(ort::Context& context, const ort::Tensor<void>& x) const {
+    std::vector<int64_t> shape;
+    ParamLayout layout;
+    if (channel_block_ > 0) {
+      const int64_t blocks = channel_blocks(x.shape);
+      int64_t plane = 1;
+      for (size_t d = 2; d < x.shape.size(); ++d) plane *= x.shape[d];
+      Blocks lanes;
+      lanes.shape = {-1, 1, -1, 1};
+      reject(layout.fit({x.shape[0], blocks, plane, channel_block_}, {1, blocks, 1, channel_block_}, lanes));
+      shape = {channels_};
+    } else {
+      reject(blocks_.scale_shape(x.shape, shape));
+      reject(layout.fit(x.shape, shape, blocks_));
+    }
+    const int64_t groups = ort::element_count(shape);
+    if (groups > kMostGroups) {
+      reject("x has " + std::to_string(groups) + " groups, " + std::to_string(kMostGroups) +
+             " are the most; give larger blocks");
+    }
+    const GroupStatistics found =
+        cpu::observe_groups({x.data, kElement, &layout, groups, histogram_}, context.threads());
+    float* range = context.output<float>(0, {groups, 2});
+    int64_t* counts = context.output<int64_t>(1, {groups, 4});
+    const int64_t used = static_cast<int64_t>(found.keys.size());
+    int32_t* bins = context.output<int32_t>(2, {used});
+    int64_t* bin_counts = context.output<int64_t>(3, {used});
+    for (const Summary& summary : found.summaries) {
+      summary.write(range, counts);
+      range += 2;
+      counts += 4;
+    }
+    std::copy(found.keys.begin(), found.keys.end(), bins);
+    std::copy(found.counts.begin(), found.counts.end(), bin_counts);
+  }
 
-  void set_layout(const std::vector<int64_t>& shape, cpu::ObserveCall& call) const {
+  // Checks that x has the channels and returns how many blocks they fill.
+  int64_t channel_blocks(const std::vector<int64_t>& shape) const {
     const int64_t blocks = (channels_ + channel_block_ - 1) / channel_block_;
     if (shape.size() < 2 || shape[1] != blocks * channel_block_) {
       throw ort::UserError("x has " + (shape.size() < 2 ? "no channels" : std::to_string(shape[1]) + " channels") +
                            ", " + std::to_string(channels_) + " in blocks of " + std::to_string(channel_block_) +
                            " are " + std::to_string(blocks * channel_block_));
     }
+    return blocks;
+  }
+
+  void set_layout(const std::vector<int64_t>& shape, cpu::ObserveCall& call) const {
+    const int64_t blocks = channel_blocks(shape);
     call.block = channel_block_;
     call.planes_per_image = blocks;
     call.plane = channel_block_;
@@ -83,6 +138,8 @@ class Observe {
   bool histogram_ = true;
   int64_t channels_ = 0;
   int64_t channel_block_ = 0;
+  Blocks blocks_;
+  bool by_groups_ = false;
 };
 
 }  // namespace

@@ -1,0 +1,146 @@
+"""The library's kernels on torch tensors of the CPU: the bits of `arithmetic.py` in one pass over memory.
+
+Each function returns None where the kernels are not for it, and torch's operations do the work: on other
+devices, in float64, with other rounding than half_even, where torch compiles, exports, traces, records or
+watches operations, and without the library.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from onnxfq.errors import RuntimeLibraryError
+from onnxfq.runtime.c_library import c_library
+from onnxfq.runtime.training_kernels import ELEMENT_TYPES, Step, mask_gradient
+from onnxfq.torch.arithmetic import Grid
+
+log = logging.getLogger(__name__)
+
+_TYPES = {getattr(torch, name): name for name in ELEMENT_TYPES}
+# What a thread is worth starting for: about 0.1 ms of work.
+_ELEMENTS_A_THREAD = 1 << 17
+
+
+def fake_quantize(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, mask: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return y and, where `mask` asks for it, which elements are inside the grid, as bool.
+
+    scale, zero_point: float32 that broadcast against x.
+    """
+    if not usable(x, grid):
+        return None
+    y = torch.empty_like(x)
+    inside = torch.empty_like(x, dtype=torch.bool) if mask else None
+    if not (_same_order(x, y) and (inside is None or _same_order(x, inside))):
+        return None
+    _run(
+        lambda step: step.fake_quantize(y.data_ptr(), 0 if inside is None else inside.data_ptr()),
+        (x, scale, zero_point, grid),
+    )
+    return y, inside
+
+
+def derivative_by_scale(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor | None:
+    """Return the derivative of each rounded element by the scale, float32, as LSQ has it."""
+    if not usable(x, grid) or x.dtype != torch.float32:
+        return None
+    y = torch.empty_like(x)
+    if not _same_order(x, y):
+        return None
+    _run(lambda step: step.derivative_by_scale(y.data_ptr()), (x, scale, zero_point, grid))
+    return y
+
+
+def masked(gradient: Tensor, inside: Tensor) -> Tensor | None:
+    """Return gradient * inside, for a mask of bool."""
+    if not _plain(gradient) or gradient.dtype != torch.float32:
+        return None
+    y = torch.empty_like(gradient)
+    if not (_same_order(gradient, inside) and _same_order(gradient, y)):
+        return None
+    count = gradient.numel()
+    mask_gradient(gradient.data_ptr(), inside.data_ptr(), y.data_ptr(), count, _threads(count))
+    return y
+
+
+def usable(x: Tensor, grid: Grid) -> bool:
+    """Tell whether the kernels can do x on this grid."""
+    return _plain(x) and x.dtype in _TYPES and grid.rounding == "half_even"
+
+
+def _plain(x: Tensor) -> bool:
+    """Tell whether x has memory of its own on the CPU, and nobody needs to see operations on it."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in (Tensor, nn.Parameter)
+        and x.device.type == "cpu"
+        and x.numel() > 0
+        and not torch.jit.is_tracing()
+        # Recorded for derivatives of derivatives, as in a backward pass with create_graph.
+        and not (torch.is_grad_enabled() and x.requires_grad)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and library_loads()
+    )
+
+
+@cache
+def library_loads() -> bool:
+    """Tell whether the library can be loaded; a log line says so if not."""
+    try:
+        c_library()
+    except RuntimeLibraryError as error:
+        log.info("fake quantization runs as torch operations, several times slower: %s", error)
+        return False
+    return True
+
+
+def _threads(count: int) -> int:
+    return max(min(int(torch.get_num_threads()), count // _ELEMENTS_A_THREAD), 1)
+
+
+def _memory_order(x: Tensor) -> list[int]:
+    return sorted(range(x.ndim), key=lambda d: (-x.stride(d), d))
+
+
+def _same_order(x: Tensor, y: Tensor) -> bool:
+    """Tell whether equal positions in memory are equal positions in both, without gaps."""
+    if x.is_contiguous():
+        return bool(y.is_contiguous())
+    return bool(x.stride() == y.stride() and x.permute(_memory_order(x)).is_contiguous())
+
+
+def _run(kernel: Callable[[Step], None], given: tuple[Tensor, Tensor, Tensor | None, Grid]) -> None:
+    """Call a kernel for x, scale, zero point and grid; the parameters that it reads live as long."""
+    x, scale, zero_point, grid = given
+    if zero_point is not None and (zero_point.numel() != 1 or scale.numel() != 1):
+        scale, zero_point = torch.broadcast_tensors(scale, zero_point)
+    shape, params = list(x.shape), list(scale.shape)
+    if scale.numel() == 1:
+        shape, params = [x.numel()], []
+    elif not x.is_contiguous():
+        order = _memory_order(x)
+        shape, params = [shape[d] for d in order], [params[d] for d in order]
+        scale = scale.permute(order)
+        zero_point = None if zero_point is None else zero_point.permute(order)
+    scale = scale.contiguous()
+    zero_point = None if zero_point is None else zero_point.contiguous()
+    kernel(
+        Step(
+            x=x.data_ptr(),
+            shape=shape,
+            element_type=_TYPES[x.dtype],
+            scale=scale.data_ptr(),
+            zero_point=0 if zero_point is None else zero_point.data_ptr(),
+            scale_shape=params,
+            qtype=grid.qtype.name,
+            arithmetic=grid.arithmetic,
+            saturate=grid.saturate,
+            threads=_threads(x.numel()),
+        )
+    )

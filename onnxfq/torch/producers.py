@@ -1,0 +1,84 @@
+"""Which operator makes a tensor, for those whose outputs have a range by definition (`calibrators.fixed`)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from onnxfq.torch.traced import Traces, has_own_code
+
+_MODULES: dict[type[nn.Module], str] = {
+    nn.Hardsigmoid: "HardSigmoid",
+    nn.Sigmoid: "Sigmoid",
+    nn.Softmax: "Softmax",
+    nn.Softsign: "Softsign",
+    nn.Tanh: "Tanh",
+}
+_CALLS: dict[Any, str] = {
+    F.hardsigmoid: "HardSigmoid",
+    torch.sigmoid: "Sigmoid",
+    F.sigmoid: "Sigmoid",
+    "sigmoid": "Sigmoid",
+    torch.softmax: "Softmax",
+    F.softmax: "Softmax",
+    "softmax": "Softmax",
+    F.softsign: "Softsign",
+    torch.tanh: "Tanh",
+    F.tanh: "Tanh",
+    "tanh": "Tanh",
+}
+# What an export in evaluation mode leaves out.
+_PASSED = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+def producers(model: nn.Module, traces: Traces) -> dict[str, str]:
+    """Return the ONNX operator that makes a tensor, by the plan's names; tensors made otherwise are left out.
+
+    Seen are the inputs of layers and operations that a traced forward or an nn.Sequential feeds. A layer that
+    runs several times counts only if all its inputs are made alike.
+    """
+    found: dict[str, set[str]] = {}
+    for path, module in model.named_modules():
+        start = f"{path}." if path else ""
+        if isinstance(module, nn.MultiheadAttention):
+            found[f"{start}context_input"] = {"Softmax"}
+        elif isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+            kept = [
+                (name, child) for name, child in module.named_children() if not isinstance(child, _PASSED)
+            ]
+            for (_, before), (name, _) in pairwise(kept):
+                found.setdefault(f"{start}{name}.input", set()).add(_of_module(before))
+        elif has_own_code(module) and traces.of(module).graphs:
+            for node in traces.of(module).graphs[-1].nodes:  # of evaluation
+                for name, source in _reads(node):
+                    found.setdefault(f"{start}{name}", set()).add(_of_node(module, source))
+    return {name: next(iter(ops)) for name, ops in found.items() if len(ops) == 1 and "" not in ops}
+
+
+def _reads(node: fx.Node) -> list[tuple[str, Any]]:
+    """Return (name of the tensor, what makes it) of what a node may have quantized."""
+    if node.op == "call_module" and node.args:
+        return [(f"{node.target}.input", node.args[0])]
+    if node.op in ("call_function", "call_method"):
+        ends = ("_input", "_other")
+        return [(f"{node.name}{end}", value) for end, value in zip(ends, node.args, strict=False)]
+    return []
+
+
+def _of_node(module: nn.Module, source: Any) -> str:
+    if not isinstance(source, fx.Node):
+        return ""
+    if source.op == "call_module":
+        child = module.get_submodule(str(source.target))
+        return _of_node(module, source.args[0]) if isinstance(child, _PASSED) else _of_module(child)
+    if source.op == "call_function" and source.target is F.dropout:
+        return _of_node(module, source.args[0])
+    return _CALLS.get(source.target, "") if source.op in ("call_function", "call_method") else ""
+
+
+def _of_module(module: nn.Module) -> str:
+    return _MODULES.get(type(module), "")

@@ -1,0 +1,137 @@
+"""torch.compile and torch.export take everything as one graph, and what they make computes the same bits.
+
+Dynamo and autograd are captured here by the backend "aot_eager", which runs torch's own operators;
+`test_functions.py` and `test_quantize_module.py` go through the code generator.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+nn = pytest.importorskip("torch.nn")
+pytest.importorskip("onnxscript")
+
+import torch  # noqa: E402  only once it is known to be there
+
+from onnxfq.spec import QuantSpec  # noqa: E402
+from onnxfq.torch import (  # noqa: E402
+    FakeQuantize,
+    compute_encodings,
+    fake_quantize,
+    fake_quantize_lsq,
+    fake_quantize_pact,
+    fake_quantize_range,
+    freeze_batchnorm,
+    learn_grids,
+    quantize_module,
+)
+
+# torch's compiler and exporter warn of deprecations in themselves.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    """Forget what was compiled before: torch compiles one function for a few cases only."""
+    torch.compiler.reset()
+
+
+FUNCTIONS = {
+    "fixed": (lambda x, s: fake_quantize(x, s.detach(), qtype="int8"), [0.1]),
+    "scale": (lambda x, s: fake_quantize(x, s, qtype="int4", rounding="half_up"), [0.1]),
+    "zero point": (lambda x, s, z: fake_quantize(x, s, z, qtype="uint8"), [0.1, 3.0]),
+    "float8": (lambda x, s: fake_quantize(x, s, qtype="float8e5m2", saturate=False), [0.1]),
+    "LSQ": (lambda x, s: fake_quantize_lsq(x, s, qtype="int4"), [0.5]),
+    "LSQ+": (lambda x, s, b: fake_quantize_lsq(x, s, b, qtype="uint4"), [0.5, -1.0]),
+    "range": (lambda x, low, high: fake_quantize_range(x, low, high, qtype="uint8"), [-2.0, 3.0]),
+    "PACT": (lambda x, a: fake_quantize_pact(x, a, qtype="uint4"), [2.0]),
+}
+
+
+def values(*shape: int) -> torch.Tensor:
+    """Return normal values."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def results(function, x: torch.Tensor, numbers: list[float]) -> list[torch.Tensor | None]:
+    """Return y and the gradients of x and of the learned numbers."""
+    leaves = [x.clone().requires_grad_(), *(torch.tensor(n, requires_grad=True) for n in numbers)]
+    y = function(*leaves)
+    y.backward(torch.ones_like(y))
+    return [y.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def same(found, expected) -> None:
+    """Check y and the gradient of x to the bit, and sums over 256 elements to their order."""
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+    for a, b in zip(found[2:], expected[2:], strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
+
+
+CASES = [(name, torch.float32) for name in FUNCTIONS]
+CASES += [("fixed", torch.bfloat16), ("range", torch.bfloat16), ("LSQ+", torch.float16)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
+def test_functions_compile_whole(name, dtype):
+    """Every function is one graph, learned parameters and inputs of 16 bits too."""
+    function, numbers = FUNCTIONS[name]
+    x = (values(8, 32) * 2).to(dtype)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    same(results(compiled, x, numbers), results(function, x, numbers))
+    assert compiled(x, *map(torch.tensor, numbers)).dtype == dtype
+
+
+@pytest.mark.parametrize("learned", ["nothing", "scale", "scale_zero_point", "range"])
+@pytest.mark.parametrize("blocks", [{"axis": 1}, {"axis": 1, "block_size": 8}], ids=str)
+def test_modules_compile_whole(learned, blocks):
+    """So is the module, whatever it learns and however its scales lie; and torch.export takes it."""
+    one = FakeQuantize(QuantSpec(qtype="uint4", symmetric=False, **blocks))
+    x = values(8, 32)
+    with compute_encodings(one):
+        one(x)
+    one.learn(learned)
+    compiled = torch.compile(one, fullgraph=True, backend="aot_eager")
+    same(results(compiled, x, []), results(one, x, []))
+    program = torch.export.export(one.eval(), (x,))
+    assert torch.equal(program.module()(x), one(x))
+
+
+class Network(nn.Module):
+    """A convolution with BatchNorm, a residual sum and attention."""
+
+    def __init__(self):
+        """Make the layers."""
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)
+        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        """[N, 2, 4, 4] to [N, 4, 3]."""
+        y = (self.norm(self.conv(x)) + x).reshape(-1, 4, 8)
+        return self.head(self.attention(y, y, y, need_weights=False)[0])
+
+
+@pytest.mark.parametrize("learned", ["nothing", "scale"])
+def test_networks_compile_and_export_whole(learned):
+    """A quantized network trains as one graph, folded BatchNorm and attention in it, and can be exported.
+
+    Its forward computes the plain module's numbers but for the order of sums: one step of 8 bits at most.
+    """
+    model, x = Network().eval(), values(3, 2, 4, 4)
+    quantize_module(model, "tensorrt-int8")
+    with torch.no_grad(), compute_encodings(model):
+        model(x)
+    learn_grids(model, learned)
+    freeze_batchnorm(model.train())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    y = compiled(x)
+    torch.testing.assert_close(y, model(x), rtol=0, atol=0.05)
+    y.sum().backward()
+    trained = [p for n, p in model.named_parameters() if "norm.weight" not in n]
+    assert all(p.grad is not None for p in trained)
+    exported = torch.export.export(model.eval(), (x,)).module()
+    torch.testing.assert_close(exported(x), model(x), rtol=0, atol=0.05)

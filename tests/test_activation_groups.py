@@ -1,0 +1,582 @@
+"""Activations by channels and blocks, from the recipe to the written model."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from builders import BUILDERS, build, conv_relu, feed_for, linear, stage, two_branch, weights
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from test_agreement import twins, with_outputs
+from test_bodies import staged as staged_bodies
+from test_observation import feeds_of, file_bytes, narrow_channels
+
+from onnxfq.accumulation import GroupAccumulator, usual_bytes
+from onnxfq.calibration import calibrate
+from onnxfq.calibrators import CALIBRATORS, calibrator_by_name
+from onnxfq.cli.main import main
+from onnxfq.errors import PlanError, RecipeError, StatisticsError
+from onnxfq.granularity import BlockShape, Granularity, PerAxis
+from onnxfq.graph.load import load
+from onnxfq.graph.model import Model
+from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.pipeline import open_feeds, quantize
+from onnxfq.plan import Plan
+from onnxfq.planning import make_plan
+from onnxfq.qparams import choose_qparams
+from onnxfq.recipe import Recipe
+from onnxfq.reporting.calibrator_table import calibrator_rows, calibrator_table
+from onnxfq.runtime.observed import channel_block, observing_session
+from onnxfq.runtime.session import Session
+from onnxfq.spec import QuantSpec
+from onnxfq.statistics import BIN_COUNT, GroupStatistics, Statistics, TensorStatistics
+
+NETWORKS = {name: make for name, make in BUILDERS.items() if name not in ("attention", "same_tensor_twice")}
+"""Without those that sum over two axes of one tensor."""
+PER_AXIS = {"granularity": "per_axis"}
+BLOCKED = {"granularity": "blocked", "block_size": 3}
+
+
+def by_groups(target: str = "onnxruntime", **activations: Any) -> Recipe:
+    """A recipe whose activations are asymmetric int8 of the granularity given."""
+    scheme = {"qtype": "int8", "symmetric": False, "calibrator": "minmax"} | activations
+    return Recipe.model_validate(
+        {"name": "groups", "target": target, "activations": scheme, "weights": {"qtype": "int8"}}
+    )
+
+
+def parts_of(x: NDArray[np.float32], granularity: Granularity) -> list[NDArray[np.float32]]:
+    """The elements of each group, said with NumPy's slices."""
+    shape = granularity.param_shape(x.shape)
+    if isinstance(granularity, PerAxis):
+        return [np.take(x, [i], axis=granularity.axis) for i in range(shape[0])]
+    assert isinstance(granularity, BlockShape)
+    sizes = [n if b == -1 else b for n, b in zip(x.shape, granularity.block_shape, strict=True)]
+    return [
+        x[tuple(slice(i * size, (i + 1) * size) for i, size in zip(at, sizes, strict=True))]
+        for at in np.ndindex(*shape)
+    ]
+
+
+def assert_equal(found: TensorStatistics, want: TensorStatistics) -> None:
+    """The same range, counts and histogram."""
+    for name in ("rmin", "rmax", "elements", "nans", "infinities", "zeros"):
+        assert getattr(found, name) == getattr(want, name), name
+    np.testing.assert_array_equal(found.bins, want.bins)
+    np.testing.assert_array_equal(found.counts, want.counts)
+
+
+def activations(model: Model, plan: Plan, feeds: list[dict[str, Any]]) -> dict[str, NDArray[np.float32]]:
+    """The observed tensors of all feeds, kept whole, joined along the batch."""
+    names = [p.tensor for p in plan.activations]
+    session = Session(with_outputs(model.proto, names), 1)
+    runs = [session.run(feed, names) for feed in feeds]
+    return {name: np.concatenate([run[i] for run in runs]) for i, name in enumerate(names)}
+
+
+@pytest.mark.parametrize("changes", [PER_AXIS, BLOCKED], ids=["per_axis", "blocked"])
+@pytest.mark.parametrize("name", [*NETWORKS, "narrow_channels"])
+def test_statistics_are_those_of_the_groups(name: str, changes: dict[str, Any]) -> None:
+    """Every group's equal NumPy's over its elements of the full activations; all together the tensor's."""
+    proto = BUILDERS[name]() if name in BUILDERS else narrow_channels()
+    model = load(proto)
+    plan = make_plan(model, by_groups("simulation", **changes))
+    feeds = [feed_for(proto)] if name in BUILDERS else feeds_of(3, batch=2)
+    found = collect_statistics(model, plan, feeds)
+    values = activations(model, plan, feeds)
+    grouped = [p for p in plan.activations if p.tensor in found.groups]
+    assert grouped or not any(p.spec.axis is not None or p.spec.block_shape for p in plan.activations)
+    for placement in grouped:
+        groups = found.of_groups(placement.tensor, placement.spec.granularity)
+        parts = parts_of(values[placement.tensor], placement.spec.granularity)
+        for one, part in zip(groups.each(), parts, strict=True):
+            assert_equal(one, TensorStatistics.from_array(part))
+        assert_equal(found[placement.tensor], TensorStatistics.from_array(values[placement.tensor]))
+
+
+def test_what_the_groups_of_an_operator_are() -> None:
+    """Of a convolution the input channels, of a product the index that is summed over."""
+    conv, product = load(conv_relu()), load(linear(7, 5))
+    assert [
+        make_plan(model, by_groups("simulation", **changes)).activations[0].spec.granularity
+        for model in (conv, product)
+        for changes in (PER_AXIS, BLOCKED)
+    ] == [PerAxis(1), BlockShape((-1, 3, -1, -1)), PerAxis(1), BlockShape((-1, 3))]
+    asked = by_groups("simulation", granularity="block_shape", block_shape=[-1, 1, 2, 2])
+    assert make_plan(conv, asked).activations[0].spec.granularity == BlockShape((-1, 1, 2, 2))
+    plan = make_plan(product, asked)
+    assert plan.activations[0].spec.granularity.param_shape((4, 7)) == ()
+    assert plan.activations[0].why.endswith("per tensor: block_shape [-1, 1, 2, 2] is not for its 2 axes")
+
+
+@pytest.mark.skipif(channel_block() == 1, reason="this processor has no blocked layout")
+@pytest.mark.parametrize(("changes", "direct"), [(PER_AXIS, True), (BLOCKED, False)])
+def test_channels_are_observed_in_the_blocked_layout(tmp_path: Path, changes: Any, direct: bool) -> None:
+    """An observer of channels reads the runtime's own layout; of other groups the layout of the model."""
+    from onnxfq.passes.insert_observers import InsertObservers
+
+    model = load(narrow_channels())
+    plan = make_plan(model, by_groups("simulation", **changes))
+    onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
+    observing_session(tmp_path / "model.onnx", tmp_path, 1)
+    written = onnx.load(tmp_path / "observed.onnx", load_external_data=False).graph
+    turned = {name for node in written.node if node.op_type == "ReorderOutput" for name in node.output}
+    observed = {node.input[0] for node in written.node if node.op_type == "Observe"}
+    assert bool(turned & observed) != direct
+
+
+@pytest.fixture
+def observed() -> tuple[Model, Plan]:
+    """Convolutions whose inputs are quantized per channel."""
+    model = load(narrow_channels())
+    return model, make_plan(model, by_groups("simulation", **PER_AXIS))
+
+
+def test_neither_threads_order_passes_nor_merging_change_a_bit(observed, tmp_path, caplog) -> None:
+    """One file for all of them."""
+    model, plan = observed
+    feeds = feeds_of(6)
+    expected = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(threads=1)), tmp_path)
+    for options, data in (
+        (ObserveOptions(threads=2), feeds[::-1]),
+        (ObserveOptions(threads=5), [feeds[i] for i in (3, 0, 5, 1, 4, 2)]),
+        (ObserveOptions(memory=2 << 20), feeds),
+    ):
+        assert file_bytes(collect_statistics(model, plan, data, options), tmp_path) == expected
+    assert "in 2 passes over the data, to keep to 2 MB" in caplog.text
+    halves = [collect_statistics(model, plan, part) for part in (feeds[4:], feeds[:4])]
+    assert file_bytes(halves[0].merge(halves[1]), tmp_path) == expected
+    (tmp_path / "read.npz").write_bytes(expected)
+    again = Statistics.load(tmp_path / "read.npz")
+    assert again.sha256 == halves[0].merge(halves[1]).sha256
+    assert file_bytes(again, tmp_path) == expected
+
+
+@pytest.mark.parametrize("size", [1, 4, 12])
+def test_batches_of_any_size_give_the_same(observed, size: int) -> None:
+    """Samples are pooled: what they came in does not matter."""
+    model, plan = observed
+    x = np.concatenate([feed["x"] for feed in feeds_of(12)])
+    parts = [{"x": x[start : start + size]} for start in range(0, len(x), size)]
+    found = collect_statistics(model, plan, open_feeds(model.proto, parts))
+    assert found.sha256 == collect_statistics(model, plan, feeds_of(12)).sha256
+
+
+def test_a_tensor_of_more_groups_than_fit_is_told(observed, caplog) -> None:
+    """Memory is kept to as far as one tensor does; where it does not, tensor, groups and size are named."""
+    model, plan = observed
+    collect_statistics(model, plan, feeds_of(1), ObserveOptions(memory=1 << 18))
+    assert "has 40 groups, whose histograms take about 0 MB, more than observing has" in caplog.text
+
+
+def test_memory_of_groups_is_bounded() -> None:
+    """A channel takes a fraction of a whole tensor's histogram, however many feeds come."""
+    assert usual_bytes((64,)) < 64 * usual_bytes(None) / 10
+    made = GroupAccumulator("t", PerAxis(1), (64,), stop=True, feed_ranges=False)
+    rng = np.random.default_rng(0)
+    for number in range(100):
+        ones = [TensorStatistics.from_array(x) for x in rng.standard_normal((64, 500)).astype(np.float32)]
+        made.add(
+            [
+                np.asarray([(one.rmin, one.rmax) for one in ones], np.float32),
+                np.asarray([(one.elements, 0, 0, one.zeros) for one in ones], np.int64),
+                np.concatenate([g * BIN_COUNT + one.bins for g, one in enumerate(ones)]).astype(np.int32),
+                np.concatenate([one.counts for one in ones]),
+            ],
+            number,
+        )
+    assert made.result().totals[:, 0].tolist() == [50_000] * 64
+    assert made.bytes <= usual_bytes((64,))
+
+
+@pytest.mark.parametrize("case", ["per channel", "per channel, moving average"])
+def test_ranges_are_those_of_torch(observed, case: str) -> None:
+    """Torch's per-channel observers see the same ends, its averages are the same bits."""
+    torch = pytest.importorskip("torch")
+    observers = pytest.importorskip("torch.ao.quantization")
+    model, plan = observed
+    feeds = feeds_of(5, batch=2)
+    found = collect_statistics(model, plan, feeds, ObserveOptions(feed_ranges=True))
+    for placement in plan.activations:
+        name = placement.tensor
+        kinds = {"ch_axis": 1, "dtype": torch.qint8, "qscheme": torch.per_channel_affine}
+        averages = case.endswith("average")
+        make = (
+            observers.MovingAveragePerChannelMinMaxObserver
+            if averages
+            else observers.PerChannelMinMaxObserver
+        )
+        theirs = make(**kinds, averaging_constant=0.1) if averages else make(**kinds)
+        for feed in feeds:
+            theirs(torch.from_numpy(activations(model, plan, [feed])[name]))
+        method = calibrator_by_name("moving_average:0.1" if averages else "minmax")
+        ours = np.asarray([method(one, placement.spec) for one in found.groups[name].each()], np.float32)
+        np.testing.assert_array_equal(ours[:, 0], theirs.min_val.numpy())
+        np.testing.assert_array_equal(ours[:, 1], theirs.max_val.numpy())
+
+
+@pytest.mark.parametrize("method", CALIBRATORS)
+def test_every_calibrator_gives_every_group_what_it_gives_a_tensor(method: str) -> None:
+    """Scale and zero point of a channel are those that its values would have as a tensor."""
+    model = load(two_branch())
+    plan = make_plan(model, by_groups("simulation", **PER_AXIS))
+    feeds = [feed_for(two_branch(), seed) for seed in (0, 1)]
+    statistics = collect_statistics(model, plan, feeds, ObserveOptions(feed_ranges=True))
+    encodings = calibrate(model, plan, statistics, method)
+    values = activations(model, plan, feeds)
+    for placement in plan.activations:
+        spec, made = placement.spec, encodings[placement.tensor]
+        x = values[placement.tensor]
+        assert made.param_shape == (x.shape[1],)
+        for channel in range(x.shape[1]):
+            own = TensorStatistics.from_array(x[:, channel])
+            by_feed = np.split(x[:, channel], len(feeds))
+            ranges = [(one.min(), one.max()) for one in by_feed]
+            own = replace(own, feed_ranges=np.asarray(ranges, np.float32))
+            limits = calibrator_by_name(method)(own, spec)
+            scale, zero_point = choose_qparams(*limits, spec.qtype, spec.symmetric)
+            assert (made.scale_array[channel], made.zero_point_array[channel]) == (scale, zero_point)
+
+
+@pytest.mark.parametrize("changes", [PER_AXIS, BLOCKED], ids=["per_axis", "blocked"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_twins(name: str, changes: dict[str, Any]) -> None:
+    """Fake-quant and Q/DQ model hold the same numbers, to the bit."""
+    for tensor, simulated, deployed in zip(
+        *twins(stage(BUILDERS[name](), by_groups(**changes))), strict=True
+    ):
+        np.testing.assert_array_equal(simulated, deployed, err_msg=tensor)
+
+
+@pytest.mark.parametrize("qtype", ["int8", "uint16", "int16"])
+@pytest.mark.parametrize("changes", [PER_AXIS, BLOCKED], ids=["per_axis", "blocked"])
+def test_written_models_run_fully_optimised(tmp_path: Path, changes: dict[str, Any], qtype: str) -> None:
+    """What quantize writes for ONNX Runtime gives its numbers at the session's defaults as well."""
+    proto = build(
+        """g (float[N,6,5,5] x) => (float[N,7] y) {
+            c = Conv <kernel_shape = [3,3]> (x, w)
+            d = Conv <kernel_shape = [3,3]> (c, v)
+            f = Flatten (d)
+            y = MatMul (f, m) }""",
+        {"w": weights(8, 6, 3, 3), "v": weights(9, 8, 3, 3), "m": weights(9, 7)},
+    )
+    feed = feed_for(proto)
+    result = quantize(proto, [feed], tmp_path / "q.onnx", recipe=by_groups(qtype=qtype, **changes))
+    assert len(result.encodings["x"].scale) == (6 if changes is PER_AXIS else 2)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(tmp_path / "q.onnx", options)
+    exact = Session(onnx.load(tmp_path / "q.onnx"), 1, exact=True).run(feed)[0]
+    # Sums are taken in another order, and a value may then fall to the next step of a grid.
+    np.testing.assert_allclose(session.run(None, feed)[0], exact, atol=0.05 * np.abs(exact).max())
+    assert result.evaluation.candidates[0].outputs[0].sqnr_db > 30
+
+
+def test_more_scales_are_more_exact() -> None:
+    """Channels of different size lose less where each has a scale of its own."""
+    proto, rng = linear(16, 4), np.random.default_rng(0)
+    spread = np.exp2(np.linspace(-3, 3, 16)).astype(np.float32)
+    feeds = [{"x": rng.standard_normal((1, 16)).astype(np.float32) * spread} for _ in range(64)]
+    model = load(proto)
+
+    def noise(granularity: str) -> float:
+        plan = make_plan(model, by_groups(granularity=granularity))
+        made = calibrate(model, plan, collect_statistics(model, plan, feeds))["x"]
+        return float(sum(((made.fake_quantize(feed["x"]) - feed["x"]) ** 2).sum() for feed in feeds))
+
+    # Noise goes with the square of a step, and most channels have far smaller ones.
+    assert noise("per_axis") < noise("per_tensor") / 4
+
+
+@pytest.mark.parametrize(
+    ("recipe", "proto", "text"),
+    [
+        (by_groups("tensorrt", symmetric=True, **PER_AXIS), conv_relu, "TensorRT takes one scale of an act"),
+        (by_groups("tensorrt", symmetric=True, **BLOCKED), lambda: linear(6, 2), "one scale of an act"),
+        (by_groups(qtype="uint8", **PER_AXIS), conv_relu, "kernels of Conv take one scale of a uint8 input"),
+        (by_groups(qtype="uint8", **BLOCKED), lambda: linear(6, 2), "kernels of MatMul take one scale of a"),
+        (by_groups(qtype="int5", **PER_AXIS), conv_relu, "int5 activations are clipped per tensor; use int8"),
+    ],
+)  # fmt: skip
+def test_what_a_target_refuses(recipe: Recipe, proto: Callable[[], onnx.ModelProto], text: str) -> None:
+    """Rule and remedy, before anything is observed."""
+    with pytest.raises(RecipeError, match=text):
+        make_plan(load(proto()), recipe)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"granularity": "per_row"}, "every sample has rows of its own; or use per_axis"),
+        ({"dynamic": True, "granularity": "per_axis"}, "needs dynamic: false"),
+        ({"dynamic": True, "granularity": "block_shape", "block_shape": [1]}, "needs dynamic: false"),
+        ({"granularity": "block_shape"}, "block_shape and block_shape go together"),
+        ({"granularity": "blocked"}, "blocked and block_size go together"),
+        (
+            {"scale_type": "e8m0", "symmetric": True, **BLOCKED},
+            "scale_type e8m0 of activations needs dynamic",
+        ),
+    ],
+)
+def test_schemes_that_contradict_themselves(changes: dict[str, Any], text: str) -> None:
+    """A format that cannot be is refused where it is written."""
+    with pytest.raises(ValueError, match=text):
+        by_groups("simulation", **changes)
+
+
+def test_a_tensor_summed_along_two_axes_is_refused() -> None:
+    """It is rounded once, and per channel of one reader is not per channel of the other."""
+    with pytest.raises(RecipeError, match="tensor 'x' is summed along another axis by 'q' than by 'mix'"):
+        make_plan(load(BUILDERS["attention"]()), by_groups(**PER_AXIS))
+
+
+def test_an_open_axis_leaves_a_node_in_float() -> None:
+    """Groups whose number is not known have no statistics, and the plan says which axis it is."""
+    proto = build("g (float[N,K] x) => (float[N,K] y) { [a] h = MatMul (x, w)  [b] y = MatMul (h, w) }",
+                  {"w": weights(4, 4)})  # fmt: skip
+    plan = make_plan(load(proto), by_groups(**PER_AXIS))
+    assert [p.tensor for p in plan.activations] == ["h"]
+    (why,) = [s.why for s in plan.skipped if s.name == "a"]
+    assert why == "input 'x' is per-axis 1, and its axis 1 is open: every group needs statistics of its own"
+
+
+def edited(plan: Plan, **changes: Any) -> Plan:
+    """A plan whose first activation a person has changed."""
+    first, *rest = plan.placements
+    spec = QuantSpec.model_validate(first.spec.model_dump() | changes)
+    return plan.model_copy(update={"placements": (first.model_copy(update={"spec": spec}), *rest)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"axis": 0}, "per-axis 0, and its axis 0 is open"),
+        ({"axis": 4}, "axis 4 is outside a tensor of rank 4"),
+        ({"axis": 1, "block_size": 2}, "and its axis 0 is open"),
+        ({"block_shape": (-1, 1)}, "must have one size for each dimension"),
+    ],
+)
+def test_plans_that_cannot_be_observed(changes: dict[str, Any], text: str) -> None:
+    """An edited plan is held to the same rule, in one line that names the tensor."""
+    model = load(conv_relu())
+    plan = edited(make_plan(model, by_groups()), **changes)
+    with pytest.raises(PlanError, match=f"tensor 'x' is .*{text}"):
+        collect_statistics(model, plan, [feed_for(conv_relu())])
+
+
+def test_more_groups_than_an_observer_takes() -> None:
+    """The limit and the number are named before anything runs."""
+    proto = build("g (float[N,70000] x) => (float[N,2] y) { y = MatMul (x, w) }", {"w": weights(70000, 2)})
+    model = load(proto)
+    plan = make_plan(model, by_groups(**PER_AXIS))
+    with pytest.raises(PlanError, match="70000 groups, 65536 are the most; give larger blocks"):
+        collect_statistics(model, plan, [])
+
+
+def test_statistics_of_other_groups_are_refused(observed) -> None:
+    """A plan by channels is not calibrated with statistics of whole tensors, nor with other blocks."""
+    model, plan = observed
+    whole = collect_statistics(model, make_plan(model, by_groups("simulation")), feeds_of(1))
+    with pytest.raises(StatisticsError, match=r"are per-tensor, and the plan wants them per-axis 1; observe"):
+        calibrate(model, plan, whole)
+    mine = collect_statistics(model, plan, feeds_of(1))
+    with pytest.raises(StatisticsError, match="only one side has statistics of the groups of tensor"):
+        mine.merge(whole)
+    other = collect_statistics(model, make_plan(model, by_groups("simulation", **BLOCKED)), feeds_of(1))
+    with pytest.raises(StatisticsError, match=r"statistics of per-axis 1, 3 groups, and blocks of \[-1, 3"):
+        mine.merge(other)
+
+
+def test_statistics_by_channels_serve_plans_per_tensor(observed, tmp_path) -> None:
+    """Whole tensors are in the file too, as if they had been observed so; and old files still load."""
+    model, plan = observed
+    whole_plan = make_plan(model, by_groups("simulation"))
+    by_channel, whole = (collect_statistics(model, p, feeds_of(2)) for p in (plan, whole_plan))
+    assert calibrate(model, whole_plan, by_channel).encodings == calibrate(model, whole_plan, whole).encodings
+    assert file_bytes(replace(by_channel, groups={}), tmp_path) == file_bytes(whole, tmp_path)
+    with np.load(tmp_path / "s.npz") as arrays:
+        # The columns of the first release, no more: what it wrote is read, and it reads this.
+        first = "format model_sha256 feeds complete data tensors range totals sizes bins counts feed_ranges"
+        assert sorted(arrays.files) == sorted(first.split())
+
+
+def test_damaged_groups_are_refused(observed, tmp_path) -> None:
+    """Counts that do not add up, or a column that is missing, in one line."""
+    model, plan = observed
+    collect_statistics(model, plan, feeds_of(1)).save(tmp_path / "s.npz")
+    with np.load(tmp_path / "s.npz") as file:
+        arrays = dict(file)
+    for change, text in (
+        ({"group_counts": arrays["group_counts"] + 1}, "the counts of the groups of tensor"),
+        ({"group_keys": None}, "it lacks 'group_keys'"),
+        ({"group_blocks": arrays["group_tensors"]}, "is not a statistics file"),
+    ):
+        kept = {name: value for name, value in (arrays | change).items() if value is not None}
+        np.savez(tmp_path / "t.npz", **kept)
+        with pytest.raises(StatisticsError, match=text):
+            Statistics.load(tmp_path / "t.npz")
+
+
+def test_channels_without_values(caplog: pytest.LogCaptureFixture) -> None:
+    """A channel that is always zero gets scale 1, and is listed."""
+    proto = build("g (float[N,4] x) => (float[N,2] y) { y = MatMul (x, w) }", {"w": weights(4, 2)})
+    x = np.asarray([[1, 0, -3, 0]], np.float32)
+    model = load(proto)
+    plan = make_plan(model, by_groups("simulation", calibrator="mse", **PER_AXIS))
+    made = calibrate(model, plan, collect_statistics(model, plan, [{"x": x}]))["x"]
+    assert [made.scale[i] for i in (1, 3)] == [1, 1]
+    told = "2 of 4 channels and blocks of activations had no value but 0 (1, 3 of 'x'); their scale is 1"
+    assert told in caplog.text
+
+
+def test_nonfinite_values_stop_or_are_skipped(observed) -> None:
+    """As for whole tensors: the tensor and the feed are named, or the finite values go on."""
+    model, plan = observed
+    feeds = feeds_of(2)
+    feeds[1]["x"][0, 2, 0, 0] = np.nan
+    with pytest.raises(StatisticsError, match="tensor 'x' has 1 NaN and 0 infinite values at feed 1"):
+        collect_statistics(model, plan, feeds)
+    found = collect_statistics(model, plan, feeds, ObserveOptions(nonfinite="skip"))
+    np.testing.assert_array_equal(found.groups["x"].totals[:, 1], [0, 0, 1])
+
+
+@pytest.mark.parametrize("name", ["loop", "scan", "nested", "own weights, else"])
+def test_bodies(name: str) -> None:
+    """Branches not taken add nothing, iterations are merged, group by group."""
+    _, by_channel = staged_bodies(name, by_groups("simulation", **PER_AXIS))
+    _, whole = staged_bodies(name, by_groups("simulation"))
+    assert set(by_channel.statistics.groups) == {p.tensor for p in by_channel.plan.activations}
+    for tensor, groups in by_channel.statistics.groups.items():
+        assert_equal(groups.whole(), whole.statistics[tensor])
+        # Every channel was seen as often.
+        assert set(groups.totals[:, 0]) == {whole.statistics[tensor].elements // groups.count}
+
+
+def test_a_state_too_large_for_a_loop_is_refused() -> None:
+    """What a Loop would carry is named with its size."""
+    proto = build(
+        """g (float[2,300] x, int64 trips, bool go) => (float[2,300] y) {
+            [turns] y = Loop (trips, go, x) <body = b (int64 i, bool c, float[2,300] a)
+                => (bool c2, float[2,300] z) { c2 = Identity (c)  z = MatMul (a, w) }> }""",
+        {"w": weights(300, 300)},
+    )
+    model = load(proto)
+    plan = make_plan(model, by_groups("simulation", **PER_AXIS))
+    with pytest.raises(PlanError, match="has 300 groups, and the Loop 'turns' around it would carry 75 MB"):
+        collect_statistics(model, plan, [])
+
+
+def test_the_table_has_a_row_for_all_groups() -> None:
+    """One row a calibrator, with the widest ends; the noise is that of all groups together."""
+    model = load(conv_relu())
+    plan = make_plan(model, by_groups("simulation", **PER_AXIS))
+    feeds = [feed_for(conv_relu(), seed) for seed in (0, 1)]
+    statistics = collect_statistics(model, plan, feeds)
+    rows = calibrator_rows(plan, statistics)
+    assert [row.calibrator for row in rows] == [
+        n for n in sorted(CALIBRATORS) if n not in ("auto", "moving_average")
+    ]
+    (chosen,) = [row for row in rows if row.chosen]
+    made = calibrate(model, plan, statistics)["x"]
+    x = activations(model, plan, feeds)["x"]
+    noise = float(((made.fake_quantize(x) - x).astype(np.float64) ** 2).sum())
+    power = float((x.astype(np.float64) ** 2).sum())
+    # Within bins values are taken as spread evenly.
+    assert math.isclose(chosen.sqnr_db, 10 * math.log10(power / noise), abs_tol=0.3)
+    assert (chosen.rmin, chosen.rmax) == (x.min(), x.max())
+    assert "x (3 groups)" in calibrator_table(rows)
+    auto = [row for row in calibrator_rows(plan, statistics, "auto") if row.chosen]
+    assert [row.calibrator for row in auto] == ["auto"]
+    assert auto[0].sqnr_db >= chosen.sqnr_db
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The stages one by one, with a recipe in a file, and two files of statistics merged."""
+    folder = tmp_path
+    onnx.save(two_branch(), folder / "m.onnx")
+    (folder / "r.yaml").write_text(
+        "target: onnxruntime\nactivations: {qtype: int8, symmetric: false, granularity: per_axis}\n"
+    )
+    for number, seed in enumerate((0, 1)):
+        np.savez(folder / f"{number}.npz", **feed_for(two_branch(), seed))
+    for line in (
+        "plan {0}/m.onnx --recipe {0}/r.yaml -o {0}/p.json",
+        "observe {0}/m.onnx --plan {0}/p.json --data {0}/0.npz -o {0}/0.stats.npz",
+        "observe {0}/m.onnx --plan {0}/p.json --data {0}/1.npz -o {0}/1.stats.npz",
+        "merge-statistics {0}/0.stats.npz {0}/1.stats.npz -o {0}/s.npz",
+        "calibrate {0}/m.onnx --plan {0}/p.json --statistics {0}/s.npz -o {0}/e.json --table",
+        "insert {0}/m.onnx --plan {0}/p.json --encodings {0}/e.json -o {0}/q.onnx",
+        "evaluate {0}/m.onnx {0}/q.onnx --data {0}/1.npz",
+    ):
+        assert main(line.format(folder).split()) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert "(4 groups)" in printed
+    assert "q.onnx" in printed
+
+
+@st.composite
+def statistics_of_groups(draw: st.DrawFn, groups: int = 3) -> GroupStatistics:
+    """Statistics of some feeds of three channels, made by an accumulator."""
+    made = GroupAccumulator("t", PerAxis(1), (groups,), stop=False, feed_ranges=False)
+    for number in range(draw(st.integers(0, 3))):
+        values = st.floats(width=32) | st.sampled_from([0.0, 1.0, -2.5])
+        rows = draw(st.lists(st.lists(values, min_size=groups, max_size=groups), max_size=5))
+        x = np.asarray(rows, np.float32).reshape(-1, groups)
+        ones = [TensorStatistics.from_array(x[:, g]) for g in range(groups)]
+        made.add(
+            [
+                np.asarray([(one.rmin, one.rmax) for one in ones], np.float32),
+                np.asarray([(o.elements, o.nans, o.infinities, o.zeros) for o in ones], np.int64),
+                np.concatenate([g * BIN_COUNT + one.bins for g, one in enumerate(ones)]).astype(np.int32),
+                np.concatenate([one.counts for one in ones]),
+            ],
+            number,
+        )
+    return made.result()
+
+
+@given(a=statistics_of_groups(), b=statistics_of_groups(), c=statistics_of_groups())
+def test_merging_is_associative_and_commutative(
+    a: GroupStatistics, b: GroupStatistics, c: GroupStatistics
+) -> None:
+    """And merging the groups' own statistics one by one gives the same, as does merging the wholes."""
+    assert a.merge(b).merge(c).fingerprint() == c.merge(a.merge(b)).fingerprint()
+    assert a.merge(b).fingerprint() == b.merge(a).fingerprint()
+    for one, other, both in zip(a.each(), b.each(), a.merge(b).each(), strict=True):
+        assert_equal(both, one.merge(other))
+    assert_equal(a.merge(b).whole(), a.whole().merge(b.whole()))
+
+
+def test_counts_beyond_32_bits() -> None:
+    """Where a count may need more, all of them get 64 bits and none is lost."""
+    made = GroupAccumulator("t", PerAxis(0), (2,), stop=True, feed_ranges=False)
+    count = (1 << 31) + 7
+    for feed in range(3):
+        made.add(
+            [
+                np.asarray([[1, 1], [2, 2]], np.float32),
+                np.asarray([[count, 0, 0, 0], [1, 0, 0, 0]], np.int64),
+                np.asarray([8128, BIN_COUNT + 8192], np.int32),
+                np.asarray([count, 1], np.int64),
+            ],
+            feed,
+        )
+    assert made.result().counts.tolist() == [3 * count, 3]
+
+
+def test_notes_are_quiet_about_what_fits(observed, caplog) -> None:
+    """With room for all groups nothing is said about passes."""
+    model, plan = observed
+    with caplog.at_level(logging.WARNING):
+        collect_statistics(model, plan, feeds_of(1))
+    assert "passes" not in caplog.text
