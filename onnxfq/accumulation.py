@@ -21,6 +21,15 @@ USUAL_OCTAVES = 64
 _GROUPS_AT_ONCE = 256
 
 
+def refuse_nonfinite(tensor: str, nans: int, infinities: int, feed: int) -> None:
+    """Raise StatisticsError when feed number `feed` gave `tensor` values that are no numbers."""
+    if nans or infinities:
+        raise StatisticsError(
+            f"tensor {tensor!r} has {nans} NaN and {infinities} infinite values at feed {feed}; "
+            "remove that sample, skip such values, or leave the tensor in float with an override"
+        )
+
+
 class _Ranges:
     """What both kinds have in common: range, counts and, where they are kept, the ranges of every feed."""
 
@@ -33,10 +42,7 @@ class _Ranges:
     def _add_ranges(self, limits: NDArray[np.float32], counts: NDArray[np.int64], feed: int) -> None:
         if self._stop and counts[..., 1:3].any():
             nans, infinities = (int(counts[..., kind].sum()) for kind in (1, 2))
-            raise StatisticsError(
-                f"tensor {self._tensor!r} has {nans} NaN and {infinities} infinite values at feed {feed}; "
-                "remove that sample, skip such values, or leave the tensor in float with an override"
-            )
+            refuse_nonfinite(self._tensor, nans, infinities, feed)
         np.minimum(self._ranges[..., 0], limits[..., 0], out=self._ranges[..., 0])
         np.maximum(self._ranges[..., 1], limits[..., 1], out=self._ranges[..., 1])
         self._totals += counts

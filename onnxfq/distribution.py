@@ -19,9 +19,11 @@ from onnxfq.documents import one_line
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.feeds import Feed, owned
 from onnxfq.graph.model import Model
-from onnxfq.observation import ObservationInterrupted, ObserveOptions, Observer, resumed
+from onnxfq.observation import ObservationInterrupted, ObserveOptions, Observer, observer_on, resumed
 from onnxfq.plan import Plan
+from onnxfq.runtime.choice import choose_device
 from onnxfq.runtime.library import use_custom_ops, used_custom_ops
+from onnxfq.runtime.places import Device
 from onnxfq.statistics import Statistics
 
 SHARD = 16
@@ -43,18 +45,23 @@ def collect_on_ray(
     start: as for `collect_statistics`. address: of the cluster, or "local" for the cores of this machine.
     Every worker needs onnxfq and the same kind of processor: onnxruntime rounds differently with other
     vector instructions. Custom-op libraries and data files of the model are read at the same absolute paths.
-    Raises as `collect_statistics`, and RuntimeLibraryError when ray is missing or the
-    cluster cannot be reached.
+    Device "auto" is the CPU, for workers must not differ; with "cuda" each takes a GPU.
+    Raises as `collect_statistics`, and RuntimeLibraryError when ray is missing, the cluster cannot be reached
+    or has no GPU.
     """
     ray = _ray()
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
     with _Cluster(ray, address, options.threads):
         work = ray.put(_Work.of(model, plan, options))
-        task = ray.remote(num_cpus=1, max_retries=-1)(_observe_shard)
+        kind = "GPU" if options.device == "cuda" else "CPU"
+        workers = int(ray.cluster_resources().get(kind, 0))
+        if kind == "GPU" and not workers:
+            raise RuntimeLibraryError(f"the Ray cluster at {address!r} has no GPU; use device cpu")
+        task = ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_retries=-1)(_observe_shard)
         total = None if start is None else replace(start, complete=True)
-        # Twice as many shards as cores are out at a time: none waits, and memory stays bounded.
-        most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        # Twice as many shards as workers are out at a time: none waits, and memory stays bounded.
+        most = 2 * max(1, workers)
         out: deque[Any] = deque()
 
         def collect() -> None:
@@ -91,7 +98,8 @@ class _Work:
 
     @staticmethod
     def of(model: Model, plan: Plan, options: ObserveOptions) -> _Work:
-        plain = replace(options, threads=1, progress=None)
+        device: Device = "cuda" if options.device == "cuda" else "cpu"
+        plain = replace(options, threads=1, progress=None, device=device)
         return _Work(
             model.proto.SerializeToString(),
             model.sha256,
@@ -105,9 +113,9 @@ class _Work:
         for path in self.libraries:
             use_custom_ops(path)
         proto = onnx.ModelProto.FromString(self.model)
-        return Observer(
-            Model(proto, self.sha256, self.source), Plan.model_validate_json(self.plan), self.options
-        )
+        device = choose_device(self.options.device)
+        model = Model(proto, self.sha256, self.source)
+        return observer_on(device, model, Plan.model_validate_json(self.plan), self.options)
 
 
 # One observer a worker process: its session serves all shards that the process is given.

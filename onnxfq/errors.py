@@ -8,7 +8,8 @@ OnnxfqError
 ├── StatisticsError  statistics are empty, non-finite or belong to another model
 ├── SpecError        a qtype, granularity, scale or zero point breaks its rule
 ├── OutputError      a file cannot be written where it was asked for
-└── RuntimeLibraryError  the custom-op library, an extra such as ray, or a GPU is missing or refuses to work
+├── RuntimeLibraryError  the custom-op library, an extra such as ray, or a GPU is missing or refuses to work
+└── DeviceMemoryError    a GPU has too little memory for a model or a feed
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ class OutputError(OnnxfqError):
 
 class RuntimeLibraryError(OnnxfqError):
     """The custom-op library, an extra (ray, TensorRT for RTX) or a GPU is missing or refuses to work."""
+
+
+class DeviceMemoryError(OnnxfqError):
+    """A GPU has too little memory for a model or a feed."""
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.errors import DataError, ModelError
+from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.feeds import Feed
 from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.metrics import ErrorSums
+from onnxfq.runtime.choice import DeviceChoice, choose_device, fall_back
+from onnxfq.runtime.places import Device
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.scores import CandidateScore, Evaluation, OutputScore
 
@@ -31,13 +33,16 @@ def evaluate(
     tensors: Sequence[str] = (),
     threads: int = 0,
     progress: Progress | None = None,
+    device: DeviceChoice = "auto",
 ) -> Evaluation:
     """Run the reference and every candidate on each feed, once, and return the scores.
 
     labels: integers, one for each row of the first output in the order of the feeds. tensors: names of
     inner tensors of the reference to compare with the quantized ones of the candidates. Outputs that
-    hold no numbers, as sequences and strings, are left out with a note. Raises ModelError when a
-    candidate's outputs differ from the reference's, DataError when labels and rows differ in number.
+    hold no numbers, as sequences and strings, are left out with a note. device: of all sessions; "auto" is a
+    GPU where one works and has room. Raises ModelError when a candidate's outputs differ from the
+    reference's, DataError when labels and rows differ in number, RuntimeLibraryError and DeviceMemoryError
+    for a GPU that was asked for by name.
     """
     names = output_names(reference)
     for name, proto in candidates.items():
@@ -46,12 +51,10 @@ def evaluate(
                 f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}"
             )
     names = _compared(reference)
-    base = Session(with_outputs(reference, tensors), threads)
-    base_outputs = [*names, *tensors]
-    runs = [_Run(name, proto, names, tensors, threads) for name, proto in candidates.items()]
+    runs = [_Run(name, proto, names, tensors) for name, proto in candidates.items()]
+    sides = [_Side(reference, [*names, *tensors], exact=False), *(run.side for run in runs)]
     right, done, row = 0, 0, 0
-    for feed in feeds:
-        expected = base.run(feed, base_outputs)
+    for expected, *results in _outputs(sides, feeds, threads, device):
         truth = None
         if labels is not None:
             truth = labels[row : row + _rows(expected[0])]
@@ -59,8 +62,8 @@ def evaluate(
             if row > labels.size:
                 raise DataError(_label_count(labels, f"at least {row}", names[0]))
             right += _right(expected[0], truth)
-        for run in runs:
-            run.add(feed, expected, truth)
+        for run, got in zip(runs, results, strict=True):
+            run.add(got, expected, truth)
         done += 1
         if progress is not None:
             progress(done)
@@ -74,6 +77,42 @@ def evaluate(
     )
 
 
+@dataclass(frozen=True)
+class _Side:
+    """A model that is run, and what of it is fetched."""
+
+    proto: onnx.ModelProto
+    fetches: Sequence[str]
+    exact: bool
+
+    def session(self, threads: int, device: Device) -> Session:
+        return Session(with_outputs(self.proto, self.fetches), threads, self.exact, device=device)
+
+
+def _outputs(
+    sides: Sequence[_Side], feeds: Iterable[Feed], threads: int, wanted: DeviceChoice
+) -> Iterator[list[list[NDArray[Any]]]]:
+    """Yield of every feed what each side gives. Whether all of it runs on a GPU, the first feed shows."""
+    device = choose_device(wanted)
+    sessions: list[Session] = []
+
+    def run(feed: Feed) -> list[list[NDArray[Any]]]:
+        if not sessions:
+            sessions.extend(side.session(threads, device) for side in sides)
+        return [one.run(feed, side.fetches) for one, side in zip(sessions, sides, strict=True)]
+
+    for number, feed in enumerate(feeds):
+        try:
+            results = run(feed)
+        except (DataError, DeviceMemoryError, ModelError) as error:
+            if number:
+                raise
+            device = fall_back(wanted, device, error)
+            sessions.clear()
+            results = run(feed)
+        yield results
+
+
 @dataclass
 class _Run:
     """One candidate while the feeds go through."""
@@ -82,9 +121,8 @@ class _Run:
     proto: onnx.ModelProto
     outputs: Sequence[str]
     tensors: Sequence[str]
-    threads: int
     right: int = 0
-    session: Session = field(init=False)
+    side: _Side = field(init=False)
     fetches: list[str] = field(init=False)
     sums: list[ErrorSums] = field(init=False)
     agreed: list[tuple[int, int]] = field(init=False)
@@ -94,12 +132,11 @@ class _Run:
         # The quantized form of an inner tensor, where the candidate has one.
         inner = [next((n for n in (f"{t}/dq", f"{t}/fq", t) if n in made), t) for t in self.tensors]
         self.fetches = [*self.outputs, *inner]
-        self.session = Session(with_outputs(self.proto, inner), self.threads, exact=True)
+        self.side = _Side(self.proto, self.fetches, exact=True)
         self.sums = [ErrorSums()] * len(self.fetches)
         self.agreed = [(0, 0)] * len(self.fetches)
 
-    def add(self, feed: Feed, expected: list[NDArray[Any]], truth: NDArray[Any] | None) -> None:
-        got = self.session.run(feed, self.fetches)
+    def add(self, got: list[NDArray[Any]], expected: list[NDArray[Any]], truth: NDArray[Any] | None) -> None:
         for i, (want, have) in enumerate(zip(expected, got, strict=True)):
             if not isinstance(want, np.ndarray) or want.dtype.kind not in "fiub":
                 raise ModelError(

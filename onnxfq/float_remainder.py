@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import onnx
 from onnx import TensorProto
@@ -18,7 +19,11 @@ from onnxfq.spec import QuantSpec
 
 
 def decide_floats(
-    model: Model, qdq: onnx.ModelProto, feeds: Iterable[Feed], options: FloatOptions, threads: int = 0
+    model: Model,
+    qdq: onnx.ModelProto,
+    feeds: Iterable[Feed],
+    options: FloatOptions,
+    observing: ObserveOptions | None = None,
 ) -> FloatPlan:
     """Observe every float32 tensor of `model` over `feeds` and decide which nodes of `qdq` stay in float32.
 
@@ -31,7 +36,7 @@ def decide_floats(
             "give data, or leave the remainder in fp32"
         )
     # Infinities are right here: masks have them, and a half type too.
-    observing = ObserveOptions(threads=threads, nonfinite="skip")
+    observing = replace(observing or ObserveOptions(), nonfinite="skip")
     statistics = collect_statistics(model, all_floats(model), given, observing)
     return plan_floats(qdq, statistics.tensors, options)
 

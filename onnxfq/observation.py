@@ -1,7 +1,8 @@
 """`collect_statistics`: one pass over the feeds, in fixed memory, the same bits whatever their order.
 
 Every feed is a run of its own on one thread, and several are in flight at a time: so what a feed gives
-hangs neither on its neighbours nor on the number of threads, and statistics merge exactly.
+hangs neither on its neighbours nor on the number of threads, and statistics merge exactly. On a GPU one
+feed runs after the other, and statistics are merged there.
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.accumulation import GroupAccumulator, TensorAccumulator, usual_bytes
-from onnxfq.errors import StatisticsError
+from onnxfq.accumulation import GroupAccumulator, TensorAccumulator, refuse_nonfinite, usual_bytes
+from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError, PlanError, StatisticsError
 from onnxfq.feeds import Feed, owned, sample_digest
 from onnxfq.feeds.options import Nonfinite
 from onnxfq.granularity import PerTensor
@@ -32,12 +34,18 @@ from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.graph.stored import is_large
 from onnxfq.graph.weightless import split_weights
+from onnxfq.passes.insert_merging import InsertMerging, StateNames
 from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output, observed_groups
+from onnxfq.passes.pass_base import Pass
 from onnxfq.plan import Placement, Plan
+from onnxfq.runtime.choice import DeviceChoice, choose_device, fall_back
+from onnxfq.runtime.gathering import Gathering
 from onnxfq.runtime.observed import observing_session
+from onnxfq.runtime.places import Device, placed
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.runtime.widened import widened
 from onnxfq.statistics import DATA_MODULUS, GroupStatistics, Statistics, TensorStatistics
+from onnxfq.statistics.tensor import STATE_INFINITIES, STATE_NANS
 from onnxfq.temporary import scratch_folder
 
 log = logging.getLogger(__name__)
@@ -45,7 +53,6 @@ log = logging.getLogger(__name__)
 DEFAULT_MEMORY = 256 << 20
 
 _Result = tuple[list[NDArray[Any]], int]
-_MakeSession = Callable[[int], Session]
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,8 @@ class ObserveOptions:
     threads: cores to use, 0 for all. memory: bytes that observing may take beyond the model's own session;
     with less of it fewer feeds are in flight and tensors are observed in several passes. nonfinite:
     whether NaN and infinities stop or are left out. feed_ranges: keep the range of every feed, for
-    calibrators that hang on order. progress: called with the number of feeds done.
+    calibrators that hang on order. progress: called with the number of feeds done. device: "auto" is a GPU
+    where one works and has room.
     """
 
     threads: int = 0
@@ -63,6 +71,7 @@ class ObserveOptions:
     nonfinite: Nonfinite = "stop"
     feed_ranges: bool = False
     progress: Progress | None = None
+    device: DeviceChoice = "auto"
 
 
 class ObservationInterrupted(KeyboardInterrupt):
@@ -86,18 +95,20 @@ def collect_statistics(
     start: what an interrupted run has gathered; its feeds, the first of the same data, are not run again.
     Memory does not grow with the number of feeds. Raises StatisticsError that names tensor, feed and
     counts at the first NaN or infinity, DataError for feeds that do not fit, ObservationInterrupted with
-    what was gathered when interrupted in the only pass.
+    what was gathered when interrupted in the only pass; RuntimeLibraryError and DeviceMemoryError for a GPU
+    that was asked for by name.
     """
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
+    device = choose_device(options.device)
     passes = _passes(plan, _groups(model, plan), options.memory)
     skipped = 0 if start is None else start.feeds
     tensors: dict[str, TensorStatistics] = {}
     groups: dict[str, GroupStatistics] = {}
     done, data = 0, 0
     for number, part in enumerate(passes):
-        with Observer(model, part, options) as observer, _interrupts() as stopped:
-            source = owned(feeds) if start is None else resumed(feeds, start)
+        source = owned(feeds) if start is None else resumed(feeds, start)
+        with _observing(device, model, part, options, source) as (observer, source), _interrupts() as stopped:
             observed = observer.run(source, skipped, stopped)
         if not observed.complete and len(passes) > 1:
             raise KeyboardInterrupt  # of one part of the tensors only: nothing to go on from
@@ -172,6 +183,34 @@ def _passes(plan: Plan, groups: _Groups, memory: int) -> list[Plan]:
     return [plan.model_copy(update={"placements": tuple(part)}) for part in parts]
 
 
+@contextmanager
+def _observing(
+    device: Device, model: Model, plan: Plan, options: ObserveOptions, feeds: Iterator[Feed]
+) -> Iterator[tuple[Observer, Iterator[Feed]]]:
+    """Give an observer and the feeds: on the CPU if "auto" finds that the first feed fails on `device`."""
+    if device == "cuda" and _groups(model, plan):
+        reason = "channels and blocks of activations are observed on the CPU; use device cpu"
+        device = fall_back(options.device, device, PlanError(reason))
+    with observer_on(device, model, plan, options) as observer:
+        fault = None
+        if options.device == "auto" and isinstance(observer, MergingObserver):
+            first = list(islice(feeds, 1))
+            feeds = chain(first, feeds)
+            fault = observer.fault_of(first)
+        if fault is None:
+            yield observer, feeds
+            return
+    with observer_on(fall_back(options.device, device, fault), model, plan, options) as observer:
+        yield observer, feeds
+
+
+def observer_on(device: Device, model: Model, plan: Plan, options: ObserveOptions) -> Observer:
+    """Return an observer that runs on `device`, which `choose_device` has found to work."""
+    return (
+        Observer(model, plan, options) if device == "cpu" else MergingObserver(model, plan, options, device)
+    )
+
+
 class Observer:
     """The observed model of one plan, ready to run over any number of feeds."""
 
@@ -188,11 +227,15 @@ class Observer:
         self._outputs = [observe_output(name, out) for name in self._tensors for out in OBSERVE_OUTPUTS]
         self._files = ExitStack()
         try:
-            self._session = self._large(plan) if is_large(model.proto) else self._written(plan)
+            self._observed: onnx.ModelProto | Path
+            self._observed = self._large(plan) if is_large(model.proto) else self._written(plan)
         except BaseException:
             self._files.close()
             raise
         self._runner = _Runner(self._session, options)
+
+    def _inserting(self, plan: Plan) -> Pass:
+        return InsertObservers(plan)
 
     def __enter__(self) -> Observer:
         """Return itself."""
@@ -243,17 +286,100 @@ class Observer:
         granularity = placement.spec.observed_granularity
         return GroupAccumulator(placement.tensor, granularity, shape, stop, feed_ranges)
 
-    def _large(self, plan: Plan) -> _MakeSession:
-        """Return the maker of sessions that take large weights from where they are, uncopied."""
-        observed = InsertObservers(plan).run(self._model).model.proto
-        return lambda threads: Session(observed, threads)
+    def _large(self, plan: Plan) -> onnx.ModelProto:
+        """Return the observed model for sessions that take large weights from where they are."""
+        return self._inserting(plan).run(self._model).model.proto
 
-    def _written(self, plan: Plan) -> _MakeSession:
-        """Write the observed model for onnxruntime to optimise; return the maker of its sessions."""
+    def _written(self, plan: Plan) -> Path:
+        """Write the observed model for onnxruntime to optimise; return its path."""
         folder = self._files.enter_context(scratch_folder())
         light = replace(self._model, proto=split_weights(self._model.proto, folder / "weights"))
-        onnx.save(widened(InsertObservers(plan).run(light).model.proto), folder / "model.onnx")
-        return lambda threads: observing_session(folder / "model.onnx", folder, threads)
+        onnx.save(widened(self._inserting(plan).run(light).model.proto), folder / "model.onnx")
+        return folder / "model.onnx"
+
+    def _session(self, threads: int) -> Session:
+        if isinstance(self._observed, Path):
+            return observing_session(self._observed, self._observed.parent, threads)
+        return Session(self._observed, threads)
+
+
+class MergingObserver(Observer):
+    """The same with statistics that are merged by the model itself, in the memory of `device`.
+
+    Made for GPUs; on a CPU it gives the same statistics, slower, for its tensors lose their layout.
+    """
+
+    def __init__(self, model: Model, plan: Plan, options: ObserveOptions, device: Device) -> None:
+        """As an Observer; the session is made by the first run and kept."""
+        super().__init__(model, plan, options)
+        self._device = device
+        self._names = [StateNames.of(tensor) for tensor in self._tensors]
+        self._merging: Session | None = None
+
+    def _inserting(self, plan: Plan) -> Pass:
+        return InsertMerging(plan, self._options.feed_ranges)
+
+    def run(
+        self, feeds: Iterable[Feed], first: int = 0, stopped: Callable[[], bool] = lambda: False
+    ) -> Statistics:
+        """Return the statistics of `feeds`, as an Observer does."""
+        if not self._tensors:
+            return super().run(feeds, first, stopped)
+        done, data, complete = 0, 0, True
+        ranges: list[NDArray[np.float32]] = []
+        with self._gathering() as gathering:
+            for heads, of_feed, digest in gathering.run(feeds):
+                self._check(heads, first + done)
+                ranges.append(np.asarray([_limits(head) for head in of_feed], np.float32))
+                done += 1
+                data = (data + digest) % DATA_MODULUS
+                if self._options.progress is not None:
+                    self._options.progress(first + done)
+                if stopped():
+                    complete = False
+                    break
+        found = gathering.statistics()
+        if ranges and self._options.feed_ranges:
+            kept = np.stack(ranges, axis=1)  # [tensors, feeds, 2]
+            found = [replace(one, feed_ranges=rows) for one, rows in zip(found, kept, strict=True)]
+        tensors = dict(zip(self._tensors, found, strict=True))
+        return Statistics(self._model.sha256, done, tensors, complete, data)
+
+    def fault_of(self, feeds: Sequence[Feed]) -> OnnxfqError | None:
+        """Run `feeds` and forget them; return what keeps one from running on the device, if anything."""
+        if not self._tensors:
+            return None
+        try:
+            with self._gathering() as gathering:
+                for feed in feeds:
+                    gathering.add(feed)
+        except (DataError, DeviceMemoryError, ModelError) as error:
+            return error
+        return None
+
+    @contextmanager
+    def _gathering(self) -> Iterator[Gathering]:
+        if self._merging is None:
+            self._merging = self._session(self._options.threads)
+        with placed(self._device) as place:
+            yield Gathering(self._merging, self._names, self._options.feed_ranges, place)
+
+    def _check(self, heads: NDArray[np.int64], feed: int) -> None:
+        """Stop at the first NaN or infinity, when it shall: all earlier feeds had none."""
+        if self._options.nonfinite != "stop":
+            return
+        for tensor, nans, infinities in zip(
+            self._tensors, heads[:, STATE_NANS], heads[:, STATE_INFINITIES], strict=True
+        ):
+            refuse_nonfinite(tensor, int(nans), int(infinities), feed)
+
+    def _session(self, threads: int) -> Session:
+        return Session(self._observed, threads, device=self._device)
+
+
+def _limits(head: NDArray[np.int64]) -> tuple[float, float]:
+    one = TensorStatistics.from_state(head)
+    return one.rmin, one.rmax
 
 
 class _Runner:

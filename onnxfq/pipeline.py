@@ -41,6 +41,7 @@ from onnxfq.passes.integer_products import integer_products
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from onnxfq.runtime.choice import DeviceChoice, choose_device
 from onnxfq.runtime.found_types import lacks_ranks, with_run_ranks
 from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.session import Session
@@ -65,13 +66,15 @@ class RunOptions:
     """How models are run.
 
     batch: samples a run where the model leaves it open; 0 for feeds as they come. threads: 0 for one a
-    core. progress: hears of every feed. data: how the data is read.
+    core. progress: hears of every feed. data: how the data is read. device: "auto" is a GPU where one works
+    and has room.
     """
 
     batch: int = DEFAULT_BATCH
     threads: int = 0
     progress: StageProgress | None = None
     data: DataOptions = DataOptions()
+    device: DeviceChoice = "auto"
 
     def stage(self, name: str, feeds: int | None = None) -> Callable[[int], None] | None:
         """Return the progress callback of one stage that goes through `feeds` feeds."""
@@ -135,6 +138,7 @@ def quantize(
     an OnnxfqError in one line, and writes nothing, when a stage refuses.
     """
     options = options or RunOptions()
+    choose_device(options.device)  # one that is missing is missed now, not after the plan
     if output is not None:
         check_output(output, model, data, statistics)
     chosen = load_recipe(recipe)
@@ -176,7 +180,8 @@ def quantize(
         clock.lap("insert")
         kept_floats, run = None, qdq
         if half is not None:
-            kept_floats = decide_floats(loaded, qdq, kept.feeds, floats, options.threads)
+            observing = ObserveOptions(threads=options.threads, device=options.device)
+            kept_floats = decide_floats(loaded, qdq, kept.feeds, floats, observing)
             # Compared with inputs and outputs as the float model has them.
             run = cast_floats(qdq, kept_floats.model_copy(update={"io": False}))
             qdq = with_provenance(cast_floats(qdq, kept_floats), plan, encodings, floats.name)
@@ -190,6 +195,7 @@ def quantize(
         kept.feeds,
         threads=options.threads,
         progress=options.stage("evaluate", len(kept.feeds)),
+        device=options.device,
     )
     if missing or data is None:
         note = "no data to compare with was given" if data is None else f"Q/DQ model not run: {missing}"
@@ -247,6 +253,7 @@ def _statistics(
         nonfinite=options.data.nonfinite,
         feed_ranges=ordered,
         progress=options.stage("observe", None if feeds is None else feeds.runs),
+        device=options.device,
     )
     return collect_statistics(model, plan, kept, observing)
 
@@ -316,6 +323,7 @@ def evaluate_models(
         tensors=tensors if per_tensor else (),
         threads=options.threads,
         progress=options.stage("evaluate", feeds.runs),
+        device=options.device,
     )
     return found.model_copy(update={"notes": (*found.notes, *notes)})
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from onnxfq.package_files import package_file
+from onnxfq.runtime import choice
 
 # A busy machine is no fault of the code, so no example has a deadline.
 hypothesis.settings.register_profile("onnxfq", deadline=None)
@@ -18,7 +19,10 @@ hypothesis.settings.load_profile("onnxfq")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How many of what is drawn at random: the numbers of CI, or more by a command of one's own."""
+    """Add the device of the kernel tests, and how many of what is drawn at random."""
+    parser.addoption(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where the tests of custom_ops run kernels"
+    )
     parser.addoption("--random-graphs", type=int, default=300, help="graphs drawn (CI: 300)")
     parser.addoption("--all-opsets", action="store_true", help="every opset with every recipe")
     parser.addoption("--damaged-files", type=int, default=200, help="files damaged (CI: 200)")
@@ -35,6 +39,12 @@ def digit_images() -> np.ndarray:
     """All 10,000 images as the network takes them."""
     with np.load(package_file("digits", "mnist_t10k.npz")) as data:
         return data["images"].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
+
+
+@pytest.fixture(autouse=True)
+def auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests mean the CPU where they name no device, on machines with a GPU too."""
+    monkeypatch.setattr(choice, "_auto", lambda: "cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_agreement import twins, with_outputs
 from test_bodies import staged as staged_bodies
+from test_half_models import as_type, half_feed
 from test_observation import feeds_of, file_bytes, narrow_channels
 
 from onnxfq.accumulation import GroupAccumulator, usual_bytes
@@ -29,13 +30,15 @@ from onnxfq.errors import PlanError, RecipeError, StatisticsError
 from onnxfq.granularity import BlockShape, Granularity, PerAxis
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
+from onnxfq.metrics import ErrorSums
 from onnxfq.observation import ObserveOptions, collect_statistics
-from onnxfq.pipeline import open_feeds, quantize
+from onnxfq.pipeline import insert_fake_quantize, insert_qdq, open_feeds, quantize
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.qparams import choose_qparams
 from onnxfq.recipe import Recipe
 from onnxfq.reporting.calibrator_table import calibrator_rows, calibrator_table
+from onnxfq.reporting.tensor_errors import tensor_errors
 from onnxfq.runtime.observed import channel_block, observing_session
 from onnxfq.runtime.session import Session
 from onnxfq.spec import QuantSpec
@@ -256,6 +259,23 @@ def test_twins(name: str, changes: dict[str, Any]) -> None:
         *twins(stage(BUILDERS[name](), by_groups(**changes))), strict=True
     ):
         np.testing.assert_array_equal(simulated, deployed, err_msg=tensor)
+
+
+@pytest.mark.parametrize("changes", [PER_AXIS, BLOCKED], ids=["per_axis", "blocked"])
+def test_twins_of_16_bit_floats(changes: dict[str, Any]) -> None:
+    """Channels of float16 are observed as they are, their scales have the type of the tensor."""
+    proto = as_type(two_branch(), "float16")
+    model, feed = load(proto), half_feed(proto)
+    plan = make_plan(model, by_groups(**changes))
+    statistics = collect_statistics(model, plan, [feed])
+    encodings = calibrate(model, plan, statistics)
+    assert set(statistics.groups) == {p.tensor for p in plan.activations}
+    qdq, simulation = (make(model, plan, encodings) for make in (insert_qdq, insert_fake_quantize))
+    onnx.checker.check_model(qdq, full_check=True)
+    for have, want in zip(
+        *(Session(made, 1, exact=True).run(feed) for made in (qdq, simulation)), strict=True
+    ):
+        np.testing.assert_array_equal(have, want)
 
 
 @pytest.mark.parametrize("qtype", ["int8", "uint16", "int16"])
@@ -500,6 +520,21 @@ def test_the_table_has_a_row_for_all_groups() -> None:
     assert auto[0].sqnr_db >= chosen.sqnr_db
 
 
+def test_reports_know_the_noise_of_all_groups() -> None:
+    """The SQNR of a tensor in a report is that of its values, each rounded with the scale of its channel."""
+    model = load(two_branch())
+    plan = make_plan(model, by_groups("simulation", **PER_AXIS))
+    feeds = [feed_for(two_branch(), seed, 60) for seed in (0, 1)]
+    statistics = collect_statistics(model, plan, feeds)
+    encodings = calibrate(model, plan, statistics)
+    values = activations(model, plan, feeds)
+    rows = {row.tensor: row for row in tensor_errors(model, plan, statistics, encodings)}
+    for tensor, x in values.items():
+        exact = ErrorSums.of(x, encodings[tensor].fake_quantize(x)).sqnr_db
+        # Within bins values are taken as spread evenly.
+        assert math.isclose(rows[tensor].sqnr_db, exact, abs_tol=0.3)
+
+
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The stages one by one, with a recipe in a file, and two files of statistics merged."""
     folder = tmp_path
@@ -516,7 +551,11 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "merge-statistics {0}/0.stats.npz {0}/1.stats.npz -o {0}/s.npz",
         "calibrate {0}/m.onnx --plan {0}/p.json --statistics {0}/s.npz -o {0}/e.json --table",
         "insert {0}/m.onnx --plan {0}/p.json --encodings {0}/e.json -o {0}/q.onnx",
-        "evaluate {0}/m.onnx {0}/q.onnx --data {0}/1.npz",
+        "evaluate {0}/m.onnx {0}/q.onnx --data {0}/1.npz --per-tensor",
+        "inspect {0}/q.onnx",
+        "quantize {0}/m.onnx --data {0}/0.npz --recipe {0}/r.yaml -o {0}/o.onnx --report {0}/o.html "
+        "--artifacts {0}/made",
+        "diff {0}/q.onnx {0}/o.onnx --tolerance 1000",
     ):
         assert main(line.format(folder).split()) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from builders import build, shared_weight, stage, two_branch
 
-from onnxfq.errors import DataError, ModelError
+from onnxfq import evaluation
+from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.evaluation import evaluate
 from onnxfq.labels import read_labels
 from onnxfq.pipeline import RunOptions, evaluate_models, insert_fake_quantize, insert_qdq
+from onnxfq.runtime.session import Session
 from onnxfq.scores import Evaluation
 
 REFERENCE = build("g (float[N,3] x) => (float[N,3] y) { y = Identity (x) }")
@@ -163,3 +165,42 @@ def test_no_output_of_numbers() -> None:
     proto = build("g (float[N,3] x) => (seq(float[N,3]) q) { q = SequenceConstruct (x, x) }")
     with pytest.raises(ModelError, match="the model has no output of numbers"):
         evaluate(proto, {"same": proto}, [{"x": X}])
+
+
+class Narrow(Session):
+    """A session that has no room in the GPU for the second model, and says so when it runs."""
+
+    made = 0
+
+    def __init__(self, *given, device="cpu", **named):
+        """Make it on the CPU."""
+        super().__init__(*given, **named)
+        Narrow.made += 1
+        self.full = device == "cuda" and Narrow.made == 2
+
+    def run(self, *given):
+        """Fail as sessions on a full GPU do."""
+        if self.full:
+            raise DeviceMemoryError("the GPU has no room; give a smaller batch, or run on the CPU")
+        return super().run(*given)
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_gpu_without_room(device, monkeypatch, caplog) -> None:
+    """Auto compares on the CPU, every feed once, and says so; a GPU that was asked for is an error."""
+    staged = stage(two_branch())
+    candidates = {"q": insert_qdq(staged.model, staged.plan, staged.encodings)}
+    feeds = [staged.feed] * 3
+    expected = evaluate(two_branch(), candidates, feeds, device="cpu")
+    Narrow.made = 0
+    monkeypatch.setattr(evaluation, "choose_device", lambda wanted: "cuda")
+    monkeypatch.setattr(evaluation, "Session", Narrow)
+    if device == "cuda":
+        with pytest.raises(DeviceMemoryError):
+            evaluate(two_branch(), candidates, iter(feeds), device=device)
+        return
+    assert evaluate(two_branch(), candidates, iter(feeds), device=device) == expected
+    assert Narrow.made == 4
+    assert [record.message for record in caplog.records] == [
+        "running on the CPU: the GPU has no room; give a smaller batch, or run on the CPU"
+    ]

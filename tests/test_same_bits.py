@@ -20,7 +20,7 @@ from onnxfq.calibrators import CALIBRATORS
 from onnxfq.feeds import Feed
 from onnxfq.graph.load import load
 from onnxfq.graph.signature import input_specs
-from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.observation import MergingObserver, ObserveOptions, collect_statistics
 from onnxfq.package_files import package_file
 from onnxfq.pipeline import insert_qdq, open_feeds
 from onnxfq.planning import make_plan
@@ -142,6 +142,8 @@ def test_however_it_is_fed(network: str, tmp_path: Path) -> None:
     for threads in (1, 2, 4):
         options = ObserveOptions(threads=threads)
         found[f"{threads} threads"] = collect_statistics(model, plan, open_feeds(model.proto, file), options)
+    with MergingObserver(model, plan, ObserveOptions(), "cpu") as observer:
+        found["merged by the model"] = observer.run(open_feeds(model.proto, file))
     found["processes"] = split_over_processes(path, data, tmp_path)
     assert len(found) >= 10
     digests = {}

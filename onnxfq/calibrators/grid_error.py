@@ -182,9 +182,18 @@ def range_sqnr_db(statistics: TensorStatistics, limits: tuple[float, float], spe
 def expected_sqnr_db(statistics: TensorStatistics, scale: float, zero_point: int, qtype: QType) -> float:
     """Return the signal to quantization noise in dB that a grid gives on the observed values."""
     density = Density.of(statistics)
+    return ratio_db(density.power, expected_noise(density, scale, zero_point, qtype))
+
+
+def expected_noise(density: Density, scale: float, zero_point: float, qtype: QType) -> float:
+    """Return the squared error of one grid on the observed values, summed over all of them."""
+    at = np.asarray([scale], np.float64)
     if qtype.is_float:
-        noise = float_squared_error(density, np.asarray([scale], np.float64), qtype)
-        return ratio_db(density.power, float(noise[0]))
-    steps = np.asarray([[qtype.qmin - zero_point], [qtype.qmax - zero_point]], np.float64)
-    noise = squared_error(density, np.asarray([scale], np.float64), steps[0], steps[1])
-    return ratio_db(density.power, float(noise[0]))
+        return float(float_squared_error(density, at, qtype)[0])
+    if zero_point != round(zero_point):
+        # A fraction moves the grid: what is rounded are whole steps of the values moved with it.
+        moved = scale * zero_point
+        density = Density(density.low + moved, density.high + moved, density.counts)
+        zero_point = 0
+    low, high = (np.asarray([limit - zero_point], np.float64) for limit in (qtype.qmin, qtype.qmax))
+    return float(squared_error(density, at, low, high)[0])

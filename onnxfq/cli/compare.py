@@ -43,7 +43,7 @@ def compare(
     quiet: QuietOption = False,
 ) -> None:
     """Run a Q/DQ MODEL twice and name the first tensor that differs; exit code 3 if one does."""
-    with running(batch, threads, quiet or as_json, described) as options:
+    with running(batch, threads, quiet or as_json, described, "cpu") as options:
         result = compare_runtimes(model, data, a=a, b=b, tolerance_db=tolerance, feeds=feeds, options=options)
     say(result.model_dump_json(indent=2) if as_json else result.table(), quiet and not as_json)
     if result.first is not None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from onnxfq.cli.progress import Bar, Lines
 from onnxfq.feeds import DataOptions
 from onnxfq.pipeline import RunOptions
+from onnxfq.runtime.choice import DeviceChoice
 
 
 def say(text: str, quiet: bool = False) -> None:
@@ -21,18 +22,20 @@ def say(text: str, quiet: bool = False) -> None:
 
 
 @contextmanager
-def running(batch: int, threads: int, quiet: bool, data: DataOptions) -> Iterator[RunOptions]:
+def running(
+    batch: int, threads: int, quiet: bool, data: DataOptions, device: DeviceChoice
+) -> Iterator[RunOptions]:
     """Give RunOptions that show progress on standard error, unless quiet."""
     console = Console(stderr=True)
     if quiet:
-        yield RunOptions(batch, threads, data=data)
+        yield RunOptions(batch, threads, None, data, device)
     elif console.is_terminal:
         bar = Bar(console)
         with bar.progress:
-            yield RunOptions(batch, threads, bar, data)
+            yield RunOptions(batch, threads, bar, data, device)
     else:
         lines = Lines(lambda line: typer.echo(f"onnxfq: {line}", err=True))
-        yield RunOptions(batch, threads, lines, data)
+        yield RunOptions(batch, threads, lines, data, device)
 
 
 def show_notes() -> None:

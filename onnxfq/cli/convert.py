@@ -12,6 +12,7 @@ from onnxfq.cli.options import (
     BATCH,
     DATA_HELP,
     BatchOption,
+    DeviceOption,
     ModelArgument,
     OutputOption,
     QuietOption,
@@ -42,10 +43,11 @@ def convert(
     ] = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
+    device: DeviceOption = "auto",
     quiet: QuietOption = False,
 ) -> None:
     """Make a quantized MODEL one that TensorRT takes, and measure what that costs."""
-    with running(batch, threads, quiet, described) as options:
+    with running(batch, threads, quiet, described, device) as options:
         result = convert_model(model, output, target=target, data=data, options=options)
     say(conversion_summary(result), quiet)
     say(f"wrote      {output}", quiet)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections.abc import Sequence
+from dataclasses import replace
 
 import typer
 
 from onnxfq.cli.console import say
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.runtime.devices import cuda_problem
-from onnxfq.runtime.gpus import cuda_built, gpus
+from onnxfq.runtime.gpus import Gpu, cuda_built, gpus, use_gpu
 from onnxfq.runtime.library import custom_ops_path
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.self_test import Outcome, self_test
 from onnxfq.text_table import table_lines
 from onnxfq.version import VERSION
 
+OK = "ok"
 _PACKAGES = ("onnx", "numpy", "ml-dtypes", "onnx-graphsurgeon", "torch", "ray", "tensorrt-rtx")
 
 
@@ -26,24 +29,43 @@ def doctor() -> None:
     Exit code 0 when all tests pass, else 1.
     """
     problem = cuda_problem()
-    gpu_names, gpu_fault = _gpus()
+    found, gpu_fault = _gpus()
+    outcomes = [_row(outcome) for outcome in self_test("cpu")]
+    on_gpus = [_tested(gpu, found, problem) for gpu in found]
+    outcomes += [row for rows in on_gpus for row in rows]
+    # Sessions run on the first.
+    fit = bool(found) and not problem and all(row[-1] == OK for row in on_gpus[0])
     rows = [
         ["onnxfq", f"{VERSION}, Python {platform.python_version()}, {platform.platform()}"],
         ["packages", ", ".join(_versions())],
-        ["onnxruntime", f"{onnxruntime.__version__}: {', '.join(onnxruntime.get_available_providers())}"],
+        ["onnxruntime", f"{_onnxruntime()}: {', '.join(onnxruntime.get_available_providers())}"],
         ["library", custom_ops_path()],
         ["CUDA kernels", "built" if cuda_built() else "not built: there was no CUDA compiler"],
-        *(["GPU", name] for name in gpu_names or [f"none: {gpu_fault}"]),
+        *(["GPU", name] for name in [str(gpu) for gpu in found] or [f"none: {gpu_fault}"]),
         ["sessions", f"on the CPU; {problem}" if problem else "on the CPU and the GPU"],
+        ["device auto", "cuda" if fit else "cpu"],
     ]
-    outcomes = self_test("cpu")
-    if gpu_names:
-        # The kernels alone where onnxruntime cannot use the GPU.
-        outcomes += self_test("cuda", in_sessions=not problem)
-    for line in [*table_lines(rows), "", *table_lines([_row(outcome) for outcome in outcomes])]:
+    for line in [*table_lines(rows), "", *table_lines(outcomes)]:
         say(line)
-    if any(outcome.fault for outcome in outcomes):
+    if any(row[-1] != OK for row in outcomes):
         raise typer.Exit(1)
+
+
+def _tested(gpu: Gpu, among: Sequence[Gpu], problem: str) -> list[list[str]]:
+    """Test the kernels on one GPU; in sessions too on the first, unless onnxruntime has a problem with it."""
+    if len(among) == 1:
+        return [_row(outcome) for outcome in self_test("cuda", in_sessions=not problem)]
+    use_gpu(gpu.index)
+    try:
+        outcomes = self_test("cuda", in_sessions=not problem and gpu is among[0])
+    finally:
+        use_gpu(among[0].index)
+    return [_row(replace(outcome, device=f"cuda:{gpu.index}")) for outcome in outcomes]
+
+
+def _onnxruntime() -> str:
+    built_for = getattr(onnxruntime, "cuda_version", "")
+    return f"{onnxruntime.__version__} for CUDA {built_for}" if built_for else str(onnxruntime.__version__)
 
 
 def _versions() -> list[str]:
@@ -52,13 +74,13 @@ def _versions() -> list[str]:
     return [f"{package} {installed[package]}" for package in _PACKAGES if package in installed]
 
 
-def _gpus() -> tuple[list[str], str]:
-    """Return the GPUs in words, and why there is none."""
+def _gpus() -> tuple[tuple[Gpu, ...], str]:
+    """Return the GPUs, and why there is none."""
     try:
-        return [str(gpu) for gpu in gpus()], "no GPU is visible"
+        return gpus(), "no GPU is visible"
     except RuntimeLibraryError as error:
-        return [], str(error)
+        return (), str(error)
 
 
 def _row(outcome: Outcome) -> list[str]:
-    return [outcome.device, outcome.kernel, outcome.fault or "ok"]
+    return [outcome.device, outcome.kernel, outcome.fault or OK]

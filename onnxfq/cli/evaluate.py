@@ -14,6 +14,7 @@ from onnxfq.cli.options import (
     BatchOption,
     CustomOpsOption,
     DataOption,
+    DeviceOption,
     JsonOption,
     QuietOption,
     ThreadsOption,
@@ -48,10 +49,11 @@ def evaluate(
     custom_ops: CustomOpsOption = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
+    device: DeviceOption = "auto",
     quiet: QuietOption = False,
 ) -> None:
     """Print SQNR, cosine, largest error and top-1 agreement of each output, and accuracy with labels."""
-    with running(batch, threads, quiet or as_json, described) as options:
+    with running(batch, threads, quiet or as_json, described, device) as options:
         result = evaluate_models(
             reference,
             candidate,

@@ -51,7 +51,7 @@ def handoff(
 ) -> None:
     """Write a Q/DQ MODEL with shapes, commands, samples and findings into a folder."""
     shapes = dict(shape_option(text) for text in shape or ())
-    with running(batch, threads, quiet, described) as options:
+    with running(batch, threads, quiet, described, "cpu") as options:
         result = write_folder(
             model,
             output,

@@ -14,6 +14,7 @@ from onnxfq.cli.options import (
     BatchOption,
     CustomOpsOption,
     DataOption,
+    DeviceOption,
     ModelArgument,
     OutputOption,
     QuietOption,
@@ -54,6 +55,7 @@ def observe(
     ] = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
+    device: DeviceOption = "auto",
     memory: Annotated[
         int, typer.Option(min=1, metavar="MB", help="What observing may take beyond the model's own memory.")
     ] = DEFAULT_MEMORY >> 20,
@@ -80,9 +82,14 @@ def observe(
         wanted = Plan.load(plan)
         loaded = load(model, wanted.existing)
     feeds = open_feeds(loaded.proto, data, batch, described)
-    with running(batch, threads, quiet, described) as options:
+    with running(batch, threads, quiet, described, device) as options:
         how = ObserveOptions(
-            threads, memory << 20, described.nonfinite, feed_ranges, options.stage("observe", feeds.runs)
+            threads,
+            memory << 20,
+            described.nonfinite,
+            feed_ranges,
+            options.stage("observe", feeds.runs),
+            device,
         )
         try:
             if ray is not None:

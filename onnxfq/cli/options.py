@@ -10,6 +10,7 @@ import typer
 from onnxfq.calibrators import FORMS
 from onnxfq.feeds import DEFAULT_BATCH
 from onnxfq.recipe import RECIPES, Recipe, load_recipe
+from onnxfq.runtime.choice import DeviceChoice
 from onnxfq.runtime.library import use_custom_ops
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)]
@@ -41,6 +42,10 @@ BatchOption = Annotated[
 ]
 ThreadsOption = Annotated[
     int, typer.Option("--threads", min=0, help="Threads to run with; 0 for one a core.")
+]
+DeviceOption = Annotated[
+    DeviceChoice,
+    typer.Option("--device", help="Where models run; auto: on a GPU if one works and has room."),
 ]
 KeepOption = Annotated[
     bool,

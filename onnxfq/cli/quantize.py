@@ -16,6 +16,7 @@ from onnxfq.cli.options import (
     BatchOption,
     CalibratorOption,
     CustomOpsOption,
+    DeviceOption,
     KeepOption,
     ModelArgument,
     OutputOption,
@@ -86,6 +87,7 @@ def quantize(
     ] = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
+    device: DeviceOption = "auto",
     quiet: QuietOption = False,
 ) -> None:
     """Quantize MODEL with DATA, compare it with the float model and write it with Q/DQ nodes."""
@@ -98,7 +100,7 @@ def quantize(
         raise typer.BadParameter(
             "--float-io needs --float fp16 or bf16; inputs and outputs are fp32 as they are"
         )
-    with running(batch, threads, quiet, described) as options:
+    with running(batch, threads, quiet, described, device) as options:
         result = pipeline.quantize(
             model,
             data,

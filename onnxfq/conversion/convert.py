@@ -140,7 +140,8 @@ def _planned(
     if missing and data is not None:
         feeds = open_feeds(model.proto, data, options.batch, options.data)
         part = plan.model_copy(update={"placements": tuple(missing)})
-        tensors |= collect_statistics(model, part, feeds, ObserveOptions(threads=options.threads)).tensors
+        observing = ObserveOptions(threads=options.threads, device=options.device)
+        tensors |= collect_statistics(model, part, feeds, observing).tensors
         form.changes["activation observed in the data, and made static"] += len(missing)
     placements = tuple(_minmax(p) if p.tensor in form.ranges else p for p in plan.placements)
     return plan.model_copy(update={"placements": placements}), Statistics(model.sha256, 0, tensors)

@@ -67,7 +67,7 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class _Holder:
+class Holder:
     """The node around a body, and the graph or body that has this node."""
 
     scope: gs.Graph
@@ -75,10 +75,10 @@ class _Holder:
     body: gs.Graph
 
 
-def holders(graph: gs.Graph) -> dict[int, _Holder]:
+def holders(graph: gs.Graph) -> dict[int, Holder]:
     """Return what holds each body of `graph`, by the id of the body."""
     return {
-        id(body): _Holder(scope, node, body)
+        id(body): Holder(scope, node, body)
         for scope in scopes(graph)
         for node in scope.nodes
         for body in bodies(node).values()
@@ -87,7 +87,7 @@ def holders(graph: gs.Graph) -> dict[int, _Holder]:
 
 def carry_out(
     editor: Editor,
-    around: dict[int, _Holder],
+    around: dict[int, Holder],
     scope: gs.Graph,
     results: Sequence[gs.Variable],
     observed: Observed,
@@ -105,7 +105,7 @@ def carry_out(
 
 
 def _through_if(
-    editor: Editor, holder: _Holder, results: Sequence[gs.Variable], observed: Observed
+    editor: Editor, holder: Holder, results: Sequence[gs.Variable], observed: Observed
 ) -> list[gs.Variable]:
     outer = _results(editor, observed, "outer")
     for body in bodies(holder.node).values():
@@ -122,7 +122,7 @@ def _through_if(
 
 
 def _through_iterations(
-    editor: Editor, holder: _Holder, results: Sequence[gs.Variable], observed: Observed
+    editor: Editor, holder: Holder, results: Sequence[gs.Variable], observed: Observed
 ) -> list[gs.Variable]:
     node, body, name = holder.node, holder.body, observed.name
     if observed.groups is not None and 8 * observed.bins > MOST_STATE_BYTES:
@@ -138,17 +138,11 @@ def _through_iterations(
         _nothing(editor, observed, "counts"),
         _constant(editor, _numbered("nothing/histogram", observed), np.zeros(observed.bins, np.int64)),
     ]
-    # Both have states first and then what is scanned: Loop after the trip count and the condition.
-    if node.op == "Loop":
-        while len(node.inputs) < 2:
-            node.inputs.append(gs.Variable.empty())
-        states, before, after = len(node.inputs) - 2, 2, 1
-    else:
-        states, before, after = len(node.inputs) - node.attrs["num_scan_inputs"], 0, 0
-    _insert(node.inputs, before + states, start)
-    _insert(body.inputs, before + states, given)
-    _insert(body.outputs, after + states, merged)
-    _insert(node.outputs, states, final)
+    states, before, after = place_of_state(node)
+    insert_tensors(node.inputs, before + states, start)
+    insert_tensors(body.inputs, before + states, given)
+    insert_tensors(body.outputs, after + states, merged)
+    insert_tensors(node.outputs, states, final)
     outer = _results(editor, observed, "outer")
     rank = editor.variable(f"{name}/observe/positions")
     axis = _constant(editor, "axis0", np.asarray([0], np.int64))
@@ -221,6 +215,19 @@ def _constant(editor: Editor, name: str, values: NDArray[Any]) -> gs.Constant:
     return editor.constant(f"onnxfq/observe/{name}", lambda free: make_constant(free, values))
 
 
-def _insert(tensors: list[gs.Tensor], at: int, more: Sequence[gs.Tensor]) -> None:
+def place_of_state(node: gs.Node) -> tuple[int, int, int]:
+    """Return how many states Loop or Scan `node` carries, and what its body has before them: inputs, outputs.
+
+    Both have states first and then what is scanned: Loop after the trip count and the condition.
+    """
+    if node.op != "Loop":
+        return len(node.inputs) - node.attrs["num_scan_inputs"], 0, 0
+    while len(node.inputs) < 2:
+        node.inputs.append(gs.Variable.empty())
+    return len(node.inputs) - 2, 2, 1
+
+
+def insert_tensors(tensors: list[gs.Tensor], at: int, more: Sequence[gs.Tensor]) -> None:
+    """Put `more` into a list of inputs or outputs, the first of them at `at`."""
     for offset, tensor in enumerate(more):
         tensors.insert(at + offset, tensor)

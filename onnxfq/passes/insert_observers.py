@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -68,7 +69,9 @@ class InsertObservers(Pass):
         """Add the observers; what only the old outputs needed is removed."""
         editor, around = Editor(graph), holders(graph)
         outputs: list[gs.Variable] = []
-        _clear_names(editor, [p.tensor for p in self.plan.activations])
+        for name in (p.tensor for p in self.plan.activations):
+            for owner in (name, f"{name}/inside"):
+                clear_names(editor, name, [observe_output(owner, result) for result in OBSERVE_OUTPUTS])
         for placement in self.plan.activations:
             tensor = editor.tensor(placement)
             scope = editor.scope_of(tensor)
@@ -94,17 +97,18 @@ class InsertObservers(Pass):
         return True
 
 
-def _clear_names(editor: Editor, observed: list[str]) -> None:
-    """Rename what has the name of an observer's result: the observed model is run and not written."""
-    for name in observed:
-        for owner in (name, f"{name}/inside"):
-            for result in OBSERVE_OUTPUTS:
-                taken = editor.find(observe_output(owner, result))
-                if taken is None:
-                    continue
-                if any(taken is given for given in editor.graph.inputs):
-                    raise PlanError(
-                        f"input {taken.name!r} has the name of a result of observing tensor {name!r}; "
-                        "rename the input"
-                    )
-                taken.name = editor.unused(taken.name)
+def clear_names(editor: Editor, observed: str, names: Iterable[str]) -> None:
+    """Rename what has one of `names`, results of observing `observed`: the observed model is not written.
+
+    Raises PlanError for an input, whose name the feeds give.
+    """
+    for name in names:
+        taken = editor.find(name)
+        if taken is None:
+            continue
+        if any(taken is given for given in editor.graph.inputs):
+            raise PlanError(
+                f"input {taken.name!r} has the name of a result of observing tensor {observed!r}; "
+                "rename the input"
+            )
+        taken.name = editor.unused(taken.name)

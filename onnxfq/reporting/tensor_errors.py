@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxfq.calibrators.grid_error import Density, expected_sqnr_db, squared_error
+from onnxfq.calibrators.grid_error import Density, expected_noise
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
 from onnxfq.metrics import ErrorSums, ratio_db
 from onnxfq.plan import Placement, Plan, Role
-from onnxfq.statistics import Statistics, TensorStatistics
+from onnxfq.statistics import Statistics
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def tensor_errors(
 def _row(model: Model, placement: Placement, statistics: Statistics, encoding: Encoding) -> TensorError:
     if placement.role == "activation":
         seen = statistics[placement.tensor]
-        sqnr_db = _expected(seen, encoding)
+        sqnr_db = _expected(statistics, encoding)
         rmin, rmax = seen.rmin, seen.rmax
     else:
         values = weight_array(model, placement.tensor)
@@ -59,13 +59,14 @@ def _row(model: Model, placement: Placement, statistics: Statistics, encoding: E
     return TensorError(placement.tensor, placement.role, encoding, sqnr_db, rmin, rmax, placement.why)
 
 
-def _expected(seen: TensorStatistics, encoding: Encoding) -> float:
-    qtype, scale = encoding.spec.qtype, encoding.scale_array.item()
-    zero_point = encoding.zero_point_array.item()
-    if encoding.spec.zero_point == "integer":
-        return expected_sqnr_db(seen, scale, zero_point, qtype)
-    # A fraction moves the grid: what is rounded are whole steps of the values moved with it.
-    density, moved = Density.of(seen), scale * zero_point
-    steps = [np.asarray([limit], np.float64) for limit in (scale, qtype.qmin, qtype.qmax)]
-    noise = squared_error(Density(density.low + moved, density.high + moved, density.counts), *steps)
-    return ratio_db(density.power, float(noise[0]))
+def _expected(statistics: Statistics, encoding: Encoding) -> float:
+    """Return the signal to noise in dB over all groups that have a scale each."""
+    groups = statistics.groups.get(encoding.tensor)
+    each = [statistics[encoding.tensor]] if groups is None or not encoding.param_shape else groups.each()
+    power = noise = 0.0
+    scales = zip(encoding.scale_array.flat, encoding.zero_point_array.flat, strict=True)
+    for seen, (scale, zero_point) in zip(each, scales, strict=True):
+        density = Density.of(seen)
+        power += density.power
+        noise += expected_noise(density, float(scale), float(zero_point), encoding.spec.qtype)
+    return ratio_db(power, noise)

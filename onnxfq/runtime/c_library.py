@@ -6,11 +6,13 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from onnxfq.errors import RuntimeLibraryError, SpecError
+from onnxfq.errors import DeviceMemoryError, OnnxfqError, RuntimeLibraryError, SpecError
 from onnxfq.package_files import custom_ops_library
 
 _ERROR_BYTES = 512
 _CUDA_FAULT = "CUDA cannot "
+# How onnxruntime's allocator, CUDA, and cuDNN and cuBLAS say it.
+_NO_MEMORY = ("Failed to allocate memory", "out of memory", "ALLOC_FAILED")
 
 
 @cache
@@ -30,10 +32,20 @@ def c_library() -> ctypes.CDLL:
 def call(function: str, *arguments: Any) -> None:
     """Call a function that reports errors as text.
 
-    Raises RuntimeLibraryError for what a GPU or its driver refuses, SpecError for a parameter that breaks
-    its rule.
+    Raises DeviceMemoryError for a GPU without room, RuntimeLibraryError for what else a GPU or its driver
+    refuses, SpecError for a parameter that breaks its rule.
     """
     error = ctypes.create_string_buffer(_ERROR_BYTES)
     if getattr(c_library(), function)(*arguments, error, ctypes.c_size_t(_ERROR_BYTES)) != 0:
-        message = error.value.decode()
-        raise RuntimeLibraryError(message) if message.startswith(_CUDA_FAULT) else SpecError(message)
+        raise _fault(error.value.decode())
+
+
+def no_memory(reason: str) -> bool:
+    """Tell whether `reason`, of CUDA or of onnxruntime, is that memory could not be had."""
+    return any(words in reason for words in _NO_MEMORY)
+
+
+def _fault(message: str) -> OnnxfqError:
+    if not message.startswith(_CUDA_FAULT):
+        return SpecError(message)
+    return DeviceMemoryError(message) if no_memory(message) else RuntimeLibraryError(message)

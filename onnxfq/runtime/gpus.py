@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from dataclasses import dataclass
 
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.runtime.c_library import c_library, call
 
 _NAME_BYTES = 256
+_DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,22 @@ def gpus() -> tuple[Gpu, ...]:
     count = ctypes.c_int()
     call("onnxfq_cuda_device_count", ctypes.byref(count))
     return tuple(_gpu(index) for index in range(count.value))
+
+
+def use_gpu(index: int) -> None:
+    """Make a GPU the one that the calling thread's kernels run on; it is the first until then."""
+    call("onnxfq_cuda_use_device", ctypes.c_int(index))
+
+
+def gpus_of_driver() -> int:
+    """Return how many GPUs the NVIDIA driver tells of, usable by the library or not; 0 without a driver."""
+    try:
+        driver = ctypes.CDLL(_DRIVERS[sys.platform])
+        count = ctypes.c_int()
+        failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    except (KeyError, OSError, AttributeError):
+        return 0
+    return 0 if failed else count.value
 
 
 def _gpu(index: int) -> Gpu:

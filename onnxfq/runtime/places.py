@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import SpecError, nearest
@@ -32,6 +33,9 @@ class Place(Protocol):
     def call(self, kernel: str, *arguments: Any) -> None:
         """Run a kernel. Raises SpecError, or RuntimeLibraryError for what a GPU refuses."""
 
+    def peek(self, array: NDArray[Any], columns: int) -> NDArray[Any]:
+        """Return the first `columns` of each row of a written array [rows, ...], as they are by now."""
+
 
 class _Cpu:
     def read(self, array: NDArray[Any]) -> int:
@@ -41,6 +45,9 @@ class _Cpu:
 
     def call(self, kernel: str, *arguments: Any) -> None:
         call(f"onnxfq_{kernel}", *arguments)
+
+    def peek(self, array: NDArray[Any], columns: int) -> NDArray[Any]:
+        return array[:, :columns].copy()
 
 
 class _Cuda:
@@ -75,6 +82,15 @@ class _Cuda:
 
     def call(self, kernel: str, *arguments: Any) -> None:
         call(f"onnxfq_cuda_{kernel}", *arguments, ctypes.c_void_p())
+
+    def peek(self, array: NDArray[Any], columns: int) -> NDArray[Any]:
+        source = next(address for written, address in self._written if written is array)
+        seen = np.empty((array.shape[0], columns), array.dtype)
+        if seen.size:
+            sizes = (columns * array.itemsize, array.strides[0], array.shape[0])
+            to, from_ = ctypes.c_void_p(seen.ctypes.data), ctypes.c_void_p(source)
+            call("onnxfq_cuda_copy_rows", to, from_, *(ctypes.c_int64(size) for size in sizes))
+        return seen
 
     def copy_back(self) -> None:
         for array, address in self._written:

@@ -21,9 +21,9 @@ from onnxfq.statistics import TensorStatistics, empty_state
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a self-test found. fault: empty when all is well."""
+    """What a self-test found. device: one of places, or one GPU of several. fault: empty when all is well."""
 
-    device: Device
+    device: str
     kernel: str
     fault: str
 

@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.documents import one_line
-from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
+from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError, RuntimeLibraryError
 from onnxfq.feeds import Feed
 from onnxfq.graph.model import all_nodes
 from onnxfq.graph.stored import (
@@ -24,6 +24,7 @@ from onnxfq.graph.stored import (
     tensor_array,
     tensor_bytes,
 )
+from onnxfq.runtime.c_library import no_memory
 from onnxfq.runtime.devices import CUDA_PROVIDER, cuda_problem, providers
 from onnxfq.runtime.library import register_libraries
 from onnxfq.runtime.missing_kernels import cannot_run
@@ -68,6 +69,8 @@ class Session:
     valid ones: zero-point inputs at opset 21, float8, float16 Concat), others at full optimisation.
     as_written: nothing is optimised, and nodes run in the order of the file.
     A bfloat16 model takes and gives float32, as `widened` says.
+    On a GPU nodes run in the order of the file as far as their inputs are there, so that what is observed is
+    not kept until the end, and kernels that sum in a changing order are not used.
     """
 
     def __init__(
@@ -80,7 +83,8 @@ class Session:
     ) -> None:
         """Load `model`. threads: of the runtime's pool, 0 for one a core. device: from `choose_device`.
 
-        Raises ModelError; RuntimeLibraryError when the device cannot be used.
+        Raises ModelError; RuntimeLibraryError when the device cannot be used, DeviceMemoryError when it has
+        no room for the model.
         """
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ONLY_FATAL
@@ -95,6 +99,9 @@ class Session:
         if missing:
             raise ModelError(f"the model cannot be run: {missing}; run the fake-quant model in its place")
         register_libraries(options, proto)
+        if device == "cuda":
+            options.use_deterministic_compute = True
+            options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         if exact:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.add_session_config_entry("session.disable_prepacking", "1")
@@ -112,11 +119,16 @@ class Session:
                 )
                 self._session = onnxruntime.InferenceSession(content, options, providers=providers(device))
         except Exception as error:  # onnxruntime raises classes of its own, one per status code
-            raise ModelError(f"onnxruntime cannot load the model: {one_line(error)[:300]}") from None
+            reason = one_line(error)[:300]
+            if device == "cuda" and no_memory(reason):
+                raise DeviceMemoryError(
+                    f"the GPU has no room for the model: {reason}; run on the CPU"
+                ) from None
+            raise ModelError(f"onnxruntime cannot load the model: {reason}") from None
         if device == "cuda" and CUDA_PROVIDER not in self._session.get_providers():
             reason = cuda_problem() or "`onnxfq doctor` tests the GPU"
             raise RuntimeLibraryError(f"onnxruntime fell back to the CPU: {reason}")
-        self._device = device
+        self.device: Device = device
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
         self.output_types: dict[str, str] = {one.name: one.type for one in self._session.get_outputs()}
 
@@ -155,15 +167,36 @@ class Session:
         return bytes(model.SerializeToString())
 
     def run(self, feed: Feed, outputs: Sequence[str] | None = None) -> list[NDArray[Any]]:
-        """Run once and return `outputs`, all of them when None. Raises DataError when the run fails."""
+        """Run once and return `outputs`, all of them when None.
+
+        Raises DataError when the run fails, DeviceMemoryError when it does for want of the GPU's memory.
+        """
         try:
             return list(self._session.run(outputs, feed))
         except Exception as error:  # onnxruntime raises classes of its own, one per status code
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
-            reason = one_line(error)[:300]
-            if self._device == "cuda" and "llocat" in reason:
-                reason += "; give a smaller batch, or run on the CPU"
-            raise DataError(f"the model cannot run on {shapes}: {reason}") from None
+            raise self._fault(feed, error) from None
+
+    def bindings(self) -> onnxruntime.IOBinding:
+        """Return a new set of bindings, for `run_bound`."""
+        return self._session.io_binding()
+
+    def run_bound(self, feed: Feed, bindings: onnxruntime.IOBinding) -> None:
+        """Run once on `feed`, with whatever else `bindings` holds; done when it returns. Raises as `run`."""
+        try:
+            for name, array in feed.items():
+                bindings.bind_cpu_input(name, array)
+            self._session.run_with_iobinding(bindings)
+            bindings.synchronize_outputs()
+        except Exception as error:  # onnxruntime raises classes of its own, one per status code
+            raise self._fault(feed, error) from None
+
+    def _fault(self, feed: Feed, error: Exception) -> OnnxfqError:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+        reason = one_line(error)[:300]
+        if self.device == "cuda" and no_memory(reason):
+            remedy = "give a smaller batch, or run on the CPU"
+            return DeviceMemoryError(f"the GPU has no room to run on {shapes}: {reason}; {remedy}")
+        return DataError(f"the model cannot run on {shapes}: {reason}")
 
 
 def _share(

@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 
 from onnxfq.statistics.bins import BIN_COUNT, BIN_SHIFT, bin_edges, merge_counts
 
-_STATE_HEADER = 8
+STATE_HEADER = 8
+"""Numbers of a state of operator MergeStatistics before its histogram, see `docs/custom-ops.md`."""
+STATE_NANS, STATE_INFINITIES = 3, 4
 
 
 def empty_state(histogram: bool = True) -> NDArray[np.int64]:
     """Return the state of operator MergeStatistics that has seen nothing: int64 [8], or [8 + BIN_COUNT]."""
-    state = np.zeros(_STATE_HEADER + (BIN_COUNT if histogram else 0), np.int64)
+    state = np.zeros(STATE_HEADER + (BIN_COUNT if histogram else 0), np.int64)
     state[:2] = np.iinfo(np.int32).max, np.iinfo(np.int32).min
     return state
 
@@ -66,7 +68,7 @@ class TensorStatistics:
         # Keys of negative floats have their magnitude bits flipped, so that they sort as integers.
         limits = (keys ^ ((keys >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
         some = elements > nans + infinities
-        bins = np.flatnonzero(state[_STATE_HEADER:]).astype(np.int32)
+        bins = np.flatnonzero(state[STATE_HEADER:]).astype(np.int32)
         return TensorStatistics(
             rmin=float(limits[0]) if some else float("inf"),
             rmax=float(limits[1]) if some else float("-inf"),
@@ -75,7 +77,7 @@ class TensorStatistics:
             infinities=infinities,
             zeros=zeros,
             bins=bins,
-            counts=state[_STATE_HEADER + bins],
+            counts=state[STATE_HEADER + bins],
         )
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:

@@ -7,7 +7,7 @@ and the ONNX operators they become (Conv), so a recipe by operators serves both 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -114,10 +114,20 @@ def _operation_sites(
         )
 
 
-def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], made_by: Mapping[str, str]) -> Plan:
-    """Return what `recipe` makes of the sites.
+@dataclass(frozen=True)
+class Surroundings:
+    """What placement must know of the code around its sites.
 
-    made_by: the operator that makes a tensor, where its range is known (`producers`).
+    made_by: the operator that makes a tensor, where its range is known (`producers`). attentions: the names
+    of both products of each (`fused_attention`).
+    """
+
+    made_by: Mapping[str, str]
+    attentions: Sequence[tuple[str, str]]
+
+
+def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Surroundings) -> Plan:
+    """Return what `recipe` makes of the sites.
 
     Raises RecipeError for names that match nothing, and for what the target cannot take; ModelError when
     nothing is left to quantize.
@@ -125,10 +135,18 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], made_by: Ma
     spoken = _in_torch_names(recipe, sites)
     tensors = {site.tensor(name) for site in sites for name in (*site.activations, *site.weights)}
     spoken.check_names({site.name: site.type_name for site in sites}, tensors)
+    if spoken.small_shapes == "float":
+        raise RecipeError(
+            f"recipe {recipe.name} leaves small shapes in float, and a module has no shapes before it runs; "
+            "take small_shapes away and name what is to stay in float"
+        )
     placements: list[Placement] = []
     nodes, skipped = [], []
+    decided = {site.name: _decide(model, site, spoken, around.made_by) for site in sites}
+    if POLICIES[recipe.target].fused_attention:
+        _keep_whole(decided, around.attentions)
     for site in sites:
-        placed, why_float = _decide(model, site, spoken, made_by)
+        placed, why_float = decided[site.name]
         refuse_what_target_cannot(model, site, spoken, placed if not why_float else ())
         is_code = site.op_types == ("forward",)
         if why_float:
@@ -149,6 +167,23 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], made_by: Ma
         nodes=tuple(nodes),
         skipped=tuple(skipped),
     )
+
+
+def _keep_whole(
+    decided: dict[str, tuple[list[Placement], str]], attentions: Sequence[tuple[str, str]]
+) -> None:
+    """Leave in float what is quantized of an attention of which the other product is not."""
+    for pair in attentions:
+        known = [name for name in pair if name in decided]
+        low = [name for name in known if decided[name][0] and not decided[name][1]]
+        if len(known) == 2 and len(low) == 1:
+            (kept,) = set(pair) - set(low)
+            placed, _ = decided[low[0]]
+            why = (
+                f"half of an attention: {kept!r} stays in float ({decided[kept][1]}), and TensorRT fuses "
+                "all of an attention or none"
+            )
+            decided[low[0]] = placed, why
 
 
 def _decide(
@@ -204,11 +239,15 @@ def _asked_for(recipe: Recipe, site: Site) -> bool:
 def _numbers(scheme: ActivationScheme | WeightScheme, recipe: Recipe) -> dict[str, Any]:
     """Return the number format of `scheme` as the fields of a spec.
 
-    Raises RecipeError for scales that a rule makes and for fractional zero points: a module has neither.
+    Raises RecipeError for scales that a rule makes, for several scales of an activation and for fractional
+    zero points: a module has none of them.
     """
     dynamic = isinstance(scheme, ActivationScheme) and scheme.dynamic
-    if dynamic or scheme.scale_type != "float32" or scheme.zero_point == "fractional":
-        what = "dynamic scales" if dynamic else f"scale_type {scheme.scale_type}"
+    in_parts = isinstance(scheme, ActivationScheme) and scheme.granularity != "per_tensor"
+    if dynamic or in_parts or scheme.scale_type != "float32" or scheme.zero_point == "fractional":
+        what = f"scale_type {scheme.scale_type}"
+        what = f"granularity {scheme.granularity} of activations" if in_parts else what
+        what = "dynamic scales" if dynamic else what
         what = "fractional zero points" if scheme.zero_point == "fractional" else what
         raise RecipeError(
             f"recipe {recipe.name} asks for {what}, which torch modules do not have; quantize the exported "

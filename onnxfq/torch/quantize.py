@@ -11,8 +11,9 @@ from onnxfq.plan import Placement, Plan
 from onnxfq.recipe import Recipe, load_recipe
 from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.batchnorm import can_fold, fold
+from onnxfq.torch.fused_attention import attentions
 from onnxfq.torch.layers import Swapped, restore, swap
-from onnxfq.torch.placement import Site, find_sites, plan_module
+from onnxfq.torch.placement import Site, Surroundings, find_sites, plan_module
 from onnxfq.torch.producers import producers
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.traced import Traces, rewrite, successions
@@ -42,7 +43,8 @@ def quantize_module(
         raise ModelError(f"{type(model).__name__} has a FakeQuantize of its own, {name!r}; take it out first")
     traces = Traces()
     sites = find_sites(model, asked, traces)
-    plan = plan_module(model, asked, sites, producers(model, traces))
+    around = Surroundings(producers(model, traces), tuple(attentions(model, traces)))
+    plan = plan_module(model, asked, sites, around)
     pairs = [pair for module in model.modules() for pair in successions(module, traces) if can_fold(*pair)]
     placed = {placement.tensor: placement for placement in plan.placements}
     device = next((p.device for p in model.parameters()), None)

@@ -136,6 +136,11 @@ def _is(node: fx.Node, table: Mapping[str, tuple[Any, ...]]) -> bool:
     return node.target in table.get(node.op, ())
 
 
+def is_product(node: fx.Node) -> bool:
+    """Tell whether a node is a matrix product that may be quantized."""
+    return _is(node, _PRODUCTS)
+
+
 def calls(code: Code, weighted: Callable[[nn.Module], bool]) -> Iterator[Call]:
     """Yield the products and the residual sums of a forward.
 

@@ -19,6 +19,7 @@ from onnxfq.cli.main import main
 from onnxfq.encoding import Encodings
 from onnxfq.graph.inspection import inspect_model
 from onnxfq.plan import Plan
+from onnxfq.runtime.choice import gpu_problem
 from onnxfq.statistics import Statistics
 from onnxfq.version import VERSION
 
@@ -218,3 +219,24 @@ def test_module_is_runnable(workplace: Path) -> None:
     bad = subprocess.run([*call, "inspect", "none.onnx"], **how)
     assert (bad.returncode, bad.stdout) == (1, "")
     assert bad.stderr == "onnxfq: error: no such file: none.onnx; check the path\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "observe model.onnx --data data.npz -o out.npz",
+        "quantize model.onnx --data data.npz -o out.onnx",
+        "evaluate model.onnx model.onnx --data data.npz",
+    ],
+    ids=lambda line: line.split()[0],
+)
+def test_devices(workplace: Path, capfd: pytest.CaptureFixture[str], line: str) -> None:
+    """On the CPU nothing is said; a GPU that cannot be used is one line with the remedy, and no file."""
+    if gpu_problem():
+        assert main([*line.split(), "--device", "cuda"]) == 1
+        printed = capfd.readouterr()
+        assert printed.out == "" and not list(workplace.glob("out.*"))
+        assert printed.err == f"onnxfq: error: device 'cuda' cannot be used: {gpu_problem()}\n"
+    assert main([*line.split(), "--device", "cpu", "-q"]) == 0
+    assert capfd.readouterr() == ("", "")
+    assert main([*line.split(), "--device", "gpu"]) == 2

@@ -23,7 +23,7 @@ def test_a_sound_machine(capsys: pytest.CaptureFixture[str]) -> None:
     """Versions, library and a line for each kernel; exit code 0."""
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for word in ("onnxfq", "onnxruntime", "library", "CUDA kernels", "GPU", "sessions"):
+    for word in ("onnxfq", "onnxruntime", "library", "CUDA kernels", "GPU", "sessions", "device auto"):
         assert any(line.startswith(word) for line in lines), word
     tested = [line for line in lines if line.startswith("cpu ")]
     assert len(tested) == 5 and all(line.endswith("ok") for line in tested)
@@ -51,3 +51,24 @@ def test_a_fault_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert "a GPU, sm_75, 16 GB, driver for CUDA 12.4, kernels of CUDA 13.0" in out
     assert "cuda  Kernel  3 of 9 values differ" in out
+
+
+def test_every_gpu_is_tested(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of several the kernels run on each, sessions on the first, which is the one in use again afterwards."""
+    used, asked = [], []
+
+    def tested(device: str, in_sessions: bool = True) -> list[Outcome]:
+        asked.append((device, in_sessions, used[-1] if used else None))
+        return [Outcome(device, "Kernel", "other bits" if used == [0, 0, 1] else "")]
+
+    two = tuple(Gpu(index, f"GPU {index}", 90, 80 << 30, 13000, 13000) for index in (0, 1))
+    monkeypatch.setattr(doctor, "gpus", lambda: two)
+    monkeypatch.setattr(doctor, "use_gpu", used.append)
+    monkeypatch.setattr(doctor, "cuda_problem", lambda: "")
+    monkeypatch.setattr(doctor, "self_test", tested)
+    assert main(["doctor"]) == 1
+    assert asked == [("cpu", True, None), ("cuda", True, 0), ("cuda", False, 1)]
+    assert used == [0, 0, 1, 0]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3:] == ["cpu     Kernel  ok", "cuda:0  Kernel  ok", "cuda:1  Kernel  other bits"]
+    assert "device auto   cuda" in lines

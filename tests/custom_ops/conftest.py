@@ -1,8 +1,12 @@
-"""One-node models around the operators and around ONNX Runtime's own Q/DQ pair, as plain functions."""
+"""One-node models around the operators and around ONNX Runtime's own Q/DQ pair, as plain functions.
+
+With `--device cuda` the kernels run on a GPU, and so do the operators where onnxruntime can use it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +17,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxfq.qtypes import QTYPES
+from onnxfq.runtime import kernels
+from onnxfq.runtime.devices import cuda_problem, providers
 from onnxfq.runtime.library import register_custom_ops
 
 FLOAT, INT32, INT64, BOOL = (getattr(onnx.TensorProto, name) for name in ("FLOAT", "INT32", "INT64", "BOOL"))
@@ -23,6 +29,18 @@ ONNX_TYPES = {
 }
 
 
+DEVICE = {"sessions": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def on_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run kernels and operators on the device that was asked for, unless a test names one."""
+    device = request.config.getoption("--device")
+    for name in ("fake_quantize", "dynamic_fake_quantize", "observe"):
+        monkeypatch.setattr(kernels, name, partial(getattr(kernels, name), device=device))
+    monkeypatch.setitem(DEVICE, "sessions", "cpu" if cuda_problem() else device)
+
+
 def make_session(
     nodes: list[onnx.NodeProto],
     inputs: list[str],
@@ -31,6 +49,7 @@ def make_session(
     threads: int = 1,
     shapes: dict[str, list[int | str]] | None = None,
     opset: int = 21,
+    device: str | None = None,
 ) -> onnxruntime.InferenceSession:
     """Session of a graph of float tensors, custom operators registered; shapes are unknown unless given.
 
@@ -51,7 +70,9 @@ def make_session(
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads
     register_custom_ops(options)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options)
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=providers(device or DEVICE["sessions"])
+    )
 
 
 def between_casts(node: onnx.NodeProto, dtype: np.dtype) -> list[onnx.NodeProto]:
@@ -154,7 +175,7 @@ def ort_qdq(
     ]
     nodes = [casts[0], *nodes, casts[1]]
     opset = 25 if QTYPES[qtype].bits == 2 else 21
-    session = make_session(nodes, ["x"], {"y": FLOAT}, initializers, opset=opset)
+    session = make_session(nodes, ["x"], {"y": FLOAT}, initializers, opset=opset, device="cpu")
     return session.run(None, {"x": x.astype(np.float32)})[0].astype(x.dtype)
 
 
@@ -169,6 +190,28 @@ def ort_observe(x: np.ndarray, *, threads: int = 1, **attributes: int) -> list[n
         return session.run(None, {"x": x.astype(np.float32)})
 
 
+@cache
+def merging_session(kind: int, device: str) -> onnxruntime.InferenceSession:
+    """One node that adds the statistics of x, of ONNX's type `kind`, to state."""
+    graph = helper.make_graph(
+        [helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain="onnxfq")],
+        "test",
+        [helper.make_tensor_value_info("x", kind, None), helper.make_tensor_value_info("state", INT64, None)],
+        [helper.make_tensor_value_info("merged", INT64, None)],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfq", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    options = onnxruntime.SessionOptions()
+    register_custom_ops(options)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers(device))
+
+
+def ort_merge_statistics(x: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """Run operator MergeStatistics once in onnxruntime: the state after x."""
+    session = merging_session(ONNX_TYPES[x.dtype], DEVICE["sessions"])
+    return session.run(None, {"x": x, "state": state})[0]
+
+
 class Ops:
     """What the tests of this folder call."""
 
@@ -177,6 +220,7 @@ class Ops:
     dynamic_fake_quantize = staticmethod(ort_dynamic_fake_quantize)
     qdq = staticmethod(ort_qdq)
     observe = staticmethod(ort_observe)
+    merge_statistics = staticmethod(ort_merge_statistics)
 
 
 @pytest.fixture(scope="session")

@@ -482,6 +482,40 @@ def test_ranges_known_from_mathematics():
     assert why.endswith("every output of Softmax lies in [0, 1]")
 
 
+class Masked(nn.Module):
+    """Attention as it is often written: a factor, a mask, Softmax, dropout."""
+
+    def __init__(self):
+        """Make the dropout."""
+        super().__init__()
+        self.drop, self.soft = nn.Dropout(), nn.Softmax(-1)
+
+    def forward(self, x, mask):
+        """[N, 4, 16] to the same."""
+        scores = (torch.bmm(x, x.transpose(1, 2)) / 4).masked_fill(mask, -1e9)
+        return torch.matmul(self.drop(self.soft(scores)), x)
+
+
+@pytest.mark.parametrize(("kept", "other"), [("bmm", "matmul"), ("matmul", "bmm")])
+@pytest.mark.parametrize("target", ["tensorrt", "onnxruntime"])
+def test_attention_is_quantized_as_a_whole_or_not_at_all(kept, other, target):
+    """Where one product is kept in float, TensorRT's plan keeps the other too and says why, as on ONNX."""
+    model = nn.ModuleDict({"one": Masked(), "head": nn.Linear(16, 4)})
+    asked = recipe(target=target, overrides=[{"nodes": [f"one.{kept}"], "keep_float": True}])
+    plan = quantize_module(model, asked)
+    whole = target == "onnxruntime"
+    assert (f"one.{other}_input" in {p.tensor for p in plan.placements}) == whole
+    reasons = {s.name: s.why for s in plan.skipped}
+    assert whole or reasons[f"one.{other}"].startswith(f"half of an attention: 'one.{kept}' stays in float")
+
+
+def test_small_shapes_are_refused():
+    """A recipe that leaves small shapes in float cannot be kept: a module has none before it runs."""
+    asked = recipe().model_copy(update={"small_shapes": "float"})
+    with pytest.raises(RecipeError, match="test leaves small shapes in float.*take small_shapes away"):
+        quantize_module(nn.Sequential(nn.Linear(4, 4)), asked)
+
+
 def test_softmax_of_attention_has_the_scale_tensorrt_wants():
     """With tensorrt-fp8 the probabilities of MultiheadAttention have the scale 1/448, whatever was seen."""
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
@@ -497,6 +531,8 @@ def test_softmax_of_attention_has_the_scale_tensorrt_wants():
             {"dynamic": True, "granularity": "blocked", "block_size": 32, "scale_type": "e8m0"},
             "dynamic scales",
         ),
+        ({"granularity": "per_axis"}, "granularity per_axis of activations"),
+        ({"granularity": "blocked", "block_size": 2}, "granularity blocked of activations"),
         ({"symmetric": False, "zero_point": "fractional"}, "fractional zero points"),
     ],
 )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 
 from onnxfq.errors import RuntimeLibraryError, SpecError
 from onnxfq.runtime import devices, kernels
-from onnxfq.runtime.devices import choose_device, cuda_problem
-from onnxfq.runtime.gpus import Gpu, gpus
+from onnxfq.runtime import gpus as gpus_module
+from onnxfq.runtime.devices import cuda_problem
+from onnxfq.runtime.gpus import gpus
 from onnxfq.runtime.self_test import self_test
 from onnxfq.runtime.session import Session
 
@@ -31,35 +30,13 @@ def test_self_test_passes_on_the_cpu() -> None:
     assert [outcome.fault for outcome in outcomes] == [""] * 5
 
 
-def test_cuda_without_a_gpu_is_one_line(no_gpu: str) -> None:
-    """Asking for a GPU that is not there names what is missing and the remedy."""
-    with pytest.raises(RuntimeLibraryError, match="device 'cuda' cannot be used: ") as caught:
-        choose_device("cuda")
-    assert "\n" not in str(caught.value)
-    assert no_gpu in str(caught.value)
-    assert ";" in no_gpu
-
-
-def test_auto_is_the_cpu_without_a_gpu(no_gpu: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Where no GPU works, auto is the CPU and nobody is bothered."""
-    with caplog.at_level(logging.WARNING, "onnxfq"):
-        assert choose_device("auto") == choose_device("cpu") == "cpu"
-    assert not caplog.records
-
-
-def test_auto_says_that_it_takes_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where a GPU works, auto takes it and names it in one line."""
-    gpu = Gpu(0, "a GPU", 90, 141 << 30, 13000, 13000)
-    monkeypatch.setattr(devices, "cuda_problem", lambda: "")
-    monkeypatch.setattr(devices, "gpus", lambda: (gpu,))
-    with caplog.at_level(logging.WARNING, "onnxfq"):
-        assert choose_device("auto") == "cuda"
-    assert [record.message for record in caplog.records] == [
-        f"running on {gpu}; choose device cpu for the CPU"
-    ]
-    assert str(gpu) == "a GPU, sm_90, 141 GB, driver for CUDA 13.0, kernels of CUDA 13.0"
+def test_a_library_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built where there was no compiler, the remedy is to build it again."""
+    monkeypatch.setattr(gpus_module, "cuda_built", lambda: False)
+    assert cuda_problem.__wrapped__() == (
+        "the custom-op library was built without CUDA kernels; put nvcc on the PATH and run "
+        "`pip install .` again"
+    )
 
 
 def test_missing_provider_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +51,18 @@ def test_provider_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, n
     if "CUDAExecutionProvider" not in devices.onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has no CUDA provider")
     monkeypatch.setattr(devices, "gpus", lambda: ())
-    assert "CUDA" in cuda_problem.__wrapped__()
+    problem = cuda_problem.__wrapped__()
+    assert "CUDA" in problem and "\n" not in problem
+
+
+def test_libraries_that_are_nowhere_are_named(capfd: pytest.CaptureFixture[str], no_gpu: str) -> None:
+    """What onnxruntime prints of libraries that it cannot load becomes part of the one line."""
+    missing = devices._load_cuda_libraries()
+    assert capfd.readouterr().out == ""
+    if not missing:
+        pytest.skip("this onnxruntime finds CUDA's libraries, or looks for none")
+    assert all(name.startswith("lib") or name.endswith(".dll") for name in missing)
+    assert f"({', '.join(missing)} not found): `pip install " in devices._provider_problem(missing)
 
 
 def test_session_on_a_missing_gpu_is_refused(no_gpu: str) -> None:

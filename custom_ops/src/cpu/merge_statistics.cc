@@ -1,21 +1,15 @@
 // MergeStatistics on the CPU: Observe, then an addition to what was there.
 #include <algorithm>
-#include <vector>
 
-#include "elements.h"
+#include "onnxfq/kernels.h"
 
 namespace onnxfq {
 namespace cpu {
 
 void merge_statistics(const MergeStatisticsCall& call, const Threads& threads) {
-  std::vector<float> converted;
-  const float* x = static_cast<const float*>(call.x);
-  if (call.type != ElementType::kFloat32) {
-    converted.resize(static_cast<size_t>(call.count));
-    to_floats(call.type, call.x, 0, call.count, converted.data());
-    x = converted.data();
-  }
-  const Statistics found = observe({x, call.count, call.histogram}, threads);
+  ObserveCall observed{call.x, call.count, call.histogram};
+  observed.type = call.type;
+  const Statistics found = observe(observed, threads);
   int64_t* const state = call.state;
   state[kStateMinKey] = std::min<int64_t>(state[kStateMinKey], found.summary.min_key);
   state[kStateMaxKey] = std::max<int64_t>(state[kStateMaxKey], found.summary.max_key);

@@ -69,6 +69,19 @@ FQ_EXPORT int onnxfq_cuda_copy(void* to, const void* from, int64_t bytes, char* 
   });
 }
 
+// The first `bytes` of each of `rows`, which begin `stride` bytes apart, one behind the other; else as above.
+FQ_EXPORT int onnxfq_cuda_copy_rows(void* to, const void* from, int64_t bytes, int64_t stride, int64_t rows, char* error,
+                                    size_t error_size) {
+  return guarded(error, error_size, [&]() -> std::string {
+    check(cudaDeviceSynchronize(), "finish");
+    const size_t width = static_cast<size_t>(bytes);
+    check(cudaMemcpy2D(to, width, from, static_cast<size_t>(stride), width, static_cast<size_t>(rows),
+                       cudaMemcpyDefault),
+          "copy");
+    return "";
+  });
+}
+
 // onnxfq_fake_quantize on the GPU. scale and zero_point are the host's memory.
 FQ_EXPORT int onnxfq_cuda_fake_quantize(const ElementsArg* elements, const float* scale, const float* zero_point,
                                         const int64_t* scale_shape, size_t scale_rank, const char* qtype,

@@ -5,18 +5,29 @@ namespace onnxfq {
 namespace cuda {
 namespace {
 
-const char* remedy(cudaError_t result) {
+// "13.0" for 13000.
+std::string dotted(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
+
+std::string driver_remedy() {
+  int driver = 0;
+  int runtime = 0;
+  // 0 where there is no driver; neither call needs one.
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || cudaRuntimeGetVersion(&runtime) != cudaSuccess || driver == 0) {
+    return "there is no NVIDIA driver; install one or run on the CPU";
+  }
+  return "the driver is for CUDA " + dotted(driver) + " and these kernels are of CUDA " + dotted(runtime) +
+         "; install a newer driver or run on the CPU";
+}
+
+std::string remedy(cudaError_t result) {
   switch (result) {
     case cudaErrorNoDevice: return "there is no GPU, or CUDA_VISIBLE_DEVICES hides it; run on the CPU";
     case cudaErrorInsufficientDriver:
-      return "there is no NVIDIA driver, or it is older than this library's CUDA; install a newer one or run on the "
-             "CPU";
+    case cudaErrorUnsupportedPtxVersion: return driver_remedy();
     case cudaErrorMemoryAllocation: return "give a smaller batch, or run on the CPU";
     case cudaErrorNoKernelImageForDevice:
       return "this GPU is older than the library was built for; build with ONNXFQ_CUDA_ARCHITECTURES, or run on the "
              "CPU";
-    case cudaErrorUnsupportedPtxVersion:
-      return "the driver is older than this library's CUDA; install a newer one or run on the CPU";
     default: return "`onnxfq doctor` tests the kernels on this machine";
   }
 }

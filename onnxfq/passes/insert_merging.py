@@ -1,0 +1,85 @@
+"""Put a MergeStatistics node on every placed activation, its state an input and an output of the graph.
+
+So statistics stay where the model runs: fed and fetched under the same memory, a state grows from run to run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from onnxfq.graph.constants import make_constant
+from onnxfq.graph.edit import Editor
+from onnxfq.graph.model import Model
+from onnxfq.passes.carry_state import CarriedState
+from onnxfq.passes.carry_statistics import holders
+from onnxfq.passes.custom_domain import custom_node, import_domain
+from onnxfq.passes.insert_observers import clear_names
+from onnxfq.passes.pass_base import Pass
+from onnxfq.plan import Plan
+from onnxfq.statistics import empty_state
+
+
+@dataclass(frozen=True)
+class StateNames:
+    """The state of one tensor: an input and an output of the graph; and its statistics of one run alone.
+
+    of_feed: an output without a histogram, for the range of each feed.
+    """
+
+    given: str
+    merged: str
+    of_feed: str
+
+    @staticmethod
+    def of(tensor: str) -> StateNames:
+        """Return the names for `tensor`."""
+        return StateNames(*(f"{tensor}/statistics/{part}" for part in ("given", "merged", "of_feed")))
+
+
+@dataclass(frozen=True)
+class InsertMerging(Pass):
+    """Merge what every activation of `plan` is into its state, in bodies too. The model's own outputs go.
+
+    feed_ranges: give the statistics of the run alone too, without a histogram.
+    """
+
+    plan: Plan
+    feed_ranges: bool = False
+
+    def requires(self, model: Model) -> None:
+        """Raise PlanError when the plan is another model's."""
+        self.plan.check_model(model.sha256)
+
+    def call(self, graph: gs.Graph, opset: int) -> bool:
+        """Add the nodes; what only the old outputs needed is removed."""
+        editor, around = Editor(graph), holders(graph)
+        outputs: list[gs.Variable] = []
+        for placement in self.plan.activations:
+            name, tensor = placement.tensor, editor.tensor(placement)
+            names = StateNames.of(name)
+            clear_names(editor, name, [names.given, names.merged, names.of_feed])
+            given = gs.Variable(names.given, np.int64, [empty_state().size])
+            graph.inputs.append(given)
+            starts = {names.merged: given}
+            if self.feed_ranges:
+                starts[names.of_feed] = editor.constant(
+                    "onnxfq/statistics/empty", lambda free: make_constant(free, empty_state(histogram=False))
+                )
+            for output, start in starts.items():
+                scope = editor.scope_of(tensor)
+                carried = CarriedState(editor, around, scope, start, output)
+                made = editor.variable(f"{output}/inside")
+                made.dtype, made.shape = np.int64, start.shape
+                node = custom_node("MergeStatistics", output, inputs=[tensor, carried.inside], outputs=[made])
+                editor.insert_after(tensor, [node])
+                outputs.append(carried.out(made))
+                outputs[-1].name = output
+        if not outputs:
+            return False
+        import_domain(graph)
+        graph.outputs = outputs
+        graph.cleanup(remove_unused_graph_inputs=False)
+        return True

@@ -1,0 +1,96 @@
+"""The check of a machine with a GPU: its refusals elsewhere; that its benchmark of networks finds faults."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, weights
+
+from onnxfq.runtime.devices import cuda_problem
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def networks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark, with one small network."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    for name in ("gpu_networks", "shapes", "timing"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import gpu_networks
+
+    monkeypatch.setattr(gpu_networks, "NETWORKS", {"small": small})
+    return gpu_networks
+
+
+def small(batch: int) -> onnx.ModelProto:
+    """Two convolutions of an image of the usual size."""
+    return build(
+        f"""g (float[{batch},3,224,224] x) => (float[{batch},4,28,28] y) {{
+            c = Conv <strides = [8,8]> (x, w1) r = Relu (c) y = Conv <kernel_shape = [1,1]> (r, w2) }}""",
+        {"w1": weights(4, 3, 1, 1), "w2": weights(4, 4, 1, 1)},
+    )
+
+
+def test_networks_on_the_cpu(networks, monkeypatch, capsys, tmp_path) -> None:
+    """All of the benchmark but the GPU: sessions, states, profiles, the CPU's statistics."""
+    page = tmp_path / "page.md"
+    line = f"gpu_networks --device cpu --batch 2 --rounds 1 --networks small --out {page}"
+    monkeypatch.setattr(sys, "argv", line.split())
+    assert networks.main() == 0
+    assert capsys.readouterr().out.endswith("statistics equal, no Memcpy, nothing of ours elsewhere\n")
+    text = page.read_text(encoding="utf-8")
+    assert "small, batch 2, 2 activations" in text
+    assert all(f"\n| {name} | " in text for name in ("plain", "observed", "fake-quantized"))
+
+    true = networks.observed_on_cpu
+    monkeypatch.setattr(networks, "observed_on_cpu", lambda x: true(np.nextafter(x, np.float32(9))))
+    assert networks.main() == 1
+    assert capsys.readouterr().out.endswith("small: statistics differ from the CPU's\n")
+
+
+def test_nodes_on_another_device_are_found(networks, tmp_path) -> None:
+    """Where the CUDA provider cannot be loaded onnxruntime takes the CPU's: the profile shows it."""
+    if not cuda_problem():
+        pytest.skip("a GPU works here")
+    import onnxfq
+    from onnxfq.passes.insert_merging import InsertMerging, StateNames
+    from onnxfq.statistics import empty_state
+
+    model = onnxfq.load(small(1))
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))
+    feed = {"x": np.ones((1, 3, 224, 224), np.float32)}
+    feed |= {StateNames.of(p.tensor).given: empty_state() for p in plan.activations}
+    observed = InsertMerging(plan).run(model).model.proto
+    assert networks.misplaced(observed, feed, "cpu", tmp_path) == []
+    wrong = networks.misplaced(observed, feed, "cuda", tmp_path)
+    assert wrong == ["MergeStatistics on CPUExecutionProvider"] * 2
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("with_nvcc", "text"),
+    [(False, "there is no nvcc on the PATH"), (True, "there is no GPU that nvidia-smi knows")],
+)
+def test_what_the_machine_lacks_is_told(with_nvcc: bool, text: str, tmp_path: Path) -> None:
+    """One line and an exit code, before anything is built."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("bash", "dirname", "mkdir"):
+        (programs / name).symlink_to(shutil.which(name))
+    if with_nvcc:
+        (programs / "nvcc").write_text("#!/bin/sh\nexit 1\n")
+        (programs / "nvcc").chmod(0o755)
+    script = [shutil.which("bash"), str(ROOT / "scripts" / "gpu_check.sh"), str(tmp_path / "results")]
+    environment = os.environ | {"PATH": str(programs)}
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert text in done.stderr and len(done.stderr.splitlines()) == 1

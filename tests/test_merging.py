@@ -1,0 +1,251 @@
+"""Statistics merged by the model itself: the bytes of those that are merged outside of it, on the CPU here.
+
+The same on a GPU: `tests/custom_ops/test_cuda.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import BUILDERS, build, conv_relu, feed_for, graph_text, planned, shared_weight, weights
+from test_bodies import MODELS
+
+from onnxfq import observation
+from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, StatisticsError
+from onnxfq.feeds import Feed, owned
+from onnxfq.graph.load import load
+from onnxfq.graph.model import Model
+from onnxfq.observation import (
+    MergingObserver,
+    ObserveOptions,
+    Observer,
+    collect_statistics,
+)
+from onnxfq.passes.insert_merging import InsertMerging
+from onnxfq.plan import Plan
+from onnxfq.planning import observation_plan
+from onnxfq.statistics import Statistics, TensorStatistics
+
+CASES = {name: (make, {}) for name, make in BUILDERS.items()} | MODELS
+
+
+def case(name: str, count: int = 3) -> tuple[Model, Plan, list[Feed]]:
+    """A model, what is observed of it, and feeds."""
+    make, more = CASES[name]
+    proto = make()
+    return load(proto), planned(proto), [feed_for(proto, seed) | more for seed in range(count)]
+
+
+def file_bytes(statistics: Statistics, folder: Path) -> bytes:
+    """What the statistics' file holds."""
+    statistics.save(folder / "s.npz")
+    return (folder / "s.npz").read_bytes()
+
+
+@pytest.mark.parametrize("feed_ranges", [False, True], ids=["", "ranges of feeds"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_bytes_are_the_same(name: str, feed_ranges: bool, tmp_path: Path) -> None:
+    """In the main graph and in bodies, in one run and in two that are merged: one file."""
+    model, plan, feeds = case(name)
+    options = ObserveOptions(threads=1, feed_ranges=feed_ranges, device="cpu")
+    expected = file_bytes(collect_statistics(model, plan, feeds, options), tmp_path)
+    with MergingObserver(model, plan, options, "cpu") as observer:
+        assert file_bytes(observer.run(feeds), tmp_path) == expected
+        parts = observer.run(feeds[:1]).merge(observer.run(feeds[1:], first=1))
+    assert file_bytes(parts, tmp_path) == expected
+
+
+def test_golden_graph() -> None:
+    """A state is an input and an output, and grows by what its tensor is."""
+    result = InsertMerging(planned(shared_weight()), feed_ranges=True).run(load(shared_weight()))
+    proto = result.model.proto
+    onnx.checker.check_model(proto, full_check=True)
+
+    def nodes(tensor: str) -> list[str]:
+        of = f"{tensor}/statistics"
+        return [
+            f"[{of}/of_feed] {of}/of_feed = MergeStatistics ({tensor}, onnxfq/statistics/empty)",
+            f"[{of}/merged] {of}/merged = MergeStatistics ({tensor}, {of}/given)",
+        ]
+
+    assert graph_text(proto) == [*nodes("x"), "[first] h = MatMul (x, w)", "[relu] r = Relu (h)", *nodes("r")]
+    assert [v.name for v in proto.graph.input] == ["x", "x/statistics/given", "r/statistics/given"]
+    shapes = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in proto.graph.output]
+    assert shapes == [[8 + 32768], [8]] * 2
+
+
+def test_names_that_the_model_has_already(tmp_path: Path) -> None:
+    """Tensors named as states are renamed; an input that is one is refused."""
+    proto = _named("r/statistics/merged")
+    model, plan, feeds = load(proto), planned(proto), [feed_for(proto)]
+    options = ObserveOptions(device="cpu")
+    with MergingObserver(model, plan, options, "cpu") as observer:
+        found = file_bytes(observer.run(feeds), tmp_path)
+    assert found == file_bytes(collect_statistics(model, plan, feeds, options), tmp_path)
+    odd = _named("h", given="r/statistics/given")
+    with pytest.raises(
+        PlanError, match="'r/statistics/given' has the name of a result of observing tensor 'r'"
+    ):
+        InsertMerging(planned(odd)).run(load(odd))
+
+
+def _named(inner: str, given: str = "x") -> onnx.ModelProto:
+    """Two MatMuls with a Relu between, whose input and first result are named so."""
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { h = MatMul (x, w) r = Relu (h) y = MatMul (r, w) }",
+        {"w": weights(4, 4)},
+    )
+    for node in proto.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [{"h": inner, "x": given}.get(name, name) for name in names]
+    proto.graph.input[0].name = given
+    return proto
+
+
+def test_nan_stops_with_tensor_feed_and_counts() -> None:
+    """The first feed that has one is named; skipped, they are counted."""
+    model, plan = load(conv_relu()), planned(conv_relu())
+    feeds = [{"x": np.ones((1, 3, 6, 6), np.float32)} for _ in range(4)]
+    feeds[2]["x"].flat[:3] = [np.nan, np.inf, -np.inf]
+    with MergingObserver(model, plan, ObserveOptions(), "cpu") as observer:
+        with pytest.raises(StatisticsError, match="'x' has 1 NaN and 2 infinite values at feed 12;"):
+            observer.run(feeds, first=10)
+    with MergingObserver(model, plan, ObserveOptions(nonfinite="skip"), "cpu") as observer:
+        found = observer.run(feeds)["x"]
+    expected = TensorStatistics.from_array(np.stack([feed["x"] for feed in feeds]))
+    assert (found.nans, found.infinities, found.elements) == (1, 2, expected.elements)
+    np.testing.assert_array_equal(found.counts, expected.counts)
+
+
+def test_stopped_after_a_feed(tmp_path: Path) -> None:
+    """What was gathered is that of the feeds that were told of, and of no other; progress counts them."""
+    model, plan, feeds = case("conv_relu", 6)
+    seen: list[int] = []
+    options = ObserveOptions(progress=seen.append, device="cpu")
+    with MergingObserver(model, plan, options, "cpu") as observer:
+        found = observer.run(feeds, stopped=lambda: len(seen) == 3)
+    assert (found.complete, found.feeds, seen) == (False, 3, [1, 2, 3])
+    with Observer(model, plan, ObserveOptions()) as observer:
+        expected = observer.run(feeds[:3])
+    assert found.sha256 == expected.sha256 and found.data == expected.data
+
+
+def test_feeds_may_come_in_the_same_memory(tmp_path: Path) -> None:
+    """The maker of feeds fills one array again and again."""
+    model, plan, feeds = case("conv_relu", 6)
+
+    def refilled():
+        array = np.empty_like(feeds[0]["x"])
+        for feed in feeds:
+            array[...] = feed["x"]
+            yield {"x": array}
+        array[...] = np.nan
+
+    with MergingObserver(model, plan, ObserveOptions(), "cpu") as observer:
+        found = observer.run(owned(refilled()))
+    assert file_bytes(found, tmp_path) == file_bytes(collect_statistics(model, plan, feeds), tmp_path)
+
+
+def test_nothing_to_observe() -> None:
+    """Feeds are counted and digested all the same."""
+    model, _, feeds = case("conv_relu")
+    plan = observation_plan(model).model_copy(update={"placements": ()})
+    with MergingObserver(model, plan, ObserveOptions(), "cpu") as observer:
+        found = observer.run(feeds)
+    assert found.feeds == 3 and not found.tensors
+    assert found.data == collect_statistics(model, plan, feeds).data
+
+
+def test_a_cluster_without_a_gpu() -> None:
+    """Asked for GPUs that the cluster lacks, no task waits for ever."""
+    pytest.importorskip("ray", reason="extra ray is not installed")
+    code = """
+from builders import conv_relu, feed_for, planned
+from onnxfq.distribution import collect_on_ray
+from onnxfq.errors import RuntimeLibraryError
+from onnxfq.graph.load import load
+from onnxfq.observation import ObserveOptions
+try:
+    model, plan, feeds = load(conv_relu()), planned(conv_relu()), [feed_for(conv_relu())]
+    collect_on_ray(model, plan, feeds, "local", ObserveOptions(threads=1, device="cuda"))
+except RuntimeLibraryError as error:
+    print(error)
+"""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "the Ray cluster at 'local' has no GPU; use device cpu\n"
+
+
+@pytest.mark.parametrize("name", ["conv_relu", "nothing"])
+def test_a_gpu_with_room(name, monkeypatch, caplog, tmp_path) -> None:
+    """The feed that auto tries first counts once; one-shot feeds are enough."""
+    model, plan, feeds = case("conv_relu", 4)
+    if name == "nothing":
+        plan = plan.model_copy(update={"placements": ()})
+    expected = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(device="cpu")), tmp_path)
+    monkeypatch.setattr(observation, "choose_device", lambda wanted: "cuda")
+    monkeypatch.setattr(observation, "observer_on", lambda device, *given: MergingObserver(*given, "cpu"))
+    seen: list[int] = []
+    options = ObserveOptions(progress=seen.append)
+    assert file_bytes(collect_statistics(model, plan, iter(feeds), options), tmp_path) == expected
+    assert seen == [1, 2, 3, 4] and not caplog.records
+    assert collect_statistics(model, plan, iter([]), options).feeds == 0
+
+
+FAULTS = [
+    DeviceMemoryError("the GPU has no room; give a smaller batch, or run on the CPU"),
+    DataError("the model cannot run on x [4]: no such kernel"),
+    ModelError("onnxruntime cannot load the model: no such kernel"),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
+    """Auto observes on the CPU, every feed once, and says so; a GPU that was asked for is an error."""
+
+    class Failing(MergingObserver):
+        def _gathering(self):
+            raise fault
+
+    model, plan, feeds = case("conv_relu", 4)
+    expected = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(device="cpu")), tmp_path)
+    monkeypatch.setattr(observation, "choose_device", lambda wanted: "cuda")
+    monkeypatch.setattr(
+        observation,
+        "observer_on",
+        lambda device, *given: Observer(*given) if device == "cpu" else Failing(*given, "cpu"),
+    )
+    options = ObserveOptions(device=device)
+    if device == "cuda":
+        with pytest.raises(type(fault)):
+            collect_statistics(model, plan, iter(feeds), options)
+        return
+    assert file_bytes(collect_statistics(model, plan, iter(feeds), options), tmp_path) == expected
+    assert [r.message for r in caplog.records if "CPU" in r.message] == [f"running on the CPU: {fault}"]
+
+
+def test_groups_are_observed_on_the_cpu(monkeypatch, caplog, tmp_path) -> None:
+    """Auto says so and goes there; a GPU that was asked for is an error."""
+    model = load(conv_relu())
+    base = planned(conv_relu())
+    by_axis = [p.model_copy(update={"spec": p.spec.model_copy(update={"axis": 1})}) for p in base.activations]
+    plan = base.model_copy(update={"placements": tuple(by_axis)})
+    feeds = [feed_for(conv_relu(), seed) for seed in range(2)]
+    expected = collect_statistics(model, plan, feeds, ObserveOptions(device="cpu"))
+    assert set(expected.groups) == {"x"}
+    monkeypatch.setattr(observation, "choose_device", lambda wanted: "cuda")
+    found = collect_statistics(model, plan, iter(feeds), ObserveOptions())
+    assert file_bytes(found, tmp_path) == file_bytes(expected, tmp_path)
+    text = "channels and blocks of activations are observed on the CPU; use device cpu"
+    assert [r.message for r in caplog.records if "running" in r.message] == [f"running on the CPU: {text}"]
+    with pytest.raises(PlanError, match=text):
+        collect_statistics(model, plan, iter(feeds), ObserveOptions(device="cuda"))
