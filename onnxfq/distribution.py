@@ -22,6 +22,7 @@ from onnxfq.graph.model import Model
 from onnxfq.observation import ObservationInterrupted, ObserveOptions, Observer, observer_on, resumed
 from onnxfq.plan import Plan
 from onnxfq.runtime.choice import choose_device
+from onnxfq.runtime.library import use_custom_ops, used_custom_ops
 from onnxfq.runtime.places import Device
 from onnxfq.statistics import Statistics
 
@@ -43,7 +44,8 @@ def collect_on_ray(
 
     start: as for `collect_statistics`. address: of the cluster, or "local" for the cores of this machine.
     Every worker needs onnxfq and the same kind of processor: onnxruntime rounds differently with other
-    vector instructions. Device "auto" is the CPU, for workers must not differ; with "cuda" each takes a GPU.
+    vector instructions. Custom-op libraries and data files of the model are read at the same absolute paths.
+    Device "auto" is the CPU, for workers must not differ; with "cuda" each takes a GPU.
     Raises as `collect_statistics`, and RuntimeLibraryError when ray is missing, the cluster cannot be reached
     or has no GPU.
     """
@@ -92,16 +94,24 @@ class _Work:
     source: str
     plan: str
     options: ObserveOptions
+    libraries: tuple[str, ...]
 
     @staticmethod
     def of(model: Model, plan: Plan, options: ObserveOptions) -> _Work:
         device: Device = "cuda" if options.device == "cuda" else "cpu"
         plain = replace(options, threads=1, progress=None, device=device)
         return _Work(
-            model.proto.SerializeToString(), model.sha256, model.source, plan.model_dump_json(), plain
+            model.proto.SerializeToString(),
+            model.sha256,
+            model.source,
+            plan.model_dump_json(),
+            plain,
+            used_custom_ops(),
         )
 
     def observer(self) -> Observer:
+        for path in self.libraries:
+            use_custom_ops(path)
         proto = onnx.ModelProto.FromString(self.model)
         device = choose_device(self.options.device)
         model = Model(proto, self.sha256, self.source)

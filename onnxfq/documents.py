@@ -75,8 +75,9 @@ def write_document(path: str | Path, record: Record) -> None:
 
 
 def one_line(text: object) -> str:
-    """Return `text` with all white space runs, newlines included, made single blanks."""
-    return " ".join(str(text).split())
+    """Return `text` in one line: white space runs are single blanks, what is not printable is spelled."""
+    line = " ".join(str(text).split())
+    return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def first_repeated(names: Iterable[str]) -> str | None:

@@ -1,9 +1,9 @@
-"""Files: written beside and renamed, so that a reader never meets half of one; .npz archives read."""
+"""Files: named when they are whole, so that a reader never meets half of one; .npz archives read."""
 
 from __future__ import annotations
 
 import os
-import tempfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -14,9 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq import temporary as temporary_files
 from onnxfq.errors import OutputError
 
-UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    MemoryError,
+    SyntaxError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What NumPy and zipfile raise for a file that is no .npz, pickled, encrypted, cut off or damaged."""
 
 
@@ -45,29 +56,42 @@ def check_output(output: str | Path, *inputs: object) -> None:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; on success it takes the place of `path`, on failure it goes.
+    """Give the path of a temporary file; on success it takes the place of `path`, on failure it goes.
 
+    Where the system can, the file has no name in any folder until it is whole, so that a process that is
+    killed leaves nothing. Elsewhere it is a neighbour of `path`, and what a killed process left of such is
+    taken away by the next that writes `path`.
     Raises OutputError when the folder is missing or not writable, or the disk refuses.
     """
     path = Path(path)
     check_writable(path)
+    named = None
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+        handle = temporary_files.unnamed(path.parent)
+        if handle is None:
+            temporary_files.remove_stale(path)
+            handle, named = temporary_files.beside(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
-    os.close(handle)
-    temporary = Path(name)
     try:
+        temporary = named or Path(f"{temporary_files.OPEN_FILES}/{handle}")
         yield temporary
-        # mkstemp makes private files; give the result the rights any new file would have.
+        # Temporary files are private; give the result the rights any new file would have.
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
+        if named is None and handle is not None and not temporary_files.linked(handle, path):
+            temporary_files.remove_stale(path)
+            named = temporary_files.linked_beside(handle, path)
+        if named is not None:
+            named.replace(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        if handle is not None:
+            os.close(handle)
+        if named is not None:
+            named.unlink(missing_ok=True)
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -14,12 +14,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from onnxfq.feeds.options import Nonfinite
 from onnxfq.granularity import PerTensor
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
+from onnxfq.graph.stored import is_large
 from onnxfq.graph.weightless import split_weights
 from onnxfq.passes.insert_merging import InsertMerging, StateNames
 from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output, observed_groups
@@ -46,6 +46,7 @@ from onnxfq.runtime.session import Progress, Session
 from onnxfq.runtime.widened import widened
 from onnxfq.statistics import DATA_MODULUS, GroupStatistics, Statistics, TensorStatistics
 from onnxfq.statistics.tensor import STATE_INFINITIES, STATE_NANS
+from onnxfq.temporary import scratch_folder
 
 log = logging.getLogger(__name__)
 
@@ -224,13 +225,12 @@ class Observer:
         self._tensors = [placement.tensor for placement in plan.activations]
         self._groups = _groups(model, plan)
         self._outputs = [observe_output(name, out) for name in self._tensors for out in OBSERVE_OUTPUTS]
-        self._folder = TemporaryDirectory(prefix="onnxfq-")
+        self._files = ExitStack()
         try:
-            folder = Path(self._folder.name)
-            light = replace(model, proto=split_weights(model.proto, folder / "weights"))
-            onnx.save(widened(self._inserting(plan).run(light).model.proto), folder / "model.onnx")
+            self._observed: onnx.ModelProto | Path
+            self._observed = self._large(plan) if is_large(model.proto) else self._written(plan)
         except BaseException:
-            self._folder.cleanup()
+            self._files.close()
             raise
         self._runner = _Runner(self._session, options)
 
@@ -244,7 +244,7 @@ class Observer:
     def __exit__(self, *exception: object) -> None:
         """Stop the threads and remove what was written."""
         self._runner.close()
-        self._folder.cleanup()
+        self._files.close()
 
     def run(
         self, feeds: Iterable[Feed], first: int = 0, stopped: Callable[[], bool] = lambda: False
@@ -286,9 +286,21 @@ class Observer:
         granularity = placement.spec.observed_granularity
         return GroupAccumulator(placement.tensor, granularity, shape, stop, feed_ranges)
 
+    def _large(self, plan: Plan) -> onnx.ModelProto:
+        """Return the observed model for sessions that take large weights from where they are."""
+        return self._inserting(plan).run(self._model).model.proto
+
+    def _written(self, plan: Plan) -> Path:
+        """Write the observed model for onnxruntime to optimise; return its path."""
+        folder = self._files.enter_context(scratch_folder())
+        light = replace(self._model, proto=split_weights(self._model.proto, folder / "weights"))
+        onnx.save(widened(self._inserting(plan).run(light).model.proto), folder / "model.onnx")
+        return folder / "model.onnx"
+
     def _session(self, threads: int) -> Session:
-        folder = Path(self._folder.name)
-        return observing_session(folder / "model.onnx", folder, threads)
+        if isinstance(self._observed, Path):
+            return observing_session(self._observed, self._observed.parent, threads)
+        return Session(self._observed, threads)
 
 
 class MergingObserver(Observer):
@@ -362,7 +374,7 @@ class MergingObserver(Observer):
             refuse_nonfinite(tensor, int(nans), int(infinities), feed)
 
     def _session(self, threads: int) -> Session:
-        return Session(Path(self._folder.name) / "model.onnx", threads, device=self._device)
+        return Session(self._observed, threads, device=self._device)
 
 
 def _limits(head: NDArray[np.int64]) -> tuple[float, float]:
@@ -409,6 +421,7 @@ class _Runner:
         if self._cores // self._most > 1:
             # Not all cores have a feed of their own. A run gives the same bits on several threads wherever
             # that was measured (`docs/guide.md`); onnxruntime does not promise it.
+            self._session = None  # the first one's memory goes before the second one takes its own
             self._session = self._make_session(self._cores // self._most)
         return result
 
@@ -449,9 +462,10 @@ def _cores() -> int:
 
 
 def _resident() -> int:
-    """Return the bytes of memory this process has in use; 0 where the system does not tell."""
+    """Return the bytes of memory this process has taken, without mapped files; 0 where that is not told."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+        pages = resident - shared
     except (OSError, ValueError, IndexError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -26,8 +26,11 @@ from onnxfq.graph.inspection import FORMAT_KEY
 from onnxfq.graph.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
+from onnxfq.graph.releases import release_of
 from onnxfq.graph.save import save
+from onnxfq.graph.scratch import Scratch, weights_in
 from onnxfq.graph.signature import input_specs, output_names
+from onnxfq.graph.stored import is_large
 from onnxfq.half_scales import with_half_scales
 from onnxfq.labels import read_labels
 from onnxfq.observation import ObserveOptions, collect_statistics
@@ -39,6 +42,7 @@ from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.runtime.choice import DeviceChoice, choose_device
+from onnxfq.runtime.found_types import lacks_ranks, with_run_ranks
 from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.session import Session
 from onnxfq.scores import Evaluation
@@ -84,7 +88,8 @@ class QuantizeResult:
 
     qdq, simulation: the model with Q/DQ as its target wants it, and with FakeQuantize nodes. evaluation: both
     against the float model on some feeds of the calibration data, spread over all. floats: what of the Q/DQ
-    model stays in float32, None where all that is not quantized does. seconds: by stage.
+    model stays in float32, None where all that is not quantized does. seconds: by stage. Weights of models of
+    over 512 MB are in a temporary file, which is there as long as this is: `save` writes them.
     """
 
     model: Model
@@ -97,6 +102,7 @@ class QuantizeResult:
     evaluation: Evaluation
     floats: FloatPlan | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    scratch: Scratch | None = field(default=None, repr=False, compare=False)
 
 
 def open_feeds(
@@ -115,6 +121,7 @@ def quantize(
     calibrator: str | None = None,
     statistics: str | Path | Statistics | None = None,
     floats: FloatOptions = ALL_FLOAT32,
+    runtime: str | None = None,
     options: RunOptions | None = None,
 ) -> QuantizeResult:
     """Quantize `model` with `data` and write the Q/DQ model to `output`.
@@ -125,6 +132,7 @@ def quantize(
     statistics: gathered before, so that nothing is observed; data may then be None, as it may be where no
     activation needs statistics, and the result is not compared; other data than theirs is refused.
     floats: the type of what is not quantized; tensors that do not fit in it stay in float32.
+    runtime: as `onnxruntime==1.18`, which the written model is kept to, or refused for.
     The file is read back, checked and run on one feed before it takes its name; one in a form that ONNX
     Runtime has no kernels for is checked by ONNX's rules alone, and a note of the evaluation says so. Raises
     an OnnxfqError in one line, and writes nothing, when a stage refuses.
@@ -141,14 +149,22 @@ def quantize(
             f"recipe {chosen.name}: quantize writes a model to hand over, and target simulation has none; "
             "run the stages and insert fake-quant nodes, or name another target"
         )
+    release = None if runtime is None else release_of(runtime)
     clock = _Clock()
     proto, sha256, source = read_model(model)
     reference = _runnable(proto)
     loaded = normalised(proto, sha256, source, chosen.existing)
-    plan = make_plan(loaded, chosen)
-    clock.lap("plan")
+    if release is not None:
+        release.check_opset(loaded.opset, f"{source} is at")
     feeds = None if data is None else open_feeds(loaded.proto, data, options.batch, options.data)
-    kept = _Kept(feeds or [])
+    source_feeds: Iterable[Feed] = feeds or ()
+    planned = loaded
+    if feeds is not None and statistics is None and lacks_ranks(loaded):
+        source_feeds = first_seen = _FirstSeen(feeds)
+        planned = with_run_ranks(loaded, first_seen.first)
+    plan = make_plan(planned, chosen)
+    clock.lap("plan")
+    kept = _Kept(source_feeds)
     found = _statistics(loaded, plan, feeds, kept, statistics, options)
     clock.lap("observe")
     encodings = calibrate(loaded, plan, found)
@@ -157,17 +173,21 @@ def quantize(
     if half is not None:
         encodings = with_half_scales(encodings, floats.name)
     clock.lap("calibrate")
-    simulation = insert_fake_quantize(loaded, plan, encodings)
-    qdq = insert_qdq(loaded, plan, encodings, lowest_opset=half.min_opset if half else MIN_OPSET)
-    clock.lap("insert")
-    kept_floats, run = None, qdq
-    if half is not None:
-        observing = ObserveOptions(threads=options.threads, device=options.device)
-        kept_floats = decide_floats(loaded, qdq, kept.feeds, floats, observing)
-        # Compared with inputs and outputs as the float model has them.
-        run = cast_floats(qdq, kept_floats.model_copy(update={"io": False}))
-        qdq = with_provenance(cast_floats(qdq, kept_floats), plan, encodings, floats.name)
-        clock.lap("cast")
+    scratch = _scratch(loaded, output)
+    with weights_in(scratch):
+        simulation = insert_fake_quantize(loaded, plan, encodings)
+        qdq = insert_qdq(loaded, plan, encodings, lowest_opset=half.min_opset if half else MIN_OPSET)
+        clock.lap("insert")
+        kept_floats, run = None, qdq
+        if half is not None:
+            observing = ObserveOptions(threads=options.threads, device=options.device)
+            kept_floats = decide_floats(loaded, qdq, kept.feeds, floats, observing)
+            # Compared with inputs and outputs as the float model has them.
+            run = cast_floats(qdq, kept_floats.model_copy(update={"io": False}))
+            qdq = with_provenance(cast_floats(qdq, kept_floats), plan, encodings, floats.name)
+            clock.lap("cast")
+    if release is not None:
+        qdq = release.kept_to(qdq, chosen.name)
     missing = cannot_run(run)
     evaluation = evaluate(
         reference,
@@ -183,10 +203,27 @@ def quantize(
     clock.lap("evaluate")
     if output is not None:
         tried = None if missing or not kept.feeds else kept.feeds[0]
-        save(qdq, output, lambda path: _try(path, tried, options.threads))
+        save(qdq, output, lambda path, weights: _try(path, weights, tried, options.threads))
     return QuantizeResult(
-        loaded, chosen, plan, found, encodings, qdq, simulation, evaluation, kept_floats, clock.seconds
+        model=loaded,
+        recipe=chosen,
+        plan=plan,
+        statistics=found,
+        encodings=encodings,
+        qdq=qdq,
+        simulation=simulation,
+        evaluation=evaluation,
+        floats=kept_floats,
+        seconds=clock.seconds,
+        scratch=scratch,
     )
+
+
+def _scratch(model: Model, output: str | Path | None) -> Scratch | None:
+    """Return where the weights made from a large `model` go: there must be room where its output goes."""
+    if not is_large(model.proto):
+        return None
+    return Scratch(None if output is None else Path(output).parent)
 
 
 def _statistics(
@@ -302,9 +339,9 @@ def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.
     return made.proto
 
 
-def _try(path: Path, feed: Feed | None, threads: int) -> None:
-    """Read the model at `path` back and run it on `feed`. Raises ModelError when it is not what was made."""
-    proto, _, _ = read_model(path)
+def _try(path: Path, weights: Path | None, feed: Feed | None, threads: int) -> None:
+    """Read the model at `path` back, with its data file, and run it on `feed`. Raises ModelError."""
+    proto, _, _ = read_model(path, weights)
     if feed is None:
         return
     for name, array in zip(output_names(proto), Session(proto, threads, exact=True).run(feed), strict=True):
@@ -362,6 +399,23 @@ def with_provenance(
         if value:
             proto.metadata_props.add(key=name, value=value)
     return proto
+
+
+class _FirstSeen:
+    """Feeds of which the first one is looked at beforehand; a one-shot iterator loses none."""
+
+    def __init__(self, feeds: Feeds) -> None:
+        self._feeds = feeds
+        self._begun: Iterator[Feed] | None = iter(feeds)
+        self.first = next(self._begun)
+
+    def __iter__(self) -> Iterator[Feed]:
+        begun, self._begun = self._begun, None
+        if begun is None:
+            yield from self._feeds
+            return
+        yield self.first
+        yield from begun
 
 
 class _Kept:

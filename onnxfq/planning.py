@@ -26,7 +26,8 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     Raises RecipeError for overrides that match nothing or ask what the target cannot take, ModelError
     for a model that is quantized already or has nothing to quantize.
     """
-    graph = with_found_types(model).graph()
+    typed, untold = with_found_types(model)
+    graph = typed.graph()
     if recipe.existing != "keep":
         refuse_quantized(graph, model.source)
     tensors = all_tensors(graph)
@@ -38,7 +39,8 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     opaque = list(opaque_operators(graph))
     kept = {d.node: d.why_float for d in decisions if d.why_float}
     if not placements:
-        raise ModelError(_nothing_to_quantize(model.source, decisions, opaque))
+        untold = f". ONNX Runtime cannot tell the types either: {untold}" if untold else ""
+        raise ModelError(_nothing_to_quantize(model.source, decisions, opaque) + untold)
     skipped = [
         Skipped(name=d.node, kind="node", op_type=d.op_type, why=d.why_float)
         for d in decisions

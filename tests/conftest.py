@@ -19,10 +19,13 @@ hypothesis.settings.load_profile("onnxfq")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the device of the kernel tests; what else there is for a GPU finds out by itself."""
+    """Add the device of the kernel tests, and how many of what is drawn at random."""
     parser.addoption(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where the tests of custom_ops run kernels"
     )
+    parser.addoption("--random-graphs", type=int, default=300, help="graphs drawn (CI: 300)")
+    parser.addoption("--all-opsets", action="store_true", help="every opset with every recipe")
+    parser.addoption("--damaged-files", type=int, default=200, help="files damaged (CI: 200)")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from onnxfq.graph.load import load
 from onnxfq.graph.model import all_graphs, all_nodes
 from onnxfq.observation import collect_statistics
 from onnxfq.pipeline import insert_fake_quantize, insert_qdq, quantize
+from onnxfq.recipe import Recipe
 from onnxfq.runtime.session import Session
 from onnxfq.statistics import TensorStatistics
 
@@ -259,24 +260,33 @@ def test_inspection_sees_bodies() -> None:
 DATA = Path(os.environ.get("ONNXFQ_MODELS", "missing")) / "s06_silero_vad"
 
 
+def voice() -> np.ndarray:
+    """The minute of speech at 16 kHz."""
+    with wave.open(str(DATA / "speech_16k.wav")) as sound:
+        return np.frombuffer(sound.readframes(sound.getnframes()), np.int16).astype(np.float32) / 32768
+
+
+def track(
+    session: Session, samples: np.ndarray, rate: int = 16000
+) -> tuple[np.ndarray, list[dict[str, np.ndarray]]]:
+    """Return the probability of every frame, with the state fed back, and the feeds."""
+    frame, overlap = rate // 16000 * 256 + 256, rate // 250
+    state, context = np.zeros((2, 1, 128), np.float32), np.zeros((1, overlap), np.float32)
+    found, feeds = [], []
+    for start in range(0, len(samples) - frame + 1, frame):
+        chunk = np.concatenate([context, samples[None, start : start + frame]], 1)
+        feeds.append({"input": chunk, "state": state, "sr": np.array(rate, np.int64)})
+        output, state = session.run(feeds[-1])
+        context = chunk[:, -overlap:]
+        found.append(output[0, 0])
+    return np.array(found), feeds
+
+
 @pytest.mark.skipif(not DATA.is_dir(), reason="no folder of real models")
 def test_a_voice_detector_of_nested_branches(caplog: pytest.LogCaptureFixture) -> None:
     """All 12 Conv in the branches of silero; 8 kHz, never fed, is named; decisions as in float on speech."""
     path = DATA / "silero_vad_op16.onnx"
-    with wave.open(str(DATA / "speech_16k.wav")) as sound:
-        speech = np.frombuffer(sound.readframes(sound.getnframes()), np.int16).astype(np.float32) / 32768
-
-    def track(session: Session, samples: np.ndarray) -> tuple[np.ndarray, list[dict[str, np.ndarray]]]:
-        state, context = np.zeros((2, 1, 128), np.float32), np.zeros((1, 64), np.float32)
-        found, feeds = [], []
-        for start in range(0, len(samples) - 511, 512):
-            chunk = np.concatenate([context, samples[None, start : start + 512]], 1)
-            feeds.append({"input": chunk, "state": state, "sr": np.array(16000, np.int64)})
-            output, state = session.run(feeds[-1])
-            context = chunk[:, -64:]
-            found.append(output[0, 0])
-        return np.array(found), feeds
-
+    speech = voice()
     reference = Session(onnx.load(path), 1)
     result = quantize(path, track(reference, speech[: 20 * 16000])[1])
     assert [str(row) for row in planned(onnx.load(path)).coverage()] == ["Conv 12/12", "LSTM 0/4"]
@@ -284,6 +294,25 @@ def test_a_voice_detector_of_nested_branches(caplog: pytest.LogCaptureFixture) -
     assert "else_branch of If 'If_0' was not taken" in caplog.text
     wanted, _ = track(reference, speech[20 * 16000 :])
     got, _ = track(Session(result.qdq, 1), speech[20 * 16000 :])
+    # An 8-bit waveform and spectrum is too coarse for more, docs/results.md.
     # Measured: 98 to 99 % of the frames on the same side of one half, 0.015 to 0.021 off on average.
     assert np.mean((wanted > 0.5) == (got > 0.5)) > 0.98
     assert np.abs(wanted - got).mean() < 0.03
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="no folder of real models")
+def test_a_voice_detector_in_16_bits(tmp_path: Path) -> None:
+    """All 12 Conv of both branches in int16: every frame within 0.02 of float, at both rates."""
+    path = DATA / "silero_vad_op16.onnx"
+    reference = Session(onnx.load(path), 1)
+    speech = {16000: voice(), 8000: voice()[::2]}
+    feeds = [feed for rate, sound in speech.items() for feed in track(reference, sound[: 20 * rate], rate)[1]]
+    scheme = {"qtype": "int16", "symmetric": True}
+    recipe = {"name": "wide", "target": "onnxruntime", "weights": scheme}
+    recipe["activations"] = scheme | {"calibrator": "minmax"}
+    result = quantize(path, feeds, tmp_path / "q.onnx", recipe=Recipe.model_validate(recipe))
+    assert [str(row) for row in result.plan.coverage()] == ["Conv 12/12", "LSTM 0/4"]
+    written = Session(onnx.load(tmp_path / "q.onnx"), 1)
+    for rate, sound in speech.items():
+        wanted, got = (track(session, sound[20 * rate :], rate)[0] for session in (reference, written))
+        assert np.abs(wanted - got).max() < 0.02

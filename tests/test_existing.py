@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,6 +166,25 @@ def test_an_operator_that_onnxruntime_has_not(
     want = (weights(40, 4) @ weights(4, 4)) * 2 @ weights(4, 4)
     (got,) = session.run({"x": weights(40, 4)})
     assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
+
+
+def test_workers_of_a_cluster_have_the_library(odd: Path, tmp_path: Path) -> None:
+    """What a Ray cluster observes of a model with an operator of the user's is what one process does."""
+    pytest.importorskip("ray", reason="extra ray is not installed")
+    onnx.save(build(WITH_ODD, {"w": weights(4, 4)}, mine=1), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=weights(40, 4))
+    for name, option in (("ray.npz", ["--ray", "local"]), ("one.npz", [])):
+        command = ["observe", "m.onnx", "--data", "d.npz", "-o", name, "--custom-ops", odd.name, *option]
+        done = subprocess.run(
+            [sys.executable, "-m", "onnxfq", *command],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "ray.npz").read_bytes() == (tmp_path / "one.npz").read_bytes()
 
 
 def test_a_library_that_is_none(tmp_path: Path) -> None:

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from onnxfq import temporary
 from onnxfq.errors import OutputError
 from onnxfq.files import UNREADABLE, check_writable, load_npz, replacing, write_text
+from onnxfq.temporary import scratch_folder
+
+
+@pytest.fixture(params=[True, False], ids=["unnamed", "named"])
+def unnamed(request, tmp_path, monkeypatch):
+    """Whether temporary files have no name, as on most of Linux, or one beside the file, as elsewhere."""
+    if not request.param:
+        monkeypatch.setattr(temporary, "unnamed", lambda folder: None)
+    elif (handle := temporary.unnamed(tmp_path)) is None:
+        pytest.skip("this file system has no files without a name")
+    else:
+        os.close(handle)
+    return request.param
 
 
 def test_text_is_written_as_utf8(tmp_path):
@@ -37,12 +54,74 @@ def test_an_interrupt_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_temporary_file_is_a_neighbour_with_the_same_suffix(tmp_path):
-    """A rename is whole only within one folder, and writers go by the suffix."""
+def test_nothing_is_seen_before_it_is_whole(tmp_path, unnamed):
+    """While it is written, the folder has no file of that name, and where the system can, none at all."""
     with replacing(tmp_path / "a.npz") as temporary:
-        assert temporary.parent == tmp_path and temporary.suffix == ".npz"
+        temporary.write_bytes(b"half")
+        assert len(list(tmp_path.iterdir())) == (0 if unnamed else 1)
         assert not (tmp_path / "a.npz").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["a.npz"]
+    assert (tmp_path / "a.npz").read_bytes() == b"half"
+
+
+def test_a_file_is_replaced_whole(tmp_path, unnamed):
+    """A reader that has the old file open keeps it; the new one has the name."""
+    (tmp_path / "a").write_bytes(b"old")
+    with (tmp_path / "a").open("rb") as reader:
+        with replacing(tmp_path / "a") as temporary:
+            temporary.write_bytes(b"new")
+        assert reader.read() == b"old"
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from onnxfq import temporary
+from onnxfq.files import replacing
+if sys.argv[2] == "named":
+    temporary.unnamed = lambda folder: None
+with replacing(Path(sys.argv[1]) / "a") as half, temporary.scratch_folder() as folder:
+    half.write_bytes(b"half")
+    (folder / "half").write_bytes(b"half")
+    print(folder.parent, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="files without a name are of Linux")
+@pytest.mark.parametrize("kind", ["unnamed", "named"])
+def test_what_a_killed_process_leaves(tmp_path, monkeypatch, kind):
+    """Nothing beside the output where files need no name; else, as its folder, gone with the next run.
+
+    What a living process has is left alone.
+    """
+    place, out = tmp_path / "tmp", tmp_path / "out"
+    place.mkdir()
+    out.mkdir()
+    environment = {**os.environ, "TMPDIR": str(place)}
+    command = [sys.executable, "-c", WRITER, str(out), kind]
+    writers = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) for _ in range(2)
+    ]
+    try:
+        folders = [Path(writer.stdout.readline().strip()) for writer in writers]
+        writers[0].kill()
+        writers[0].wait()
+        assert len(list(out.iterdir())) == (0 if kind == "unnamed" else 2)
+        monkeypatch.setattr("tempfile.tempdir", str(place))
+        if kind == "named":
+            monkeypatch.setattr(temporary, "unnamed", lambda folder: None)
+        with scratch_folder():
+            write_text(out / "a", "whole")
+        assert (out / "a").read_text() == "whole"
+        assert len(list(out.iterdir())) == (1 if kind == "unnamed" else 2)
+        assert list(place.glob("onnxfq-*")) == [folders[1]] and (folders[1] / "files" / "half").exists()
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002], ids=oct)

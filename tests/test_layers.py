@@ -18,7 +18,17 @@ MODULES = {
 }
 LAYERS = [
     {"errors"},
-    {"qtypes", "float_types", "granularity", "metrics", "files", "package_files", "text_table", "version"},
+    {
+        "qtypes",
+        "float_types",
+        "granularity",
+        "metrics",
+        "files",
+        "package_files",
+        "temporary",
+        "text_table",
+        "version",
+    },
     {
         "aimet_range",
         "deployed",
@@ -51,6 +61,7 @@ LAYERS = [
 LAYER_OF = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Neighbours of one layer that build on each other; each is needed, and none runs the other way.
 NEIGHBOURS = {
+    ("files", "temporary"),
     ("float_grid", "rounding"),
     ("numerics", "rounding"),
     ("numerics", "float_grid"),

@@ -14,6 +14,8 @@ from onnxfq.encoding import Encodings
 from onnxfq.files import check_output
 from onnxfq.graph.load import load
 from onnxfq.graph.save import save
+from onnxfq.graph.scratch import Scratch, weights_in
+from onnxfq.graph.stored import is_large
 from onnxfq.pipeline import insert_fake_quantize, insert_qdq
 from onnxfq.plan import Plan
 from onnxfq.reporting.text import coverage_line
@@ -48,10 +50,11 @@ def insert(
     check_output(output, model, plan, encodings)
     planned, encoded = Plan.load(plan), Encodings.load(encodings)
     loaded = load(model, planned.existing)
-    if form is Form.qdq:
-        made = insert_qdq(loaded, planned, encoded)
-    else:
-        made = insert_fake_quantize(loaded, planned, encoded, switchable=switchable)
-    save(made, output)
+    with weights_in(Scratch(output.parent) if is_large(loaded.proto) else None):
+        if form is Form.qdq:
+            made = insert_qdq(loaded, planned, encoded)
+        else:
+            made = insert_fake_quantize(loaded, planned, encoded, switchable=switchable)
+        save(made, output)
     say(f"inserted   {form.value}: {coverage_line(planned)}", quiet)
     say(f"wrote      {output}", quiet)

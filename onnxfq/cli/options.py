@@ -64,6 +64,15 @@ CustomOpsOption = Annotated[
         callback=lambda libraries: use_libraries(libraries),
     ),
 ]
+RuntimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--runtime",
+        metavar="onnxruntime==X",
+        help="Keep opset and IR version at what that release reads, or refuse.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 

@@ -23,6 +23,7 @@ from onnxfq.cli.options import (
     QuietOption,
     RecipeOption,
     RequantizeOption,
+    RuntimeOption,
     ThreadsOption,
     asked_recipe,
 )
@@ -71,6 +72,7 @@ def quantize(
     float_io: Annotated[
         bool, typer.Option("--float-io", help="With --float: inputs and outputs are of that type too.")
     ] = False,
+    runtime: RuntimeOption = None,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", help="Write a report of what was done.", show_default=False),
@@ -106,6 +108,7 @@ def quantize(
             recipe=chosen,
             calibrator=calibrator,
             statistics=statistics,
+            runtime=runtime,
             floats=FloatOptions(float_type, float_io),
             options=options,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.targets.commands import TENSORS_FILE, polygraphy_tensors
 from onnxfq.targets.polygraphy_json import inputs_json, read_results
 from onnxfq.targets.profiles import covering, profiles
+from onnxfq.temporary import scratch_folder
 
 Values = dict[str, NDArray[Any]]
 Runner = Callable[[onnx.ModelProto, Sequence[Feed], Sequence[str], int], Iterator[Values]]
@@ -54,8 +54,7 @@ def tensorrt(
     """
     del threads
     rtx = _only_rtx()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         save(proto, folder / "model.onnx")
         (folder / "inputs.json").write_text(inputs_json(feeds), encoding="utf-8")
         shapes = covering(profiles(proto, {}), feeds)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
+from onnxfq.errors import ModelError
 from onnxfq.float_types import FLOAT_DTYPES, FloatType
 from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, is_weighted
 from onnxfq.plan import Use
@@ -52,6 +53,11 @@ def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ())
         order = (
             move.attrs.get("perm", tuple(reversed(range(rank)))) if move.op == "Transpose" else range(rank)
         )
+        if sorted(order) != list(range(rank)):
+            raise ModelError(
+                f"Transpose {move.name!r} has perm {list(order)} for the {rank} axes of {tensor.name!r}; "
+                "export the model again"
+            )
         permutation = tuple(order[axis] for axis in permutation)
     return WeightSource(tensor, use, permutation)
 

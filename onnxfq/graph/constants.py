@@ -6,23 +6,42 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from onnxfq.errors import ModelError, PlanError
 from onnxfq.graph.model import Model
-from onnxfq.graph.stored import tensor_array
+from onnxfq.graph.scratch import current_scratch
+from onnxfq.graph.stored import PACKED_TYPES, keep_in_scratch, tensor_array
+
+_FEW = 1 << 16
+"""Bytes of a constant that stays in memory whatever the size of its model."""
 
 
 def make_constant(name: str, values: NDArray[np.generic]) -> gs.Constant:
     """Make a constant of any dtype, those of ml_dtypes included.
 
     It carries a finished TensorProto: graphsurgeon 0.6.1 writes 4-bit values of its own unpacked
-    and refuses 0-d scalars.
+    and refuses 0-d scalars. Where a scratch file is open, large values go there.
     """
-    array = np.asarray(values)
-    tensor = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
-    return gs.Constant(name, LazyValues(tensor))
+    return gs.Constant(name, LazyValues(make_tensor(name, np.asarray(values))))
+
+
+def make_tensor(name: str, values: NDArray[np.generic]) -> onnx.TensorProto:
+    """Make a tensor of any dtype; where a scratch file is open, one of many values refers to it there."""
+    array = np.ascontiguousarray(values).reshape(values.shape)
+    scratch = current_scratch()
+    if scratch is None or array.nbytes <= _FEW:
+        return numpy_helper.from_array(array, name)
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    if kind in PACKED_TYPES:
+        tensor = numpy_helper.from_array(array, name)
+        content = np.frombuffer(tensor.raw_data, np.uint8)
+    else:
+        tensor = onnx.TensorProto(name=name, dims=array.shape, data_type=kind)
+        content = array.reshape(-1).view(np.uint8)
+    keep_in_scratch(tensor, content, scratch)
+    return tensor
 
 
 def constant_array(tensor: gs.Constant) -> NDArray[np.generic]:

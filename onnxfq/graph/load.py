@@ -3,35 +3,54 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import google.protobuf.message
+import numpy as np
 import onnx
-from onnx import external_data_helper, shape_inference
+from onnx import external_data_helper, helper, shape_inference
 
 from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
-from onnxfq.graph import normalize
+from onnxfq.graph import normalize, stored
 from onnxfq.graph.existing import strip_quantizers
-from onnxfq.graph.model import Model, all_nodes
+from onnxfq.graph.model import Model, all_graphs, all_nodes
 from onnxfq.graph.opset import add_shapes, raise_opset
 from onnxfq.graph.stored import (
     LIMIT,
+    PACKED_TYPES,
     SMALL,
     chunks,
+    is_own,
     is_stored,
     keep_in_file,
     loaded,
     tensor_bytes,
+    weight_bytes,
     without_stored,
 )
 from onnxfq.graph.weightless import without_weights
+from onnxfq.graph.wire import read_without_values
 from onnxfq.plan import Existing
 
 MIN_OPSET = 13
 """QuantizeLinear and DequantizeLinear have an axis from this opset on."""
+
+_WORTH_A_LOOK = 16 << 20
+"""Bytes of a file from which on its weights are looked at in it first: those of a large model stay there."""
+
+_SIZED = {
+    kind: np.dtype(helper.tensor_dtype_to_np_dtype(kind)).itemsize
+    for kind in onnx.TensorProto.DataType.values()
+    if kind not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
+}
+"""Bytes of an element, by type."""
+
+_REFERENCE = frozenset({"location", "offset", "length", "checksum", "basepath"})
+"""Fields of a reference to a data file."""
 
 _STEPS = (
     normalize.inline_functions,
@@ -79,55 +98,48 @@ def standard_form(proto: onnx.ModelProto) -> list[str]:
     return [note for step in _STEPS if (note := step(proto))]
 
 
-def read_model(model: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
-    """Return (a checked ModelProto of its own with all weights inside, SHA-256, name for messages).
+def read_model(
+    model: str | Path | onnx.ModelProto, data: Path | None = None
+) -> tuple[onnx.ModelProto, str, str]:
+    """Return (a checked ModelProto of its own, SHA-256, name for messages).
 
-    Raises ModelError as `load` does; nothing is normalised.
+    Weights in a data file, or in a large ONNX file, are referred to there. data: the data file, where it is
+    not beside the model yet. Raises ModelError as `load` does; nothing is normalised.
     """
-    read = _from_proto(model) if isinstance(model, onnx.ModelProto) else _from_path(Path(model))
+    read = _from_proto(model) if isinstance(model, onnx.ModelProto) else _from_path(Path(model), data)
     _check(read[0], read[2])
     return read
 
 
 def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
     for tensor in external_data_helper._get_all_tensors(proto):
-        if external_data_helper.uses_external_data(tensor):
+        if external_data_helper.uses_external_data(tensor) and not is_own(tensor):
             raise ModelError(
                 f"the given model holds {tensor.name!r} in an external file; give its path, or load "
                 "it with its data"
             )
-    if sum(tensor_bytes(tensor) for tensor in proto.graph.initializer) > LIMIT:
+    stored_tensors = [tensor for tensor in proto.graph.initializer if is_stored(tensor)]
+    if weight_bytes(proto) - sum(map(tensor_bytes, stored_tensors)) > LIMIT:
         raise ModelError(
             "the given model holds over 2 GB, more than one message can; save it with external data and give "
             "its path"
         )
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
-    return copy, digest, "the given model"
+    digest = hashlib.sha256(proto.SerializeToString(deterministic=True))
+    for tensor in stored_tensors:
+        for part in chunks(tensor):
+            digest.update(part)
+    return copy, digest.hexdigest(), "the given model"
 
 
-def _from_path(path: Path) -> tuple[onnx.ModelProto, str, str]:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError(f"no such file: {path}; check the path") from None
-    except OSError as fault:
-        raise ModelError(f"cannot read {path}: {fault.strerror or fault}; give an .onnx file") from None
-    proto = onnx.ModelProto()
-    with ThreadPoolExecutor(1) as beside:  # hashing lets go of the interpreter
-        hashed = beside.submit(hashlib.sha256, content)
-        try:
-            proto.ParseFromString(content)
-        except google.protobuf.message.DecodeError:
-            raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
-        digest = hashed.result()
-    del content, hashed
+def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, str, str]:
+    proto, digest, inside = _read(path)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     for tensor in external_data_helper._get_all_tensors(proto):
-        if external_data_helper.uses_external_data(tensor):
+        if external_data_helper.uses_external_data(tensor) and tensor.name not in inside:
             try:
-                _take_reference(tensor, path.parent)
+                _take_reference(tensor, path.parent, data)
                 for part in chunks(tensor):
                     digest.update(part)
                 if tensor_bytes(tensor) <= SMALL or tensor.name not in initializers:
@@ -140,10 +152,36 @@ def _from_path(path: Path) -> tuple[onnx.ModelProto, str, str]:
     return proto, digest.hexdigest(), str(path)
 
 
-def _take_reference(tensor: onnx.TensorProto, folder: Path) -> None:
+def _read(path: Path) -> tuple[onnx.ModelProto, hashlib._Hash, set[str]]:
+    """Return (the model, the hash of its file, the initializers that stay in it)."""
+    try:
+        if path.stat().st_size > _WORTH_A_LOOK:
+            proto, inside = read_without_values(path, SMALL)
+            if stored.is_large(proto):
+                digest = hashlib.sha256()
+                with path.open("rb") as stream:
+                    while part := stream.read(1 << 24):
+                        digest.update(part)
+                return proto, digest, inside
+        content = path.read_bytes()
+        with ThreadPoolExecutor(1) as beside:  # hashing lets go of the interpreter
+            hashed = beside.submit(hashlib.sha256, content)
+            return onnx.ModelProto.FromString(content), hashed.result(), set()
+    except FileNotFoundError:
+        raise ModelError(f"no such file: {path}; check the path") from None
+    except OSError as fault:
+        raise ModelError(f"cannot read {path}: {fault.strerror or fault}; give an .onnx file") from None
+    except (google.protobuf.message.DecodeError, ValueError):
+        raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
+
+
+def _take_reference(tensor: onnx.TensorProto, folder: Path, data: Path | None) -> None:
     """Point `tensor` to its data by an absolute path. Raises as onnx does for paths that leave `folder`."""
+    unknown = [entry.key for entry in tensor.external_data if entry.key not in _REFERENCE]
+    if unknown:  # left out, they might change what is read
+        raise ValueError(f"ONNX has no field {unknown[0]!r} for its place")
     info = external_data_helper.ExternalDataInfo(tensor)
-    path = _data_path(folder, info.location)
+    path = data or _data_path(folder, info.location)
     size, offset = path.stat().st_size, info.offset or 0
     length = size - offset if info.length is None else info.length
     if offset < 0 or length < 0 or offset + length > size:
@@ -153,6 +191,8 @@ def _take_reference(tensor: onnx.TensorProto, folder: Path) -> None:
 
 def _data_path(folder: Path, location: str) -> Path:
     """Return the file that `location` names. Raises ValueError when it is not in `folder`."""
+    if not isinstance(location, str):  # protobuf checks no text
+        raise ValueError(f"{location!r} is no path")
     path = (folder / location).resolve()
     if not location or Path(location).is_absolute() or not path.is_relative_to(folder.resolve()):
         raise ValueError(f"{location!r} is no path inside of the folder of the model")
@@ -166,6 +206,8 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         # protobuf checks no text: a damaged string is met as bytes, or as an error, when it is read.
         if not all(isinstance(text, str) for text in _texts(proto.graph)):
             raise _not_text(source)
+        _check_types(proto.graph, source)
+        _check_sizes(proto.graph, source)
         _raise_ir_version(proto)
         without_stored(proto, _checked)
     except UnicodeDecodeError:
@@ -176,6 +218,37 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         raise ModelError(
             f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
         ) from None
+
+
+def _check_types(graph: onnx.GraphProto, source: str) -> None:
+    """Raise ModelError for element types that ONNX has not; its checker does not look at them."""
+    known = frozenset(onnx.TensorProto.DataType.values())
+    for inner in all_graphs(graph):
+        values = (*inner.input, *inner.output, *inner.value_info)
+        types = [(value.name, value.type.tensor_type.elem_type) for value in values]
+        types += [(tensor.name, tensor.data_type) for tensor in inner.initializer]
+        for name, kind in types:
+            if kind not in known:
+                raise ModelError(
+                    f"{source} is not a valid ONNX model: {name!r} has element type {kind}, which the "
+                    "installed onnx lacks; export it again, or upgrade onnx"
+                )
+
+
+def _check_sizes(graph: onnx.GraphProto, source: str) -> None:
+    """Raise ModelError for tensors whose bytes do not fit their shapes; ONNX's checker passes some."""
+    for tensor in (tensor for inner in all_graphs(graph) for tensor in inner.initializer):
+        if tensor.data_type in PACKED_TYPES or not (tensor.HasField("raw_data") or is_stored(tensor)):
+            continue
+        if any(size < 0 for size in tensor.dims) or tensor.data_type not in _SIZED:
+            continue  # the checker says so
+        have = tensor_bytes(tensor) if is_stored(tensor) else len(tensor.raw_data)
+        want = _SIZED[tensor.data_type] * math.prod(tensor.dims)
+        if have != want:
+            raise ModelError(
+                f"{source} is damaged: {tensor.name!r} has {have} bytes, and its shape {list(tensor.dims)} "
+                f"needs {want}; export it again"
+            )
 
 
 def _raise_ir_version(proto: onnx.ModelProto) -> None:

@@ -32,13 +32,17 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
             f"{source}: opset {have} must be raised to {opset} and onnx's converter refused "
             f"({one_line(fault)[:160]}); export the model at opset {opset} or above"
         ) from None
-    needed = max((ir for version, ir in _IR_OF_OPSET.items() if version <= opset), default=3)
-    raised.ir_version = max(proto.ir_version, needed)
+    raised.ir_version = max(proto.ir_version, lowest_ir(opset))
     # The converter makes Constant and unnamed nodes of its own.
     normalize.constants_to_initializers(raised)
     normalize.name_nodes(raised)
     restore_annotations(raised, proto)
     return raised, f"opset raised from {have} to {opset}"
+
+
+def lowest_ir(opset: int) -> int:
+    """Return the lowest IR version that may carry the ai.onnx `opset`."""
+    return max((ir for version, ir in _IR_OF_OPSET.items() if version <= opset), default=3)
 
 
 def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:

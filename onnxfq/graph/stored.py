@@ -7,6 +7,8 @@ out for them.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,35 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
+from onnxfq.graph.scratch import PREFIX, Scratch, scratch_at
+
 SMALL = 1024
 """Tensors of so many bytes and less are always inside the model: shapes and scales that ONNX's tools read."""
 
 LIMIT = (1 << 31) - (1 << 20)
 """Bytes of tensors that one ONNX file holds; protobuf ends at 2 GB, and the structure needs some."""
 
+PACKED_TYPES = frozenset(
+    int(getattr(TensorProto, name))
+    for name in ("FLOAT4E2M1", "INT2", "INT4", "UINT2", "UINT4", "FLOAT6E2M3", "FLOAT6E3M2")
+    if hasattr(TensorProto, name)
+)
+"""Types with several elements a byte, which arrays do not have."""
+
+IN_MEMORY = 512 << 20
+"""Bytes of weights, as float32, up to which a model is held in memory, and written and run as one piece."""
+
 _CHUNK = 1 << 24
+
+
+# Files that this process referred tensors to: protos with absolute paths of others are not to be trusted.
+_own_locations: set[str] = set()
+
+
+def is_own(tensor: onnx.TensorProto) -> bool:
+    """Tell whether `tensor` refers to a file because onnxfq made it do so."""
+    location = next((str(entry.value) for entry in tensor.external_data if entry.key == "location"), "")
+    return location.startswith(PREFIX) or location in _own_locations
 
 
 def is_stored(tensor: onnx.TensorProto) -> bool:
@@ -30,8 +54,10 @@ def is_stored(tensor: onnx.TensorProto) -> bool:
     return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
-def keep_in_file(tensor: onnx.TensorProto, path: Path, offset: int, length: int) -> None:
+def keep_in_file(tensor: onnx.TensorProto, path: Path | str, offset: int, length: int) -> None:
     """Make `tensor` a reference to `length` bytes at `offset` of the file at `path`."""
+    if os.path.isabs(path):
+        _own_locations.add(str(path))
     tensor.ClearField("raw_data")
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL
@@ -45,6 +71,8 @@ def stored_bytes(tensor: onnx.TensorProto) -> NDArray[np.uint8]:
     length = info.length or 0
     if not length:
         return np.zeros(0, np.uint8)
+    if info.location.startswith(PREFIX):
+        return scratch_at(info.location).read(info.offset or 0, length)
     return np.memmap(info.location, np.uint8, "r", offset=info.offset or 0, shape=(length,))
 
 
@@ -75,6 +103,22 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
     if is_stored(tensor):
         return int(external_data_helper.ExternalDataInfo(tensor).length or 0)
     return len(tensor.raw_data) or int(tensor.ByteSize())
+
+
+def keep_in_scratch(tensor: onnx.TensorProto, values: NDArray[np.uint8], scratch: Scratch) -> None:
+    """Put `values`, the bytes of `tensor`, into `scratch`, and make `tensor` a reference to them."""
+    keep_in_file(tensor, scratch.location, scratch.append(values), values.size)
+
+
+def weight_bytes(proto: onnx.ModelProto) -> int:
+    """Return how many bytes the initializers of `proto` take."""
+    return sum(map(tensor_bytes, proto.graph.initializer))
+
+
+def is_large(proto: onnx.ModelProto) -> bool:
+    """Tell whether the weights of `proto` are too many to be held in memory, in float32 if need be."""
+    elements: int = sum(math.prod(tensor.dims) for tensor in proto.graph.initializer)
+    return 4 * elements > IN_MEMORY
 
 
 def chunks(tensor: onnx.TensorProto) -> Iterator[bytes]:

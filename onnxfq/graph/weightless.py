@@ -18,7 +18,7 @@ def split_weights(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
     One weight at a time is in memory twice. The copy is to be saved in the folder of `path`.
     """
-    light = _without_initializers(proto)
+    light = without_initializers(proto)
     with path.open("wb") as stream:
         for tensor in proto.graph.initializer:
             kept = light.graph.initializer.add()
@@ -45,7 +45,7 @@ def without_weights(proto: onnx.ModelProto, *, emptied: bool = False) -> onnx.Mo
 
     emptied: they have the shape [0] instead, so that the copy is valid by itself.
     """
-    light = _without_initializers(proto)
+    light = without_initializers(proto)
     for tensor in proto.graph.initializer:
         kept = light.graph.initializer.add()
         if _is_large(tensor):
@@ -60,7 +60,8 @@ def _is_large(tensor: TensorProto) -> bool:
     return is_stored(tensor) or (tensor.HasField("raw_data") and len(tensor.raw_data) >= LARGE)
 
 
-def _without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
+def without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `proto` but for its initializers."""
     light = onnx.ModelProto()
     for field, value in proto.ListFields():
         if field.name != "graph":

@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.float_plan import HALF_TYPES, FloatPlan
+from onnxfq.graph.constants import make_tensor
 from onnxfq.graph.half import QUANTIZERS, captured_names, half_outputs, half_slots
 from onnxfq.graph.model import all_nodes, default_opset
 from onnxfq.graph.ops import STANDARD_DOMAINS
@@ -121,7 +122,7 @@ class _Caster:
         # What fits but for numbers that stand for minus infinity; an infinity stays one.
         values = np.where(np.isfinite(values), np.maximum(values, np.float32(-self.half.largest)), values)
         cast = values.astype(helper.tensor_dtype_to_np_dtype(self.half.onnx_type))
-        made = numpy_helper.from_array(cast, free)
+        made = make_tensor(free, cast)
         if free == name:
             tensor.CopyFrom(made)
         else:

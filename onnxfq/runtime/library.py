@@ -49,8 +49,14 @@ def use_custom_ops(path: str | Path) -> None:
     """
     if not Path(path).is_file():
         raise RuntimeLibraryError(f"no such custom-op library: {path}; check the path")
-    if str(path) not in _own_libraries:
-        _own_libraries.append(str(path))
+    place = str(Path(path).absolute())
+    if place not in _own_libraries:
+        _own_libraries.append(place)
+
+
+def used_custom_ops() -> tuple[str, ...]:
+    """Return the absolute paths of the libraries that `use_custom_ops` was given."""
+    return tuple(_own_libraries)
 
 
 def register_libraries(session_options: onnxruntime.SessionOptions, proto: onnx.ModelProto) -> None:

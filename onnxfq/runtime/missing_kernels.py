@@ -12,19 +12,23 @@ from onnxfq.graph.model import all_nodes
 # Operators that only TensorRT's parser knows.
 _FOREIGN_DOMAINS = {"trt": "TensorRT"}
 
-# onnxruntime 1.31.1 has no QuantizeLinear and no DequantizeLinear of these, named as in the installed onnx;
-# of bfloat16 it has no Conv and no Relu either.
-_NO_KERNEL = ("BFLOAT16", "FLOAT4E2M1", "FLOAT6E2M3", "FLOAT6E3M2")
+# onnxruntime 1.31.1 has no QuantizeLinear and no DequantizeLinear of these, named as in the installed onnx.
+_NO_KERNEL = ("FLOAT4E2M1", "FLOAT6E2M3", "FLOAT6E3M2")
 
 
-def cannot_run(proto: onnx.ModelProto) -> str:
-    """Return why ONNX Runtime cannot run `proto`, the first reason found; an empty string when it can."""
+def cannot_run(proto: onnx.ModelProto, *, as_written: bool = True) -> str:
+    """Return why ONNX Runtime cannot run `proto`, the first reason found; an empty string when it can.
+
+    as_written: bfloat16 counts, of which it has next to no kernels; False for what `widened` has made, whose
+    operators are float32 and whose Casts to bfloat16 it has.
+    """
     nodes = all_nodes(proto.graph)
     with_body = {(function.domain, function.name) for function in proto.functions}
     for node in nodes:
         if node.domain in _FOREIGN_DOMAINS and (node.domain, node.op_type) not in with_body:
             return f"ONNX Runtime has no {node.op_type}, an operator of {_FOREIGN_DOMAINS[node.domain]}"
-    missing = {TensorProto.DataType.Value(name): name for name in _NO_KERNEL if hasattr(TensorProto, name)}
+    names = ("BFLOAT16", *_NO_KERNEL) if as_written else _NO_KERNEL
+    missing = {TensorProto.DataType.Value(name): name for name in names if hasattr(TensorProto, name)}
     found = next((missing[kind] for kind in _types(proto, nodes) if kind in missing), None)
     return f"ONNX Runtime has no kernels for {found.lower()}" if found else ""
 

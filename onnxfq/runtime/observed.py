@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
@@ -23,6 +22,7 @@ from onnxfq.graph.stored import LIMIT, tensor_bytes
 from onnxfq.runtime.library import register_libraries
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.session import Session
+from onnxfq.temporary import scratch_folder
 
 log = logging.getLogger(__name__)
 
@@ -147,8 +147,8 @@ def channel_block() -> int:
         [weight],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    with TemporaryDirectory() as folder:
-        given, optimised = Path(folder) / "given.onnx", Path(folder) / "optimised.onnx"
+    with scratch_folder() as folder:
+        given, optimised = folder / "given.onnx", folder / "optimised.onnx"
         onnx.save(model, given)
         _write_optimised(given, optimised)
         made = onnx.load(optimised, load_external_data=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ from onnxfq.documents import one_line
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError, RuntimeLibraryError
 from onnxfq.feeds import Feed
 from onnxfq.graph.model import all_nodes
-from onnxfq.graph.stored import is_stored, large_tensors, loaded, referring, tensor_array, tensor_bytes
+from onnxfq.graph.stored import (
+    PACKED_TYPES,
+    is_large,
+    is_stored,
+    large_tensors,
+    loaded,
+    referring,
+    tensor_array,
+    tensor_bytes,
+)
 from onnxfq.runtime.c_library import no_memory
 from onnxfq.runtime.devices import CUDA_PROVIDER, cuda_problem, providers
 from onnxfq.runtime.library import register_libraries
@@ -21,17 +31,15 @@ from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.places import Device
 from onnxfq.runtime.widened import BFLOAT16, HALVES, widened
+from onnxfq.temporary import scratch_folder
 
 Progress = Callable[[int], None]
 """Called after every feed with the number of feeds done."""
 
 _ONLY_FATAL = 4
-# Several elements a byte, which arrays do not have: these stay inside the model.
-_PACKED = frozenset(
-    int(getattr(onnx.TensorProto, name))
-    for name in ("FLOAT4E2M1", "INT2", "INT4", "UINT2", "UINT4", "FLOAT6E2M3", "FLOAT6E3M2")
-    if hasattr(onnx.TensorProto, name)
-)
+_NOWHERE = "given as arrays"
+"""Where the model says that weights are which the session is given."""
+
 _NUMPY_TYPES = frozenset(
     int(getattr(onnx.TensorProto, name))
     for name in (
@@ -87,7 +95,7 @@ class Session:
         proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
         if not isinstance(model, Path):
             model = proto = widened(proto, HALVES if exact else BFLOAT16)
-        missing = cannot_run(proto)
+        missing = cannot_run(proto, as_written=False)
         if missing:
             raise ModelError(f"the model cannot be run: {missing}; run the fake-quant model in its place")
         register_libraries(options, proto)
@@ -103,8 +111,13 @@ class Session:
         elif any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in all_nodes(proto.graph)):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
-            content = str(model) if isinstance(model, Path) else self._handed_over(model, options, exact)
-            self._session = onnxruntime.InferenceSession(content, options, providers=providers(device))
+            with ExitStack() as files:
+                content = (
+                    str(model)
+                    if isinstance(model, Path)
+                    else self._handed_over(model, options, exact, files if device == "cpu" else None)
+                )
+                self._session = onnxruntime.InferenceSession(content, options, providers=providers(device))
         except Exception as error:  # onnxruntime raises classes of its own, one per status code
             reason = one_line(error)[:300]
             if device == "cuda" and no_memory(reason):
@@ -119,19 +132,38 @@ class Session:
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
         self.output_types: dict[str, str] = {one.name: one.type for one in self._session.get_outputs()}
 
-    def _handed_over(self, model: onnx.ModelProto, options: onnxruntime.SessionOptions, exact: bool) -> bytes:
-        """Return `model` as bytes; what does not fit in them is given to the session as arrays, uncopied."""
-        large = [t for t in large_tensors(model) if t.data_type not in _PACKED]
-        if large:
+    def _handed_over(
+        self,
+        model: onnx.ModelProto,
+        options: onnxruntime.SessionOptions,
+        exact: bool,
+        files: ExitStack | None,
+    ) -> bytes:
+        """Return `model` as bytes; what does not fit in them is given to the session as arrays.
+
+        files: stays open until the session is made; None where the device wants copies of its own.
+        """
+        # What has several elements a byte stays inside: arrays cannot hold it.
+        tensors = [t for t in large_tensors(model) if t.data_type not in PACKED_TYPES]
+        if (tensors or is_large(model)) and not exact:  # else it is said already
             # Packed for its kernels every weight would be there twice.
-            if not exact:  # else it is said already
-                options.add_session_config_entry("session.disable_prepacking", "1")
-            self._arrays = {tensor.name: _runtime_value(tensor) for tensor in large}
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        if is_large(model):
+            # Weights that DequantizeLinear gives come and go: made just before they are read, not all at
+            # first, and without room kept for more than one.
+            options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+            options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        if not tensors:
+            return bytes(model.SerializeToString())
+        self._arrays = {tensor.name: _runtime_value(tensor) for tensor in tensors}
+        if is_large(model) and files is not None:
+            _share(self._arrays, options, files.enter_context(scratch_folder()))
+        else:
             options.add_external_initializers(list(self._arrays), list(self._arrays.values()))
-            model = referring(model, {t.name: (0, tensor_bytes(t)) for t in large}, "given as arrays")
-            for tensor in model.graph.initializer:
-                if tensor.data_type in _PACKED and is_stored(tensor):
-                    tensor.CopyFrom(loaded(tensor))
+        model = referring(model, {t.name: (0, tensor_bytes(t)) for t in tensors}, _NOWHERE)
+        for tensor in model.graph.initializer:
+            if tensor.data_type in PACKED_TYPES and is_stored(tensor):
+                tensor.CopyFrom(loaded(tensor))
         return bytes(model.SerializeToString())
 
     def run(self, feed: Feed, outputs: Sequence[str] | None = None) -> list[NDArray[Any]]:
@@ -165,6 +197,21 @@ class Session:
             remedy = "give a smaller batch, or run on the CPU"
             return DeviceMemoryError(f"the GPU has no room to run on {shapes}: {reason}; {remedy}")
         return DataError(f"the model cannot run on {shapes}: {reason}")
+
+
+def _share(
+    arrays: dict[str, onnxruntime.OrtValue], options: onnxruntime.SessionOptions, folder: Path
+) -> None:
+    """Let the session read `arrays` where they are; `add_external_initializers` makes copies.
+
+    Nothing is optimised then, for that would read the file that the model names. It has to be there, in
+    `folder`, and is never read (onnxruntime 1.31.1).
+    """
+    (folder / _NOWHERE).touch()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    for name, value in arrays.items():
+        options.add_initializer(name, value)
 
 
 def _runtime_value(tensor: onnx.TensorProto) -> onnxruntime.OrtValue:

@@ -19,14 +19,16 @@ from onnx import TensorProto
 
 from onnxfq.documents import one_line
 from onnxfq.errors import RuntimeLibraryError
+from onnxfq.graph.save import save
+from onnxfq.graph.stored import is_stored
 from onnxfq.targets.engine import LAYERS, parse_layers, verdict
 from onnxfq.targets.findings import EngineNode, Finding
 from onnxfq.targets.profiles import Profile, profiles
 from onnxfq.targets.reading import Reading
+from onnxfq.temporary import scratch_folder
 
 OLDEST = (1, 7)
 """Before it int8 convolutions do not build."""
-_LARGEST_FILE = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -102,15 +104,12 @@ def build_model(reading: Reading, options: BuildOptions) -> Built:
     """
     wanted = profiles(reading.proto, options.shapes)
     chosen = capabilities(reading)
-    with tempfile.TemporaryDirectory(prefix="onnxfq-") as folder:
-        path = Path(folder) / "model.onnx"
-        # Beyond the limit this moves the weights out of `proto`, which nothing reads any more.
-        onnx.save_model(
-            reading.proto,
-            path,
-            save_as_external_data=reading.proto.ByteSize() > _LARGEST_FILE,
-            location="model.data",
-        )
+    with scratch_folder() as folder:
+        path = folder / "model.onnx"
+        if any(is_stored(tensor) for tensor in reading.proto.graph.initializer):
+            save(reading.proto, path)
+        else:  # as it is, valid or not: the builder is asked what it says
+            onnx.save_model(reading.proto, path)
         reports = run_jobs([Job(path, capability, wanted) for capability in chosen], options.seconds)
     version = next((report.version for report in reports if report.version), "")
     if version:

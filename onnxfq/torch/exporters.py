@@ -6,10 +6,8 @@ import contextlib
 import io
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -17,6 +15,7 @@ import torch
 from torch import nn
 
 from onnxfq.errors import ModelError
+from onnxfq.temporary import scratch_folder
 from onnxfq.torch.request import BATCH, Request
 from onnxfq.torch.torch_ops import TRANSLATIONS, shapes_known
 
@@ -48,8 +47,8 @@ def export_with_dynamo(model: nn.Module, request: Request) -> onnx.ModelProto:
 
 def export_with_torchscript(model: nn.Module, request: Request) -> onnx.ModelProto:
     """Export by tracing, torch's older way, which writes files only."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "model.onnx")
+    with scratch_folder() as folder:
+        file = folder / "model.onnx"
         torch.onnx.export(
             model,
             request.inputs,

@@ -82,7 +82,7 @@ def test_saving_is_all_or_nothing(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"old")
 
-    def refuse(temporary: Path) -> None:
+    def refuse(temporary: Path, data: Path | None) -> None:
         assert onnx.load(temporary).graph.node
         raise ModelError("no")
 

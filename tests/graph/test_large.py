@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from builders import BUILDERS, build, feed_for, weights
 from onnx import numpy_helper
+from slow.check_large_model import check_kills
 
 from onnxfq.cli.main import main
 from onnxfq.errors import ModelError, OutputError
@@ -21,6 +22,8 @@ from onnxfq.graph.stored import is_stored, tensor_array
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.scores import Evaluation
+from onnxfq.targets.building import BuildOptions
+from onnxfq.targets.check import check
 
 
 def two_layers(folder: Path, external: bool = True, opset: int = 17) -> Path:
@@ -151,6 +154,37 @@ def test_nothing_is_left_of_a_failure(
     assert list(out.iterdir()) == []
 
 
+def test_every_stage_takes_weights_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checking with the rules, converting, handing over and evaluating: as of a model with them inside."""
+    monkeypatch.chdir(tmp_path)
+    quantize(two_layers(tmp_path / "in"), feeds(), "inside.onnx")
+    proto = onnx.load("inside.onnx")
+    onnx.save(proto, "q.onnx", save_as_external_data=True, location="q.data", size_threshold=0)
+    np.savez("d.npz", x=weights(8, 256))
+    for line in (
+        "check q.onnx",
+        "inspect q.onnx",
+        "diff inside.onnx q.onnx",
+        "convert q.onnx -o c.onnx --data d.npz",
+        "handoff q.onnx -o folder --data d.npz",
+        "compare q.onnx --data d.npz",
+        "evaluate inside.onnx q.onnx --data d.npz",
+    ):
+        assert main(line.split()) == 0, line
+    made = onnx.load("folder/model.onnx")
+    assert made.graph.initializer and not any(is_stored(t) for t in made.graph.initializer)
+
+
+def test_the_builder_takes_weights_in_a_file(tmp_path: Path) -> None:
+    """TensorRT builds a model whose weights are in a data file as one with them inside."""
+    pytest.importorskip("tensorrt_rtx")
+    quantize(two_layers(tmp_path / "in"), feeds(), tmp_path / "inside.onnx")
+    proto, path = onnx.load(tmp_path / "inside.onnx"), tmp_path / "q.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="q.data", size_threshold=0)
+    inside, beside = (check(model, build=BuildOptions()) for model in (tmp_path / "inside.onnx", path))
+    assert beside.findings == inside.findings == () and beside.engine == inside.engine
+
+
 @pytest.mark.parametrize(
     ("location", "says"),
     [
@@ -179,3 +213,11 @@ def test_a_data_file_that_is_too_short(tmp_path: Path, capfd: pytest.CaptureFixt
     error = capfd.readouterr().err
     assert code == 1 and "external data of 'w2' cannot be read" in error and error.count("\n") == 1
     assert not (tmp_path / "q.onnx").exists()
+
+
+def test_killed_runs_leave_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SIGKILL at random moments leaves the output whole or absent, and no temporary files past the next run.
+
+    Ten times on a large model: tests/slow/check_large_model.py.
+    """
+    assert check_kills("tensorrt-int8", 0.004, 2, tmp_path), capsys.readouterr().out

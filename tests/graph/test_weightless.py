@@ -64,5 +64,5 @@ def test_a_weight_of_the_wrong_size_is_still_refused() -> None:
     broken = numpy_helper.from_array(weights(64, 32), proto.graph.initializer[0].name)
     broken.raw_data = broken.raw_data[:-4]
     proto.graph.initializer[0].CopyFrom(broken)
-    with pytest.raises(ModelError, match="is not a valid ONNX model"):
+    with pytest.raises(ModelError, match="is damaged: .* has 8188 bytes, and its shape .* needs 8192"):
         load(proto)

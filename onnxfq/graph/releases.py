@@ -1,0 +1,102 @@
+"""What releases of ONNX Runtime read, and models kept to it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+
+from onnxfq.errors import ModelError, RecipeError
+from onnxfq.graph.model import all_graphs, default_opset
+from onnxfq.graph.opset import lowest_ir
+
+# Release -> (newest ai.onnx opset, newest IR version) that its session loads: each tried, on a Relu.
+# tests/graph/test_releases.py tries the installed one again.
+_RELEASES = {
+    (1, 15): (19, 9),
+    (1, 16): (19, 9),
+    (1, 17): (20, 9),
+    (1, 18): (21, 10),
+    (1, 19): (21, 10),
+    (1, 20): (21, 10),
+    (1, 21): (22, 10),
+    (1, 22): (22, 10),
+    (1, 23): (23, 11),
+    (1, 24): (25, 13),
+    **{(1, minor): (26, 13) for minor in range(25, 32)},
+}
+
+# Element types and the IR versions that brought them, from onnx.proto's history of versions.
+_IR_OF_TYPE = {
+    **dict.fromkeys(("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"), 9),
+    **dict.fromkeys(("INT4", "UINT4"), 10),
+    "FLOAT4E2M1": 11,
+    "FLOAT8E8M0": 12,
+    **dict.fromkeys(("INT2", "UINT2"), 13),
+    **dict.fromkeys(("FLOAT6E2M3", "FLOAT6E3M2"), 14),
+}
+_IR_OF_FUNCTIONS = 8
+
+_FORM = re.compile(r"(?:onnxruntime|ort)\s*==\s*(\d+)\.(\d+)(?:\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of ONNX Runtime, as `1.18`, and the newest opset and IR version that it reads."""
+
+    name: str
+    opset: int
+    ir_version: int
+
+    def check_opset(self, opset: int, what: str) -> None:
+        """Raise ModelError when `what` is at, or needs, an opset that this release does not read."""
+        if opset > self.opset:
+            raise ModelError(
+                f"{what} opset {opset}, and onnxruntime {self.name} reads {self.opset} at most; export the "
+                "model lower, choose another recipe, or give a newer --runtime"
+            )
+
+    def kept_to(self, proto: onnx.ModelProto, recipe: str) -> onnx.ModelProto:
+        """Return `proto` with an IR version that this release reads. Raises ModelError when none will do."""
+        self.check_opset(default_opset(proto), f"recipe {recipe} needs")
+        lowest, why = _needed_ir(proto)
+        if lowest > self.ir_version:
+            raise ModelError(
+                f"recipe {recipe} needs IR version {lowest} for {why}, and onnxruntime {self.name} reads "
+                f"{self.ir_version} at most; choose another recipe, or give a newer --runtime"
+            )
+        kept = onnx.ModelProto()
+        kept.CopyFrom(proto)
+        kept.ir_version = min(proto.ir_version, self.ir_version)
+        return kept
+
+
+def release_of(words: str) -> Release:
+    """Return the release that `words` name, as `onnxruntime==1.18`. Raises RecipeError for others."""
+    found = _FORM.fullmatch(words.strip())
+    known = [f"{major}.{minor}" for major, minor in _RELEASES]
+    if found is None:
+        raise RecipeError(f"no runtime {words!r}; give onnxruntime==X, with X from {known[0]} to {known[-1]}")
+    version = int(found[1]), int(found[2])
+    if version not in _RELEASES:
+        raise RecipeError(
+            f"what onnxruntime {version[0]}.{version[1]} reads is not known; known are {known[0]} to "
+            f"{known[-1]}"
+        )
+    return Release(f"{version[0]}.{version[1]}", *_RELEASES[version])
+
+
+def _needed_ir(proto: onnx.ModelProto) -> tuple[int, str]:
+    """Return (the lowest IR version that may carry `proto`, what needs it)."""
+    opset = default_opset(proto)
+    needs = [(lowest_ir(opset), f"opset {opset}")]
+    if proto.functions:
+        needs.append((_IR_OF_FUNCTIONS, "functions"))
+    for graph in all_graphs(proto.graph):
+        kinds = {tensor.data_type for tensor in graph.initializer}
+        kinds |= {v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+        names = [TensorProto.DataType.Name(kind) for kind in sorted(kinds)]
+        needs += [(_IR_OF_TYPE[name], name.lower()) for name in names if name in _IR_OF_TYPE]
+    return max(needs)

@@ -1,0 +1,176 @@
+"""Large ONNX files with their weights left in them: the same models as protobuf reads and writes."""
+
+from __future__ import annotations
+
+import gc
+import io
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import BUILDERS, build, feed_for, weights
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, numpy_helper
+
+from onnxfq.errors import ModelError, OutputError
+from onnxfq.graph import constants as constants_module
+from onnxfq.graph import load as load_module
+from onnxfq.graph import stored
+from onnxfq.graph.load import load
+from onnxfq.graph.save import save
+from onnxfq.graph.scratch import Scratch, weights_in
+from onnxfq.graph.stored import is_stored, loaded
+from onnxfq.graph.wire import _read_varint, _varint, read_without_values, write_streamed
+from onnxfq.pipeline import quantize
+
+
+@pytest.fixture
+def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat every model as one whose weights do not fit in memory."""
+    monkeypatch.setattr(stored, "IN_MEMORY", 0)
+    monkeypatch.setattr(stored, "SMALL", 8)
+    monkeypatch.setattr(load_module, "SMALL", 8)
+    monkeypatch.setattr(load_module, "_WORTH_A_LOOK", 0)
+    monkeypatch.setattr(constants_module, "_FEW", 8)
+
+
+def annotated() -> onnx.ModelProto:
+    """A model with a field of every kind around its initializers: metadata, doc strings, a function."""
+    proto = BUILDERS["if_body"]()
+    proto.doc_string, proto.graph.doc_string = "a model", "a graph"
+    proto.metadata_props.add(key="k", value="v")
+    proto.graph.initializer[0].doc_string = "a weight"
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros((0, 3), np.float32), "empty"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(["a", "b"], object), "words"))
+    typed = proto.graph.initializer.add(name="typed", data_type=TensorProto.FLOAT, dims=[300])
+    typed.float_data.extend(range(300))  # values outside of raw_data stay where they are
+    return proto
+
+
+@pytest.mark.parametrize("large", [0, 8, 1024])
+def test_reading_finds_what_protobuf_finds(large: int, tmp_path: Path) -> None:
+    """The light model with its values put back is, field by field, what protobuf reads."""
+    for name, proto in [*((name, make()) for name, make in BUILDERS.items()), ("annotated", annotated())]:
+        path = tmp_path / f"{name}.onnx"
+        path.write_bytes(proto.SerializeToString())
+        light, inside = read_without_values(path, large)
+        assert inside == {t.name for t in proto.graph.initializer if len(t.raw_data) > large}
+        assert {t.name for t in light.graph.initializer if is_stored(t)} == inside
+        for tensor in light.graph.initializer:
+            tensor.CopyFrom(loaded(tensor))
+        assert light == proto
+
+
+def test_streaming_writes_what_protobuf_reads(tmp_path: Path) -> None:
+    """A streamed model, its values in the file it came from or inside, is the model."""
+    for proto in [*(make() for make in BUILDERS.values()), annotated()]:
+        path = tmp_path / "m.onnx"
+        path.write_bytes(proto.SerializeToString())
+        for given_proto in (proto, read_without_values(path, 0)[0]):
+            stream = io.BytesIO()
+            write_streamed(given_proto, stream)
+            made = onnx.ModelProto.FromString(stream.getvalue())
+            for one, other in zip(made.graph.initializer, proto.graph.initializer, strict=True):
+                np.testing.assert_array_equal(numpy_helper.to_array(one), numpy_helper.to_array(other))
+            del made.graph.initializer[:]
+            bare = onnx.ModelProto()
+            bare.CopyFrom(proto)
+            del bare.graph.initializer[:]
+            assert made == bare
+
+
+@given(st.integers(0, 2**63))
+def test_numbers_of_any_length(value: int) -> None:
+    """Lengths are read as they are written."""
+    assert _read_varint(_varint(value), 0, 10) == (value, len(_varint(value)))
+
+
+def test_any_cut_and_any_flip_is_an_error_of_its_own_or_a_model(tmp_path: Path) -> None:
+    """Damaged files raise what is promised and nothing else: no endless loop, no other exception."""
+    proto = build("g (float[N,2] x) => (float[N,2] y) { [a] y = MatMul (x, w) }", {"w": weights(2, 2)})
+    content = proto.SerializeToString()
+    path, refused = tmp_path / "m.onnx", 0
+    damaged = [content[:end] for end in range(1, len(content))]
+    for position in range(len(content)):
+        for bit in range(8):
+            flipped = bytearray(content)
+            flipped[position] ^= 1 << bit
+            damaged.append(bytes(flipped))
+    for one in damaged:
+        path.write_bytes(one)
+        try:
+            read_without_values(path, 8)
+        except (ValueError, DecodeError):
+            refused += 1
+    assert refused > len(content)
+
+
+@pytest.mark.usefixtures("everything_is_large")
+@pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-fp8", "onnxruntime-int8"])
+@pytest.mark.parametrize("name", ["conv_relu", "tied_embedding", "if_body", "transposed_weight"])
+def test_large_models_of_every_structure(name: str, recipe: str, tmp_path: Path) -> None:
+    """Weights left in the file, rounded into a scratch file and streamed out: ONNX accepts it, scores are."""
+    proto, path = BUILDERS[name](), tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    assert any(is_stored(tensor) for tensor in load(path).proto.graph.initializer)
+    result = quantize(path, [feed_for(proto)], tmp_path / "q.onnx", recipe=recipe)
+    assert any(is_stored(tensor) for tensor in result.qdq.graph.initializer)
+    onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)
+    fake, deployed = result.evaluation.candidates
+    for one, other in zip(fake.outputs, deployed.outputs, strict=True):
+        assert one.sqnr_db == other.sqnr_db > 10
+    quantize(path, [feed_for(proto)], tmp_path / "again.onnx", recipe=recipe)
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "q.onnx").read_bytes()
+    save(result.simulation, tmp_path / "sim.onnx")
+    onnx.checker.check_model(str(tmp_path / "sim.onnx"))
+
+
+def test_large_and_small_are_one_model(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The same tensors come out of a model whether its weights were in memory or not."""
+    path, feed = tmp_path / "m.onnx", feed_for(BUILDERS["shared_weight"]())
+    onnx.save(BUILDERS["shared_weight"](), path)
+    plain = quantize(path, [feed], tmp_path / "plain.onnx")
+    request.getfixturevalue("everything_is_large")
+    quantize(path, [feed], tmp_path / "large.onnx")
+    want = {t.name: numpy_helper.to_array(t) for t in plain.qdq.graph.initializer}
+    got = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "large.onnx").graph.initializer}
+    assert set(got) == set(want)
+    for name, array in want.items():
+        # Unpacked weights are summed in another order: the scales of activations may differ in the last bits.
+        np.testing.assert_allclose(got[name].astype(np.float32), array.astype(np.float32), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_values_go_with_their_scratch() -> None:
+    """Tensors that refer to a scratch file say so when it is gone."""
+    scratch = Scratch()
+    with weights_in(scratch):
+        tensor = constants_module.make_tensor("w", weights(4, 4))
+    np.testing.assert_array_equal(stored.tensor_array(tensor), weights(4, 4))
+    del scratch
+    gc.collect()
+    with pytest.raises(ValueError, match="temporary file of its values is gone; keep the result"):
+        stored.tensor_array(tensor)
+
+
+def test_a_scratch_on_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A full disk is one line that names the folder."""
+    scratch = Scratch(tmp_path)
+    scratch._file.close()
+    scratch._file = open("/dev/full", "r+b", buffering=0)  # noqa: SIM115
+    with pytest.raises(OutputError, match=f"temporary weights in {tmp_path}: No space left on device"):
+        scratch.append(np.zeros(9, np.uint8))
+    scratch._file.close()
+
+
+@pytest.mark.usefixtures("everything_is_large")
+@pytest.mark.parametrize("end", [0, 1, 100, -1])
+def test_large_files_that_are_cut_off(end: int, tmp_path: Path) -> None:
+    """A large file that is cut off is one line."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(BUILDERS["conv_relu"]().SerializeToString()[:end])
+    with pytest.raises(ModelError, match="not an ONNX"):
+        load(path)

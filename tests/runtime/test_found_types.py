@@ -1,0 +1,58 @@
+"""Ranks that only a run can tell: taken from the first feed, none of which is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, weights
+
+from onnxfq.graph.load import load
+from onnxfq.pipeline import quantize
+from onnxfq.planning import make_plan
+from onnxfq.recipe import Recipe
+from onnxfq.runtime.found_types import lacks_ranks, with_run_ranks
+
+
+def reshaped() -> onnx.ModelProto:
+    """A MatMul and a sum behind a Reshape to a shape that is an input: ONNX finds no rank."""
+    return build(
+        """g (float[N,4] x, int64[R] s) => (float y) {
+            h = Reshape (x, s) m = MatMul (h, w) r = Relu (h) y = Add (m, r) }""",
+        {"w": weights(4, 4)},
+    )
+
+
+def feeds(count: int = 3) -> Iterator[dict[str, np.ndarray]]:
+    """Feeds that can be gone through once."""
+    for seed in range(count):
+        yield {"x": weights(6, 4, seed=seed), "s": np.asarray([2, 3, 4])}
+
+
+def test_ranks_of_a_run() -> None:
+    """What ONNX cannot tell is known after a run; sizes stay open, for the next feed may have others."""
+    model = load(reshaped())
+    assert lacks_ranks(model) == ("h", "m", "r")
+    found = with_run_ranks(model, next(feeds()))
+    values = {v.name: v.type.tensor_type for v in (*found.proto.graph.value_info, *found.proto.graph.output)}
+    for name in ("h", "m", "r"):
+        assert len(values[name].shape.dim) == 3 and values[name].elem_type == onnx.TensorProto.FLOAT
+    assert not any(d.HasField("dim_value") for d in values["h"].shape.dim)
+    assert not lacks_ranks(found) and found.sha256 == model.sha256
+
+
+def test_unknown_ranks_are_no_error() -> None:
+    """A quantizer that goes by axis finds its axis; a one-shot iterator still gives every feed."""
+    scheme = {"qtype": "float8e4m3fn", "scale_type": "e8m0", "granularity": "blocked", "block_size": 4}
+    fields = {"activations": scheme | {"dynamic": True}, "weights": scheme}
+    recipe = Recipe.model_validate({"name": "rows", "target": "simulation", **fields})
+    model = load(reshaped())
+    with pytest.raises(Exception, match="has no known rank"):
+        make_plan(model, recipe)
+    plan = make_plan(with_run_ranks(model, next(feeds())), recipe)
+    assert [(p.tensor, p.spec.axis) for p in plan.placements if p.role == "activation"] == [("h", 2)]
+    result = quantize(reshaped(), feeds(3))
+    assert result.statistics.feeds == 3
+    assert [str(row) for row in result.plan.coverage()][0] == "MatMul 1/1"
