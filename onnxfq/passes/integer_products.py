@@ -9,8 +9,7 @@ equation 4). Here the integers are float32 numbers that add up without rounding:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from math import prod
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,9 @@ from onnxfq.graph.normalize import unused
 from onnxfq.graph.ops import STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.opset import with_shapes
 from onnxfq.graph.stored import tensor_array
+from onnxfq.passes.integer_sums import EXACT, Operand, attribute, longest, outer_axis
 
 Array = NDArray[Any]
-
-EXACT = 1 << 24
-"""Every whole number up to this is a float32."""
-
-_LARGEST = 128
-_UPPER, _LOWER = 8, 15
-"""Largest magnitudes of the two parts of an int8: -8..7, and 0..15."""
 
 
 @dataclass(frozen=True)
@@ -53,32 +46,6 @@ def integer_products(proto: onnx.ModelProto) -> IntegerProducts:
     rewriter = _Rewriter(made)
     rewriter.run()
     return IntegerProducts(made, tuple(rewriter.products), rewriter.left)
-
-
-@dataclass(frozen=True)
-class _Operand:
-    """An int8 tensor behind a DQ, and its scale, of one number or one for each index of `axis`.
-
-    constant: its values, None for what is computed. shape: None for an open size. order: of a Transpose
-    between, which axis, constant and shape are behind of.
-    """
-
-    integers: str
-    scale: Array
-    axis: int | None
-    constant: Array | None
-    shape: tuple[int | None, ...]
-    order: tuple[int, ...] | None = None
-
-    def transposed(self, order: Sequence[int]) -> _Operand:
-        """Return the operand behind a Transpose."""
-        return replace(
-            self,
-            axis=None if self.axis is None else list(order).index(self.axis),
-            constant=None if self.constant is None else self.constant.transpose(order),
-            shape=tuple(self.shape[axis] for axis in order),
-            order=tuple(order),
-        )
 
 
 class _Rewriter:
@@ -123,7 +90,7 @@ class _Rewriter:
         kept.CopyFrom(node)
         self.nodes.append(kept)
 
-    def _operands(self, node: onnx.NodeProto) -> tuple[list[_Operand], str]:
+    def _operands(self, node: onnx.NodeProto) -> tuple[list[Operand], str]:
         """Return both multiplied inputs of an int8 product; else none, and why not if one is quantized."""
         slots = WEIGHTED_INPUTS[node.op_type]
         pairs = [self._pair(node.input[slot]) for slot in slots]
@@ -140,7 +107,7 @@ class _Rewriter:
                 return [], why
             if order is not None:
                 operand = operand.transposed(order)
-            if operand.axis not in (None, _outer_axis(node, slot, len(operand.shape))):
+            if operand.axis not in (None, outer_axis(node, slot, len(operand.shape))):
                 return [], f"the scales of {operand.integers!r} go along an axis that is added up"
             operands.append(operand)
         return operands, ""
@@ -158,7 +125,7 @@ class _Rewriter:
             maker = self.makers.get(maker.input[0])
         return (maker, order) if maker is not None and maker.op_type == "DequantizeLinear" else (None, None)
 
-    def _operand(self, pair: onnx.NodeProto) -> tuple[_Operand | None, str]:
+    def _operand(self, pair: onnx.NodeProto) -> tuple[Operand | None, str]:
         """Return what `pair` gives to be multiplied; None, and why, where it is no plain int8."""
         if self.types.get(pair.input[0]) != TensorProto.INT8:
             return None, "its numbers are not int8"
@@ -168,7 +135,7 @@ class _Rewriter:
             return None, f"scale or zero point of {pair.input[0]!r} is computed"
         if offset is not None and np.any(tensor_array(offset)):
             return None, f"{pair.input[0]!r} has a zero point"
-        if _attribute(pair, "block_size", 0):
+        if attribute(pair, "block_size", 0):
             return None, f"{pair.input[0]!r} has scales of blocks"
         stored = self.constants.get(pair.input[0])
         values = None if stored is None else tensor_array(stored)
@@ -176,10 +143,10 @@ class _Rewriter:
         if shape is None:
             return None, f"the shape of {pair.input[0]!r} is not known"
         numbers = tensor_array(scale).astype(np.float32)
-        axis = _attribute(pair, "axis", 1) % max(len(shape), 1) if numbers.ndim else None
-        return _Operand(pair.input[0], numbers, axis, values, tuple(shape)), ""
+        axis = attribute(pair, "axis", 1) % max(len(shape), 1) if numbers.ndim else None
+        return Operand(pair.input[0], numbers, axis, values, tuple(shape)), ""
 
-    def _rewrite(self, node: onnx.NodeProto, operands: list[_Operand]) -> None:
+    def _rewrite(self, node: onnx.NodeProto, operands: list[Operand]) -> None:
         """Put the product of integers, its scale, its bias and the type of the output in place of `node`."""
         slots, output = WEIGHTED_INPUTS[node.op_type], node.output[0]
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -202,7 +169,7 @@ class _Rewriter:
             kind = self.types[output]
             self.nodes.append(helper.make_node("Cast", [last], [output], name=node.name, to=kind))
 
-    def _sums(self, node: onnx.NodeProto, operands: list[_Operand], attributes: dict[str, object]) -> str:
+    def _sums(self, node: onnx.NodeProto, operands: list[Operand], attributes: dict[str, object]) -> str:
         """Add the product of the integers, without rounding; return its name."""
         output, slots = node.output[0], WEIGHTED_INPUTS[node.op_type]
         inputs = {slot: self._number(o) for slot, o in zip(slots, operands, strict=True)}
@@ -215,13 +182,13 @@ class _Rewriter:
             self.nodes.append(made)
             return name
 
-        if _longest(node, operands) <= EXACT:
+        if longest(node, operands) <= EXACT:
             return product(inputs, "sums")
         split = next((i for i, o in enumerate(operands) if o.constant is not None), len(operands) - 1)
         halves = self._halves(inputs[slots[split]])
         parts = []
         for position, (half, suffix) in enumerate(zip(halves, ("upper", "lower"), strict=True)):
-            if _longest(node, operands, split, position) > EXACT:
+            if longest(node, operands, split, position) > EXACT:
                 self.left[node.name] = "its sums are so long that they are exact to 24 bits only"
             parts.append(product({**inputs, slots[split]: half}, suffix))
         shifted = self._free(f"{output}/upper16")
@@ -248,7 +215,7 @@ class _Rewriter:
             self.cast[key], self.cast[f"{integers}/lower"] = names[1], names[3]
         return self.cast[key], self.cast[f"{integers}/lower"]
 
-    def _factor(self, node: onnx.NodeProto, operands: list[_Operand]) -> Array:
+    def _factor(self, node: onnx.NodeProto, operands: list[Operand]) -> Array:
         """Return the product of both scales in float32, in the shape of the output's axes that it has."""
         factor = np.ones((), np.float32)
         for slot, operand in zip(WEIGHTED_INPUTS[node.op_type], operands, strict=True):
@@ -287,7 +254,7 @@ class _Rewriter:
         self.nodes.append(helper.make_node("Mul", [wide, factor], [name], name=name))
         return name
 
-    def _number(self, operand: _Operand) -> str:
+    def _number(self, operand: Operand) -> str:
         """Return the name of the integers as float32, behind the Transpose if there is one."""
         given = self._float(operand.integers)
         if operand.order is None:
@@ -317,48 +284,3 @@ class _Rewriter:
         free = unused(name, self.taken)
         self.taken.add(free)
         return free
-
-
-def _longest(
-    node: onnx.NodeProto, operands: list[_Operand], split: int | None = None, part: int = 0
-) -> float:
-    """Return a number that no sum of products exceeds; infinity when that is not known.
-
-    split: the operand of which only a part is multiplied: 0, the upper four bits, or 1, the lower.
-    """
-    limits: list[float] = [_LARGEST] * len(operands)
-    if split is not None:
-        limits[split] = (_UPPER, _LOWER)[part]
-    known = next((i for i, operand in enumerate(operands) if operand.constant is not None), len(operands) - 1)
-    operand, axes = operands[known], _summed_axes(node, known, len(operands[known].shape))
-    if operand.constant is None:
-        sizes = [operand.shape[axis] for axis in axes]
-        return prod(size if size is not None else np.inf for size in sizes) * prod(limits)
-    integers = operand.constant.astype(np.int64)
-    if known == split:
-        integers = integers >> 4 if part == 0 else integers & 15
-    return float(np.abs(integers).sum(axis=axes).max(initial=0)) * limits[1 - known]
-
-
-def _summed_axes(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int, ...]:
-    """Return the axes of input `slot` over which products are added up."""
-    if node.op_type == "Conv":
-        return tuple(range(1, rank))
-    if node.op_type == "ConvTranspose":
-        return (0, *range(2, rank))
-    if rank == 1:
-        return (0,)
-    turned = _attribute(node, ("transA", "transB")[slot], 0)
-    return (rank - 1,) if bool(turned) != (slot == 0) else (rank - 2,)
-
-
-def _outer_axis(node: onnx.NodeProto, slot: int, rank: int) -> int:
-    """Return the axis of input `slot` along which a constant may have several scales."""
-    if node.op_type in ("Conv", "ConvTranspose"):
-        return int(node.op_type == "ConvTranspose")
-    summed = _summed_axes(node, slot, rank)[0]
-    return rank - 1 if summed == rank - 2 else rank - 2
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return int(next((a.i for a in node.attribute if a.name == name), default))

@@ -22,7 +22,8 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.signature import with_outputs
-from onnxfq.passes.integer_products import EXACT, integer_products
+from onnxfq.passes.integer_products import integer_products
+from onnxfq.passes.integer_sums import EXACT
 from onnxfq.runtime.session import Session
 
 
