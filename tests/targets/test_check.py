@@ -17,6 +17,7 @@ from planted import CONV, change, conv_constants, stored
 import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.errors import DataError, RecipeError, RuntimeLibraryError
+from onnxfq.graph import stored as stored_weights
 from onnxfq.targets import building
 from onnxfq.targets.building import BuildOptions, Report, builder_installed
 from onnxfq.targets.findings import CheckResult
@@ -182,12 +183,13 @@ def test_a_float_model_is_told() -> None:
 
 
 @needs_builder
-def test_large_models_are_built_from_two_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_models_are_built_from_two_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A model that one file cannot hold is handed over with its weights beside it."""
-    monkeypatch.setattr(building, "_LARGEST_FILE", 0)
+    monkeypatch.setattr(stored_weights, "LIMIT", 0)
     model = build(CONV, conv_constants(w=stored(256, 8, 3, 3), ws=np.ones(256, np.float32), wz=None), **OPSET)
     model.graph.node[2].input.pop()
-    assert str(onnxfq.check(model, build=BuildOptions()).coverage[0]) == "Conv 1/1 low"
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=1024)
+    assert str(onnxfq.check(tmp_path / "m.onnx", build=BuildOptions()).coverage[0]) == "Conv 1/1 low"
 
 
 @needs_builder
