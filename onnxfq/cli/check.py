@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from onnxfq.cli.console import say
-from onnxfq.cli.options import JsonOption, ModelArgument
+from onnxfq.cli.options import JsonOption, ModelArgument, ShapeOption, shape_option
 from onnxfq.targets.building import BuildOptions
 from onnxfq.targets.check import TARGETS
 from onnxfq.targets.check import check as check_model
@@ -24,15 +24,7 @@ def check(
             "--build", help="Build it as well, with TensorRT for RTX (extra tensorrt; no GPU needed)."
         ),
     ] = False,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--shape",
-            metavar="NAME:1x3x224x224",
-            help="With --build: the shape of an input with open dimensions.",
-            show_default=False,
-        ),
-    ] = None,
+    shape: ShapeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a Q/DQ model by the rules of its target; exit code 1 when it breaks one."""
@@ -43,11 +35,3 @@ def check(
     say(result.model_dump_json(indent=2) if as_json else result.table())
     if not result.passed:
         raise typer.Exit(1)
-
-
-def shape_option(text: str) -> tuple[str, tuple[int, ...]]:
-    """Return input name and shape of `NAME:1x3x224x224`; a name may hold colons."""
-    name, _, sizes = text.rpartition(":")
-    if not name or not all(size.isdecimal() for size in sizes.split("x")):
-        raise typer.BadParameter(f"--shape wants NAME:1x3x224x224, got {text!r}")
-    return name, tuple(int(size) for size in sizes.split("x"))

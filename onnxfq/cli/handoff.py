@@ -7,10 +7,18 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.cli.check import shape_option
 from onnxfq.cli.console import running, say
 from onnxfq.cli.data_options import with_data_options
-from onnxfq.cli.options import BATCH, DATA_HELP, BatchOption, ModelArgument, QuietOption, ThreadsOption
+from onnxfq.cli.options import (
+    BATCH,
+    DATA_HELP,
+    BatchOption,
+    ModelArgument,
+    QuietOption,
+    ShapeOption,
+    ThreadsOption,
+    shape_option,
+)
 from onnxfq.feeds import DataOptions
 from onnxfq.handoff.handoff import SAMPLES
 from onnxfq.handoff.handoff import handoff as write_folder
@@ -36,15 +44,7 @@ def handoff(
     build: Annotated[
         bool, typer.Option("--build", help="For the findings build it too, as `check --build` does.")
     ] = False,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--shape",
-            metavar="NAME:1x3x224x224",
-            help="The shape of an input with open dimensions.",
-            show_default=False,
-        ),
-    ] = None,
+    shape: ShapeOption = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
     quiet: QuietOption = False,

@@ -77,6 +77,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
 BATCH = DEFAULT_BATCH
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME:1x3x224x224",
+        help="The shape to build for of an input with open dimensions.",
+        show_default=False,
+    ),
+]
 
 
 def asked_recipe(recipe: str, keep_existing: bool, requantize: bool) -> Recipe:
@@ -93,3 +102,11 @@ def use_libraries(libraries: list[Path] | None) -> list[Path] | None:
     for library in libraries or []:
         use_custom_ops(library)
     return libraries
+
+
+def shape_option(text: str) -> tuple[str, tuple[int, ...]]:
+    """Return input name and shape of `NAME:1x3x224x224`; a name may hold colons."""
+    name, _, sizes = text.rpartition(":")
+    if not name or not all(size.isdecimal() for size in sizes.split("x")):
+        raise typer.BadParameter(f"--shape wants NAME:1x3x224x224, got {text!r}")
+    return name, tuple(int(size) for size in sizes.split("x"))
