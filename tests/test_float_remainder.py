@@ -187,6 +187,43 @@ def test_sums_and_their_chain_stay():
     assert types(result.qdq)["n"] == TensorProto.FLOAT16
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("[op] y = Log (e)", True),
+        ("[op] y = Reciprocal (e)", True),
+        ("[op] y = Div (h, e)", True),
+        ("[op] y = Div (e, h)", False),
+        ("[op] y = Pow (e, half)", True),
+        ("[op] y = Pow (e, two)", False),
+        ("[op] y = Sqrt (e)", False),
+    ],
+)
+def test_small_values_made_large(text: str, kept: bool) -> None:
+    """What is 1e-10 and would be 0 in float16 is read in float32 by what makes it large."""
+    proto = build(
+        f"g (float[N,16] x) => (float[N,8] y) {{ [mm] m = MatMul (x, w) i = Sigmoid (m) h = Add (i, one)"
+        f"[relu] r = Relu (m) [eps] e = Add (r, tiny) {text} }}",
+        {
+            "w": weights(16, 8),
+            "tiny": np.float32(1e-10),
+            "half": np.float32(-0.5),
+            "two": np.float32(2),
+            "one": np.float32(1),
+        },
+    )
+    result = quantize(proto, [feed_for(proto, seed) for seed in range(40)], floats=FP16)
+    assert result.floats is not None
+    reasons = {one.name: one.why for one in result.floats.nodes}
+    # What is not kept for its own sake may be between others that are.
+    assert reasons.get("op", "").startswith(("reads", "gives")) == kept, reasons
+    assert "Log" not in text or "values down to 1e-10, which have few digits" in reasons["op"]
+    feed = {"x": np.full((1, 16), -1, np.float32)}
+    want = Session(quantize(proto, [feed_for(proto, s) for s in range(40)]).qdq, 1, exact=True).run(feed)[0]
+    got = Session(result.qdq, 1, exact=True).run(feed)[0]
+    assert np.isfinite(got).all() or not np.isfinite(want.astype(np.float16)).all()
+
+
 @pytest.mark.parametrize("lowest", [-1e9, -3.4028235e38, -np.inf])
 def test_masks_stay_finite(lowest):
     """Numbers that stand for minus infinity become the lowest of float16: a masked row is not NaN."""

@@ -22,7 +22,7 @@ from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.graph.opset import with_shapes
 from onnxfq.graph.stored import tensor_array
 from onnxfq.plan import Skipped
-from onnxfq.policies.half_range import masks, unfit, unfit_constant
+from onnxfq.policies.half_range import masks, smallest_magnitude, unfit, unfit_constant
 from onnxfq.qtypes import QTYPES
 from onnxfq.statistics import TensorStatistics
 
@@ -49,6 +49,9 @@ SUMS = {
 }
 """Op type -> why it stays in float32."""
 
+MAGNIFIERS = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
+"""Op type -> the input whose smallest values count most: near zero the digits matter, not the size."""
+
 # They cost little and round what they give: between float32 and float32 they stay.
 _CHEAP = frozenset(
     "Abs Add Ceil Clip Concat Div Expand Flatten Floor Gather Identity Max Min Mul Neg Pow Reciprocal "
@@ -64,7 +67,7 @@ def plan_floats(
     half = HALF_TYPES[options.name]
     graph = _Graph(proto, half)
     tensors = _unfit_tensors(graph, statistics)
-    nodes = dict(_kept_nodes(graph, tensors))
+    nodes = dict(_kept_nodes(graph, tensors, statistics))
     _keep_between(graph, nodes)
     _keep_quantizers(graph, nodes, tensors)
     ops = {node.name: node.op_type for node in graph.nodes}
@@ -140,10 +143,12 @@ def _type_name(onnx_type: int) -> str:
     return str(TensorProto.DataType.Name(onnx_type)).lower() if onnx_type else ""
 
 
-def _kept_nodes(graph: _Graph, tensors: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _kept_nodes(
+    graph: _Graph, tensors: Mapping[str, str], statistics: Mapping[str, TensorStatistics]
+) -> Iterator[tuple[str, str]]:
     for node in graph.nodes:
         if node.op_type not in QUANTIZERS:
-            why = _why(graph, node, tensors)
+            why = _why(graph, node, tensors) or _magnified(graph, node, statistics)
             if why:
                 yield node.name, why
 
@@ -170,6 +175,28 @@ def _why(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, str]) -> str
     if 0 not in half_slots(node, graph.opset, graph.half) and node.op_type != "Where":
         return f"ONNX has no {node.op_type} of this type at opset {graph.opset}"
     return _int4_reason(graph, node)
+
+
+def _magnified(graph: _Graph, node: onnx.NodeProto, statistics: Mapping[str, TensorStatistics]) -> str:
+    """Return why an operator that turns small values into large ones stays; empty for all others."""
+    slot = MAGNIFIERS.get(node.op_type)
+    if slot is None or slot >= len(node.input) or not graph.floats(node.output):
+        return ""
+    if node.op_type == "Pow":
+        exponent = graph.array(node.input[1])
+        if exponent is not None and np.all(exponent >= 0):
+            return ""
+    name = node.input[slot]
+    values = graph.array(name)
+    smallest = smallest_magnitude(
+        TensorStatistics.from_array(values) if values is not None else statistics.get(name)
+    )
+    if smallest >= graph.half.smallest:
+        return ""
+    return (
+        f"reads {name!r} with values down to {smallest:.2g}, which have few digits in the type below "
+        f"{graph.half.smallest:.2g}, and makes them large"
+    )
 
 
 def _int4_reason(graph: _Graph, node: onnx.NodeProto) -> str:

@@ -31,6 +31,17 @@ def masks(found: TensorStatistics, half: HalfType) -> bool:
     return not _real(found).all() and -found.rmin > half.largest
 
 
+def smallest_magnitude(found: TensorStatistics | None) -> float:
+    """Return the least |x| above 0, within a bin of the histogram; infinity where nothing was seen."""
+    if found is None:
+        return float("inf")
+    low, high = found.edges()
+    least = np.minimum(np.abs(low), np.abs(high))
+    most = np.maximum(np.abs(low), np.abs(high))
+    # The bin at zero holds the smallest numbers of the type: its far end is what it may hold.
+    return float(np.where(least > 0, least, most)[most > 0].min(initial=np.inf))
+
+
 def unfit_constant(values: NDArray[np.float32], half: HalfType) -> str:
     """Return why a constant does not fit in `half`; empty when it does."""
     return unfit(TensorStatistics.from_array(values), half)
