@@ -74,8 +74,8 @@ for activations, all from the same statistics.
 
 RECIPES_TEXT = """\
 The task figures by every other recipe, with FakeQuantize nodes, which compute what the written model says;
-for *tensorrt-int8 fp16* of the Q/DQ model, with what is not quantized in float16, at ORT_DISABLE_ALL. A dash: the
-recipe refuses the model, for the reason below the table.
+for *tensorrt-int8 fp16* of the Q/DQ model, with what is not quantized in float16, at ORT_DISABLE_ALL. A
+dash: the recipe refuses the model, for the reason below the table.
 """
 
 AGREEMENT_TEXT = """\
