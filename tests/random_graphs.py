@@ -193,7 +193,7 @@ def _conv(m: Maker, x: str, shape: tuple[int, ...]) -> None:
 
 
 def _conv_transpose(m: Maker, x: str, shape: tuple[int, ...]) -> None:
-    group, out = m.pick([1, 2]), m.pick([1, 2])
+    group, out = m.pick([1, 2] if shape[1] % 2 == 0 else [1]), m.pick([1, 2])
     weight = m.constant((shape[1], out, 1, 1))
     m.give("ConvTranspose", [x, weight], (shape[0], out * group, *shape[2:]), group=group)
 
