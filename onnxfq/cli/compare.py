@@ -10,6 +10,7 @@ from onnxfq.cli.console import running, say
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
+    DIFFERENT,
     BatchOption,
     DataOption,
     JsonOption,
@@ -22,7 +23,6 @@ from onnxfq.comparison.compare import compare as compare_runtimes
 from onnxfq.comparison.runners import RUNNERS
 from onnxfq.feeds import DataOptions
 
-DIFFERENT = 3
 _NAMES = f"{', '.join(RUNNERS)}, or a .json file of `polygraphy run --save-outputs`."
 
 

@@ -8,10 +8,8 @@ from typing import Annotated
 import typer
 
 from onnxfq.cli.console import say
-from onnxfq.cli.options import JsonOption
+from onnxfq.cli.options import DIFFERENT, JsonOption
 from onnxfq.graph.difference import difference
-
-DIFFERENT = 3
 
 
 def diff(

@@ -77,6 +77,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
 BATCH = DEFAULT_BATCH
+
+DIFFERENT = 3
+"""Exit code of `diff` and `compare` when something differs: 1 is an error, 2 wrong usage."""
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(

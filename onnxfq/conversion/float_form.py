@@ -23,6 +23,7 @@ from onnxfq.conversion.grids import Grid, grid_of
 from onnxfq.errors import ModelError, nearest
 from onnxfq.graph.half import captured_names
 from onnxfq.graph.model import all_nodes, default_opset
+from onnxfq.graph.normalize import unused
 from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.stored import tensor_array
 
@@ -127,10 +128,7 @@ class Unfolding:
 
     def constant(self, name: str, values: ArrayLike) -> str:
         """Add a float constant and return its name, `name` if that is free."""
-        free, number = name, 1
-        while free in self.arrays or (number > 1 and free in self.taken):
-            number += 1
-            free = f"{name}_{number}"
+        free = name if name not in self.arrays else unused(name, self.arrays.keys() | self.taken)
         tensor = numpy_helper.from_array(np.asarray(values, np.float32), free)
         self.arrays[free] = tensor
         self.graph.initializer.append(tensor)

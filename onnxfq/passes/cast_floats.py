@@ -12,6 +12,7 @@ from onnxfq.float_plan import HALF_TYPES, FloatPlan
 from onnxfq.graph.constants import make_tensor
 from onnxfq.graph.half import QUANTIZERS, captured_names, half_outputs, half_slots
 from onnxfq.graph.model import all_nodes, default_opset
+from onnxfq.graph.normalize import unused
 from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.graph.opset import with_shapes
 from onnxfq.graph.stored import tensor_array
@@ -172,10 +173,7 @@ class _Caster:
         return "fp32" if kind == _FLOAT else self.plan.name
 
     def _unused(self, name: str) -> str:
-        free, number = name, 1
-        while free in self.taken:
-            number += 1
-            free = f"{name}_{number}"
+        free = unused(name, self.taken)
         self.taken.add(free)
         return free
 

@@ -26,6 +26,9 @@ from onnxfq.passes.integer_sums import EXACT, Operand, attribute, longest, outer
 
 Array = NDArray[Any]
 
+_FACTORS = ("alpha", "beta")
+"""Attributes of Gemm: of the product, and of what is added."""
+
 
 @dataclass(frozen=True)
 class IntegerProducts:
@@ -40,7 +43,7 @@ def integer_products(proto: onnx.ModelProto) -> IntegerProducts:
     """Return a copy of a Q/DQ model whose int8 Conv, ConvTranspose, Gemm and MatMul add up integers.
 
     The main graph alone; nodes of bodies, products of other formats and those with zero points stay as they
-    are. Names of nodes and tensors stay.
+    are. Names of tensors stay.
     """
     made = with_shapes(proto)
     rewriter = _Rewriter(made)
@@ -149,10 +152,12 @@ class _Rewriter:
     def _rewrite(self, node: onnx.NodeProto, operands: list[Operand]) -> None:
         """Put the product of integers, its scale, its bias and the type of the output in place of `node`."""
         slots, output = WEIGHTED_INPUTS[node.op_type], node.output[0]
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        alpha, beta = float(attributes.pop("alpha", 1.0)), float(attributes.pop("beta", 1.0))
-        total = self._sums(node, operands, attributes)
-        factor = self._factor(node, operands) * np.float32(alpha)
+        found = {a.name: a.f for a in node.attribute if a.name in _FACTORS}
+        alpha, beta = (float(found.get(name, 1.0)) for name in _FACTORS)
+        # Behind the channels of a convolution come its places: as many as its weight has.
+        places = len(operands[1].shape) - 2 if node.op_type in ("Conv", "ConvTranspose") else 0
+        total = self._sums(node, operands)
+        factor = self._factor(node, operands, places) * np.float32(alpha)
         scale = self._constant(f"{output}/scale", factor)
         half = self.types.get(output, TensorProto.FLOAT) != TensorProto.FLOAT
         bias = node.input[2] if len(node.input) > max(slots) + 1 and node.input[2] else ""
@@ -160,7 +165,7 @@ class _Rewriter:
         self.nodes.append(helper.make_node("Mul", [total, scale], [last], name=self._free(f"{output}/mul")))
         if bias:
             summed = self._free(f"{output}/sum") if half else output
-            added = self._bias(node, bias, beta)
+            added = self._bias(output, bias, beta, places)
             self.nodes.append(
                 helper.make_node("Add", [last, added], [summed], name=self._free(f"{output}/add"))
             )
@@ -169,7 +174,7 @@ class _Rewriter:
             kind = self.types[output]
             self.nodes.append(helper.make_node("Cast", [last], [output], name=node.name, to=kind))
 
-    def _sums(self, node: onnx.NodeProto, operands: list[Operand], attributes: dict[str, object]) -> str:
+    def _sums(self, node: onnx.NodeProto, operands: list[Operand]) -> str:
         """Add the product of the integers, without rounding; return its name."""
         output, slots = node.output[0], WEIGHTED_INPUTS[node.op_type]
         inputs = {slot: self._number(o) for slot, o in zip(slots, operands, strict=True)}
@@ -178,7 +183,7 @@ class _Rewriter:
             name = self._free(f"{output}/{suffix}")
             given = [parts[slot] for slot in slots]
             made = helper.make_node(node.op_type, given, [name], name=self._free(f"{node.name}/{suffix}"))
-            made.attribute.extend(a for a in node.attribute if a.name in attributes)
+            made.attribute.extend(a for a in node.attribute if a.name not in _FACTORS)
             self.nodes.append(made)
             return name
 
@@ -215,36 +220,26 @@ class _Rewriter:
             self.cast[key], self.cast[f"{integers}/lower"] = names[1], names[3]
         return self.cast[key], self.cast[f"{integers}/lower"]
 
-    def _factor(self, node: onnx.NodeProto, operands: list[Operand]) -> Array:
+    def _factor(self, node: onnx.NodeProto, operands: list[Operand], places: int) -> Array:
         """Return the product of both scales in float32, in the shape of the output's axes that it has."""
         factor = np.ones((), np.float32)
         for slot, operand in zip(WEIGHTED_INPUTS[node.op_type], operands, strict=True):
             scale = operand.scale
             if operand.axis is not None:
-                # Behind channels come places, behind the rows of a matrix its columns.
-                behind = 0
-                if node.op_type in ("Conv", "ConvTranspose"):
-                    assert operand.constant is not None, "scales of one axis are those of a constant"
-                    behind = operand.constant.ndim - 2
-                elif slot == 0:
-                    behind = 1
-                scale = scale.reshape(-1, *[1] * behind)
+                # Behind the rows of a matrix come its columns.
+                scale = scale.reshape(-1, *[1] * (places or int(slot == 0)))
             factor = (factor * scale).astype(np.float32)
         return factor
 
-    def _bias(self, node: onnx.NodeProto, bias: str, beta: float) -> str:
-        """Return the name of the bias in float32, times `beta`, in a shape that adds to the output."""
+    def _bias(self, output: str, bias: str, beta: float, places: int) -> str:
+        """Return the name of the bias in float32, times `beta`, in a shape that adds to `output`."""
         stored = self.constants.get(bias)
         if stored is not None:
             values = tensor_array(stored).astype(np.float32) * np.float32(beta)
-            if node.op_type in ("Conv", "ConvTranspose"):
-                behind = len(self.shapes.get(node.output[0], [None] * 4)) - 2
-                values = values.reshape(-1, *[1] * behind)
-            return self._constant(f"{node.output[0]}/bias", values)
+            return self._constant(f"{output}/bias", values.reshape(-1, *[1] * places) if places else values)
         wide = self._float(bias) if self.types.get(bias) != TensorProto.FLOAT else bias
-        if node.op_type in ("Conv", "ConvTranspose"):
-            behind = len(self.shapes.get(node.output[0], [None] * 4)) - 2
-            shape = self._constant(f"{node.output[0]}/shape", np.array([-1, *[1] * behind], np.int64))
+        if places:
+            shape = self._constant(f"{output}/shape", np.array([-1, *[1] * places], np.int64))
             shaped = self._free(f"{bias}/shaped")
             self.nodes.append(helper.make_node("Reshape", [wide, shape], [shaped], name=shaped))
             wide = shaped

@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.policies.weighted import NodeDecision
 
 INT8_HEADS = (16, 32, 64)
+"""Head sizes of the fused int8 kernel (NVIDIA, fused attention)."""
 INT8_TOKENS = 512
 FLOAT8_HEAD = 256
 

@@ -7,16 +7,12 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
+from onnxfq.policies.attention import FLOAT8_HEAD, INT8_HEADS, INT8_TOKENS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.operands import Operand, operand
 from onnxfq.targets.quantizers import QUANTIZE_OPS
 from onnxfq.targets.reading import Reading, Rule, finding
 from onnxfq.targets.scopes import Scope, Site
-
-INT8_HEADS = (16, 32, 64)
-"""Head sizes of the fused int8 kernel (NVIDIA, fused attention)."""
-INT8_TOKENS = 512
-FLOAT8_HEAD = 256
 
 # Between the two products, beside Softmax: the scale, the mask, and what masks are made with.
 _BETWEEN = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Sub", "Where"})
