@@ -115,9 +115,11 @@ def test_mistakes(tmp_path: Path) -> None:
     path.write_text(outputs_json(tensors_of(proto, [feed_for(three(), count=2)])))
     with pytest.raises(DataError, match=r"has shape \[4, 16\] in onnxruntime and \[2, 16\]"):
         compare(proto, [staged.feed], b=str(path), options=WHOLE)
-    path.write_text("{}")
-    with pytest.raises(DataError, match="holds no results of Polygraphy"):
-        compare(proto, [staged.feed], b=str(path), options=WHOLE)
+    cut = '{"lst": [["r", [{"outputs": {"y": {"values": {"array": ""}}}}]]]}'
+    for text in ("{}", "[", cut, '{"lst": [["r", [{"outputs": []}]]]}'):
+        path.write_text(text)
+        with pytest.raises(DataError, match="holds no results of Polygraphy"):
+            compare(proto, [staged.feed], b=str(path), options=WHOLE)
     with pytest.raises(DataError, match=r"cannot read .*missing\.json"):
         compare(proto, [staged.feed], b=str(tmp_path / "missing.json"))
 

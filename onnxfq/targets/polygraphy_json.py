@@ -52,7 +52,7 @@ def read_results(path: Path) -> list[dict[str, NDArray[Any]]]:
         return [{name: _read(held["values"]) for name, held in one["outputs"].items()} for one in iterations]
     except OSError as fault:
         raise DataError(f"cannot read {path}: {fault.strerror}; give the file of --save-outputs") from None
-    except (ValueError, KeyError, IndexError, TypeError) as fault:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError) as fault:
         raise DataError(
             f"{path} holds no results of Polygraphy ({type(fault).__name__}); give the file of "
             "`polygraphy run --save-outputs`"
