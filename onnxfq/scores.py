@@ -8,6 +8,9 @@ from typing import Literal
 from onnxfq.documents import Record, write_document
 from onnxfq.text_table import table_lines
 
+LOW_SQNR_DB = 20
+"""Below it the noise is more than a tenth of the signal in size: worth a look, whatever the model."""
+
 
 class OutputScore(Record):
     """One output of one candidate against the reference.

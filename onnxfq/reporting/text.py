@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from onnxfq.float_plan import FloatPlan
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.plan import Plan, Skipped
+from onnxfq.scores import LOW_SQNR_DB, Evaluation
 
 
 def coverage_line(plan: Plan) -> str:
@@ -62,6 +63,20 @@ def _float_lines(skipped: Sequence[Skipped], reasons: int) -> list[str]:
     return lines
 
 
+def _low_lines(evaluation: Evaluation) -> list[str]:
+    """Return what to do next about outputs that are far from the float model's, those of the last candidate."""
+    outputs = [score for candidate in evaluation.candidates[-1:] for score in candidate.outputs]
+    low = [score for score in outputs if score.sqnr_db < LOW_SQNR_DB]
+    if not low:
+        return []
+    worst = min(low, key=lambda score: score.sqnr_db)
+    return [
+        f"low SQNR   {len(low)} of {len(outputs)} output(s) below {LOW_SQNR_DB} dB, the worst is {worst.output!r}:",
+        "           measure the accuracy; --report names the noisiest tensors, and",
+        "           `onnxfq evaluate --per-tensor` shows where the noise arises",
+    ]
+
+
 def quantize_summary(result: QuantizeResult) -> str:
     """Return what a person wants to see after `quantize`: notes, coverage, scores, time."""
     lines = [f"note       {note}" for note in result.model.notes]
@@ -70,6 +85,7 @@ def quantize_summary(result: QuantizeResult) -> str:
     lines.append("")
     lines.append(f"against the float model, {result.evaluation.feeds} of {result.statistics.feeds} feeds:")
     lines += ["  " + line for line in result.evaluation.table().splitlines()]
+    lines += _low_lines(result.evaluation)
     lines.append("")
     lines.append("time       " + ", ".join(f"{stage} {s:.2f} s" for stage, s in result.seconds.items()))
     return "\n".join(lines)
