@@ -40,8 +40,10 @@ BatchOption = Annotated[
         "--batch", min=0, help="Samples a run where the model leaves the batch axis open; 0 as they come."
     ),
 ]
+MOST_THREADS = 1024
+"""More are a slip of the hand, and each would take memory before the first of them did anything."""
 ThreadsOption = Annotated[
-    int, typer.Option("--threads", min=0, help="Threads to run with; 0 for one a core.")
+    int, typer.Option("--threads", min=0, max=MOST_THREADS, help="Threads to run with; 0 for one a core.")
 ]
 DeviceOption = Annotated[
     DeviceChoice,

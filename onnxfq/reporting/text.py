@@ -64,14 +64,14 @@ def _float_lines(skipped: Sequence[Skipped], reasons: int) -> list[str]:
 
 
 def _low_lines(evaluation: Evaluation) -> list[str]:
-    """Return what to do next about outputs that are far from the float model's, those of the last candidate."""
+    """Return what to do next where outputs of the last candidate are far from the float model's."""
     outputs = [score for candidate in evaluation.candidates[-1:] for score in candidate.outputs]
     low = [score for score in outputs if score.sqnr_db < LOW_SQNR_DB]
     if not low:
         return []
     worst = min(low, key=lambda score: score.sqnr_db)
     return [
-        f"low SQNR   {len(low)} of {len(outputs)} output(s) below {LOW_SQNR_DB} dB, the worst is {worst.output!r}:",
+        f"low SQNR   {len(low)} of {len(outputs)} output(s) below {LOW_SQNR_DB} dB, worst {worst.output!r}:",
         "           measure the accuracy; --report names the noisiest tensors, and",
         "           `onnxfq evaluate --per-tensor` shows where the noise arises",
     ]

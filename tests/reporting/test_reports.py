@@ -119,7 +119,7 @@ def test_plot_takes_part_in_the_page(result: QuantizeResult) -> None:
 
 
 def test_low_outputs_are_told(result: QuantizeResult) -> None:
-    """Below 20 dB the summary says so, with what to do next, and the page marks the figure; above, neither."""
+    """Below 20 dB the summary says so, with what to do next, and the page marks the figure."""
     (candidate,) = result.evaluation.candidates[-1:]
     for sqnr_db, told in ((LOW_SQNR_DB - 0.1, True), (LOW_SQNR_DB, False)):
         score = candidate.outputs[0].model_copy(update={"sqnr_db": sqnr_db})
