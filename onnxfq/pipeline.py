@@ -300,8 +300,8 @@ def evaluate_models(
     """Compare one candidate, or several by name, with the reference on the same feeds, gone through once.
 
     labels: integers in the order of the feeds, or a .npy, .npz or text file of them. per_tensor: score
-    each quantized inner tensor too. kernels: "integer" sums int8 products of Q/DQ candidates in whole
-    numbers, as fused kernels do. Raises an OnnxfqError in one line.
+    each quantized inner tensor too, in the order of computation. kernels: "integer" sums int8 products of
+    Q/DQ candidates in whole numbers, as fused kernels do. Raises an OnnxfqError in one line.
     """
     options = options or RunOptions()
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
@@ -311,7 +311,9 @@ def evaluate_models(
     if kernels == "integer":
         for name, proto in candidates.items():
             candidates[name] = _with_integers(name, proto, notes)
-    tensors = sorted({name for proto in candidates.values() for name in _quantized_tensors(proto, base)})
+    quantized = {name for proto in candidates.values() for name in _quantized_tensors(proto, base)}
+    # In the order of computation: the first that is low is where to look.
+    tensors = [name for node in base.graph.node for name in node.output if name in quantized]
     # Whether samples are enough and differ is a question of calibrating.
     feeds = open_feeds(base, data, options.batch, replace(options.data, survey=False))
     found = evaluate(

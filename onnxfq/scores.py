@@ -51,16 +51,19 @@ class Evaluation(Record):
         write_document(path, self)
 
     def table(self) -> str:
-        """Return the scores as a plain text table, one line per candidate and output, and the notes."""
-        rows = [("candidate", "output", "SQNR dB", "cosine", "largest error", "top-1 agreement", "accuracy")]
+        """Return the scores as a plain text table, one line per candidate and output, and the notes.
+
+        max error: `largest_error`; same top-1: `top1_agreement`. A candidate is named in its first line.
+        """
+        rows = [("candidate", "output", "SQNR dB", "cosine", "max error", "same top-1", "accuracy")]
         if self.accuracy is not None:
             rows.append((self.reference, "", "", "", "", "", f"{self.accuracy:.4f}"))
         for candidate in self.candidates:
-            for score in (*candidate.outputs, *candidate.tensors):
-                first = score is candidate.outputs[0]
+            for number, score in enumerate((*candidate.outputs, *candidate.tensors)):
+                first = number == 0
                 rows.append(
                     (
-                        candidate.candidate,
+                        candidate.candidate if first else "",
                         score.output,
                         f"{score.sqnr_db:.2f}",
                         f"{score.cosine:.6f}",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import build, shared_weight, stage, two_branch
+from builders import build, shared_weight, stage, two_branch, weights
 
 from onnxfq import evaluation
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
@@ -72,6 +72,21 @@ def test_inner_tensors(insert) -> None:
     result = evaluate_models(staged.model.proto, candidate, [staged.feed], per_tensor=True)
     assert [t.output for t in result.candidates[0].tensors] == ["h", "r1", "r2"]
     assert all(20 < t.sqnr_db < 80 and t.top1_agreement is None for t in result.candidates[0].tensors)
+
+
+def test_inner_tensors_stand_in_the_order_of_computation() -> None:
+    """Whatever their names: the first with a low score is where the noise comes in."""
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { z = Relu (x) [a] m = MatMul (z, w) b = Relu (m) "
+        "[c] y = MatMul (b, w) }",
+        {"w": weights(4, 4)},
+    )
+    staged = stage(proto)
+    candidate = insert_qdq(staged.model, staged.plan, staged.encodings)
+    result = evaluate_models(proto, candidate, [staged.feed], per_tensor=True)
+    assert [score.output for score in result.candidates[0].tensors] == ["z", "b"]
+    lines = result.table().splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["candidate", "z", "b"] and max(map(len, lines)) < 80
 
 
 def test_other_outputs_are_refused() -> None:

@@ -257,7 +257,7 @@ MISTAKES = {
     ),
     "artifacts in a missing folder": (nothing, f"{GOOD} --artifacts none/kept", "folder none does not exist"),
     "half inputs of a float model": (nothing, f"{GOOD} --float-io", "--float-io needs --float fp16 or bf16"),
-    "unknown float type": (nothing, f"{GOOD} --float fp17", "fp17"),
+    "unknown float type": (nothing, f"{GOOD} --float fp17", "'--float': 'fp17' is not one of 'fp32'"),
     "half types without data": (
         own_files,
         "quantize model.onnx --statistics s.npz -o out.onnx --float fp16",

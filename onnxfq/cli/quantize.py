@@ -12,7 +12,6 @@ from onnxfq.cli.console import running, say
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
-    DATA_HELP,
     BatchOption,
     CalibratorOption,
     CustomOpsOption,
@@ -26,6 +25,7 @@ from onnxfq.cli.options import (
     RuntimeOption,
     ThreadsOption,
     asked_recipe,
+    data_option,
 )
 from onnxfq.documents import write_document
 from onnxfq.errors import OutputError
@@ -44,13 +44,7 @@ def quantize(
     output: OutputOption,
     described: DataOptions,
     data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="DATA",
-            help=f"{DATA_HELP} Not needed with --statistics, nor by recipes that observe nothing.",
-            show_default=False,
-        ),
+        str | None, data_option("Not needed with --statistics, nor by recipes that observe nothing.")
     ] = None,
     statistics: Annotated[
         Path | None,
