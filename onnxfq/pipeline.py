@@ -189,9 +189,11 @@ def quantize(
     if release is not None:
         qdq = release.kept_to(qdq, chosen.name)
     missing = cannot_run(run)
+    # Without a feed there is nothing to tell of any candidate, least of all that it is equal.
+    candidates = {"fake-quant": simulation} | ({} if missing else {"Q/DQ": run})
     evaluation = evaluate(
         reference,
-        {"fake-quant": simulation} | ({} if missing else {"Q/DQ": run}),
+        candidates if kept.feeds else {},
         kept.feeds,
         threads=options.threads,
         progress=options.stage("evaluate", len(kept.feeds)),

@@ -72,6 +72,8 @@ class Evaluation(Record):
                         f"{candidate.accuracy:.4f}" if first and candidate.accuracy is not None else "",
                     )
                 )
+        if len(rows) == 1:
+            return "\n".join(self.notes)
         used = [any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
         kept = [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows]
         return "\n".join([*table_lines(kept), *self.notes])

@@ -21,6 +21,8 @@ from onnxfq.errors import (
     StatisticsError,
 )
 from onnxfq.pipeline import CHECK_FEEDS, RunOptions, evaluate_models, quantize
+from onnxfq.reporting.html import render_report
+from onnxfq.reporting.text import quantize_summary
 
 FEEDS = [feed_for(conv_relu(), seed, count=2) for seed in range(3)]
 
@@ -199,7 +201,11 @@ def test_a_plan_of_weights_only_needs_no_data() -> None:
     assert quantize(proto, [feed_for(proto)]).evaluation.feeds == 4
     with pytest.raises(DataError, match="holds no samples"):
         quantize(proto, [])
-    assert quantize(proto, None).evaluation.notes == ("no data to compare with was given",)
+    alone = quantize(proto, None)
+    assert alone.evaluation.notes == ("no data to compare with was given",)
+    assert not alone.evaluation.candidates
+    for text in (quantize_summary(alone), render_report(alone)):
+        assert "no data to compare with was given" in text and "inf" not in text.partition("Noise of")[0]
     with pytest.raises(DataError, match="recipe tensorrt-int8 needs data: 1 activations are to be observed"):
         quantize(conv_relu(), None)
 
@@ -216,7 +222,7 @@ def test_statistics_gathered_before_are_used_and_checked() -> None:
         statistics=first.statistics,
         options=RunOptions(progress=lambda stage, done, total: ran.append(stage)),
     )
-    assert alone.qdq == first.qdq and not ran
+    assert alone.qdq == first.qdq and not ran and not alone.evaluation.candidates
     assert alone.evaluation.notes == ("no data to compare with was given",)
     other = [{"x": feed["x"] + np.float32(1e-3)} for feed in FEEDS]
     with pytest.raises(StatisticsError, match="gathered from other data: 6 feeds with digest .*, these"):

@@ -55,4 +55,4 @@ def handoff(
     for note in result.notes:
         say(f"note       {note}", quiet)
     say(result.check.table(), quiet)
-    say(f"wrote      {output}: {', '.join(result.files)}", quiet)
+    say(f"wrote      {output}: {len(result.files)} files, told of in its README.md", quiet)

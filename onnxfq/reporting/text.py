@@ -83,9 +83,13 @@ def quantize_summary(result: QuantizeResult) -> str:
     lines.append(plan_summary(result.plan))
     lines += float_lines(result.floats) if result.floats is not None else []
     lines.append("")
-    lines.append(f"against the float model, {result.evaluation.feeds} of {result.statistics.feeds} feeds:")
-    lines += ["  " + line for line in result.evaluation.table().splitlines()]
-    lines += _low_lines(result.evaluation)
+    evaluation = result.evaluation
+    if evaluation.candidates:
+        lines.append(f"against the float model, {evaluation.feeds} of {result.statistics.feeds} feeds:")
+        lines += ["  " + line for line in evaluation.table().splitlines()]
+    else:
+        lines.append(f"not compared with the float model: {', '.join(evaluation.notes)}")
+    lines += _low_lines(evaluation)
     lines.append("")
     lines.append("time       " + ", ".join(f"{stage} {s:.2f} s" for stage, s in result.seconds.items()))
     return "\n".join(lines)
