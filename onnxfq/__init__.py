@@ -4,8 +4,10 @@
     print(result.evaluation.table())
     onnxfq.write_report(result, "report.html")
 
-`quantize` is `load`, `make_plan`, `collect_statistics`, `calibrate` and `insert_qdq` in a row; `evaluate` measures,
-`check` asks what TensorRT would do, `handoff` packs for the machine with the GPU. Errors are `OnnxfqError`, one line.
+`quantize` is `load`, `make_plan`, `collect_statistics`, `calibrate` and `insert_qdq` in a row; `evaluate`
+measures, `check` asks what TensorRT would do, `handoff` packs for the machine with the GPU. Every error is an
+`OnnxfqError` of one line.
+
 The names here are the public API; everything else may change.
 """
 
