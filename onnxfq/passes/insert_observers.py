@@ -12,8 +12,9 @@ from onnxfq.errors import PlanError, SpecError
 from onnxfq.granularity import PerTensor, open_axis
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.passes.carry_statistics import DTYPES, RESULTS, Observed, carry_out, holders
+from onnxfq.passes.carry_statistics import DTYPES, RESULTS, Observed, carry_out
 from onnxfq.passes.custom_domain import block_attributes, custom_node, import_domain
+from onnxfq.passes.holders import holders
 from onnxfq.passes.pass_base import Pass
 from onnxfq.plan import Placement, Plan
 from onnxfq.statistics.groups import MOST_GROUPS
