@@ -33,7 +33,8 @@ from onnxfq.graph.signature import input_specs, output_names
 from onnxfq.graph.stored import is_large
 from onnxfq.half_scales import with_half_scales
 from onnxfq.labels import read_labels
-from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.observation import collect_statistics
+from onnxfq.observers import ObserveOptions
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq

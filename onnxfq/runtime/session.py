@@ -16,6 +16,7 @@ from onnxfq.feeds import Feed
 from onnxfq.graph.model import all_nodes
 from onnxfq.graph.stored import (
     PACKED_TYPES,
+    held,
     is_large,
     is_stored,
     large_tensors,
@@ -139,24 +140,25 @@ class Session:
         exact: bool,
         files: ExitStack | None,
     ) -> bytes:
-        """Return `model` as bytes; what does not fit in them is given to the session as arrays.
+        """Return `model` as bytes; of a large one the weights are given to the session as arrays.
 
         files: stays open until the session is made; None where the device wants copies of its own.
         """
-        # What has several elements a byte stays inside: arrays cannot hold it.
-        tensors = [t for t in large_tensors(model) if t.data_type not in PACKED_TYPES]
-        if (tensors or is_large(model)) and not exact:  # else it is said already
+        if not is_large(model):
+            return bytes(held(model).SerializeToString())
+        # Weights that DequantizeLinear gives come and go: made just before they are read, not all at first,
+        # and without room kept for more than one.
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        if not exact:  # else it is said already
             # Packed for its kernels every weight would be there twice.
             options.add_session_config_entry("session.disable_prepacking", "1")
-        if is_large(model):
-            # Weights that DequantizeLinear gives come and go: made just before they are read, not all at
-            # first, and without room kept for more than one.
-            options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-            options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        # What has several elements a byte stays inside: arrays cannot hold it.
+        tensors = [t for t in large_tensors(model) if t.data_type not in PACKED_TYPES]
         if not tensors:
             return bytes(model.SerializeToString())
         self._arrays = {tensor.name: _runtime_value(tensor) for tensor in tensors}
-        if is_large(model) and files is not None:
+        if files is not None:
             _share(self._arrays, options, files.enter_context(scratch_folder()))
         else:
             options.add_external_initializers(list(self._arrays), list(self._arrays.values()))
