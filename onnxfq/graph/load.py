@@ -16,6 +16,8 @@ from onnx import external_data_helper, helper, shape_inference
 from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
 from onnxfq.graph import normalize, stored
+from onnxfq.graph.attention_guard import move_guards
+from onnxfq.graph.attention_parts import write_out_attention
 from onnxfq.graph.existing import strip_quantizers
 from onnxfq.graph.model import Model, all_graphs, all_nodes
 from onnxfq.graph.opset import add_shapes, raise_opset
@@ -84,7 +86,10 @@ def normalised(proto: onnx.ModelProto, sha256: str, source: str, existing: Exist
             notes += [strip_quantizers(proto, source), normalize.fold_moves(proto)]
         proto, note = raise_opset(proto, MIN_OPSET, source)
         add_shapes(proto)
-        return Model(proto, sha256, source, tuple(filter(None, [*notes, note])))
+        attention = [write_out_attention(proto), move_guards(proto)]
+        if any(attention):
+            add_shapes(proto)
+        return Model(proto, sha256, source, tuple(filter(None, [*notes, note, *attention])))
     except shape_inference.InferenceError as fault:
         raise ModelError(
             f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
