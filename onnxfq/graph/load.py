@@ -18,6 +18,7 @@ from onnxfq.errors import ModelError
 from onnxfq.graph import normalize, stored
 from onnxfq.graph.attention_guard import move_guards
 from onnxfq.graph.attention_parts import write_out_attention
+from onnxfq.graph.computed_weights import fold_computed_weights
 from onnxfq.graph.existing import strip_quantizers
 from onnxfq.graph.model import Model, all_graphs, all_nodes
 from onnxfq.graph.opset import add_shapes, raise_opset
@@ -62,6 +63,7 @@ _STEPS = (
     normalize.sparse_to_dense,
     normalize.constants_to_initializers,
     normalize.fold_moves,
+    fold_computed_weights,
     normalize.name_nodes,
 )
 
