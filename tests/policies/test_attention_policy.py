@@ -118,7 +118,7 @@ def test_weights_behind_attention(batch: int | str, tmp_path: Path) -> None:
 
 
 def test_a_masked_attention_is_one_kernel(tmp_path: Path) -> None:
-    """The guard against masked rows that torch exports is in the way of no fused kernel, in int8 and float8."""
+    """The guard of masked rows that torch exports is in the way of no fused kernel, in int8 and float8."""
     if not builder_installed():
         pytest.skip("TensorRT for RTX is not installed")
     proto = encoder(2)
@@ -132,7 +132,7 @@ def test_a_masked_attention_is_one_kernel(tmp_path: Path) -> None:
     make = onnx.helper.make_node
     for node in (make("Where", ["nan", "zero", "p"], ["guarded"]), make("IsNaN", ["p"], ["nan"])):
         proto.graph.node.insert(soft + 1, node)
-    for node in (make("Add", ["s", "m"], ["masked"]), make("Where", ["look", "zero", "never"], ["m"])):
+    for node in (make("Add", ["s", "bias"], ["masked"]), make("Where", ["look", "zero", "never"], ["bias"])):
         proto.graph.node.insert(soft, node)
     made = {recipe: unmeasured(proto, recipe, "fp16") for recipe in ("tensorrt-int8", "tensorrt-fp8")}
     for recipe, found in build_all(tmp_path, made).items():
