@@ -192,14 +192,12 @@ def test_refusals_write_nothing(workdir: Path, case: str) -> None:
 
 def test_a_plan_of_weights_only_needs_no_data() -> None:
     """Without data nothing is compared, which is told; data without samples is an error."""
-    proto = build(
-        "g (float[N,4] x) => (float[N,4] y) { k = MatMul (v, w) y = Add (x, k) }",
-        {"v": weights(1, 4), "w": weights(4, 4)},
-    )
-    assert quantize(proto, [feed_for(proto)]).evaluation.feeds == 4
+    proto = build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": weights(4, 4)})
+    recipe = "tensorrt-int8-weights"
+    assert quantize(proto, [feed_for(proto)], recipe=recipe).evaluation.feeds == 4
     with pytest.raises(DataError, match="holds no samples"):
-        quantize(proto, [])
-    assert quantize(proto, None).evaluation.notes == ("no data to compare with was given",)
+        quantize(proto, [], recipe=recipe)
+    assert quantize(proto, None, recipe=recipe).evaluation.notes == ("no data to compare with was given",)
     with pytest.raises(DataError, match="recipe tensorrt-int8 needs data: 1 activations are to be observed"):
         quantize(conv_relu(), None)
 
