@@ -202,7 +202,7 @@ def quantize(
     )
     if missing or data is None:
         note = "no data to compare with was given" if data is None else f"Q/DQ model not run: {missing}"
-        evaluation = evaluation.model_copy(update={"notes": (note,)})
+        evaluation = evaluation.model_copy(update={"notes": (*evaluation.notes, note)})
     clock.lap("evaluate")
     if output is not None:
         tried = None if missing or not kept.feeds else kept.feeds[0]

@@ -103,6 +103,26 @@ def test_other_shapes_are_refused() -> None:
         evaluate(REFERENCE, {"other": other}, [{"x": X}])
 
 
+def test_sizes_that_follow_from_values() -> None:
+    """Where values decide how many rows there are, unlike feeds are left out and told, others compared."""
+    text = """g (float[N,3] x) => (float[K,3] kept, float[N,3] y) {{
+        z = Mul (x, two) m = ReduceMax <axes = [1], keepdims = 0> ({0}) c = Greater (m, zero)
+        kept = Compress <axis = 0> (x, c) y = Identity ({0}) }}"""
+    constants = {"two": np.float32(-1), "zero": np.float32(0)}
+    float_model, other = (build(text.format(name), constants) for name in ("x", "z"))
+    unlike = np.float32([[1, 2, 3], [4, 5, 6]])
+    alike = np.float32([[1, -2, 3], [-4, 5, 6]])
+    (both,) = evaluate(float_model, {"other": other}, [{"x": unlike}, {"x": alike}]).candidates
+    assert [(s.output, s.sqnr_db > 100) for s in both.outputs] == [("kept", True), ("y", False)]
+    found = evaluate(float_model, {"other": other}, [{"x": unlike}])
+    assert [s.output for s in found.candidates[0].outputs] == ["y"]
+    assert found.notes == (
+        "other: 'kept' not compared on 1 of 1 feeds, for its size follows from the values: first it has "
+        "shape [0, 3], the reference [2, 3]",
+    )
+    assert found.notes[0] in found.table()
+
+
 def test_table_and_file(tmp_path: Path) -> None:
     """The table has a line a candidate; the file is JSON and reads back."""
     result = evaluate(REFERENCE, {"same": REFERENCE, "minus": NEGATED}, [{"x": X}], labels=LABELS)

@@ -194,14 +194,12 @@ def test_refusals_write_nothing(workdir: Path, case: str) -> None:
 
 def test_a_plan_of_weights_only_needs_no_data() -> None:
     """Without data nothing is compared, which is told; data without samples is an error."""
-    proto = build(
-        "g (float[N,4] x) => (float[N,4] y) { k = MatMul (v, w) y = Add (x, k) }",
-        {"v": weights(1, 4), "w": weights(4, 4)},
-    )
-    assert quantize(proto, [feed_for(proto)]).evaluation.feeds == 4
+    proto = build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": weights(4, 4)})
+    recipe = "tensorrt-int8-weights"
+    assert quantize(proto, [feed_for(proto)], recipe=recipe).evaluation.feeds == 4
     with pytest.raises(DataError, match="holds no samples"):
-        quantize(proto, [])
-    alone = quantize(proto, None)
+        quantize(proto, [], recipe=recipe)
+    alone = quantize(proto, None, recipe=recipe)
     assert alone.evaluation.notes == ("no data to compare with was given",)
     assert not alone.evaluation.candidates
     for text in (quantize_summary(alone), render_report(alone)):
