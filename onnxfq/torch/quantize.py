@@ -70,7 +70,7 @@ def _insert(
                 made[name] = _quantizer(placement).to(device)
                 # Of self-attention keys and values are the queries, and one quantizer serves them.
                 made[name].may_be_unused = name in ("key", "value")
-        where |= dict(zip(site.activations, site.at, strict=False))
+        where |= site.at
     if not made:
         return
     if where:
