@@ -1,4 +1,4 @@
-"""Functions that multiply, in a traced forward: which arguments they multiply, and which of these are weights.
+"""Functions that multiply, in a traced forward: which arguments, and which of these are weights.
 
 A weight is a parameter or buffer, read as it is or through a move such as a transposition: a constant of the
 exported model, quantized as the weight of the operator that the function becomes.
@@ -140,8 +140,13 @@ def _product(module: nn.Module, node: fx.Node) -> Iterator[Call]:
     for slot, weight in enumerate(weights):
         if weight is not None:
             made = _Operator(op_type, {"equation": equation})
-            axes = (axis(made, slot, weight.ndim) for axis in (channel_axis, summed_axis))  # type: ignore[arg-type]
-            kind = LayerKind((op_type,), lambda module: (), *axes, True)
+            kind = LayerKind(
+                op_types=(op_type,),
+                weights=lambda module: (),
+                channel_axis=channel_axis(made, slot, weight.ndim),
+                summed_axis=summed_axis(made, slot, weight.ndim),
+                has_input=True,
+            )
     yield Call(node.name, op_type, op_type, operands, kind=kind)
 
 
@@ -150,7 +155,9 @@ def _layer(module: nn.Module, node: fx.Node, layer: type[nn.Module]) -> Call:
     name = str(node.target.__name__)
     weight = weight_of(module, node.args[1]) if len(node.args) > 1 else None
     if weight is None:
-        why = f"functional {name}: its weight is computed in forward; keep it as a parameter to have it quantized"
+        why = (
+            f"functional {name}: its weight is computed in forward; make it a parameter to have it quantized"
+        )
         return Call(node.name, kind.op_types[0], name, why_float=why)
     operands = (Operand(f"{node.name}_input", 0), Operand(f"{node.name}_weight", 1, weight))
     return Call(node.name, kind.op_types[0], name, operands, kind=kind)

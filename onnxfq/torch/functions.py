@@ -338,7 +338,7 @@ def _next_power_of_two(scale: Tensor) -> Tensor:
 
 
 def _next_half(scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return positive scales as the next numbers of a half type that are not smaller, as `float_types` does."""
+    """Return positive scales as the next numbers of a half type that are not smaller (`round_scale`)."""
     near = scale.to(dtype)
     up = near.double() < scale
     return (near.view(torch.int16) + up.to(torch.int16)).view(dtype).double()

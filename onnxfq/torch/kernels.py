@@ -1,8 +1,8 @@
 """The library's kernels on torch tensors of the CPU: the bits of `arithmetic.py` in one pass over memory.
 
 Each function returns None where the kernels are not for it, and torch's operations do the work: on other
-devices, in float64, with other rounding than half_even, where torch compiles, exports, traces, records transforms or
-watches operations, and without the library.
+devices, in float64, with other rounding than half_even, where torch compiles, exports, traces, records,
+transforms or watches operations, and without the library.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ def group_limits(x: Tensor, spec: QuantSpec) -> Limits:
 
 def lasting(x: Tensor) -> Tensor:
     """Return a copy of x that training may use, though it is made in inference mode."""
-    if not torch.is_inference_mode_enabled():
+    # Compiled code may not ask, and makes its tensors in the mode that it runs in.
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return x.clone()
     with torch.inference_mode(False):
         return x.clone()
@@ -75,16 +76,12 @@ class OwnTypes(nn.Module):
     """
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> OwnTypes:
-        kept = [
-            (t, t.detach()) for t in (*self._parameters.values(), *self._buffers.values()) if t is not None
-        ]
-        names = [n for held in (self._parameters, self._buffers) for n, t in held.items() if t is not None]
+        held = {**self._parameters, **self._buffers}
+        kept = {name: tensor.detach() for name, tensor in held.items() if tensor is not None}
         super()._apply(fn, recurse)
-        for name, (_, old) in zip(names, kept, strict=True):
+        for name, old in kept.items():
             new = getattr(self, name)
-            if new.dtype == old.dtype:
-                continue
-            with torch.no_grad():
+            if new.dtype != old.dtype:
                 new.data = old.to(new.device)
                 if new.grad is not None:
                     new.grad.data = new.grad.to(old.dtype)

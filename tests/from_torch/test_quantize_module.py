@@ -269,7 +269,8 @@ def test_operations_of_a_forward():
     model, x = Parts().eval(), torch.randn(2, 2, 4, 4)
     plan = prepared(model, x, recipe(target="tensorrt"))
     assert {p.tensor for p in plan.placements} == {
-        "conv.input", "conv.weight", "add_skip", "matmul_input", "matmul_other", "linear_input", "linear_weight"
+        "conv.input", "conv.weight", "add_skip", "matmul_input", "matmul_other",
+        "linear_input", "linear_weight",
     }  # fmt: skip
     assert not plan.skipped
     q = quantizers(model)
