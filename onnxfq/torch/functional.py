@@ -155,9 +155,7 @@ def _layer(module: nn.Module, node: fx.Node, layer: type[nn.Module]) -> Call:
     name = str(node.target.__name__)
     weight = weight_of(module, node.args[1]) if len(node.args) > 1 else None
     if weight is None:
-        why = (
-            f"functional {name}: its weight is computed in forward; make it a parameter to have it quantized"
-        )
+        why = f"functional {name}: its weight is computed in forward; quantized are parameters"
         return Call(node.name, kind.op_types[0], name, why_float=why)
     operands = (Operand(f"{node.name}_input", 0), Operand(f"{node.name}_weight", 1, weight))
     return Call(node.name, kind.op_types[0], name, operands, kind=kind)

@@ -112,7 +112,7 @@ class Observer(OwnTypes):
 
     def reset(self) -> None:
         """Forget what was seen."""
-        self.rmin, self.rmax = self.rmin.new_zeros(0), self.rmax.new_zeros(0)
+        self.rmin, self.rmax = lasting(self.rmin.new_zeros(0)), lasting(self.rmax.new_zeros(0))
 
     def limits(self) -> Limits:
         """Return the range as of now."""
@@ -200,7 +200,7 @@ class Histogram(Observer):
     def reset(self) -> None:
         """Forget what was seen; the memory of the histogram is given back."""
         super().reset()
-        self.counts, self.totals = self.counts.new_zeros(0), lasting(torch.zeros_like(self.totals))
+        self.counts, self.totals = lasting(self.counts.new_zeros(0)), lasting(torch.zeros_like(self.totals))
         self.feed_ranges = []
 
     def forward(self, x: Tensor) -> None:
