@@ -341,6 +341,10 @@ class FakeQuantize(OwnTypes):
             if tensor is not None and given is not None and tensor.shape != given.shape:
                 tensor.data = torch.zeros(given.shape, dtype=tensor.dtype, device=tensor.device)
         super()._load_from_state_dict(state, prefix, *args)
+        if self.observer is not None and self.observer.rmin.is_meta and not self.scale.is_meta:
+            # A module made on the meta device, which load_state_dict(assign=True) brings to life.
+            self.observer.to_empty(device=self.scale.device)
+            self.observer.reset()
 
 
 class Factory:

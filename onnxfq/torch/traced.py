@@ -77,7 +77,11 @@ def _trace(module: nn.Module) -> Code:
         p.default is not p.empty or p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         for p in parameters
     ):
-        return Code(module, why_not="its forward has optional arguments, of which a trace would fix one way")
+        why = (
+            "its forward has optional arguments, of which a trace would fix one way; products in a module "
+            "whose forward has none are quantized"
+        )
+        return Code(module, why_not=why)
     mode, graphs = module.training, []
     try:
         for training in (True, False):

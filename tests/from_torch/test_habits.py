@@ -228,6 +228,20 @@ def test_gradients_of_each_sample():
     torch.testing.assert_close(each["0.weight"].sum(0), weight.grad, rtol=1e-5, atol=1e-5)
 
 
+def test_modules_made_on_the_meta_device():
+    """load_state_dict(assign=True) makes of one a module that computes the same, and can be calibrated."""
+    model = network()
+    prepared(model, X)
+    with torch.device("meta"):
+        other = network()
+    quantize_module(other, recipe())
+    other.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(other(X), model(X))
+    with torch.no_grad(), compute_encodings(other):
+        other(X)
+    assert torch.equal(other(X), model(X))
+
+
 def test_layers_take_their_input_by_name():
     """conv(input=x) is folded and quantized as conv(x)."""
 
