@@ -248,19 +248,19 @@ class Parts(nn.Module):
 
 
 def test_operations_of_a_forward():
-    """Products and residual sums are rounded; a functional layer stays float with a reason."""
+    """Products, functional layers and residual sums are rounded; what is taken out comes back."""
     model, x = Parts().eval(), torch.randn(2, 2, 4, 4)
     plan = prepared(model, x, recipe(target="tensorrt"))
     assert {p.tensor for p in plan.placements} == {
-        "conv.input", "conv.weight", "add_skip", "matmul_input", "matmul_other"
+        "conv.input", "conv.weight", "add_skip", "matmul_input", "matmul_other",
+        "linear_input", "linear_weight",
     }  # fmt: skip
-    assert [(s.name, s.why) for s in plan.skipped] == [
-        ("linear", "functional linear: write it as a module, or with torch.matmul")
-    ]
+    assert not plan.skipped
     q = quantizers(model)
     y = model.conv(x) + q["add_skip_quantizer"](x)
     y = q["matmul_input_quantizer"](y) @ q["matmul_other_quantizer"](y.transpose(2, 3))
-    assert torch.equal(model(x), F.linear(y, model.weight))
+    y = q["linear_input_quantizer"](y)
+    assert torch.equal(model(x), F.linear(y, q["linear_weight_quantizer"](model.weight)))
     assert (model.train()(x) != model(x)).any()  # dropout is random again
     remove_fake_quantize(model)
     assert type(model) is Parts
