@@ -25,7 +25,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.accumulation import GroupAccumulator, TensorAccumulator, refuse_nonfinite, usual_bytes
+from onnxfq.accumulation import (
+    ChannelAccumulator,
+    GroupAccumulator,
+    TensorAccumulator,
+    refuse_nonfinite,
+    usual_bytes,
+)
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError, PlanError, StatisticsError
 from onnxfq.feeds import Feed, owned, sample_digest
 from onnxfq.feeds.options import Nonfinite
@@ -105,6 +111,7 @@ def collect_statistics(
     skipped = 0 if start is None else start.feeds
     tensors: dict[str, TensorStatistics] = {}
     groups: dict[str, GroupStatistics] = {}
+    channels: dict[str, NDArray[np.float32]] = {}
     done, data = 0, 0
     for number, part in enumerate(passes):
         source = owned(feeds) if start is None else resumed(feeds, start)
@@ -123,7 +130,8 @@ def collect_statistics(
         done, data = observed.feeds, observed.data
         tensors |= observed.tensors
         groups |= observed.groups
-    observed = Statistics(model.sha256, done, tensors, data=data, groups=groups)
+        channels |= observed.channels
+    observed = Statistics(model.sha256, done, tensors, data=data, groups=groups, channels=channels)
     return observed if start is None else replace(start, complete=True).merge(observed)
 
 
@@ -158,7 +166,8 @@ def _passes(plan: Plan, groups: _Groups, memory: int) -> list[Plan]:
     parts: list[list[Placement]] = [[]]
     used = 0
     for placement in plan.activations:
-        shape = groups.get(placement.tensor)
+        # Of equalized channels one histogram is held, that of all of them.
+        shape = None if placement.spec.equalized else groups.get(placement.tensor)
         size = usual_bytes(shape)
         if shape is not None and size > room:
             log.warning(
@@ -189,7 +198,10 @@ def _observing(
 ) -> Iterator[tuple[Observer, Iterator[Feed]]]:
     """Give an observer and the feeds: on the CPU if "auto" finds that the first feed fails on `device`."""
     if device == "cuda" and _groups(model, plan):
-        reason = "channels and blocks of activations are observed on the CPU; use device cpu"
+        reason = (
+            "channels and blocks of activations are observed on the CPU; use device cpu, or a recipe with "
+            "equalize: none if it is for depthwise convolutions that channels are observed"
+        )
         device = fall_back(options.device, device, PlanError(reason))
     with observer_on(device, model, plan, options) as observer:
         fault = None
@@ -270,19 +282,24 @@ class Observer:
                 break
         tensors: dict[str, TensorStatistics] = {}
         groups: dict[str, GroupStatistics] = {}
+        channels: dict[str, NDArray[np.float32]] = {}
         for name in self._tensors:
             found = sums.pop(0).result()  # and its memory goes
             if isinstance(found, GroupStatistics):
                 groups[name] = found
                 found = found.whole()
+            elif isinstance(found, tuple):
+                found, channels[name] = found
             tensors[name] = found
-        return Statistics(self._model.sha256, done, tensors, complete, data, groups)
+        return Statistics(self._model.sha256, done, tensors, complete, data, groups, channels)
 
-    def _accumulator(self, placement: Placement) -> TensorAccumulator | GroupAccumulator:
+    def _accumulator(self, placement: Placement) -> TensorAccumulator | ChannelAccumulator | GroupAccumulator:
         stop, feed_ranges = self._options.nonfinite == "stop", self._options.feed_ranges
         shape = self._groups.get(placement.tensor)
         if shape is None:
             return TensorAccumulator(placement.tensor, stop, feed_ranges)
+        if placement.spec.equalized:
+            return ChannelAccumulator(placement.tensor, shape[0], stop, feed_ranges)
         granularity = placement.spec.observed_granularity
         return GroupAccumulator(placement.tensor, granularity, shape, stop, feed_ranges)
 

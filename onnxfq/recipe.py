@@ -20,6 +20,7 @@ ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", 
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
 Target = Literal["tensorrt", "onnxruntime", "simulation"]
 SmallShapes = Literal["quantize", "float"]
+Equalize = Literal["none", "depthwise"]
 
 
 def _checked_calibrator(name: str) -> str:
@@ -80,13 +81,16 @@ class ActivationScheme(Scheme):
     input channels; per_axis, a scale for each index of that axis; block_shape. Of dynamic ones per_row too,
     one scale for all that an output element sums over. Groups of static ones are pooled over all other axes,
     samples too. known_ranges: op types whose outputs get the range that mathematics
-    gives them, whatever the calibrator.
+    gives them, whatever the calibrator. equalize: depthwise gives the inputs of depthwise convolutions a
+    scale for each channel, all powers of two apart, in place of one scale and whatever the calibrator; a Mul
+    in front of the pair and the scales of the weight take them up, so that each channel has the whole grid.
     """
 
     granularity: ActivationGranularity = "per_tensor"
     calibrator: str = DEFAULT_CALIBRATOR
     dynamic: bool = False
     known_ranges: tuple[str, ...] = ()
+    equalize: Equalize = "none"
 
     _known_ranges = pydantic.field_validator("known_ranges")(_checked_operators)
 
@@ -259,7 +263,7 @@ def _scaled_blocks(name: str, qtype: str, scale_type: str) -> Recipe:
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        _built_in("tensorrt-int8", {"qtype": "int8"}),
+        _built_in("tensorrt-int8", {"qtype": "int8", "equalize": "depthwise"}),
         _built_in("onnxruntime-int8", {"qtype": "uint8", "symmetric": False, "calibrator": "mse"}),
         # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention wants the
         # Softmax at the scale 1/448, which its range from mathematics has.
