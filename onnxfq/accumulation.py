@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import StatisticsError
 from onnxfq.granularity import Granularity
-from onnxfq.statistics import BIN_COUNT, GroupStatistics, TensorStatistics
+from onnxfq.statistics import BIN_COUNT, GroupStatistics, TensorStatistics, wider
 
 Results = list[NDArray[Any]]
 """Range, counts, bins and bin counts, as operator Observe gives them."""
@@ -82,37 +82,20 @@ class TensorAccumulator(_Ranges):
         )
 
 
-class ChannelAccumulator(_Ranges):
-    """Statistics of a whole tensor that is observed by channels, and of each channel the range alone.
+class ChannelRanges:
+    """The range of each channel of one tensor, float32 [C, 2], over all feeds."""
 
-    Of histograms only their sum is held, so that many channels take no more memory than one.
-    """
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._ranges: NDArray[np.float32] | None = None
 
-    def __init__(self, tensor: str, channels: int, stop: bool, feed_ranges: bool) -> None:
-        """Start with nothing, as `TensorAccumulator`."""
-        super().__init__(tensor, (channels,), stop, feed_ranges)
-        self._histogram = np.zeros(BIN_COUNT, np.int64)
+    def add(self, limits: NDArray[np.float32]) -> None:
+        """Add what an observer of channels found in one feed."""
+        self._ranges = limits.copy() if self._ranges is None else wider(self._ranges, limits)
 
-    def add(self, results: Results, feed: int) -> None:
-        """Add what an observer found in feed number `feed`. Raises StatisticsError where it may not be."""
-        limits, totals, keys, counts = results
-        self._add_ranges(limits, totals, feed)
-        np.add.at(self._histogram, keys % np.int32(BIN_COUNT), counts)
-
-    def result(self) -> tuple[TensorStatistics, NDArray[np.float32]]:
-        """Return what was added: of the tensor, and the range of each channel, float32 [C, 2]."""
-        bins = np.flatnonzero(self._histogram).astype(np.int32)
-        kept = self._feed_ranges()
-        ends = [kept[..., 0].min(axis=1, initial=np.inf), kept[..., 1].max(axis=1, initial=-np.inf)]
-        whole = TensorStatistics(
-            float(self._ranges[:, 0].min(initial=np.inf)),
-            float(self._ranges[:, 1].max(initial=-np.inf)),
-            *(int(total) for total in self._totals.sum(axis=0)),
-            bins=bins,
-            counts=self._histogram[bins],
-            feed_ranges=np.stack(ends, axis=1).astype(np.float32),
-        )
-        return whole, self._ranges
+    def result(self) -> NDArray[np.float32]:
+        """Return what was added; no channel where nothing was."""
+        return np.zeros((0, 2), np.float32) if self._ranges is None else self._ranges
 
 
 class GroupAccumulator(_Ranges):

@@ -26,7 +26,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.accumulation import (
-    ChannelAccumulator,
+    ChannelRanges,
     GroupAccumulator,
     TensorAccumulator,
     refuse_nonfinite,
@@ -41,7 +41,13 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.stored import is_large
 from onnxfq.graph.weightless import split_weights
 from onnxfq.passes.insert_merging import InsertMerging, StateNames
-from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output, observed_groups
+from onnxfq.passes.insert_observers import (
+    OBSERVE_OUTPUTS,
+    InsertObservers,
+    channels_output,
+    observe_output,
+    observed_groups,
+)
 from onnxfq.passes.pass_base import Pass
 from onnxfq.plan import Placement, Plan
 from onnxfq.runtime.choice import DeviceChoice, choose_device, fall_back
@@ -160,14 +166,18 @@ def _groups(model: Model, plan: Plan) -> _Groups:
     return {name: shape for name, shape in shapes.items() if shape is not None}
 
 
+def _equalized(plan: Plan) -> list[str]:
+    """Return the tensors whose channels have their ranges kept."""
+    return [p.tensor for p in plan.activations if p.spec.equalized]
+
+
 def _passes(plan: Plan, groups: _Groups, memory: int) -> list[Plan]:
     """Cut `plan` so that the histograms of each part fit in half of `memory`, if those of a tensor do."""
     room = memory // 2
     parts: list[list[Placement]] = [[]]
     used = 0
     for placement in plan.activations:
-        # Of equalized channels one histogram is held, that of all of them.
-        shape = None if placement.spec.equalized else groups.get(placement.tensor)
+        shape = groups.get(placement.tensor)
         size = usual_bytes(shape)
         if shape is not None and size > room:
             log.warning(
@@ -197,7 +207,7 @@ def _observing(
     device: Device, model: Model, plan: Plan, options: ObserveOptions, feeds: Iterator[Feed]
 ) -> Iterator[tuple[Observer, Iterator[Feed]]]:
     """Give an observer and the feeds: on the CPU if "auto" finds that the first feed fails on `device`."""
-    if device == "cuda" and _groups(model, plan):
+    if device == "cuda" and (_groups(model, plan) or _equalized(plan)):
         reason = (
             "channels and blocks of activations are observed on the CPU; use device cpu, or a recipe with "
             "equalize: none if it is for depthwise convolutions that channels are observed"
@@ -236,7 +246,9 @@ class Observer:
         self._placements = plan.activations
         self._tensors = [placement.tensor for placement in plan.activations]
         self._groups = _groups(model, plan)
+        self._equalized = _equalized(plan)
         self._outputs = [observe_output(name, out) for name in self._tensors for out in OBSERVE_OUTPUTS]
+        self._outputs += [channels_output(name) for name in self._equalized]
         self._files = ExitStack()
         try:
             self._observed: onnx.ModelProto | Path
@@ -268,11 +280,14 @@ class Observer:
         Raises as `collect_statistics`.
         """
         sums = [self._accumulator(placement) for placement in self._placements]
+        ranges = {name: ChannelRanges() for name in self._equalized}
         done, data = 0, 0
         complete = True
         for arrays, digest in self._runner.run(feeds, self._outputs):
             for index, one in enumerate(sums):
                 one.add(arrays[4 * index : 4 * index + 4], first + done)
+            for of_channels, limits in zip(ranges.values(), arrays[4 * len(sums) :], strict=True):
+                of_channels.add(limits)
             done += 1
             data = (data + digest) % DATA_MODULUS
             if self._options.progress is not None:
@@ -282,24 +297,20 @@ class Observer:
                 break
         tensors: dict[str, TensorStatistics] = {}
         groups: dict[str, GroupStatistics] = {}
-        channels: dict[str, NDArray[np.float32]] = {}
         for name in self._tensors:
             found = sums.pop(0).result()  # and its memory goes
             if isinstance(found, GroupStatistics):
                 groups[name] = found
                 found = found.whole()
-            elif isinstance(found, tuple):
-                found, channels[name] = found
             tensors[name] = found
+        channels = {name: one.result() for name, one in ranges.items()}
         return Statistics(self._model.sha256, done, tensors, complete, data, groups, channels)
 
-    def _accumulator(self, placement: Placement) -> TensorAccumulator | ChannelAccumulator | GroupAccumulator:
+    def _accumulator(self, placement: Placement) -> TensorAccumulator | GroupAccumulator:
         stop, feed_ranges = self._options.nonfinite == "stop", self._options.feed_ranges
         shape = self._groups.get(placement.tensor)
         if shape is None:
             return TensorAccumulator(placement.tensor, stop, feed_ranges)
-        if placement.spec.equalized:
-            return ChannelAccumulator(placement.tensor, shape[0], stop, feed_ranges)
         granularity = placement.spec.observed_granularity
         return GroupAccumulator(placement.tensor, granularity, shape, stop, feed_ranges)
 

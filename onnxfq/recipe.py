@@ -264,7 +264,10 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         _built_in("tensorrt-int8", {"qtype": "int8", "equalize": "depthwise"}),
-        _built_in("onnxruntime-int8", {"qtype": "uint8", "symmetric": False, "calibrator": "mse"}),
+        _built_in(
+            "onnxruntime-int8",
+            {"qtype": "uint8", "symmetric": False, "calibrator": "mse", "equalize": "depthwise"},
+        ),
         # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention wants the
         # Softmax at the scale 1/448, which its range from mathematics has.
         _built_in(

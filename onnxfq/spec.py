@@ -124,8 +124,11 @@ class QuantSpec(NumberFormat):
 
     @property
     def observed_granularity(self) -> Granularity:
-        """The granularity of an activation's statistics; a dynamic one is observed as a whole."""
-        return PerTensor() if self.dynamic else self.granularity
+        """The granularity of an activation's statistics; a dynamic one is observed as a whole.
+
+        So is an equalized one; of its channels the ranges are kept beside that.
+        """
+        return PerTensor() if self.dynamic or self.equalized else self.granularity
 
     @property
     def grid(self) -> QType:

@@ -14,14 +14,11 @@ from numpy.typing import NDArray
 from onnxfq.documents import one_line
 from onnxfq.errors import StatisticsError, nearest
 from onnxfq.files import UNREADABLE, load_npz, replacing
-from onnxfq.granularity import Granularity, PerAxis, PerTensor
+from onnxfq.granularity import Granularity, PerTensor
 from onnxfq.statistics.groups import GroupStatistics, pack_groups, unpack_groups
 from onnxfq.statistics.tensor import TensorStatistics
 
 DATA_MODULUS = 1 << 256
-
-EQUALIZED = PerAxis(1)
-"""The channels of what depthwise convolutions read, the only ones that are equalized."""
 
 FORMAT = "onnxfq.stats/1"
 _COLUMNS = (
@@ -86,9 +83,6 @@ class Statistics:
         """Return the range of each channel of `tensor`: [C, 2]. Raises StatisticsError when none was kept."""
         if tensor in self.channels:
             return self.channels[tensor]
-        found = self.groups.get(tensor)
-        if found is not None and found.granularity == EQUALIZED:
-            return found.ranges
         raise StatisticsError(
             f"the statistics of tensor {tensor!r}, over {self[tensor].elements} elements, have no ranges of "
             "its channels, which the plan equalizes; observe again with this plan, or use equalize: none"
@@ -118,7 +112,7 @@ class Statistics:
         groups = {name: one.merge(other.groups[name]) for name, one in self.groups.items()}
         complete = self.complete and other.complete
         data = (self.data + other.data) % DATA_MODULUS
-        channels = {name: _wider(one, other.channels[name]) for name, one in self.channels.items()}
+        channels = {name: wider(one, other.channels[name]) for name, one in self.channels.items()}
         feeds = self.feeds + other.feeds
         return Statistics(self.model_sha256, feeds, merged, complete, data, groups, channels)
 
@@ -242,8 +236,10 @@ def _unpack(arrays: dict[str, NDArray[Any]]) -> Statistics:
     )
 
 
-def _wider(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the ranges that hold both."""
+def wider(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the ranges that hold both, [C, 2]; with no channels, for no feed was seen, the other's."""
+    if not (len(one) and len(other)):
+        return other if len(other) else one
     return np.stack([np.minimum(one[:, 0], other[:, 0]), np.maximum(one[:, 1], other[:, 1])], axis=1)
 
 
