@@ -207,11 +207,8 @@ def _observing(
     device: Device, model: Model, plan: Plan, options: ObserveOptions, feeds: Iterator[Feed]
 ) -> Iterator[tuple[Observer, Iterator[Feed]]]:
     """Give an observer and the feeds: on the CPU if "auto" finds that the first feed fails on `device`."""
-    if device == "cuda" and (_groups(model, plan) or _equalized(plan)):
-        reason = (
-            "channels and blocks of activations are observed on the CPU; use device cpu, or a recipe with "
-            "equalize: none if it is for depthwise convolutions that channels are observed"
-        )
+    if device == "cuda" and _groups(model, plan):
+        reason = "channels and blocks of activations are observed on the CPU; use device cpu"
         device = fall_back(options.device, device, PlanError(reason))
     with observer_on(device, model, plan, options) as observer:
         fault = None
@@ -227,7 +224,18 @@ def _observing(
 
 
 def observer_on(device: Device, model: Model, plan: Plan, options: ObserveOptions) -> Observer:
-    """Return an observer that runs on `device`, which `choose_device` has found to work."""
+    """Return an observer that runs on `device`, which `choose_device` has found to work.
+
+    On the CPU, with a note, where channels are equalized: a recipe does so without being asked, and the
+    observer of channels has no kernel for GPUs.
+    """
+    if device != "cpu" and _equalized(plan):
+        log.warning(
+            "observing on the CPU, not on %s: the recipe equalizes channels, which are observed there; use "
+            "equalize none to observe on the GPU",
+            device,
+        )
+        device = "cpu"
     return (
         Observer(model, plan, options) if device == "cpu" else MergingObserver(model, plan, options, device)
     )

@@ -84,6 +84,7 @@ class ActivationScheme(Scheme):
     gives them, whatever the calibrator. equalize: depthwise gives the inputs of depthwise convolutions a
     scale for each channel, all powers of two apart, in place of one scale and whatever the calibrator; a Mul
     in front of the pair and the scales of the weight take them up, so that each channel has the whole grid.
+    Where an input has several scales or dynamic ones it says nothing.
     """
 
     granularity: ActivationGranularity = "per_tensor"
@@ -229,6 +230,16 @@ class Recipe(Record):
         return self.model_copy(
             update={"activations": self.activations.model_copy(update={"calibrator": name})}
         )
+
+    def with_equalize(self, which: Equalize) -> Recipe:
+        """Return this recipe with other inputs equalized, but for overrides. Raises RecipeError without any."""
+        scheme = self.activations
+        if scheme is None or scheme.dynamic or scheme.granularity != "per_tensor":
+            raise RecipeError(
+                f"recipe {self.name} has no activations with one constant scale, and others are not "
+                "equalized; leave --equalize out"
+            )
+        return self.model_copy(update={"activations": scheme.model_copy(update={"equalize": which})})
 
     def _matching(self, node: str, op_type: str, tensor: str) -> Iterator[Override]:
         return (override for override in self.overrides if override.matches(node, op_type, tensor))
