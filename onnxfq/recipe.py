@@ -232,7 +232,7 @@ class Recipe(Record):
         )
 
     def with_equalize(self, which: Equalize) -> Recipe:
-        """Return this recipe with other inputs equalized, but for overrides. Raises RecipeError without any."""
+        """Return this recipe with other inputs equalized. Raises RecipeError where none can be."""
         scheme = self.activations
         if scheme is None or scheme.dynamic or scheme.granularity != "per_tensor":
             raise RecipeError(
