@@ -20,7 +20,8 @@ from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
 from onnxfq.graph.save import save
 from onnxfq.handoff.handoff import Handoff, handoff
-from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.observation import collect_statistics
+from onnxfq.observers import ObserveOptions
 from onnxfq.pipeline import (
     QuantizeResult,
     RunOptions,

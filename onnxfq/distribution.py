@@ -19,7 +19,8 @@ from onnxfq.documents import one_line
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.feeds import Feed, owned
 from onnxfq.graph.model import Model
-from onnxfq.observation import ObservationInterrupted, ObserveOptions, Observer, observer_on, resumed
+from onnxfq.observation import ObservationInterrupted, resumed
+from onnxfq.observers import ObserveOptions, Observer, observer_on
 from onnxfq.plan import Plan
 from onnxfq.runtime.choice import choose_device
 from onnxfq.runtime.library import use_custom_ops, used_custom_ops

@@ -12,7 +12,8 @@ from onnxfq.errors import DataError
 from onnxfq.feeds import Feed
 from onnxfq.float_plan import FloatOptions, FloatPlan
 from onnxfq.graph.model import Model
-from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.observation import collect_statistics
+from onnxfq.observers import ObserveOptions
 from onnxfq.plan import Placement, Plan
 from onnxfq.policies.float_remainder import plan_floats
 from onnxfq.spec import QuantSpec

@@ -30,10 +30,11 @@ from onnxfq.graph.releases import release_of
 from onnxfq.graph.save import save
 from onnxfq.graph.scratch import Scratch, weights_in
 from onnxfq.graph.signature import input_specs, output_names
-from onnxfq.graph.stored import is_large
+from onnxfq.graph.stored import held, is_large, scratch_for
 from onnxfq.half_scales import with_half_scales
 from onnxfq.labels import read_labels
-from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.observation import collect_statistics
+from onnxfq.observers import ObserveOptions
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
@@ -173,7 +174,7 @@ def quantize(
     if half is not None:
         encodings = with_half_scales(encodings, floats.name)
     clock.lap("calibrate")
-    scratch = _scratch(loaded, output)
+    scratch = scratch_for(loaded.proto, None if output is None else Path(output).parent)
     with weights_in(scratch):
         simulation = insert_fake_quantize(loaded, plan, encodings)
         qdq = insert_qdq(loaded, plan, encodings, lowest_opset=half.min_opset if half else MIN_OPSET)
@@ -204,6 +205,8 @@ def quantize(
     if output is not None:
         tried = None if missing or not kept.feeds else kept.feeds[0]
         save(qdq, output, lambda path, weights: _try(path, weights, tried, options.threads))
+    if not is_large(loaded.proto):
+        qdq, simulation, scratch = held(qdq), held(simulation), None
     return QuantizeResult(
         model=loaded,
         recipe=chosen,
@@ -217,13 +220,6 @@ def quantize(
         seconds=clock.seconds,
         scratch=scratch,
     )
-
-
-def _scratch(model: Model, output: str | Path | None) -> Scratch | None:
-    """Return where the weights made from a large `model` go: there must be room where its output goes."""
-    if not is_large(model.proto):
-        return None
-    return Scratch(None if output is None else Path(output).parent)
 
 
 def _statistics(

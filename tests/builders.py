@@ -13,7 +13,8 @@ from onnxfq.calibration import calibrate
 from onnxfq.encoding import Encodings
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
-from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.observation import collect_statistics
+from onnxfq.observers import ObserveOptions
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan

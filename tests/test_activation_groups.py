@@ -31,7 +31,8 @@ from onnxfq.granularity import BlockShape, Granularity, PerAxis
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
 from onnxfq.metrics import ErrorSums
-from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.observation import collect_statistics
+from onnxfq.observers import ObserveOptions
 from onnxfq.pipeline import insert_fake_quantize, insert_qdq, open_feeds, quantize
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan

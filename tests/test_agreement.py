@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration import calibrate
 from onnxfq.graph.load import load
-from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.observation import collect_statistics
+from onnxfq.observers import ObserveOptions
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.planning import make_plan

@@ -13,7 +13,8 @@ from onnxfq.calibration import calibrate, calibrated_part
 from onnxfq.calibrators import CALIBRATORS
 from onnxfq.errors import PlanError, SpecError, StatisticsError
 from onnxfq.graph.load import load
-from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.observation import collect_statistics
+from onnxfq.observers import ObserveOptions
 from onnxfq.pipeline import insert_qdq
 from onnxfq.qparams import choose_qparams
 from onnxfq.qtypes import QTYPES

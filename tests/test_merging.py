@@ -21,12 +21,8 @@ from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, S
 from onnxfq.feeds import Feed, owned
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
-from onnxfq.observation import (
-    MergingObserver,
-    ObserveOptions,
-    Observer,
-    collect_statistics,
-)
+from onnxfq.observation import collect_statistics
+from onnxfq.observers import MergingObserver, ObserveOptions, Observer
 from onnxfq.passes.insert_merging import InsertMerging
 from onnxfq.plan import Plan
 from onnxfq.planning import observation_plan
@@ -170,7 +166,7 @@ from builders import conv_relu, feed_for, planned
 from onnxfq.distribution import collect_on_ray
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.load import load
-from onnxfq.observation import ObserveOptions
+from onnxfq.observers import ObserveOptions
 try:
     model, plan, feeds = load(conv_relu()), planned(conv_relu()), [feed_for(conv_relu())]
     collect_on_ray(model, plan, feeds, "local", ObserveOptions(threads=1, device="cuda"))

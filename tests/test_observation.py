@@ -24,7 +24,8 @@ from onnxfq.errors import StatisticsError
 from onnxfq.feeds import Feed, sample_digest
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
-from onnxfq.observation import ObservationInterrupted, ObserveOptions, Observer, collect_statistics
+from onnxfq.observation import ObservationInterrupted, collect_statistics
+from onnxfq.observers import ObserveOptions, Observer
 from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan, observation_plan
@@ -293,7 +294,8 @@ import os, signal, sys
 import numpy as np, ray
 from onnxfq.distribution import collect_on_ray
 from onnxfq.graph.load import load
-from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.observation import collect_statistics
+from onnxfq.observers import ObserveOptions
 from onnxfq.planning import observation_plan
 
 model = load(sys.argv[1])

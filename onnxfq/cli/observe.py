@@ -25,12 +25,8 @@ from onnxfq.errors import StatisticsError
 from onnxfq.feeds import DataOptions
 from onnxfq.files import check_output
 from onnxfq.graph.load import load
-from onnxfq.observation import (
-    DEFAULT_MEMORY,
-    ObservationInterrupted,
-    ObserveOptions,
-    collect_statistics,
-)
+from onnxfq.observation import ObservationInterrupted, collect_statistics
+from onnxfq.observers import DEFAULT_MEMORY, ObserveOptions
 from onnxfq.pipeline import open_feeds
 from onnxfq.plan import Plan
 from onnxfq.planning import observation_plan

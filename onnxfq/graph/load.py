@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import google.protobuf.message
-import numpy as np
 import onnx
-from onnx import external_data_helper, helper, shape_inference
+from onnx import external_data_helper, shape_inference
 
 from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
@@ -24,6 +23,7 @@ from onnxfq.graph.stored import (
     PACKED_TYPES,
     SMALL,
     chunks,
+    element_bytes,
     is_own,
     is_stored,
     keep_in_file,
@@ -40,14 +40,7 @@ MIN_OPSET = 13
 """QuantizeLinear and DequantizeLinear have an axis from this opset on."""
 
 _WORTH_A_LOOK = 16 << 20
-"""Bytes of a file from which on its weights are looked at in it first: those of a large model stay there."""
-
-_SIZED = {
-    kind: np.dtype(helper.tensor_dtype_to_np_dtype(kind)).itemsize
-    for kind in onnx.TensorProto.DataType.values()
-    if kind not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
-}
-"""Bytes of an element, by type."""
+"""Bytes of a file from which on its weights are looked at in it first: many stay there."""
 
 _REFERENCE = frozenset({"location", "offset", "length", "checksum", "basepath"})
 """Fields of a reference to a data file."""
@@ -157,7 +150,7 @@ def _read(path: Path) -> tuple[onnx.ModelProto, hashlib._Hash, set[str]]:
     try:
         if path.stat().st_size > _WORTH_A_LOOK:
             proto, inside = read_without_values(path, SMALL)
-            if stored.is_large(proto):
+            if stored.weight_bytes(proto) > stored.IN_MEMORY:
                 digest = hashlib.sha256()
                 with path.open("rb") as stream:
                     while part := stream.read(1 << 24):
@@ -240,10 +233,11 @@ def _check_sizes(graph: onnx.GraphProto, source: str) -> None:
     for tensor in (tensor for inner in all_graphs(graph) for tensor in inner.initializer):
         if tensor.data_type in PACKED_TYPES or not (tensor.HasField("raw_data") or is_stored(tensor)):
             continue
-        if any(size < 0 for size in tensor.dims) or tensor.data_type not in _SIZED:
+        element = element_bytes(tensor.data_type)
+        if any(size < 0 for size in tensor.dims) or element is None:
             continue  # the checker says so
         have = tensor_bytes(tensor) if is_stored(tensor) else len(tensor.raw_data)
-        want = _SIZED[tensor.data_type] * math.prod(tensor.dims)
+        want = element * math.prod(tensor.dims)
         if have != want:
             raise ModelError(
                 f"{source} is damaged: {tensor.name!r} has {have} bytes, and its shape {list(tensor.dims)} "

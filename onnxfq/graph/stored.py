@@ -18,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
+from onnxfq.errors import ModelError
 from onnxfq.graph.scratch import PREFIX, Scratch, scratch_at
 
 SMALL = 1024
@@ -33,10 +34,24 @@ PACKED_TYPES = frozenset(
 )
 """Types with several elements a byte, which arrays do not have."""
 
-IN_MEMORY = 512 << 20
-"""Bytes of weights, as float32, up to which a model is held in memory, and written and run as one piece."""
+IN_MEMORY = 128 << 20
+"""Bytes of weights up to which a loaded model, and what is made from it, holds them in memory."""
+
+ONE_PIECE = 512 << 20
+"""Bytes of weights, as float32, up to which a model can be one piece, and is handed out and run as one."""
 
 _CHUNK = 1 << 24
+
+_ELEMENT_BYTES = {
+    int(kind): np.dtype(helper.tensor_dtype_to_np_dtype(kind)).itemsize
+    for kind in TensorProto.DataType.values()
+    if kind not in (TensorProto.UNDEFINED, TensorProto.STRING)
+}
+
+
+def element_bytes(data_type: int) -> int | None:
+    """Return the bytes of an element; None for strings and for types that the installed onnx lacks."""
+    return _ELEMENT_BYTES.get(data_type)
 
 
 # Files that this process referred tensors to: protos with absolute paths of others are not to be trusted.
@@ -61,19 +76,43 @@ def keep_in_file(tensor: onnx.TensorProto, path: Path | str, offset: int, length
     tensor.ClearField("raw_data")
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", str(path)), ("offset", str(offset)), ("length", str(length))):
+    place = {"location": str(path), "offset": str(offset), "length": str(length)}
+    if os.path.isabs(path):
+        place["checksum"] = _state(path)
+    for key, value in place.items():
         tensor.external_data.add(key=key, value=value)
 
 
+def _state(path: Path | str) -> str:
+    """Return what changes when the file at `path` is written anew; a hash would cost reading all of it."""
+    now = os.stat(path)
+    return f"{now.st_ino} {now.st_size} {now.st_mtime_ns}"
+
+
 def stored_bytes(tensor: onnx.TensorProto) -> NDArray[np.uint8]:
-    """Return the bytes of a tensor that is in a file, mapped and not read."""
+    """Return the bytes of a tensor that is in a file, mapped and not read.
+
+    Raises ModelError when the file is not there any more, or another than it was when it was referred to.
+    """
     info = external_data_helper.ExternalDataInfo(tensor)
     length = info.length or 0
     if not length:
         return np.zeros(0, np.uint8)
     if info.location.startswith(PREFIX):
         return scratch_at(info.location).read(info.offset or 0, length)
+    if info.checksum is not None and is_own(tensor) and info.checksum != _state_of_existing(info.location):
+        raise ModelError(
+            f"the weights of {tensor.name!r} are in {info.location}, which has changed since it was loaded; "
+            "load the model again"
+        )
     return np.memmap(info.location, np.uint8, "r", offset=info.offset or 0, shape=(length,))
+
+
+def _state_of_existing(path: str) -> str:
+    try:
+        return _state(path)
+    except OSError:
+        return ""
 
 
 def tensor_array(tensor: onnx.TensorProto) -> NDArray[Any]:
@@ -98,6 +137,13 @@ def loaded(tensor: onnx.TensorProto) -> onnx.TensorProto:
     return copy
 
 
+def held(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `proto` that holds all its values itself; it must not be large."""
+    made = _without_constants(proto)
+    made.graph.initializer.extend(map(loaded, proto.graph.initializer))
+    return made
+
+
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
     """Return how many bytes the values of `tensor` take."""
     if is_stored(tensor):
@@ -116,9 +162,17 @@ def weight_bytes(proto: onnx.ModelProto) -> int:
 
 
 def is_large(proto: onnx.ModelProto) -> bool:
-    """Tell whether the weights of `proto` are too many to be held in memory, in float32 if need be."""
+    """Tell whether `proto` has too many weights to be one piece: they are made and run one at a time."""
     elements: int = sum(math.prod(tensor.dims) for tensor in proto.graph.initializer)
-    return 4 * elements > IN_MEMORY
+    return 4 * elements > ONE_PIECE
+
+
+def scratch_for(proto: onnx.ModelProto, folder: Path | None) -> Scratch | None:
+    """Return where weights made from those of `proto` go; None where they stay in memory.
+
+    folder: where the output goes, for there must be room for them; None for no output.
+    """
+    return Scratch(folder) if weight_bytes(proto) > IN_MEMORY else None
 
 
 def chunks(tensor: onnx.TensorProto) -> Iterator[bytes]:

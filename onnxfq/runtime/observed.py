@@ -68,6 +68,7 @@ def _write_optimised(model: Path, path: Path) -> None:
     # Weights in a file beside: the graph is edited without reading them.
     for key, value in (("file_name", f"{path.name}.weights"), ("min_size_in_bytes", "1024")):
         options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
+    options.add_session_config_entry("session.disable_prepacking", "1")  # it is never run
     register_libraries(options, onnx.load(model, load_external_data=False))
     onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 

@@ -21,7 +21,8 @@ from onnxfq.calibration import calibrate
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.evaluation import evaluate
 from onnxfq.graph.load import load
-from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.observation import collect_statistics
+from onnxfq.observers import ObserveOptions
 from onnxfq.pipeline import insert_fake_quantize, insert_qdq
 from onnxfq.runtime import kernels
 from onnxfq.runtime.devices import cuda_problem, providers

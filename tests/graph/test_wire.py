@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 
+from onnxfq.calibration import encode_weights
 from onnxfq.errors import ModelError, OutputError
 from onnxfq.graph import constants as constants_module
 from onnxfq.graph import load as load_module
@@ -25,15 +26,23 @@ from onnxfq.graph.scratch import Scratch, weights_in
 from onnxfq.graph.stored import is_stored, loaded
 from onnxfq.graph.wire import _read_varint, _varint, read_without_values, write_streamed
 from onnxfq.pipeline import quantize
+from onnxfq.planning import make_plan
+from onnxfq.recipe import load_recipe
 
 
 @pytest.fixture
-def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat every model as one whose weights do not fit in memory."""
+def everything_in_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the weights of every model in its file."""
     monkeypatch.setattr(stored, "IN_MEMORY", 0)
     monkeypatch.setattr(stored, "SMALL", 8)
     monkeypatch.setattr(load_module, "SMALL", 8)
     monkeypatch.setattr(load_module, "_WORTH_A_LOOK", 0)
+
+
+@pytest.fixture
+def everything_is_large(everything_in_its_file: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat every model as one whose weights do not fit in memory."""
+    monkeypatch.setattr(stored, "ONE_PIECE", 0)
     monkeypatch.setattr(constants_module, "_FEW", 8)
 
 
@@ -126,6 +135,42 @@ def test_large_models_of_every_structure(name: str, recipe: str, tmp_path: Path)
     assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "q.onnx").read_bytes()
     save(result.simulation, tmp_path / "sim.onnx")
     onnx.checker.check_model(str(tmp_path / "sim.onnx"))
+
+
+@pytest.mark.parametrize("name", ["conv_relu", "tied_embedding", "if_body", "transposed_weight"])
+def test_weights_in_the_file_or_in_memory_give_one_model(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Where the weights of a model are that is one piece makes no difference."""
+    path, feed = tmp_path / "m.onnx", feed_for(BUILDERS[name]())
+    onnx.save(BUILDERS[name](), path)
+    quantize(path, [feed], tmp_path / "held.onnx")
+    request.getfixturevalue("everything_in_its_file")
+    assert any(is_stored(tensor) for tensor in load(path).proto.graph.initializer)
+    quantize(path, [feed], tmp_path / "stored.onnx")
+    one, other = (onnx.load(tmp_path / f"{kind}.onnx") for kind in ("stored", "held"))
+    tensors = [sorted(t.SerializeToString() for t in made.graph.initializer) for made in (one, other)]
+    assert tensors[0] == tensors[1]
+    del one.graph.initializer[:], other.graph.initializer[:]
+    assert one == other
+
+
+@pytest.mark.usefixtures("everything_in_its_file")
+@pytest.mark.parametrize("change", ["written anew", "renamed over", "removed"])
+def test_a_file_that_changes_under_a_loaded_model(change: str, tmp_path: Path) -> None:
+    """Weights are never read from another file than the one that was loaded."""
+    path, proto = tmp_path / "m.onnx", BUILDERS["conv_relu"]()
+    onnx.save(proto, path)
+    model = load(path)
+    proto.graph.initializer[0].raw_data = bytes(len(proto.graph.initializer[0].raw_data))
+    path.unlink()
+    if change == "written anew":
+        onnx.save(proto, path)
+    elif change == "renamed over":
+        onnx.save(proto, tmp_path / "new.onnx")
+        (tmp_path / "new.onnx").rename(path)
+    with pytest.raises(ModelError, match=r"m\.onnx, which has changed since it was loaded; load the model"):
+        encode_weights(model, make_plan(model, load_recipe("tensorrt-int8")))
 
 
 def test_large_and_small_are_one_model(tmp_path: Path, request: pytest.FixtureRequest) -> None:
