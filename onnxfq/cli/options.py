@@ -9,7 +9,7 @@ import typer
 
 from onnxfq.calibrators import FORMS
 from onnxfq.feeds import DEFAULT_BATCH
-from onnxfq.recipe import RECIPES, Recipe, load_recipe
+from onnxfq.recipe import RECIPES, Equalize, Recipe, load_recipe
 from onnxfq.runtime.choice import DeviceChoice
 from onnxfq.runtime.library import use_custom_ops
 
@@ -46,6 +46,14 @@ CalibratorOption = Annotated[
         "--calibrator",
         metavar="NAME",
         help=f"For activations, in place of the recipe's: {', '.join(FORMS)}.",
+        show_default=False,
+    ),
+]
+EqualizeOption = Annotated[
+    Equalize | None,
+    typer.Option(
+        "--equalize",
+        help="Which inputs have their channels brought to one size, in place of what the recipe says.",
         show_default=False,
     ),
 ]
@@ -122,12 +130,15 @@ ShapeOption = Annotated[
 ]
 
 
-def asked_recipe(recipe: str, keep_existing: bool, requantize: bool) -> Recipe:
-    """Return the recipe with what the options say of models that are quantized already."""
+def asked_recipe(
+    recipe: str, keep_existing: bool, requantize: bool, equalize: Equalize | None = None
+) -> Recipe:
+    """Return the recipe with what the options say of quantized models and of equalizing channels."""
     if keep_existing and requantize:
         raise typer.BadParameter("--keep-existing and --requantize exclude each other; give one")
     chosen = load_recipe(recipe)
     asked = "keep" if keep_existing else "requantize" if requantize else chosen.existing
+    chosen = chosen if equalize is None else chosen.with_equalize(equalize)
     return chosen.model_copy(update={"existing": asked})
 
 

@@ -16,6 +16,7 @@ from onnxfq.cli.options import (
     CalibratorOption,
     CustomOpsOption,
     DeviceOption,
+    EqualizeOption,
     KeepOption,
     ModelArgument,
     OutputOption,
@@ -54,6 +55,7 @@ def quantize(
     ] = None,
     recipe: RecipeOption = DEFAULT_RECIPE,
     calibrator: CalibratorOption = None,
+    equalize: EqualizeOption = None,
     keep_existing: KeepOption = False,
     requantize: RequantizeOption = False,
     custom_ops: CustomOpsOption = None,
@@ -89,7 +91,7 @@ def quantize(
         check_output(report, model, output, data, statistics)
     if artifacts is not None:
         _check_folder(artifacts)
-    chosen = asked_recipe(recipe, keep_existing, requantize)
+    chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
     if float_io and float_type == "fp32":
         raise typer.BadParameter(
             "--float-io needs --float fp16 or bf16; inputs and outputs are fp32 as they are"
