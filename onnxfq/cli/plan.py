@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxfq.cli.console import say
 from onnxfq.cli.options import (
+    EqualizeOption,
     KeepOption,
     ModelArgument,
     OutputOption,
@@ -23,13 +24,14 @@ def plan(
     model: ModelArgument,
     output: OutputOption,
     recipe: RecipeOption = DEFAULT_RECIPE,
+    equalize: EqualizeOption = None,
     keep_existing: KeepOption = False,
     requantize: RequantizeOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Write a plan: a JSON file that a person can read, edit and feed back."""
     check_output(output, model)
-    chosen = asked_recipe(recipe, keep_existing, requantize)
+    chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
     loaded = load(model, chosen.existing)
     made = make_plan(loaded, chosen)
     made.save(output)
