@@ -225,3 +225,11 @@ def test_with_a_half_remainder(floats: str) -> None:
     assert made.evaluation.candidates[0].outputs[0].sqnr_db > 20.0
     if floats == "fp16":
         assert made.evaluation.candidates[1].outputs[0].sqnr_db > 20.0
+
+
+def test_converted(tmp_path: Path) -> None:
+    """`convert` of an equalized Q/DQ model keeps the Mul and every grid: its output has the same bits."""
+    source, converted = tmp_path / "q.onnx", tmp_path / "c.onnx"
+    onnxfq.quantize(network(), feeds(), source)
+    assert main(["convert", str(source), "-o", str(converted)]) == 0
+    np.testing.assert_array_equal(ran(onnx.load(converted)), ran(onnx.load(source)))

@@ -112,6 +112,11 @@ def _recipe(form: FloatForm) -> Recipe:
             overrides.append(
                 Override.model_validate({"nodes": (name,), "activations": None, "weights": weights})
             )
+    if base.activations is not None:
+        # The source's grids are one for all channels.
+        base = base.model_copy(
+            update={"activations": base.activations.model_copy(update={"equalize": "none"})}
+        )
     return base.model_copy(update={"name": "converted", "overrides": tuple(overrides)})
 
 
