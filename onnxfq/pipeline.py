@@ -152,7 +152,10 @@ def quantize(
         )
     release = None if runtime is None else release_of(runtime)
     clock = _Clock()
-    proto, sha256, source = read_model(model)
+    # A given model is held once by its owner, and not a second time.
+    scratch = _scratch(model, output) if isinstance(model, onnx.ModelProto) else None
+    with weights_in(scratch):
+        proto, sha256, source = read_model(model)
     reference = _runnable(proto)
     loaded = normalised(proto, sha256, source, chosen.existing)
     if release is not None:
@@ -174,7 +177,7 @@ def quantize(
     if half is not None:
         encodings = with_half_scales(encodings, floats.name)
     clock.lap("calibrate")
-    scratch = _scratch(loaded, output)
+    scratch = scratch or _scratch(loaded.proto, output)
     with weights_in(scratch):
         simulation = insert_fake_quantize(loaded, plan, encodings)
         qdq = insert_qdq(loaded, plan, encodings, lowest_opset=half.min_opset if half else MIN_OPSET)
@@ -220,9 +223,9 @@ def quantize(
     )
 
 
-def _scratch(model: Model, output: str | Path | None) -> Scratch | None:
+def _scratch(model: onnx.ModelProto, output: str | Path | None) -> Scratch | None:
     """Return where the weights made from a large `model` go: there must be room where its output goes."""
-    if not is_large(model.proto):
+    if not is_large(model):
         return None
     return Scratch(None if output is None else Path(output).parent)
 
@@ -380,9 +383,8 @@ def with_provenance(
     Version, recipe, target, type of what is float, calibrators of activations, hashes of the float model
     and of the statistics. No time and no path: equal inputs give equal files.
     """
-    methods = {
-        e.spec.calibrator for e in encodings.encodings if e.tensor in {p.tensor for p in plan.activations}
-    }
+    activations = {placement.tensor for placement in plan.activations}
+    methods = {e.spec.calibrator for e in encodings.encodings if e.tensor in activations}
     given, proto = proto, onnx.ModelProto()
     proto.CopyFrom(given)
     for key, value in (
