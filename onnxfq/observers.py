@@ -187,6 +187,11 @@ class MergingObserver(Observer):
         self._names = [StateNames.of(tensor) for tensor in self._tensors]
         self._merging: Session | None = None
 
+    def __exit__(self, *exception: object) -> None:
+        """Give back what the session takes, and remove what was written."""
+        super().__exit__(*exception)
+        self._merging = None
+
     def _inserting(self, plan: Plan) -> Pass:
         return InsertMerging(plan, self._options.feed_ranges)
 

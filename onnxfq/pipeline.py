@@ -30,7 +30,7 @@ from onnxfq.graph.releases import release_of
 from onnxfq.graph.save import save
 from onnxfq.graph.scratch import Scratch, weights_in
 from onnxfq.graph.signature import input_specs, output_names
-from onnxfq.graph.stored import is_large
+from onnxfq.graph.stored import held, is_large, scratch_for
 from onnxfq.half_scales import with_half_scales
 from onnxfq.labels import read_labels
 from onnxfq.observation import collect_statistics
@@ -153,7 +153,8 @@ def quantize(
     release = None if runtime is None else release_of(runtime)
     clock = _Clock()
     # A given model is held once by its owner, and not a second time.
-    scratch = _scratch(model, output) if isinstance(model, onnx.ModelProto) else None
+    folder = None if output is None else Path(output).parent
+    scratch = scratch_for(model, folder) if isinstance(model, onnx.ModelProto) else None
     with weights_in(scratch):
         proto, sha256, source = read_model(model)
     reference = _runnable(proto)
@@ -177,7 +178,7 @@ def quantize(
     if half is not None:
         encodings = with_half_scales(encodings, floats.name)
     clock.lap("calibrate")
-    scratch = scratch or _scratch(loaded.proto, output)
+    scratch = scratch or scratch_for(loaded.proto, folder)
     with weights_in(scratch):
         simulation = insert_fake_quantize(loaded, plan, encodings)
         qdq = insert_qdq(loaded, plan, encodings, lowest_opset=half.min_opset if half else MIN_OPSET)
@@ -208,6 +209,8 @@ def quantize(
     if output is not None:
         tried = None if missing or not kept.feeds else kept.feeds[0]
         save(qdq, output, lambda path, weights: _try(path, weights, tried, options.threads))
+    if not is_large(loaded.proto):
+        qdq, simulation, scratch = held(qdq), held(simulation), None
     return QuantizeResult(
         model=loaded,
         recipe=chosen,
@@ -221,13 +224,6 @@ def quantize(
         seconds=clock.seconds,
         scratch=scratch,
     )
-
-
-def _scratch(model: onnx.ModelProto, output: str | Path | None) -> Scratch | None:
-    """Return where the weights made from a large `model` go: there must be room where its output goes."""
-    if not is_large(model):
-        return None
-    return Scratch(None if output is None else Path(output).parent)
 
 
 def _statistics(

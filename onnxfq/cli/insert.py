@@ -14,8 +14,8 @@ from onnxfq.encoding import Encodings
 from onnxfq.files import check_output
 from onnxfq.graph.load import load
 from onnxfq.graph.save import save
-from onnxfq.graph.scratch import Scratch, weights_in
-from onnxfq.graph.stored import is_large
+from onnxfq.graph.scratch import weights_in
+from onnxfq.graph.stored import scratch_for
 from onnxfq.pipeline import insert_fake_quantize, insert_qdq
 from onnxfq.plan import Plan
 from onnxfq.reporting.text import coverage_line
@@ -50,7 +50,7 @@ def insert(
     check_output(output, model, plan, encodings)
     planned, encoded = Plan.load(plan), Encodings.load(encodings)
     loaded = load(model, planned.existing)
-    with weights_in(Scratch(output.parent) if is_large(loaded.proto) else None):
+    with weights_in(scratch_for(loaded.proto, output.parent)):
         if form is Form.qdq:
             made = insert_qdq(loaded, planned, encoded)
         else:

@@ -35,10 +35,10 @@ PACKED_TYPES = frozenset(
 """Types with several elements a byte, which arrays do not have."""
 
 IN_MEMORY = 128 << 20
-"""Bytes of weights in its file up to which a loaded model holds them in memory."""
+"""Bytes of weights up to which a loaded model, and what is made from it, holds them in memory."""
 
 ONE_PIECE = 512 << 20
-"""Bytes of weights, as float32, up to which a model is edited, written and run as one piece."""
+"""Bytes of weights, as float32, up to which a model can be one piece, and is handed out and run as one."""
 
 _CHUNK = 1 << 24
 
@@ -180,6 +180,14 @@ def is_large(proto: onnx.ModelProto) -> bool:
     """Tell whether `proto` has too many weights to be one piece: they are made and run one at a time."""
     elements: int = sum(math.prod(tensor.dims) for tensor in proto.graph.initializer)
     return 4 * elements > ONE_PIECE
+
+
+def scratch_for(proto: onnx.ModelProto, folder: Path | None) -> Scratch | None:
+    """Return where weights made from those of `proto` go; None where they stay in memory.
+
+    folder: where the output goes, for there must be room for them; None for no output.
+    """
+    return Scratch(folder) if weight_bytes(proto) > IN_MEMORY else None
 
 
 def chunks(tensor: onnx.TensorProto) -> Iterator[bytes]:

@@ -45,9 +45,10 @@ class ParallelRuns:
         self._at_a_time = 1
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads and give back what the session takes."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool = self._session = None
 
     def run(self, feeds: Iterable[Feed]) -> Iterator[Result]:
         """Yield what each feed gave, in order."""

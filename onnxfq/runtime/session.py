@@ -25,6 +25,7 @@ from onnxfq.graph.stored import (
     tensor_array,
     tensor_bytes,
 )
+from onnxfq.graph.weightless import split_weights
 from onnxfq.runtime.c_library import no_memory
 from onnxfq.runtime.devices import CUDA_PROVIDER, cuda_problem, providers
 from onnxfq.runtime.library import register_libraries
@@ -87,6 +88,7 @@ class Session:
         Raises ModelError; RuntimeLibraryError when the device cannot be used, DeviceMemoryError when it has
         no room for the model.
         """
+        self.device: Device = device
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ONLY_FATAL
         options.intra_op_num_threads = threads
@@ -114,9 +116,7 @@ class Session:
         try:
             with ExitStack() as files:
                 content = (
-                    str(model)
-                    if isinstance(model, Path)
-                    else self._handed_over(model, options, exact, files if device == "cpu" else None)
+                    str(model) if isinstance(model, Path) else self._handed_over(model, options, exact, files)
                 )
                 self._session = onnxruntime.InferenceSession(content, options, providers=providers(device))
         except Exception as error:  # onnxruntime raises classes of its own, one per status code
@@ -129,38 +129,40 @@ class Session:
         if device == "cuda" and CUDA_PROVIDER not in self._session.get_providers():
             reason = cuda_problem() or "`onnxfq doctor` tests the GPU"
             raise RuntimeLibraryError(f"onnxruntime fell back to the CPU: {reason}")
-        self.device: Device = device
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
         self.output_types: dict[str, str] = {one.name: one.type for one in self._session.get_outputs()}
 
     def _handed_over(
-        self,
-        model: onnx.ModelProto,
-        options: onnxruntime.SessionOptions,
-        exact: bool,
-        files: ExitStack | None,
-    ) -> bytes:
-        """Return `model` as bytes; of a large one the weights are given to the session as arrays.
+        self, model: onnx.ModelProto, options: onnxruntime.SessionOptions, exact: bool, files: ExitStack
+    ) -> bytes | str:
+        """Return `model` as bytes, or as a file that is there as long as `files` is open.
 
-        files: stays open until the session is made; None where the device wants copies of its own.
+        Weights that are in a file are read there where they can be, or given to the session as arrays.
         """
-        if not is_large(model):
+        if is_large(model):
+            # Weights that DequantizeLinear gives come and go, without room kept for more than one.
+            options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+            if not exact:  # else it is said already
+                # Packed for its kernels every weight would be there twice.
+                options.add_session_config_entry("session.disable_prepacking", "1")
+        elif not any(map(is_stored, model.graph.initializer)):
+            return bytes(model.SerializeToString())
+        elif self.device != "cpu":
             return bytes(held(model).SerializeToString())
-        # Weights that DequantizeLinear gives come and go: made just before they are read, not all at first,
-        # and without room kept for more than one.
+        elif not exact:
+            folder = files.enter_context(scratch_folder())
+            onnx.save(split_weights(model, folder / "weights"), folder / "model.onnx")
+            return str(folder / "model.onnx")
+        # What DequantizeLinear gives is made just before it is read, not all at first.
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        if not exact:  # else it is said already
-            # Packed for its kernels every weight would be there twice.
-            options.add_session_config_entry("session.disable_prepacking", "1")
         # What has several elements a byte stays inside: arrays cannot hold it.
         tensors = [t for t in large_tensors(model) if t.data_type not in PACKED_TYPES]
         if not tensors:
             return bytes(model.SerializeToString())
         self._arrays = {tensor.name: _runtime_value(tensor) for tensor in tensors}
-        if files is not None:
+        if self.device == "cpu":
             _share(self._arrays, options, files.enter_context(scratch_folder()))
-        else:
+        else:  # which wants copies of its own
             options.add_external_initializers(list(self._arrays), list(self._arrays.values()))
         model = referring(model, {t.name: (0, tensor_bytes(t)) for t in tensors}, _NOWHERE)
         for tensor in model.graph.initializer:
