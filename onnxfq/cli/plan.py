@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from onnxfq.cli.console import say
+from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
+    BATCH,
+    DATA_HELP,
+    BatchOption,
+    CustomOpsOption,
     KeepOption,
     ModelArgument,
     OutputOption,
@@ -12,28 +21,53 @@ from onnxfq.cli.options import (
     RequantizeOption,
     asked_recipe,
 )
+from onnxfq.feeds import DataOptions
 from onnxfq.files import check_output
 from onnxfq.graph.load import load
+from onnxfq.pipeline import open_feeds
 from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE
 from onnxfq.reporting.text import plan_summary
+from onnxfq.runtime.found_types import lacks_ranks, with_run_ranks
 
 
+@with_data_options
 def plan(
     model: ModelArgument,
     output: OutputOption,
+    described: DataOptions,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help=f"{DATA_HELP} Only the first feed is run, and only when ONNX cannot tell a rank.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: BatchOption = BATCH,
     recipe: RecipeOption = DEFAULT_RECIPE,
     keep_existing: KeepOption = False,
     requantize: RequantizeOption = False,
+    custom_ops: CustomOpsOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Write a plan: a JSON file that a person can read, edit and feed back."""
-    check_output(output, model)
+    check_output(output, model, data)
     chosen = asked_recipe(recipe, keep_existing, requantize)
     loaded = load(model, chosen.existing)
-    made = make_plan(loaded, chosen)
+    unknown = lacks_ranks(loaded)
+    feeds = None if data is None else open_feeds(loaded.proto, data, batch, described)
+    ranked = with_run_ranks(loaded, next(iter(feeds))) if unknown and feeds is not None else loaded
+    made = make_plan(ranked, chosen)
     made.save(output)
     for note in loaded.notes:
         say(f"note       {note}", quiet)
+    if unknown and feeds is None:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        say(
+            f"note       no rank is known of {unknown[0]!r}{more}, and what goes by axis is planned without; "
+            "with --data the first run tells it",
+            quiet,
+        )
     say(plan_summary(made), quiet)
     say(f"wrote      {output}", quiet)

@@ -81,6 +81,8 @@ def test_streaming_writes_what_protobuf_reads(tmp_path: Path) -> None:
         for given_proto in (proto, read_without_values(path, 0)[0]):
             stream = io.BytesIO()
             stream.writelines(serialized(given_proto))
+            if given_proto is proto:
+                assert stream.getvalue() == proto.SerializeToString(deterministic=True)
             made = onnx.ModelProto.FromString(stream.getvalue())
             for one, other in zip(made.graph.initializer, proto.graph.initializer, strict=True):
                 np.testing.assert_array_equal(numpy_helper.to_array(one), numpy_helper.to_array(other))
