@@ -1,5 +1,13 @@
 """onnxfq: quantize ONNX models for TensorRT and measure them in ONNX Runtime.
 
+    result = onnxfq.quantize("model.onnx", "calibration.npz", "model.int8.onnx")
+    print(result.evaluation.table())
+    onnxfq.write_report(result, "report.html")
+
+`quantize` is `load`, `make_plan`, `collect_statistics`, `calibrate` and `insert_qdq` in a row; `evaluate`
+measures, `check` asks what TensorRT would do, `handoff` packs for the machine with the GPU. Every error is an
+`OnnxfqError` of one line.
+
 The names here are the public API; everything else may change.
 """
 
@@ -34,7 +42,7 @@ from onnxfq.pipeline import evaluate_models as evaluate
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.qparams import ParamRules, choose_qparams
-from onnxfq.recipe import Recipe, load_recipe
+from onnxfq.recipe import Override, Recipe, load_recipe
 from onnxfq.reporting.html import write_report
 from onnxfq.runtime.kernels import fake_quantize
 from onnxfq.runtime.library import custom_ops_path, register_custom_ops, use_custom_ops
@@ -63,6 +71,7 @@ __all__ = [
     "Model",
     "ObserveOptions",
     "OnnxfqError",
+    "Override",
     "ParamRules",
     "Plan",
     "QuantizeResult",

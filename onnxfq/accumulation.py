@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import StatisticsError
 from onnxfq.granularity import Granularity
-from onnxfq.statistics import BIN_COUNT, GroupStatistics, TensorStatistics
+from onnxfq.statistics import BIN_COUNT, GroupStatistics, TensorStatistics, wider
 
 Results = list[NDArray[Any]]
 """Range, counts, bins and bin counts, as operator Observe gives them."""
@@ -80,6 +80,22 @@ class TensorAccumulator(_Ranges):
             counts=self._histogram[bins],
             feed_ranges=self._feed_ranges(),
         )
+
+
+class ChannelRanges:
+    """The range of each channel of one tensor, float32 [C, 2], over all feeds."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._ranges: NDArray[np.float32] | None = None
+
+    def add(self, limits: NDArray[np.float32]) -> None:
+        """Add what an observer of channels found in one feed."""
+        self._ranges = limits.copy() if self._ranges is None else wider(self._ranges, limits)
+
+    def result(self) -> NDArray[np.float32]:
+        """Return what was added; no channel where nothing was."""
+        return np.zeros((0, 2), np.float32) if self._ranges is None else self._ranges
 
 
 class GroupAccumulator(_Ranges):

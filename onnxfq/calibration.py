@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibrators import calibrator_by_name
+from onnxfq.calibrators.equalized import equalized_qparams
 from onnxfq.calibrators.fixed import is_fixed
 from onnxfq.calibrators.groups import group_ranges, observed_ranges
 from onnxfq.encoding import Encoding, Encodings
@@ -88,8 +89,8 @@ def _of_plan(plan: Plan, weights: Sequence[Encoding]) -> list[Encoding]:
 
 
 def replaced_calibrator(spec: QuantSpec, calibrator: str | None) -> QuantSpec:
-    """Return `spec` with another calibrator, if one is given and its own is not a fixed range."""
-    if calibrator is None or is_fixed(spec.calibrator):
+    """Return `spec` with another calibrator, if one is given and its range is not settled by a rule."""
+    if calibrator is None or is_fixed(spec.calibrator) or spec.equalized:
         return spec
     return spec.model_copy(update={"calibrator": calibrator})
 
@@ -129,6 +130,8 @@ def _without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[s
 def _encode_activation(placement: Placement, statistics: Statistics, calibrator: str | None) -> Encoding:
     spec, name = replaced_calibrator(placement.spec, calibrator), placement.tensor
     placement = placement.model_copy(update={"spec": spec})
+    if spec.equalized:
+        return Encoding.of(name, spec, *equalized_qparams(statistics.of_channels(name), spec))
     groups = None if spec.granularity == PerTensor() else statistics.of_groups(name, spec.granularity)
     try:
         if groups is None:

@@ -44,7 +44,10 @@ class DemoResult:
 
 
 def run_demo(folder: str | Path) -> DemoResult:
-    """Quantize the digit network twice, measure it on 1,500 unseen digits, write all into `folder`."""
+    """Quantize the digit network twice, measure it on 1,500 unseen digits, write all into `folder`.
+
+    Raises OutputError for a folder that cannot be made.
+    """
     start = time.perf_counter()
     folder = Path(folder)
     try:

@@ -37,7 +37,10 @@ def read_document(path: str | Path, record: type[R], error: type[OnnxfqError]) -
     try:
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (json.JSONDecodeError, yaml.YAMLError) as fault:
-        raise error(f"{path} is not valid {path.suffix.lstrip('.') or 'YAML'}: {one_line(fault)}") from None
+        kind = path.suffix.lstrip(".") or "YAML"
+        raise error(
+            f"{path} is not valid {kind}: {one_line(fault)}; repair it or give another file"
+        ) from None
     return parse(content, record, error, str(path))
 
 
@@ -53,6 +56,9 @@ def parse(content: Any, record: type[R], error: type[OnnxfqError], source: str) 
             known = _record_at(record, first["loc"][:-1]).model_fields
             hint = nearest(str(first["loc"][-1]), known) or "; known: " + ", ".join(known)
             message = f"no such field{hint}"
+        elif first["loc"] == ("format",):
+            wanted = record.model_fields["format"].default
+            message = f"is {first['input']!r:.40}, wanted is {wanted!r}; give the file of that kind"
         elif first["type"] == "model_type":
             message = f"must be a mapping of fields, got {first['input']!r:.40}"
         raise error(f"{where}: {message}") from None

@@ -148,7 +148,10 @@ def scale_shape(
     block_size: int | None = None,
     block_shape: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """Return the shape of the scales for x of `shape`; the block arguments as in `dynamic_fake_quantize`."""
+    """Return the shape of the scales for x of `shape`; the block arguments as in `dynamic_fake_quantize`.
+
+    Raises SpecError for arguments that do not go together or do not fit `shape`.
+    """
     if block_shape is not None:
         return block_counts(shape, block_shape, block_size)
     if axis is None:

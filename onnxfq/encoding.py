@@ -80,6 +80,8 @@ class Encoding(Record):
             )
         if self.spec.symmetric and zero_point.any():
             raise ValueError(f"tensor {self.tensor!r}: every zero_point of a symmetric spec must be 0")
+        if self.spec.equalized and np.unique(zero_point).size > 1:
+            raise ValueError(f"tensor {self.tensor!r}: equalized channels must share one zero_point")
         fractions = zero_point[zero_point != np.rint(zero_point)]
         if self.spec.zero_point == "integer" and fractions.size:
             raise ValueError(
@@ -98,6 +100,8 @@ class Encoding(Record):
             scale = np.asarray([*self.scale, *([] if shared is None else [shared])], np.float32)
         if not (np.isfinite(scale).all() and (scale > 0).all()):
             raise ValueError(f"tensor {self.tensor!r}: every scale must be finite and positive")
+        if self.spec.equalized and np.unique(np.frexp(scale)[0]).size > 1:
+            raise ValueError(f"tensor {self.tensor!r}: equalized scales must be powers of two apart")
         wrong = np.flatnonzero(self.scale_array != self._of_their_type())
         if wrong.size:
             rule = "a power of two" if shared is None else f"an e4m3 number times {shared}"

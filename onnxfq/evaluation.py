@@ -39,10 +39,11 @@ def evaluate(
 
     labels: integers, one for each row of the first output in the order of the feeds. tensors: names of
     inner tensors of the reference to compare with the quantized ones of the candidates. Outputs that
-    hold no numbers, as sequences and strings, are left out with a note. device: of all sessions; "auto" is a
-    GPU where one works and has room. Raises ModelError when a candidate's outputs differ from the
-    reference's, DataError when labels and rows differ in number, RuntimeLibraryError and DeviceMemoryError
-    for a GPU that was asked for by name.
+    hold no numbers, as sequences and strings, are left out with a note, and so is what has another size
+    along an axis that the reference leaves open, as the boxes that a detector keeps, on that feed. device: of
+    all sessions; "auto" is a GPU where one works and has room. Raises ModelError when a candidate's outputs
+    differ from the reference's, DataError when labels and rows differ in number, RuntimeLibraryError and
+    DeviceMemoryError for a GPU that was asked for by name.
     """
     names = output_names(reference)
     for name, proto in candidates.items():
@@ -51,7 +52,8 @@ def evaluate(
                 f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}"
             )
     names = _compared(reference)
-    runs = [_Run(name, proto, names, tensors) for name, proto in candidates.items()]
+    sizes = _declared(reference)
+    runs = [_Run(name, proto, names, tensors, sizes) for name, proto in candidates.items()]
     sides = [_Side(reference, [*names, *tensors], exact=False), *(run.side for run in runs)]
     right, done, row = 0, 0, 0
     for expected, *results in _outputs(sides, feeds, threads, device):
@@ -73,7 +75,8 @@ def evaluate(
         reference=reference_name,
         feeds=done,
         accuracy=right / row if labels is not None else None,
-        candidates=tuple(run.score(row if labels is not None else 0) for run in runs),
+        candidates=tuple(run.score(done, row if labels is not None else 0) for run in runs),
+        notes=tuple(note for run in runs for note in run.notes(done)),
     )
 
 
@@ -121,11 +124,13 @@ class _Run:
     proto: onnx.ModelProto
     outputs: Sequence[str]
     tensors: Sequence[str]
+    sizes: Mapping[str, Sequence[int | None]]
     right: int = 0
     side: _Side = field(init=False)
     fetches: list[str] = field(init=False)
     sums: list[ErrorSums] = field(init=False)
     agreed: list[tuple[int, int]] = field(init=False)
+    unlike: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         made = {name for node in self.proto.graph.node for name in node.output}
@@ -143,17 +148,34 @@ class _Run:
                     f"output {self.fetches[i]!r} holds no numbers; only numeric tensors are compared"
                 )
             if want.shape != have.shape:
-                raise ModelError(
-                    f"{self.name}: {self.fetches[i]!r} has shape {list(have.shape)}, "
-                    f"the reference {list(want.shape)}"
-                )
+                name = [*self.outputs, *self.tensors][i]
+                shapes = f"has shape {list(have.shape)}, the reference {list(want.shape)}"
+                if (truth is not None and not i) or not self._is_open(name, want.shape, have.shape):
+                    raise ModelError(f"{self.name}: {self.fetches[i]!r} {shapes}")
+                self.unlike.setdefault(name, []).append(shapes)
+                continue
             self.sums[i] = self.sums[i] + ErrorSums.of(want, have)
             same, rows = _agreement(want, have)
             self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
         if truth is not None:
             self.right += _right(got[0], truth)
 
-    def score(self, rows: int) -> CandidateScore:
+    def _is_open(self, name: str, want: Sequence[int], have: Sequence[int]) -> bool:
+        """Tell whether two shapes of `name` differ only along axes that the reference leaves open."""
+        if len(want) != len(have):
+            return False
+        sizes = self.sizes.get(name, [None] * len(want))
+        return all(a == b or size is None for a, b, size in zip(want, have, sizes, strict=True))
+
+    def notes(self, feeds: int) -> Iterator[str]:
+        """Yield what was not compared, and why."""
+        for name, shapes in self.unlike.items():
+            yield (
+                f"{self.name}: {name!r} not compared on {len(shapes)} of {feeds} feeds, for its size follows "
+                f"from the values: first it {shapes[0]}"
+            )
+
+    def score(self, feeds: int, rows: int) -> CandidateScore:
         scores = [
             OutputScore(
                 output=name,
@@ -167,12 +189,29 @@ class _Run:
             )
         ]
         split = len(self.outputs)
+        compared = [len(self.unlike.get(score.output, ())) < feeds for score in scores]
         return CandidateScore(
             candidate=self.name,
-            outputs=tuple(scores[:split]),
-            tensors=tuple(score.model_copy(update={"top1_agreement": None}) for score in scores[split:]),
+            outputs=tuple(
+                score for score, seen in zip(scores[:split], compared[:split], strict=True) if seen
+            ),
+            tensors=tuple(
+                score.model_copy(update={"top1_agreement": None})
+                for score, seen in zip(scores[split:], compared[split:], strict=True)
+                if seen
+            ),
             accuracy=self.right / rows if rows else None,
         )
+
+
+def _declared(reference: onnx.ModelProto) -> dict[str, list[int | None]]:
+    """Return the sizes of outputs and inner tensors as the model declares them; None for an open axis."""
+    found = {}
+    for value in (*reference.graph.output, *reference.graph.value_info):
+        if value.type.tensor_type.HasField("shape"):
+            dims = value.type.tensor_type.shape.dim
+            found[value.name] = [d.dim_value if d.HasField("dim_value") else None for d in dims]
+    return found
 
 
 def _compared(reference: onnx.ModelProto) -> tuple[str, ...]:

@@ -46,11 +46,14 @@ def check_writable(path: Path) -> None:
         raise OutputError(f"cannot write {path}: no permission to write in {folder}; choose another folder")
 
 
-def check_output(output: str | Path, *inputs: object) -> None:
-    """Raise OutputError now when `output` could not be written later, or is the file of one of `inputs`."""
-    for source in inputs:
-        if isinstance(source, (str, Path)) and Path(output).resolve() == Path(source).resolve():
-            raise OutputError(f"output {output} is the input itself; give another file name")
+def check_output(output: str | Path, *others: object) -> None:
+    """Raise OutputError now when `output` could not be written later, or is the file of one of `others`.
+
+    others: what else the command reads or writes; what is no path is passed over.
+    """
+    for other in others:
+        if isinstance(other, (str, Path)) and Path(output).resolve() == Path(other).resolve():
+            raise OutputError(f"output {output} is another file of this command too; give another file name")
     check_writable(Path(output))
 
 

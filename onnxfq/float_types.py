@@ -18,14 +18,22 @@ FLOAT_DTYPES: dict[FloatType, np.dtype[Any]] = {
 """Name -> NumPy dtype. Arithmetic is float32 for all of them, rounded once."""
 
 
+_INFO = {kind: ml_dtypes.finfo(dtype) for kind, dtype in FLOAT_DTYPES.items()}
+_LARGEST = {kind: float(info.max) for kind, info in _INFO.items()}
+_STEPS = {kind: float(info.eps) for kind, info in _INFO.items()}
+_SMALLEST = {kind: float(info.tiny) for kind, info in _INFO.items()} | {
+    "float16": float(_INFO["float16"].smallest_subnormal)
+}
+
+
 def largest(kind: FloatType) -> float:
     """Return the largest finite number of `kind`."""
-    return float(ml_dtypes.finfo(FLOAT_DTYPES[kind]).max)
+    return _LARGEST[kind]
 
 
 def step_at_one(kind: FloatType) -> float:
     """Return the distance from 1 to the next number of `kind`."""
-    return float(ml_dtypes.finfo(FLOAT_DTYPES[kind]).eps)
+    return _STEPS[kind]
 
 
 def smallest_scale(kind: FloatType) -> float:
@@ -34,8 +42,7 @@ def smallest_scale(kind: FloatType) -> float:
     The smallest normal one of float32 and bfloat16: GPUs flush what is below to zero. Of float16 the
     smallest of all, 2^-24: hardware keeps its subnormal numbers, and the ranges of real weights reach there.
     """
-    info = ml_dtypes.finfo(FLOAT_DTYPES[kind])
-    return float(info.smallest_subnormal if kind == "float16" else info.tiny)
+    return _SMALLEST[kind]
 
 
 def round_scale(scale: NDArray[np.float64], kind: FloatType) -> NDArray[np.float32]:

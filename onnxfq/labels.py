@@ -12,7 +12,10 @@ from onnxfq.feeds import read_npz
 
 
 def read_labels(path: str | Path) -> NDArray[np.int64]:
-    """Read labels from a .npy, from the only array (or `labels`) of an .npz, or from text, one a line."""
+    """Read labels from a .npy, from the only array (or `labels`) of an .npz, or from text, one a line.
+
+    Returns int64 of shape [rows]. Raises DataError for what is missing, unreadable or no whole numbers.
+    """
     path = Path(path)
     try:
         if path.suffix == ".npz":

@@ -16,6 +16,9 @@ from dataclasses import replace
 from itertools import chain, islice
 from math import prod
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnxfq.accumulation import usual_bytes
 from onnxfq.errors import PlanError, StatisticsError
 from onnxfq.feeds import Feed, owned, sample_digest
@@ -67,6 +70,7 @@ def collect_statistics(
     skipped = 0 if start is None else start.feeds
     tensors: dict[str, TensorStatistics] = {}
     groups: dict[str, GroupStatistics] = {}
+    channels: dict[str, NDArray[np.float32]] = {}
     done, data = 0, 0
     for number, part in enumerate(passes):
         source = owned(feeds) if start is None else resumed(feeds, start)
@@ -85,7 +89,8 @@ def collect_statistics(
         done, data = observed.feeds, observed.data
         tensors |= observed.tensors
         groups |= observed.groups
-    observed = Statistics(model.sha256, done, tensors, data=data, groups=groups)
+        channels |= observed.channels
+    observed = Statistics(model.sha256, done, tensors, data=data, groups=groups, channels=channels)
     return observed if start is None else replace(start, complete=True).merge(observed)
 
 

@@ -5,6 +5,7 @@ On a CPU they come with every feed and are added up here; on a GPU the model its
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.accumulation import GroupAccumulator, TensorAccumulator, refuse_nonfinite
+from onnxfq.accumulation import ChannelRanges, GroupAccumulator, TensorAccumulator, refuse_nonfinite
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError
 from onnxfq.feeds import Feed
 from onnxfq.feeds.options import Nonfinite
@@ -25,7 +26,13 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.stored import is_large
 from onnxfq.graph.weightless import split_weights
 from onnxfq.passes.insert_merging import InsertMerging, StateNames
-from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output, observed_groups
+from onnxfq.passes.insert_observers import (
+    OBSERVE_OUTPUTS,
+    InsertObservers,
+    channels_output,
+    observe_output,
+    observed_groups,
+)
 from onnxfq.passes.pass_base import Pass
 from onnxfq.plan import Placement, Plan
 from onnxfq.runtime.choice import DeviceChoice
@@ -38,6 +45,8 @@ from onnxfq.runtime.widened import widened
 from onnxfq.statistics import DATA_MODULUS, GroupStatistics, Statistics, TensorStatistics
 from onnxfq.statistics.tensor import STATE_INFINITIES, STATE_NANS
 from onnxfq.temporary import scratch_folder
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MEMORY = 256 << 20
 
@@ -75,8 +84,24 @@ def groups_of(model: Model, plan: Plan) -> Groups:
     return {name: shape for name, shape in shapes.items() if shape is not None}
 
 
+def _equalized(plan: Plan) -> list[str]:
+    """Return the tensors whose channels have their ranges kept."""
+    return [p.tensor for p in plan.activations if p.spec.equalized]
+
+
 def observer_on(device: Device, model: Model, plan: Plan, options: ObserveOptions) -> Observer:
-    """Return an observer that runs on `device`, which `choose_device` has found to work."""
+    """Return an observer that runs on `device`, which `choose_device` has found to work.
+
+    On the CPU, with a note, where channels are equalized: a recipe does so without being asked, and the
+    observer of channels has no kernel for GPUs.
+    """
+    if device != "cpu" and _equalized(plan):
+        log.warning(
+            "observing on the CPU, not on %s: the recipe equalizes channels, which are observed there; use "
+            "equalize none to observe on the GPU",
+            device,
+        )
+        device = "cpu"
     return (
         Observer(model, plan, options) if device == "cpu" else MergingObserver(model, plan, options, device)
     )
@@ -95,6 +120,7 @@ class Observer:
         self._placements = plan.activations
         self._tensors = [placement.tensor for placement in plan.activations]
         self._groups = groups_of(model, plan)
+        self._equalized = _equalized(plan)
         self._files = ExitStack()
         try:
             self._observed: onnx.ModelProto | Path
@@ -103,9 +129,10 @@ class Observer:
             self._files.close()
             raise
         graph = model.proto.graph
+        outputs = [observe_output(name, out) for name in self._tensors for out in OBSERVE_OUTPUTS]
         self._runs = ParallelRuns(
             self._session,
-            [observe_output(name, out) for name in self._tensors for out in OBSERVE_OUTPUTS],
+            [*outputs, *map(channels_output, self._equalized)],
             options.threads,
             options.memory // 2,
             lambda feed: most_alive(graph, {name: array.shape for name, array in feed.items()}),
@@ -133,10 +160,13 @@ class Observer:
         Raises as `collect_statistics`.
         """
         sums = [self._accumulator(placement) for placement in self._placements]
+        ranges = {name: ChannelRanges() for name in self._equalized}
         tally = _Tally(first, self._options.progress, stopped)
         for arrays, digest in self._runs.run(feeds):
             for index, one in enumerate(sums):
                 one.add(arrays[4 * index : 4 * index + 4], tally.number)
+            for of_channels, limits in zip(ranges.values(), arrays[4 * len(sums) :], strict=True):
+                of_channels.add(limits)
             if not tally.goes_on(digest):
                 break
         tensors: dict[str, TensorStatistics] = {}
@@ -147,7 +177,8 @@ class Observer:
                 groups[name] = found
                 found = found.whole()
             tensors[name] = found
-        return tally.statistics(self._model.sha256, tensors, groups)
+        gathered = tally.statistics(self._model.sha256, tensors, groups)
+        return replace(gathered, channels={name: one.result() for name, one in ranges.items()})
 
     def _accumulator(self, placement: Placement) -> TensorAccumulator | GroupAccumulator:
         stop, feed_ranges = self._options.nonfinite == "stop", self._options.feed_ranges

@@ -194,9 +194,11 @@ def quantize(
     if release is not None:
         qdq = release.kept_to(qdq, chosen.name)
     missing = cannot_run(run)
+    # Without a feed there is nothing to tell of any candidate, least of all that it is equal.
+    candidates = {"fake-quant": simulation} | ({} if missing else {"Q/DQ": run})
     evaluation = evaluate(
         reference,
-        {"fake-quant": simulation} | ({} if missing else {"Q/DQ": run}),
+        candidates if kept.feeds else {},
         kept.feeds,
         threads=options.threads,
         progress=options.stage("evaluate", len(kept.feeds)),
@@ -204,7 +206,7 @@ def quantize(
     )
     if missing or data is None:
         note = "no data to compare with was given" if data is None else f"Q/DQ model not run: {missing}"
-        evaluation = evaluation.model_copy(update={"notes": (note,)})
+        evaluation = evaluation.model_copy(update={"notes": (*evaluation.notes, note)})
     clock.lap("evaluate")
     if output is not None:
         tried = None if missing or not kept.feeds else kept.feeds[0]
@@ -300,8 +302,8 @@ def evaluate_models(
     """Compare one candidate, or several by name, with the reference on the same feeds, gone through once.
 
     labels: integers in the order of the feeds, or a .npy, .npz or text file of them. per_tensor: score
-    each quantized inner tensor too. kernels: "integer" sums int8 products of Q/DQ candidates in whole
-    numbers, as fused kernels do. Raises an OnnxfqError in one line.
+    each quantized inner tensor too, in the order of computation. kernels: "integer" sums int8 products of
+    Q/DQ candidates in whole numbers, as fused kernels do. Raises an OnnxfqError in one line.
     """
     options = options or RunOptions()
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
@@ -311,7 +313,9 @@ def evaluate_models(
     if kernels == "integer":
         for name, proto in candidates.items():
             candidates[name] = _with_integers(name, proto, notes)
-    tensors = sorted({name for proto in candidates.values() for name in _quantized_tensors(proto, base)})
+    quantized = {name for proto in candidates.values() for name in _quantized_tensors(proto, base)}
+    # In the order of computation: the first that is low is where to look.
+    tensors = [name for node in base.graph.node for name in node.output if name in quantized]
     # Whether samples are enough and differ is a question of calibrating.
     feeds = open_feeds(base, data, options.batch, replace(options.data, survey=False))
     found = evaluate(

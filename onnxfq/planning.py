@@ -11,6 +11,7 @@ from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
 from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped, Use
 from onnxfq.policies import POLICIES
 from onnxfq.policies.attention import all_or_none
+from onnxfq.policies.depthwise import equalize_depthwise
 from onnxfq.policies.float_reasons import float_tensors, opaque_operators
 from onnxfq.policies.residual import residual_skip
 from onnxfq.policies.small_shapes import leave_out_small
@@ -36,6 +37,7 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     decisions = _decide_weighted(graph, recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = [_told_if_split(p, tensors) for p in _merge(decisions)]
+    placements = equalize_depthwise(placements, graph, recipe)
     opaque = list(opaque_operators(graph))
     kept = {d.node: d.why_float for d in decisions if d.why_float}
     if not placements:
@@ -78,6 +80,8 @@ def observation_plan(model: Model) -> Plan:
     """
     plans = [make_plan(model, RECIPES[name]) for name in _WIDEST]
     placements = {p.tensor: p for plan in plans for p in plan.activations}
+    # With the ranges of channels a tensor has the statistics of the whole of it as well.
+    placements |= {p.tensor: p for plan in plans for p in plan.activations if p.spec.equalized}
     return plans[0].model_copy(update={"recipe": "all", "placements": tuple(placements.values())})
 
 

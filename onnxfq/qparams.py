@@ -54,8 +54,8 @@ def choose_qparams(
     check_symmetry(qtype, symmetric)
     low, high = np.asarray(rmin, np.float64), np.asarray(rmax, np.float64)
     check_ranges(low, high)
-    reach = _reach(qtype, symmetric, rules.float_type)
-    low, high = np.clip(low, -reach, 0.0), np.clip(high, 0.0, reach)
+    most = reach(qtype, symmetric, rules.float_type)
+    low, high = np.clip(low, -most, 0.0), np.clip(high, 0.0, most)
     if symmetric:
         scale = np.maximum(-low, high) / min(qtype.qmax, -qtype.qmin)
     else:
@@ -73,7 +73,7 @@ def choose_qparams(
     return scale32, np.rint(zero).astype(np.int32)
 
 
-def _reach(qtype: QType, symmetric: bool, float_type: FloatType) -> float:
+def reach(qtype: QType, symmetric: bool, float_type: FloatType) -> float:
     """Return the largest magnitude of a range whose grid stays finite in `float_type`.
 
     The grid goes beyond its range by what the scale is rounded up, and by half a step to have 0 on it.

@@ -20,6 +20,7 @@ ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", 
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
 Target = Literal["tensorrt", "onnxruntime", "simulation"]
 SmallShapes = Literal["quantize", "float"]
+Equalize = Literal["none", "depthwise"]
 
 
 def _checked_calibrator(name: str) -> str:
@@ -80,13 +81,17 @@ class ActivationScheme(Scheme):
     input channels; per_axis, a scale for each index of that axis; block_shape. Of dynamic ones per_row too,
     one scale for all that an output element sums over. Groups of static ones are pooled over all other axes,
     samples too. known_ranges: op types whose outputs get the range that mathematics
-    gives them, whatever the calibrator.
+    gives them, whatever the calibrator. equalize: depthwise gives the inputs of depthwise convolutions a
+    scale for each channel, all powers of two apart, in place of one scale and whatever the calibrator; a Mul
+    in front of the pair and the scales of the weight take them up, so that each channel has the whole grid.
+    Where an input has several scales or dynamic ones it says nothing.
     """
 
     granularity: ActivationGranularity = "per_tensor"
     calibrator: str = DEFAULT_CALIBRATOR
     dynamic: bool = False
     known_ranges: tuple[str, ...] = ()
+    equalize: Equalize = "none"
 
     _known_ranges = pydantic.field_validator("known_ranges")(_checked_operators)
 
@@ -226,6 +231,16 @@ class Recipe(Record):
             update={"activations": self.activations.model_copy(update={"calibrator": name})}
         )
 
+    def with_equalize(self, which: Equalize) -> Recipe:
+        """Return this recipe with other inputs equalized. Raises RecipeError where none can be."""
+        scheme = self.activations
+        if scheme is None or scheme.dynamic or scheme.granularity != "per_tensor":
+            raise RecipeError(
+                f"recipe {self.name} has no activations with one constant scale, and others are not "
+                "equalized; leave --equalize out"
+            )
+        return self.model_copy(update={"activations": scheme.model_copy(update={"equalize": which})})
+
     def _matching(self, node: str, op_type: str, tensor: str) -> Iterator[Override]:
         return (override for override in self.overrides if override.matches(node, op_type, tensor))
 
@@ -259,8 +274,11 @@ def _scaled_blocks(name: str, qtype: str, scale_type: str) -> Recipe:
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        _built_in("tensorrt-int8", {"qtype": "int8"}),
-        _built_in("onnxruntime-int8", {"qtype": "uint8", "symmetric": False, "calibrator": "mse"}),
+        _built_in("tensorrt-int8", {"qtype": "int8", "equalize": "depthwise"}),
+        _built_in(
+            "onnxruntime-int8",
+            {"qtype": "uint8", "symmetric": False, "calibrator": "mse", "equalize": "depthwise"},
+        ),
         # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention wants the
         # Softmax at the scale 1/448, which its range from mathematics has.
         _built_in(

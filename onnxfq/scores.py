@@ -8,6 +8,9 @@ from typing import Literal
 from onnxfq.documents import Record, write_document
 from onnxfq.text_table import table_lines
 
+LOW_SQNR_DB = 20
+"""Below it the noise is more than a tenth of the signal in size: worth a look, whatever the model."""
+
 
 class OutputScore(Record):
     """One output of one candidate against the reference.
@@ -48,16 +51,19 @@ class Evaluation(Record):
         write_document(path, self)
 
     def table(self) -> str:
-        """Return the scores as a plain text table, one line per candidate and output, and the notes."""
-        rows = [("candidate", "output", "SQNR dB", "cosine", "largest error", "top-1 agreement", "accuracy")]
+        """Return the scores as a plain text table, one line per candidate and output, and the notes.
+
+        max error: `largest_error`; same top-1: `top1_agreement`. A candidate is named in its first line.
+        """
+        rows = [("candidate", "output", "SQNR dB", "cosine", "max error", "same top-1", "accuracy")]
         if self.accuracy is not None:
             rows.append((self.reference, "", "", "", "", "", f"{self.accuracy:.4f}"))
         for candidate in self.candidates:
-            for score in (*candidate.outputs, *candidate.tensors):
-                first = score is candidate.outputs[0]
+            for number, score in enumerate((*candidate.outputs, *candidate.tensors)):
+                first = number == 0
                 rows.append(
                     (
-                        candidate.candidate,
+                        candidate.candidate if first else "",
                         score.output,
                         f"{score.sqnr_db:.2f}",
                         f"{score.cosine:.6f}",
@@ -66,6 +72,8 @@ class Evaluation(Record):
                         f"{candidate.accuracy:.4f}" if first and candidate.accuracy is not None else "",
                     )
                 )
+        if len(rows) == 1:
+            return "\n".join(self.notes)
         used = [any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
         kept = [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows]
         return "\n".join([*table_lines(kept), *self.notes])

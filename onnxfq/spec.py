@@ -92,13 +92,16 @@ class QuantSpec(NumberFormat):
 
     axis None: per tensor. axis: per axis. axis and block_size: blocked, as in ONNX's attributes.
     block_shape: one size for each dimension, -1 for the whole of it. dynamic: the scales are made from the
-    values while the model runs, as `dynamic_scales` says.
+    values while the model runs, as `dynamic_scales` says. equalized: the scales along axis are one scale
+    times powers of two, and the zero points are equal, so that the channels are brought to one scale by a
+    Mul that rounds nothing.
     """
 
     axis: int | None = None
     block_size: int | None = pydantic.Field(default=None, ge=1)
     block_shape: tuple[int, ...] | None = None
     dynamic: bool = False
+    equalized: bool = False
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> QuantSpec:
@@ -108,6 +111,10 @@ class QuantSpec(NumberFormat):
             raise ValueError("block_shape speaks of every axis; remove axis and block_size, or block_shape")
         check_block_shape(self.block_shape)
         check_dynamic(self, self.dynamic)
+        if self.equalized and (self.axis is None or self.block_size is not None):
+            raise ValueError("equalized needs the axis of the channels and no block_size")
+        if self.equalized and (self.dynamic or self.scale_type != "float32"):
+            raise ValueError("equalized channels have constant float32 scales; remove dynamic and scale_type")
         return self
 
     @property
@@ -117,8 +124,11 @@ class QuantSpec(NumberFormat):
 
     @property
     def observed_granularity(self) -> Granularity:
-        """The granularity of an activation's statistics; a dynamic one is observed as a whole."""
-        return PerTensor() if self.dynamic else self.granularity
+        """The granularity of an activation's statistics; a dynamic one is observed as a whole.
+
+        So is an equalized one; of its channels the ranges are kept beside that.
+        """
+        return PerTensor() if self.dynamic or self.equalized else self.granularity
 
     @property
     def grid(self) -> QType:
@@ -148,4 +158,5 @@ class QuantSpec(NumberFormat):
         if self.zero_point == "fractional":
             scales += " with fractional zero points"
         symmetry = "symmetric" if self.symmetric else "asymmetric"
-        return f"{self.qtype} {symmetry} {self.granularity}{scales}{', dynamic' if self.dynamic else ''}"
+        made = ", equalized" if self.equalized else ", dynamic" if self.dynamic else ""
+        return f"{self.qtype} {symmetry} {self.granularity}{scales}{made}"

@@ -64,6 +64,12 @@ def counts(proto: onnx.ModelProto, reports: dict[str, Report]) -> dict[str, dict
     return found
 
 
+def depthwise_channels(proto: onnx.ModelProto, name: str) -> int:
+    """Return the groups of the convolution called `name`."""
+    node = next(node for node in proto.graph.node if node.name == name)
+    return next(a.i for a in node.attribute if a.name == "group")
+
+
 def unmeasured(
     model: str | Path | onnx.ModelProto, recipe: str, floats: FloatName = "fp32"
 ) -> onnx.ModelProto:
@@ -80,6 +86,9 @@ def unmeasured(
             values = weight_array(loaded, placement.tensor)
             shape = placement.spec.granularity.param_shape(values.shape)
         scale = np.full(shape, 0.01, np.float32)
+        if placement.spec.equalized:
+            shape = (depthwise_channels(loaded.proto, placement.uses[0].node),)
+            scale = np.ldexp(np.float32(0.01), -(np.arange(shape[0]) % 4)).astype(np.float32)
         encodings.append(Encoding.of(placement.tensor, placement.spec, scale, np.zeros(shape, np.int32)))
     made = Encodings(model_sha256=loaded.sha256, encodings=tuple(encodings))
     if floats == "fp32":

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from builders import build, weights
 
 from onnxfq.demo import run_demo
 from onnxfq.package_files import package_file
@@ -19,6 +20,7 @@ from onnxfq.pipeline import quantize
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMED_RECIPE = re.compile(r"`(\S+\.yaml)`:\n\n```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Installing is what the whole check does; it would replace the package under test.
 INSTALLS = ("pip install . && onnxfq demo", 'pip install ".[test]" && pytest')
@@ -31,7 +33,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that the pages speak of, made from the shipped digits."""
+    """A folder with the files that the pages speak of: the shipped digits, and two layers as of a decoder."""
     folder = tmp_path_factory.mktemp("pages")
     shutil.copy(package_file("digits", "digits_cnn.onnx"), folder / "model.onnx")
     with np.load(package_file("digits", "mnist_t10k.npz")) as data:
@@ -42,6 +44,19 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "labels.npy", labels[8500:8600])
     for_cpu = quantize(folder / "model.onnx", folder / "calibration.npz", recipe="onnxruntime-int8")
     onnx.save(for_cpu.qdq, folder / "model.onnxruntime.onnx")
+    sizes = {"table": (64, 256), "up": (256, 512), "down": (512, 256), "last": (256, 64)}
+    decoder = build(
+        """g (int64[N,S] input_ids) => (float[N,S,64] logits) {
+            [embed] e = Gather (table, input_ids)
+            [up] h = MatMul (e, up)
+            [act] r = Relu (h)
+            [down] d = MatMul (r, down)
+            [add] s = Add (e, d)
+            [head] logits = MatMul (s, last) }""",
+        {name: weights(*shape) / np.float32(shape[0] ** 0.5) for name, shape in sizes.items()},
+    )
+    onnx.save(decoder, folder / "decoder.onnx")
+    np.savez(folder / "tokens.npz", input_ids=np.random.default_rng(0).integers(0, 64, (32, 24)))
     return folder
 
 
@@ -55,7 +70,12 @@ def run(code: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_and_code_run(page: Path, workdir: Path) -> None:
-    """Every onnxfq command and every Python block of a page works as written, in the page's order."""
+    """Every onnxfq command and every Python block of a page works as written, in the page's order.
+
+    A YAML block behind the name of a file is that file.
+    """
+    for name, recipe in NAMED_RECIPE.findall(page.read_text(encoding="utf-8")):
+        (workdir / name).write_text(recipe, encoding="utf-8")
     for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")):
         if kind == "python":
             run(text, workdir)
@@ -120,11 +140,40 @@ def test_figures_of_the_demo(tmp_path: Path) -> None:
         assert not sqnr or abs(float(sqnr) - noise[name]) <= 1.0
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "models" / "README.md"], ids=str)
+LINKS = re.compile(r"\]\(([^)\s]+)\)")
+LINKED = [
+    *PAGES,
+    ROOT / "CONTRIBUTING.md",
+    *(ROOT / folder / "README.md" for folder in ("benchmarks", "models")),
+    *sorted((ROOT / "examples").glob("*/README.md")),
+]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    """Every relative link names a file that is there."""
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    """Every relative link names a file that is there, and a heading that the page has."""
+    for target in LINKS.findall(page.read_text(encoding="utf-8")):
+        if ":" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name} links to {target}"
+
+
+def test_every_page_is_linked_from_readme() -> None:
+    """Who reads README finds every page of docs, in one step or two."""
+    seen: set[Path] = set()
+    for page in (ROOT / "README.md", ROOT / "docs" / "torch.md"):
+        links = LINKS.findall(page.read_text(encoding="utf-8"))
+        seen |= {(page.parent / link.partition("#")[0]).resolve() for link in links if ":" not in link}
+    assert {page.resolve() for page in (ROOT / "docs").glob("*.md")} <= seen
 
 
 def test_the_map_names_every_module() -> None:

@@ -211,7 +211,9 @@ def saved(tmp_path, change=None):
     ("change", "words"),
     [
         pytest.param(
-            lambda c: c.update(format="onnxfq.plan/1"), "format: Input should be", id="another document"
+            lambda c: c.update(format="onnxfq.plan/1"),
+            "format: is 'onnxfq.plan/1', wanted is",
+            id="another document",
         ),
         pytest.param(lambda c: c.pop("model_sha256"), "model_sha256: Field required", id="missing"),
         pytest.param(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import build, shared_weight, stage, two_branch
+from builders import build, shared_weight, stage, two_branch, weights
 
 from onnxfq import evaluation
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
@@ -74,6 +74,21 @@ def test_inner_tensors(insert) -> None:
     assert all(20 < t.sqnr_db < 80 and t.top1_agreement is None for t in result.candidates[0].tensors)
 
 
+def test_inner_tensors_stand_in_the_order_of_computation() -> None:
+    """Whatever their names: the first with a low score is where the noise comes in."""
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { z = Relu (x) [a] m = MatMul (z, w) b = Relu (m) "
+        "[c] y = MatMul (b, w) }",
+        {"w": weights(4, 4)},
+    )
+    staged = stage(proto)
+    candidate = insert_qdq(staged.model, staged.plan, staged.encodings)
+    result = evaluate_models(proto, candidate, [staged.feed], per_tensor=True)
+    assert [score.output for score in result.candidates[0].tensors] == ["z", "b"]
+    lines = result.table().splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["candidate", "z", "b"] and max(map(len, lines)) < 80
+
+
 def test_other_outputs_are_refused() -> None:
     """A candidate with other outputs is no candidate."""
     other = build("g (float[N,3] x) => (float[N,3] z) { z = Neg (x) }")
@@ -86,6 +101,26 @@ def test_other_shapes_are_refused() -> None:
     other = build("g (float[N,3] x) => (float[M,N] y) { y = Transpose (x) }")
     with pytest.raises(ModelError, match=r"other: 'y' has shape \[3, 2\], the reference \[2, 3\]"):
         evaluate(REFERENCE, {"other": other}, [{"x": X}])
+
+
+def test_sizes_that_follow_from_values() -> None:
+    """Where values decide how many rows there are, unlike feeds are left out and told, others compared."""
+    text = """g (float[N,3] x) => (float[K,3] kept, float[N,3] y) {{
+        z = Mul (x, two) m = ReduceMax <axes = [1], keepdims = 0> ({0}) c = Greater (m, zero)
+        kept = Compress <axis = 0> (x, c) y = Identity ({0}) }}"""
+    constants = {"two": np.float32(-1), "zero": np.float32(0)}
+    float_model, other = (build(text.format(name), constants) for name in ("x", "z"))
+    unlike = np.float32([[1, 2, 3], [4, 5, 6]])
+    alike = np.float32([[1, -2, 3], [-4, 5, 6]])
+    (both,) = evaluate(float_model, {"other": other}, [{"x": unlike}, {"x": alike}]).candidates
+    assert [(s.output, s.sqnr_db > 100) for s in both.outputs] == [("kept", True), ("y", False)]
+    found = evaluate(float_model, {"other": other}, [{"x": unlike}])
+    assert [s.output for s in found.candidates[0].outputs] == ["y"]
+    assert found.notes == (
+        "other: 'kept' not compared on 1 of 1 feeds, for its size follows from the values: first it has "
+        "shape [0, 3], the reference [2, 3]",
+    )
+    assert found.notes[0] in found.table()
 
 
 def test_table_and_file(tmp_path: Path) -> None:

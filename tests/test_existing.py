@@ -188,14 +188,11 @@ def test_workers_of_a_cluster_have_the_library(odd: Path, tmp_path: Path) -> Non
 
 
 def test_a_library_that_is_none(tmp_path: Path) -> None:
-    """A missing library and a file that is no library are one line each."""
+    """A missing library and a file that is no library are one line each, and leave later sessions alone."""
     with pytest.raises(RuntimeLibraryError, match="no such custom-op library"):
         library.use_custom_ops(tmp_path / "none.so")
     (tmp_path / "text.so").write_text("hello")
-    before = list(library._own_libraries)
-    library.use_custom_ops(tmp_path / "text.so")
-    try:
-        with pytest.raises(RuntimeLibraryError, match="refused .*text.so.*; the library must be built for"):
-            Session(gemm(), 1)
-    finally:
-        library._own_libraries[:] = before
+    with pytest.raises(RuntimeLibraryError, match="refused .*text.so.*; the library must be built for"):
+        library.use_custom_ops(tmp_path / "text.so")
+    assert str(tmp_path / "text.so") not in library.used_custom_ops()
+    Session(gemm(), 1)

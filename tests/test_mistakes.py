@@ -236,12 +236,20 @@ MISTAKES = {
     "output is the model": (
         nothing,
         f"{GOOD[:-8]}model.onnx",
-        "output model.onnx is the input itself; give another",
+        "output model.onnx is another file of this command too; give",
     ),
-    "output is the data": (nothing, f"{GOOD[:-8]}./data.npz", "output data.npz is the input itself"),
+    "output is the data": (
+        nothing,
+        f"{GOOD[:-8]}./data.npz",
+        "output data.npz is another file of this command",
+    ),
     "name too long": (nothing, f"{GOOD[:-8]}{'a' * 300}.onnx", "File name too long"),
     "report in a missing folder": (nothing, f"{GOOD} --report none/r.html", "folder none does not exist"),
-    "report is the output": (nothing, f"{GOOD} --report out.onnx", "output out.onnx is the input itself"),
+    "report is the output": (
+        nothing,
+        f"{GOOD} --report out.onnx",
+        "output out.onnx is another file of this command",
+    ),
     "artifacts is a file": (
         nothing,
         f"{GOOD} --artifacts data.npz",
@@ -249,7 +257,7 @@ MISTAKES = {
     ),
     "artifacts in a missing folder": (nothing, f"{GOOD} --artifacts none/kept", "folder none does not exist"),
     "half inputs of a float model": (nothing, f"{GOOD} --float-io", "--float-io needs --float fp16 or bf16"),
-    "unknown float type": (nothing, f"{GOOD} --float fp17", "fp17"),
+    "unknown float type": (nothing, f"{GOOD} --float fp17", "'--float': 'fp17' is not one of 'fp32'"),
     "half types without data": (
         own_files,
         "quantize model.onnx --statistics s.npz -o out.onnx --float fp16",
@@ -284,6 +292,33 @@ MISTAKES = {
     ),
     "std of zero": (nothing, f"{GOOD} --std 0", "std is 0.0; a zero would lose the data"),
     "size that is none": (nothing, f"{GOOD} --resize 224", "--resize is '224'; give width and height"),
+    "size of images for arrays": (
+        nothing,
+        f"{GOOD} --resize 32x32",
+        "resize is for image files, and data.npz holds arrays; prepare them",
+    ),
+    "color of images for arrays": (nothing, f"{GOOD} --color bgr", "color is for image files, and data.npz"),
+    "empty path of data": (
+        nothing,
+        "quantize model.onnx --data= -o out.onnx",
+        "the path of the data is empty",
+    ),
+    "too many threads": (nothing, f"{GOOD} --threads 1000000", "--threads"),
+    "table over the encodings": (
+        own_files,
+        "calibrate model.onnx --plan p.json --statistics s.npz -o out.json --table-csv out.json",
+        "output out.json is another file of this command",
+    ),
+    "unknown name in a module": (
+        nothing,
+        "quantize model.onnx --data os:nosuchthing -o out.onnx",
+        "module 'os' has no 'nosuchthing'",
+    ),
+    "another document": (
+        own_files,
+        "insert model.onnx --plan p.json --encodings p.json -o out.onnx",
+        "format: is 'onnxfq.plan/1', wanted is 'onnxfq.encodings/1'",
+    ),
     "unknown layout": (nothing, f"{GOOD} --layout nchv", "unknown layout 'nchv'; nearest: nchw"),
     "unknown color": (nothing, f"{GOOD} --color grey", "unknown color 'grey'; nearest: gray"),
     "limit of none": (nothing, f"{GOOD} --limit 0", "--limit"),
@@ -331,7 +366,7 @@ MISTAKES = {
     "plan over the model": (
         nothing,
         "plan model.onnx -o model.onnx",
-        "output model.onnx is the input itself",
+        "output model.onnx is another file of this command",
     ),
     "plan into a missing folder": (nothing, "plan model.onnx -o none/p.json", "folder none does not exist"),
     "switch without simulation": (

@@ -21,6 +21,8 @@ from onnxfq.errors import (
     StatisticsError,
 )
 from onnxfq.pipeline import CHECK_FEEDS, RunOptions, evaluate_models, quantize
+from onnxfq.reporting.html import render_report
+from onnxfq.reporting.text import quantize_summary
 
 FEEDS = [feed_for(conv_relu(), seed, count=2) for seed in range(3)]
 
@@ -192,14 +194,16 @@ def test_refusals_write_nothing(workdir: Path, case: str) -> None:
 
 def test_a_plan_of_weights_only_needs_no_data() -> None:
     """Without data nothing is compared, which is told; data without samples is an error."""
-    proto = build(
-        "g (float[N,4] x) => (float[N,4] y) { k = MatMul (v, w) y = Add (x, k) }",
-        {"v": weights(1, 4), "w": weights(4, 4)},
-    )
-    assert quantize(proto, [feed_for(proto)]).evaluation.feeds == 4
+    proto = build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": weights(4, 4)})
+    recipe = "tensorrt-int8-weights"
+    assert quantize(proto, [feed_for(proto)], recipe=recipe).evaluation.feeds == 4
     with pytest.raises(DataError, match="holds no samples"):
-        quantize(proto, [])
-    assert quantize(proto, None).evaluation.notes == ("no data to compare with was given",)
+        quantize(proto, [], recipe=recipe)
+    alone = quantize(proto, None, recipe=recipe)
+    assert alone.evaluation.notes == ("no data to compare with was given",)
+    assert not alone.evaluation.candidates
+    for text in (quantize_summary(alone), render_report(alone)):
+        assert "no data to compare with was given" in text and "inf" not in text.partition("Noise of")[0]
     with pytest.raises(DataError, match="recipe tensorrt-int8 needs data: 1 activations are to be observed"):
         quantize(conv_relu(), None)
 
@@ -216,7 +220,7 @@ def test_statistics_gathered_before_are_used_and_checked() -> None:
         statistics=first.statistics,
         options=RunOptions(progress=lambda stage, done, total: ran.append(stage)),
     )
-    assert alone.qdq == first.qdq and not ran
+    assert alone.qdq == first.qdq and not ran and not alone.evaluation.candidates
     assert alone.evaluation.notes == ("no data to compare with was given",)
     other = [{"x": feed["x"] + np.float32(1e-3)} for feed in FEEDS]
     with pytest.raises(StatisticsError, match="gathered from other data: 6 feeds with digest .*, these"):

@@ -89,7 +89,9 @@ def test_another_model():
     ("change", "words"),
     [
         pytest.param(
-            lambda p: p.update(format="onnxfq.plan/2"), "format: Input should be 'onnxfq.plan/1'", id="format"
+            lambda p: p.update(format="onnxfq.plan/2"),
+            "format: is 'onnxfq.plan/2', wanted is 'onnxfq.plan/1'",
+            id="format",
         ),
         pytest.param(
             lambda p: p["placements"][1]["spec"].update(dynamic=True),

@@ -23,6 +23,7 @@ NAMES = [
     "Model",
     "ObserveOptions",
     "OnnxfqError",
+    "Override",
     "ParamRules",
     "Plan",
     "QuantizeResult",

@@ -222,10 +222,10 @@ def test_operators_that_multiply_inside(name: str) -> None:
 
 
 def test_standard_attention() -> None:
-    """ONNX's own Attention stays in float with the reason."""
+    """An Attention of ONNX that cannot be written as products, for its size is open, stays in float."""
     proto = build(
-        """g (float[2,3,4] x) => (float[] y) {
-            q = MatMul (x, w) [inner] y = Attention <q_num_heads = 2, kv_num_heads = 2> (q, x, x) }""",
+        """g (float[2,3,4] x, float[2,3,N] k) => (float[] y) {
+            q = MatMul (x, w) [inner] y = Attention <q_num_heads = 2, kv_num_heads = 2> (q, k, k) }""",
         {"w": weights(4, 4)},
         opset=23,
         ir=11,

@@ -40,9 +40,9 @@ def calibrate(
     quiet: QuietOption = False,
 ) -> None:
     """Write the encodings (JSON): scale and zero point of every quantized tensor."""
-    for written in (output, table_csv):
-        if written is not None:
-            check_output(written, model, plan, statistics)
+    check_output(output, model, plan, statistics)
+    if table_csv is not None:
+        check_output(table_csv, model, plan, statistics, output)
     if calibrator is not None:
         calibrator_by_name(calibrator)
     decided, observed = Plan.load(plan), Statistics.load(statistics)

@@ -34,7 +34,8 @@ def compare(
     a: Annotated[str, typer.Option("--a", metavar="NAME", help=f"Who computes: {_NAMES}")] = "onnxruntime",
     b: Annotated[str, typer.Option("--b", metavar="NAME", help="With whom it is compared.")] = "integer",
     tolerance: Annotated[
-        float, typer.Option("--tolerance", metavar="DB", help="SQNR below which a tensor differs, in dB.")
+        float,
+        typer.Option("--tolerance", metavar="DB", min=0.0, help="SQNR below which a tensor differs, in dB."),
     ] = TOLERANCE_DB,
     feeds: Annotated[int, typer.Option("--feeds", min=1, help="Of the data, so many feeds.")] = FEEDS,
     as_json: JsonOption = False,

@@ -10,13 +10,13 @@ from onnxfq.cli.console import running, say
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
-    DATA_HELP,
     BatchOption,
     DeviceOption,
     ModelArgument,
     OutputOption,
     QuietOption,
     ThreadsOption,
+    data_option,
 )
 from onnxfq.conversion.convert import TARGETS
 from onnxfq.conversion.convert import convert as convert_model
@@ -32,15 +32,7 @@ def convert(
     target: Annotated[
         str, typer.Option("--target", metavar="NAME", help=f"For whom: {', '.join(TARGETS)}.")
     ] = "tensorrt",
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="DATA",
-            help=f"{DATA_HELP} To compare with, and to make dynamic scales constant.",
-            show_default=False,
-        ),
-    ] = None,
+    data: Annotated[str | None, data_option("To compare with, and to make dynamic scales constant.")] = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
     device: DeviceOption = "auto",

@@ -10,34 +10,40 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from onnxfq.cli.options import DATA_PANEL
 from onnxfq.feeds import DataOptions
 from onnxfq.feeds.options import Nonfinite
 
 
+def _option(**given: Any) -> Any:
+    """Return an option that `--help` lists among those of the data."""
+    return typer.Option(rich_help_panel=DATA_PANEL, **given)
+
+
 def _describe(
     scale: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="Multiply the values first, as 0.00392 or 1/255.")
+        str | None, _option(metavar="NUMBER", help="Multiply the values first, as 0.00392 or 1/255.")
     ] = None,
     mean: Annotated[
         str | None,
-        typer.Option(metavar="NUMBERS", help="Then subtract: one number, or one a channel: 1,2,3."),
+        _option(metavar="NUMBERS", help="Then subtract: one number, or one a channel: 1,2,3."),
     ] = None,
-    std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="Then divide by.")] = None,
+    std: Annotated[str | None, _option(metavar="NUMBERS", help="Then divide by.")] = None,
     resize: Annotated[
-        str | None, typer.Option(metavar="WxH", help="Size of images, where it is not the input's.")
+        str | None, _option(metavar="WxH", help="Size of images, where it is not the input's.")
     ] = None,
     layout: Annotated[
-        str | None, typer.Option(metavar="nchw|nhwc", help="Layout of images, if the input is open.")
+        str | None, _option(metavar="nchw|nhwc", help="Layout of images, if the input is open.")
     ] = None,
     color: Annotated[
-        str | None, typer.Option(metavar="rgb|bgr|gray", help="Channels of images, if the input is open.")
+        str | None, _option(metavar="rgb|bgr|gray", help="Channels of images, if the input is open.")
     ] = None,
     example: Annotated[
-        str | None, typer.Option(metavar="FILE", help="One right feed; data on another scale is refused.")
+        str | None, _option(metavar="FILE", help="One right feed; data on another scale is refused.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read so many samples only.")] = None,
+    limit: Annotated[int | None, _option(min=1, help="Read so many samples only.")] = None,
     nonfinite: Annotated[
-        Nonfinite, typer.Option(help="At NaN and infinities: stop, or go on with the other values.")
+        Nonfinite, _option(help="At NaN and infinities: stop, or go on with the other values.")
     ] = "stop",
 ) -> DataOptions:
     return DataOptions(
@@ -54,11 +60,11 @@ def _describe(
 
 
 def with_data_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with the options above in place of its parameter `described`, a DataOptions."""
+    """Return `command` with the options above behind its `data`; as `described` it gets a DataOptions."""
     options = _parameters(_describe)
-    own = _parameters(command)
-    at = [parameter.name for parameter in own].index("described")
-    parameters = [*own[:at], *options, *own[at + 1 :]]
+    own = [parameter for parameter in _parameters(command) if parameter.name != "described"]
+    behind = [parameter.name for parameter in own].index("data") + 1
+    parameters = [*own[:behind], *options, *own[behind:]]
 
     @functools.wraps(command)
     def called(**given: Any) -> None:
@@ -73,7 +79,9 @@ def with_data_options(command: Callable[..., None]) -> Callable[..., None]:
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """Return the parameters of `function` with annotations as objects, wherever they are read."""
     hints = get_type_hints(function, include_extras=True)
-    return [p.replace(annotation=hints[p.name]) for p in inspect.signature(function).parameters.values()]
+    given = inspect.signature(function).parameters.values()
+    # By keyword, or no option with a default could stand before one without.
+    return [p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in given]
 
 
 def _number(text: str, option: str) -> float:

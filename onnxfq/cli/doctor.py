@@ -42,13 +42,20 @@ def doctor() -> None:
         ["library", custom_ops_path()],
         ["CUDA kernels", "built" if cuda_built() else "not built: there was no CUDA compiler"],
         *(["GPU", name] for name in [str(gpu) for gpu in found] or [f"none: {gpu_fault}"]),
-        ["sessions", f"on the CPU; {problem}" if problem else "on the CPU and the GPU"],
+        ["sessions", _sessions(problem, gpu_fault)],
         ["device auto", "cuda" if fit else "cpu"],
     ]
     for line in [*table_lines(rows), "", *table_lines(outcomes)]:
         say(line)
     if any(row[-1] != OK for row in outcomes):
         raise typer.Exit(1)
+
+
+def _sessions(problem: str, gpu_fault: str) -> str:
+    """Return where sessions can run; what the line of the GPU has said is not said again."""
+    if not problem:
+        return "on the CPU and the GPU"
+    return "on the CPU" if problem == gpu_fault else f"on the CPU; {problem}"
 
 
 def _tested(gpu: Gpu, among: Sequence[Gpu], problem: str) -> list[list[str]]:

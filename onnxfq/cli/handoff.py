@@ -11,12 +11,12 @@ from onnxfq.cli.console import running, say
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
-    DATA_HELP,
     BatchOption,
     ModelArgument,
     QuietOption,
     ShapeOption,
     ThreadsOption,
+    data_option,
     shape_option,
 )
 from onnxfq.feeds import DataOptions
@@ -32,15 +32,7 @@ def handoff(
         Path, typer.Option("--output", "-o", metavar="DIR", help="A new folder.", show_default=False)
     ],
     described: DataOptions,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="DATA",
-            help=f"{DATA_HELP} Its first {SAMPLES} feeds go along.",
-            show_default=False,
-        ),
-    ] = None,
+    data: Annotated[str | None, data_option(f"Its first {SAMPLES} feeds go along.")] = None,
     build: Annotated[
         bool, typer.Option("--build", help="For the findings build it too, as `check --build` does.")
     ] = False,
@@ -63,4 +55,4 @@ def handoff(
     for note in result.notes:
         say(f"note       {note}", quiet)
     say(result.check.table(), quiet)
-    say(f"wrote      {output}: {', '.join(result.files)}", quiet)
+    say(f"wrote      {output}: {len(result.files)} files, told of in its README.md", quiet)

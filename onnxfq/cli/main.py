@@ -85,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OnnxfqError as error:
         return _fail(str(error), 1)
     except _UsageFault as error:
-        return _fail(error.format_message(), 2)  # type: ignore[attr-defined]
+        # "Value error, " is what the validation library says in front of typer's own words.
+        return _fail(error.format_message().replace("Value error, ", ""), 2)  # type: ignore[attr-defined]
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror or error}; check the path", 1)

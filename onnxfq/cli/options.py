@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from onnxfq.calibrators import FORMS
 from onnxfq.feeds import DEFAULT_BATCH
-from onnxfq.recipe import RECIPES, Recipe, load_recipe
+from onnxfq.recipe import RECIPES, Equalize, Recipe, load_recipe
 from onnxfq.runtime.choice import DeviceChoice
 from onnxfq.runtime.library import use_custom_ops
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)]
-DATA_HELP = "An .npz keyed by input name, an .npy, a folder of these or of images, or module:function."
-DataOption = Annotated[str, typer.Option("--data", metavar="DATA", help=DATA_HELP, show_default=False)]
+DATA_PANEL, RUN_PANEL = "Data", "Running"
+"""What `--help` lists apart from the options of the command itself."""
+
+
+def data_option(more: str = "") -> Any:
+    """Return the option --data. more: what it means to the command, after what it may be."""
+    help_text = "An .npz keyed by input name, an .npy, a folder of these or of images, or module:function."
+    return typer.Option(
+        "--data",
+        metavar="DATA",
+        help=f"{help_text} {more}".strip(),
+        show_default=False,
+        rich_help_panel=DATA_PANEL,
+    )
+
+
+DataOption = Annotated[str, data_option()]
 OutputOption = Annotated[
     Path, typer.Option("--output", "-o", metavar="OUT", help="The file to write.", show_default=False)
 ]
@@ -34,18 +49,42 @@ CalibratorOption = Annotated[
         show_default=False,
     ),
 ]
+EqualizeOption = Annotated[
+    Equalize | None,
+    typer.Option(
+        "--equalize",
+        help="Which inputs have their channels brought to one size, in place of what the recipe says.",
+        show_default=False,
+    ),
+]
 BatchOption = Annotated[
     int,
     typer.Option(
-        "--batch", min=0, help="Samples a run where the model leaves the batch axis open; 0 as they come."
+        "--batch",
+        min=0,
+        help="Samples a run where the model leaves the batch axis open; 0 as they come.",
+        rich_help_panel=RUN_PANEL,
     ),
 ]
+MOST_THREADS = 1024
+"""More are a slip of the hand, and each would take memory before the first of them did anything."""
 ThreadsOption = Annotated[
-    int, typer.Option("--threads", min=0, help="Threads to run with; 0 for one a core.")
+    int,
+    typer.Option(
+        "--threads",
+        min=0,
+        max=MOST_THREADS,
+        help="Threads to run with; 0 for one a core.",
+        rich_help_panel=RUN_PANEL,
+    ),
 ]
 DeviceOption = Annotated[
     DeviceChoice,
-    typer.Option("--device", help="Where models run; auto: on a GPU if one works and has room."),
+    typer.Option(
+        "--device",
+        help="Where models run; auto: on a GPU if one works and has room.",
+        rich_help_panel=RUN_PANEL,
+    ),
 ]
 KeepOption = Annotated[
     bool,
@@ -91,12 +130,15 @@ ShapeOption = Annotated[
 ]
 
 
-def asked_recipe(recipe: str, keep_existing: bool, requantize: bool) -> Recipe:
-    """Return the recipe with what the options say of models that are quantized already."""
+def asked_recipe(
+    recipe: str, keep_existing: bool, requantize: bool, equalize: Equalize | None = None
+) -> Recipe:
+    """Return the recipe with what the options say of quantized models and of equalizing channels."""
     if keep_existing and requantize:
         raise typer.BadParameter("--keep-existing and --requantize exclude each other; give one")
     chosen = load_recipe(recipe)
     asked = "keep" if keep_existing else "requantize" if requantize else chosen.existing
+    chosen = chosen if equalize is None else chosen.with_equalize(equalize)
     return chosen.model_copy(update={"existing": asked})
 
 

@@ -13,6 +13,7 @@ from onnxfq.cli.options import (
     DATA_HELP,
     BatchOption,
     CustomOpsOption,
+    EqualizeOption,
     KeepOption,
     ModelArgument,
     OutputOption,
@@ -46,6 +47,7 @@ def plan(
     ] = None,
     batch: BatchOption = BATCH,
     recipe: RecipeOption = DEFAULT_RECIPE,
+    equalize: EqualizeOption = None,
     keep_existing: KeepOption = False,
     requantize: RequantizeOption = False,
     custom_ops: CustomOpsOption = None,
@@ -53,7 +55,7 @@ def plan(
 ) -> None:
     """Write a plan: a JSON file that a person can read, edit and feed back."""
     check_output(output, model, data)
-    chosen = asked_recipe(recipe, keep_existing, requantize)
+    chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
     loaded = load(model, chosen.existing)
     unknown = lacks_ranks(loaded)
     feeds = None if data is None else open_feeds(loaded.proto, data, batch, described)

@@ -12,11 +12,11 @@ from onnxfq.cli.console import running, say
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
-    DATA_HELP,
     BatchOption,
     CalibratorOption,
     CustomOpsOption,
     DeviceOption,
+    EqualizeOption,
     KeepOption,
     ModelArgument,
     OutputOption,
@@ -26,6 +26,7 @@ from onnxfq.cli.options import (
     RuntimeOption,
     ThreadsOption,
     asked_recipe,
+    data_option,
 )
 from onnxfq.documents import write_document
 from onnxfq.errors import OutputError
@@ -44,13 +45,7 @@ def quantize(
     output: OutputOption,
     described: DataOptions,
     data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="DATA",
-            help=f"{DATA_HELP} Not needed with --statistics, nor by recipes that observe nothing.",
-            show_default=False,
-        ),
+        str | None, data_option("Not needed with --statistics, nor by recipes that observe nothing.")
     ] = None,
     statistics: Annotated[
         Path | None,
@@ -60,6 +55,7 @@ def quantize(
     ] = None,
     recipe: RecipeOption = DEFAULT_RECIPE,
     calibrator: CalibratorOption = None,
+    equalize: EqualizeOption = None,
     keep_existing: KeepOption = False,
     requantize: RequantizeOption = False,
     custom_ops: CustomOpsOption = None,
@@ -95,7 +91,7 @@ def quantize(
         check_output(report, model, output, data, statistics)
     if artifacts is not None:
         _check_folder(artifacts)
-    chosen = asked_recipe(recipe, keep_existing, requantize)
+    chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
     if float_io and float_type == "fp32":
         raise typer.BadParameter(
             "--float-io needs --float fp16 or bf16; inputs and outputs are fp32 as they are"

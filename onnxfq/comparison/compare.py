@@ -82,7 +82,7 @@ class Comparison(Record):
             ]
             at = self.tensors.index(first)
         start = max(0, at - 2)
-        rows = [("tensor", "operator", "SQNR dB", "cosine", "largest error", "steps")]
+        rows = [("tensor", "operator", "SQNR dB", "cosine", "max error", "steps")]
         for one in self.tensors[start : start + _SHOWN]:
             steps = "" if one.steps is None else f"{one.steps:.3g}"
             values = (f"{one.sqnr_db:.1f}", f"{one.cosine:.6f}", f"{one.largest_error:.4g}", steps)

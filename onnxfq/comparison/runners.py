@@ -79,7 +79,10 @@ def tensorrt(
 
 
 def saved(path: Path) -> Runner:
-    """Return a runner that reads what Polygraphy saved: `polygraphy run --save-outputs`."""
+    """Return a runner that reads what Polygraphy saved: `polygraphy run --save-outputs`.
+
+    Running it raises DataError for a file without such results, or with another number of feeds.
+    """
 
     def run(
         proto: onnx.ModelProto, feeds: Sequence[Feed], tensors: Sequence[str], threads: int

@@ -66,7 +66,7 @@ def _is_npy(path: Path) -> bool:
 
 
 def single_array(array: Any, inputs: Inputs, source: str) -> dict[str, Any]:
-    """Return one array without a name under that of the only input."""
+    """Return one array without a name under that of the only input. Raises DataError for several inputs."""
     if len(inputs) != 1:
         raise DataError(
             f"{source} is a single array, and the model has {len(inputs)} inputs; name an array for each "
@@ -89,7 +89,10 @@ def count_samples(arrays: Feed, inputs: Inputs) -> int | None:
 
 
 def cut(arrays: Feed, inputs: Inputs, batch: int, source: str) -> Iterator[Feed]:
-    """Yield the runs that `arrays` hold; batch: samples a run where the model leaves it open, 0 for all."""
+    """Yield the runs that `arrays` hold; batch: samples a run where the model leaves it open, 0 for all.
+
+    Raises DataError for a wrong rank, a fixed batch that does not divide an axis 0, or unequal counts.
+    """
     runs: dict[str, int] = {}
     samples: dict[str, int] = {}
     for spec in inputs:

@@ -100,6 +100,12 @@ class Feeds:
 
     def _open(self, begun: bool) -> Source:
         source = open_source(self.data, Reading(self.inputs, self.batch, self.options), begun)
+        for option in ("resize", "color"):
+            if getattr(self.options, option) is not None and not source.images:
+                raise DataError(
+                    f"{option} is for image files, and {source.name} holds arrays; prepare them where they "
+                    f"are made and leave {option} out, or give the image files"
+                )
         limit = self.options.limit
         self._total = source.total if limit is None or source.total is None else min(source.total, limit)
         return source

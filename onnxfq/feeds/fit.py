@@ -39,7 +39,10 @@ def is_array(value: object) -> bool:
 
 
 def to_array(value: Any, spec: InputSpec, where: str) -> NDArray[Any]:
-    """Return `value` as a NumPy array: an array or tensor of any library, wherever it lies, or numbers."""
+    """Return `value` as a NumPy array: an array or tensor of any library, wherever it lies, or numbers.
+
+    Raises DataError, with the input and `where`, for what is no array.
+    """
     try:
         # A torch tensor may have a gradient or lie on a GPU; neither converts as it is.
         for step in ("detach", "cpu"):

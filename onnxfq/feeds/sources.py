@@ -56,12 +56,16 @@ class Reading:
 
 @dataclass(frozen=True)
 class Source:
-    """One pass over data. total: its samples, where it tells beforehand. lasting: arrays stay unchanged."""
+    """One pass over data.
+
+    total: its samples, where it tells beforehand. lasting: arrays stay unchanged. images: from image files.
+    """
 
     name: str
     pieces: Iterator[Piece]
     total: int | None = None
     lasting: bool = True
+    images: bool = False
 
 
 def open_source(data: Data, reading: Reading, again: bool = False) -> Source:
@@ -79,6 +83,8 @@ def open_source(data: Data, reading: Reading, again: bool = False) -> Source:
     if _is_maker(data):
         return _called(data, name, reading)
     if isinstance(data, (str, Path)):
+        if not str(data):
+            raise DataError(f"the path of the data is empty; give {KINDS}")
         return _open_path(Path(data), reading)
     if isinstance(data, Mapping):
         return _open_arrays(data, reading, name)
@@ -170,7 +176,7 @@ def _open_images(paths: Sequence[Path], name: str, reading: Reading) -> Source:
                 raise DataError(f"{paths[start]} and its neighbours differ in size; give --resize WxH")
             yield Piece({spec.name: np.concatenate([image for image, _ in read])}, max(n for _, n in read))
 
-    return Source(name, pieces(), len(paths) // step)
+    return Source(name, pieces(), len(paths) // step, images=True)
 
 
 # Arrays in memory
@@ -245,7 +251,9 @@ def _import(text: str) -> Any:
         ) from fault
     if not hasattr(module, name):
         known = [known for known in vars(module) if not known.startswith("_")]
-        raise DataError(f"module {module_name!r} has no {name!r}{nearest(name, known)}")
+        raise DataError(
+            f"module {module_name!r} has no {name!r}{nearest(name, known) or '; name a function of it'}"
+        )
     return getattr(module, name)
 
 

@@ -15,6 +15,9 @@ from onnx import external_data_helper, shape_inference
 from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
 from onnxfq.graph import normalize, stored
+from onnxfq.graph.attention_guard import move_guards
+from onnxfq.graph.attention_parts import write_out_attention
+from onnxfq.graph.computed_weights import fold_computed_weights
 from onnxfq.graph.existing import strip_quantizers
 from onnxfq.graph.model import Model, all_graphs, all_nodes
 from onnxfq.graph.opset import add_shapes, raise_opset
@@ -56,6 +59,7 @@ _STEPS = (
     normalize.sparse_to_dense,
     normalize.constants_to_initializers,
     normalize.fold_moves,
+    fold_computed_weights,
     normalize.name_nodes,
 )
 
@@ -80,7 +84,10 @@ def normalised(proto: onnx.ModelProto, sha256: str, source: str, existing: Exist
             notes += [strip_quantizers(proto, source), normalize.fold_moves(proto)]
         proto, note = raise_opset(proto, MIN_OPSET, source)
         add_shapes(proto)
-        return Model(proto, sha256, source, tuple(filter(None, [*notes, note])))
+        attention = [write_out_attention(proto), move_guards(proto)]
+        if any(attention):
+            add_shapes(proto)
+        return Model(proto, sha256, source, tuple(filter(None, [*notes, note, *attention])))
     except shape_inference.InferenceError as fault:
         raise ModelError(
             f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"

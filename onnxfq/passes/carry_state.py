@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.graph.analysis import bodies
 from onnxfq.graph.edit import Editor
-from onnxfq.passes.carry_statistics import Holder, insert_tensors, place_of_state
+from onnxfq.passes.holders import Holder, insert_tensors, place_of_state
 
 
 class CarriedState:

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.errors import PlanError
-from onnxfq.graph.analysis import bodies, scopes
+from onnxfq.graph.analysis import bodies
 from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
+from onnxfq.passes.holders import Holder, insert_tensors, place_of_state
 from onnxfq.statistics import BIN_COUNT
 
 RESULTS = ("range", "counts", "bins", "bin_counts")
@@ -64,25 +65,6 @@ class Observed:
             "bins": np.zeros(0, np.int32),
             "bin_counts": np.zeros(0, np.int64),
         }
-
-
-@dataclass(frozen=True)
-class Holder:
-    """The node around a body, and the graph or body that has this node."""
-
-    scope: gs.Graph
-    node: gs.Node
-    body: gs.Graph
-
-
-def holders(graph: gs.Graph) -> dict[int, Holder]:
-    """Return what holds each body of `graph`, by the id of the body."""
-    return {
-        id(body): Holder(scope, node, body)
-        for scope in scopes(graph)
-        for node in scope.nodes
-        for body in bodies(node).values()
-    }
 
 
 def carry_out(
@@ -213,21 +195,3 @@ def _numbered(name: str, observed: Observed) -> str:
 
 def _constant(editor: Editor, name: str, values: NDArray[Any]) -> gs.Constant:
     return editor.constant(f"onnxfq/observe/{name}", lambda free: make_constant(free, values))
-
-
-def place_of_state(node: gs.Node) -> tuple[int, int, int]:
-    """Return how many states Loop or Scan `node` carries, and what its body has before them: inputs, outputs.
-
-    Both have states first and then what is scanned: Loop after the trip count and the condition.
-    """
-    if node.op != "Loop":
-        return len(node.inputs) - node.attrs["num_scan_inputs"], 0, 0
-    while len(node.inputs) < 2:
-        node.inputs.append(gs.Variable.empty())
-    return len(node.inputs) - 2, 2, 1
-
-
-def insert_tensors(tensors: list[gs.Tensor], at: int, more: Sequence[gs.Tensor]) -> None:
-    """Put `more` into a list of inputs or outputs, the first of them at `at`."""
-    for offset, tensor in enumerate(more):
-        tensors.insert(at + offset, tensor)

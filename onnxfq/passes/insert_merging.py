@@ -14,8 +14,8 @@ from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.passes.carry_state import CarriedState
-from onnxfq.passes.carry_statistics import holders
 from onnxfq.passes.custom_domain import custom_node, import_domain
+from onnxfq.passes.holders import holders
 from onnxfq.passes.insert_observers import clear_names
 from onnxfq.passes.pass_base import Pass
 from onnxfq.plan import Plan

@@ -12,8 +12,9 @@ from onnxfq.errors import PlanError, SpecError
 from onnxfq.granularity import PerTensor, open_axis
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.passes.carry_statistics import DTYPES, RESULTS, Observed, carry_out, holders
+from onnxfq.passes.carry_statistics import DTYPES, RESULTS, Observed, carry_out
 from onnxfq.passes.custom_domain import block_attributes, custom_node, import_domain
+from onnxfq.passes.holders import holders
 from onnxfq.passes.pass_base import Pass
 from onnxfq.plan import Placement, Plan
 from onnxfq.statistics.groups import MOST_GROUPS
@@ -24,6 +25,11 @@ OBSERVE_OUTPUTS = RESULTS
 def observe_output(tensor: str, output: str) -> str:
     """Name of one result of the observer of `tensor`."""
     return f"{tensor}/observe/{output}"
+
+
+def channels_output(tensor: str) -> str:
+    """Name of the ranges of the channels of `tensor`, float32 [C, 2]."""
+    return f"{tensor}/observe/channels"
 
 
 def observed_groups(placement: Placement, tensor: gs.Tensor) -> tuple[int, ...] | None:
@@ -56,7 +62,8 @@ def observed_groups(placement: Placement, tensor: gs.Tensor) -> tuple[int, ...] 
 class InsertObservers(Pass):
     """Observe every activation of `plan`, in bodies too. The model's own outputs go: none is read.
 
-    What the plan quantizes by axis or in blocks is observed so, each group by itself.
+    What the plan quantizes by axis or in blocks is observed so, each group by itself. What it equalizes has a
+    second observer, of the ranges of its channels.
     """
 
     plan: Plan
@@ -72,6 +79,7 @@ class InsertObservers(Pass):
         for name in (p.tensor for p in self.plan.activations):
             for owner in (name, f"{name}/inside"):
                 clear_names(editor, name, [observe_output(owner, result) for result in OBSERVE_OUTPUTS])
+            clear_names(editor, name, [channels_output(name)])
         for placement in self.plan.activations:
             tensor = editor.tensor(placement)
             scope = editor.scope_of(tensor)
@@ -89,12 +97,28 @@ class InsertObservers(Pass):
             for result, variable in zip(OBSERVE_OUTPUTS, carried, strict=True):
                 variable.name = observe_output(name, result)
             outputs += carried
+            if placement.spec.equalized:
+                outputs.append(_observe_channels(editor, placement, tensor))
         if not outputs:
             return False
         import_domain(graph)
         graph.outputs = outputs
         graph.cleanup(remove_unused_graph_inputs=False)
         return True
+
+
+def _observe_channels(editor: Editor, placement: Placement, tensor: gs.Tensor) -> gs.Variable:
+    """Add an observer of the channels of `tensor`, without histograms; return their ranges."""
+    name = f"{placement.tensor}/observe_channels"
+    ranges = gs.Variable(channels_output(placement.tensor), DTYPES[0], [f"{name}/count", 2])
+    unread = [
+        gs.Variable(editor.unused(f"{name}/{result}"), dtype)
+        for result, dtype in zip(RESULTS[1:], DTYPES[1:], strict=True)
+    ]
+    attrs = block_attributes(placement.spec) | {"histogram": 0}
+    node = custom_node("Observe", name, attrs=attrs, inputs=[tensor], outputs=[ranges, *unread])
+    editor.insert_after(tensor, [node])
+    return ranges
 
 
 def clear_names(editor: Editor, observed: str, names: Iterable[str]) -> None:

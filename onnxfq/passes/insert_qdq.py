@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
 
 from onnxfq.deployed import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
 from onnxfq.encoding import Encoding, Encodings
@@ -17,6 +18,7 @@ from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.numerics import quantize
+from onnxfq.passes.equalized_channels import common_encoding, factors_of_weights, to_common_scale
 from onnxfq.passes.mxfp8_functions import with_mxfp8_functions
 from onnxfq.passes.one_axis_blocks import OnnxParams, needs_blocks, one_axis
 from onnxfq.passes.pass_base import Pass, PassResult
@@ -101,6 +103,7 @@ class InsertQdq(Pass):
     def call(self, graph: gs.Graph, opset: int) -> bool:
         """Insert the pairs; unused float weights are removed."""
         editor = Editor(graph)
+        factors = factors_of_weights(self.plan, self.encodings)
         for placement in self.plan.placements:
             tensor = editor.tensor(placement)
             encoding = self.encodings[placement.tensor]
@@ -109,9 +112,11 @@ class InsertQdq(Pass):
                     insert_tensorrt_blocks(editor, part, tensor, encoding)
                 elif part.spec.dynamic:
                     _insert_dynamic(editor, part, tensor)
+                elif isinstance(tensor, gs.Constant):
+                    factor = factors.get(placement.tensor)
+                    _insert_on_weight(editor, part, tensor, _Written(encoding, opset, factor))
                 else:
-                    insert = _insert_on_weight if isinstance(tensor, gs.Constant) else _insert_on_activation
-                    insert(editor, part, tensor, encoding, opset)
+                    _insert_on_activation(editor, part, tensor, _Written(encoding, opset))
         return bool(self.plan.placements)
 
     def _for_tensorrt(self, placement: Placement) -> bool:
@@ -148,22 +153,40 @@ def check_encodings(plan: Plan, encodings: Encodings, model: Model) -> None:
             )
 
 
-def _insert_on_activation(
-    editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, opset: int
-) -> None:
-    name = tensor.name
+@dataclass(frozen=True)
+class _Written:
+    """How a tensor is written: its encoding, at an opset.
+
+    factor: what the scales of a weight are multiplied by, [C], to take up those of equalized channels.
+    """
+
+    encoding: Encoding
+    opset: int
+    factor: NDArray[np.float32] | None = None
+
+
+def _insert_on_activation(editor: Editor, placement: Placement, tensor: gs.Tensor, written: _Written) -> None:
+    real, encoding = tensor, written.encoding
+    nodes: list[gs.Node] = []
+    if encoding.spec.equalized:
+        nodes += to_common_scale(editor, tensor, encoding)
+        encoding = common_encoding(encoding)
+        real = nodes[-1].outputs[0] if nodes else tensor
+    # What lies behind a Mul is not the tensor itself, and has not its name.
+    pair = real.name
     params, carrier = one_axis(encoding, tensor.shape), _carrier(encoding)
-    nodes = [] if carrier is encoding.spec.qtype else [_clip(editor, placement, tensor, encoding)]
-    real = nodes[0].outputs[0] if nodes else tensor
-    constants = _parameters(editor, placement, params, carrier, opset)
-    quantized = editor.variable(f"{name}/q")
+    if carrier is not encoding.spec.qtype:
+        nodes.append(_clip(editor, placement, real, encoding))
+        real = nodes[-1].outputs[0]
+    constants = _parameters(editor, placement, params, carrier, written.opset)
+    quantized = editor.variable(f"{pair}/q")
     quantized.dtype, quantized.shape = carrier.onnx_type, tensor.shape
-    dequantized = editor.variable(f"{name}/dq", tensor)
+    dequantized = editor.variable(f"{pair}/dq", tensor)
     output_dtype = {} if len(constants) > 1 else {"output_dtype": carrier.onnx_type}
     attrs: dict[str, Any] = params.attributes
     nodes += [
-        gs.Node("QuantizeLinear", f"{name}/q", attrs | output_dtype, [real, *constants], [quantized]),
-        gs.Node("DequantizeLinear", f"{name}/dq", attrs, [quantized, *constants], [dequantized]),
+        gs.Node("QuantizeLinear", f"{pair}/q", attrs | output_dtype, [real, *constants], [quantized]),
+        gs.Node("DequantizeLinear", f"{pair}/dq", attrs, [quantized, *constants], [dequantized]),
     ]
     editor.rewire(placement, dequantized)
     editor.insert_before(placement, tensor, nodes)
@@ -188,17 +211,17 @@ def _insert_dynamic(editor: Editor, placement: Placement, tensor: gs.Tensor) -> 
     )
 
 
-def _insert_on_weight(
-    editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding, opset: int
-) -> None:
-    name = tensor.name
+def _insert_on_weight(editor: Editor, placement: Placement, tensor: gs.Constant, written: _Written) -> None:
+    name, encoding = tensor.name, written.encoding
     params, carrier = one_axis(encoding, tensor.shape), _carrier(encoding)
 
     def rounded(free: str) -> gs.Constant:
         values = by_rows(quantize, constant_array(tensor), params, encoding.spec.grid, carrier.dtype)
         return make_constant(free, values)
 
-    constants = _parameters(editor, placement, params, carrier, opset)
+    # The integers are those of the weight as it is; only what they stand for is multiplied.
+    meant = params if written.factor is None else replace(params, scale=params.scale * written.factor)
+    constants = _parameters(editor, placement, meant, carrier, written.opset)
     quantized = editor.constant(f"{name}/q", rounded)
     dequantized = editor.variable(f"{name}/dq")
     dequantized.dtype, dequantized.shape = tensor.dtype, list(tensor.shape)

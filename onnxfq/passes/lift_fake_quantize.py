@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import ModelError, PlanError
+from onnxfq.graph.analysis import float_type
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
@@ -157,6 +158,7 @@ class _Lift:
             spec=spec,
             uses=tuple(uses),
             why="quantized in the given model",
+            float_type=float_type(source) or "float32",
         )
         self.encodings[source.name] = encoding
         self.scales.setdefault(source.name, scale_name)
@@ -166,7 +168,7 @@ class _Lift:
         if not _is_fake_quantize(reader):
             reader.inputs[slot] = source
             return Use(reader.name, slot)
-        copy = self._copy(source)
+        copy = self._identity(source)
         reader.inputs[slot] = copy
         return Use(copy.inputs[0].name, 0)
 
@@ -180,6 +182,9 @@ class _Lift:
         if isinstance(source, gs.Constant):
             values = constant_array(source)
             return self.editor.constant(source.name, lambda n: make_constant(n, values))
+        return self._identity(source)
+
+    def _identity(self, source: gs.Tensor) -> gs.Variable:
         copy = self.editor.variable(source.name, source)
         name = f"{copy.name}{_COPY}"
         self.graph.nodes.append(gs.Node("Identity", name, inputs=[source], outputs=[copy]))

@@ -39,12 +39,15 @@ class CalibratorRow:
 def calibrator_rows(plan: Plan, statistics: Statistics, calibrator: str | None = None) -> list[CalibratorRow]:
     """Return a row for each activation of `plan` and each calibrator, in the plan's order.
 
-    calibrator: as `calibrate` takes it. `moving_average` has no row where the range of each feed was not
-    recorded, unless it is the one that is asked for: then StatisticsError.
+    Equalized ones have none: no calibrator is asked. calibrator: as `calibrate` takes it. `moving_average`
+    has no row where the range of each feed was not recorded, unless it is the one that is asked for: then
+    StatisticsError.
     """
     rows: list[CalibratorRow] = []
     for placement in plan.activations:
         spec = replaced_calibrator(placement.spec, calibrator)
+        if spec.equalized:
+            continue
         if spec.observed_granularity == PerTensor():
             rows += _rows(placement.tensor, spec, statistics[placement.tensor])
         else:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -16,14 +17,17 @@ from onnxfq.reporting.tensor_errors import TensorError
 MAX_ROWS = 60
 """Tensors shown; of more, those with the most noise."""
 
-_COLOURS = ("#c0504d", "#1f77b4", "#6aa84f", "#8064a2")
+_COLOURS = ("#d95f02", "#2b7bba", "#3f9b46", "#8064a2")
 _MARKS = ("o", "s", "^", "D")
+# A grey that nothing else has: in a page it becomes the colour of the text around it.
+_INK = "#202122"
 
 
-def error_figure(series: Mapping[str, Sequence[TensorError]], title: str) -> Figure:
-    """Draw one dot a tensor and series: dB on the x axis, tensors in graph order on the y axis.
+def error_figure(series: Mapping[str, Sequence[TensorError]], title: str = "") -> Figure:
+    """Draw one mark a tensor and series: dB on the x axis, tensors in graph order on the y axis.
 
-    series: label -> rows; rows of one tensor share a line. The further left, the more noise.
+    series: label -> rows; rows of one tensor share a line. The further left, the more noise. Activations and
+    weights have marks of their own in a single series, letters behind their names in several.
     """
     worst: dict[str, float] = {}
     roles: dict[str, str] = {}
@@ -37,30 +41,46 @@ def error_figure(series: Mapping[str, Sequence[TensorError]], title: str) -> Fig
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     position = {name: index for index, name in enumerate(names)}
-    for number, (label, rows) in enumerate(series.items()):
+    finite = [row.sqnr_db for rows in series.values() for row in rows if math.isfinite(row.sqnr_db)]
+    # Nothing lies between a tensor without error and the rest; it stands at the right edge.
+    edge = max(finite, default=0.0) + 5.0
+    single = len(series) == 1
+    drawn = _by_role(next(iter(series.values()))) if single else series
+    for number, (label, rows) in enumerate(drawn.items()):
         points = [(row.sqnr_db, position[row.tensor]) for row in rows if row.tensor in shown]
-        # Nothing lies between a tensor without error and the rest; it stands at the right edge.
-        finite = [x for x, _ in points if math.isfinite(x)]
-        edge = max(finite, default=0.0) + 5.0
+        if not points:
+            continue
+        colour = _COLOURS[number % len(_COLOURS)]
         axes.scatter(
             [min(x, edge) for x, _ in points],
             [y for _, y in points],
             label=_short(label),
-            s=34,
+            # Of marks in one place the first is a ring around the others.
+            s=58 if not number else 26,
             marker=_MARKS[number % len(_MARKS)],
-            color=_COLOURS[number % len(_COLOURS)],
-            alpha=0.85,
+            facecolor="none" if not number else colour,
+            edgecolor=colour,
+            linewidths=1.5,
+            zorder=3,
         )
-    labels = [f"{_short(name)}  [{roles[name][0].upper()}]" for name in names]
+    labels = [_short(name) + ("" if single else f"  [{roles[name][0].upper()}]") for name in names]
     # A name may hold dollars, which matplotlib would read as mathematics.
     axes.set_yticks(range(len(names)), labels, fontsize=8, parse_math=False)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.grid(alpha=0.3)
-    axes.set_xlabel("signal to quantization noise, dB (left is worse)      [A] activation  [W] weight")
+    axes.grid(color=_INK, alpha=0.15)
+    letters = "" if single else "      [A] activation  [W] weight"
+    axes.set_xlabel(f"signal to quantization noise, dB (left is worse){letters}")
     hidden = len(worst) - len(names)
-    axes.set_title(title + (f"\n{hidden} better tensors not shown" if hidden else ""), fontsize=11)
-    for text in figure.legend(loc="outside lower center", ncols=4, fontsize=9).get_texts():
+    heading = [title, f"{hidden} better tensors not shown" if hidden else ""]
+    axes.set_title("\n".join(filter(None, heading)), fontsize=11)
+    legend = figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    for text in legend.get_texts():
         text.set_parse_math(False)
+    for text in (axes.title, axes.xaxis.label, *legend.get_texts()):
+        text.set_color(_INK)
+    axes.tick_params(colors=_INK, length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
     return figure
 
 
@@ -71,11 +91,21 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def figure_svg(figure: Figure) -> str:
-    """Return the figure as an <svg> element to put into a page."""
+    """Return the figure as an <svg> element to put into a page, in the colour of the page's text.
+
+    Its letters are text: they can be searched and copied. Equal figures give equal bytes.
+    """
     stream = io.StringIO()
-    figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "onnxfq"}):
+        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = stream.getvalue()
-    return text[text.index("<svg") :]
+    return text[text.index("<svg") :].replace(_INK, "currentColor")
+
+
+def _by_role(rows: Sequence[TensorError]) -> dict[str, list[TensorError]]:
+    return {
+        f"{role}s": [row for row in rows if row.role == role] for role in dict.fromkeys(r.role for r in rows)
+    }
 
 
 def _short(name: str, length: int = 44) -> str:

@@ -61,6 +61,8 @@ def _row(model: Model, placement: Placement, statistics: Statistics, encoding: E
 
 def _expected(statistics: Statistics, encoding: Encoding) -> float:
     """Return the signal to noise in dB over all groups that have a scale each."""
+    if encoding.spec.equalized:
+        return _expected_of_channels(statistics, encoding)
     groups = statistics.groups.get(encoding.tensor)
     each = [statistics[encoding.tensor]] if groups is None or not encoding.param_shape else groups.each()
     power = noise = 0.0
@@ -70,3 +72,14 @@ def _expected(statistics: Statistics, encoding: Encoding) -> float:
         power += density.power
         noise += expected_noise(density, float(scale), float(zero_point), encoding.spec.qtype)
     return ratio_db(power, noise)
+
+
+def _expected_of_channels(statistics: Statistics, encoding: Encoding) -> float:
+    """Return the same of equalized channels, of which there is one histogram: scale^2 / 12 of every value.
+
+    That is the noise of values spread evenly between the numbers of the grid; a 0 has less.
+    """
+    seen = statistics[encoding.tensor]
+    each = seen.finite / max(len(encoding.scale), 1)
+    noise = each * float((encoding.scale_array.astype(np.float64) ** 2).sum()) / 12.0
+    return ratio_db(Density.of(seen).power, noise)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from onnxfq.float_plan import FloatPlan
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.plan import Plan, Skipped
+from onnxfq.scores import LOW_SQNR_DB, Evaluation
 
 
 def coverage_line(plan: Plan) -> str:
@@ -62,14 +63,33 @@ def _float_lines(skipped: Sequence[Skipped], reasons: int) -> list[str]:
     return lines
 
 
+def _low_lines(evaluation: Evaluation) -> list[str]:
+    """Return what to do next where outputs of the last candidate are far from the float model's."""
+    outputs = [score for candidate in evaluation.candidates[-1:] for score in candidate.outputs]
+    low = [score for score in outputs if score.sqnr_db < LOW_SQNR_DB]
+    if not low:
+        return []
+    worst = min(low, key=lambda score: score.sqnr_db)
+    return [
+        f"low SQNR   {len(low)} of {len(outputs)} output(s) below {LOW_SQNR_DB} dB, worst {worst.output!r}:",
+        "           measure the accuracy; --report names the noisiest tensors, and",
+        "           `onnxfq evaluate --per-tensor` shows where the noise arises",
+    ]
+
+
 def quantize_summary(result: QuantizeResult) -> str:
     """Return what a person wants to see after `quantize`: notes, coverage, scores, time."""
     lines = [f"note       {note}" for note in result.model.notes]
     lines.append(plan_summary(result.plan))
     lines += float_lines(result.floats) if result.floats is not None else []
     lines.append("")
-    lines.append(f"against the float model, {result.evaluation.feeds} of {result.statistics.feeds} feeds:")
-    lines += ["  " + line for line in result.evaluation.table().splitlines()]
+    evaluation = result.evaluation
+    if evaluation.candidates:
+        lines.append(f"against the float model, {evaluation.feeds} of {result.statistics.feeds} feeds:")
+        lines += ["  " + line for line in evaluation.table().splitlines()]
+    else:
+        lines.append(f"not compared with the float model: {', '.join(evaluation.notes)}")
+    lines += _low_lines(evaluation)
     lines.append("")
     lines.append("time       " + ", ".join(f"{stage} {s:.2f} s" for stage, s in result.seconds.items()))
     return "\n".join(lines)

@@ -40,17 +40,19 @@ def custom_ops_path() -> str:
 
 
 _own_libraries: list[str] = []
+_REMEDY = "the library must be built for this onnxruntime and system"
 
 
 def use_custom_ops(path: str | Path) -> None:
     """Register the custom-op library of the user's at `path` in every session that onnxfq makes from now on.
 
-    Raises RuntimeLibraryError when there is no such file.
+    Raises RuntimeLibraryError when there is no such file, or ONNX Runtime refuses it: it is not used then.
     """
     if not Path(path).is_file():
         raise RuntimeLibraryError(f"no such custom-op library: {path}; check the path")
     place = str(Path(path).absolute())
     if place not in _own_libraries:
+        _register(onnxruntime.SessionOptions(), place, _REMEDY)
         _own_libraries.append(place)
 
 
@@ -68,7 +70,7 @@ def register_libraries(session_options: onnxruntime.SessionOptions, proto: onnx.
     if any(opset.domain == DOMAIN for opset in proto.opset_import):
         register_custom_ops(session_options)
     for path in _own_libraries:
-        _register(session_options, path, "the library must be built for this onnxruntime and system")
+        _register(session_options, path, _REMEDY)
     functions = {(one.domain, one.name) for one in proto.functions}
     for node in () if _own_libraries else all_nodes(proto.graph):
         if node.domain not in _KNOWN_DOMAINS and (node.domain, node.op_type) not in functions:

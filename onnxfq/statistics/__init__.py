@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxfq.statistics.bins import BIN_COUNT, BIN_SHIFT, NEGATIVE, bin_edges
 from onnxfq.statistics.groups import GroupStatistics
-from onnxfq.statistics.statistics import DATA_MODULUS, Statistics
+from onnxfq.statistics.statistics import DATA_MODULUS, Statistics, wider
 from onnxfq.statistics.tensor import TensorStatistics, empty_state
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "TensorStatistics",
     "bin_edges",
     "empty_state",
+    "wider",
 ]

@@ -114,7 +114,10 @@ class GroupStatistics:
 
 
 def pack_groups(groups: Mapping[str, GroupStatistics]) -> dict[str, NDArray[Any]]:
-    """Return the columns of a statistics file that hold `groups`; none where there are none."""
+    """Return the columns of a statistics file that hold `groups`; none where there are none.
+
+    Raises StatisticsError when some have the ranges of each feed and others have not.
+    """
     if not groups:
         return {}
     names = sorted(groups)

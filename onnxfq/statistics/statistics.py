@@ -43,7 +43,8 @@ class Statistics:
     model_sha256: the model they were gathered from. feeds: how many were seen. complete: whether they
     are all of the data set, and not what was done when observing was interrupted. data: the sum of the
     feeds' SHA-256 modulo 2^256, which does not hang on their order. groups: of tensors that were observed by
-    channels or blocks as well.
+    channels or blocks as well. channels: of tensors whose channels are to be equalized, the finite (rmin,
+    rmax) of each, float32 [C, 2], (+inf, -inf) where a channel had no finite value.
     """
 
     model_sha256: str
@@ -52,6 +53,7 @@ class Statistics:
     complete: bool = True
     data: int = 0
     groups: Mapping[str, GroupStatistics] = field(default_factory=dict)
+    channels: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def __getitem__(self, tensor: str) -> TensorStatistics:
         """Return the statistics of `tensor`. Raises StatisticsError with the nearest names."""
@@ -77,6 +79,15 @@ class Statistics:
             f"plan wants them {granularity}; observe again with this plan"
         )
 
+    def of_channels(self, tensor: str) -> NDArray[np.float32]:
+        """Return the range of each channel of `tensor`: [C, 2]. Raises StatisticsError when none was kept."""
+        if tensor in self.channels:
+            return self.channels[tensor]
+        raise StatisticsError(
+            f"the statistics of tensor {tensor!r}, over {self[tensor].elements} elements, have no ranges of "
+            "its channels, which the plan equalizes; observe again with this plan, or use equalize: none"
+        )
+
     def merge(self, other: Statistics) -> Statistics:
         """Return the statistics of both data sets. Raises StatisticsError for different models or tensors."""
         if self.model_sha256 != other.model_sha256:
@@ -87,6 +98,11 @@ class Statistics:
         if set(self.tensors) != set(other.tensors):
             odd = sorted(set(self.tensors) ^ set(other.tensors))[0]
             raise StatisticsError(f"only one side has tensor {odd!r}; observe both with one plan")
+        if set(self.channels) != set(other.channels):
+            odd = sorted(set(self.channels) ^ set(other.channels))[0]
+            raise StatisticsError(
+                f"only one side has ranges of the channels of tensor {odd!r}; observe both with one plan"
+            )
         if set(self.groups) != set(other.groups):
             odd = sorted(set(self.groups) ^ set(other.groups))[0]
             raise StatisticsError(
@@ -96,7 +112,9 @@ class Statistics:
         groups = {name: one.merge(other.groups[name]) for name, one in self.groups.items()}
         complete = self.complete and other.complete
         data = (self.data + other.data) % DATA_MODULUS
-        return Statistics(self.model_sha256, self.feeds + other.feeds, merged, complete, data, groups)
+        channels = {name: wider(one, other.channels[name]) for name, one in self.channels.items()}
+        feeds = self.feeds + other.feeds
+        return Statistics(self.model_sha256, feeds, merged, complete, data, groups, channels)
 
     @property
     def sha256(self) -> str:
@@ -109,6 +127,8 @@ class Statistics:
             digest.update(one.bins.astype("<i4").tobytes() + one.counts.astype("<i8").tobytes())
         for name in sorted(self.groups):
             digest.update(name.encode("utf-8", "surrogatepass") + self.groups[name].fingerprint())
+        for name in sorted(self.channels):
+            digest.update(name.encode("utf-8", "surrogatepass") + self.channels[name].astype("<f4").tobytes())
         return digest.hexdigest()
 
     def check_model(self, sha256: str) -> None:
@@ -148,7 +168,8 @@ class Statistics:
             "bins": np.concatenate([np.zeros(0, np.int32), *(c.bins for c in columns)]),
             "counts": np.concatenate([np.zeros(0, np.int64), *(c.counts for c in columns)]),
             "feed_ranges": _stack([c.feed_ranges for c in columns], names),
-        } | pack_groups(self.groups)
+        }
+        arrays |= pack_groups(self.groups) | _pack_channels(self.channels)
         with replacing(path) as temporary, temporary.open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
 
@@ -211,4 +232,34 @@ def _unpack(arrays: dict[str, NDArray[Any]]) -> Statistics:
         complete=bool(arrays["complete"]),
         data=int(str(arrays["data"]), 16),
         groups=unpack_groups(arrays),
+        channels=_unpack_channels(arrays),
     )
+
+
+def wider(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the ranges that hold both, [C, 2]; with no channels, for no feed was seen, the other's."""
+    if not (len(one) and len(other)):
+        return other if len(other) else one
+    return np.stack([np.minimum(one[:, 0], other[:, 0]), np.maximum(one[:, 1], other[:, 1])], axis=1)
+
+
+def _pack_channels(channels: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[Any]]:
+    if not channels:
+        return {}
+    names = sorted(channels)
+    return {
+        "channel_tensors": np.asarray(names, np.str_),
+        "channel_sizes": np.asarray([len(channels[name]) for name in names], np.int64),
+        "channel_range": np.concatenate([channels[name] for name in names]),
+    }
+
+
+def _unpack_channels(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+    """Read what `_pack_channels` made. Raises ValueError where it does not add up."""
+    if "channel_tensors" not in arrays:
+        return {}
+    names, sizes, ranges = (arrays[f"channel_{name}"] for name in ("tensors", "sizes", "range"))
+    if ranges.shape != (int(sizes.sum()), 2) or len(names) != len(sizes):
+        raise ValueError("the ranges of channels do not add up")
+    parts = np.split(ranges.astype(np.float32), np.cumsum(sizes)[:-1])
+    return dict(zip(map(str, names), parts, strict=True))

@@ -17,6 +17,8 @@ from onnxfq.targets.scopes import Scope, Site
 # Between the two products, beside Softmax: the scale, the mask, and what masks are made with.
 _BETWEEN = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Sub", "Where"})
 _AFTER = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
+# Rows that see nothing are replaced by 0 behind the second product.
+_GUARDED = _AFTER | {"Where"}
 _STEPS = 6
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -136,7 +138,7 @@ def _above(scope: Scope, tensor: str, through: frozenset[str] | set[str], wanted
 
 def _read_quantized(scope: Scope, tensor: str) -> bool:
     readers = scope.readers(tensor)
-    moved = [name for site in readers if site.op in _AFTER for name in site.node.output]
+    moved = [name for site in readers if site.op in _GUARDED for name in site.node.output]
     return any(site.op in QUANTIZE_OPS for site in readers) or any(_read_quantized(scope, n) for n in moved)
 
 

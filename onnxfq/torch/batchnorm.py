@@ -25,11 +25,11 @@ class SwappedNorm(Swapped):
 
     frozen: bool
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # the layer's own name for it, by which it may be given
         """Normalise as ever; pass on what comes where the convolution has done it all."""
         if self.frozen or exporting():
-            return x
-        return super().forward(x)
+            return input
+        return super().forward(input)
 
 
 def can_fold(layer: nn.Module, norm: nn.Module) -> bool:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
-from onnxfq.qparams import MIN_SCALE, check_symmetry
+from onnxfq.float_types import smallest_scale
+from onnxfq.qparams import ParamRules, check_symmetry, reach
 from onnxfq.qtypes import QType, qtype_by_name
 from onnxfq.torch import kernels
 from onnxfq.torch.arithmetic import Blocks, Grid, View, in_steps, round_to_grid
@@ -77,7 +78,9 @@ def quantize_to(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid,
     if zero_point is not None:
         zeros = zero_point.reshape(()) if zero_point.numel() == 1 else view.see_param(zero_point)
     learned = scale.requires_grad or (zero_point is not None and zero_point.requires_grad)
-    if not (torch.is_grad_enabled() and (x.requires_grad or learned)):
+    if kernels.transforming():
+        y = _composed(seen, scales, zeros, grid)
+    elif not (torch.is_grad_enabled() and (x.requires_grad or learned)):
         y = _forward(seen, scales, zeros, grid, mask=False)[0]
     elif learned:
         y = _Learned.apply(seen, scales, zeros, grid)
@@ -172,6 +175,31 @@ class _Learned(torch.autograd.Function):
         return masked if ctx.grid.saturate else gradient, by_scale, by_zero, None
 
 
+def _composed(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
+    """Return the same values with the same gradients for torch.func, of operations that it can transform.
+
+    Each learned tensor adds itself less itself, which is 0, times its derivative.
+    """
+    with torch.no_grad():
+        y, inside = _forward(x, scale, zero_point, grid, mask=True)
+        by_scale = _derivative_by_scale(x, scale, zero_point, grid)
+    assert inside is not None
+    nothing = torch.zeros((), dtype=x.dtype, device=x.device)
+    own = _zero_with_gradient(x)
+    y = y + (torch.where(inside, own, nothing) if grid.saturate else own)
+    y = y + (_zero_with_gradient(scale) * by_scale).to(x.dtype)
+    if zero_point is not None and not grid.qtype.is_float:
+        y = y - (_zero_with_gradient(zero_point) * torch.where(inside, torch.zeros_like(scale), scale)).to(
+            x.dtype
+        )
+    return y
+
+
+def _zero_with_gradient(x: Tensor) -> Tensor:
+    finite = torch.nan_to_num(x, posinf=0.0, neginf=0.0)
+    return finite - finite.detach()
+
+
 def _derivative_by_scale(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
     """Return the second row of this module's table, without zero points that a float grid has not."""
     zeros = None if grid.qtype.is_float else zero_point
@@ -193,10 +221,15 @@ def _summed(gradient: Tensor, derivative: Tensor, shape: torch.Size) -> Tensor:
 class _Scaled(torch.autograd.Function):
     """The identity whose gradient is multiplied."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
+    def forward(x: Tensor, factor: float) -> Tensor:
         return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.factor = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -206,9 +239,15 @@ class _Scaled(torch.autograd.Function):
 class _Rounded(torch.autograd.Function):
     """Rounding to integers, halves to even, whose gradient is that of the identity."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
         return torch.round(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -254,29 +293,37 @@ def fake_quantize_lsq(
 
 
 def range_to_params(
-    rmin: Tensor, rmax: Tensor, qtype: QType | str, symmetric: bool, power_of_two: bool = False
+    rmin: Tensor, rmax: Tensor, qtype: QType | str, symmetric: bool, rules: ParamRules | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return (scale, zero point) of a range, with gradients; None for the zero point of a symmetric one.
 
     The rules are `onnxfq.choose_qparams`' and give the same bits: computed in float64, the scale rounded to
     float32 once. The rounding of the zero point has the gradient of the identity, as in AIMET; that of
-    scales to powers of two has none.
+    scales to powers of two and to numbers of a half type has none.
     """
+    rules = rules or ParamRules()
     grid = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
     check_symmetry(grid, symmetric)
-    low, high = rmin.double().clamp(max=0.0), rmax.double().clamp(min=0.0)
+    most = reach(grid, symmetric, rules.float_type)
+    low, high = rmin.double().clamp(-most, 0.0), rmax.double().clamp(0.0, most)
     wide = rmin.dtype == torch.float64
     if symmetric:
         width = torch.maximum(-low, high) / min(grid.qmax, -grid.qmin)
     else:
         width = (high - low) / (grid.qmax - grid.qmin)
-    limited = torch.where(width == 0, torch.ones_like(width), width.clamp(MIN_SCALE, _LARGEST))
-    if power_of_two:
+    limited = torch.where(
+        width == 0, torch.ones_like(width), width.clamp(smallest_scale(rules.float_type), _LARGEST)
+    )
+    if rules.power_of_two:
         limited = _next_power_of_two(limited.detach())
+    if rules.float_type != "float32":
+        limited = _next_half(limited.detach(), getattr(torch, rules.float_type))
     scale = limited if wide else limited.float()
     if symmetric:
         return scale, None
     zero = (grid.qmin - low / scale.double()).clamp(grid.qmin, grid.qmax)
+    if rules.fractional_zero_point:
+        return scale, zero.to(scale.dtype)
     return scale, round_straight_through(zero).to(scale.dtype)
 
 
@@ -288,6 +335,13 @@ def _next_power_of_two(scale: Tensor) -> Tensor:
     fraction, exponent = torch.frexp(scale)
     power = torch.ldexp(torch.ones_like(scale), exponent - (fraction == 0.5).int())
     return power.clamp(max=2.0**127)
+
+
+def _next_half(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return positive scales as the next numbers of a half type that are not smaller (`round_scale`)."""
+    near = scale.to(dtype)
+    up = near.double() < scale
+    return (near.view(torch.int16) + up.to(torch.int16)).view(dtype).double()
 
 
 def fake_quantize_range(

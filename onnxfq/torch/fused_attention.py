@@ -14,16 +14,22 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from onnxfq.torch.traced import Traces, has_own_code, is_product
+from onnxfq.torch.functional import is_product
+from onnxfq.torch.plain_attention import with_mask, without_empty_rows
+from onnxfq.torch.traced import Traces, has_own_code
 
 _STEPS = 6
 _SOFTMAX: tuple[Any, ...] = (torch.softmax, F.softmax, "softmax")
-_BEHIND: tuple[Any, ...] = (F.dropout, torch.where, torch.nan_to_num, "nan_to_num", "masked_fill")
+_BEHIND: tuple[Any, ...] = (
+    *(F.dropout, torch.where, torch.nan_to_num, "nan_to_num", "masked_fill"),
+    without_empty_rows,
+)
 # Scale and mask.
 _BEFORE: tuple[Any, ...] = (
     *(operator.add, operator.iadd, operator.mul, operator.imul, operator.sub),
     *(operator.truediv, operator.itruediv, torch.add, torch.mul, torch.div),
     *(torch.where, torch.masked_fill, "add", "mul", "div", "masked_fill", "where"),
+    with_mask,
 )
 
 
@@ -35,7 +41,7 @@ def attentions(model: nn.Module, traces: Traces) -> Iterator[tuple[str, str]]:
         start = f"{path}." if path else ""
         for node in traces.of(module).graphs[-1].nodes:
             if is_product(node):
-                soft = _above(module, node.args[0], _BEHIND, _is_softmax)
+                soft = _above(module, node.args[0] if node.args else None, _BEHIND, _is_softmax)
                 scores = None if soft is None else _above(module, soft.args[0], _BEFORE, _is_product)
                 if scores is not None:
                     yield f"{start}{scores.name}", f"{start}{node.name}"

@@ -1,8 +1,8 @@
 """The library's kernels on torch tensors of the CPU: the bits of `arithmetic.py` in one pass over memory.
 
 Each function returns None where the kernels are not for it, and torch's operations do the work: on other
-devices, in float64, with other rounding than half_even, where torch compiles, exports, traces, records or
-watches operations, and without the library.
+devices, in float64, with other rounding than half_even, where torch compiles, exports, traces, records,
+transforms or watches operations, and without the library.
 """
 
 from __future__ import annotations
@@ -74,6 +74,11 @@ def usable(x: Tensor, grid: Grid) -> bool:
     return _plain(x) and x.dtype in _TYPES and grid.rounding == "half_even"
 
 
+def transforming() -> bool:
+    """Tell whether torch.func is at work: grad, vmap and the like, whose tensors have no memory."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is not None
+
+
 def _plain(x: Tensor) -> bool:
     """Tell whether x has memory of its own on the CPU, and nobody needs to see operations on it."""
     return (
@@ -85,6 +90,7 @@ def _plain(x: Tensor) -> bool:
         # Recorded for derivatives of derivatives, as in a backward pass with create_graph.
         and not (torch.is_grad_enabled() and x.requires_grad)
         and torch._C._len_torch_dispatch_stack() == 0
+        and not transforming()
         and library_loads()
     )
 

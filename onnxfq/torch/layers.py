@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from onnxfq.torch.onnx_node import exporting
 from onnxfq.torch.quantizer import FakeQuantize
@@ -26,13 +29,13 @@ class LayerKind:
     """What quantization must know of a type of layer.
 
     op_types: the ONNX operators it becomes, as recipes name them. weights: tells the names of its weights.
-    channel_axis, summed_axis: of those weights; None where nothing is summed along one axis. has_input:
+    channel_axis, summed_axis: of those weights; None where there is no such axis, or several. has_input:
     whether its input is multiplied as well.
     """
 
     op_types: tuple[str, ...]
     weights: Callable[[nn.Module], tuple[str, ...]]
-    channel_axis: int
+    channel_axis: int | None
     summed_axis: int | None
     has_input: bool
 
@@ -42,12 +45,18 @@ def _one_weight(module: nn.Module) -> tuple[str, ...]:
 
 
 def _recurrent_weights(module: nn.Module) -> tuple[str, ...]:
-    return tuple(name for name in module._parameters if name.startswith("weight_"))
+    names: list[str] = module._flat_weights_names
+    return tuple(name for name in names if name.startswith("weight_"))
+
+
+def _cell_weights(module: nn.Module) -> tuple[str, ...]:
+    return ("weight_ih", "weight_hh")
 
 
 def _projections(module: nn.Module) -> tuple[str, ...]:
-    names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-    return tuple(name for name in names if module._parameters.get(name) is not None)
+    if module._qkv_same_embed_dim:
+        return ("in_proj_weight",)
+    return ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 _CONV = LayerKind(("Conv",), _one_weight, 0, None, True)
@@ -66,6 +75,11 @@ LAYERS: dict[type[nn.Module], LayerKind] = {
     nn.LSTM: LayerKind(("LSTM",), _recurrent_weights, 0, 1, False),
     nn.GRU: LayerKind(("GRU",), _recurrent_weights, 0, 1, False),
     nn.RNN: LayerKind(("RNN",), _recurrent_weights, 0, 1, False),
+    nn.LSTMCell: LayerKind(("Gemm",), _cell_weights, 0, 1, False),
+    nn.GRUCell: LayerKind(("Gemm",), _cell_weights, 0, 1, False),
+    nn.RNNCell: LayerKind(("Gemm",), _cell_weights, 0, 1, False),
+    nn.EmbeddingBag: LayerKind(("Gather",), _one_weight, 0, None, False),
+    nn.Bilinear: LayerKind(("MatMul",), _one_weight, 0, None, False),
 }
 
 
@@ -77,10 +91,24 @@ def layer_kind(module: nn.Module) -> LayerKind | None:
     return None
 
 
+# Hooks before forward that make a weight of other parameters.
+_REMAKING = (WeightNorm, SpectralNorm, BasePruningMethod)
+
+
 class Swapped:
     """The part that all swapped classes share."""
 
     float_class: type[nn.Module]
+
+    def refresh(self) -> None:
+        """Let the quantizers of weights see the weights as they are now."""
+        assert isinstance(self, nn.Module)
+        for hook in self._forward_pre_hooks.values():
+            if isinstance(hook, _REMAKING):
+                hook(self, ())
+        kind = layer_kind_of_swapped(self)
+        for name in () if kind is None else kind.weights(self):
+            getattr(self, name)
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         """Quantize the first input, where it has a quantizer, and go on as the layer does."""
@@ -95,12 +123,12 @@ class Swapped:
 class SwappedConv(Swapped):
     """A convolution that may have a BatchNorm folded into its weight (`batchnorm.py`)."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # the layer's own name for it, by which it may be given
         """Convolve with the folded weight; the BatchNorm follows by itself, or is part of this one."""
         norm: nn.Module | None = self.__dict__.get("folded_norm")
         if norm is None:
-            return super().forward(x)
-        return _folded_forward(self, norm, x)
+            return super().forward(input)
+        return _folded_forward(self, norm, input)
 
 
 def _folded_forward(layer: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
@@ -132,10 +160,25 @@ def folded_bias(layer: nn.Module, norm: nn.Module) -> Tensor:
     return shifted if norm.bias is None else shifted + norm.bias
 
 
+def float_weight(layer: nn.Module, name: str) -> Tensor:
+    """Return a weight of a layer, swapped or not, as its float class has it.
+
+    That may make it of other parameters (torch.nn.utils.parametrize), or keep what a hook before forward has
+    made (the older weight_norm, pruning).
+    """
+    weight = layer._parameters.get(name)
+    if weight is None:
+        weight = layer.__dict__.get(name)
+    if weight is None:
+        made = getattr(getattr(layer, "float_class", type(layer)), name)
+        weight = made.__get__(layer)
+    assert isinstance(weight, Tensor)
+    return weight
+
+
 def folded_weight(layer: nn.Module) -> Tensor:
     """Return the weight that a quantizer sees: the BatchNorm's factor is in it, if there is one."""
-    weight = layer._parameters["weight"]
-    assert weight is not None
+    weight = float_weight(layer, "weight")
     norm = layer.__dict__.get("folded_norm")
     if norm is None:
         return weight
@@ -149,11 +192,14 @@ def _read(name: str) -> property:
     """Make the property through which a weight is read."""
 
     def get(self: nn.Module) -> Tensor:
-        value = folded_weight(self) if name == "weight" else self._parameters[name]
+        value = folded_weight(self) if name == "weight" else float_weight(self, name)
         quantizer = self._modules.get(name + SUFFIX)
         return value if quantizer is None else quantizer(value)
 
-    return property(get)
+    def keep(self: nn.Module, value: Tensor) -> None:  # what a hook made, as without the property
+        self.__dict__[name] = value
+
+    return property(get, keep)
 
 
 def _flat_weights(self: nn.Module) -> list[Tensor]:
@@ -206,10 +252,8 @@ def restore(module: nn.Module) -> None:
 def refresh(model: nn.Module) -> None:
     """Let every quantizer of a weight see the weight as it is now."""
     for module in model.modules():
-        kind = layer_kind_of_swapped(module)
-        if kind is not None:
-            for name in kind.weights(module):
-                getattr(module, name)
+        if isinstance(module, Swapped):
+            module.refresh()
 
 
 def layer_kind_of_swapped(module: nn.Module) -> LayerKind | None:

@@ -14,6 +14,7 @@ histogram is that of `onnxfq.statistics`: exact counts, whatever the batches, so
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +60,35 @@ def group_limits(x: Tensor, spec: QuantSpec) -> Limits:
     return ends[0], ends[1]
 
 
-class Observer(nn.Module):
+def lasting(x: Tensor) -> Tensor:
+    """Return a copy of x that training may use, though it is made in inference mode."""
+    # Compiled code may not ask, and makes its tensors in the mode that it runs in.
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return x.clone()
+    with torch.inference_mode(False):
+        return x.clone()
+
+
+class OwnTypes(nn.Module):
+    """A module whose tensors keep their types where a model is cast: half() moves scales and ranges nowhere.
+
+    Rounded to 16 bits, a scale would be another one, and float() would not bring it back.
+    """
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> OwnTypes:
+        held = {**self._parameters, **self._buffers}
+        kept = {name: tensor.detach() for name, tensor in held.items() if tensor is not None}
+        super()._apply(fn, recurse)
+        for name, old in kept.items():
+            new = getattr(self, name)
+            if new.dtype != old.dtype:
+                new.data = old.to(new.device)
+                if new.grad is not None:
+                    new.grad.data = new.grad.to(old.dtype)
+        return self
+
+
+class Observer(OwnTypes):
     """The part that all observers share: the spec, whether anything was seen, and a running range.
 
     live: whether the range may be used after every tensor; else `calibrate` of the quantizer asks for it.
@@ -83,7 +112,7 @@ class Observer(nn.Module):
 
     def reset(self) -> None:
         """Forget what was seen."""
-        self.rmin, self.rmax = self.rmin.new_zeros(0), self.rmax.new_zeros(0)
+        self.rmin, self.rmax = lasting(self.rmin.new_zeros(0)), lasting(self.rmax.new_zeros(0))
 
     def limits(self) -> Limits:
         """Return the range as of now."""
@@ -95,7 +124,7 @@ class Observer(nn.Module):
             self.rmin.copy_(limits[0])
             self.rmax.copy_(limits[1])
         else:
-            self.rmin, self.rmax = limits[0].clone(), limits[1].clone()
+            self.rmin, self.rmax = lasting(limits[0]), lasting(limits[1])
 
 
 class MinMax(Observer):
@@ -171,7 +200,7 @@ class Histogram(Observer):
     def reset(self) -> None:
         """Forget what was seen; the memory of the histogram is given back."""
         super().reset()
-        self.counts, self.totals = self.counts.new_zeros(0), torch.zeros_like(self.totals)
+        self.counts, self.totals = lasting(self.counts.new_zeros(0)), lasting(torch.zeros_like(self.totals))
         self.feed_ranges = []
 
     def forward(self, x: Tensor) -> None:

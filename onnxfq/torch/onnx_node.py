@@ -19,7 +19,10 @@ def exporting() -> bool:
 
 
 def onnx_node(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, blocks: Blocks) -> Tensor:
-    """Return a tensor that stands for the node's output; it has x's shape and type."""
+    """Return a tensor that stands for the node's output; it has x's shape and type.
+
+    Raises SpecError for a float64 x.
+    """
     if x.dtype == torch.float64:
         raise SpecError(
             "x must be float32, float16 or bfloat16 to be exported, got float64; convert the module"

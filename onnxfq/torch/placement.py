@@ -8,10 +8,12 @@ and the ONNX operators they become (Conv), so a recipe by operators serves both 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from onnxfq.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import ModelError, RecipeError
@@ -22,8 +24,15 @@ from onnxfq.policies.weighted import refuse
 from onnxfq.recipe import ActivationScheme, Recipe, WeightScheme
 from onnxfq.spec import NumberFormat, QuantSpec
 from onnxfq.torch.attention import ACTIVATIONS, why_not
-from onnxfq.torch.layers import LayerKind, layer_kind
+from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
 from onnxfq.torch.traced import Traces, calls, has_own_code
+
+
+class _Tensor(NamedTuple):
+    """A tensor of which nothing is known before the module runs."""
+
+    name: str
+    shape: None = None
 
 
 class _Node(NamedTuple):
@@ -31,6 +40,8 @@ class _Node(NamedTuple):
 
     name: str
     op: str
+    inputs: tuple[_Tensor, ...]
+    attrs: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,8 @@ class Site:
     """One layer or operation that multiplies, before the recipe has spoken.
 
     owner: path of the module whose quantizers these are. activations, weights: tensor names within the owner.
-    at: for operations, where each activation is read: (operation, argument).
+    parameters: the weights by these names. at: for operations, where each tensor is read: (operation,
+    argument).
     """
 
     name: str
@@ -47,9 +59,10 @@ class Site:
     op_types: tuple[str, ...]
     activations: tuple[str, ...]
     weights: tuple[str, ...] = ()
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
     kind: LayerKind | None = None
     why_float: str = ""
-    at: tuple[tuple[str, int], ...] = ()
+    at: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     residual: bool = False
 
     def tensor(self, name: str) -> str:
@@ -76,41 +89,46 @@ def _layer_site(path: str, module: nn.Module, kind: LayerKind) -> Site:
     activations: tuple[str, ...] = ("input",) if kind.has_input else ()
     if isinstance(module, nn.MultiheadAttention):
         reason, activations = why_not(module), ACTIVATIONS
-    dtype = next((p.dtype for p in module.parameters(recurse=False)), None)
-    if dtype is not None and (not dtype.is_floating_point or dtype.itemsize > 4):
-        reason = f"its weight is {dtype}, and floats of 16 or 32 bits are quantized"
+    parameters = {name: float_weight(module, name) for name in weights}
+    if any(is_lazy(weight) for weight in parameters.values()):
+        raise ModelError(
+            f"layer {path!r}, a {type(module).__name__}, has no weight yet; run data through the model once, "
+            "then quantize it"
+        )
+    reason = reason or _why_not_quantized(parameters)
     base = type(module).__name__
-    return Site(path, path, base, kind.op_types, activations, weights, kind, reason)
+    return Site(path, path, base, kind.op_types, activations, weights, parameters, kind, reason)
+
+
+def _why_not_quantized(weights: Mapping[str, Tensor]) -> str:
+    for weight in weights.values():
+        if not weight.dtype.is_floating_point or weight.dtype.itemsize > 4:
+            return f"its weight is {weight.dtype}, and floats of 16 or 32 bits are quantized"
+    return ""
 
 
 def _operation_sites(
     path: str, module: nn.Module, traces: Traces, recipe: Recipe, residual: bool
 ) -> Iterator[Site]:
-    def weighted(layer: nn.Module) -> bool:
-        kind = layer_kind(layer)
-        return kind is not None and kind.has_input
-
     code = traces.of(module)
+    type_name = type(module).__name__
     if code.why_not:
-        yield Site(
-            path or type(module).__name__,
-            path,
-            type(module).__name__,
-            ("forward",),
-            (),
-            (),
-            None,
-            code.why_not,
-        )
-    for call in calls(code, weighted):
+        yield Site(path or type_name, path, type_name, ("forward",), (), why_float=code.why_not)
+    for call in calls(code):
         if call.op_type == "Add" and not residual:
             continue
-        name = f"{path}.{call.name}" if path else call.name
-        names = tuple(tensor for tensor, _ in call.inputs)
-        at = tuple((call.name, position) for _, position in call.inputs)
-        type_name = "Add (residual)" if call.op_type == "Add" else call.op_type
         yield Site(
-            name, path, type_name, (call.op_type,), names, (), None, call.why_float, at, call.op_type == "Add"
+            name=f"{path}.{call.name}" if path else call.name,
+            owner=path,
+            type_name="Add (residual)" if call.op_type == "Add" else call.type_name,
+            op_types=(call.op_type,) if call.kind is None else call.kind.op_types,
+            activations=tuple(operand.tensor for operand in call.operands if operand.weight is None),
+            weights=tuple(call.weights),
+            parameters=call.weights,
+            kind=call.kind,
+            why_float=call.why_float or _why_not_quantized(call.weights),
+            at={operand.tensor: (call.name, operand.position) for operand in call.operands},
+            residual=call.op_type == "Add",
         )
 
 
@@ -142,12 +160,11 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Sur
         )
     placements: list[Placement] = []
     nodes, skipped = [], []
-    decided = {site.name: _decide(model, site, spoken, around.made_by) for site in sites}
+    decided = {site.name: _decide(site, spoken, around.made_by) for site in sites}
     if POLICIES[recipe.target].fused_attention:
         _keep_whole(decided, around.attentions)
     for site in sites:
         placed, why_float = decided[site.name]
-        refuse_what_target_cannot(model, site, spoken, placed if not why_float else ())
         is_code = site.op_types == ("forward",)
         if why_float:
             skipped.append(Skipped(name=site.name, kind="node", op_type=site.type_name, why=why_float))
@@ -186,9 +203,7 @@ def _keep_whole(
             decided[low[0]] = placed, why
 
 
-def _decide(
-    model: nn.Module, site: Site, recipe: Recipe, made_by: Mapping[str, str]
-) -> tuple[list[Placement], str]:
+def _decide(site: Site, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[list[Placement], str]:
     """Return the placements of one site, and why it stays float for all that; empty when it does not."""
     names = [(name, "activation") for name in site.activations] + [(name, "weight") for name in site.weights]
     op_type, placed, kept = site.type_name, [], site.why_float
@@ -198,11 +213,11 @@ def _decide(
             kept = f"kept in float by an override of recipe {recipe.name}"
         spec: QuantSpec | None
         if role == "weight":
-            parameter = model.get_submodule(site.owner)._parameters[name]
-            assert parameter is not None and site.kind is not None
+            assert site.kind is not None
             weights = recipe.weight_for(site.name, op_type, tensor)
             common = _numbers(weights, recipe)
-            spec, why = _weight_spec(weights, common, site.kind, parameter.ndim)
+            instead = POLICIES[recipe.target].per_tensor_weights.get(site.op_types[0], "")
+            spec, why = _weight_spec(weights, common, site.kind, site.parameters[name].ndim, instead)
             why = f"weight of {op_type}, {why}"
         else:
             scheme = recipe.activation_for(site.name, op_type, tensor)
@@ -224,7 +239,7 @@ def _decide(
         )
     if not placed:
         return [], f"recipe {recipe.name} quantizes weights only, and {op_type} has none"
-    return placed, ""
+    return placed, _what_target_says(site, recipe, placed)
 
 
 def _asked_for(recipe: Recipe, site: Site) -> bool:
@@ -257,9 +272,12 @@ def _numbers(scheme: ActivationScheme | WeightScheme, recipe: Recipe) -> dict[st
 
 
 def _weight_spec(
-    scheme: WeightScheme, common: dict[str, Any], kind: LayerKind, rank: int
+    scheme: WeightScheme, common: dict[str, Any], kind: LayerKind, rank: int, per_tensor: str
 ) -> tuple[QuantSpec, str]:
-    """Return the spec of a weight of a layer, in the axes in which torch stores it, and why it is so."""
+    """Return the spec of a weight of a layer, in the axes in which torch stores it, and why it is so.
+
+    per_tensor: why the target has one scale for such weights; empty when it has one a channel.
+    """
     if scheme.granularity == "per_tensor":
         return QuantSpec(**common), "per tensor as the recipe asks"
     instead = ""
@@ -274,20 +292,24 @@ def _weight_spec(
                 **common, block_shape=scheme.block_shape
             ), f"blocks of {list(scheme.block_shape)}"
         instead = f": block_shape {list(scheme.block_shape)} is not for its {rank} axes"
+    if per_tensor:
+        return QuantSpec(**common), per_tensor
+    if kind.channel_axis is None:
+        return QuantSpec(**common), "per tensor: it has no channel axis"
     return QuantSpec(**common, axis=kind.channel_axis), f"per output channel{instead}"
 
 
-def refuse_what_target_cannot(model: nn.Module, site: Site, recipe: Recipe, placed: Any) -> None:
-    """Raise RecipeError when the target cannot take one of a site's placements."""
-    if not placed:
-        return
-    shapes = {}
-    for name in site.weights:
-        parameter = model.get_submodule(site.owner)._parameters[name]
-        assert parameter is not None
-        shapes[site.tensor(name)] = tuple(parameter.shape)
-    operands = Operands(_Node(site.name, site.op_types[0]), placed, shapes)
+def _what_target_says(site: Site, recipe: Recipe, placed: list[Placement]) -> str:
+    """Return why the target would run a site in float for all that; empty when it would not.
+
+    Raises RecipeError when the target cannot take one of its placements.
+    """
+    shapes = {site.tensor(name): tuple(weight.shape) for name, weight in site.parameters.items()}
+    inputs = tuple(_Tensor(site.tensor(name)) for name in (*site.activations, *site.weights))
+    operands = Operands(_Node(site.name, site.op_types[0], inputs), placed, shapes)
     refuse(operands, POLICIES[recipe.target])
+    multiplies = site.kind is None or site.kind.has_input
+    return POLICIES[recipe.target].keeps_float(operands) if multiplies and not site.residual else ""
 
 
 def _in_torch_names(recipe: Recipe, sites: list[Site]) -> Recipe:

@@ -25,9 +25,10 @@ def quantize_module(
     """Put fake quantizers into `model`, in place, as `recipe` asks, and return what was done and why.
 
     recipe: as for `onnxfq.quantize`; the same file places the same quantizers. Quantized are the inputs and
-    weights of Linear, convolutions, transposed convolutions and MultiheadAttention, both sides of matrix
-    products in a forward, and the skip branch of residual sums where the target wants it; weights of
-    Embedding, LSTM, GRU and RNN where an override of the weights names them, or for target simulation.
+    weights of Linear, convolutions, transposed convolutions and MultiheadAttention, as layers or as functions
+    of parameters, both sides of matrix products in a forward, those of scaled_dot_product_attention too, and
+    the skip branch of residual sums where the target wants it; weights of embeddings, Bilinear and recurrent
+    layers and cells where an override of the weights names them, or for target simulation.
     Parameters stay the same objects under the same names. fold_batchnorm: a BatchNorm right after a
     convolution becomes part of its weight.
 
@@ -70,7 +71,7 @@ def _insert(
                 made[name] = _quantizer(placement).to(device)
                 # Of self-attention keys and values are the queries, and one quantizer serves them.
                 made[name].may_be_unused = name in ("key", "value")
-        where |= dict(zip(site.activations, site.at, strict=False))
+        where |= site.at
     if not made:
         return
     if where:

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from onnxfq.errors import SpecError, StatisticsError, nearest
-from onnxfq.qparams import MIN_SCALE
+from onnxfq.float_types import FloatType
+from onnxfq.qparams import MIN_SCALE, ParamRules
 from onnxfq.spec import QuantSpec
 from onnxfq.torch.arithmetic import Grid
 from onnxfq.torch.functions import (
@@ -22,20 +23,23 @@ from onnxfq.torch.functions import (
     round_straight_through,
     scale_gradient,
 )
-from onnxfq.torch.observers import Observer, blocks_of, make_observer
+from onnxfq.torch.observers import Observer, OwnTypes, blocks_of, lasting, make_observer
 from onnxfq.torch.onnx_node import exporting
 
 Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
 LEARNED = ("nothing", "scale", "scale_zero_point", "range")
+_HALF_TYPES: dict[torch.dtype, FloatType] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _SWITCHES = ("observer_enabled", "fake_quant_enabled")
 
 
-class FakeQuantize(nn.Module):
+class FakeQuantize(OwnTypes):
     """Rounds its input to the grid of a `QuantSpec`, in values and in gradients (`onnxfq.torch.functions`).
 
     Buffers: scale float32 and zero_point int32, empty until they are known, then of the shape the spec gives
-    for the input. observer_enabled, fake_quant_enabled: plain bools that may change at any time; with both
-    off the input passes as it is. They are in the state dict as tensors.
+    for the input; they keep these types when the model is cast. Tensors of float16 and bfloat16 give scales
+    that are numbers of that type, as a model of that type has them. observer_enabled, fake_quant_enabled:
+    plain bools that may change at any time; with both off the input passes as it is, and so does one without
+    elements. They are in the state dict as tensors.
 
     may_be_unused: whether it is no mistake when no tensor ever comes, as for the keys of self-attention.
 
@@ -71,6 +75,7 @@ class FakeQuantize(nn.Module):
         self.fake_quant_enabled = True
         self.learned: Learned = "nothing"
         self.may_be_unused = False
+        self.float_type: FloatType = "float32"
         self.register_buffer("scale", torch.zeros(0))
         self.register_buffer("zero_point", torch.zeros(0, dtype=torch.int32))
 
@@ -88,7 +93,10 @@ class FakeQuantize(nn.Module):
         """Observe and round x, as far as each is enabled. Raises StatisticsError when no scale is known."""
         if exporting():  # `held_still` has seen to the scale
             return self._rounded(x) if self.fake_quant_enabled else x
+        if x.numel() == 0:  # no range, and nothing to round
+            return x
         if self.observer_enabled and self.observer is not None:
+            self._take_type(x)
             self.observer(x)
             if self.observer.live and self.learned == "nothing":
                 self._store(*self._params_of(*self.observer.limits()))
@@ -100,6 +108,16 @@ class FakeQuantize(nn.Module):
                 "call set_qparams"
             )
         return self._rounded(x)
+
+    def _take_type(self, x: Tensor) -> None:
+        """Let scales be numbers of the type of x: a half model has no others, as on the ONNX side.
+
+        Under autocast the model is a float32 one.
+        """
+        half = x.dtype in _HALF_TYPES and not torch.is_autocast_enabled(x.device.type)
+        found = _HALF_TYPES[x.dtype] if half else "float32"
+        if found != self.float_type:
+            self.float_type = found
 
     def _rounded(self, x: Tensor) -> Tensor:
         count = max(x.numel() // max(self.scale.numel(), 1), 1) if self.learned != "nothing" else 0
@@ -187,7 +205,8 @@ class FakeQuantize(nn.Module):
     def _params_of(self, rmin: Tensor, rmax: Tensor) -> tuple[Tensor, Tensor]:
         spec = self.spec
         with torch.no_grad():
-            scale, zero = range_to_params(rmin, rmax, spec.qtype, spec.symmetric, spec.power_of_two)
+            rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional", self.float_type)
+            scale, zero = range_to_params(rmin, rmax, spec.qtype, spec.symmetric, rules)
             return scale.float(), torch.zeros_like(scale) if zero is None else zero
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -202,7 +221,7 @@ class FakeQuantize(nn.Module):
             elif isinstance(held, nn.Parameter):
                 held.data = value.to(held.dtype)
             else:
-                setattr(self, name, value.to(held.dtype, copy=True))
+                setattr(self, name, lasting(value.to(held.dtype)))
 
     def _ends(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
         qtype, zeros = self.spec.qtype, zero_point.float()
@@ -322,6 +341,10 @@ class FakeQuantize(nn.Module):
             if tensor is not None and given is not None and tensor.shape != given.shape:
                 tensor.data = torch.zeros(given.shape, dtype=tensor.dtype, device=tensor.device)
         super()._load_from_state_dict(state, prefix, *args)
+        if self.observer is not None and self.observer.rmin.is_meta and not self.scale.is_meta:
+            # A module made on the meta device, which load_state_dict(assign=True) brings to life.
+            self.observer.to_empty(device=self.scale.device)
+            self.observer.reset()
 
 
 class Factory:

@@ -40,7 +40,7 @@ class Request:
 
 
 def bind(model: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Tensor | tuple[Tensor, ...]]:
-    """Return which parameter of forward each input goes to."""
+    """Return which parameter of forward each input goes to. Raises DataError when they do not fit it."""
     name = type(model).__name__
     kinds = [type(x).__name__ for x in inputs] if isinstance(inputs, (tuple, list)) else type(inputs).__name__
     if not isinstance(inputs, (tuple, list)) or not inputs or not all(isinstance(x, Tensor) for x in inputs):
@@ -63,7 +63,10 @@ def name_inputs(
     input_names: Sequence[str] | None,
     output_names: Sequence[str] | None,
 ) -> list[str]:
-    """Return a name for each input; all names, those of the outputs included, are different."""
+    """Return a name for each input; all names, those of the outputs included, are different.
+
+    Raises ModelError for given names that repeat or are too few or too many.
+    """
     defaults: list[str] = []
     for name, value in arguments.items():
         defaults += [f"{name}_{i}" for i in range(len(value))] if isinstance(value, tuple) else [name]

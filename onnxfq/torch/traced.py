@@ -1,4 +1,4 @@
-"""Functional operations in a module's own forward: matrix products and sums, found and rewritten by torch.fx.
+"""A module's own forward, traced by torch.fx: its products, functional layers and sums, found and rewritten.
 
 Only the code of the module itself is traced, its children are taken as they are. It is traced in training and
 in evaluation mode, and each mode keeps its own code. What cannot be traced without guessing is left alone,
@@ -18,28 +18,23 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from onnxfq.torch.layers import SUFFIX, Swapped, layer_kind, swap
+from onnxfq.torch.functional import (
+    Call,
+    Operand,
+    by_position,
+    functional_layer,
+    is_product,
+    multiplications,
+    weight_of,
+)
+from onnxfq.torch.layers import LAYERS, SUFFIX, Swapped, layer_kind, swap
+from onnxfq.torch.plain_attention import expand, put_back
 from onnxfq.torch.quantizer import FakeQuantize
 
-_PRODUCTS: dict[str, tuple[Any, ...]] = {
-    "call_function": (operator.matmul, torch.matmul, torch.bmm),
-    "call_method": ("matmul", "bmm", "__matmul__"),
-}
 _SUMS: dict[str, tuple[Any, ...]] = {
     "call_function": (operator.add, operator.iadd, torch.add),
     "call_method": ("add", "add_"),
 }
-_LEFT_IN_FLOAT: tuple[Any, ...] = (
-    F.linear,
-    F.conv1d,
-    F.conv2d,
-    F.conv3d,
-    F.scaled_dot_product_attention,
-    F.embedding,
-    torch.einsum,
-    torch.baddbmm,
-    torch.addmm,
-)
 
 
 @dataclass(frozen=True)
@@ -82,20 +77,25 @@ def _trace(module: nn.Module) -> Code:
         p.default is not p.empty or p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         for p in parameters
     ):
-        return Code(module, why_not="its forward has optional arguments, of which a trace would fix one way")
+        why = (
+            "its forward has optional arguments, of which a trace would fix one way; products in a module "
+            "whose forward has none are quantized"
+        )
+        return Code(module, why_not=why)
     mode, graphs = module.training, []
     try:
         for training in (True, False):
             module.training = training
-            graphs.append(_Tracer().trace(module))
+            graph = _Tracer().trace(module)
+            by_position(module, graph)
+            expand(graph)
+            graphs.append(graph)
     except Exception as error:  # tracing runs the user's code, which may raise anything
         text = (str(error) or type(error).__name__).splitlines()[0]
         return Code(module, why_not=f"torch.fx cannot trace its forward: {text}")
     finally:
         module.training = mode
-    names = [
-        [node.name for node in graph.nodes if _is(node, _PRODUCTS) or _is(node, _SUMS)] for graph in graphs
-    ]
+    names = [[node.name for node in graph.nodes if _multiplies(node) or _is(node, _SUMS)] for graph in graphs]
     if names[0] != names[1]:
         return Code(
             module, why_not="its forward multiplies or adds other things in training than in evaluation"
@@ -119,64 +119,51 @@ def successions(module: nn.Module, traces: Traces) -> Iterator[tuple[nn.Module, 
                     yield module.get_submodule(first), module.get_submodule(second)
 
 
-@dataclass(frozen=True)
-class Call:
-    """One operation in a forward: its name there, ONNX's name for it, and which inputs are quantized.
-
-    inputs: (name of the tensor, position among the arguments).
-    """
-
-    name: str
-    op_type: str
-    inputs: tuple[tuple[str, int], ...]
-    why_float: str = ""
-
-
 def _is(node: fx.Node, table: Mapping[str, tuple[Any, ...]]) -> bool:
     return node.target in table.get(node.op, ())
 
 
-def is_product(node: fx.Node) -> bool:
-    """Tell whether a node is a matrix product that may be quantized."""
-    return _is(node, _PRODUCTS)
+def _multiplies(node: fx.Node) -> bool:
+    return is_product(node) or functional_layer(node) is not None
 
 
-def calls(code: Code, weighted: Callable[[nn.Module], bool]) -> Iterator[Call]:
-    """Yield the products and the residual sums of a forward.
+def weighted_type(module: nn.Module) -> type[nn.Module] | None:
+    """Return the type of a layer that multiplies its input by weights; None for all else."""
+    kind = layer_kind(module)
+    if kind is None or not kind.has_input:
+        return None
+    return next(base for base in LAYERS if isinstance(module, base))
 
-    weighted: tells whether a layer will be quantized. The skip branch of a sum is the one that
-    `policies.residual` takes: where one branch ends in a quantized layer, the other; where both do, the
-    shorter.
+
+def calls(code: Code) -> Iterator[Call]:
+    """Yield the products, the functional layers and the residual sums of a forward.
+
+    The skip branch of a sum is the one that `policies.residual` takes: where one branch ends in a layer with
+    weights, the other; where both do, the shorter.
     """
     if not code.graphs:
         return
     graph = code.graphs[-1]  # of evaluation
+    yield from multiplications(code.module, graph)
     for node in graph.nodes:
-        if _is(node, _PRODUCTS):
-            yield Call(node.name, "MatMul", ((f"{node.name}_input", 0), (f"{node.name}_other", 1)))
-        elif node.op == "call_function" and node.target in _LEFT_IN_FLOAT:
-            name = getattr(node.target, "__name__", str(node.target))
-            yield Call(node.name, name, (), f"functional {name}: write it as a module, or with torch.matmul")
-        elif _is(node, _SUMS):
-            skip = _skip_branch(code.module, node, weighted)
-            if skip is not None:
-                yield Call(node.name, "Add", ((f"{node.name}_skip", skip[0]),), skip[1])
+        skip = _skip_branch(code.module, node) if _is(node, _SUMS) else None
+        if skip is not None:
+            position, why_float = skip
+            yield Call(node.name, "Add", "Add", (Operand(f"{node.name}_skip", position),), why_float)
 
 
-def _skip_branch(
-    module: nn.Module, add: fx.Node, weighted: Callable[[nn.Module], bool]
-) -> tuple[int, str] | None:
+def _skip_branch(module: nn.Module, add: fx.Node) -> tuple[int, str] | None:
     sides = add.args[:2]
     if len(sides) != 2 or sides[0] is sides[1] or not all(isinstance(side, fx.Node) for side in sides):
         return None
     if any(side.op == "get_attr" for side in sides):
         return None
-    ends = [_weighted_end(module, side, weighted) for side in sides]
+    ends = [_weighted_end(module, side) for side in sides]
     if ends == [None, None]:
         return None
     main = _longer(module, *sides) if None not in ends else int(ends[0] is None)
-    convolves = any(end is not None and not isinstance(end, nn.Linear) for end in ends)
-    if convolves or _read_by_layer(module, add, weighted):
+    convolves = any(end not in (None, nn.Linear) for end in ends)
+    if convolves or _read_by_layer(module, add):
         return 1 - main, ""
     return 1 - main, "skip branch of a sum that no quantized operator reads: a pair would only add noise"
 
@@ -198,15 +185,16 @@ _ACTIVATION_CALLS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _weighted_end(
-    module: nn.Module, node: fx.Node, weighted: Callable[[nn.Module], bool]
-) -> nn.Module | None:
-    """Return the quantized layer whose result, with BatchNorm only, the value of `node` is."""
-    while node.op == "call_module" and len(node.users) == 1:
+def _weighted_end(module: nn.Module, node: fx.Node) -> type[nn.Module] | None:
+    """Return the type of the layer with weights whose result, with BatchNorm only, the value of `node` is."""
+    while len(node.users) == 1:
+        layer = functional_layer(node)
+        if layer is not None or node.op != "call_module":
+            return layer
         child = module.get_submodule(str(node.target))
         last = _last(child)
         if last is not None:
-            return last if weighted(last) else None
+            return weighted_type(last)
         if not isinstance(child, _PASSES):
             return None
         node = node.args[0]
@@ -260,15 +248,15 @@ def _ways(module: nn.Module, node: fx.Node) -> dict[fx.Node, int]:
     return length
 
 
-def _read_by_layer(module: nn.Module, node: fx.Node, weighted: Callable[[nn.Module], bool]) -> bool:
+def _read_by_layer(module: nn.Module, node: fx.Node) -> bool:
     for user in node.users:
         child = module.get_submodule(str(user.target)) if user.op == "call_module" else None
         while isinstance(child, nn.Sequential) and len(child):
             child = child[0]
-        if (child is not None and weighted(child)) or _is(user, _PRODUCTS):
+        if (child is not None and weighted_type(child) is not None) or _multiplies(user):
             return True
         passes = isinstance(child, _ACTIVATIONS) or _is(user, _ACTIVATION_CALLS)
-        if passes and _read_by_layer(module, user, weighted):
+        if passes and _read_by_layer(module, user):
             return True
     return False
 
@@ -276,31 +264,49 @@ def _read_by_layer(module: nn.Module, node: fx.Node, weighted: Callable[[nn.Modu
 class SwappedCode(Swapped):
     """A module whose forward is its own code with quantizers in it."""
 
+    forwards: tuple[Callable[..., Any], ...]
+    weights_read: Mapping[str, fx.Node]
+
     def forward(self: Any, *args: Any) -> Any:
         """Run the code of the mode the module is in."""
         forwards = type(self).forwards
         return forwards[0 if self.training else 1](self, *args)
 
+    def refresh(self: Any) -> None:
+        """Let the quantizers of weights see the weights as they are now."""
+        for name, node in type(self).weights_read.items():
+            self.get_submodule(name + SUFFIX)(weight_of(self, node))
+
 
 def rewrite(code: Code, given: Mapping[str, FakeQuantize], sites: Mapping[str, tuple[str, int]]) -> None:
     """Put quantizers into the forward of a module: by tensor name, at the site (operation, argument)."""
-    forwards = []
+    forwards, weights = [], {}
     for graph in code.graphs:
         graph = _copy(graph)
         nodes = {node.name: node for node in graph.nodes}
         for name in given:
             operation, position = sites[name]
             node = nodes[operation]
+            if weight_of(code.module, node.args[position]) is not None:
+                weights[name] = node.args[position]
             with graph.inserting_before(node):
                 quantized = graph.call_module(name + SUFFIX, (node.args[position],))
             node.update_arg(position, quantized)
+        put_back(graph, {sites[name][0] for name in given})
         forwards.append(graph)
     swap(code.module, given, SwappedCode)
     made = [type(fx.GraphModule(code.module, graph)).forward for graph in forwards]
-    type(code.module).forwards = tuple(made)
+    swapped: Any = type(code.module)
+    swapped.forwards, swapped.weights_read = tuple(made), weights
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:
     copy = fx.Graph()
-    copy.output(copy.graph_copy(graph, {}))
+    copied: dict[fx.Node, fx.Node] = {}
+    copy.output(copy.graph_copy(graph, copied))
+    for node in copy.nodes:
+        if "attention" in node.meta:
+            scores, function, args, kwargs = node.meta["attention"]
+            args, kwargs = fx.map_arg((args, kwargs), copied.__getitem__)
+            node.meta["attention"] = copied[scores], function, args, kwargs
     return copy

@@ -29,7 +29,7 @@ FLOATS = st.floats(-1e6, 1e6, width=32)
 @settings(max_examples=60)
 @given(hnp.arrays(np.float32, st.integers(1, 40), elements=FLOATS), st.sampled_from(SPECS))
 def test_no_method_is_better_in_both(x, spec):
-    """The range is a method's; 20 dB at typical values are kept if any keeps them, with the best SQNR."""
+    """The range is a method's; 14 dB at typical values are kept if any keeps them, with the best SQNR."""
     stats = TensorStatistics.from_array(x)
     ranges = [method(stats, spec) for method in METHODS.values()]
     chosen = auto(stats, spec)
@@ -55,7 +55,7 @@ def test_a_rare_large_value_does_not_cost_the_typical_ones():
         scale, _ = choose_qparams(*limits, INT8.qtype, True)
         return ErrorSums.of(typical, fake_quantize(typical, scale, qtype="int8")).sqnr_db
 
-    assert sqnr_of(lost) < 1 and sqnr_of(kept) > 20
+    assert sqnr_of(lost) < 1 and sqnr_of(kept) > 14
 
 
 def test_without_outliers_it_is_the_best_sqnr():

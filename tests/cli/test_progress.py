@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import io
+import logging
+import re
+import sys
 
+import pytest
 from rich.console import Console
 
+from onnxfq.cli.console import show_notes
 from onnxfq.cli.progress import Bar, Lines
 
 
@@ -46,3 +51,21 @@ def test_the_bar_shows_stage_count_and_total() -> None:
         bar("observe", 3, 8)
         bar.progress.refresh()
     assert "observe" in stream.getvalue() and "3/8" in stream.getvalue()
+
+
+def test_notes_have_lines_of_their_own_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note that comes while the bar is shown does not end up in the middle of it."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    logger = logging.getLogger("onnxfq")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)
+    show_notes()
+    bar = Bar(Console(file=stream, force_terminal=True, width=100))
+    with bar.progress:
+        bar("observe", 1, 2)
+        bar.progress.refresh()
+        logger.warning("a note")
+        bar("observe", 2, 2)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert "onnxfq: note: a note" in re.split(r"[\r\n]+", plain)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,6 +15,7 @@ pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
 from torch.ao import quantization as peers  # noqa: E402
+from torch_networks import network  # noqa: E402
 
 from onnxfq import BuildOptions, check  # noqa: E402
 from onnxfq.errors import ModelError, PlanError, StatisticsError  # noqa: E402
@@ -34,7 +33,6 @@ from onnxfq.torch import (  # noqa: E402
 )
 
 both = pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
-MODELS = Path(__file__).parents[2] / "models"
 
 
 def run(model: onnx.ModelProto, x: torch.Tensor) -> np.ndarray:
@@ -93,20 +91,6 @@ def test_quantized_values_are_torchs(spec, exporter):
     np.testing.assert_array_equal(run(exported, more).view(np.int32), expected.numpy().view(np.int32))
 
 
-def build(name: str) -> nn.Module:
-    """Return a network of models/ with random weights and BatchNorm statistics that matter."""
-    spec = importlib.util.spec_from_file_location(name, MODELS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    torch.manual_seed(0)
-    model = module.build()
-    for part in model.modules():
-        if isinstance(part, nn.BatchNorm2d):
-            part.running_mean.normal_(0, 0.1)
-            part.running_var.uniform_(0.5, 2)
-    return model.eval()
-
-
 def recipe(activations, weights, **fields) -> Recipe:
     """Return a recipe of these number formats."""
     given = None if activations is None else {"qtype": activations, "symmetric": activations[0] != "u"}
@@ -132,7 +116,7 @@ def test_networks_compute_what_torch_computes(name, asked, learned, exporter):
     to 2^-24, on values below 2: 1e-5 for most. A sum that near the middle between two steps goes to the other
     one, and one step of one activation of 4 bits moves an output by less than 0.01.
     """
-    model, x = build(name), torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    model, x = network(name), torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     quantize_module(model, asked)
     with torch.no_grad(), compute_encodings(model):
         model(x)
@@ -293,7 +277,7 @@ BUILT = [("transformer", "tensorrt-int8", "scale"), ("transformer", INT4, "range
 def test_tensorrt_builds_what_was_exported(name, asked, learned):
     """The builder of TensorRT for RTX takes exported networks without an error, learned grids or not."""
     pytest.importorskip("tensorrt_rtx")
-    model, x = build(name), torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    model, x = network(name), torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     quantize_module(model, asked)
     with torch.no_grad(), compute_encodings(model):
         model(x)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +11,7 @@ pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
 from torch.nn import functional as F  # noqa: E402
+from torch_networks import network  # noqa: E402
 
 import onnxfq  # noqa: E402
 from onnxfq.errors import ModelError, RecipeError  # noqa: E402
@@ -30,22 +29,6 @@ from onnxfq.torch import (  # noqa: E402
 from onnxfq.torch.export import export_nodes  # noqa: E402
 from onnxfq.torch.lowering import lift  # noqa: E402
 from onnxfq.torch.request import Request, bind, name_inputs  # noqa: E402
-
-MODELS = Path(__file__).parents[2] / "models"
-
-
-def build(name: str) -> nn.Module:
-    """Return a network of models/ with random weights and BatchNorm statistics that matter."""
-    spec = importlib.util.spec_from_file_location(name, MODELS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    torch.manual_seed(0)
-    model = module.build()
-    for part in model.modules():
-        if isinstance(part, nn.BatchNorm2d):
-            part.running_mean.normal_(0, 0.1)
-            part.running_var.uniform_(0.5, 2)
-    return model.eval()
 
 
 def digits(count: int = 3) -> torch.Tensor:
@@ -100,7 +83,7 @@ def roles(plan: onnxfq.Plan, model) -> dict[tuple[str, int], str]:
 @pytest.mark.parametrize("asked", ["tensorrt-int8", "onnxruntime-int8"])
 def test_placement_is_that_of_the_onnx_side(name, asked):
     """The same recipe puts quantizers on the slots of operators that make_plan does on the export."""
-    model, x = build(name), digits()
+    model, x = network(name), digits()
     plain = onnxfq.load(export_torch(model, (x,)))
     expected = onnxfq.make_plan(plain, onnxfq.load_recipe(asked))
     prepared(model, x, asked)
@@ -113,7 +96,7 @@ def test_placement_is_that_of_the_onnx_side(name, asked):
 @pytest.mark.parametrize("name", ["residual_cnn", "depthwise_cnn", "transformer"])
 def test_removal_leaves_nothing(name):
     """The same parameters under the same names all along; afterwards the same classes and bits."""
-    model, x = build(name), digits()
+    model, x = network(name), digits()
     before, types = model(x), [type(part) for part in model.modules()]
     parameters = dict(model.named_parameters())
     prepared(model, x, "tensorrt-int8")
@@ -128,7 +111,7 @@ def test_removal_leaves_nothing(name):
 
 def test_copies_are_independent():
     """copy.deepcopy of a quantized module is one, with quantizers and a folded BatchNorm of its own."""
-    model, x = build("residual_cnn"), digits()
+    model, x = network("residual_cnn"), digits()
     prepared(model, x)
     other = copy.deepcopy(model)
     assert torch.equal(other(x), model(x))
@@ -265,19 +248,19 @@ class Parts(nn.Module):
 
 
 def test_operations_of_a_forward():
-    """Products and residual sums are rounded; a functional layer stays float with a reason."""
+    """Products, functional layers and residual sums are rounded; what is taken out comes back."""
     model, x = Parts().eval(), torch.randn(2, 2, 4, 4)
     plan = prepared(model, x, recipe(target="tensorrt"))
     assert {p.tensor for p in plan.placements} == {
-        "conv.input", "conv.weight", "add_skip", "matmul_input", "matmul_other"
+        "conv.input", "conv.weight", "add_skip", "matmul_input", "matmul_other",
+        "linear_input", "linear_weight",
     }  # fmt: skip
-    assert [(s.name, s.why) for s in plan.skipped] == [
-        ("linear", "functional linear: write it as a module, or with torch.matmul")
-    ]
+    assert not plan.skipped
     q = quantizers(model)
     y = model.conv(x) + q["add_skip_quantizer"](x)
     y = q["matmul_input_quantizer"](y) @ q["matmul_other_quantizer"](y.transpose(2, 3))
-    assert torch.equal(model(x), F.linear(y, model.weight))
+    y = q["linear_input_quantizer"](y)
+    assert torch.equal(model(x), F.linear(y, q["linear_weight_quantizer"](model.weight)))
     assert (model.train()(x) != model(x)).any()  # dropout is random again
     remove_fake_quantize(model)
     assert type(model) is Parts
@@ -340,7 +323,7 @@ def test_frozen_batchnorm_is_one_convolution():
 
 def test_overrides_by_name_glob_and_type():
     """Overrides leave layers in float and change widths, by path, by glob, by torch's and by ONNX's type."""
-    model = build("residual_cnn")
+    model = network("residual_cnn")
     plan = quantize_module(
         model,
         recipe(
@@ -550,7 +533,7 @@ def test_what_a_module_has_not(fields, message):
 
 def test_weights_only():
     """A recipe without activations puts quantizers on weights alone."""
-    model = build("transformer")
+    model = network("transformer")
     plan = quantize_module(model, recipe(None, "int4", granularity="blocked", block_size=16))
     assert {p.role for p in plan.placements} == {"weight"}
     assert all(p.spec.block_size == 16 for p in plan.placements)
@@ -581,7 +564,7 @@ def test_embeddings_and_recurrent_layers_need_a_word():
 )
 def test_unknown_names(error, message, asked):
     """A name that matches nothing is an error of one line with the nearest names, and nothing is changed."""
-    model = build("residual_cnn")
+    model = network("residual_cnn")
     with pytest.raises(error, match=message) as raised:
         quantize_module(model, recipe(overrides=[{**asked, "keep_float": True}]))
     assert "\n" not in str(raised.value)
@@ -590,7 +573,7 @@ def test_unknown_names(error, message, asked):
 
 def test_refusals():
     """Quantizing twice, nothing to quantize and what the target cannot take are errors of one line."""
-    model = build("residual_cnn")
+    model = network("residual_cnn")
     with pytest.raises(RecipeError, match="node 'stem.0', tensor 'stem.0.input': TensorRT takes int4 only"):
         quantize_module(model, recipe("int4", target="tensorrt"))
     quantize_module(model)
@@ -603,7 +586,7 @@ def test_refusals():
 @pytest.mark.parametrize("learned", ["scale", "range"])
 def test_training_with_learned_grids(learned):
     """A step of training moves weights and grids of every layer, and lowers the loss."""
-    model, x = build("residual_cnn"), digits(8)
+    model, x = network("residual_cnn"), digits(8)
     target = torch.arange(8) % 10
     prepared(model, x, recipe("int4", "int4"))
     learn_grids(model, learned)
@@ -623,7 +606,7 @@ def test_training_with_learned_grids(learned):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, in itself
 def test_compiles_whole():
     """torch.compile takes a quantized network as one graph."""
-    model, x = build("residual_cnn"), digits()
+    model, x = network("residual_cnn"), digits()
     prepared(model, x, recipe())
     # A value at the middle between two steps may go to the other one once sums are reordered.
     torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=0.02, atol=0.02)

@@ -108,7 +108,7 @@ def test_the_input_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "folder").mkdir()
     Path("model.onnx").write_bytes(b"x")
     Path("link.onnx").symlink_to("model.onnx")
-    with pytest.raises(OutputError, match="is the input itself"):
+    with pytest.raises(OutputError, match="is another file of this command"):
         check_output(spelling, conv_relu(), "model.onnx")
 
 

@@ -117,6 +117,29 @@ def test_weights_behind_attention(batch: int | str, tmp_path: Path) -> None:
                 assert set(row) - {"attention in one kernel"} == {"MatMul weight-only as weight-only"}, row
 
 
+def test_a_masked_attention_is_one_kernel(tmp_path: Path) -> None:
+    """The guard of masked rows that torch exports is in the way of no fused kernel, in int8 and float8."""
+    if not builder_installed():
+        pytest.skip("TensorRT for RTX is not installed")
+    proto = encoder(2)
+    proto.graph.input.append(
+        onnx.helper.make_tensor_value_info("look", onnx.TensorProto.BOOL, [2, 1, 1, 128])
+    )
+    for name, value in (("zero", 0.0), ("never", -np.inf)):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(value), name))
+    soft = next(i for i, node in enumerate(proto.graph.node) if node.op_type == "Softmax")
+    proto.graph.node[soft].input[0], proto.graph.node[soft + 1].input[0] = "masked", "guarded"
+    make = onnx.helper.make_node
+    for node in (make("Where", ["nan", "zero", "p"], ["guarded"]), make("IsNaN", ["p"], ["nan"])):
+        proto.graph.node.insert(soft + 1, node)
+    for node in (make("Add", ["s", "bias"], ["masked"]), make("Where", ["look", "zero", "never"], ["bias"])):
+        proto.graph.node.insert(soft, node)
+    made = {recipe: unmeasured(proto, recipe, "fp16") for recipe in ("tensorrt-int8", "tensorrt-fp8")}
+    for recipe, found in build_all(tmp_path, made).items():
+        for row in counts(made[recipe], found).values():
+            assert row == {"MatMul low as low": 6, "attention in one kernel": 1}, recipe
+
+
 def encoder(batch: int | str) -> onnx.ModelProto:
     """Self-attention of 128 tokens, 4 heads of 64, with all four of its linear layers."""
     names = ("q", "k", "v")

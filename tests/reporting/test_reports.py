@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,7 @@ from onnxfq.reporting.html import render_report, write_report
 from onnxfq.reporting.plot import MAX_ROWS, error_figure, figure_svg, save_figure
 from onnxfq.reporting.tensor_errors import TensorError, tensor_errors
 from onnxfq.reporting.text import coverage_line, plan_summary, quantize_summary
+from onnxfq.scores import LOW_SQNR_DB
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +77,56 @@ def test_page_has_every_tensor_and_reason(result: QuantizeResult) -> None:
     """Each quantized tensor, each skipped one and each reason is on the page."""
     page = render_report(result)
     for placement in result.plan.placements:
-        assert f"<td>{placement.tensor}</td>" in page
+        assert f">{placement.tensor}</td>" in page
     for skipped in result.plan.skipped:
-        assert f"<td>{skipped.name}</td>" in page and skipped.why in page
+        assert f">{skipped.name}</td>" in page and skipped.why in page
     assert "Conv</td>" in page and "Noise of each quantized tensor" in page
+    assert "<b>4/4</b><span>operators in low precision" in page
+
+
+class Loads(HTMLParser):
+    """Collects what a browser would fetch for a page."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take note of scripts, of frames and of addresses outside of the page."""
+        self.found += [tag] if tag in ("script", "link", "iframe", "object", "embed") else []
+        names = ("src", "href", "xlink:href", "data")
+        self.found += [f"{k}={v}" for k, v in attrs if k in names and not str(v).startswith("#")]
+
+
+def test_page_stands_alone(result: QuantizeResult) -> None:
+    """Nothing is fetched for the page, so it may be mailed, kept, and read without a network."""
+    page = render_report(result)
+    reader = Loads()
+    reader.feed(page)
+    assert not reader.found
+    assert "@import" not in page and not re.search(r"url\((?!#)", page)
+
+
+def test_plot_takes_part_in_the_page(result: QuantizeResult) -> None:
+    """Names in the plot are text, and its letters have the colour of the page, light or dark."""
+    svg = figure_svg(error_figure({"a": rows_of(result)}))
+    for row in rows_of(result):
+        assert f">{row.tensor}</text>" in svg
+    assert "currentColor" in svg and "#202122" not in svg
+    assert not re.search(r"(fill|stroke): ?#(000000|ffffff)", svg)
+    assert svg == figure_svg(error_figure({"a": rows_of(result)}))
+
+
+def test_low_outputs_are_told(result: QuantizeResult) -> None:
+    """Below 20 dB the summary says so, with what to do next, and the page marks the figure."""
+    (candidate,) = result.evaluation.candidates[-1:]
+    for sqnr_db, told in ((LOW_SQNR_DB - 0.1, True), (LOW_SQNR_DB, False)):
+        score = candidate.outputs[0].model_copy(update={"sqnr_db": sqnr_db})
+        scores = candidate.model_copy(update={"outputs": (score,)})
+        other = replace(result, evaluation=result.evaluation.model_copy(update={"candidates": (scores,)}))
+        assert ("low SQNR" in quantize_summary(other)) == told
+        assert (f'class="n low">{sqnr_db:.2f}' in render_report(other)) == told
 
 
 def test_names_are_escaped() -> None:

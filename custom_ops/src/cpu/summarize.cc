@@ -1,8 +1,36 @@
-// One loop that the compiler turns into vector instructions.
+// Loops that the compiler turns into vector instructions.
 #include "summarize.h"
 
 namespace onnxfq {
 namespace cpu {
+namespace {
+
+// What one value adds to a summary. Masks, all ones or all zeros, instead of conditions: the compiler turns
+// conditions that exclude each other into branches and then does not vectorise.
+struct Look {
+  uint32_t bits;
+  uint32_t less_one;  // of the magnitude; zero wraps around to the largest number and never is the smallest
+  int32_t finite;
+  int32_t nan;
+  int32_t zero;
+  int32_t low;  // the order key where finite, else what is never the smallest, or the largest
+  int32_t high;
+
+  FQ_INLINE explicit Look(float x) {
+    bits = float_bits(x + 0.0f);  // + 0: -0 is counted as +0
+    const uint32_t magnitude = bits & kMagnitudeMask;
+    const int32_t below_infinity = static_cast<int32_t>(magnitude - kInfinityBits);
+    finite = below_infinity >> 31;
+    const int32_t key = order_key(bits) & finite;
+    low = key | (std::numeric_limits<int32_t>::max() & ~finite);
+    high = key | (std::numeric_limits<int32_t>::min() & ~finite);
+    less_one = magnitude - 1u;
+    nan = -below_infinity >> 31;
+    zero = static_cast<int32_t>(less_one) >> 31;
+  }
+};
+
+}  // namespace
 
 FQ_CLONES void summarize_block(const float* x, int64_t count, Summary* summary, uint16_t* bins) {
   int32_t min_key = std::numeric_limits<int32_t>::max();
@@ -12,26 +40,15 @@ FQ_CLONES void summarize_block(const float* x, int64_t count, Summary* summary, 
   int32_t nans = 0;
   int32_t zeros = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const uint32_t bits = float_bits(x[i] + 0.0f);  // + 0: -0 is counted as +0
-    const uint32_t magnitude = bits & kMagnitudeMask;
-    // Masks, all ones or all zeros, instead of conditions: the compiler turns conditions that exclude each
-    // other into branches and then does not vectorise.
-    const int32_t below_infinity = static_cast<int32_t>(magnitude - kInfinityBits);
-    const int32_t finite = below_infinity >> 31;
-    const int32_t key = order_key(bits) & finite;
-    const int32_t low = key | (std::numeric_limits<int32_t>::max() & ~finite);
-    const int32_t high = key | (std::numeric_limits<int32_t>::min() & ~finite);
-    min_key = low < min_key ? low : min_key;
-    max_key = high > max_key ? high : max_key;
-    // Zero wraps around to the largest number and thereby never is the smallest.
-    const uint32_t less_one = magnitude - 1u;
-    min_magnitude_less_one = less_one < min_magnitude_less_one ? less_one : min_magnitude_less_one;
-    finites -= finite;
-    nans -= -below_infinity >> 31;
-    zeros -= static_cast<int32_t>(less_one) >> 31;
-    const uint32_t zero = static_cast<uint32_t>(static_cast<int32_t>(less_one) >> 31);
-    const uint32_t aside = zero & (kZeroSlot | (static_cast<uint32_t>(i) & (kZeroSlots - 1)));
-    bins[i] = static_cast<uint16_t>(bin_of(bits) | aside);  // the bin of zero is 0
+    const Look look(x[i]);
+    min_key = look.low < min_key ? look.low : min_key;
+    max_key = look.high > max_key ? look.high : max_key;
+    min_magnitude_less_one = look.less_one < min_magnitude_less_one ? look.less_one : min_magnitude_less_one;
+    finites -= look.finite;
+    nans -= look.nan;
+    zeros -= look.zero;
+    const uint32_t aside = static_cast<uint32_t>(look.zero) & (kZeroSlot | (static_cast<uint32_t>(i) & (kZeroSlots - 1)));
+    bins[i] = static_cast<uint16_t>(bin_of(look.bits) | aside);  // the bin of zero is 0
   }
   Summary block;
   block.min_key = min_key;
@@ -42,6 +59,44 @@ FQ_CLONES void summarize_block(const float* x, int64_t count, Summary* summary, 
   block.infinities = count - finites - nans;
   block.zeros = zeros;
   summary->merge(block);
+}
+
+FQ_CLONES void summarize_lanes(const float* x, int64_t rows, Summary* summaries) {
+  int32_t min_key[kLanes];
+  int32_t max_key[kLanes];
+  uint32_t min_magnitude_less_one[kLanes];
+  int32_t finites[kLanes] = {};
+  int32_t nans[kLanes] = {};
+  int32_t zeros[kLanes] = {};
+  for (int64_t k = 0; k < kLanes; ++k) {
+    min_key[k] = std::numeric_limits<int32_t>::max();
+    max_key[k] = std::numeric_limits<int32_t>::min();
+    min_magnitude_less_one[k] = std::numeric_limits<uint32_t>::max();
+  }
+  for (int64_t row = 0; row < rows; ++row, x += kLanes) {
+    FQ_GROUP
+    for (int64_t k = 0; k < kLanes; ++k) {
+      const Look look(x[k]);
+      min_key[k] = look.low < min_key[k] ? look.low : min_key[k];
+      max_key[k] = look.high > max_key[k] ? look.high : max_key[k];
+      min_magnitude_less_one[k] =
+          look.less_one < min_magnitude_less_one[k] ? look.less_one : min_magnitude_less_one[k];
+      finites[k] -= look.finite;
+      nans[k] -= look.nan;
+      zeros[k] -= look.zero;
+    }
+  }
+  for (int64_t k = 0; k < kLanes; ++k) {
+    Summary lane;
+    lane.min_key = min_key[k];
+    lane.max_key = max_key[k];
+    lane.min_magnitude_less_one = min_magnitude_less_one[k];
+    lane.elements = rows;
+    lane.nans = nans[k];
+    lane.infinities = rows - finites[k] - nans[k];
+    lane.zeros = zeros[k];
+    summaries[k].merge(lane);
+  }
 }
 
 }  // namespace cpu

@@ -1,0 +1,207 @@
+"""Functions that multiply, in a traced forward: which arguments, and which of these are weights.
+
+A weight is a parameter or buffer, read as it is or through a move such as a transposition: a constant of the
+exported model, quantized as the weight of the operator that the function becomes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from onnxfq.graph.ops import channel_axis, einsum_product, summed_axis
+from onnxfq.torch.layers import LAYERS, LayerKind
+
+# Function or method -> ONNX's operator and the positions of the two sides.
+_PRODUCTS: dict[Any, tuple[str, tuple[int, int]]] = {
+    **dict.fromkeys((operator.matmul, torch.matmul, torch.linalg.matmul), ("MatMul", (0, 1))),
+    **dict.fromkeys((torch.mm, torch.bmm, torch.mv, torch.dot), ("MatMul", (0, 1))),
+    **dict.fromkeys(("matmul", "__matmul__", "mm", "bmm", "mv", "dot"), ("MatMul", (0, 1))),
+    **dict.fromkeys((torch.addmm, "addmm"), ("Gemm", (1, 2))),
+    **dict.fromkeys((torch.baddbmm, "baddbmm"), ("MatMul", (1, 2))),
+    torch.einsum: ("Einsum", (1, 2)),
+}
+_LAYERS: dict[Any, type[nn.Module]] = {
+    F.linear: nn.Linear,
+    F.conv1d: nn.Conv1d,
+    F.conv2d: nn.Conv2d,
+    F.conv3d: nn.Conv3d,
+    F.conv_transpose1d: nn.ConvTranspose1d,
+    F.conv_transpose2d: nn.ConvTranspose2d,
+    F.conv_transpose3d: nn.ConvTranspose3d,
+}
+_LEFT_IN_FLOAT: tuple[Any, ...] = (
+    *(F.scaled_dot_product_attention, F.multi_head_attention_forward, F.bilinear, torch.bilinear),
+    *(F.embedding, F.embedding_bag, torch.embedding),
+    *(torch.addbmm, torch.addmv, torch.inner, torch.tensordot, torch.chain_matmul, torch.linalg.multi_dot),
+    *("addbmm", "addmv", "inner"),
+)
+_MOVES = ("t", "transpose", "permute", "contiguous", "view", "reshape", "unsqueeze", "squeeze", "flatten")
+_MOVING_ATTRIBUTES = ("T", "mT")
+_NAMED: tuple[Any, ...] = (
+    *(*_PRODUCTS, *_LAYERS, F.scaled_dot_product_attention, F.dropout, F.softmax, torch.softmax),
+    *(torch.add, "add", "add_"),
+)
+# Names by which their leading arguments may be given, by position; of several the first.
+_NAMES = (
+    ("input", "self", "query"),
+    ("other", "mat1", "batch1", "weight", "key", "vec", "tensor", "mat2"),
+    ("mat2", "batch2", "value"),
+)
+
+
+class _Operator(NamedTuple):
+    """The ONNX operator that a function becomes, as `graph.ops` asks for it."""
+
+    op: str
+    attrs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One of the tensors that an operation reads: its name, its position there, its values if a weight."""
+
+    tensor: str
+    position: int
+    weight: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation in a forward: its name there, ONNX's name for it, and what of it is quantized.
+
+    type_name: how a plan calls it. kind: of the layer that it stands for, where it has a weight.
+    """
+
+    name: str
+    op_type: str
+    type_name: str
+    operands: tuple[Operand, ...] = ()
+    why_float: str = ""
+    kind: LayerKind | None = None
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights by name."""
+        return {one.tensor: one.weight for one in self.operands if one.weight is not None}
+
+
+def is_product(node: fx.Node) -> bool:
+    """Tell whether a node is a matrix product that may be quantized."""
+    return node.op in ("call_function", "call_method") and node.target in _PRODUCTS
+
+
+def functional_layer(node: fx.Node) -> type[nn.Module] | None:
+    """Return the type of layer that a call stands for; None for others."""
+    return _LAYERS.get(node.target) if node.op == "call_function" else None
+
+
+def multiplications(module: nn.Module, graph: fx.Graph) -> Iterator[Call]:
+    """Yield every operation of a traced forward that multiplies, those that stay in float with the reason."""
+    for node in graph.nodes:
+        layer = functional_layer(node)
+        if is_product(node):
+            yield from _product(module, node)
+        elif layer is not None:
+            yield _layer(module, node, layer)
+        elif node.op in ("call_function", "call_method") and node.target in _LEFT_IN_FLOAT:
+            name = getattr(node.target, "__name__", str(node.target))
+            why = f"functional {name}: write it as a module, or with torch.matmul"
+            yield Call(node.name, name, name, why_float=why)
+
+
+def _product(module: nn.Module, node: fx.Node) -> Iterator[Call]:
+    op_type, positions = _PRODUCTS[node.target]
+    equation = node.args[0] if op_type == "Einsum" and node.args else ""
+    if op_type == "Einsum" and (not isinstance(equation, str) or einsum_product(equation) is None):
+        why = f"its equation {str(equation)!r} is no product of two tensors like that of MatMul"
+        yield Call(node.name, op_type, op_type, why_float=why)
+        return
+    if len(node.args) <= positions[1]:
+        why = "its tensors are given by names that are not known; give them by position"
+        yield Call(node.name, op_type, op_type, why_float=why)
+        return
+    sides = [(node.args[position], position) for position in positions]
+    weights = [weight_of(module, value) for value, _ in sides]
+    if None not in weights:
+        return  # a constant
+    operands = tuple(
+        Operand(f"{node.name}_{end}", position, weight)
+        for end, (_, position), weight in zip(("input", "other"), sides, weights, strict=True)
+    )
+    kind = None
+    for slot, weight in enumerate(weights):
+        if weight is not None:
+            made = _Operator(op_type, {"equation": equation})
+            kind = LayerKind(
+                op_types=(op_type,),
+                weights=lambda module: (),
+                channel_axis=channel_axis(made, slot, weight.ndim),
+                summed_axis=summed_axis(made, slot, weight.ndim),
+                has_input=True,
+            )
+    yield Call(node.name, op_type, op_type, operands, kind=kind)
+
+
+def _layer(module: nn.Module, node: fx.Node, layer: type[nn.Module]) -> Call:
+    kind = LAYERS[layer]
+    name = str(node.target.__name__)
+    weight = weight_of(module, node.args[1]) if len(node.args) > 1 else None
+    if weight is None:
+        why = f"functional {name}: its weight is computed in forward; quantized are parameters"
+        return Call(node.name, kind.op_types[0], name, why_float=why)
+    operands = (Operand(f"{node.name}_input", 0), Operand(f"{node.name}_weight", 1, weight))
+    return Call(node.name, kind.op_types[0], name, operands, kind=kind)
+
+
+def weight_of(module: nn.Module, value: Any) -> Tensor | None:
+    """Return the weight that an argument in the forward of `module` is, moves applied; None for others."""
+    if not isinstance(value, fx.Node):
+        return None
+    if value.op == "get_attr":
+        found = reduce(getattr, str(value.target).split("."), module)
+        return found if isinstance(found, Tensor) else None
+    if any(isinstance(argument, fx.Node) for argument in value.args[1:]) or value.kwargs:
+        return None
+    source = weight_of(module, value.args[0]) if value.args else None
+    if source is None:
+        return None
+    if value.op == "call_method" and value.target in _MOVES:
+        moved: Tensor = getattr(source, str(value.target))(*value.args[1:])
+        return moved
+    if value.target is getattr and value.args[1] in _MOVING_ATTRIBUTES:
+        moved = getattr(source, str(value.args[1]))
+        return moved
+    return None
+
+
+def by_position(module: nn.Module, graph: fx.Graph) -> None:
+    """Give what was given by name by position, where it is the leading tensors of a call."""
+    for node in graph.nodes:
+        if node.op == "call_module":
+            names: tuple[tuple[str, ...], ...] = (_first_parameter(module, node),)
+        elif node.op in ("call_function", "call_method") and node.target in _NAMED:
+            names = _NAMES
+        else:
+            continue
+        args, kwargs = list(node.args), dict(node.kwargs)
+        for known in names[len(args) :]:
+            name = next((name for name in known if name in kwargs), None)
+            if name is None:
+                break
+            args.append(kwargs.pop(name))
+        if len(args) > len(node.args):
+            node.args, node.kwargs = tuple(args), kwargs
+
+
+def _first_parameter(module: nn.Module, node: fx.Node) -> tuple[str, ...]:
+    child = module.get_submodule(str(node.target))
+    code = getattr(child.forward, "__code__", None)
+    return () if code is None else code.co_varnames[1:2]

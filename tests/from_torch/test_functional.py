@@ -1,0 +1,232 @@
+"""Functions that multiply in a user's forward: quantized as the operators that they become, or reported."""
+
+from __future__ import annotations
+
+import pytest
+
+nn = pytest.importorskip("torch.nn")
+pytest.importorskip("onnxscript")
+
+import torch  # noqa: E402  only once it is known to be there
+from torch.nn import functional as F  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+import onnxfq  # noqa: E402
+from onnxfq.recipe import Recipe  # noqa: E402
+from onnxfq.targets.check import check  # noqa: E402
+from onnxfq.torch import compute_encodings, export_torch, quantize_module, quantizers  # noqa: E402
+from onnxfq.torch.export import export_nodes  # noqa: E402
+from onnxfq.torch.lowering import lift  # noqa: E402
+from onnxfq.torch.plain_attention import expand  # noqa: E402
+from onnxfq.torch.request import Request, bind, name_inputs  # noqa: E402
+from tests.from_torch.test_quantize_module import prepared, recipe, roles  # noqa: E402
+
+
+class Functional(nn.Module):
+    """Attention, convolution and products of all kinds, written as functions of parameters."""
+
+    def __init__(self) -> None:
+        """Give every function a weight of its own."""
+        super().__init__()
+        for i in range(4):
+            self.register_parameter(f"w{i}", nn.Parameter(torch.randn(64, 64) / 8))
+        self.b, self.k = nn.Parameter(torch.randn(64)), nn.Parameter(torch.randn(4, 4, 3))
+        self.qkv, self.up = nn.Linear(64, 192), nn.ConvTranspose1d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        """x: [N, 4, 64]."""
+        heads = self.qkv(x).reshape(x.shape[0], -1, 3, 2, 32).permute(2, 0, 3, 1, 4)
+        q, k, v = heads[0], heads[1], heads[2]
+        x = F.scaled_dot_product_attention(query=q, key=k, value=v).transpose(1, 2).flatten(2)
+        x = F.conv1d(input=self.up(x), weight=self.k, padding=1)
+        x = torch.matmul(x, other=self.w0)
+        x = F.linear(x, self.w1, self.b)
+        x = torch.einsum("bij,jk->bik", x, self.w2)
+        return x + torch.addmm(self.b, x[:, 0], self.w3.t())[:, None]
+
+
+@pytest.fixture(scope="module")
+def exported():
+    """Return the export of a float module, which every recipe is held against."""
+    torch.manual_seed(0)
+    return onnxfq.load(export_torch(Functional().eval(), torch.rand(2, 4, 64)))
+
+
+@pytest.mark.parametrize("asked", ["tensorrt-int8", "tensorrt-int8-weights"])
+def test_placement_is_that_of_the_onnx_side(asked, exported):
+    """A recipe puts quantizers where make_plan does on the export; weights have a scale for each channel."""
+    model, x = Functional().eval(), torch.rand(2, 4, 64)
+    prepared(model, x, asked)
+    arguments = bind(model, (x,))
+    lifted = lift(
+        export_nodes(model, Request(arguments, name_inputs(arguments, None, None), None, True, None))
+    )
+    expected = onnxfq.make_plan(exported, onnxfq.load_recipe(asked))
+    assert roles(lifted.plan, lifted.model) == roles(expected, exported)
+
+
+class Attend(nn.Module):
+    """Nothing but an attention."""
+
+    def __init__(self, **keywords) -> None:
+        """Give F.scaled_dot_product_attention these."""
+        super().__init__()
+        self.keywords = keywords
+
+    def forward(self, q, k, v):
+        """Attend."""
+        return F.scaled_dot_product_attention(q, k, v, **self.keywords)
+
+
+HIDDEN = torch.ones(5, 6, dtype=torch.bool).tril()
+HIDDEN[2] = False  # a row that sees nothing
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {},
+        {"scale": 0.3},
+        {"is_causal": True},
+        {"attn_mask": HIDDEN},
+        {"attn_mask": torch.randn(2, 1, 5, 6, generator=torch.Generator().manual_seed(1))},
+        {"enable_gqa": True},
+        {"dropout_p": 0.0, "attn_mask": None},
+    ],
+    ids=lambda keywords: "-".join(keywords) or "plain",
+)
+def test_attention_taken_apart_is_torchs(keywords):
+    """With quantizers that do not round, its output is that of torch's own way of writing it out.
+
+    1e-6: torch may leave a factor of 1 out, and sums in another order.
+    """
+    torch.manual_seed(0)
+    heads = 2 if keywords.get("enable_gqa") else 4
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, heads, 6, 8), torch.randn(2, heads, 6, 8)
+    model = Attend(**keywords).eval()
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = model(q, k, v)
+    quantize_module(model, recipe())
+    assert len(quantizers(model)) == 4
+    for quantizer in quantizers(model).values():
+        quantizer.disable_fake_quant(), quantizer.disable_observer()
+    torch.testing.assert_close(model(q, k, v), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_attention_left_in_float_is_called_as_before():
+    """Where an override keeps both products in float, the rewritten forward has torch's fused call."""
+    torch.manual_seed(0)
+    model = Functional().eval()
+    x = torch.rand(2, 4, 64)
+    expected = model(x)
+    kept = {"nodes": ["scaled_dot_product_attention_*"], "keep_float": True}
+    plan = quantize_module(model, recipe(overrides=[kept]))
+    assert [s.name for s in plan.skipped] == [
+        "scaled_dot_product_attention_scores",
+        "scaled_dot_product_attention_context",
+    ]
+    for quantizer in quantizers(model).values():
+        quantizer.disable_fake_quant(), quantizer.disable_observer()
+    assert torch.equal(model(x), expected)
+
+
+def test_training_moves_a_functional_weight_and_the_export_follows():
+    """The exported scale is that of the weight after the last step, though forward has not run since."""
+    torch.manual_seed(0)
+    model, x = Functional().eval(), torch.rand(2, 4, 64)
+    prepared(model, x)
+    model.train()(x).square().mean().backward()
+    torch.optim.SGD(model.parameters(), 1.0).step()
+    assert model.w1.grad.abs().sum() > 0
+    export_torch(model, x)
+    scale = quantizers(model)["linear_weight_quantizer"].scale
+    torch.testing.assert_close(scale, model.w1.detach().abs().amax(1) / 127, rtol=0, atol=0)
+
+
+class Reported(nn.Module):
+    """Products that no quantizer is put on."""
+
+    def __init__(self) -> None:
+        """Have one layer, for a module with nothing is an error."""
+        super().__init__()
+        self.layer, self.w = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        """Multiply in many ways."""
+        x = self.layer(x)
+        x = F.linear(x, self.w * 2) + torch.tensordot(x, self.w, dims=1) + torch.inner(x, self.w)
+        return x + torch.einsum("ii->i", self.w) + F.bilinear(x, x, self.w[None])
+
+
+def test_what_stays_in_float_is_told():
+    """No product passes in silence: each has its line in the plan."""
+    plan = quantize_module(Reported(), recipe())
+    told = {skipped.name: skipped.why for skipped in plan.skipped}
+    assert set(told) == {"linear", "tensordot", "inner", "einsum", "bilinear"}
+    assert "computed in forward" in told["linear"] and "'ii->i'" in told["einsum"]
+
+
+def test_one_weight_of_two_readers():
+    """A tied weight that a layer and a function read is quantized for each; the export is standard Q/DQ."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.layer = nn.Embedding(16, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return F.linear(self.layer(self.embedding(x)), self.embedding.weight)
+
+    model, x = Tied().eval(), torch.randint(16, (3, 5))
+    prepared(model, x)
+    assert {"embedding.weight_quantizer", "linear_weight_quantizer"} <= set(quantizers(model))
+    assert {n.domain for n in export_torch(model, x).graph.node} == {""}
+
+
+@pytest.mark.parametrize("asked", ["tensorrt-int4", "tensorrt-int8-weights"])
+def test_targets_reasons_hold_for_modules_too(asked):
+    """What TensorRT would run in float for all that stays in float, as on the ONNX side, with its reason."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(1024, 256), nn.Linear(256, 100)).eval()
+    float_model = onnxfq.load(export_torch(model, torch.rand(2, 3, 18, 18)))
+    on_onnx = onnxfq.make_plan(float_model, onnxfq.load_recipe(asked))
+    plan = quantize_module(model, asked)
+    told = {skipped.name: skipped.why for skipped in plan.skipped}
+    assert told == {"0": "TensorRT multiplies in float where only the weight of a Conv is quantized"}
+    assert told["0"] in [skipped.why for skipped in on_onnx.skipped]
+    assert len(plan.placements) == len(on_onnx.placements) == 2
+
+
+def test_transposed_convolutions_have_one_scale_for_tensorrt():
+    """Its releases disagree on the channel axis of their weights, on the torch side too."""
+    plan = quantize_module(nn.Sequential(nn.ConvTranspose2d(4, 8, 3)), "tensorrt-int8")
+    (weight,) = (p.spec for p in plan.placements if p.role == "weight")
+    assert weight.axis is None
+
+
+def test_what_depends_on_shapes_is_told_by_check():
+    """A module has no batch: what TensorRT makes of one row for ever is found on the export, by `check`."""
+    model = nn.Sequential(nn.Linear(2048, 1024)).eval()
+    prepared(model, torch.rand(1, 2048), "tensorrt-int8-weights")
+    fixed = export_torch(model, torch.rand(1, 2048), dynamic_batch=False)
+    assert "one-row" in {finding.rule for finding in check(fixed).findings}
+    free = export_torch(model, torch.rand(2, 2048))
+    assert "one-row" not in {finding.rule for finding in check(free).findings}
+
+
+def test_expanding_keeps_the_names_of_all_else():
+    """The products of an attention are named after the call, and other operations as torch.fx names them."""
+    graph = torch.fx.Tracer().trace(Attend())
+    expand(graph)
+    names = [node.name for node in graph.nodes if node.target is torch.matmul]
+    assert names == ["scaled_dot_product_attention_scores", "scaled_dot_product_attention_context"]
+
+
+def test_recipe_of_a_file_names_operators(tmp_path):
+    """An override by ONNX's operator reaches the functions that become it."""
+    model = Functional()
+    asked = Recipe.model_validate(
+        recipe().model_dump() | {"overrides": [{"op_types": ["Einsum"], "keep_float": True}]}
+    )
+    assert [s.name for s in quantize_module(model, asked).skipped] == ["einsum"]
+    with torch.no_grad(), compute_encodings(model):
+        model(torch.rand(2, 4, 64))

@@ -1,0 +1,260 @@
+"""Modules as torch users have them: casts, inference mode, parametrized weights, torch.func and more."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+nn = pytest.importorskip("torch.nn")
+pytest.importorskip("onnxscript")
+
+import torch  # noqa: E402  only once it is known to be there
+from torch.nn.utils import parametrizations, prune  # noqa: E402
+
+from onnxfq.errors import ModelError, PlanError  # noqa: E402
+from onnxfq.qparams import ParamRules, choose_qparams  # noqa: E402
+from onnxfq.qtypes import qtype_by_name  # noqa: E402
+from onnxfq.torch import (  # noqa: E402
+    OBSERVERS,
+    FakeQuantize,
+    compute_encodings,
+    export_torch,
+    fake_quantize,
+    learn_grids,
+    quantize_module,
+    quantizers,
+    range_to_params,
+    remove_fake_quantize,
+)
+from tests.from_torch.test_export_quantized import run  # noqa: E402
+from tests.from_torch.test_quantize_module import prepared, recipe  # noqa: E402
+
+
+def network() -> nn.Module:
+    """Return two layers with something between."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+
+X = torch.rand(6, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("observer", sorted(OBSERVERS))
+def test_calibration_in_inference_mode_can_be_trained_on(observer):
+    """Scales and ranges that were found in inference mode are plain tensors, which training changes."""
+    one = FakeQuantize("int8", observer)
+    for _ in range(2):
+        with torch.inference_mode(), compute_encodings(one):
+            one(X)
+    assert not any(tensor.is_inference() for tensor in one.buffers())
+    one.enable_observer()
+    one(X.clone().requires_grad_()).sum().backward()
+    one.learn("scale")
+    one(X).sum().backward()
+    torch.optim.SGD(one.parameters(), 0.1).step()
+
+
+@pytest.mark.parametrize("observer", sorted(OBSERVERS))
+def test_a_tensor_without_elements_passes(observer):
+    """It has no range and nothing to round: an expert that got no token breaks nothing."""
+    one, empty = FakeQuantize("int8", observer), torch.zeros(0, 8)
+    with torch.no_grad(), compute_encodings(one):
+        assert one(empty).shape == (0, 8)
+        one(X)
+    scale = one.scale.clone()
+    assert one(empty).shape == (0, 8) and torch.equal(one.scale, scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_casting_a_model_moves_no_scale(dtype):
+    """half() and float() leave scales, learned ones too, with their gradients; PyTorch casts all else."""
+    model = network()
+    prepared(model, X)
+    learn_grids(model, "scale")
+    model(X).sum().backward()
+    before = {name: (q.scale.detach().clone(), q.scale.grad) for name, q in quantizers(model).items()}
+    model.to(dtype)
+    assert model(X.to(dtype)).dtype == dtype
+    for name, quantizer in quantizers(model).items():
+        assert torch.equal(quantizer.scale, before[name][0]) and quantizer.scale.dtype == torch.float32
+        assert quantizer.scale.grad.dtype == torch.float32
+    torch.optim.SGD([q.scale for q in quantizers(model).values()], 0.1).step()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_scales_of_half_types_are_the_cores(kind, symmetric):
+    """The scale of a tensor of 16 bits has the bits of choose_qparams for that type: rounded up."""
+    rng = np.random.default_rng(0)
+    ends = np.exp2(rng.uniform(-30, 15, (2, 2000))).astype(np.float32)
+    ends[:, 0], ends[:, 1] = 0, 3e38
+    rules = ParamRules(float_type=kind)
+    scale, zeros = choose_qparams(-ends[0], ends[1], qtype_by_name("int8"), symmetric, rules)
+    low, high = torch.from_numpy(-ends[0]), torch.from_numpy(ends[1])
+    found, found_zeros = range_to_params(low, high, "int8", symmetric, rules)
+    assert np.array_equal(found.numpy(), scale)
+    assert symmetric or np.array_equal(found_zeros.numpy(), zeros)
+
+
+def test_a_half_module_reaches_onnx():
+    """Its scales are float16 in the file, and ONNX Runtime computes what torch does.
+
+    Half a step of float16 at 1, 2^-11: sums of 8 products are made in another order.
+    """
+    model, x = nn.Sequential(nn.Linear(8, 4)).half().eval(), X.half()
+    prepared(model, x)
+    exported = export_torch(model, x)
+    types = {tensor.name: tensor.data_type for tensor in exported.graph.initializer}
+    scales = [n.input[1] for n in exported.graph.node if n.op_type.endswith("QuantizeLinear")]
+    assert scales and {types[name] for name in scales} == {10}  # onnx.TensorProto.FLOAT16
+    found = run(exported, x)
+    np.testing.assert_allclose(found, model(x).detach().numpy(), rtol=0, atol=2**-11)
+
+
+def test_a_scale_that_no_half_type_has_is_an_error_of_one_line():
+    """A scale set by hand between two float16 numbers cannot be written for a float16 tensor."""
+    model = network().half()
+    prepared(model, X.half())
+    quantizers(model)["0.input_quantizer"].set_qparams(0.1)
+    with pytest.raises(PlanError, match=r"no float16 number.*\Z") as caught:
+        export_torch(model, X.half())
+    assert "\n" not in str(caught.value)
+
+
+def test_autocast_keeps_float32_scales():
+    """Under autocast the model is a float32 one, and so are its scales, whatever a layer reads."""
+    model = network()
+    quantize_module(model, recipe())
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), compute_encodings(model):
+        model(X)
+    assert {q.float_type for q in quantizers(model).values()} == {"float32"}
+
+
+def old_weight_norm(layer: nn.Module) -> nn.Module:
+    """Return the layer with torch's older weight_norm, a hook before forward."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return torch.nn.utils.weight_norm(layer)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        parametrizations.weight_norm,
+        parametrizations.spectral_norm,
+        old_weight_norm,
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    ],
+    ids=["weight-norm", "spectral-norm", "older-weight-norm", "pruned"],
+)
+def test_weights_made_of_other_parameters(changed):
+    """What is quantized is the weight as the layer uses it; training moves what it is made of."""
+    torch.manual_seed(0)
+    model = nn.Sequential(changed(nn.Conv1d(4, 4, 3)), nn.ReLU(), nn.Linear(6, 4)).eval()
+    x = torch.rand(3, 4, 8)
+    expected, weight = model(x), model[0].weight.detach().clone()
+    prepared(model, x)
+    quantizer = quantizers(model)["0.weight_quantizer"]
+    assert torch.equal(quantizer.scale, weight.abs().amax((1, 2)) / 127)
+    model.train()(x).square().mean().backward()
+    trained = [p for p in model[0].parameters() if p.grad is not None]
+    assert all(p.grad.abs().sum() > 0 for p in trained) and len(trained) >= 2
+    torch.optim.SGD(trained, 0.1).step()
+    model.eval()
+    scale = quantizer.scale.clone()
+    model(x)
+    assert not torch.equal(quantizer.scale, scale)
+    remove_fake_quantize(model)
+    assert not torch.equal(model(x), expected)  # it has learned, and works without quantizers
+
+
+def test_recurrent_weights_under_weight_norm():
+    """Of an LSTM the weight that it multiplies by is quantized, not the parameters that make it."""
+    model = parametrizations.weight_norm(nn.LSTM(8, 8), "weight_hh_l0")
+    plan = prepared(model, torch.rand(5, 2, 8))
+    assert [p.tensor for p in plan.placements] == ["weight_ih_l0", "weight_hh_l0"]
+
+
+def test_lazy_layers_are_run_first():
+    """A layer whose weight has no shape yet is an error of one line that says so."""
+    with pytest.raises(ModelError, match=r"layer '0', a LazyLinear, has no weight yet; run data"):
+        quantize_module(nn.Sequential(nn.LazyLinear(4)))
+
+
+@pytest.mark.parametrize("saturate", [True, False])
+def test_torch_func_gives_the_same_bits(saturate):
+    """grad, vjp and vmap of torch.func see the values and gradients that backward does.
+
+    1e-5 for scale and zero point: sums of 64 products in another order.
+    """
+    torch.manual_seed(0)
+    x, weights = torch.randn(64) * 3, torch.arange(64.0)
+    given = (x, torch.tensor(0.02), torch.tensor(3.0))
+
+    def rounded(x, scale, zero_point):
+        return fake_quantize(x, scale, zero_point, qtype="int8", saturate=saturate)
+
+    tensors = [tensor.clone().requires_grad_() for tensor in given]
+    expected = rounded(*tensors)
+    (expected * weights).sum().backward()
+    found = torch.func.grad(lambda *args: (rounded(*args) * weights).sum(), argnums=(0, 1, 2))(*given)
+    assert torch.equal(tensors[0].grad, found[0])
+    for tensor, gradient in zip(tensors[1:], found[1:], strict=True):
+        torch.testing.assert_close(tensor.grad, gradient, rtol=1e-5, atol=0)
+    assert torch.equal(torch.func.vjp(rounded, *given)[0], expected)
+    mapped = torch.vmap(lambda row: rounded(row, *given[1:]))(x.reshape(4, 16))
+    assert torch.equal(mapped.flatten(), expected)
+
+
+def test_gradients_of_each_sample():
+    """torch.func takes a quantized module whose grids are learned: the samples' gradients sum to backward's.
+
+    1e-5: sums of six samples in another order.
+    """
+    model = network()
+    prepared(model, X, recipe())
+    learn_grids(model, "scale")
+    parameters = dict(model.named_parameters())
+
+    def loss(given, x):
+        return torch.func.functional_call(model, given, (x[None],)).square().sum()
+
+    # LSQ's factor counts the elements that share a scale, which are those of one sample here.
+    each = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, X)
+    model(X).square().sum().backward()
+    weight = model[0]._parameters["weight"]
+    torch.testing.assert_close(each["0.weight"].sum(0), weight.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_modules_made_on_the_meta_device():
+    """load_state_dict(assign=True) makes of one a module that computes the same, and can be calibrated."""
+    model = network()
+    prepared(model, X)
+    with torch.device("meta"):
+        other = network()
+    quantize_module(other, recipe())
+    other.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(other(X), model(X))
+    with torch.no_grad(), compute_encodings(other):
+        other(X)
+    assert torch.equal(other(X), model(X))
+
+
+def test_layers_take_their_input_by_name():
+    """conv(input=x) is folded and quantized as conv(x)."""
+
+    class ByName(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+        def forward(self, x):
+            return self.norm(input=self.conv(input=x))
+
+    model, x = ByName().eval(), torch.rand(2, 3, 8, 8)
+    prepared(model, x)
+    assert model.conv.folded_norm is model.norm
+    by_name = model(x)
+    assert torch.equal(by_name, model.norm(model.conv(x)))

@@ -1,0 +1,108 @@
+"""Which activations are equalized, and which are not."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from builders import build, planned, weights
+
+from onnxfq.errors import RecipeError
+from onnxfq.recipe import Recipe, load_recipe
+from onnxfq.spec import QuantSpec
+
+DEPTHWISE = "d = Conv <group = 4, pads = [1,1,1,1]> (h, w1)"
+
+
+def network(rest: str = "", shape: str = "N,3,6,6", **more: object) -> onnx.ModelProto:
+    """A pointwise convolution, Relu, and a depthwise one that reads `h`; `rest` comes behind."""
+    text = f"""g (float[{shape}] x) => (float[a,b,c,d] y) {{
+        [first] c = Conv (x, w0)
+        [relu] h = Relu (c)
+        [depth] {DEPTHWISE}
+        {rest or "[last] y = Conv (d, w2)"} }}"""
+    constants = {"w0": weights(4, 3, 1, 1), "w1": weights(4, 1, 3, 3), "w2": weights(2, 4, 1, 1)}
+    return build(text, constants | more)
+
+
+def spec_of(proto: onnx.ModelProto, tensor: str = "h", recipe: str | Recipe = "tensorrt-int8") -> QuantSpec:
+    """How `tensor` is planned."""
+    return next(p.spec for p in planned(proto, recipe).placements if p.tensor == tensor)
+
+
+@pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])
+def test_input_of_a_depthwise_convolution(recipe: str) -> None:
+    """It has the channels' scales, and says so; other inputs have one scale."""
+    plan = planned(network(), recipe)
+    equalized = [p for p in plan.placements if p.spec.equalized]
+    assert [p.tensor for p in equalized] == ["h"]
+    assert "equalized" in equalized[0].why and "equalized" in str(equalized[0].spec)
+
+
+@pytest.mark.parametrize(
+    "proto",
+    [
+        network("[last] e = Conv (h, w2)\n y = Concat <axis = 1> (d, e)"),
+        network("[more] e = Conv <group = 4, pads = [1,1,1,1]> (d, w1)\n [last] y = Conv (e, w2)"),
+        build(
+            """g (float[N,C,6,6] h) => (float[a,b,c,d] y) {
+            y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }""",
+            {"w1": weights(4, 1, 3, 3)},
+        ),
+        build(
+            """g (float[N,4,6,6] h) => (float[a,b,c,d] y) { y = Conv <group = 2> (h, w1) }""",
+            {"w1": weights(4, 2, 3, 3)},
+        ),
+        build(
+            """g (float[N,4,6,6] h, float[4,1,3,3] w1) => (float[a,b,c,d] y) {
+            y = Conv <group = 4> (h, w1) }"""
+        ),
+    ],
+    ids=["another reader", "a shared weight", "open channels", "two channels a group", "computed weight"],
+)
+def test_one_scale(proto: onnx.ModelProto) -> None:
+    """Where a reader adds channels, or the weight cannot take up the factors, there is one scale as ever."""
+    assert not spec_of(proto).equalized and spec_of(proto).axis is None
+
+
+def test_several_outputs_a_channel() -> None:
+    """A channel that is read for several outputs is one all the same."""
+    text = """g (float[N,4,6,6] h) => (float[N,8,6,6] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"""
+    assert spec_of(build(text, {"w1": weights(8, 1, 3, 3)})).equalized
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"equalize": "none"}, {"calibrator": "range:-1,1"}, {"granularity": "per_axis"}],
+    ids=str,
+)
+def test_recipes_that_do_not(changes: dict) -> None:
+    """`none`, a range of one's own and several scales are not overruled."""
+    base = load_recipe("onnxruntime-int8" if "granularity" in changes else "tensorrt-int8")
+    made = base.activations.model_copy(
+        update={"qtype": QuantSpec(qtype="int8").qtype, "symmetric": True} | changes
+    )
+    assert not spec_of(network(), recipe=base.model_copy(update={"activations": made})).equalized
+
+
+def test_weights_with_one_scale() -> None:
+    """A weight with one scale for all channels cannot take up their factors."""
+    base = load_recipe("tensorrt-int8")
+    recipe = base.model_copy(
+        update={"weights": base.weights.model_copy(update={"granularity": "per_tensor"})}
+    )
+    assert not spec_of(network(), recipe=recipe).equalized
+
+
+def test_with_equalize() -> None:
+    """The option changes the recipe, and recipes without one constant scale refuse it."""
+    assert not spec_of(network(), recipe=load_recipe("tensorrt-int8").with_equalize("none")).equalized
+    for name in ("tensorrt-int4", "onnxruntime-uint8-dynamic"):
+        with pytest.raises(RecipeError, match="leave --equalize out"):
+            load_recipe(name).with_equalize("depthwise")
+
+
+@pytest.mark.parametrize("changes", [{"axis": None}, {"block_size": 2}, {"dynamic": True}], ids=str)
+def test_specs_that_make_no_sense(changes: dict) -> None:
+    """Equalized channels are static and along one axis."""
+    with pytest.raises(ValueError, match="equalized"):
+        QuantSpec(**{"qtype": "int8", "axis": 1, "equalized": True} | changes)

@@ -1,0 +1,227 @@
+"""Equalized channels from data to model: the same numbers in every form, and far less noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, weights
+from numpy.typing import NDArray
+from onnxruntime import InferenceSession
+
+import onnxfq
+from onnxfq.calibration import calibrate
+from onnxfq.cli.main import main
+from onnxfq.encoding import Encoding, Encodings
+from onnxfq.errors import SpecError, StatisticsError
+from onnxfq.granularity import PerTensor
+from onnxfq.graph.load import load
+from onnxfq.metrics import ErrorSums
+from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.planning import make_plan, observation_plan
+from onnxfq.recipe import load_recipe
+from onnxfq.reporting.calibrator_table import calibrator_rows
+from onnxfq.reporting.tensor_errors import tensor_errors
+from onnxfq.runtime.session import Session
+from onnxfq.spec import QuantSpec
+from onnxfq.statistics import Statistics
+
+SIZES = 2.0 ** np.asarray([0, -9, 3, -4, -6, 1, -2, -11])
+RECIPES = ["tensorrt-int8", "onnxruntime-int8"]
+
+
+def network(opset: int = 17, outputs: int = 8) -> onnx.ModelProto:
+    """Channels of very different sizes, made even by the depthwise weights as training does it."""
+    first = weights(8, 3, 3, 3) * SIZES.reshape(-1, 1, 1, 1)
+    depthwise = weights(outputs, 1, 3, 3) / np.repeat(SIZES, outputs // 8).reshape(-1, 1, 1, 1)
+    text = """g (float[N,3,8,8] x) => (float[N,4,8,8] y) {
+        [first] c = Conv <pads = [1,1,1,1]> (x, w0)
+        [sigmoid] s = Sigmoid (c)
+        [silu] h = Mul (c, s)
+        [depth] d = Conv <group = 8, pads = [1,1,1,1]> (h, w1)
+        [last] y = Conv (d, w2) }"""
+    arrays = {"w0": first, "w1": depthwise, "w2": weights(4, outputs, 1, 1)}
+    return build(text, {name: a.astype(np.float32) for name, a in arrays.items()}, opset=opset)
+
+
+def feeds(count: int = 6) -> list[dict[str, NDArray[np.float32]]]:
+    """Normal images."""
+    rng = np.random.default_rng(5)
+    return [{"x": rng.standard_normal((2, 3, 8, 8), dtype=np.float32)} for _ in range(count)]
+
+
+def stages(
+    proto: onnx.ModelProto, recipe: str | onnxfq.Recipe
+) -> tuple[onnxfq.Model, onnxfq.Plan, Statistics, Encodings]:
+    """All values up to the encodings."""
+    model = load(proto)
+    plan = make_plan(model, load_recipe(recipe))
+    statistics = collect_statistics(model, plan, feeds(), ObserveOptions(threads=1))
+    return model, plan, statistics, calibrate(model, plan, statistics)
+
+
+def ran(proto: onnx.ModelProto) -> NDArray[np.float32]:
+    """What ONNX Runtime gives, nothing optimised."""
+    return np.asarray(Session(proto, 1, exact=True).run(feeds()[0])[0])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("opset", [13, 17, 21])
+@pytest.mark.parametrize("outputs", [8, 16])
+def test_forms_agree_to_the_bit(recipe: str, opset: int, outputs: int) -> None:
+    """FakeQuantize by channels = Mul, one pair, multiplied scales of the weight: nothing is rounded twice."""
+    model, plan, _, encodings = stages(network(opset, outputs), recipe)
+    qdq = onnxfq.insert_qdq(model, plan, encodings)
+    assert [n.name for n in qdq.graph.node if n.op_type == "Mul"] == ["silu", "h/equalized"]
+    np.testing.assert_array_equal(ran(qdq), ran(onnxfq.insert_fake_quantize(model, plan, encodings)))
+
+
+def test_against_scales_along_the_axis() -> None:
+    """ONNX Runtime gives the same for Q/DQ with a scale for each channel, which is what it stands for."""
+    model, plan, _, encodings = stages(network(), "tensorrt-int8")
+    qdq = onnxfq.insert_qdq(model, plan, encodings)
+
+    def plain(spec: QuantSpec) -> QuantSpec:
+        return spec.model_copy(update={"equalized": False})
+
+    by_axis = plan.model_copy(
+        update={
+            "placements": tuple(p.model_copy(update={"spec": plain(p.spec)}) for p in plan.placements),
+            "target": "onnxruntime",
+        }
+    )
+    same = encodings.model_copy(
+        update={"encodings": tuple(e.model_copy(update={"spec": plain(e.spec)}) for e in encodings.encodings)}
+    )
+    other = onnxfq.insert_qdq(model, by_axis, same)
+    assert not [n for n in other.graph.node if n.name == "h/equalized"]
+    np.testing.assert_array_equal(ran(qdq), ran(other))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_far_less_noise(recipe: str) -> None:
+    """At least 10 dB better than one scale, at the output, where channels differ by 2^14."""
+    sqnr = []
+    for which in ("none", "depthwise"):
+        model, plan, _, encodings = stages(network(), load_recipe(recipe).with_equalize(which))
+        sqnr.append(ErrorSums.of(ran(network()), ran(onnxfq.insert_qdq(model, plan, encodings))).sqnr_db)
+    assert sqnr[1] > sqnr[0] + 10.0
+
+
+def test_channels_of_one_size_have_no_mul() -> None:
+    """Where all factors are 1 the graph is that of one scale."""
+    text = """g (float[N,4,6,6] x) => (float[N,4,6,6] y) { y = Conv <group = 4, pads = [1,1,1,1]> (x, w) }"""
+    model = load(build(text, {"w": weights(4, 1, 3, 3)}))
+    plan = make_plan(model, load_recipe("tensorrt-int8"))
+    x = np.tile(np.linspace(-1, 1, 36, dtype=np.float32).reshape(1, 1, 6, 6), (1, 4, 1, 1))
+    statistics = collect_statistics(model, plan, [{"x": x}], ObserveOptions(threads=1))
+    qdq = onnxfq.insert_qdq(model, plan, calibrate(model, plan, statistics))
+    assert {n.op_type for n in qdq.graph.node} == {"QuantizeLinear", "DequantizeLinear", "Conv"}
+
+
+def test_ranges_of_channels() -> None:
+    """NumPy's over ONNX Runtime's own tensor; the tensor's statistics are those without equalizing."""
+    model, plan, statistics, _ = stages(network(), "tensorrt-int8")
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model.proto)
+    shown.graph.output.append(onnx.ValueInfoProto(name="h"))
+    session = InferenceSession(shown.SerializeToString(), providers=["CPUExecutionProvider"])
+    h = np.concatenate([session.run(["h"], feed)[0] for feed in feeds()])
+    # Sigmoid is computed in another order in another layout.
+    expected = np.stack([h.min(axis=(0, 2, 3)), h.max(axis=(0, 2, 3))], axis=1)
+    np.testing.assert_allclose(statistics.channels["h"], expected, rtol=1e-5)
+    whole = stages(network(), load_recipe("tensorrt-int8").with_equalize("none"))[2]
+    assert not whole.channels
+    for name, one in whole.tensors.items():
+        assert np.array_equal(one.counts, statistics[name].counts), name
+        assert (one.rmin, one.rmax, one.zeros) == (statistics[name].rmin, statistics[name].rmax, one.zeros)
+    assert plan.placements[2].spec.observed_granularity == PerTensor()
+
+
+def test_file_and_merge(tmp_path: Path) -> None:
+    """Ranges are kept in the file, and parts of the data in any order give those of all of it."""
+    model, plan, statistics, encodings = stages(network(), "tensorrt-int8")
+    parts = [
+        collect_statistics(model, plan, part, ObserveOptions(threads=1))
+        for part in (feeds()[4:], feeds()[:4])
+    ]
+    parts[0].save(tmp_path / "a.npz")
+    merged = Statistics.load(tmp_path / "a.npz").merge(parts[1])
+    assert merged.sha256 == statistics.sha256
+    assert calibrate(model, plan, merged) == encodings
+    with pytest.raises(StatisticsError, match="only one side has ranges of the channels of tensor 'h'"):
+        statistics.merge(replace(statistics, channels={}))
+    assert replace(statistics, channels={}).sha256 != statistics.sha256
+
+
+def test_statistics_without_channels() -> None:
+    """They are refused in one line with the remedies; those with channels serve a plan with one scale."""
+    model, plan, statistics, _ = stages(network(), "tensorrt-int8")
+    with pytest.raises(StatisticsError, match="'h', over .* no ranges of its channels.*equalize: none"):
+        calibrate(model, plan, replace(statistics, channels={}))
+    one_scale = make_plan(model, load_recipe("tensorrt-int8").with_equalize("none"))
+    assert calibrate(model, one_scale, statistics)["h"].param_shape == ()
+
+
+def test_observed_for_every_recipe() -> None:
+    """What is observed without a plan serves both recipes."""
+    model = load(network())
+    statistics = collect_statistics(model, observation_plan(model), feeds(), ObserveOptions(threads=1))
+    for recipe in RECIPES:
+        assert calibrate(model, make_plan(model, load_recipe(recipe)), statistics)["h"].param_shape == (8,)
+
+
+def test_whatever_the_calibrator() -> None:
+    """Each channel keeps its whole range; the table of calibrators has no row for it."""
+    model, plan, statistics, encodings = stages(network(), "tensorrt-int8")
+    assert calibrate(model, plan, statistics, "entropy")["h"] == encodings["h"]
+    assert {row.tensor for row in calibrator_rows(plan, statistics)} == {"x", "d"}
+
+
+def test_expected_noise() -> None:
+    """The report's is at most 0.5 dB above what FakeQuantize does to the observed values, and 3 dB below.
+
+    It takes values to lie evenly between the numbers of the grid; those near 0 have less noise.
+    """
+    model, plan, statistics, encodings = stages(network(), "tensorrt-int8")
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model.proto)
+    shown.graph.output.append(onnx.ValueInfoProto(name="h"))
+    session = InferenceSession(shown.SerializeToString(), providers=["CPUExecutionProvider"])
+    h = np.concatenate([session.run(["h"], feed)[0] for feed in feeds()])
+    row = next(row for row in tensor_errors(model, plan, statistics, encodings) if row.tensor == "h")
+    found = ErrorSums.of(h, encodings["h"].fake_quantize(h)).sqnr_db
+    assert found - 3.0 < row.sqnr_db < found + 0.5
+
+
+def test_encodings_that_are_no_powers_of_two_apart() -> None:
+    """They are refused: a Mul could not bring them to one scale without rounding."""
+    spec = QuantSpec(qtype="int8", axis=1, equalized=True)
+    with pytest.raises(SpecError, match="powers of two apart"):
+        Encoding.of("t", spec, np.asarray([1, 3], np.float32), np.zeros(2, np.int32))
+    spec = QuantSpec(qtype="uint8", symmetric=False, axis=1, equalized=True)
+    with pytest.raises(SpecError, match="share one zero_point"):
+        Encoding.of("t", spec, np.asarray([1, 2], np.float32), np.asarray([0, 1], np.int32))
+
+
+@pytest.mark.parametrize(("option", "found"), [((), True), (("--equalize", "none"), False)], ids=str)
+def test_command(option: tuple[str, ...], found: bool, tmp_path: Path) -> None:
+    """`quantize` equalizes unless it is told not to."""
+    onnx.save(network(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "data.npz", x=np.concatenate([feed["x"] for feed in feeds()]))
+    arguments = ["quantize", tmp_path / "m.onnx", "--data", tmp_path / "data.npz", "-o", tmp_path / "q.onnx"]
+    assert main([*map(str, arguments), "-q", *option]) == 0
+    names = {node.name for node in onnx.load(tmp_path / "q.onnx").graph.node}
+    assert ("h/equalized" in names) is found
+
+
+@pytest.mark.parametrize("floats", ["fp16", "bf16"])
+def test_with_a_half_remainder(floats: str) -> None:
+    """The model that has the rest in 16 bits runs, and gives nearly the same."""
+    made = onnxfq.quantize(network(), feeds(), floats=onnxfq.FloatOptions(floats))
+    assert made.evaluation.candidates[0].outputs[0].sqnr_db > 20.0
+    if floats == "fp16":
+        assert made.evaluation.candidates[1].outputs[0].sqnr_db > 20.0
