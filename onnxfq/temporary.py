@@ -120,10 +120,10 @@ def scratch_folder() -> Iterator[Path]:
 
     Those of processes that were killed are removed by the next that makes one.
     """
-    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        if _is_own_scratch(folder) and _is_abandoned(folder / _LOCK):
-            shutil.rmtree(folder / _FILES, ignore_errors=True)  # the lock last: it tells whose the rest is
-            shutil.rmtree(folder, ignore_errors=True)
+    for other in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        if _is_own_scratch(other) and _is_abandoned(other / _LOCK):
+            shutil.rmtree(other / _FILES, ignore_errors=True)  # the lock last: it tells whose the rest is
+            shutil.rmtree(other, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder:
         # Locked before it has its name: an unlocked one is a dead one.
         making, lock = Path(folder) / f"{_LOCK}.new", Path(folder) / _LOCK

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from onnxfq.cli.console import say
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
-    DATA_HELP,
     BatchOption,
     CustomOpsOption,
     EqualizeOption,
@@ -21,6 +18,7 @@ from onnxfq.cli.options import (
     RecipeOption,
     RequantizeOption,
     asked_recipe,
+    data_option,
 )
 from onnxfq.feeds import DataOptions
 from onnxfq.files import check_output
@@ -38,12 +36,7 @@ def plan(
     output: OutputOption,
     described: DataOptions,
     data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATA",
-            help=f"{DATA_HELP} Only the first feed is run, and only when ONNX cannot tell a rank.",
-            show_default=False,
-        ),
+        str | None, data_option("Of it the first feed alone is run, where ONNX cannot tell a rank.")
     ] = None,
     batch: BatchOption = BATCH,
     recipe: RecipeOption = DEFAULT_RECIPE,
