@@ -152,7 +152,11 @@ def quantize(
         )
     release = None if runtime is None else release_of(runtime)
     clock = _Clock()
-    proto, sha256, source = read_model(model)
+    # A given model is held once by its owner, and not a second time.
+    folder = None if output is None else Path(output).parent
+    scratch = scratch_for(model, folder) if isinstance(model, onnx.ModelProto) else None
+    with weights_in(scratch):
+        proto, sha256, source = read_model(model)
     reference = _runnable(proto)
     loaded = normalised(proto, sha256, source, chosen.existing)
     if release is not None:
@@ -174,7 +178,7 @@ def quantize(
     if half is not None:
         encodings = with_half_scales(encodings, floats.name)
     clock.lap("calibrate")
-    scratch = scratch_for(loaded.proto, None if output is None else Path(output).parent)
+    scratch = scratch or scratch_for(loaded.proto, folder)
     with weights_in(scratch):
         simulation = insert_fake_quantize(loaded, plan, encodings)
         qdq = insert_qdq(loaded, plan, encodings, lowest_opset=half.min_opset if half else MIN_OPSET)
@@ -379,9 +383,8 @@ def with_provenance(
     Version, recipe, target, type of what is float, calibrators of activations, hashes of the float model
     and of the statistics. No time and no path: equal inputs give equal files.
     """
-    methods = {
-        e.spec.calibrator for e in encodings.encodings if e.tensor in {p.tensor for p in plan.activations}
-    }
+    activations = {placement.tensor for placement in plan.activations}
+    methods = {e.spec.calibrator for e in encodings.encodings if e.tensor in activations}
     given, proto = proto, onnx.ModelProto()
     proto.CopyFrom(given)
     for key, value in (
