@@ -90,7 +90,8 @@ class QuantizeResult:
     qdq, simulation: the model with Q/DQ as its target wants it, and with FakeQuantize nodes. evaluation: both
     against the float model on some feeds of the calibration data, spread over all. floats: what of the Q/DQ
     model stays in float32, None where all that is not quantized does. seconds: by stage. Weights of models of
-    over 512 MB are in a temporary file, which is there as long as this is: `save` writes them.
+    over 512 MB, and of a given model of over 128 MB, are in a temporary file, which is there as long as this is:
+    `save` writes them.
     """
 
     model: Model
@@ -212,7 +213,7 @@ def quantize(
         tried = None if missing or not kept.feeds else kept.feeds[0]
         save(qdq, output, lambda path, weights: _try(path, weights, tried, options.threads))
     if not is_large(loaded.proto):
-        qdq, simulation, scratch = held(qdq), held(simulation), None
+        qdq, simulation = held(qdq), held(simulation)
     return QuantizeResult(
         model=loaded,
         recipe=chosen,
