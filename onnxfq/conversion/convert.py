@@ -21,9 +21,10 @@ from onnxfq.graph.load import load, read_model, standard_form
 from onnxfq.graph.model import Model, all_nodes
 from onnxfq.graph.ops import QUANTIZED_OPS
 from onnxfq.graph.save import save
+from onnxfq.insertion import insert_qdq
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
-from onnxfq.pipeline import RunOptions, evaluate_models, insert_qdq, open_feeds
+from onnxfq.pipeline import RunOptions, evaluate_models, open_feeds
 from onnxfq.plan import Placement, Plan
 from onnxfq.planning import make_plan
 from onnxfq.recipe import Override, Recipe, load_recipe
