@@ -136,14 +136,20 @@ void test_observe_padded(int64_t images, int64_t channels, int64_t plane_size, i
   }
   const Statistics expected =
       cpu::observe({real.data(), static_cast<int64_t>(real.size()), true}, cpu::calling_thread());
-  const cpu::ObserveCall call{x.data(), static_cast<int64_t>(x.size()), true, block, plane_size * block, blocks,
-                              channels - (blocks - 1) * block};
+  cpu::ObserveCall call{x.data(), static_cast<int64_t>(x.size()), true, block, plane_size * block, blocks,
+                        channels - (blocks - 1) * block};
+  if (block <= 16 && 16 % block == 0) call.channels = channels;
   const Statistics found = cpu::observe(call, two_threads());
   require(found.bins == expected.bins && found.bin_counts == expected.bin_counts, "padded: bins");
   require(found.summary.elements == expected.summary.elements && found.summary.zeros == expected.summary.zeros &&
               found.summary.nans == expected.summary.nans && found.summary.min_key == expected.summary.min_key &&
               found.summary.max_key == expected.summary.max_key,
           "padded: summary");
+  Range whole;
+  for (const Range& channel : found.channels) whole.merge(channel);
+  require(static_cast<int64_t>(found.channels.size()) == call.channels, "padded: channels");
+  require(call.channels == 0 || (whole.min_key == found.summary.min_key && whole.max_key == found.summary.max_key),
+          "padded: ranges of channels");
 }
 
 void test_broken_names() {

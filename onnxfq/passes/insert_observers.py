@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import onnx_graphsurgeon as gs
 
@@ -62,8 +63,8 @@ def observed_groups(placement: Placement, tensor: gs.Tensor) -> tuple[int, ...] 
 class InsertObservers(Pass):
     """Observe every activation of `plan`, in bodies too. The model's own outputs go: none is read.
 
-    What the plan quantizes by axis or in blocks is observed so, each group by itself. What it equalizes has a
-    second observer, of the ranges of its channels.
+    What the plan quantizes by axis or in blocks is observed so, each group by itself. Of what it
+    equalizes the ranges of the channels are given too.
     """
 
     plan: Plan
@@ -90,35 +91,25 @@ class InsertObservers(Pass):
                 gs.Variable(observe_output(own, result), dtype, shape or [f"{name}/{result}"])
                 for result, dtype, shape in zip(OBSERVE_OUTPUTS, DTYPES, observed.shapes, strict=True)
             ]
-            attrs = {} if observed.groups is None else block_attributes(placement.spec)
-            node = custom_node("Observe", f"{name}/observe", attrs=attrs, inputs=[tensor], outputs=made)
+            attrs: dict[str, Any] = {} if observed.groups is None else block_attributes(placement.spec)
+            ranges: list[gs.Variable] = []
+            if placement.spec.equalized:
+                attrs = {"channel_ranges": 1}
+                ranges = [gs.Variable(channels_output(name), DTYPES[0], [f"{name}/count", 2])]
+            node = custom_node(
+                "Observe", f"{name}/observe", attrs=attrs, inputs=[tensor], outputs=[*made, *ranges]
+            )
             editor.insert_after(tensor, [node])
             carried = carry_out(editor, around, scope, made, observed)
             for result, variable in zip(OBSERVE_OUTPUTS, carried, strict=True):
                 variable.name = observe_output(name, result)
-            outputs += carried
-            if placement.spec.equalized:
-                outputs.append(_observe_channels(editor, placement, tensor))
+            outputs += [*carried, *ranges]
         if not outputs:
             return False
         import_domain(graph)
         graph.outputs = outputs
         graph.cleanup(remove_unused_graph_inputs=False)
         return True
-
-
-def _observe_channels(editor: Editor, placement: Placement, tensor: gs.Tensor) -> gs.Variable:
-    """Add an observer of the channels of `tensor`, without histograms; return their ranges."""
-    name = f"{placement.tensor}/observe_channels"
-    ranges = gs.Variable(channels_output(placement.tensor), DTYPES[0], [f"{name}/count", 2])
-    unread = [
-        gs.Variable(editor.unused(f"{name}/{result}"), dtype)
-        for result, dtype in zip(RESULTS[1:], DTYPES[1:], strict=True)
-    ]
-    attrs = block_attributes(placement.spec) | {"histogram": 0}
-    node = custom_node("Observe", name, attrs=attrs, inputs=[tensor], outputs=[ranges, *unread])
-    editor.insert_after(tensor, [node])
-    return ranges
 
 
 def clear_names(editor: Editor, observed: str, names: Iterable[str]) -> None:

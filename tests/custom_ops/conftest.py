@@ -182,6 +182,8 @@ def ort_qdq(
 def ort_observe(x: np.ndarray, *, threads: int = 1, **attributes: int) -> list[np.ndarray]:
     """Run operator Observe once in onnxruntime, x of any of its types: range, counts, bins, bin_counts."""
     outputs = {"range": FLOAT, "counts": INT64, "bins": INT32, "bin_counts": INT64}
+    if attributes.get("channel_ranges"):
+        outputs["channel_range"] = FLOAT
     nodes = [helper.make_node("Observe", ["x"], list(outputs), domain="onnxfq", **attributes)]
     if x.dtype != np.float32:
         nodes = between_casts(nodes[0], x.dtype)[:2]

@@ -138,11 +138,38 @@ def test_channels_of_the_blocked_layout(ops, channels: int) -> None:
     padded[:, :channels] = x
     memory = padded.reshape(2, -1, lanes, 5, 3).transpose(0, 1, 3, 4, 2).reshape(padded.shape)
     found = ops.observe(np.ascontiguousarray(memory), axis=1, channels=channels, channel_block=lanes)
-    expected = expected_groups(x, {"axis": 1})
+    assert_same(found, expected_groups(x, {"axis": 1}))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("histogram", [0, 1])
+@pytest.mark.parametrize("lanes", [1, 4, 8, 16])
+@pytest.mark.parametrize(
+    "shape", [(2, 16, 5, 3), (3, 17, 7), (1, 40, 60, 60), (2, 64, 1, 1), (0, 5, 3), (2, 3, 0)]
+)
+def test_ranges_of_channels_beside_the_whole(ops, shape, lanes: int, histogram: int, threads: int) -> None:
+    """In the plain layout and in blocked ones: what each channel alone has, and the whole unchanged."""
+    x = values(shape)
+    given = {"histogram": histogram, "threads": threads}
+    expected = [*ops.observe(x, **given), expected_groups(x, {"axis": 1})[0]]
+    if x.size == 0:
+        expected[4] = np.tile(np.float32([np.inf, -np.inf]), (shape[1], 1))
+    assert_same(ops.observe(x, channel_ranges=1, **given), expected)
+    channels, rest = shape[1], shape[2:]
+    blocks = -(-channels // lanes)
+    padded = np.full((shape[0], blocks * lanes, *rest), np.float32(99))
+    padded[:, :channels] = x
+    memory = padded.reshape(shape[0], blocks, lanes, int(np.prod(rest))).swapaxes(2, 3).reshape(padded.shape)
+    layout = {"channels": channels, "channel_block": lanes}
+    assert_same(ops.observe(np.ascontiguousarray(memory), channel_ranges=1, **layout, **given), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_ranges_of_channels_of_halves(ops, dtype: type) -> None:
+    """They are those of the same numbers in float32."""
+    x = values((2, 5, 40, 70)).astype(dtype)
+    found, expected = (ops.observe(one, channel_ranges=1) for one in (x, x.astype(np.float32)))
     assert_same(found, expected)
-    # Without histograms lanes have a loop of their own.
-    found = ops.observe(memory, axis=1, channels=channels, channel_block=lanes, histogram=0)
-    assert_same(found, [*expected[:2], *(none[:0] for none in expected[2:])])
 
 
 @pytest.mark.parametrize(
@@ -155,6 +182,10 @@ def test_channels_of_the_blocked_layout(ops, channels: int) -> None:
         ((3, 4), {"axis": 1, "block_size": 2, "block_shape": [1, 2]}, "both given"),
         ((70000, 1), {"axis": 0}, "x has 70000 groups, 65536 are the most"),
         ((1, 16, 2), {"axis": 2, "channels": 16, "channel_block": 16}, "give axis 1 alone"),
+        ((3, 4), {"channel_ranges": 2}, "channel_ranges must be 0 or 1, got 2"),
+        ((3, 4), {"channel_ranges": 1, "axis": 1}, "channel_ranges are of x as a whole"),
+        ((3,), {"channel_ranges": 1}, "want an x with channels, axis 1"),
+        ((1, 32, 2), {"channel_ranges": 1, "channels": 32, "channel_block": 32}, "divides 16, got 32"),
     ],
 )
 def test_groups_that_are_not_there_are_refused(ops, shape, attributes, text: str) -> None:

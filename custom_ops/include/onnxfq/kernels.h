@@ -100,6 +100,9 @@ struct ObserveCall {
   int64_t planes_per_image = 1;
   int64_t valid = 1;
   ElementType type = ElementType::kFloat32;  // of x; with block > 1 float32 only
+  // Not 0: the range of each of so many channels is asked for. A plane holds `block` of them, element by element
+  // in turn, the next plane the next ones, and an image all; block is 1 or a power of two up to 16.
+  int64_t channels = 0;
 };
 
 // The same for any number of threads.

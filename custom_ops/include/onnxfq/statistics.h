@@ -28,6 +28,24 @@ constexpr int32_t kNegativeBin = kBinCount / 2;
 FQ_HD FQ_INLINE uint32_t bin_of(uint32_t bits) { return bits >> kDroppedBits; }
 
 // Minimum, maximum and counts. min_key and max_key are order keys of the finite values.
+// The ends of some values as order keys; of no finite value none.
+struct Range {
+  int32_t min_key = std::numeric_limits<int32_t>::max();
+  int32_t max_key = std::numeric_limits<int32_t>::min();
+
+  void merge(const Range& other) {
+    min_key = other.min_key < min_key ? other.min_key : min_key;
+    max_key = other.max_key > max_key ? other.max_key : max_key;
+  }
+
+  // ends[2]: minimum and maximum; +inf, -inf when there is none.
+  void write(float* ends) const {
+    const bool any = min_key <= max_key;
+    ends[0] = any ? float_from_order_key(min_key) : std::numeric_limits<float>::infinity();
+    ends[1] = any ? float_from_order_key(max_key) : -std::numeric_limits<float>::infinity();
+  }
+};
+
 struct Summary {
   int32_t min_key = std::numeric_limits<int32_t>::max();
   int32_t max_key = std::numeric_limits<int32_t>::min();
@@ -94,6 +112,7 @@ struct Statistics {
   Summary summary;
   std::vector<int32_t> bins;
   std::vector<int64_t> bin_counts;
+  std::vector<Range> channels;  // where they are asked for
 };
 
 }  // namespace onnxfq

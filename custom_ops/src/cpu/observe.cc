@@ -110,11 +110,13 @@ void flush(const Summary& summary, Histogram* histogram, int64_t* totals) {
   }
 }
 
-void observe_range(const float* x, int64_t count, Accumulator* accumulator) {
+// lanes: their ranges, when asked for; x begins with the first one.
+void observe_range(const float* x, int64_t count, Accumulator* accumulator, Range* lanes = nullptr) {
   uint16_t bins[kBlock];
   for (int64_t done = 0; done < count; done += kBlock) {
     const int64_t part = std::min(kBlock, count - done);
     summarize_block(x + done, part, &accumulator->summary, bins);
+    if (lanes != nullptr) merge_lanes(x + done, part, lanes);  // from the L1 cache
     if (Histogram* histogram = accumulator->histogram.get()) {
       count_bins(bins, part, x + std::min(done + kBlock, count - part), histogram);
       histogram->pending += part;
@@ -123,13 +125,17 @@ void observe_range(const float* x, int64_t count, Accumulator* accumulator) {
   }
 }
 
-// One plane of a padded tensor: the rows of an image's last plane without their padding, gathered first.
-void observe_plane(const ObserveCall& call, int64_t plane, Accumulator* accumulator) {
-  const float* const x = static_cast<const float*>(call.x) + plane * call.plane;
-  if ((plane + 1) % call.planes_per_image != 0) {
-    observe_range(x, call.plane, accumulator);
+// One plane: the rows of an image's last plane without their padding, gathered first.
+void observe_plane(const ObserveCall& call, int64_t plane, Accumulator* accumulator, Range* lanes) {
+  const int64_t begin = plane * call.plane;
+  if (call.valid == call.block || (plane + 1) % call.planes_per_image != 0) {
+    read_as_floats(call.type, call.x, begin, begin + call.plane, [&](const float* x, int64_t from, int64_t to) {
+      observe_range(x, to - from, accumulator, lanes);
+    });
     return;
   }
+  const float* const x = static_cast<const float*>(call.x) + begin;
+  if (lanes != nullptr) merge_lanes(x, call.plane, lanes);  // those of padding are left out at the end
   float gathered[kBlock];
   int64_t used = 0;
   for (int64_t row = 0; row < call.plane; row += call.block) {
@@ -142,6 +148,35 @@ void observe_plane(const ObserveCall& call, int64_t plane, Accumulator* accumula
   }
   observe_range(gathered, used, accumulator);
 }
+
+// The ranges of a call's channels, plane by plane: each is written by one thread.
+class Channels {
+ public:
+  explicit Channels(const ObserveCall& call) : call_(call) {
+    if (call.channels > 0 && call.count > 0) planes_.resize(static_cast<size_t>(call.count / call.plane * call.block));
+  }
+
+  bool wanted() const { return !planes_.empty(); }
+
+  void set(int64_t plane, const Range* lanes) {
+    Range* const of_plane = planes_.data() + plane * call_.block;
+    for (int64_t k = 0; k < kLanes; ++k) of_plane[k % call_.block].merge(lanes[k]);
+  }
+
+  std::vector<Range> merged() const {
+    std::vector<Range> result(static_cast<size_t>(call_.channels));
+    const size_t image = static_cast<size_t>(call_.planes_per_image * call_.block);
+    for (size_t i = 0; i < planes_.size(); ++i) {
+      const size_t channel = i % image;
+      if (channel < result.size()) result[channel].merge(planes_[i]);
+    }
+    return result;
+  }
+
+ private:
+  const ObserveCall& call_;
+  std::vector<Range> planes_;
+};
 
 // The accumulators of one call: as many as threads worked at the same time.
 class Accumulators {
@@ -179,7 +214,8 @@ class Accumulators {
 
 Statistics observe(const ObserveCall& call, const Threads& threads) {
   Accumulators accumulators(call.histogram);
-  if (call.valid == call.block) {
+  Channels channels(call);
+  if (call.valid == call.block && !channels.wanted()) {
     for_pieces(threads, call.count, kSmallestPiece, kCacheLine, [&](int64_t begin, int64_t end) {
       Accumulator accumulator = accumulators.take();
       read_as_floats(call.type, call.x, begin, end, [&](const float* x, int64_t from, int64_t to) {
@@ -191,12 +227,17 @@ Statistics observe(const ObserveCall& call, const Threads& threads) {
     const int64_t smallest = (kSmallestPiece + call.plane - 1) / call.plane;
     for_pieces(threads, call.count / call.plane, smallest, 1, [&](int64_t begin, int64_t end) {
       Accumulator accumulator = accumulators.take();
-      for (int64_t plane = begin; plane < end; ++plane) observe_plane(call, plane, &accumulator);
+      for (int64_t plane = begin; plane < end; ++plane) {
+        Range lanes[kLanes];
+        observe_plane(call, plane, &accumulator, channels.wanted() ? lanes : nullptr);
+        if (channels.wanted()) channels.set(plane, lanes);
+      }
       accumulators.give_back(std::move(accumulator));
     });
   }
 
   Statistics result;
+  if (call.channels > 0) result.channels = channels.merged();
   for (const Accumulator& accumulator : accumulators.all()) result.summary.merge(accumulator.summary);
   if (!call.histogram || accumulators.all().empty()) return result;
 

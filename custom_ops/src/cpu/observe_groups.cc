@@ -141,23 +141,6 @@ class Tiles {
 
   int64_t block() const { return inner().block; }
 
-  // Tells whether tiles are rows of kLanes groups, an element each, that follow each other in memory: what ONNX
-  // Runtime's blocked layout is when its channels are the groups.
-  bool are_lanes() const {
-    return inner().block == 1 && inner().size == kLanes && inner().params == kLanes && dims_.size() > 1;
-  }
-
-  // Calls visit(begin, count) for the first element and the number of rows of every run of them; of lanes only.
-  template <typename Visit>
-  void for_runs(const Tile& tile, const Visit& visit) const {
-    const LayoutDim& rows = dims_[dims_.size() - 2];
-    const int64_t run = std::min(rows.size - tile.outer.back() * rows.block, rows.block);
-    int64_t row = 0;
-    for_rows(tile, [&](int64_t begin) {
-      if (row++ % run == 0) visit(begin, run);
-    });
-  }
-
  private:
   const LayoutDim& inner() const { return dims_.back(); }
 
@@ -187,13 +170,6 @@ class TileObserver {
       x += part;
       count -= part;
       done += part;
-    }
-  }
-
-  // x[rows][kLanes], a lane for each of the tile's groups; without histograms.
-  void add_lanes(const float* x, int64_t rows) {
-    for (int64_t row = 0; row < rows; row += kMostRows) {
-      summarize_lanes(x + row * kLanes, std::min(kMostRows, rows - row), work_.summaries);
     }
   }
 
@@ -268,12 +244,6 @@ GroupStatistics observe_groups(const ObserveGroupsCall& call, const Threads& thr
     for (int64_t number = begin; number < end; ++number) {
       const Tile tile = tiles[number];
       if (tile.count <= 0) continue;
-      if (tiles.are_lanes() && tile.count == kLanes && !call.histogram && call.type == ElementType::kFloat32) {
-        const float* floats = static_cast<const float*>(call.x);
-        tiles.for_runs(tile, [&](int64_t first, int64_t rows) { observer.add_lanes(floats + first, rows); });
-        observer.finish(tile, &found);
-        continue;
-      }
       const int64_t size = tiles.row_size(tile);
       tiles.for_rows(tile, [&](int64_t row) {
         read_as_floats(call.type, call.x, row, row + size, [&](const float* x, int64_t from, int64_t to) {

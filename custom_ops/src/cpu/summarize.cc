@@ -61,42 +61,28 @@ FQ_CLONES void summarize_block(const float* x, int64_t count, Summary* summary, 
   summary->merge(block);
 }
 
-FQ_CLONES void summarize_lanes(const float* x, int64_t rows, Summary* summaries) {
+FQ_CLONES void merge_lanes(const float* x, int64_t count, Range* lanes) {
   int32_t min_key[kLanes];
   int32_t max_key[kLanes];
-  uint32_t min_magnitude_less_one[kLanes];
-  int32_t finites[kLanes] = {};
-  int32_t nans[kLanes] = {};
-  int32_t zeros[kLanes] = {};
   for (int64_t k = 0; k < kLanes; ++k) {
-    min_key[k] = std::numeric_limits<int32_t>::max();
-    max_key[k] = std::numeric_limits<int32_t>::min();
-    min_magnitude_less_one[k] = std::numeric_limits<uint32_t>::max();
+    min_key[k] = lanes[k].min_key;
+    max_key[k] = lanes[k].max_key;
   }
-  for (int64_t row = 0; row < rows; ++row, x += kLanes) {
+  int64_t done = 0;
+  for (; done + kLanes <= count; done += kLanes) {
     FQ_GROUP
     for (int64_t k = 0; k < kLanes; ++k) {
-      const Look look(x[k]);
+      const Look look(x[done + k]);
       min_key[k] = look.low < min_key[k] ? look.low : min_key[k];
       max_key[k] = look.high > max_key[k] ? look.high : max_key[k];
-      min_magnitude_less_one[k] =
-          look.less_one < min_magnitude_less_one[k] ? look.less_one : min_magnitude_less_one[k];
-      finites[k] -= look.finite;
-      nans[k] -= look.nan;
-      zeros[k] -= look.zero;
     }
   }
-  for (int64_t k = 0; k < kLanes; ++k) {
-    Summary lane;
-    lane.min_key = min_key[k];
-    lane.max_key = max_key[k];
-    lane.min_magnitude_less_one = min_magnitude_less_one[k];
-    lane.elements = rows;
-    lane.nans = nans[k];
-    lane.infinities = rows - finites[k] - nans[k];
-    lane.zeros = zeros[k];
-    summaries[k].merge(lane);
+  for (int64_t k = 0; done + k < count; ++k) {
+    const Look look(x[done + k]);
+    min_key[k] = look.low < min_key[k] ? look.low : min_key[k];
+    max_key[k] = look.high > max_key[k] ? look.high : max_key[k];
   }
+  for (int64_t k = 0; k < kLanes; ++k) lanes[k] = {min_key[k], max_key[k]};
 }
 
 }  // namespace cpu

@@ -17,13 +17,11 @@ constexpr uint32_t kZeroSlots = 16;
 // Merges x[0, count), count <= kBlock, into summary and writes every element's bin or zero slot.
 void summarize_block(const float* x, int64_t count, Summary* summary, uint16_t* bins);
 
-// Channels that ONNX Runtime keeps together on AVX-512; where it keeps fewer, lanes are taken one by one.
+// Lanes of a vector: element i of a row of channels belongs to lane i % kLanes.
 constexpr int64_t kLanes = 16;
-// Rows at a time: a lane's counts of them fit into 32 bits.
-constexpr int64_t kMostRows = int64_t{1} << 24;
 
-// Merges lane k of x[rows][kLanes], rows <= kMostRows, into summaries[k]; no bins.
-void summarize_lanes(const float* x, int64_t rows, Summary* summaries);
+// Merges the finite values of x[0, count) into the ranges of their lanes.
+void merge_lanes(const float* x, int64_t count, Range* lanes);
 
 }  // namespace cpu
 }  // namespace onnxfq

@@ -1,13 +1,14 @@
 // Operator Observe: the statistics of a float tensor, as small tensors.
 //
 // Input: x float, float16 or bfloat16, whose values count as the float32 numbers that they are. Attributes:
-// histogram, 0 or 1; channels and channel_block, both or none: x is float, [N, C', ...] in ONNX Runtime's blocked
+// histogram, 0 or 1; channel_ranges, 0 or 1; channels and channel_block, both or none: x is float, [N, C', ...] in ONNX Runtime's blocked
 // layout, memory [N][C' / channel_block][...][channel_block], of which the first `channels` are no padding; axis,
 // block_size and block_shape as FakeQuantize takes them: statistics of each group that would share a scale. In the
 // blocked layout the groups are the channels, axis 1.
 // Outputs: range float [2], minimum and maximum of the finite values; counts int64
 // [4], elements, NaN, infinities, zeros; bins int32 [K], ascending; bin_counts int64 [K]. Of G groups: range [G, 2],
-// counts [G, 4], bins g * 32768 + bin.
+// counts [G, 4], bins g * 32768 + bin. With channel_ranges, of x as a whole, a fifth one: the range of each channel,
+// axis 1, float [C, 2].
 #include <algorithm>
 
 #include "inputs.h"
@@ -23,7 +24,7 @@ class Observe {
  public:
   static constexpr const char* kName = "Observe";
   static constexpr int kInputTypes[] = {X};
-  static constexpr int kOutputTypes[] = {ort::kFloat, ort::kInt64, ort::kInt32, ort::kInt64};
+  static constexpr int kOutputTypes[] = {ort::kFloat, ort::kInt64, ort::kInt32, ort::kInt64, ort::kFloat};
   static constexpr size_t kRequiredInputs = 1;
   static constexpr size_t kRequiredOutputs = 4;
   static constexpr const char* kProvider = ort::kOnCpu;
@@ -31,11 +32,8 @@ class Observe {
   static constexpr int kInPlaceInput = ort::kNoInput;
 
   explicit Observe(const ort::Attributes& attributes) {
-    const int64_t histogram = attributes.integer("histogram", 1);
-    if (histogram != 0 && histogram != 1) {
-      throw ort::UserError("histogram must be 0 or 1, got " + std::to_string(histogram));
-    }
-    histogram_ = histogram == 1;
+    histogram_ = flag(attributes, "histogram", 1);
+    channel_ranges_ = flag(attributes, "channel_ranges", 0);
     channels_ = attributes.integer("channels", 0);
     channel_block_ = attributes.integer("channel_block", 0);
     const bool blocked = channels_ > 0 && channel_block_ > 0 && channel_block_ <= kMostLanes;
@@ -53,6 +51,13 @@ class Observe {
     if (blocked && by_groups_ && (blocks_.axis != 1 || blocks_.size != 0 || !blocks_.shape.empty())) {
       throw ort::UserError("groups of x in blocks of channels are its channels; give axis 1 alone");
     }
+    if (channel_ranges_ && by_groups_) {
+      throw ort::UserError("channel_ranges are of x as a whole; leave axis, block_size and block_shape out");
+    }
+    if (channel_ranges_ && blocked && kMostRangedLanes % channel_block_ != 0) {
+      throw ort::UserError("channel_ranges want a channel_block that divides " + std::to_string(kMostRangedLanes) +
+                           ", got " + std::to_string(channel_block_));
+    }
   }
 
   void run(ort::Context& context) const {
@@ -63,11 +68,21 @@ class Observe {
  private:
   static constexpr ElementType kElement = element_type(X);
   static constexpr int64_t kMostLanes = 64;
+  static constexpr int64_t kMostRangedLanes = 16;
+
+  static bool flag(const ort::Attributes& attributes, const char* name, int64_t otherwise) {
+    const int64_t value = attributes.integer(name, otherwise);
+    if (value != 0 && value != 1) {
+      throw ort::UserError(std::string(name) + " must be 0 or 1, got " + std::to_string(value));
+    }
+    return value == 1;
+  }
 
   void run_as_one(ort::Context& context, const ort::Tensor<void>& x) const {
     cpu::ObserveCall call{x.data, x.element_count(), histogram_};
     call.type = kElement;
     if (channel_block_ > 0) set_layout(x.shape, call);
+    if (channel_ranges_) set_channels(x.shape, call);
     const Statistics statistics = cpu::observe(call, context.threads());
     float* range = context.output<float>(0, {2});
     int64_t* counts = context.output<int64_t>(1, {4});
@@ -77,6 +92,12 @@ class Observe {
     statistics.summary.write(range, counts);
     std::copy(statistics.bins.begin(), statistics.bins.end(), bins);
     std::copy(statistics.bin_counts.begin(), statistics.bin_counts.end(), bin_counts);
+    if (!channel_ranges_) return;
+    float* ranges = context.output<float>(4, {call.channels, 2});
+    for (const Range& one : statistics.channels) {
+      one.write(ranges);
+      ranges += 2;
+    }
   }
 
   void run_by_groups(ort::Context& context, const ort::Tensor<void>& x) const {
@@ -135,7 +156,18 @@ class Observe {
     call.valid = channels_ - (blocks - 1) * channel_block_;
   }
 
+  void set_channels(const std::vector<int64_t>& shape, cpu::ObserveCall& call) const {
+    if (channel_block_ > 0) {
+      call.channels = channels_;
+      return;
+    }
+    if (shape.size() < 2) throw ort::UserError("channel_ranges want an x with channels, axis 1");
+    call.channels = call.planes_per_image = shape[1];
+    for (size_t d = 2; d < shape.size(); ++d) call.plane *= shape[d];
+  }
+
   bool histogram_ = true;
+  bool channel_ranges_ = false;
   int64_t channels_ = 0;
   int64_t channel_block_ = 0;
   Blocks blocks_;
