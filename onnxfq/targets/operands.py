@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.policies.fused_projection import FOLDED, SIZES
 from onnxfq.targets.quantizers import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
 from onnxfq.targets.scopes import Scope, Site
 
@@ -160,35 +159,17 @@ def _passes(site: Site, constant: bool, path: list[Site]) -> bool:
         other = site.input(1 - _data_slot(site))
         factor = site.scope.value(other)
         if factor is None:
-            return _folded(site.scope, other)
+            return site.scope.is_number(other)
         # One factor joins the scale; one for each channel joins that of a weight alone.
         return factor.size == 1 or (constant and site.op == "Mul")
     return site.op in COMMUTING
 
 
-def _folded(scope: Scope, tensor: str) -> bool:
-    """Tell whether `tensor` is one number that TensorRT folds from shapes."""
-    shape = scope.shape(tensor)
-    if shape is None or any(size != 1 for size in shape):
-        return False
-    level, seen = [tensor], set()
-    while level:
-        name = level.pop()
-        if name in seen or scope.value(name) is not None:
-            continue
-        seen.add(name)
-        maker = scope.maker(name)
-        if maker is None or maker.op not in SIZES | FOLDED:
-            return False
-        level += [] if maker.op in SIZES else [name for name in maker.node.input if name]
-    return True
-
-
 def _data_slot(site: Site) -> int:
     """Return the input that carries the data: 0, but for a product with a number before it."""
     first = site.input(0)
-    number = site.scope.value(first) is not None or _folded(site.scope, first)
-    return int(site.op == "Mul" and number)
+    plain = site.scope.value(first) is not None or site.scope.is_number(first)
+    return int(site.op == "Mul" and plain)
 
 
 def _lost(site: Site) -> Quantizer | None:
