@@ -37,7 +37,7 @@ SCALED = {
     "both": "qs = Mul (q3, root) ks = Mul (kt, root) [scores] s = MatMul (qs, ks) ",
     "divided": "qs = Div (q3, whole) [scores] s = MatMul (qs, kt) ",
     "scores": "[scores] s0 = MatMul (q3, kt) s = Mul (s0, factor) ",
-    "Shape": "sh = Shape (q3) sz = Slice (sh, i3, i4) sf = Cast <to = 1> (sz) sr = Sqrt (sf) "
+    "Shape": "sh = Shape (q3) sz = Slice (sh, d3, d4) sf = Cast <to = 1> (sz) sr = Sqrt (sf) "
     "si = Div (unit, sr) qs = Mul (q3, si) [scores] s = MatMul (qs, kt) ",
 }
 _LINEAR = {
@@ -77,6 +77,7 @@ def attend(
         "axis": np.asarray([2], np.int64),
         **{f"n{i}": np.asarray(i, np.int64) for i in range(3)},
         **{f"i{i}": np.asarray([i if split != "Slice" else i * width], np.int64) for i in range(4)},
+        **{f"d{i}": np.asarray([i], np.int64) for i in (3, 4)},
         "factor": np.float32(size**-0.5),
         "root": np.float32(size**-0.25),
         "whole": np.float32(size**0.5),
@@ -84,8 +85,6 @@ def attend(
         "by_channel": weights(1, 1, 1, size),
         "half": np.float32(-0.5),
     }
-    if scaled == "Shape":
-        constants |= {"i3": np.asarray([3], np.int64), "i4": np.asarray([4], np.int64)}
     read = set(text.replace("(", " ").replace(")", " ").replace(",", " ").split())
     kind = f"float[{batch},{tokens},{width}]"
     return build(
