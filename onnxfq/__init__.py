@@ -28,16 +28,10 @@ from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
 from onnxfq.graph.save import save
 from onnxfq.handoff.handoff import Handoff, handoff
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
-from onnxfq.pipeline import (
-    QuantizeResult,
-    RunOptions,
-    insert_fake_quantize,
-    insert_qdq,
-    open_feeds,
-    quantize,
-)
+from onnxfq.pipeline import QuantizeResult, RunOptions, open_feeds, quantize
 from onnxfq.pipeline import evaluate_models as evaluate
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan

@@ -90,8 +90,9 @@ class ChannelRanges:
         self._ranges: NDArray[np.float32] | None = None
 
     def add(self, limits: NDArray[np.float32]) -> None:
-        """Add what an observer of channels found in one feed."""
-        self._ranges = limits.copy() if self._ranges is None else wider(self._ranges, limits)
+        """Add what was found of the channels, in one feed or several."""
+        limits = limits + np.float32(0)  # a zero has no sign, whichever came first
+        self._ranges = limits if self._ranges is None else wider(self._ranges, limits)
 
     def result(self) -> NDArray[np.float32]:
         """Return what was added; no channel where nothing was."""

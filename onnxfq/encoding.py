@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -218,11 +219,21 @@ class Encodings(Record):
 
     def __getitem__(self, tensor: str) -> Encoding:
         """Return the encoding of `tensor`. Raises PlanError with the nearest names when it has none."""
-        for encoding in self.encodings:
-            if encoding.tensor == tensor:
-                return encoding
-        hint = nearest(tensor, (encoding.tensor for encoding in self.encodings))
+        encoding = self._by_tensor.get(tensor)
+        if encoding is not None:
+            return encoding
+        hint = nearest(tensor, self._by_tensor)
         raise PlanError(f"no encoding for tensor {tensor!r}: calibrate with this plan first{hint}")
+
+    @cached_property
+    def _by_tensor(self) -> dict[str, Encoding]:
+        return {encoding.tensor: encoding for encoding in self.encodings}
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Encodings:
+        """Return a copy with other values for the fields of `update`."""
+        made = super().model_copy(update=update, deep=deep)
+        made.__dict__.pop("_by_tensor", None)  # pydantic copies what is cached too
+        return made
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, whole or not at all."""

@@ -5,7 +5,6 @@ On a CPU they come with every feed and are added up here; on a GPU the model its
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from onnxfq.passes.insert_observers import (
     observe_output,
     observed_groups,
 )
+from onnxfq.passes.merge_channels import ChannelNames
 from onnxfq.passes.pass_base import Pass
 from onnxfq.plan import Placement, Plan
 from onnxfq.runtime.choice import DeviceChoice
@@ -45,8 +45,6 @@ from onnxfq.runtime.widened import widened
 from onnxfq.statistics import DATA_MODULUS, GroupStatistics, Statistics, TensorStatistics
 from onnxfq.statistics.tensor import STATE_INFINITIES, STATE_NANS
 from onnxfq.temporary import scratch_folder
-
-log = logging.getLogger(__name__)
 
 DEFAULT_MEMORY = 256 << 20
 
@@ -89,19 +87,17 @@ def _equalized(plan: Plan) -> list[str]:
     return [p.tensor for p in plan.activations if p.spec.equalized]
 
 
-def observer_on(device: Device, model: Model, plan: Plan, options: ObserveOptions) -> Observer:
-    """Return an observer that runs on `device`, which `choose_device` has found to work.
+def channels_of(model: Model, plan: Plan) -> dict[str, int]:
+    """Return how many channels each tensor has whose channels have their ranges kept."""
+    equalized = [p for p in plan.activations if p.spec.equalized]
+    if not equalized:
+        return {}
+    editor = Editor(model.graph())
+    return {p.tensor: int(editor.tensor(p).shape[p.spec.axis]) for p in equalized}
 
-    On the CPU, with a note, where channels are equalized: a recipe does so without being asked, and the
-    observer of channels has no kernel for GPUs.
-    """
-    if device != "cpu" and _equalized(plan):
-        log.warning(
-            "observing on the CPU, not on %s: the recipe equalizes channels, which are observed there; use "
-            "equalize none to observe on the GPU",
-            device,
-        )
-        device = "cpu"
+
+def observer_on(device: Device, model: Model, plan: Plan, options: ObserveOptions) -> Observer:
+    """Return an observer that runs on `device`, which `choose_device` has found to work."""
     return (
         Observer(model, plan, options) if device == "cpu" else MergingObserver(model, plan, options, device)
     )
@@ -216,6 +212,7 @@ class MergingObserver(Observer):
         super().__init__(model, plan, options)
         self._device = device
         self._names = [StateNames.of(tensor) for tensor in self._tensors]
+        self._channels = channels_of(model, plan)
         self._merging: Session | None = None
 
     def __exit__(self, *exception: object) -> None:
@@ -224,7 +221,7 @@ class MergingObserver(Observer):
         self._merging = None
 
     def _inserting(self, plan: Plan) -> Pass:
-        return InsertMerging(plan, self._options.feed_ranges)
+        return InsertMerging(plan, self._options.feed_ranges, self._options.nonfinite == "stop")
 
     def run(
         self, feeds: Iterable[Feed], first: int = 0, stopped: Callable[[], bool] = lambda: False
@@ -244,7 +241,11 @@ class MergingObserver(Observer):
         if ranges and self._options.feed_ranges:
             kept = np.stack(ranges, axis=1)  # [tensors, feeds, 2]
             found = [replace(one, feed_ranges=rows) for one, rows in zip(found, kept, strict=True)]
-        return tally.statistics(self._model.sha256, dict(zip(self._tensors, found, strict=True)))
+        gathered = tally.statistics(self._model.sha256, dict(zip(self._tensors, found, strict=True)))
+        channels = {name: ChannelRanges() for name in self._channels}
+        for name, limits in gathering.channels().items() if gathered.feeds else ():
+            channels[name].add(limits)
+        return replace(gathered, channels={name: one.result() for name, one in channels.items()})
 
     def fault_of(self, feeds: Sequence[Feed]) -> OnnxfqError | None:
         """Run `feeds` and forget them; return what keeps one from running on the device, if anything."""
@@ -263,7 +264,8 @@ class MergingObserver(Observer):
         if self._merging is None:
             self._merging = self._session(self._options.threads)
         with placed(self._device) as place:
-            yield Gathering(self._merging, self._names, self._options.feed_ranges, place)
+            channels = {name: (ChannelNames.of(name), count) for name, count in self._channels.items()}
+            yield Gathering(self._merging, self._names, channels, self._options.feed_ranges, place)
 
     def _check(self, heads: NDArray[np.int64], feed: int) -> None:
         """Stop at the first NaN or infinity, when it shall: all earlier feeds had none."""

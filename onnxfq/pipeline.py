@@ -14,15 +14,14 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.calibration import calibrate, calibrated_part
-from onnxfq.deployed import deployed_qtype
 from onnxfq.encoding import Encodings
 from onnxfq.errors import DataError, ModelError, RecipeError
 from onnxfq.evaluation import evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
+from onnxfq.feeds.kept import FirstSeen, KeptFeeds
 from onnxfq.files import check_output
-from onnxfq.float_plan import ALL_FLOAT32, HALF_TYPES, FloatName, FloatOptions, FloatPlan
+from onnxfq.float_plan import ALL_FLOAT32, HALF_TYPES, FloatOptions, FloatPlan
 from onnxfq.float_remainder import decide_floats
-from onnxfq.graph.inspection import FORMAT_KEY
 from onnxfq.graph.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
@@ -32,12 +31,11 @@ from onnxfq.graph.scratch import Scratch, weights_in
 from onnxfq.graph.signature import input_specs, output_names
 from onnxfq.graph.stored import held, is_large, scratch_for
 from onnxfq.half_scales import with_half_scales
+from onnxfq.insertion import insert_fake_quantize, insert_qdq, with_provenance
 from onnxfq.labels import read_labels
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
 from onnxfq.passes.cast_floats import cast_floats
-from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
-from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.passes.integer_products import integer_products
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
@@ -48,13 +46,8 @@ from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.session import Session
 from onnxfq.scores import Evaluation
 from onnxfq.statistics import DATA_MODULUS, Statistics
-from onnxfq.version import VERSION
 
 log = logging.getLogger(__name__)
-
-CHECK_BYTES = 64 << 20
-"""Feeds kept from the pass over the data for the comparison at the end, in bytes at most."""
-CHECK_FEEDS = 128
 
 Kernels = Literal["float", "integer"]
 
@@ -90,7 +83,8 @@ class QuantizeResult:
     qdq, simulation: the model with Q/DQ as its target wants it, and with FakeQuantize nodes. evaluation: both
     against the float model on some feeds of the calibration data, spread over all. floats: what of the Q/DQ
     model stays in float32, None where all that is not quantized does. seconds: by stage. Weights of models of
-    over 512 MB are in a temporary file, which is there as long as this is: `save` writes them.
+    over 512 MB, and of a given proto of over 128 MB, are in a temporary file, which is there as long as this
+    is: `save` writes them.
     """
 
     model: Model
@@ -152,7 +146,11 @@ def quantize(
         )
     release = None if runtime is None else release_of(runtime)
     clock = _Clock()
-    proto, sha256, source = read_model(model)
+    # A given model is held once by its owner, and not a second time.
+    folder = None if output is None else Path(output).parent
+    scratch = scratch_for(model, folder) if isinstance(model, onnx.ModelProto) else None
+    with weights_in(scratch):
+        proto, sha256, source = read_model(model)
     reference = _runnable(proto)
     loaded = normalised(proto, sha256, source, chosen.existing)
     if release is not None:
@@ -161,11 +159,11 @@ def quantize(
     source_feeds: Iterable[Feed] = feeds or ()
     planned = loaded
     if feeds is not None and statistics is None and lacks_ranks(loaded):
-        source_feeds = first_seen = _FirstSeen(feeds)
+        source_feeds = first_seen = FirstSeen(feeds)
         planned = with_run_ranks(loaded, first_seen.first)
     plan = make_plan(planned, chosen)
     clock.lap("plan")
-    kept = _Kept(source_feeds)
+    kept = KeptFeeds(source_feeds)
     found = _statistics(loaded, plan, feeds, kept, statistics, options)
     clock.lap("observe")
     encodings = calibrate(loaded, plan, found)
@@ -174,7 +172,7 @@ def quantize(
     if half is not None:
         encodings = with_half_scales(encodings, floats.name)
     clock.lap("calibrate")
-    scratch = scratch_for(loaded.proto, None if output is None else Path(output).parent)
+    scratch = scratch or scratch_for(loaded.proto, folder)
     with weights_in(scratch):
         simulation = insert_fake_quantize(loaded, plan, encodings)
         qdq = insert_qdq(loaded, plan, encodings, lowest_opset=half.min_opset if half else MIN_OPSET)
@@ -208,7 +206,7 @@ def quantize(
         tried = None if missing or not kept.feeds else kept.feeds[0]
         save(qdq, output, lambda path, weights: _try(path, weights, tried, options.threads))
     if not is_large(loaded.proto):
-        qdq, simulation, scratch = held(qdq), held(simulation), None
+        qdq, simulation = held(qdq), held(simulation)
     return QuantizeResult(
         model=loaded,
         recipe=chosen,
@@ -228,7 +226,7 @@ def _statistics(
     model: Model,
     plan: Plan,
     feeds: Feeds | None,
-    kept: _Kept,
+    kept: KeptFeeds,
     given: str | Path | Statistics | None,
     options: RunOptions,
 ) -> Statistics:
@@ -254,35 +252,6 @@ def _statistics(
         device=options.device,
     )
     return collect_statistics(model, plan, kept, observing)
-
-
-def insert_qdq(
-    model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: int = MIN_OPSET
-) -> onnx.ModelProto:
-    """Return `model` with Q/DQ on every placed tensor, ready to hand over, at `lowest_opset` or above.
-
-    Standard operators; for target tensorrt MXFP8 and NVFP4 are written with those of its parser.
-    """
-    plan = calibrated_part(plan, encodings.without_values)
-    proto = with_provenance(InsertQdq(plan, encodings, lowest_opset).run(model).model.proto, plan, encodings)
-    for placement in plan.placements:
-        qtype = placement.spec.qtype
-        if deployed_qtype(qtype) is not qtype:
-            proto.metadata_props.add(key=FORMAT_KEY + placement.tensor, value=qtype.name)
-    return proto
-
-
-def insert_fake_quantize(
-    model: Model, plan: Plan, encodings: Encodings, *, switchable: bool = False
-) -> onnx.ModelProto:
-    """Return `model` with FakeQuantize nodes, to evaluate in ONNX Runtime with the custom-op library.
-
-    switchable: all nodes read the optional input `onnxfq/enabled`; fed with false the model is float.
-    """
-    plan = calibrated_part(plan, encodings.without_values)
-    return with_provenance(
-        InsertFakeQuantize(plan, encodings, switchable).run(model).model.proto, plan, encodings
-    )
 
 
 def evaluate_models(
@@ -369,80 +338,6 @@ def _quantized_tensors(candidate: onnx.ModelProto, reference: onnx.ModelProto) -
             tensor, _, kind = name.rpartition("/")
             if kind in ("dq", "fq") and tensor in computed:
                 yield tensor
-
-
-def with_provenance(
-    proto: onnx.ModelProto, plan: Plan, encodings: Encodings, floats: FloatName = "fp32"
-) -> onnx.ModelProto:
-    """Return `proto` with what it was made with and from in its metadata.
-
-    Version, recipe, target, type of what is float, calibrators of activations, hashes of the float model
-    and of the statistics. No time and no path: equal inputs give equal files.
-    """
-    methods = {
-        e.spec.calibrator for e in encodings.encodings if e.tensor in {p.tensor for p in plan.activations}
-    }
-    given, proto = proto, onnx.ModelProto()
-    proto.CopyFrom(given)
-    for key, value in (
-        ("version", VERSION),
-        ("recipe", plan.recipe),
-        ("calibrator", ", ".join(sorted(methods))),
-        ("statistics_sha256", encodings.statistics_sha256),
-        ("target", plan.target),
-        ("source_sha256", plan.model_sha256),
-        *([("float", floats)] if floats != "fp32" else []),
-    ):
-        name = f"onnxfq.{key}"
-        for entry in [p for p in proto.metadata_props if p.key == name]:
-            proto.metadata_props.remove(entry)
-        if value:
-            proto.metadata_props.add(key=name, value=value)
-    return proto
-
-
-class _FirstSeen:
-    """Feeds of which the first one is looked at beforehand; a one-shot iterator loses none."""
-
-    def __init__(self, feeds: Feeds) -> None:
-        self._feeds = feeds
-        self._begun: Iterator[Feed] | None = iter(feeds)
-        self.first = next(self._begun)
-
-    def __iter__(self) -> Iterator[Feed]:
-        begun, self._begun = self._begun, None
-        if begun is None:
-            yield from self._feeds
-            return
-        yield self.first
-        yield from begun
-
-
-class _Kept:
-    """Passes feeds on and keeps some, spread evenly: a one-shot iterator serves the comparison as well.
-
-    Every `_stride`-th feed is kept; when there are too many, every other one goes and the stride doubles.
-    """
-
-    lasting = True  # its sources are: Feeds, or nothing
-
-    def __init__(self, source: Iterable[Feed]) -> None:
-        self._source = source
-        self._stride = 1
-        self.feeds: list[Feed] = []
-
-    def __iter__(self) -> Iterator[Feed]:
-        self._stride, self.feeds = 1, []
-        for number, feed in enumerate(self._source):
-            if number % self._stride == 0:
-                self.feeds.append({name: array.copy() for name, array in feed.items()})
-                while len(self.feeds) > 1 and (len(self.feeds) > CHECK_FEEDS or self._bytes() > CHECK_BYTES):
-                    self.feeds = self.feeds[::2]
-                    self._stride *= 2
-            yield feed
-
-    def _bytes(self) -> int:
-        return sum(array.nbytes for feed in self.feeds for array in feed.values())
 
 
 class _Clock:

@@ -28,6 +28,7 @@ OPEN_FILES = "/proc/self/fd"
 _TEMPORARY = ".part"
 _SCRATCH = "onnxfq-"
 _LOCK = "lock"
+_FILES = "files"
 
 
 def unnamed(folder: Path) -> int | None:
@@ -78,9 +79,15 @@ def beside(path: Path) -> tuple[int | None, Path]:
 
 def _lock(handle: int) -> bool:
     """Hold the open file as long as it is open; tell whether the system has such locks."""
-    if fcntl is not None:
+    if fcntl is None:
+        return False
+    try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-    return fcntl is not None
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            return False  # a file system without them: what a killed process leaves there stays
+        raise
+    return True
 
 
 def remove_stale(path: Path) -> None:
@@ -95,7 +102,7 @@ def _is_abandoned(path: Path) -> bool:
     if fcntl is None:
         return False
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe of that name would wait for a writer
     except OSError:
         return False
     try:
@@ -113,16 +120,27 @@ def scratch_folder() -> Iterator[Path]:
 
     Those of processes that were killed are removed by the next that makes one.
     """
-    place = Path(tempfile.gettempdir())
-    for lock in place.glob(f"{_SCRATCH}*/{_LOCK}"):
-        if _is_abandoned(lock) and lock.parent.stat().st_uid == os.getuid():
-            shutil.rmtree(lock.parent, ignore_errors=True)
+    for other in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        if _is_own_scratch(other) and _is_abandoned(other / _LOCK):
+            shutil.rmtree(other / _FILES, ignore_errors=True)  # the lock last: it tells whose the rest is
+            shutil.rmtree(other, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder:
         # Locked before it has its name: an unlocked one is a dead one.
         making, lock = Path(folder) / f"{_LOCK}.new", Path(folder) / _LOCK
         with making.open("wb") as stream:
             if _lock(stream.fileno()):
                 making.rename(lock)
-            inside = Path(folder) / "files"
+            inside = Path(folder) / _FILES
             inside.mkdir()
             yield inside
+
+
+def _is_own_scratch(folder: Path) -> bool:
+    """Tell whether `scratch_folder` made `folder`, for this user, and nobody put anything else there."""
+    if fcntl is None:
+        return False
+    try:
+        status = folder.lstat()
+        return status.st_uid == os.getuid() and {_LOCK} <= set(os.listdir(folder)) <= {_LOCK, _FILES}
+    except OSError:  # no folder, or another process took it away meanwhile
+        return False

@@ -30,10 +30,11 @@ from onnxfq.errors import PlanError, RecipeError, StatisticsError
 from onnxfq.granularity import BlockShape, Granularity, PerAxis
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.metrics import ErrorSums
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
-from onnxfq.pipeline import insert_fake_quantize, insert_qdq, open_feeds, quantize
+from onnxfq.pipeline import open_feeds, quantize
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.qparams import choose_qparams

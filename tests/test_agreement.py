@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, Staged, feed_for, inner_output, planned, stage
+from builders import BUILDERS, Staged, constants, feed_for, inner_output, planned, stage
 from numpy.typing import NDArray
 
 from onnxfq.calibration import calibrate
 from onnxfq.graph.load import load
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
+from onnxfq.passes.equalized_channels import factors_of_weights
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.planning import make_plan
@@ -43,12 +44,24 @@ def twins(
     outside = {node.name for node in staged.model.proto.graph.node}
     names = [p.tensor for p in staged.plan.placements if any(use.node in outside for use in p.uses)]
     outputs = [value.name for value in simulation.graph.output]
-    values = []
-    for proto, suffix in ((simulation, "/fq"), (qdq, "/dq")):
-        wanted = [name + suffix for name in names]
-        values.append(
-            Session(with_outputs(proto, wanted), 1, exact=True).run(staged.feed, [*wanted, *outputs])
-        )
+    simulated, deployed = [f"{name}/fq" for name in names], [f"{name}/dq" for name in names]
+    given = {name for node in qdq.graph.node for name in node.output}
+    # Where channels are equalized, a Mul by powers of two has gone before, and the weight takes them back.
+    equalized = {name: f"{name}/equalized/dq" for name in names if f"{name}/equalized" in given}
+    deployed = [equalized.get(name, dq) for name, dq in zip(names, deployed, strict=True)]
+    values = [
+        Session(with_outputs(proto, wanted), 1, exact=True).run(staged.feed, [*wanted, *outputs])
+        for proto, wanted in ((simulation, simulated), (qdq, deployed))
+    ]
+    factors = {
+        name: array.reshape(-1, 1, 1, 1)
+        for name, array in factors_of_weights(staged.plan, staged.encodings).items()
+    }
+    factors |= {name: constants(qdq)[f"{name}/channel_factors"] for name in equalized}
+    for at, name in enumerate(names):
+        if name in factors:
+            assert (np.frexp(factors[name])[0] == 0.5).all()
+            values[1][at] = values[1][at] / factors[name]
     return [*names, *outputs], values[0], values[1]
 
 
@@ -86,10 +99,13 @@ def test_values_lie_on_the_grid(digits: Staged) -> None:
     values = dict(zip(names, simulated, strict=True))
     for placement in digits.plan.activations:
         encoding = digits.encodings[placement.tensor]
-        integers = np.rint(values[placement.tensor] / encoding.scale_array) + encoding.zero_point_array
+        scale, zero_point = encoding.scale_array, encoding.zero_point_array
+        if encoding.spec.axis is not None:
+            scale, zero_point = (array.reshape(-1, 1, 1) for array in (scale, zero_point))
+        integers = np.rint(values[placement.tensor] / scale) + zero_point
         qtype = encoding.spec.qtype
         assert qtype.qmin <= integers.min() and integers.max() <= qtype.qmax
-        grid = (integers - encoding.zero_point_array).astype(np.float32) * encoding.scale_array
+        grid = (integers - zero_point).astype(np.float32) * scale
         np.testing.assert_array_equal(values[placement.tensor], grid)
 
 

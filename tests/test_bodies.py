@@ -15,8 +15,9 @@ from onnxfq.calibration import calibrate, calibrated_part
 from onnxfq.graph.inspection import inspect_model
 from onnxfq.graph.load import load
 from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.observation import collect_statistics
-from onnxfq.pipeline import insert_fake_quantize, insert_qdq, quantize
+from onnxfq.pipeline import quantize
 from onnxfq.recipe import Recipe
 from onnxfq.runtime.session import Session
 from onnxfq.statistics import TensorStatistics

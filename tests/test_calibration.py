@@ -13,9 +13,9 @@ from onnxfq.calibration import calibrate, calibrated_part
 from onnxfq.calibrators import CALIBRATORS
 from onnxfq.errors import PlanError, SpecError, StatisticsError
 from onnxfq.graph.load import load
+from onnxfq.insertion import insert_qdq
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
-from onnxfq.pipeline import insert_qdq
 from onnxfq.qparams import choose_qparams
 from onnxfq.qtypes import QTYPES
 from onnxfq.statistics import Statistics

@@ -276,3 +276,14 @@ def test_encodings_compare_after_their_arrays_were_read():
     one, two = (Encoding.of("a", PER_AXIS, f32(1, 2), i32(0, 0)) for _ in range(2))
     assert one.scale_array.tolist() == [1, 2] and one.zero_point_array.tolist() == [0, 0]
     assert one == two
+
+
+def test_a_copy_with_other_encodings_finds_those():
+    """What is remembered of one set of encodings is not asked for the next."""
+    first, second = (Encoding.of(name, INT8, f32(1).reshape(()), i32(0).reshape(())) for name in "ab")
+    encodings = Encodings(model_sha256="ab" * 32, encodings=(first,))
+    assert encodings["a"] is first
+    other = encodings.model_copy(update={"encodings": (second,)})
+    assert other["b"] is second and encodings["a"] is first and other != encodings
+    with pytest.raises(PlanError, match="no encoding for tensor 'a'"):
+        other["a"]

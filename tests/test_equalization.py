@@ -17,10 +17,12 @@ from onnxfq.calibration import calibrate
 from onnxfq.cli.main import main
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import SpecError, StatisticsError
+from onnxfq.feeds.options import Nonfinite
 from onnxfq.granularity import PerTensor
 from onnxfq.graph.load import load
 from onnxfq.metrics import ErrorSums
-from onnxfq.observation import ObserveOptions, collect_statistics
+from onnxfq.observation import collect_statistics
+from onnxfq.observers import MergingObserver, ObserveOptions
 from onnxfq.planning import make_plan, observation_plan
 from onnxfq.recipe import load_recipe
 from onnxfq.reporting.calibrator_table import calibrator_rows
@@ -225,3 +227,31 @@ def test_with_a_half_remainder(floats: str) -> None:
     assert made.evaluation.candidates[0].outputs[0].sqnr_db > 20.0
     if floats == "fp16":
         assert made.evaluation.candidates[1].outputs[0].sqnr_db > 20.0
+
+
+def test_converted(tmp_path: Path) -> None:
+    """`convert` of an equalized Q/DQ model keeps the Mul and every grid: its output has the same bits."""
+    source, converted = tmp_path / "q.onnx", tmp_path / "c.onnx"
+    onnxfq.quantize(network(), feeds(), source)
+    assert main(["convert", str(source), "-o", str(converted)]) == 0
+    np.testing.assert_array_equal(ran(onnx.load(converted)), ran(onnx.load(source)))
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18, 21])
+@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
+def test_ranges_of_channels_that_the_model_merges(opset: int, nonfinite: Nonfinite, tmp_path: Path) -> None:
+    """The bytes of what is merged outside of it, as on a GPU: what is not finite is left out."""
+    model = load(network(opset))
+    plan, data = make_plan(model, load_recipe("tensorrt-int8")), feeds()
+    assert any(p.spec.equalized for p in plan.activations)
+    data[1]["x"][:] = -0.0
+    if nonfinite == "skip":
+        data[2]["x"].flat[::7] = [np.nan, np.inf, -np.inf, *data[2]["x"].flat[21::7]]
+    options = ObserveOptions(nonfinite=nonfinite, device="cpu")
+    collect_statistics(model, plan, data, options).save(tmp_path / "outside.npz")
+    with MergingObserver(model, plan, options, "cpu") as observer:
+        observer.run(data).save(tmp_path / "inside.npz")
+        parts = observer.run(data[:2]).merge(observer.run(data[2:], first=2))
+    parts.save(tmp_path / "parts.npz")
+    expected = (tmp_path / "outside.npz").read_bytes()
+    assert (tmp_path / "inside.npz").read_bytes() == (tmp_path / "parts.npz").read_bytes() == expected

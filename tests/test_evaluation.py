@@ -13,8 +13,9 @@ from builders import build, shared_weight, stage, two_branch, weights
 from onnxfq import evaluation
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.evaluation import evaluate
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.labels import read_labels
-from onnxfq.pipeline import RunOptions, evaluate_models, insert_fake_quantize, insert_qdq
+from onnxfq.pipeline import RunOptions, evaluate_models
 from onnxfq.runtime.session import Session
 from onnxfq.scores import Evaluation
 

@@ -18,7 +18,8 @@ from onnxfq.cli.main import main
 from onnxfq.errors import ModelError, RuntimeLibraryError
 from onnxfq.graph.load import load
 from onnxfq.graph.model import all_nodes
-from onnxfq.pipeline import insert_fake_quantize, insert_qdq, quantize
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
+from onnxfq.pipeline import quantize
 from onnxfq.planning import make_plan
 from onnxfq.recipe import Existing, Recipe, load_recipe
 from onnxfq.runtime import library

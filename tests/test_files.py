@@ -124,6 +124,33 @@ def test_what_a_killed_process_leaves(tmp_path, monkeypatch, kind):
             writer.communicate()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no locks, so nothing is removed")
+def test_what_others_have_among_the_temporary_files_stays(tmp_path, monkeypatch):
+    """A folder called like ours with something else in it, or of another user; no pipe keeps it waiting."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("onnxfq-mine", "onnxfq-pipe", "onnxfq-dead", "onnxfq-theirs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "onnxfq-mine" / "lock").touch()
+    (tmp_path / "onnxfq-mine" / "thesis.txt").touch()
+    os.mkfifo(tmp_path / "onnxfq-pipe" / "lock")
+    (tmp_path / "onnxfq-dead" / "lock").touch()
+    (tmp_path / "onnxfq-dead" / "files").mkdir()
+    (tmp_path / "onnxfq-theirs" / "lock").touch()
+    (tmp_path / "onnxfq-file").touch()
+    lstat = Path.lstat
+
+    def foreign(path):
+        status = list(lstat(path))
+        status[stat.ST_UID] += path.name == "onnxfq-theirs"
+        return os.stat_result(status)
+
+    monkeypatch.setattr(Path, "lstat", foreign)
+    with scratch_folder():
+        left = {path.name for path in tmp_path.iterdir()}
+    assert {"onnxfq-mine", "onnxfq-theirs", "onnxfq-file"} < left and "onnxfq-dead" not in left
+    assert (tmp_path / "onnxfq-mine" / "thesis.txt").exists()
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002], ids=oct)
 def test_rights_are_those_of_any_new_file(tmp_path, mask):
     """The result gets 0666 less the umask, as open() gives, not the private rights of a temporary file."""

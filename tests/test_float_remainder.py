@@ -17,8 +17,9 @@ from onnxfq.cli.main import main
 from onnxfq.errors import DataError
 from onnxfq.float_plan import HALF_TYPES, FloatOptions, FloatPlan
 from onnxfq.graph.opset import add_shapes
+from onnxfq.insertion import insert_qdq
 from onnxfq.passes.cast_floats import cast_floats
-from onnxfq.pipeline import QuantizeResult, insert_qdq, quantize
+from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.policies.half_range import masks, unfit
 from onnxfq.reporting.html import render_report
 from onnxfq.reporting.text import quantize_summary

@@ -16,10 +16,10 @@ from onnxfq.errors import PlanError
 from onnxfq.float_types import FLOAT_DTYPES, largest
 from onnxfq.graph.load import load
 from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
 from onnxfq.passes.insert_qdq import InsertQdq
-from onnxfq.pipeline import insert_fake_quantize, insert_qdq
 from onnxfq.planning import make_plan
 from onnxfq.qparams import ParamRules, choose_qparams
 from onnxfq.qtypes import qtype_by_name

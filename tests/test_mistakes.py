@@ -13,7 +13,7 @@ import pytest
 from builders import build, conv_relu, feed_for, gemm, linear, shared_weight, stage
 
 from onnxfq.cli.main import main
-from onnxfq.pipeline import insert_qdq
+from onnxfq.insertion import insert_qdq
 
 GOOD = "quantize model.onnx --data data.npz -o out.onnx"
 

@@ -14,10 +14,10 @@ from onnxfq.calibration import calibrate
 from onnxfq.errors import PlanError
 from onnxfq.graph.load import load
 from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
 from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, observe_output
-from onnxfq.pipeline import insert_fake_quantize, insert_qdq
 from onnxfq.planning import make_plan
 from onnxfq.recipe import load_recipe
 from onnxfq.runtime.session import Session

@@ -20,7 +20,8 @@ from onnxfq.errors import (
     SpecError,
     StatisticsError,
 )
-from onnxfq.pipeline import CHECK_FEEDS, RunOptions, evaluate_models, quantize
+from onnxfq.feeds.kept import CHECK_FEEDS
+from onnxfq.pipeline import RunOptions, evaluate_models, quantize
 from onnxfq.reporting.html import render_report
 from onnxfq.reporting.text import quantize_summary
 

@@ -20,7 +20,7 @@ from builders import (
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.analysis import all_tensors
 from onnxfq.graph.load import load
-from onnxfq.pipeline import insert_fake_quantize, insert_qdq
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.plan import Plan
 from onnxfq.planning import make_plan
 from onnxfq.recipe import load_recipe

@@ -16,9 +16,9 @@ from random_graphs import NodeByNode, random_feed, random_models
 from onnxfq.calibration import calibrate, calibrated_part
 from onnxfq.errors import ModelError
 from onnxfq.graph.load import load
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
-from onnxfq.pipeline import insert_fake_quantize, insert_qdq
 from onnxfq.planning import make_plan
 from onnxfq.recipe import load_recipe
 from onnxfq.runtime.session import Session

@@ -20,10 +20,11 @@ from onnxfq.calibrators import CALIBRATORS
 from onnxfq.feeds import Feed
 from onnxfq.graph.load import load
 from onnxfq.graph.signature import input_specs
+from onnxfq.insertion import insert_qdq
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import MergingObserver, ObserveOptions
 from onnxfq.package_files import package_file
-from onnxfq.pipeline import insert_qdq, open_feeds
+from onnxfq.pipeline import open_feeds
 from onnxfq.planning import make_plan
 from onnxfq.recipe import load_recipe
 from onnxfq.statistics import Statistics

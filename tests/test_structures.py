@@ -14,7 +14,7 @@ from onnx import helper, shape_inference
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.ops import einsum_product
-from onnxfq.pipeline import insert_fake_quantize, insert_qdq
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.runtime.session import Session
 
 Case = tuple[str, Arrays]

@@ -16,7 +16,7 @@ from onnxfq.graph.load import load
 from onnxfq.graph.save import save
 from onnxfq.graph.scratch import weights_in
 from onnxfq.graph.stored import scratch_for
-from onnxfq.pipeline import insert_fake_quantize, insert_qdq
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.plan import Plan
 from onnxfq.reporting.text import coverage_line
 

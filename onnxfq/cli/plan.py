@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from onnxfq.cli.console import say
+from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
+    BATCH,
+    BatchOption,
+    CustomOpsOption,
     EqualizeOption,
     KeepOption,
     ModelArgument,
@@ -12,30 +18,51 @@ from onnxfq.cli.options import (
     RecipeOption,
     RequantizeOption,
     asked_recipe,
+    data_option,
 )
+from onnxfq.feeds import DataOptions
 from onnxfq.files import check_output
 from onnxfq.graph.load import load
+from onnxfq.pipeline import open_feeds
 from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE
 from onnxfq.reporting.text import plan_summary
+from onnxfq.runtime.found_types import lacks_ranks, with_run_ranks
 
 
+@with_data_options
 def plan(
     model: ModelArgument,
     output: OutputOption,
+    described: DataOptions,
+    data: Annotated[
+        str | None, data_option("Of it the first feed alone is run, where ONNX cannot tell a rank.")
+    ] = None,
+    batch: BatchOption = BATCH,
     recipe: RecipeOption = DEFAULT_RECIPE,
     equalize: EqualizeOption = None,
     keep_existing: KeepOption = False,
     requantize: RequantizeOption = False,
+    custom_ops: CustomOpsOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Write a plan: a JSON file that a person can read, edit and feed back."""
-    check_output(output, model)
+    check_output(output, model, data)
     chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
     loaded = load(model, chosen.existing)
-    made = make_plan(loaded, chosen)
+    unknown = lacks_ranks(loaded)
+    feeds = None if data is None else open_feeds(loaded.proto, data, batch, described)
+    ranked = with_run_ranks(loaded, next(iter(feeds))) if unknown and feeds is not None else loaded
+    made = make_plan(ranked, chosen)
     made.save(output)
     for note in loaded.notes:
         say(f"note       {note}", quiet)
+    if unknown and feeds is None:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        say(
+            f"note       no rank is known of {unknown[0]!r}{more}, and what goes by axis is planned without; "
+            "with --data the first run tells it",
+            quiet,
+        )
     say(plan_summary(made), quiet)
     say(f"wrote      {output}", quiet)

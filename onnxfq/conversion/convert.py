@@ -21,9 +21,10 @@ from onnxfq.graph.load import load, read_model, standard_form
 from onnxfq.graph.model import Model, all_nodes
 from onnxfq.graph.ops import QUANTIZED_OPS
 from onnxfq.graph.save import save
+from onnxfq.insertion import insert_qdq
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
-from onnxfq.pipeline import RunOptions, evaluate_models, insert_qdq, open_feeds
+from onnxfq.pipeline import RunOptions, evaluate_models, open_feeds
 from onnxfq.plan import Placement, Plan
 from onnxfq.planning import make_plan
 from onnxfq.policies.fused_projection import MOVES, SPLITS
@@ -113,6 +114,11 @@ def _recipe(form: FloatForm) -> Recipe:
             overrides.append(
                 Override.model_validate({"nodes": (name,), "activations": None, "weights": weights})
             )
+    if base.activations is not None:
+        # The source's grids are one for all channels.
+        base = base.model_copy(
+            update={"activations": base.activations.model_copy(update={"equalize": "none"})}
+        )
     return base.model_copy(update={"name": "converted", "overrides": tuple(overrides)})
 
 

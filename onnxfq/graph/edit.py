@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 
 import onnx_graphsurgeon as gs
 
@@ -10,6 +11,9 @@ from onnxfq.errors import PlanError, nearest
 from onnxfq.graph.analysis import all_tensors, scopes
 from onnxfq.graph.normalize import unused
 from onnxfq.plan import Placement
+
+_BEFORE = 64
+"""How many nodes before the last one found the next is looked for first."""
 
 
 class Editor:
@@ -22,6 +26,7 @@ class Editor:
         self._scopes = {node.name: scope for scope in scopes(graph) for node in scope.nodes}
         self._tensors = all_tensors(graph)
         self._made: dict[str, gs.Constant] = {}
+        self._last: dict[int, int] = {}
 
     def tensor(self, placement: Placement) -> gs.Tensor:
         """Return the placed tensor. Raises PlanError with the nearest names when the graph lacks it."""
@@ -89,16 +94,16 @@ class Editor:
         """
         scope = self._scopes[placement.uses[0].node]
         if isinstance(tensor, gs.Constant):
-            at = min(_index(scope, self._nodes[use.node]) for use in placement.uses)
+            at = min(self._index(scope, self._nodes[use.node]) for use in placement.uses)
         else:
             inside = tensor.inputs and self._scopes[tensor.inputs[0].name] is scope
-            at = _index(scope, tensor.inputs[0]) + 1 if inside else 0
+            at = self._index(scope, tensor.inputs[0]) + 1 if inside else 0
         self._insert(scope, at, nodes)
 
     def insert_after(self, tensor: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
         """Add `nodes` right after the node that gives `tensor`, or first in the scope that it is input of."""
         scope = self.scope_of(tensor)
-        self._insert(scope, _index(scope, tensor.inputs[0]) + 1 if tensor.inputs else 0, nodes)
+        self._insert(scope, self._index(scope, tensor.inputs[0]) + 1 if tensor.inputs else 0, nodes)
 
     def append(self, scope: gs.Graph, nodes: Sequence[gs.Node]) -> None:
         """Add `nodes` at the end of `scope`."""
@@ -106,7 +111,7 @@ class Editor:
 
     def insert_after_node(self, scope: gs.Graph, node: gs.Node, nodes: Sequence[gs.Node]) -> None:
         """Add `nodes` to `scope`, right after its `node`."""
-        self._insert(scope, _index(scope, node) + 1, nodes)
+        self._insert(scope, self._index(scope, node) + 1, nodes)
 
     def _insert(self, scope: gs.Graph, at: int, nodes: Sequence[gs.Node]) -> None:
         for offset, node in enumerate(nodes):
@@ -135,7 +140,11 @@ class Editor:
             self._made[name] = self._tensors[made.name] = made
         return self._made[name]
 
-
-def _index(scope: gs.Graph, wanted: gs.Node) -> int:
-    # By identity: graphsurgeon compares nodes by their content.
-    return next(i for i, node in enumerate(scope.nodes) if node is wanted)
+    def _index(self, scope: gs.Graph, wanted: gs.Node) -> int:
+        """Return where `wanted` stands; looked for first near the last one, for edits go along a graph."""
+        nodes = scope.nodes
+        start = max(0, self._last.get(id(scope), 0) - _BEFORE)
+        places = chain(range(start, len(nodes)), range(min(start, len(nodes))))
+        # By identity: graphsurgeon compares nodes by their content.
+        self._last[id(scope)] = place = next(i for i in places if nodes[i] is wanted)
+        return place

@@ -21,22 +21,23 @@ from onnxfq.graph.computed_weights import fold_computed_weights
 from onnxfq.graph.existing import strip_quantizers
 from onnxfq.graph.model import Model, all_graphs, all_nodes
 from onnxfq.graph.opset import add_shapes, raise_opset
+from onnxfq.graph.scratch import current_scratch
 from onnxfq.graph.stored import (
     LIMIT,
     PACKED_TYPES,
     SMALL,
     chunks,
     element_bytes,
+    in_scratch,
     is_own,
     is_stored,
     keep_in_file,
     loaded,
     tensor_bytes,
-    weight_bytes,
     without_stored,
 )
 from onnxfq.graph.weightless import without_weights
-from onnxfq.graph.wire import read_without_values
+from onnxfq.graph.wire import read_without_values, serialized
 from onnxfq.plan import Existing
 
 MIN_OPSET = 13
@@ -47,6 +48,8 @@ _WORTH_A_LOOK = 16 << 20
 
 _REFERENCE = frozenset({"location", "offset", "length", "checksum", "basepath"})
 """Fields of a reference to a data file."""
+
+_GIVEN = "the given model"
 
 _STEPS = (
     normalize.inline_functions,
@@ -103,7 +106,8 @@ def read_model(
 ) -> tuple[onnx.ModelProto, str, str]:
     """Return (a checked ModelProto of its own, SHA-256, name for messages).
 
-    Weights in a data file, or in a large ONNX file, are referred to there. data: the data file, where it is
+    Weights in a data file, or in a large ONNX file, are referred to there; where a scratch file is open,
+    those of a given proto go to it. data: the data file, where it is
     not beside the model yet. Raises ModelError as `load` does; nothing is normalised.
     """
     read = _from_proto(model) if isinstance(model, onnx.ModelProto) else _from_path(Path(model), data)
@@ -118,19 +122,23 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
                 f"the given model holds {tensor.name!r} in an external file; give its path, or load "
                 "it with its data"
             )
-    stored_tensors = [tensor for tensor in proto.graph.initializer if is_stored(tensor)]
-    if weight_bytes(proto) - sum(map(tensor_bytes, stored_tensors)) > LIMIT:
+    scratch = current_scratch()
+    in_memory = sum(tensor_bytes(tensor) for tensor in proto.graph.initializer if not is_stored(tensor))
+    if scratch is None and in_memory > LIMIT:
         raise ModelError(
             "the given model holds over 2 GB, more than one message can; save it with external data and give "
             "its path"
         )
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    digest = hashlib.sha256(proto.SerializeToString(deterministic=True))
-    for tensor in stored_tensors:
-        for part in chunks(tensor):
-            digest.update(part)
-    return copy, digest.hexdigest(), "the given model"
+    copy, digest = onnx.ModelProto(), hashlib.sha256()
+    for part in serialized(proto):
+        digest.update(part)
+    if scratch is None:
+        copy.CopyFrom(proto)
+        return copy, digest.hexdigest(), _GIVEN
+    try:
+        return in_scratch(proto, scratch), digest.hexdigest(), _GIVEN
+    except ValueError as fault:
+        raise ModelError(f"{_GIVEN} is damaged: {one_line(fault)[:200]}; export it again") from None
 
 
 def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, str, str]:

@@ -14,7 +14,7 @@ from onnxfq.errors import ModelError
 from onnxfq.files import check_writable, replacing
 from onnxfq.graph import stored
 from onnxfq.graph.stored import chunks, is_stored, large_tensors, referring, weight_bytes, without_stored
-from onnxfq.graph.wire import write_streamed
+from onnxfq.graph.wire import serialized
 
 _ALIGNED = 4096
 """Where a tensor starts in the data file: a page, so that runtimes can map it."""
@@ -63,7 +63,7 @@ def _write_whole(proto: onnx.ModelProto, path: Path) -> None:
         path.write_bytes(proto.SerializeToString(deterministic=True))
         return
     with path.open("wb") as stream:
-        write_streamed(proto, stream)
+        stream.writelines(serialized(proto))
 
 
 def _save_with_data(proto: onnx.ModelProto, path: Path, verify: Verify | None) -> Path:

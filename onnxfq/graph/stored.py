@@ -156,6 +156,21 @@ def keep_in_scratch(tensor: onnx.TensorProto, values: NDArray[np.uint8], scratch
     keep_in_file(tensor, scratch.location, scratch.append(values), values.size)
 
 
+def in_scratch(proto: onnx.ModelProto, scratch: Scratch) -> onnx.ModelProto:
+    """Return a copy of `proto` whose large initializers are in `scratch`; one at a time is in memory twice.
+
+    Raises ValueError when one is damaged.
+    """
+    made = _without_constants(proto)
+    for tensor in proto.graph.initializer:
+        if is_stored(tensor) or tensor.data_type == TensorProto.STRING or tensor_bytes(tensor) <= SMALL:
+            made.graph.initializer.append(tensor)
+            continue
+        bare = _add_bare(made, tensor)
+        keep_in_scratch(bare, np.frombuffer(b"".join(chunks(tensor)), np.uint8), scratch)
+    return made
+
+
 def weight_bytes(proto: onnx.ModelProto) -> int:
     """Return how many bytes the initializers of `proto` take."""
     return sum(map(tensor_bytes, proto.graph.initializer))
@@ -226,12 +241,17 @@ def referring(proto: onnx.ModelProto, places: dict[str, tuple[int, int]], locati
         if tensor.name not in places:
             made.graph.initializer.append(tensor)
             continue
-        bare = made.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-        if tensor.HasField("doc_string"):
-            bare.doc_string = tensor.doc_string
-        bare.metadata_props.extend(tensor.metadata_props)
-        keep_in_file(bare, Path(location), *places[tensor.name])
+        keep_in_file(_add_bare(made, tensor), Path(location), *places[tensor.name])
     return made
+
+
+def _add_bare(proto: onnx.ModelProto, tensor: onnx.TensorProto) -> onnx.TensorProto:
+    """Add an initializer like `tensor` to `proto`, but for its values; return it."""
+    bare = proto.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    if tensor.HasField("doc_string"):
+        bare.doc_string = tensor.doc_string
+    bare.metadata_props.extend(tensor.metadata_props)
+    return bare
 
 
 def _without_constants(proto: onnx.ModelProto) -> onnx.ModelProto:

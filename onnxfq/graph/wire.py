@@ -7,9 +7,9 @@ value; those that are looked into have a length before them. https://protobuf.de
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import onnx
 
@@ -41,22 +41,35 @@ def read_without_values(path: Path, large: int) -> tuple[onnx.ModelProto, set[st
     return proto, inside
 
 
-def write_streamed(proto: onnx.ModelProto, stream: BinaryIO) -> None:
-    """Write `proto` with all its values inside; those in files come from there, a part at a time."""
+def serialized(proto: onnx.ModelProto) -> Iterator[bytes]:
+    """Yield `proto` as one message with all its values inside, a part at a time.
+
+    Those in files come from there. Where there are none, the parts are what SerializeToString gives.
+    """
     light = without_initializers(proto)
-    graph = light.graph.SerializeToString(deterministic=True)
-    light.ClearField("graph")
+    head = _fields_where(light.graph, lambda number: number < _INITIALIZER)
+    tail = _fields_where(light.graph, lambda number: number > _INITIALIZER)
     sizes = [_size(tensor) for tensor in proto.graph.initializer]
-    total = len(graph) + sum(len(_field(_INITIALIZER, size)) + size for size in sizes)
-    stream.write(light.SerializeToString(deterministic=True) + _field(_GRAPH, total) + graph)
+    total = len(head) + sum(len(_field(_INITIALIZER, size)) + size for size in sizes) + len(tail)
+    yield _fields_where(light, lambda number: number < _GRAPH) + _field(_GRAPH, total) + head
     for tensor, size in zip(proto.graph.initializer, sizes, strict=True):
-        stream.write(_field(_INITIALIZER, size))
+        yield _field(_INITIALIZER, size)
         if not is_stored(tensor):
-            stream.write(tensor.SerializeToString(deterministic=True))
+            yield tensor.SerializeToString(deterministic=True)
             continue
-        stream.write(_head(tensor) + _field(_RAW_DATA, tensor_bytes(tensor)))
-        for part in chunks(tensor):
-            stream.write(part)
+        yield _head(tensor) + _field(_RAW_DATA, tensor_bytes(tensor))
+        yield from chunks(tensor)
+    yield tail + _fields_where(light, lambda number: number > _GRAPH)
+
+
+def _fields_where(message: Any, wanted: Callable[[int], bool]) -> bytes:
+    """Return the fields of `message` whose number is `wanted`."""
+    part = type(message)()
+    part.CopyFrom(message)
+    for field, _ in message.ListFields():
+        if not wanted(field.number):
+            part.ClearField(field.name)
+    return bytes(part.SerializeToString(deterministic=True))
 
 
 def _size(tensor: onnx.TensorProto) -> int:

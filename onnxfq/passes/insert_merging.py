@@ -17,6 +17,7 @@ from onnxfq.passes.carry_state import CarriedState
 from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.holders import holders
 from onnxfq.passes.insert_observers import clear_names
+from onnxfq.passes.merge_channels import merge_channels
 from onnxfq.passes.pass_base import Pass
 from onnxfq.plan import Plan
 from onnxfq.statistics import empty_state
@@ -43,11 +44,14 @@ class StateNames:
 class InsertMerging(Pass):
     """Merge what every activation of `plan` is into its state, in bodies too. The model's own outputs go.
 
-    feed_ranges: give the statistics of the run alone too, without a histogram.
+    What the plan equalizes has the ranges of its channels merged too. feed_ranges: give the statistics of the
+    run alone too, without a histogram. all_finite: a NaN or an infinity ends the run, so ranges need not
+    leave them out.
     """
 
     plan: Plan
     feed_ranges: bool = False
+    all_finite: bool = False
 
     def requires(self, model: Model) -> None:
         """Raise PlanError when the plan is another model's."""
@@ -63,6 +67,8 @@ class InsertMerging(Pass):
             clear_names(editor, name, [names.given, names.merged, names.of_feed])
             given = gs.Variable(names.given, np.int64, [empty_state().size])
             graph.inputs.append(given)
+            if placement.spec.equalized:
+                outputs += merge_channels(editor, placement, opset, self.all_finite)
             starts = {names.merged: given}
             if self.feed_ranges:
                 starts[names.of_feed] = editor.constant(

@@ -65,7 +65,10 @@ def decide_weighted(
                 f"input {placement.tensor!r} is {found}, and only float32, float16 and bfloat16 are quantized"
             )
         elif source is None and _needs_rank(node, slot, recipe):
-            why_float = f"input {placement.tensor!r} has no known rank, and its rows and blocks go by axis"
+            why_float = (
+                f"input {placement.tensor!r} has no known rank, and its rows and blocks go by axis; plan "
+                "with data, the first run of which tells it"
+            )
         elif source is None:
             why_float = why_float or _open_groups(placement, node.inputs[slot].shape)
         placements.append(placement)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +35,33 @@ class Names(Protocol):
         """The output that gives the feed's statistics alone, without a histogram."""
 
 
+class Ends(Protocol):
+    """The inputs and the outputs of the model that belong to the ranges of one tensor's channels."""
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The inputs that take the lowest values and the highest."""
+
+    @property
+    def merged(self) -> tuple[str, ...]:
+        """The outputs that give them with those of the feed."""
+
+
 class Gathering:
     """The states of one pass over some feeds, bound to a session."""
 
-    def __init__(self, session: Session, names: Sequence[Names], feed_ranges: bool, place: Place) -> None:
+    def __init__(
+        self,
+        session: Session,
+        names: Sequence[Names],
+        channels: Mapping[str, tuple[Ends, int]],
+        feed_ranges: bool,
+        place: Place,
+    ) -> None:
         """Put empty states, one for each of `names`, into `place`, which is that of the session's device.
 
-        feed_ranges: fetch the statistics of each feed alone too. Raises DeviceMemoryError without room.
+        channels: by tensor, the names and the number of those whose ranges are kept. feed_ranges: fetch the
+        statistics of each feed alone too. Raises DeviceMemoryError without room.
         """
         self._session = session
         self._place = place
@@ -51,12 +71,20 @@ class Gathering:
         states = place.updated(self._states)
         self._bind_rows(self._states, states, [n.given for n in names], is_input=True)
         self._bind_rows(self._states, states, [n.merged for n in names])
+        self._channels = {
+            tensor: np.repeat(np.asarray([[np.inf], [-np.inf]], np.float32), count, axis=1)  # [2, channels]
+            for tensor, (_, count) in channels.items()
+        }
+        for tensor, (ends, _) in channels.items():
+            address = place.updated(self._channels[tensor])
+            self._bind_rows(self._channels[tensor], address, ends.given, is_input=True)
+            self._bind_rows(self._channels[tensor], address, ends.merged)
         kept = names if feed_ranges else []
         self._of_feed = np.zeros((len(kept), STATE_HEADER), np.int64)
         self._bind_rows(self._of_feed, place.written(self._of_feed), [n.of_feed for n in kept])
 
     def _bind_rows(
-        self, array: NDArray[np.int64], address: int, names: Sequence[str], is_input: bool = False
+        self, array: NDArray[Any], address: int, names: Sequence[str], is_input: bool = False
     ) -> None:
         bind = self.bindings.bind_input if is_input else self.bindings.bind_output
         for row, name in enumerate(names):
@@ -86,3 +114,7 @@ class Gathering:
     def statistics(self) -> list[TensorStatistics]:
         """Return what was gathered, tensor by tensor, once `place` has given the states back."""
         return [TensorStatistics.from_state(state) for state in self._states]
+
+    def channels(self) -> dict[str, NDArray[np.float32]]:
+        """Return the range of each channel, [C, 2] by tensor, once `place` has given the states back."""
+        return {tensor: np.ascontiguousarray(ends.T) for tensor, ends in self._channels.items()}

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
-from onnxfq.float_types import smallest_scale
+from onnxfq.float_types import FloatType, smallest_scale
 from onnxfq.qparams import ParamRules, check_symmetry, reach
 from onnxfq.qtypes import QType, qtype_by_name
 from onnxfq.torch import kernels
@@ -298,8 +298,8 @@ def range_to_params(
     """Return (scale, zero point) of a range, with gradients; None for the zero point of a symmetric one.
 
     The rules are `onnxfq.choose_qparams`' and give the same bits: computed in float64, the scale rounded to
-    float32 once. The rounding of the zero point has the gradient of the identity, as in AIMET; that of
-    scales to powers of two and to numbers of a half type has none.
+    float32 once. The rounding of the zero point has the gradient of the identity, as in AIMET, and so has
+    that of scales to numbers of a half type; that to powers of two has none.
     """
     rules = rules or ParamRules()
     grid = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
@@ -317,7 +317,7 @@ def range_to_params(
     if rules.power_of_two:
         limited = _next_power_of_two(limited.detach())
     if rules.float_type != "float32":
-        limited = _next_half(limited.detach(), getattr(torch, rules.float_type))
+        limited = limited + (next_half(limited.detach(), rules.float_type) - limited.detach())
     scale = limited if wide else limited.float()
     if symmetric:
         return scale, None
@@ -337,11 +337,12 @@ def _next_power_of_two(scale: Tensor) -> Tensor:
     return power.clamp(max=2.0**127)
 
 
-def _next_half(scale: Tensor, dtype: torch.dtype) -> Tensor:
+def next_half(scale: Tensor, kind: FloatType) -> Tensor:
     """Return positive scales as the next numbers of a half type that are not smaller (`round_scale`)."""
+    dtype = getattr(torch, kind)
     near = scale.to(dtype)
-    up = near.double() < scale
-    return (near.view(torch.int16) + up.to(torch.int16)).view(dtype).double()
+    up = near.to(scale.dtype) < scale
+    return (near.view(torch.int16) + up.to(torch.int16)).view(dtype).to(scale.dtype)
 
 
 def fake_quantize_range(

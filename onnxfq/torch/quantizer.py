@@ -11,13 +11,14 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from onnxfq.errors import SpecError, StatisticsError, nearest
-from onnxfq.float_types import FloatType
-from onnxfq.qparams import MIN_SCALE, ParamRules
+from onnxfq.float_types import FloatType, smallest_scale
+from onnxfq.qparams import ParamRules
 from onnxfq.spec import QuantSpec
 from onnxfq.torch.arithmetic import Grid
 from onnxfq.torch.functions import (
     check_values,
     lsq_factor,
+    next_half,
     quantize_to,
     range_to_params,
     round_straight_through,
@@ -95,8 +96,8 @@ class FakeQuantize(OwnTypes):
             return self._rounded(x) if self.fake_quant_enabled else x
         if x.numel() == 0:  # no range, and nothing to round
             return x
+        self._take_type(x)
         if self.observer_enabled and self.observer is not None:
-            self._take_type(x)
             self.observer(x)
             if self.observer.live and self.learned == "nothing":
                 self._store(*self._params_of(*self.observer.limits()))
@@ -129,13 +130,16 @@ class FakeQuantize(OwnTypes):
     def _effective(self, elements: int = 0) -> tuple[Tensor, Tensor | None]:
         """Return (scale, zero point) as they are used; elements: how many share one, for gradients."""
         if self.learned == "range":
-            return range_to_params(self.rmin, self.rmax, self.spec.qtype, self.spec.symmetric)
+            rules = ParamRules(float_type=self.float_type)
+            return range_to_params(self.rmin, self.rmax, self.spec.qtype, self.spec.symmetric, rules)
         scale, zero_point = self.scale, None if self.spec.symmetric else self.zero_point
         if self.learned == "nothing":
             return scale, zero_point
         factor = lsq_factor(elements, self.spec.qtype)
         # A step of training may push a scale through 0: its size counts, never less than the least scale.
-        scale = scale_gradient(scale, factor).abs().clamp(min=MIN_SCALE)
+        scale = scale_gradient(scale, factor).abs().clamp(min=smallest_scale(self.float_type))
+        if self.float_type != "float32":  # the difference is exact, and so is the sum
+            scale = scale + (next_half(scale.detach(), self.float_type) - scale.detach())
         if zero_point is not None and self.learned == "scale_zero_point":
             qtype = self.spec.qtype
             zero_point = round_straight_through(scale_gradient(zero_point, factor))

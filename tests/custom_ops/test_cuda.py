@@ -21,9 +21,9 @@ from onnxfq.calibration import calibrate
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.evaluation import evaluate
 from onnxfq.graph.load import load
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
-from onnxfq.pipeline import insert_fake_quantize, insert_qdq
 from onnxfq.runtime import kernels
 from onnxfq.runtime.devices import cuda_problem, providers
 from onnxfq.runtime.gpus import gpus

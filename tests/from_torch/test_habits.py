@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import onnx
 import pytest
 
 nn = pytest.importorskip("torch.nn")
@@ -111,6 +112,24 @@ def test_a_half_module_reaches_onnx():
     assert scales and {types[name] for name in scales} == {10}  # onnx.TensorProto.FLOAT16
     found = run(exported, x)
     np.testing.assert_allclose(found, model(x).detach().numpy(), rtol=0, atol=2**-11)
+
+
+@pytest.mark.parametrize("learned", ["scale", "range"])
+def test_learned_scales_of_a_half_module_reach_onnx(learned):
+    """Learned freely, a grid is used with the next scale of float16, and that is the scale in the file."""
+    model, x = nn.Sequential(nn.Linear(8, 4)).half().eval(), X.half()
+    prepared(model, x)
+    learn_grids(model, learned)
+    with torch.no_grad():
+        for parameter in quantizers(model)["0.input_quantizer"].parameters():
+            parameter.mul_(1.37)
+    model(x).float().sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in quantizers(model)["0.input_quantizer"].parameters())
+    exported = export_torch(model, x)
+    quantize = next(n for n in exported.graph.node if n.op_type == "QuantizeLinear")
+    scale = next(t for t in exported.graph.initializer if t.name == quantize.input[1])
+    used, _ = quantizers(model)["0.input_quantizer"].qparams()
+    assert float(onnx.numpy_helper.to_array(scale)) == float(used) == float(used.half())
 
 
 def test_a_scale_that_no_half_type_has_is_an_error_of_one_line():

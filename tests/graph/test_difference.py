@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from onnxfq.cli.main import main
 from onnxfq.graph.difference import difference
-from onnxfq.pipeline import insert_fake_quantize, insert_qdq
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.recipe import Recipe
 
 

@@ -7,7 +7,7 @@ from builders import build, conv_relu, linear, one_format, qdq_of, stage, weight
 
 from onnxfq.graph.inspection import inspect_model
 from onnxfq.graph.load import load
-from onnxfq.pipeline import insert_fake_quantize, insert_qdq
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.recipe import Recipe, load_recipe
 
 

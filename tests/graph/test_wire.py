@@ -24,7 +24,7 @@ from onnxfq.graph.load import load
 from onnxfq.graph.save import save
 from onnxfq.graph.scratch import Scratch, weights_in
 from onnxfq.graph.stored import is_stored, loaded
-from onnxfq.graph.wire import _read_varint, _varint, read_without_values, write_streamed
+from onnxfq.graph.wire import _read_varint, _varint, read_without_values, serialized
 from onnxfq.pipeline import quantize
 from onnxfq.planning import make_plan
 from onnxfq.recipe import load_recipe
@@ -80,7 +80,9 @@ def test_streaming_writes_what_protobuf_reads(tmp_path: Path) -> None:
         path.write_bytes(proto.SerializeToString())
         for given_proto in (proto, read_without_values(path, 0)[0]):
             stream = io.BytesIO()
-            write_streamed(given_proto, stream)
+            stream.writelines(serialized(given_proto))
+            if given_proto is proto:
+                assert stream.getvalue() == proto.SerializeToString(deterministic=True)
             made = onnx.ModelProto.FromString(stream.getvalue())
             for one, other in zip(made.graph.initializer, proto.graph.initializer, strict=True):
                 np.testing.assert_array_equal(numpy_helper.to_array(one), numpy_helper.to_array(other))

@@ -27,11 +27,11 @@ from builders import (
 from onnxfq.encoding import Encodings
 from onnxfq.errors import PlanError
 from onnxfq.graph.load import load
+from onnxfq.insertion import insert_qdq
 from onnxfq.numerics import quantize
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_observers import InsertObservers
 from onnxfq.passes.insert_qdq import InsertQdq
-from onnxfq.pipeline import insert_qdq
 from onnxfq.runtime.session import Session
 
 

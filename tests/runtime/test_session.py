@@ -10,7 +10,7 @@ import pytest
 from builders import build, conv_relu, stage
 
 from onnxfq.errors import DataError, ModelError
-from onnxfq.pipeline import insert_fake_quantize, insert_qdq
+from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.runtime.session import Session
 
 

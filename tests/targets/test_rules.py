@@ -17,7 +17,7 @@ from onnxfq.targets.reading import read
 from onnxfq.targets.structure import EXTRA, STANDARD, UNSUPPORTED
 
 SOURCES = sorted(Path(targets.__file__).parent.glob("*.py"))
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "tensorrt.md"
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 
