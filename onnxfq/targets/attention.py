@@ -15,8 +15,8 @@ from onnxfq.targets.quantizers import QUANTIZE_OPS
 from onnxfq.targets.reading import Reading, Rule, finding
 from onnxfq.targets.scopes import Scope, Site
 
-# Between the two products, beside Softmax: the scale, the mask, and what masks are made with.
-_BETWEEN = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Sub", "Where"})
+# Between the two products, beside Softmax: the scale, the mask, windows of it, and what masks are made with.
+_BETWEEN = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Reshape", "Sub", "Where"})
 _AFTER = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
 # Rows that see nothing are replaced by 0 behind the second product.
 _GUARDED = _AFTER | {"Where"}

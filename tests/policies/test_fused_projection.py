@@ -36,6 +36,8 @@ SCALED = {
     "queries": "qs = Mul (q3, factor) [scores] s = MatMul (qs, kt) ",
     "both": "qs = Mul (q3, root) ks = Mul (kt, root) [scores] s = MatMul (qs, ks) ",
     "divided": "qs = Div (q3, whole) [scores] s = MatMul (qs, kt) ",
+    "windows": "qs = Mul (q3, factor) [scores] s0 = MatMul (qs, kt) s1 = Reshape (s0, windows) "
+    "s2 = Add (s1, mask) s = Reshape (s2, apart) ",
     "scores": "[scores] s0 = MatMul (q3, kt) s = Mul (s0, factor) ",
     "Shape": "sh = Shape (q3) sz = Slice (sh, d3, d4) sf = Cast <to = 1> (sz) sr = Sqrt (sf) "
     "si = Div (unit, sr) qs = Mul (q3, si) [scores] s = MatMul (qs, kt) ",
@@ -78,6 +80,9 @@ def attend(
         **{f"n{i}": np.asarray(i, np.int64) for i in range(3)},
         **{f"i{i}": np.asarray([i if split != "Slice" else i * width], np.int64) for i in range(4)},
         **{f"d{i}": np.asarray([i], np.int64) for i in (3, 4)},
+        "windows": np.asarray([-1, 2, heads, tokens, tokens], np.int64),
+        "apart": np.asarray([-1, heads, tokens, tokens], np.int64),
+        "mask": weights(1, 2, 1, tokens, tokens),
         "factor": np.float32(size**-0.5),
         "root": np.float32(size**-0.25),
         "whole": np.float32(size**0.5),
@@ -119,7 +124,7 @@ def test_one_pair(split: str, scaled: str, recipe: str) -> None:
 
 CASES: dict[str, tuple[onnx.ModelProto, str]] = {
     **{split: (attend(split), "tensorrt-int8") for split in SPLIT},
-    **{scaled: (attend("Split", scaled), "tensorrt-int8") for scaled in SCALED},
+    **{scaled: (attend("Split", scaled, shape=(4, 49, 4, 32)), "tensorrt-int8") for scaled in SCALED},
     "float8": (attend("Slice", "both"), "tensorrt-fp8"),
     "Gemm": (attend("Gather", linear="Gemm"), "tensorrt-int8"),
     "no bias": (attend("Split", linear="none"), "tensorrt-int8"),
