@@ -13,6 +13,7 @@ from onnxfq.policies import POLICIES
 from onnxfq.policies.attention import all_or_none
 from onnxfq.policies.depthwise import equalize_depthwise
 from onnxfq.policies.float_reasons import float_tensors, opaque_operators
+from onnxfq.policies.fused_projection import one_pair_a_product
 from onnxfq.policies.residual import residual_skip
 from onnxfq.policies.small_shapes import leave_out_small
 from onnxfq.policies.target import Operands, TargetPolicy
@@ -48,7 +49,6 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
         for d in decisions
         if d.why_float
     ]
-    placed = {placement.tensor for placement in placements}
     return Plan(
         model_sha256=model.sha256,
         recipe=recipe.name,
@@ -63,7 +63,7 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
             + [QuantizableNode(node=s.name, op_type=s.op_type, needs=()) for s in opaque]
         ),
         existing=recipe.existing,
-        skipped=tuple(skipped + opaque + list(float_tensors(graph, placed, kept, policy))),
+        skipped=tuple(skipped + opaque + list(float_tensors(graph, placements, kept, policy))),
     )
 
 
@@ -107,7 +107,11 @@ def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> l
         d if d.why_float else decide_weighted(node, recipe, policy, unrounded)
         for node, d in zip(weighted, decisions, strict=True)
     ]
-    return _as_a_whole(decisions, nodes, recipe, policy)
+    decisions = _as_a_whole(decisions, nodes, recipe, policy)
+    if policy.fused_attention:
+        unrounded = read_in_float(graph, {d.node for d in decisions if d.why_float})
+        decisions = one_pair_a_product(decisions, nodes, recipe, policy, unrounded)
+    return decisions
 
 
 def _as_a_whole(

@@ -69,6 +69,50 @@ ATTENTION = """g (float[1,2,16,32] a, float[1,2,32,16] b, float[1,2,16,32] v) =>
     [vq] v1 = QuantizeLinear (v, s, z)
     [vdq] v2 = DequantizeLinear (v1, s, z)
     [mm] y = MatMul (p2, v2) }"""
+PARTS = """g (float[2,64,64] x) => (float[2,64,64] y) {
+    [xq] q = QuantizeLinear (x, s, z)
+    [xdq] d = DequantizeLinear (q, s, z)
+    [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz)
+    [mm] f = MatMul (d, k)
+    [bias] g = Add (f, b)
+    [heads] h = Reshape (g, shape)
+    [turn] t = Transpose <perm = [2,0,3,1,4]> (h)
+    [a0] a = Gather <axis = 0> (t, zero)
+    [b0] bt = Gather <axis = 0> (t, one)
+    [b1] bk = Transpose <perm = [0,1,3,2]> (bt)
+    [v0] v = Gather <axis = 0> (t, two)
+    [scale] a1 = Mul (a, factor)
+    [aq] a2 = QuantizeLinear (a1, s, z)
+    [adq] a3 = DequantizeLinear (a2, s, z)
+    [bq] b2 = QuantizeLinear (bk, s, z)
+    [bdq] b3 = DequantizeLinear (b2, s, z)
+    [vq] v2 = QuantizeLinear (v, s, z)
+    [vdq] v3 = DequantizeLinear (v2, s, z)
+    [scores] c = MatMul (a3, b3)
+    [soft] p = Softmax <axis = -1> (c)
+    [pq] p1 = QuantizeLinear (p, s, z)
+    [pdq] p2 = DequantizeLinear (p1, s, z)
+    [mix] m = MatMul (p2, v3)
+    [back] n = Transpose <perm = [0,2,1,3]> (m)
+    [join] j = Reshape (n, joined)
+    [jq] j1 = QuantizeLinear (j, s, z)
+    [jdq] j2 = DequantizeLinear (j1, s, z)
+    [odq] o = DequantizeLinear <axis = 1> (wo, wos, woz)
+    [out] y = MatMul (j2, o) }"""
+ONE_PAIR = (
+    (
+        "[heads] h = Reshape (g, shape)",
+        "[gq] g1 = QuantizeLinear (g, s, z) [gdq] g2 = DequantizeLinear (g1, s, z) h = Reshape (g2, shape)",
+    ),
+    ("[aq] a2 = QuantizeLinear (a1, s, z)", ""),
+    ("[adq] a3 = DequantizeLinear (a2, s, z)", ""),
+    ("[bq] b2 = QuantizeLinear (bk, s, z)", ""),
+    ("[bdq] b3 = DequantizeLinear (b2, s, z)", ""),
+    ("[vq] v2 = QuantizeLinear (v, s, z)", ""),
+    ("[vdq] v3 = DequantizeLinear (v2, s, z)", ""),
+    ("MatMul (a3, b3)", "MatMul (a1, bk)"),
+    ("MatMul (p2, v3)", "MatMul (p2, v)"),
+)
 OPERATOR = """g (float[1,2,16,32] a, float[1,2,16,32] b, float[1,2,16,32] v) => (float[1,2,16,32] y) {
     [aq] a1 = QuantizeLinear (a, s, z)
     [adq] a2 = DequantizeLinear (a1, s, z)
@@ -107,6 +151,24 @@ def stored(*shape: int, dtype: Any = np.int8) -> np.ndarray:
 def int8_pair(**changes: Any) -> Arrays:
     """Return the constants of an int8 pair with zero points."""
     return {"s": f32(0.02), "z": np.int8(0), **changes}
+
+
+def parts_constants() -> Arrays:
+    """Return the constants of PARTS: one product of 64 by 192, two heads of 32."""
+    numbers = {"zero": 0, "one": 1, "two": 2}
+    return int8_pair(
+        w=stored(64, 192, dtype=np.int8),
+        ws=f32([0.01] * 192),
+        wz=np.zeros(192, np.int8),
+        b=f32([0.1] * 192),
+        wo=stored(64, 64, dtype=np.int8),
+        wos=f32([0.01] * 64),
+        woz=np.zeros(64, np.int8),
+        factor=f32(32**-0.5),
+        shape=np.asarray([2, 64, 3, 2, 32], np.int64),
+        joined=np.asarray([2, 64, 64], np.int64),
+        **{name: np.asarray(value, np.int64) for name, value in numbers.items()},
+    )
 
 
 def conv_constants(kernel: int = 3, dtype: Any = np.int8, **changes: Any) -> Arrays:
@@ -803,6 +865,8 @@ CASES = (
         "float one-side mm",
         "mixed",
     ),
+    case("a pair for each part", PARTS, parts_constants(), "warning attention-parts mm", "mixed"),
+    case("one pair for all parts", change(PARTS, *ONE_PAIR), parts_constants(), "", "low"),
     case(
         "int4 behind an attention of one sample",
         PROJECTION,

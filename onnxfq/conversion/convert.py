@@ -27,6 +27,7 @@ from onnxfq.observers import ObserveOptions
 from onnxfq.pipeline import RunOptions, evaluate_models, open_feeds
 from onnxfq.plan import Placement, Plan
 from onnxfq.planning import make_plan
+from onnxfq.policies.fused_projection import MOVES, SPLITS
 from onnxfq.recipe import Override, Recipe, load_recipe
 from onnxfq.scores import Evaluation
 from onnxfq.statistics import Statistics, TensorStatistics
@@ -125,7 +126,7 @@ def _planned(
     model: Model, form: FloatForm, recipe: Recipe, data: Data | None, options: RunOptions
 ) -> tuple[Plan, Statistics]:
     """Return the plan and the ranges of its activations: the source's, and observed where it has none."""
-    plan = make_plan(model, recipe)
+    plan, recipe = _with_known_parts(model, form, recipe, data)
     unknown = [p for p in plan.activations if p.tensor not in form.ranges]
     residual = tuple(use.node for p in unknown for use in p.uses if use.node not in form.inputs)
     lost = [p for p in unknown if any(use.node in form.inputs for use in p.uses)]
@@ -152,6 +153,26 @@ def _planned(
         form.changes["activation observed in the data, and made static"] += len(missing)
     placements = tuple(_minmax(p) if p.tensor in form.ranges else p for p in plan.placements)
     return plan.model_copy(update={"placements": placements}), Statistics(model.sha256, 0, tensors)
+
+
+def _with_known_parts(
+    model: Model, form: FloatForm, recipe: Recipe, data: Data | None
+) -> tuple[Plan, Recipe]:
+    """Return the plan, and the recipe that gives it: parts that the source has ranges of keep their pairs."""
+    plan = make_plan(model, recipe)
+    moving = {node.name for node in form.proto.graph.node if node.op_type in MOVES | SPLITS}
+    wholes = [
+        p.tensor
+        for p in plan.activations
+        if p.tensor not in form.ranges and all(use.node in moving for use in p.uses)
+    ]
+    if not wholes:
+        return plan, recipe
+    kept = Override(tensors=tuple(wholes), keep_float=True)
+    apart = recipe.model_copy(update={"overrides": (*recipe.overrides, kept)})
+    parts = make_plan(model, apart)
+    unknown = [sum(p.tensor not in form.ranges for p in one.activations) for one in (plan, parts)]
+    return (parts, apart) if data is None or unknown[1] < unknown[0] else (plan, recipe)
 
 
 def _minmax(placement: Placement) -> Placement:

@@ -102,7 +102,22 @@ class Unfolding:
             covered = self.form.ranges.get(self.name(node.input[0]))
             if covered is not None:
                 self.form.ranges |= dict.fromkeys(node.output, covered)
+        if node.op_type in ("Div", "Mul"):
+            self._scale(node)
         self.emit(node.op_type, [self.name(i) for i in node.input], list(node.output), node)
+
+    def _scale(self, node: onnx.NodeProto) -> None:
+        """Note that one number times a quantized tensor is as good as quantized: the scale takes it up."""
+        slot = next((s for s in (0, 1) if node.input[s] in self.quantized), None)
+        factor = None if slot is None else self.array(self.name(node.input[1 - slot]))
+        if factor is None or factor.size != 1 or (slot == 1 and node.op_type == "Div") or not factor.all():
+            return
+        self.quantized |= set(node.output)
+        covered = self.form.ranges.get(self.name(node.input[slot or 0]))
+        if covered is not None:
+            number = float(factor.item())
+            ends = [end * number if node.op_type == "Mul" else end / number for end in covered]
+            self.form.ranges[node.output[0]] = (min(ends), max(ends))
 
     def emit(
         self, op: str, inputs: list[str], outputs: list[str], like: onnx.NodeProto, **attributes: Any

@@ -19,8 +19,9 @@ INT8_HEADS = (16, 32, 64)
 INT8_TOKENS = 512
 FLOAT8_HEAD = 256
 
-# Between the products, as torch's exporters and others write it: scale, mask, and what masks are made with.
-_BEFORE_SOFTMAX = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Sub", "Where"})
+# Between the products, as torch's exporters and others write it: scale, mask, and what masks are made with;
+# masks of shifted windows are added to the scores of all windows of an image.
+_BEFORE_SOFTMAX = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Reshape", "Sub", "Where"})
 # The newer exporter of torch replaces NaN of rows that see nothing behind the Softmax.
 _BEHIND_SOFTMAX = frozenset({"Cast", "Dropout", "Identity", "Where"})
 _MOVES = frozenset({"Cast", "Identity", "Reshape", "Transpose"})

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.graph.analysis import all_nodes, all_tensors, dtype_name, float_type
 from onnxfq.graph.ops import is_weighted, why_opaque
-from onnxfq.plan import Skipped
+from onnxfq.plan import Placement, Skipped
+from onnxfq.policies.fused_projection import carried_from
 from onnxfq.policies.target import TargetPolicy
 
 _FLOATS = (np.float32, np.float16, np.float64)
@@ -18,12 +19,13 @@ _FLOAT_CODES = (16, 17, 18, 19, 20)
 
 
 def float_tensors(
-    graph: gs.Graph, placed: set[str], kept: dict[str, str], policy: TargetPolicy
+    graph: gs.Graph, placements: Sequence[Placement], kept: dict[str, str], policy: TargetPolicy
 ) -> Iterator[Skipped]:
-    """Yield a reason for every float tensor, of bodies too, that is not in `placed`.
+    """Yield a reason for every float tensor, of bodies too, that `placements` leave out.
 
     kept: reason by node name for weighted nodes that stay in float.
     """
+    placed, wholes = {placement.tensor for placement in placements}, _wholes(graph, placements)
     for tensor in sorted(all_tensors(graph).values(), key=lambda t: str(t.name)):
         if tensor.name in placed or not _is_float(tensor):
             continue
@@ -32,6 +34,8 @@ def float_tensors(
         )
         source = _moved_weight(tensor, placed)
         why = f"the quantized weight {source!r}, transposed" if source else _why(tensor, kept, policy)
+        if tensor.name in wholes:
+            why = f"moved, or a part, of the quantized {wholes[tensor.name]!r}"
         yield Skipped(name=tensor.name, kind="tensor", op_type=producer, why=why)
 
 
@@ -62,6 +66,18 @@ def _why(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> str:
     if _constant(tensor) and len(looked_up) == len(readers):
         return "embedding table: looked up, not multiplied"
     return f"constant of {ops}" if _constant(tensor) else f"no quantized operator reads it (read by {ops})"
+
+
+def _wholes(graph: gs.Graph, placements: Sequence[Placement]) -> dict[str, str]:
+    """Return the quantized activation that moves and splits make a tensor of, by the tensor's name."""
+    nodes = {node.name: node for node in all_nodes(graph)}
+    return {
+        tensor.name: placement.tensor
+        for placement in placements
+        if placement.role == "activation"
+        for use in placement.uses
+        for tensor in carried_from(nodes[use.node], use.input)
+    }
 
 
 def _moved_weight(tensor: gs.Tensor, placed: set[str]) -> str:

@@ -92,10 +92,13 @@ def refuse(operands: Operands, policy: TargetPolicy) -> None:
 
 
 def place_activation(
-    node: gs.Node, slot: int, recipe: Recipe, policy: TargetPolicy, what: str
+    node: gs.Node, slot: int, recipe: Recipe, policy: TargetPolicy, what: str, source: gs.Tensor | None = None
 ) -> Placement | None:
-    """Place input `slot` of `node`, called `what`, as an activation; None where the recipe is weight-only."""
-    tensor = node.inputs[slot]
+    """Place input `slot` of `node`, called `what`, as an activation; None where the recipe is weight-only.
+
+    source: what that input is made of, to be placed in its stead.
+    """
+    tensor = node.inputs[slot] if source is None else source
     scheme = recipe.activation_for(node.name, node.op, tensor.name)
     if scheme is None:
         return None

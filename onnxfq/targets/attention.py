@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from onnx import TensorProto
 
 from onnxfq.policies.attention import FLOAT8_HEAD, INT8_HEADS, INT8_TOKENS
+from onnxfq.policies.fused_projection import MOVES, SCALES, SIZES, SPLITS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.operands import Operand, operand
 from onnxfq.targets.quantizers import QUANTIZE_OPS
 from onnxfq.targets.reading import Reading, Rule, finding
 from onnxfq.targets.scopes import Scope, Site
 
-# Between the two products, beside Softmax: the scale, the mask, and what masks are made with.
-_BETWEEN = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Sub", "Where"})
+# Between the two products, beside Softmax: the scale, the mask, windows of it, and what masks are made with.
+_BETWEEN = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Reshape", "Sub", "Where"})
 _AFTER = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
 # Rows that see nothing are replaced by 0 behind the second product.
 _GUARDED = _AFTER | {"Where"}
@@ -83,6 +84,66 @@ def projections(reading: Reading) -> Iterator[Finding]:
                 yield finding("attention-projection", "float", site, message)
 
 
+def parts(reading: Reading) -> Iterator[Finding]:
+    """Warn of a product whose parts, read by attention, have a pair each: its weight is made float.
+
+    Tried on TensorRT for RTX 1.7.1, where few ways to write the split keep it low: so a warning.
+    """
+    takers = {id(maker.node) for site in reading.sites for maker in _quantizers(site)}
+    for promised in reading.promises:
+        site = promised.site
+        if site.op not in ("MatMul", "Gemm") or promised.expects != "low" or promised.weight is None:
+            continue
+        leaves = list(_leaves(site.scope, _with_bias(site), whole=True))
+        names = {leaf.name for leaf in leaves if leaf is not None}
+        if len(names) > 1 and all(leaf is not None and id(leaf.node) in takers for leaf in leaves):
+            message = (
+                "its parts, which attention reads, have a pair each, and TensorRT makes its weight float for "
+                "that; put one pair behind it and its bias instead"
+            )
+            yield finding("attention-parts", "warning", site, message)
+
+
+def _quantizers(mix: Site) -> Iterator[Site]:
+    """Yield the Q of each quantized input of the attention that ends in `mix`."""
+    found = _attended(mix)
+    for read in () if found is None else found.operands:
+        maker = None if read.pair is None else read.pair.site.scope.maker(read.pair.data)
+        if maker is not None and maker.op in QUANTIZE_OPS:
+            yield maker
+
+
+def _with_bias(site: Site) -> str:
+    """Return the output of `site`, behind its bias where an Add of a constant follows."""
+    scope, tensor = site.scope, str(site.node.output[0])
+    while len(scope.readers(tensor)) == 1:
+        (reader,) = scope.readers(tensor)
+        if reader.op == "Add" and any(scope.is_constant(name) for name in reader.node.input):
+            return str(reader.node.output[0])
+        if reader.op not in MOVES:
+            break
+        tensor = str(reader.node.output[0])
+    return str(site.node.output[0])
+
+
+def _leaves(scope: Scope, tensor: str, whole: bool) -> Iterator[Site | None]:
+    """Yield what reads `tensor` behind moves, splits and factors; None where nothing was split off."""
+    if any(tensor == output.name for output in scope.graph.output):
+        yield None
+    for reader in scope.readers(tensor):
+        if reader.op in SIZES:
+            continue
+        if not (reader.op in MOVES | SPLITS and reader.input(0) == tensor) and not _scales(reader, tensor):
+            yield None if whole else reader
+            continue
+        for output in reader.node.output:
+            yield from _leaves(reader.scope, str(output), whole and reader.op not in SPLITS)
+
+
+def _scales(site: Site, tensor: str) -> bool:
+    return site.op in SCALES and any(site.scope.is_number(name) for name in site.node.input if name != tensor)
+
+
 def _readers_behind(scope: Scope, tensor: str) -> Iterator[Site]:
     for site in scope.readers(tensor):
         if site.op in _AFTER:
@@ -142,4 +203,4 @@ def _read_quantized(scope: Scope, tensor: str) -> bool:
     return any(site.op in QUANTIZE_OPS for site in readers) or any(_read_quantized(scope, n) for n in moved)
 
 
-RULES: tuple[Rule, ...] = (attention_operators, attentions, projections)
+RULES: tuple[Rule, ...] = (attention_operators, attentions, projections, parts)

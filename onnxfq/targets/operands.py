@@ -156,15 +156,20 @@ def _passes(site: Site, constant: bool, path: list[Site]) -> bool:
     if site.op == "Cast":  # one is absorbed, two are computed
         return sum(other.op == "Cast" for other in path) == 1
     if site.op in ("Mul", "Div"):
-        factor = site.scope.value(site.input(1 - _data_slot(site)))
+        other = site.input(1 - _data_slot(site))
+        factor = site.scope.value(other)
+        if factor is None:
+            return site.scope.is_number(other)
         # One factor joins the scale; one for each channel joins that of a weight alone.
-        return factor is not None and (factor.size == 1 or (constant and site.op == "Mul"))
+        return factor.size == 1 or (constant and site.op == "Mul")
     return site.op in COMMUTING
 
 
 def _data_slot(site: Site) -> int:
-    """Return the input that carries the data: 0, but for a product with a plain constant before it."""
-    return int(site.op == "Mul" and site.scope.value(site.input(0)) is not None)
+    """Return the input that carries the data: 0, but for a product with a number before it."""
+    first = site.input(0)
+    plain = site.scope.value(first) is not None or site.scope.is_number(first)
+    return int(site.op == "Mul" and plain)
 
 
 def _lost(site: Site) -> Quantizer | None:

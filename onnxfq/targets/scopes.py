@@ -14,6 +14,7 @@ from onnx import inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.opset import with_shapes
+from onnxfq.policies.fused_projection import FOLDED, SIZES
 
 Shape = tuple[int | None, ...]
 
@@ -157,6 +158,23 @@ class Scope:
         graph = onnx.helper.make_graph([maker.node], "constant", names[:-1], names[-1:])
         model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", self.opset)])
         return np.asarray(ReferenceEvaluator(model).run(None, values)[0])
+
+    def is_number(self, tensor: str) -> bool:
+        """Tell whether `tensor` is one number that TensorRT folds from constants and shapes."""
+        shape = self.shape(tensor)
+        if shape is None or any(size != 1 for size in shape):
+            return False
+        pending, seen = [tensor], set()
+        while pending:
+            name = pending.pop()
+            if name in seen or self.value(name) is not None:
+                continue
+            seen.add(name)
+            maker = self.maker(name)
+            if maker is None or maker.op not in SIZES | FOLDED:
+                return False
+            pending += [] if maker.op in SIZES else [given for given in maker.node.input if given]
+        return True
 
     def dtype(self, tensor: str) -> int:
         """Return the ONNX element type of `tensor`; 0 when it is not known."""

@@ -13,6 +13,7 @@ from engines import build_all, counts, unmeasured
 from onnxfq.graph.load import load
 from onnxfq.pipeline import quantize
 from onnxfq.plan import Plan
+from onnxfq.planning import make_plan
 from onnxfq.policies.attention import attentions
 from onnxfq.recipe import load_recipe
 from onnxfq.targets.building import builder_installed
@@ -195,6 +196,8 @@ def test_the_exporters_of_torch(dynamo, masked, tmp_path: Path):
     (found,) = attentions(graph.nodes)
     assert (found.head, found.tokens) == (16, 8)
     assert found.scores.op == found.mix.op == "MatMul" and found.scores is not found.mix
+    # The inputs of both linear layers, the Softmax, and one pair for queries, keys and values.
+    assert len(make_plan(load(path), load_recipe("tensorrt-int8")).activations) == 4
 
 
 # Small shapes
