@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from onnxfq.documents import one_line
 from onnxfq.graph.model import all_graphs, all_nodes, bodies
 from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.stored import is_stored
+
+log = logging.getLogger(__name__)
 
 MOST_ELEMENTS = 1 << 26
 """Of what is made into one constant."""
@@ -90,7 +95,7 @@ def _evaluated(
     constants: dict[str, TensorProto],
     makers: dict[str, onnx.NodeProto],
 ) -> NDArray[np.generic] | None:
-    """Return the value of `name`; None where ONNX's reference has no such operator."""
+    """Return the value of `name`; None where ONNX's reference cannot compute it."""
     needed: list[str] = [name]
     nodes: dict[int, onnx.NodeProto] = {}
     inputs: dict[str, TensorProto] = {}
@@ -107,7 +112,8 @@ def _evaluated(
     model = onnx.helper.make_model(graph, opset_imports=list(proto.opset_import))
     try:
         return np.asarray(ReferenceEvaluator(model).run(None, {})[0])
-    except NotImplementedError:
+    except Exception as fault:  # no such operator, or whatever NumPy raises for a model that is not sound
+        log.debug("%s is not evaluated: %s", name, one_line(fault))
         return None
 
 

@@ -7,7 +7,9 @@ import onnx
 import pytest
 from builders import Arrays, build, feed_for, planned, weights
 
+from onnxfq.errors import OnnxfqError
 from onnxfq.graph.load import load
+from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 
 NORMALISED = """r = ReduceL2 <axes = [1,2,3]> (v) q = Div (gain, r) w = Mul (v, q)
@@ -101,3 +103,15 @@ def test_a_weight_that_has_other_readers() -> None:
     feed = feed_for(proto)
     for got, want in zip(Session(loaded, 1).run(feed), Session(proto, 1).run(feed), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_constants_that_do_not_go_together() -> None:
+    """What cannot be computed is left to onnxruntime to refuse, in one line."""
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { v = MatMul (a, b) y = MatMul (x, v) }",
+        {"a": weights(4, 5), "b": weights(4, 4)},
+    )
+    assert "evaluated" not in "".join(load(proto).notes)
+    with pytest.raises(OnnxfqError) as caught:
+        quantize(proto, [{"x": np.ones((2, 4), np.float32)}])
+    assert "\n" not in str(caught.value)
