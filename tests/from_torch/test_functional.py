@@ -54,7 +54,10 @@ def exported():
 
 @pytest.mark.parametrize("asked", ["tensorrt-int8", "tensorrt-int8-weights"])
 def test_placement_is_that_of_the_onnx_side(asked, exported):
-    """A recipe puts quantizers where make_plan does on the export; weights have a scale for each channel."""
+    """A recipe puts quantizers where make_plan does on the export; weights have a scale for each channel.
+
+    But for queries, keys and values out of one layer, whose parts have quantizers of their own in a module.
+    """
     model, x = Functional().eval(), torch.rand(2, 4, 64)
     prepared(model, x, asked)
     arguments = bind(model, (x,))
@@ -62,7 +65,12 @@ def test_placement_is_that_of_the_onnx_side(asked, exported):
         export_nodes(model, Request(arguments, name_inputs(arguments, None, None), None, True, None))
     )
     expected = onnxfq.make_plan(exported, onnxfq.load_recipe(asked))
-    assert roles(lifted.plan, lifted.model) == roles(expected, exported)
+    found, wanted = roles(lifted.plan, lifted.model), roles(expected, exported)
+    if asked == "tensorrt-int8":
+        assert {wanted.pop(("Reshape 0", 0))} == {
+            found.pop(part) for part in (("MatMul 1", 0), ("MatMul 1", 1), ("MatMul 2", 1))
+        }
+    assert found == wanted
 
 
 class Attend(nn.Module):
