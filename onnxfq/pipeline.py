@@ -205,7 +205,7 @@ def quantize(
     if output is not None:
         tried = None if missing or not kept.feeds else kept.feeds[0]
         save(qdq, output, lambda path, weights: _try(path, weights, tried, options.threads))
-    if not is_large(loaded.proto):
+    if scratch is not None and not is_large(loaded.proto):
         qdq, simulation = held(qdq), held(simulation)
     return QuantizeResult(
         model=loaded,
