@@ -55,6 +55,15 @@ def feeds(count: int = 6) -> list[dict[str, NDArray[np.float32]]]:
     return [{"x": rng.standard_normal((2, 3, 8, 8), dtype=np.float32)} for _ in range(count)]
 
 
+def observed(model: onnxfq.Model) -> NDArray[np.float32]:
+    """Return what the depthwise convolution reads, over all feeds."""
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model.proto)
+    shown.graph.output.append(onnx.ValueInfoProto(name="h"))
+    session = InferenceSession(shown.SerializeToString(), providers=["CPUExecutionProvider"])
+    return np.concatenate([session.run(["h"], feed)[0] for feed in feeds()])
+
+
 def stages(
     proto: onnx.ModelProto, recipe: str | onnxfq.Recipe
 ) -> tuple[onnxfq.Model, onnxfq.Plan, Statistics, Encodings]:
@@ -127,11 +136,7 @@ def test_channels_of_one_size_have_no_mul() -> None:
 def test_ranges_of_channels() -> None:
     """NumPy's over ONNX Runtime's own tensor; the tensor's statistics are those without equalizing."""
     model, plan, statistics, _ = stages(network(), "tensorrt-int8")
-    shown = onnx.ModelProto()
-    shown.CopyFrom(model.proto)
-    shown.graph.output.append(onnx.ValueInfoProto(name="h"))
-    session = InferenceSession(shown.SerializeToString(), providers=["CPUExecutionProvider"])
-    h = np.concatenate([session.run(["h"], feed)[0] for feed in feeds()])
+    h = observed(model)
     # Sigmoid is computed in another order in another layout.
     expected = np.stack([h.min(axis=(0, 2, 3)), h.max(axis=(0, 2, 3))], axis=1)
     np.testing.assert_allclose(statistics.channels["h"], expected, rtol=1e-5)
@@ -189,11 +194,7 @@ def test_expected_noise() -> None:
     It takes values to lie evenly between the numbers of the grid; those near 0 have less noise.
     """
     model, plan, statistics, encodings = stages(network(), "tensorrt-int8")
-    shown = onnx.ModelProto()
-    shown.CopyFrom(model.proto)
-    shown.graph.output.append(onnx.ValueInfoProto(name="h"))
-    session = InferenceSession(shown.SerializeToString(), providers=["CPUExecutionProvider"])
-    h = np.concatenate([session.run(["h"], feed)[0] for feed in feeds()])
+    h = observed(model)
     row = next(row for row in tensor_errors(model, plan, statistics, encodings) if row.tensor == "h")
     found = ErrorSums.of(h, encodings["h"].fake_quantize(h)).sqnr_db
     assert found - 3.0 < row.sqnr_db < found + 0.5

@@ -27,38 +27,13 @@ constexpr int32_t kNegativeBin = kBinCount / 2;
 
 FQ_HD FQ_INLINE uint32_t bin_of(uint32_t bits) { return bits >> kDroppedBits; }
 
-// Minimum, maximum and counts. min_key and max_key are order keys of the finite values.
-// The ends of some values as order keys; of no finite value none.
+// The ends of the finite values as order keys; +inf, -inf when there is none.
 struct Range {
   int32_t min_key = std::numeric_limits<int32_t>::max();
   int32_t max_key = std::numeric_limits<int32_t>::min();
 
-  void merge(const Range& other) {
-    min_key = other.min_key < min_key ? other.min_key : min_key;
-    max_key = other.max_key > max_key ? other.max_key : max_key;
-  }
+  bool has_finite() const { return min_key <= max_key; }
 
-  // ends[2]: minimum and maximum; +inf, -inf when there is none.
-  void write(float* ends) const {
-    const bool any = min_key <= max_key;
-    ends[0] = any ? float_from_order_key(min_key) : std::numeric_limits<float>::infinity();
-    ends[1] = any ? float_from_order_key(max_key) : -std::numeric_limits<float>::infinity();
-  }
-};
-
-struct Summary {
-  int32_t min_key = std::numeric_limits<int32_t>::max();
-  int32_t max_key = std::numeric_limits<int32_t>::min();
-  // Smallest magnitude bits of a value that is not 0, less one: where a histogram begins.
-  uint32_t min_magnitude_less_one = std::numeric_limits<uint32_t>::max();
-  int64_t elements = 0;
-  int64_t nans = 0;
-  int64_t infinities = 0;
-  int64_t zeros = 0;
-
-  bool has_finite() const { return elements > nans + infinities; }
-
-  // Range of the finite values; +inf, -inf when there is none.
   float minimum() const {
     return has_finite() ? float_from_order_key(min_key) : std::numeric_limits<float>::infinity();
   }
@@ -66,10 +41,30 @@ struct Summary {
     return has_finite() ? float_from_order_key(max_key) : -std::numeric_limits<float>::infinity();
   }
 
+  // ends[2]: minimum, maximum.
+  void write(float* ends) const {
+    ends[0] = minimum();
+    ends[1] = maximum();
+  }
+
+  void merge(const Range& other) {
+    min_key = other.min_key < min_key ? other.min_key : min_key;
+    max_key = other.max_key > max_key ? other.max_key : max_key;
+  }
+};
+
+// Range and counts.
+struct Summary : Range {
+  // Smallest magnitude bits of a value that is not 0, less one: where a histogram begins.
+  uint32_t min_magnitude_less_one = std::numeric_limits<uint32_t>::max();
+  int64_t elements = 0;
+  int64_t nans = 0;
+  int64_t infinities = 0;
+  int64_t zeros = 0;
+
   // range[2]: minimum, maximum. counts[4]: elements, NaN, infinities, zeros.
   void write(float* range, int64_t* counts) const {
-    range[0] = minimum();
-    range[1] = maximum();
+    Range::write(range);
     counts[0] = elements;
     counts[1] = nans;
     counts[2] = infinities;
@@ -77,8 +72,7 @@ struct Summary {
   }
 
   void merge(const Summary& other) {
-    min_key = other.min_key < min_key ? other.min_key : min_key;
-    max_key = other.max_key > max_key ? other.max_key : max_key;
+    Range::merge(other);
     if (other.min_magnitude_less_one < min_magnitude_less_one) {
       min_magnitude_less_one = other.min_magnitude_less_one;
     }
