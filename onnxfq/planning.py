@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.graph.analysis import all_nodes, all_tensors, is_dequantized, read_in_float
+from onnxfq.graph.analysis import all_nodes, all_tensors, is_dequantized, nodes_out_of_reach, read_in_float
 from onnxfq.graph.model import Model
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
 from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped, Use
@@ -40,7 +40,7 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     placements = [_told_if_split(p, tensors) for p in _merge(decisions)]
     placements = equalize_depthwise(placements, graph, recipe)
     opaque = list(opaque_operators(graph))
-    kept = {d.node: d.why_float for d in decisions if d.why_float}
+    kept = {d.node: d.why_float for d in decisions if d.why_float} | {s.name: s.why for s in opaque}
     if not placements:
         untold = f". ONNX Runtime cannot tell the types either: {untold}" if untold else ""
         raise ModelError(_nothing_to_quantize(model.source, decisions, opaque) + untold)
@@ -96,20 +96,21 @@ def refuse_quantized(graph: gs.Graph, source: str) -> None:
 
 
 def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> list[NodeDecision]:
+    beyond = nodes_out_of_reach(graph)
     nodes = list(all_nodes(graph))
-    weighted = [node for node in nodes if is_weighted(node)]
+    weighted = [node for node in nodes if is_weighted(node) and node.name not in beyond]
     decisions = _as_a_whole(
         [decide_weighted(node, recipe, policy) for node in weighted], nodes, recipe, policy
     )
     # Which nodes stay in float is known now: what they read through a Transpose must not be rounded.
-    unrounded = read_in_float(graph, {d.node for d in decisions if d.why_float})
+    unrounded = read_in_float(graph, beyond.keys() | {d.node for d in decisions if d.why_float})
     decisions = [
         d if d.why_float else decide_weighted(node, recipe, policy, unrounded)
         for node, d in zip(weighted, decisions, strict=True)
     ]
     decisions = _as_a_whole(decisions, nodes, recipe, policy)
     if policy.fused_attention:
-        unrounded = read_in_float(graph, {d.node for d in decisions if d.why_float})
+        unrounded = read_in_float(graph, beyond.keys() | {d.node for d in decisions if d.why_float})
         decisions = one_pair_a_product(decisions, nodes, recipe, policy, unrounded)
     return decisions
 
@@ -127,8 +128,9 @@ def _decide_residuals(
     graph: gs.Graph, recipe: Recipe, policy: TargetPolicy, quantized: set[str]
 ) -> list[NodeDecision]:
     decisions = []
+    beyond = nodes_out_of_reach(graph)
     for node in all_nodes(graph) if policy.residual else ():
-        skip = residual_skip(node, quantized)
+        skip = None if node.name in beyond else residual_skip(node, quantized)
         if skip is None:
             continue
         placement = place_activation(node, skip.slot, recipe, policy, "skip branch of a residual Add")

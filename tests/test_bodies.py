@@ -250,6 +250,30 @@ def test_a_transposed_weight_out_there() -> None:
     assert (weight.tensor, weight.spec.axis) == ("t", 1)
 
 
+def test_a_body_of_another_operator() -> None:
+    """What stands in the body of a SequenceMap stays in float, with the reason; the rest is quantized."""
+    proto = build(
+        """g (float[N,4] x) => (float[M,4] y) {
+            z = MatMul (x, w) s = SequenceConstruct (x, z)
+            [map] t = SequenceMap <body = b (float[N,4] q) => (float[N,4] r) {
+                [inside] m = MatMul (q, w) r = Add (m, q) }> (s)
+            h = ConcatFromSequence <axis = 0> (t) y = MatMul (h, w) }""",
+        {"w": W["w"]},
+        opset=18,
+    )
+    one = stage(proto)
+    assert [str(row) for row in one.plan.coverage()] == ["MatMul 2/3"]
+    (left,) = (skipped for skipped in one.plan.skipped if skipped.kind == "node")
+    assert left.name == "inside" and left.why.startswith("in the body of SequenceMap 'map', out of which no")
+    (weight,) = one.plan.weights
+    assert weight.why.endswith("MatMul 'inside' reads it in float, so it is stored in both forms")
+    made = insert_qdq(one.model, one.plan, one.encodings)
+    onnx.checker.check_model(made, full_check=True)
+    simulated = insert_fake_quantize(one.model, one.plan, one.encodings)
+    want, got = (Session(proto, 1, exact=True).run(one.feed) for proto in (simulated, made))
+    np.testing.assert_array_equal(got[0], want[0])
+
+
 def test_inspection_sees_bodies() -> None:
     """Quantizers in bodies are listed."""
     _, one = staged("nested")

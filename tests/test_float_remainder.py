@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from builders import BUILDERS, build, feed_for, if_body, linear, weights
 from hypothesis import given
@@ -16,7 +17,7 @@ from test_agreement import with_outputs
 from onnxfq.cli.main import main
 from onnxfq.errors import DataError
 from onnxfq.float_plan import HALF_TYPES, FloatOptions, FloatPlan
-from onnxfq.graph.opset import add_shapes
+from onnxfq.graph.shapes import add_shapes
 from onnxfq.insertion import insert_qdq
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.pipeline import QuantizeResult, quantize
@@ -244,6 +245,33 @@ def test_masks_stay_finite(lowest):
     feed = feeds[0] | {"seen": np.zeros((2, 4), bool)}
     (y,) = Session(result.qdq, 1).run(feed)
     assert np.isnan(y).any() == (lowest == -np.inf and np.isnan(Session(proto, 1).run(feed)[0]).any())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = MatMul (x, w) s = SequenceConstruct (a, x) h = SequenceAt (s, i) y = MatMul (h, w)",
+        "a = MatMul (x, w) o = Optional (a) h = OptionalGetElement (o) y = MatMul (h, w)",
+    ],
+    ids=["sequence", "optional"],
+)
+def test_what_is_no_tensor_keeps_its_type(text: str, tmp_path: Path) -> None:
+    """What makes and reads a sequence or an optional stays in float32; the file loads as it is."""
+    proto = build(
+        f"g (float[N,4] x) => (float[N,4] y) {{ {text} }}",
+        {"w": weights(4, 4), "i": np.int64(0)},
+        opset=18,
+    )
+    found = quantize(proto, [feed_for(proto)], tmp_path / "q.onnx", floats=FloatOptions(name="fp16"))
+    assert found.floats is not None
+    kept = {s.op_type for s in found.floats.nodes if s.why.startswith("it takes or gives a sequence or an")}
+    assert kept == {n.op_type for n in proto.graph.node} - {"MatMul"}
+    assert any(
+        n.op_type == "MatMul" and n.name not in {s.name for s in found.floats.nodes}
+        for n in found.qdq.graph.node
+    )
+    onnx.checker.check_model(onnx.load(tmp_path / "q.onnx"), full_check=True)
+    onnxruntime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"])
 
 
 def test_bodies_keep_their_types():

@@ -111,6 +111,23 @@ def all_nodes(graph: gs.Graph) -> list[gs.Node]:
     return [node for scope in scopes(graph) for node in scope.nodes]
 
 
+_KNOWN_BODIES = frozenset({"If", "Loop", "Scan"})
+
+
+def nodes_out_of_reach(graph: gs.Graph) -> dict[str, gs.Node]:
+    """Return the nodes that no observer's result gets out of, by name, each with what is around it.
+
+    They are in the body of a node that is no If, Loop or Scan, such as SequenceMap.
+    """
+    found: dict[str, gs.Node] = {}
+    for node in all_nodes(graph):
+        if node.op in _KNOWN_BODIES and node.domain in STANDARD_DOMAINS:
+            continue
+        for body in bodies(node).values():
+            found |= {inner.name: node for inner in all_nodes(body)}
+    return found
+
+
 def all_tensors(graph: gs.Graph) -> dict[str, gs.Tensor]:
     """Return the tensors of `graph` and of all its bodies by name."""
     return {name: tensor for scope in scopes(graph) for name, tensor in scope.tensors().items()}

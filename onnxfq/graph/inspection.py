@@ -131,7 +131,7 @@ def _quantizer(
         scale, rank = None, 1 if "axis" in attributes else 0
     elif node.op_type in ("QuantizeLinear", "FakeQuantize") or reads_constant:
         scale = _constant_scale(node.input[1], constants, made)
-        if scale is None:
+        if scale is None or not scale.size:
             return None
         rank = scale.ndim
     else:

@@ -15,13 +15,15 @@ from onnx import external_data_helper, shape_inference
 from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
 from onnxfq.graph import normalize, stored
+from onnxfq.graph.almost_valid import repair
 from onnxfq.graph.attention_guard import move_guards
 from onnxfq.graph.attention_parts import write_out_attention
 from onnxfq.graph.computed_weights import fold_computed_weights
 from onnxfq.graph.existing import strip_quantizers
 from onnxfq.graph.model import Model, all_graphs, all_nodes
-from onnxfq.graph.opset import add_shapes, raise_opset
+from onnxfq.graph.opset import raise_opset
 from onnxfq.graph.scratch import current_scratch
+from onnxfq.graph.shapes import add_shapes, correct_shapes
 from onnxfq.graph.stored import (
     LIMIT,
     PACKED_TYPES,
@@ -53,6 +55,7 @@ _GIVEN = "the given model"
 
 _STEPS = (
     normalize.inline_functions,
+    normalize.drop_training,
     normalize.name_negative_dims,
     normalize.drop_initializer_inputs,
     normalize.name_tensors,
@@ -82,6 +85,7 @@ def normalised(proto: onnx.ModelProto, sha256: str, source: str, existing: Exist
         notes = standard_form(proto)
         if existing == "requantize":
             notes += [strip_quantizers(proto, source), normalize.fold_moves(proto)]
+        notes.append(correct_shapes(proto))
         proto, note = raise_opset(proto, MIN_OPSET, source)
         add_shapes(proto)
         attention = [write_out_attention(proto), move_guards(proto)]
@@ -216,7 +220,7 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
             raise _not_text(source)
         _check_types(proto.graph, source)
         _check_sizes(proto.graph, source)
-        _raise_ir_version(proto)
+        repair(proto, source)
         without_stored(proto, _checked)
     except UnicodeDecodeError:
         raise _not_text(source) from None
@@ -258,16 +262,6 @@ def _check_sizes(graph: onnx.GraphProto, source: str) -> None:
                 f"{source} is damaged: {tensor.name!r} has {have} bytes, and its shape {list(tensor.dims)} "
                 f"needs {want}; export it again"
             )
-
-
-def _raise_ir_version(proto: onnx.ModelProto) -> None:
-    """Call a model of IR version 3 what it is when it has constants that are no inputs, as 4 allows.
-
-    onnxruntime's quantizer writes such files, and onnxruntime runs them.
-    """
-    inputs = {value.name for value in proto.graph.input}
-    if 0 < proto.ir_version < 4 and any(tensor.name not in inputs for tensor in proto.graph.initializer):
-        proto.ir_version = 4
 
 
 def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -35,11 +36,27 @@ class Model:
 
     def graph(self) -> gs.Graph:
         """Return a graphsurgeon graph of its own, to read or to edit; weights stay in the proto."""
-        return gs.import_onnx(self.proto)
+        graph = gs.import_onnx(self.proto)
+        _clear_types(graph)
+        return graph
 
     def with_graph(self, graph: gs.Graph) -> Model:
         """Return this model with the edited `graph` in place of its own."""
         return replace(self, proto=export_graph(graph, self.proto))
+
+
+def _clear_types(graph: gs.Graph) -> None:
+    """Take dtype and shape off what is no tensor: graphsurgeon 0.6.1 gives a sequence that of its elements.
+
+    Of an optional it makes a protobuf message. Exporting puts the types back, as all that it knows not.
+    """
+    for tensor in graph.tensors().values():
+        if isinstance(tensor, gs.Variable) and tensor.type != "tensor_type":
+            tensor.dtype = tensor.shape = None
+    for node in graph.nodes:
+        for body in node.attrs.values():
+            if isinstance(body, gs.Graph):
+                _clear_types(body)
 
 
 def default_opset(proto: onnx.ModelProto) -> int:
@@ -50,10 +67,11 @@ def default_opset(proto: onnx.ModelProto) -> int:
 def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
     """Export `graph`, an edit of `like`, and put back what graphsurgeon 0.6.1 loses on the way.
 
-    Lost by it: metadata, doc strings, quantization annotations and versions of the model; doc strings and
-    metadata of graphs, inputs, outputs and nodes; attributes and types it does not know; and in bodies it
-    repeats what they read from outside. Nodes keep all but their inputs, outputs and bodies, so edits may
-    rewire and add, not rewrite. Constants that bodies read stand in the main graph, once.
+    Lost by it: metadata, doc strings, quantization annotations, device configurations and versions of the
+    model; doc strings and metadata of graphs, inputs, outputs and nodes; attributes and types it does not
+    know; and in bodies it repeats what they read from outside. Nodes keep all but their inputs, outputs and
+    bodies, so edits may rewire and add, not rewrite. Constants that bodies read stand in the main graph,
+    once.
     """
     # Constants share their TensorProto with the source; exporting names them, so names must be equal.
     opsets = {o.domain: o.version for o in like.opset_import}
@@ -71,6 +89,7 @@ def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
         else:
             proto.ClearField(field)
     proto.metadata_props.extend(like.metadata_props)
+    proto.configuration.extend(like.configuration)
     constants = {tensor.name for tensor in proto.graph.initializer}
     for tensor in _restore_graph(proto.graph, like.graph):
         if tensor.name not in constants:
@@ -111,17 +130,25 @@ def body_of_tensors(proto: onnx.ModelProto) -> dict[str, str]:
 
 
 def restore_annotations(proto: onnx.ModelProto, like: onnx.ModelProto) -> None:
-    """Give `proto`, `like` at another opset, the metadata and doc strings that onnx's converter drops."""
-    for new, old in ((proto, like), (proto.graph, like.graph)):
-        new.ClearField("metadata_props")
-        new.metadata_props.extend(old.metadata_props)
+    """Give `proto`, `like` at another opset, what onnx's converter drops.
+
+    That is metadata, doc strings, quantization annotations and device configurations.
+    """
+    _take(proto, like, "metadata_props", "configuration")
+    _take(proto.graph, like.graph, "metadata_props", "quantization_annotation")
     before = {node.name: node for node in like.graph.node}
     for node in proto.graph.node:
         if node.name in before:
             node.doc_string = before[node.name].doc_string
-            node.ClearField("metadata_props")
-            node.metadata_props.extend(before[node.name].metadata_props)
+            _take(node, before[node.name], "metadata_props", "device_configurations")
     _restore_values(proto.graph, like.graph)
+
+
+def _take(new: Any, old: Any, *fields: str) -> None:
+    """Give message `new` the repeated `fields` of `old`."""
+    for field in fields:
+        new.ClearField(field)
+        getattr(new, field).extend(getattr(old, field))
 
 
 def _restore_graph(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.TensorProto]:
@@ -136,6 +163,8 @@ def _restore_graph(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.T
         edited.CopyFrom(node)
         node.CopyFrom(source)
         node.input[:], node.output[:] = edited.input, edited.output
+        if len(node.input) == len(source.input):  # a state led through a Loop moves what is scanned
+            _rename_shards(node, dict(zip(source.input, node.input, strict=True)))
         made = {attribute.name: attribute.g for attribute in edited.attribute}
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
@@ -149,9 +178,25 @@ def _restore_graph(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.T
     else:
         graph.ClearField("doc_string")
     graph.metadata_props.extend(like.metadata_props)
-    graph.quantization_annotation.extend(like.quantization_annotation)
     _restore_values(graph, like)
-    return read
+    return read + _restore_notes_on_ranges(graph, like)
+
+
+def _restore_notes_on_ranges(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.TensorProto]:
+    """Keep the quantization annotations of tensors that `graph` still has; return the constants they name."""
+    have = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
+    have |= {tensor.name for tensor in graph.initializer}
+    kept = [note for note in like.quantization_annotation if note.tensor_name in have]
+    graph.quantization_annotation.extend(kept)
+    named = {entry.value for note in kept for entry in note.quant_parameter_tensor_names}
+    return [tensor for tensor in like.initializer if tensor.name in named]
+
+
+def _rename_shards(node: onnx.NodeProto, names: dict[str, str]) -> None:
+    """Make what says how `node` is spread over devices speak of the tensors that it reads now."""
+    for configuration in node.device_configurations:
+        for shard in configuration.sharding_spec:
+            shard.tensor_name = names.get(shard.tensor_name, shard.tensor_name)
 
 
 def _restore_values(graph: onnx.GraphProto, like: onnx.GraphProto) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, inliner, numpy_helper
+from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from onnxfq.graph.functions import inlined
 from onnxfq.graph.model import all_graphs, all_nodes
 from onnxfq.graph.ops import QUANTIZED_OPS
 from onnxfq.graph.stored import tensor_array, without_stored
@@ -30,13 +31,19 @@ def inline_functions(proto: onnx.ModelProto) -> str:
 
     But for those that quantize: their names say what their bodies only compute.
     """
-    kept = [(f.domain, f.name) for f in proto.functions if f.name in QUANTIZED_OPS]
-    count = len(proto.functions) - len(kept)
+    kept = {f.name for f in proto.functions} & QUANTIZED_OPS
+    count = sum(f.name not in kept for f in proto.functions)
     if not count:
         return ""
-    inlined = without_stored(proto, lambda m: inliner.inline_selected_functions(m, kept, exclude=True))
-    proto.CopyFrom(inlined)
+    proto.CopyFrom(without_stored(proto, lambda bare: inlined(bare, kept)))
     return f"{count} local function(s) inlined, so that their operators can be quantized"
+
+
+def drop_training(proto: onnx.ModelProto) -> str:
+    """Remove how the model is trained: quantized weights take the place of those that it makes."""
+    count = len(proto.training_info)
+    proto.ClearField("training_info")
+    return f"{count} training_info left out: it trains float weights, not quantized ones" if count else ""
 
 
 def name_negative_dims(proto: onnx.ModelProto) -> str:
@@ -163,6 +170,8 @@ def fold_moves(proto: onnx.ModelProto) -> str:
         return ""
     used = {name for node in all_nodes(proto.graph) for name in node.input}
     used |= {value.name for graph in all_graphs(proto.graph) for value in graph.output}
+    notes = [note for graph in all_graphs(proto.graph) for note in graph.quantization_annotation]
+    used |= {entry.value for note in notes for entry in note.quant_parameter_tensor_names}
     before = {t.name for t in proto.graph.initializer}
     kept_tensors = [t for t in proto.graph.initializer if t.name in used]
     added = [constants[name] for name in folded if name in used and name not in before]
@@ -200,8 +209,15 @@ def _fold_moves(
 
 
 def name_nodes(proto: onnx.ModelProto) -> str:
-    """Give every node, of bodies too, a name of its own; plans and overrides refer to nodes by name."""
-    nodes = all_nodes(proto.graph)
+    """Give every node, of bodies too, a name of its own; plans and overrides refer to nodes by name.
+
+    Within a local function too: ONNX Runtime refuses what has two nodes of one name.
+    """
+    renamed = sum(_name_nodes(all_nodes(owner)) for owner in (proto.graph, *proto.functions))
+    return f"{renamed} node(s) without a name of their own got one" if renamed else ""
+
+
+def _name_nodes(nodes: list[onnx.NodeProto]) -> int:
     taken: set[str] = {node.name for node in nodes if node.name}
     seen: set[str] = set()
     renamed = 0
@@ -211,7 +227,7 @@ def name_nodes(proto: onnx.ModelProto) -> str:
             taken.add(node.name)
             renamed += 1
         seen.add(node.name)
-    return f"{renamed} node(s) without a name of their own got one" if renamed else ""
+    return renamed
 
 
 def unused(name: str, taken: Collection[str]) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import onnx
-from onnx import shape_inference, version_converter
+from onnx import version_converter
 
 from onnxfq.documents import one_line
 from onnxfq.errors import ModelError
 from onnxfq.graph import normalize
 from onnxfq.graph.model import default_opset, restore_annotations
+from onnxfq.graph.shapes import with_shapes
 from onnxfq.graph.stored import without_stored
-from onnxfq.graph.weightless import without_weights
 
 # Lowest IR version that may carry an opset, from ONNX's versioning table.
 _IR_OF_OPSET = {13: 7, 15: 8, 19: 9, 21: 10, 23: 11, 24: 12, 25: 13, 28: 14}
@@ -49,26 +49,3 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     raised = version_converter.convert_version(proto, opset)
     onnx.checker.check_model(raised)
     return raised
-
-
-def with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `proto` with what `add_shapes` puts in."""
-    shaped = onnx.ModelProto()
-    shaped.CopyFrom(proto)
-    add_shapes(shaped)
-    return shaped
-
-
-def add_shapes(proto: onnx.ModelProto) -> None:
-    """Put the types and shapes that ONNX can infer into `proto`, in place; unknown ones are left open.
-
-    The weights take no part in it, and no copy of them is made.
-    """
-    light = without_weights(proto)
-    try:
-        inferred = shape_inference.infer_shapes(light, data_prop=True).graph
-    except (RuntimeError, shape_inference.InferenceError):
-        inferred = shape_inference.infer_shapes(light).graph
-    for field in ("node", "output", "value_info"):
-        proto.graph.ClearField(field)
-        getattr(proto.graph, field).extend(getattr(inferred, field))

@@ -14,7 +14,7 @@ from onnxfq.graph.half import QUANTIZERS, captured_names, half_outputs, half_slo
 from onnxfq.graph.model import all_nodes, default_opset
 from onnxfq.graph.normalize import unused
 from onnxfq.graph.ops import STANDARD_DOMAINS
-from onnxfq.graph.opset import with_shapes
+from onnxfq.graph.shapes import with_shapes
 from onnxfq.graph.stored import tensor_array
 
 _FLOAT = int(TensorProto.FLOAT)

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfq.graph.model import all_nodes
 from onnxfq.graph.normalize import unused
 from onnxfq.graph.ops import STANDARD_DOMAINS, WEIGHTED_INPUTS
-from onnxfq.graph.opset import with_shapes
+from onnxfq.graph.shapes import with_shapes
 from onnxfq.graph.stored import tensor_array
 from onnxfq.passes.integer_sums import EXACT, Operand, attribute, longest, outer_axis
 

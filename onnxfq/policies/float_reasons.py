@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.analysis import all_nodes, all_tensors, dtype_name, float_type
+from onnxfq.graph.analysis import all_nodes, all_tensors, dtype_name, float_type, nodes_out_of_reach
 from onnxfq.graph.ops import is_weighted, why_opaque
 from onnxfq.plan import Placement, Skipped
 from onnxfq.policies.fused_projection import carried_from
@@ -40,9 +40,16 @@ def float_tensors(
 
 
 def opaque_operators(graph: gs.Graph) -> Iterator[Skipped]:
-    """Yield a reason for every operator that multiplies inside, as LSTM and fused attention."""
+    """Yield a reason for operators that multiply inside, as LSTM and fused attention, or out of reach."""
+    beyond = nodes_out_of_reach(graph)
     for node in all_nodes(graph):
         why = why_opaque(node)
+        if node.name in beyond and is_weighted(node):
+            around = beyond[node.name]
+            why = (
+                f"in the body of {around.op} {around.name!r}, out of which no range can be observed; export "
+                "the model with a Loop in its place"
+            )
         if why:
             yield Skipped(name=node.name, kind="node", op_type=node.op, why=why)
 
@@ -94,6 +101,8 @@ def _constant(tensor: gs.Tensor) -> bool:
 
 
 def _is_float(tensor: gs.Tensor) -> bool:
+    if isinstance(tensor, gs.Variable) and tensor.type != "tensor_type":  # a sequence, an optional, a map
+        return False
     if tensor.dtype is None:  # what a custom operator gives may be float
         return bool(tensor.name)
     if isinstance(tensor.dtype, int):

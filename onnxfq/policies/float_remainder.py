@@ -19,7 +19,7 @@ from onnxfq.float_plan import HALF_TYPES, FloatOptions, FloatPlan, HalfType
 from onnxfq.graph.half import QUANTIZERS, half_slots
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.ops import STANDARD_DOMAINS
-from onnxfq.graph.opset import with_shapes
+from onnxfq.graph.shapes import with_shapes
 from onnxfq.graph.stored import tensor_array
 from onnxfq.plan import Skipped
 from onnxfq.policies.half_range import masks, smallest_magnitude, unfit, unfit_constant
@@ -96,8 +96,11 @@ class _Graph:
         self.nodes = list(graph.node)
         self.constants: dict[str, TensorProto] = {t.name: t for t in graph.initializer}
         self.types = {t.name: t.data_type for t in graph.initializer}
+        self.no_tensors: set[str] = set()
         for value in (*graph.input, *graph.output, *graph.value_info):
             self.types[value.name] = value.type.tensor_type.elem_type
+            if value.type.WhichOneof("value") not in (None, "tensor_type"):
+                self.no_tensors.add(value.name)
         self.makers = {name: node for node in self.nodes for name in node.output if name}
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes:
@@ -157,6 +160,8 @@ def _why(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, str]) -> str
     inputs, outputs = graph.floats(node.input), graph.floats(node.output)
     if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute):
         return "it holds a body, whose types are left as they are"
+    if not graph.no_tensors.isdisjoint((*node.input, *node.output)):
+        return "it takes or gives a sequence or an optional, whose type is left as it is"
     if not inputs and not outputs:
         return ""
     if node.op_type in _FLOAT4:

@@ -64,6 +64,8 @@ def decide_weighted(
             why_float = (
                 f"input {placement.tensor!r} is {found}, and only float32, float16 and bfloat16 are quantized"
             )
+        elif source is not None and 0 in source.tensor.shape:
+            why_float = f"weight {placement.tensor!r} has no values"
         elif source is None and _needs_rank(node, slot, recipe):
             why_float = (
                 f"input {placement.tensor!r} has no known rank, and its rows and blocks go by axis; plan "

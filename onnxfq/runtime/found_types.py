@@ -11,7 +11,7 @@ from onnxfq.errors import OnnxfqError
 from onnxfq.feeds import Feed
 from onnxfq.graph.model import Model
 from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.graph.opset import with_shapes
+from onnxfq.graph.shapes import with_shapes
 from onnxfq.runtime.session import Session
 
 _TYPES = {

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from onnxfq.graph.model import all_graphs, all_nodes
 from onnxfq.graph.normalize import unused
-from onnxfq.graph.opset import with_shapes
+from onnxfq.graph.shapes import with_shapes
 
 BFLOAT16: frozenset[int] = frozenset({TensorProto.BFLOAT16})
 HALVES: frozenset[int] = BFLOAT16 | {TensorProto.FLOAT16}

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import inliner, numpy_helper
+from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.graph.opset import with_shapes
+from onnxfq.graph.functions import inlined
+from onnxfq.graph.shapes import with_shapes
 from onnxfq.policies.fused_projection import FOLDED, SIZES
 
 Shape = tuple[int | None, ...]
@@ -203,6 +204,7 @@ def inferred(proto: onnx.ModelProto, known: frozenset[str]) -> onnx.ModelProto:
     known: names of functions to keep, for which the target has an operator of its own.
     """
     if proto.functions:
-        kept = [(f.domain, f.name) for f in proto.functions if f.name in known]
-        proto = inliner.inline_selected_functions(proto, kept, exclude=True)
+        given, proto = proto, onnx.ModelProto()
+        proto.CopyFrom(given)
+        proto = inlined(proto, known)
     return with_shapes(proto)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from builders import build, conv_relu, linear, one_format, qdq_of, stage, weights, with_weights
+from builders import build, conv_relu, linear, one_format, planned, qdq_of, stage, weights, with_weights
 
 from onnxfq.graph.inspection import inspect_model
 from onnxfq.graph.load import load
@@ -60,6 +61,23 @@ def test_blocked_weights() -> None:
     assert ("w/q", "int4", "blocks of 2 on axis 0") in {
         (q.tensor, q.qtype, q.granularity) for q in found.quantized
     }
+
+
+def test_a_weight_without_values() -> None:
+    """It stays in float, with the reason; a quantizer that another tool put there has no scales to tell."""
+    proto = build(
+        "g (float[N,4] x) => (float[N,0] e, float[N,3] y) { e = MatMul (x, v) y = MatMul (x, w) }",
+        {"v": weights(4, 0), "w": weights(4, 3)},
+    )
+    plan = planned(proto)
+    assert [str(row) for row in plan.coverage()] == ["MatMul 1/2"]
+    assert {s.why for s in plan.skipped if s.kind == "node"} == {"weight 'v' has no values"}
+    empty = {"q": np.zeros((4, 0), np.int8), "s": np.zeros(0, np.float32)}
+    foreign = build(
+        "g (float[N,4] x) => (float[N,0] y) { d = DequantizeLinear <axis = 1> (q, s) y = MatMul (x, d) }",
+        empty,
+    )
+    assert inspect_model(foreign).quantized == ()
 
 
 @pytest.mark.parametrize("qtype", ["float8e4m3fn", "int2", "int16"])

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, feed_for, if_body, planned, weights
-from onnx import helper, numpy_helper, parser
+from builders import BUILDERS, build, feed_for, if_body, planned, qdq_of, stage, weights
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxfq.graph.constants import constant_array, initializer_array, make_constant
 from onnxfq.graph.load import load
@@ -163,6 +163,83 @@ def test_quantization_annotations_survive() -> None:
     model = load(proto)
     assert len(again(model).graph.quantization_annotation) == 1
     assert_same(again(model), model.proto)
+
+
+@pytest.mark.parametrize("opset", [12, 17])
+def test_annotations_name_what_is_there(opset: int) -> None:
+    """The constants that an annotation names stay though nothing reads them; annotations of what goes go."""
+    proto = build(
+        """g (float[N,4] x) => (float[N,4] y) {
+            h = Relu (x) r = Reshape (v, s) z = Add (h, r) y = MatMul (z, w) }""",
+        {"w": weights(4, 4), "range": weights(2), "v": weights(1, 4), "s": np.asarray([4])},
+        opset=opset,
+    )
+    for name in ("h", "w"):
+        note = proto.graph.quantization_annotation.add(tensor_name=name)
+        note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="range")
+    made = qdq_of(stage(proto))
+    assert [note.tensor_name for note in made.graph.quantization_annotation] == ["h"]
+    np.testing.assert_array_equal(initializer_array(made, "range"), weights(2))
+
+
+def test_device_configurations_survive() -> None:
+    """How nodes are spread over devices stays, and speaks of the tensors that they read now."""
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { [a] h = Relu (x) [b] y = MatMul (h, w) }",
+        {"w": weights(4, 4)},
+        opset=18,
+        ir=11,
+    )
+    proto.configuration.add(name="two", num_devices=2)
+    part = proto.graph.node[1].device_configurations.add(configuration_id="two", pipeline_stage=1)
+    part.sharding_spec.add(tensor_name="w", device=[0, 1])
+    part.sharding_spec.add(tensor_name="y", device=[0, 1])
+    model = load(proto)
+    assert_same(again(model), model.proto)
+    for recipe in ("tensorrt-int8", "tensorrt-fp8"):  # the second one raises the opset
+        made = qdq_of(stage(proto, recipe))
+        assert [c.name for c in made.configuration] == ["two"]
+        (found,) = made.graph.node[-1].device_configurations
+        assert [s.tensor_name for s in found.sharding_spec] == ["w/dq", "y"] and found.pipeline_stage == 1
+
+
+def test_training_is_left_out_with_a_note() -> None:
+    """What makes new float weights is of no use for stored integers."""
+    proto = build("g (float[N,4] x) => (float[N,4] y) { [a] y = MatMul (x, w) }", {"w": weights(4, 4)})
+    step = proto.training_info.add()
+    step.algorithm.name = "step"
+    step.algorithm.node.append(helper.make_node("Add", ["w", "w"], ["next"]))
+    step.algorithm.output.append(helper.make_tensor_value_info("next", TensorProto.FLOAT, [4, 4]))
+    step.update_binding.add(key="w", value="next")
+    model = load(proto)
+    assert "1 training_info left out: it trains float weights, not quantized ones" in model.notes
+    assert not model.proto.training_info and proto.training_info
+
+
+KINDS = {
+    "optional": "o = Optional (x) h = OptionalGetElement (o) y = MatMul (h, w)",
+    "optional in a body": """o = Optional (x) b = OptionalHasElement (o)
+        y = If (b) <then_branch = p () => (float[N,4] t) { h = OptionalGetElement (o) t = MatMul (h, w) },
+                    else_branch = q () => (float[N,4] e) { e = Identity (x) }>""",
+    "sequence": "a = MatMul (x, w) s = SequenceConstruct (a, x) h = SequenceAt (s, i) y = MatMul (h, w)",
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_no_tensor_survives(name: str) -> None:
+    """Sequences and optionals keep their types, are no float tensors, and do not get in the way."""
+    proto = build(
+        f"g (float[N,4] x) => (float[N,4] y) {{ {KINDS[name]} }}",
+        {"w": weights(4, 4)} | ({"i": np.int64(0)} if name == "sequence" else {}),
+        opset=18,
+    )
+    one = stage(proto)
+    assert_same(again(one.model), one.model.proto)
+    assert all(row.quantized == row.total for row in one.plan.coverage())
+    assert not {"o", "s"} & {skipped.name for skipped in one.plan.skipped}
+    made = qdq_of(one)
+    onnx.checker.check_model(made, full_check=True)
+    Session(made, 1).run(one.feed)
 
 
 def test_local_functions_are_inlined_with_a_note() -> None:

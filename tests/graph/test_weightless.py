@@ -10,7 +10,7 @@ from onnx import numpy_helper, shape_inference
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.load import load
-from onnxfq.graph.opset import add_shapes
+from onnxfq.graph.shapes import add_shapes
 from onnxfq.graph.weightless import split_weights, without_weights
 from onnxfq.runtime.session import Session
 

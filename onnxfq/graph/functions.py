@@ -1,0 +1,47 @@
+"""Local functions: their bodies in place of their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx
+from onnx import inliner
+
+from onnxfq.graph.model import all_nodes
+
+_Call = tuple[str, str, str]
+"""Domain, name and overload."""
+
+
+def inlined(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
+    """Return `proto` with the bodies of its local functions in place of their calls; may change `proto`.
+
+    kept: names of functions that stay. onnx's inliner (1.23.2) leaves the default of an attribute out where a
+    call does not give it, and so does another thing than the function says: defaults are written into the
+    calls, one level of functions at a time, for what a function hands on may be missing as well.
+    """
+    while inside := {(f.domain, f.name) for f in proto.functions if f.name not in kept}:
+        _write_defaults(proto)
+        called = {
+            (node.domain, node.op_type)
+            for function in proto.functions
+            if function.name not in kept
+            for node in all_nodes(function)
+        }
+        outer = sorted(inside - called) or sorted(inside)
+        proto = inliner.inline_selected_functions(proto, outer)
+    return proto
+
+
+def _write_defaults(proto: onnx.ModelProto) -> None:
+    """Give every call of a local function the attributes that it leaves to their defaults."""
+    defaults = {_id(function, function.name): function.attribute_proto for function in proto.functions}
+    for caller in (proto.graph, *proto.functions):
+        for node in all_nodes(caller):
+            given = {attribute.name for attribute in node.attribute}
+            missing = defaults.get(_id(node, node.op_type), ())
+            node.attribute.extend(attribute for attribute in missing if attribute.name not in given)
+
+
+def _id(one: onnx.NodeProto | onnx.FunctionProto, name: str) -> _Call:
+    return one.domain, name, one.overload

@@ -1,0 +1,110 @@
+"""Local functions give way to their bodies, and the model computes what ONNX Runtime computes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from builders import feed_for, planned, weights
+from onnx import numpy_helper, parser
+
+from onnxfq.graph.functions import inlined
+from onnxfq.graph.load import load
+from onnxfq.graph.normalize import name_nodes
+from onnxfq.runtime.session import Session
+from onnxfq.targets.scopes import inferred
+
+HEADER = '<ir_version: 9, opset_import: ["" : 18, "own" : 1]> g (float[N,4] x) => (float[N,4] y)'
+CASES = {
+    "attributes": """{ h = own.D <al = 0.5, pp = [1,0]> (x, w) y = own.D <al = 2.0, pp = [0,1]> (h, w) }
+        <domain: "own", opset_import: ["" : 18]>
+        D <al, pp> (a, b) => (c) {
+            t = Transpose <perm: ints = @pp> (b) m = MatMul (a, t)
+            c = LeakyRelu <alpha: float = @al> (m) }""",
+    "defaults": """{ h = own.D (x, w) y = own.D <al = 2.0> (h, w) }
+        <domain: "own", opset_import: ["" : 18]>
+        D <al: float = 0.25> (a, b) => (c) { m = MatMul (a, b) c = LeakyRelu <alpha: float = @al> (m) }""",
+    "defaults of a function in a function": """{ h = own.O (x, w) y = own.O <al = 2.0> (h, w) }
+        <domain: "own", opset_import: ["" : 18, "own" : 1]>
+        O <al> (a, b) => (c) { m = own.D <al: float = @al> (a, b) c = own.D (m, b) }
+        <domain: "own", opset_import: ["" : 18]>
+        D <al: float = 0.25> (a, b) => (c) { m = MatMul (a, b) c = LeakyRelu <alpha: float = @al> (m) }""",
+    "attribute as a constant": """{ h = own.D <k = 0.5> (x, w) y = own.D <k = 2.0> (h, w) }
+        <domain: "own", opset_import: ["" : 18]>
+        D <k> (a, b) => (c) { s = Constant <value_float: float = @k> () v = Mul (b, s) c = MatMul (a, v) }""",
+    "input left out": """{ h = own.D (x, w) y = own.D (h, w, b) }
+        <domain: "own", opset_import: ["" : 18]>
+        D (a, b, bias) => (c) { c = Gemm (a, b, bias) }""",
+    "names of the caller": """{ m = own.D (x, w) w2 = own.D (m, w) y = own.D (w2, w) }
+        <domain: "own", opset_import: ["" : 18]>
+        D (x, w) => (m) { y = MatMul (x, w) w2 = Relu (y) m = MatMul (w2, w) }""",
+}
+
+
+def model_of(text: str, header: str = HEADER) -> onnx.ModelProto:
+    """Parse functions and the graph that calls them."""
+    proto = parser.parse_model(f"{header} {text}")
+    proto.graph.initializer.append(numpy_helper.from_array(weights(4, 4), "w"))
+    proto.graph.initializer.append(numpy_helper.from_array(weights(4), "b"))
+    return proto
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_onnxruntime_computes_the_same(name: str) -> None:
+    """What attributes, their defaults and names mean is what they mean to ONNX Runtime, to the bit."""
+    proto = model_of(CASES[name])
+    feed = feed_for(proto)
+    made = load(proto).proto
+    assert not made.functions and not {n.domain for n in made.graph.node} - {""}
+    want, got = (Session(one, 1, exact=True).run(feed) for one in (proto, made))
+    np.testing.assert_array_equal(got[0], want[0])
+
+
+def test_overloads() -> None:
+    """Two functions of one name are told apart by their overload."""
+    proto = model_of(
+        """{ h = own.D (x, w) y = own.D (h, w) }
+        <domain: "own", opset_import: ["" : 21]> D (a, b) => (c) { c = MatMul (a, b) }
+        <domain: "own", opset_import: ["" : 21]> D (a, b) => (c) { m = MatMul (a, b) c = Relu (m) }""",
+        HEADER.replace("18", "21").replace("ir_version: 9", "ir_version: 10"),
+    )
+    for node, function, overload in zip(proto.graph.node, proto.functions, ("one", "two"), strict=True):
+        node.overload = function.overload = overload
+    assert [n.op_type for n in load(proto).proto.graph.node] == ["MatMul", "MatMul", "Relu"]
+
+
+def test_what_is_kept_and_what_nothing_calls() -> None:
+    """A function that is kept stays with its calls, what it calls is inlined there; unused ones go."""
+    made = inlined(
+        model_of(
+            """{ h = own.K (x) y = own.D (h) }
+            <domain: "own", opset_import: ["" : 18, "own" : 1]> K (a) => (c) { c = own.D (a) }
+            <domain: "own", opset_import: ["" : 18]> D (a) => (c) { c = Relu (a) }
+            <domain: "own", opset_import: ["" : 18, "own" : 1]> Unused (a) => (c) { c = own.D (a) }"""
+        ),
+        {"K"},
+    )
+    assert [n.op_type for n in made.graph.node] == ["K", "Relu"]
+    assert [(f.name, [n.op_type for n in f.node]) for f in made.functions] == [("K", ["Relu"])]
+
+
+def test_the_rules_of_a_target_read_defaults() -> None:
+    """What the rules of a target see is what loading sees, and the model stays as it is."""
+    proto = model_of(CASES["defaults"])
+    before = proto.SerializeToString()
+    made = inferred(proto, frozenset())
+    alphas = [n.attribute[0].f for n in made.graph.node if n.op_type == "LeakyRelu"]
+    assert alphas == [0.25, 2.0] and proto.SerializeToString() == before
+
+
+def test_nodes_of_one_name_in_a_function() -> None:
+    """ONNX Runtime refuses a function with two nodes of one name: they get names of their own."""
+    proto = model_of(
+        """{ h = own.D (x, w) y = own.D (h, w) }
+        <domain: "own", opset_import: ["" : 18]>
+        D (a, b) => (c) { [n] m = MatMul (a, b) [n] c = MatMul (m, b) }"""
+    )
+    assert [str(row) for row in planned(proto).coverage()] == ["MatMul 4/4"]
+    name_nodes(proto)
+    assert [n.name for n in proto.functions[0].node] == ["n", "n_2"]
+    Session(proto, 1).run(feed_for(proto))
