@@ -11,6 +11,13 @@ import numpy as np
 import onnx
 from builders import Arrays, build, weights
 
+
+def pair(name: str, real: str, stored: str, back: str) -> str:
+    """Return the text of a pair from tensor `real` to `back`; its nodes are `name`q and `name`dq."""
+    return f"""[{name}q] {stored} = QuantizeLinear ({real}, s, z)
+    [{name}dq] {back} = DequantizeLinear ({stored}, s, z)"""
+
+
 CONV = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) {
     [xq] q = QuantizeLinear (x, s, z)
     [xdq] d = DequantizeLinear (q, s, z)
@@ -57,21 +64,16 @@ UP = """g (float[1,8,6,6] x) => (float[1,8,12,12] y) {
     [xdq] d = DequantizeLinear (q, s, z)
     [wdq] k = DequantizeLinear (w, ws, wz)
     [conv] y = ConvTranspose <strides = [2,2]> (d, k) }"""
-ATTENTION = """g (float[1,2,16,32] a, float[1,2,32,16] b, float[1,2,16,32] v) => (float[1,2,16,32] y) {
-    [aq] a1 = QuantizeLinear (a, s, z)
-    [adq] a2 = DequantizeLinear (a1, s, z)
-    [bq] b1 = QuantizeLinear (b, s, z)
-    [bdq] b2 = DequantizeLinear (b1, s, z)
+ATTENTION = f"""g (float[1,2,16,32] a, float[1,2,32,16] b, float[1,2,16,32] v) => (float[1,2,16,32] y) {{
+    {pair("a", "a", "a1", "a2")}
+    {pair("b", "b", "b1", "b2")}
     [scores] c = MatMul (a2, b2)
     [soft] p = Softmax <axis = -1> (c)
-    [pq] p1 = QuantizeLinear (p, s, z)
-    [pdq] p2 = DequantizeLinear (p1, s, z)
-    [vq] v1 = QuantizeLinear (v, s, z)
-    [vdq] v2 = DequantizeLinear (v1, s, z)
-    [mm] y = MatMul (p2, v2) }"""
-PARTS = """g (float[2,64,64] x) => (float[2,64,64] y) {
-    [xq] q = QuantizeLinear (x, s, z)
-    [xdq] d = DequantizeLinear (q, s, z)
+    {pair("p", "p", "p1", "p2")}
+    {pair("v", "v", "v1", "v2")}
+    [mm] y = MatMul (p2, v2) }}"""
+PARTS = f"""g (float[2,64,64] x) => (float[2,64,64] y) {{
+    {pair("x", "x", "q", "d")}
     [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz)
     [mm] f = MatMul (d, k)
     [bias] g = Add (f, b)
@@ -82,23 +84,18 @@ PARTS = """g (float[2,64,64] x) => (float[2,64,64] y) {
     [b1] bk = Transpose <perm = [0,1,3,2]> (bt)
     [v0] v = Gather <axis = 0> (t, two)
     [scale] a1 = Mul (a, factor)
-    [aq] a2 = QuantizeLinear (a1, s, z)
-    [adq] a3 = DequantizeLinear (a2, s, z)
-    [bq] b2 = QuantizeLinear (bk, s, z)
-    [bdq] b3 = DequantizeLinear (b2, s, z)
-    [vq] v2 = QuantizeLinear (v, s, z)
-    [vdq] v3 = DequantizeLinear (v2, s, z)
+    {pair("a", "a1", "a2", "a3")}
+    {pair("b", "bk", "b2", "b3")}
+    {pair("v", "v", "v2", "v3")}
     [scores] c = MatMul (a3, b3)
     [soft] p = Softmax <axis = -1> (c)
-    [pq] p1 = QuantizeLinear (p, s, z)
-    [pdq] p2 = DequantizeLinear (p1, s, z)
+    {pair("p", "p", "p1", "p2")}
     [mix] m = MatMul (p2, v3)
     [back] n = Transpose <perm = [0,2,1,3]> (m)
     [join] j = Reshape (n, joined)
-    [jq] j1 = QuantizeLinear (j, s, z)
-    [jdq] j2 = DequantizeLinear (j1, s, z)
+    {pair("j", "j", "j1", "j2")}
     [odq] o = DequantizeLinear <axis = 1> (wo, wos, woz)
-    [out] y = MatMul (j2, o) }"""
+    [out] y = MatMul (j2, o) }}"""
 ONE_PAIR = (
     (
         "[heads] h = Reshape (g, shape)",
@@ -113,14 +110,11 @@ ONE_PAIR = (
     ("MatMul (a3, b3)", "MatMul (a1, bk)"),
     ("MatMul (p2, v3)", "MatMul (p2, v)"),
 )
-OPERATOR = """g (float[1,2,16,32] a, float[1,2,16,32] b, float[1,2,16,32] v) => (float[1,2,16,32] y) {
-    [aq] a1 = QuantizeLinear (a, s, z)
-    [adq] a2 = DequantizeLinear (a1, s, z)
-    [bq] b1 = QuantizeLinear (b, s, z)
-    [bdq] b2 = DequantizeLinear (b1, s, z)
-    [vq] v1 = QuantizeLinear (v, s, z)
-    [vdq] v2 = DequantizeLinear (v1, s, z)
-    [mm] y = Attention (a2, b2, v2) }"""
+OPERATOR = f"""g (float[1,2,16,32] a, float[1,2,16,32] b, float[1,2,16,32] v) => (float[1,2,16,32] y) {{
+    {pair("a", "a", "a1", "a2")}
+    {pair("b", "b", "b1", "b2")}
+    {pair("v", "v", "v1", "v2")}
+    [mm] y = Attention (a2, b2, v2) }}"""
 PROJECTION = """g (float16[1,2,16,32] a, float16[1,2,32,16] b, float16[1,2,16,32] v) => (float16[1,16,32] y) {
     [scores] c = MatMul (a, b)
     [soft] p = Softmax <axis = -1> (c)

@@ -15,7 +15,13 @@ from builders import build, conv_relu, feed_for, gemm, linear, shared_weight, st
 from onnxfq.cli.main import main
 from onnxfq.insertion import insert_qdq
 
-GOOD = "quantize model.onnx --data data.npz -o out.onnx"
+
+def on(data: str) -> str:
+    """Return a command that quantizes model.onnx on `data`."""
+    return f"quantize model.onnx --data {data} -o out.onnx"
+
+
+GOOD = on("data.npz")
 
 
 def recipe(text: str) -> None:
@@ -162,7 +168,7 @@ MISTAKES = {
     ),
     "missing data": (
         nothing,
-        "quantize model.onnx --data none.npz -o out.onnx",
+        on("none.npz"),
         "no such file or folder: none.npz",
     ),
     "data that is no npz": (
@@ -182,12 +188,12 @@ MISTAKES = {
     ),
     "an npy as data": (
         lambda: np.save("data.npy", np.zeros(3)),
-        "quantize model.onnx --data data.npy -o out.onnx",
+        on("data.npy"),
         "its rank must be 4 or 5",
     ),
     "empty folder as data": (
         lambda: Path("d").mkdir(),
-        "quantize model.onnx --data d -o out.onnx",
+        on("d"),
         "no .npz, .npy or image file (.png, .jpg, .jpeg, .bmp, .webp) in folder d",
     ),
     "no samples": (
@@ -219,7 +225,7 @@ MISTAKES = {
     ),
     "NaN in the data": (
         with_nan,
-        "quantize model.onnx --data feeds -o out.onnx",
+        on("feeds"),
         "input 'x' has 1 NaN and 0 infinite values in sample 1; remove it",
     ),
     "output in a missing folder": (
@@ -311,7 +317,7 @@ MISTAKES = {
     ),
     "unknown name in a module": (
         nothing,
-        "quantize model.onnx --data os:nosuchthing -o out.onnx",
+        on("os:nosuchthing"),
         "module 'os' has no 'nosuchthing'",
     ),
     "another document": (
@@ -324,7 +330,7 @@ MISTAKES = {
     "limit of none": (nothing, f"{GOOD} --limit 0", "--limit"),
     "unknown module": (
         nothing,
-        "quantize model.onnx --data nowhere:feeds -o out.onnx",
+        on("nowhere:feeds"),
         "cannot import 'nowhere' of --data nowhere:feeds (ModuleNotFoundError: No module named 'nowhere')",
     ),
     "missing example": (nothing, f"{GOOD} --example none.npz", "no such file or folder: none.npz"),
