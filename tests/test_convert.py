@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import (
-    CalibrationDataReader,
     QuantFormat,
     QuantType,
     quantize_dynamic,
-    quantize_static,
 )
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+from ort_quantizer import by_ort
 
 from onnxfq.cli.main import main
 from onnxfq.conversion.convert import Conversion, convert
@@ -42,17 +41,6 @@ FOLDER = os.environ.get("ONNXFQ_MODELS", "")
 TURBO = pytest.mark.filterwarnings("ignore")  # of onnxruntime's quantizer, which is not under test
 
 
-class Reader(CalibrationDataReader):
-    """Gives feeds to onnxruntime's quantizer."""
-
-    def __init__(self, feeds: list[dict[str, np.ndarray]]) -> None:
-        self._feeds = iter(feeds)
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        """Return the next feed, None at the end."""
-        return next(self._feeds, None)
-
-
 def feeds_of(proto: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
     """Return four random feeds."""
     return [feed_for(proto, seed) for seed in range(4)]
@@ -60,17 +48,8 @@ def feeds_of(proto: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
 
 def static(proto: onnx.ModelProto, folder: Path, form: str = "QDQ", **options: object) -> onnx.ModelProto:
     """Return what onnxruntime's quantize_static makes of `proto`: uint8 activations with zero points."""
-    onnx.save(proto, folder / "float.onnx")
-    quantize_static(
-        folder / "float.onnx",
-        folder / "static.onnx",
-        Reader(feeds_of(proto)),
-        quant_format=QuantFormat[form],
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-        **options,
-    )
-    return onnx.load(folder / "static.onnx")
+    form_of = {"quant_format": QuantFormat[form], "activation_type": QuantType.QUInt8}
+    return by_ort(proto, feeds_of(proto), folder, **form_of, **options)
 
 
 def converted(source: onnx.ModelProto, proto: onnx.ModelProto) -> Conversion:
@@ -140,9 +119,7 @@ def test_real_models(file: str, per_channel: bool, tmp_path: Path, monkeypatch: 
     folder, _, name = file.partition("/")
     feeds = list(itertools.islice(importlib.import_module("score").feeds(folder, name), 6))
     proto = onnx.version_converter.convert_version(onnx.load(Path(FOLDER) / file), REAL[file])
-    onnx.save(proto, tmp_path / "float.onnx")
-    quantize_static(tmp_path / "float.onnx", tmp_path / "static.onnx", Reader(feeds), per_channel=per_channel)
-    source = onnx.load(tmp_path / "static.onnx")
+    source = by_ort(proto, feeds, tmp_path, per_channel=per_channel)
     result = convert(source, data=feeds)
     if "resnet20" in file:
         scores = evaluate_models(proto, {"source": source, "result": result.qdq}, feeds).candidates

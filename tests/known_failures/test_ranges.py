@@ -1,4 +1,4 @@
-"""What other quantizers get wrong, measured with ONNX Runtime 1.31.1 and ModelOpt 0.47.0, as tests."""
+"""What other quantizers get wrong about ranges: what they depend on, and what is no number."""
 
 from __future__ import annotations
 
@@ -6,24 +6,51 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from builders import build, weights
+from builders import Arrays, build, planned, weights
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import numpy_helper
+from onnxruntime.quantization import CalibrationMethod
+from ort_quantizer import MEASURED, by_ort
 
-from onnxfq.errors import DataError
+from onnxfq.errors import DataError, PlanError
+from onnxfq.float_plan import FloatOptions
+from onnxfq.graph.load import load
+from onnxfq.observation import collect_statistics
+from onnxfq.observers import ObserveOptions
 from onnxfq.pipeline import QuantizeResult, RunOptions, quantize
-from onnxfq.recipe import DEFAULT_RECIPE, load_recipe
 
 METHODS = ["minmax", "percentile", "entropy", "mse"]
+ONE_BY_ONE = RunOptions(batch=1)
+pytestmark = pytest.mark.filterwarnings("ignore")  # of ONNX Runtime's quantizer, which is not under test
 
 
-def product(opset: int = 17) -> onnx.ModelProto:
+def product(width: int = 4) -> onnx.ModelProto:
     """A MatMul whose batch is open."""
-    return build(
-        "g (float[N,4] x) => (float[N,4] y) { [a] y = MatMul (x, w) }", {"w": weights(4, 4)}, opset=opset
+    text = f"g (float[N,{width}] x) => (float[N,4] y) {{ [a] y = MatMul (x, w) }}"
+    return build(text, {"w": weights(width, 4)})
+
+
+def feeds_of(samples: NDArray[np.float32], size: int = 1) -> list[Arrays]:
+    """Return `samples` in feeds of `size`."""
+    return [{"x": samples[at : at + size]} for at in range(0, len(samples), size)]
+
+
+def scale(result: QuantizeResult) -> float:
+    """The scale of the input."""
+    return float(result.encodings["x"].scale_array)
+
+
+def scale_by_ort(feeds: list[Arrays], folder: Path, method: str = "MinMax", **options: object) -> float:
+    """The scale that ONNX Runtime gives the input of `product`, symmetric."""
+    made = by_ort(
+        product(feeds[0]["x"].shape[-1]),
+        feeds,
+        folder,
+        calibrate_method=CalibrationMethod[method],
+        extra_options={"ActivationSymmetric": True, **options},
     )
+    return float(numpy_helper.to_array(next(t for t in made.graph.initializer if t.name == "x_scale")))
 
 
 def outlier() -> NDArray[np.float32]:
@@ -33,83 +60,134 @@ def outlier() -> NDArray[np.float32]:
     return values
 
 
-def scale(result: QuantizeResult) -> float:
-    """The scale of the input."""
-    return float(result.encodings["x"].scale_array)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_neither_batch_nor_order_moves_a_scale(method: str) -> None:
-    """Both tools give entropy ranges from 3.96 to 40 for the same data; one batch is no search at all."""
-    proto = build("g (float[N,1000] x) => (float[N,4] y) { [a] y = MatMul (x, w) }", {"w": weights(1000, 4)})
+    """ONNX Runtime's and ModelOpt's entropy gives ranges from 3.96 to 40 for the same data in other batches.
+
+    https://github.com/NVIDIA/Model-Optimizer/issues/619; one batch leaves no range to choose.
+    """
     samples = outlier()
     found = {
-        scale(quantize(proto, {"x": given}, calibrator=method, options=RunOptions(batch=batch)))
+        scale(quantize(product(1000), {"x": given}, calibrator=method, options=RunOptions(batch=batch)))
         for given, batch in [(samples, 1), (samples, 8), (samples, 64), (samples[::-1].copy(), 1)]
     }
     assert len(found) == 1
     assert (found.pop() * 127 > 39) == (method == "minmax")
 
 
+def test_entropy_looks_for_a_range(tmp_path: Path) -> None:
+    """ONNX Runtime 1.31.1 puts all data in 128 bins for 128 steps: its entropy is minmax, outlier and all."""
+    entropy, widest = (scale(quantize(product(1000), {"x": outlier()}, calibrator=m)) for m in METHODS[2::-2])
+    assert entropy < widest / 5
+    if MEASURED:
+        theirs = [scale_by_ort(feeds_of(outlier()), tmp_path, method) for method in ("Entropy", "MinMax")]
+        assert theirs[0] == pytest.approx(theirs[1])
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_samples_of_different_shapes(method: str) -> None:
-    """ONNX Runtime's histograms raise when two samples differ in shape; all methods take them here."""
+    """ONNX Runtime's histograms raise ValueError when two samples differ in shape.
+
+    https://github.com/microsoft/onnxruntime/issues/18792, https://github.com/microsoft/onnxruntime/pull/32514
+    """
     rows = weights(9, 4)
     options = RunOptions(batch=0)
     apart = quantize(product(), [{"x": rows[:2]}, {"x": rows[2:]}], calibrator=method, options=options)
     assert scale(apart) == scale(quantize(product(), [{"x": rows}], calibrator=method, options=options))
 
 
-@pytest.mark.parametrize(("opset", "half"), [(9, False), (11, False), (17, True)])
-def test_what_is_written_loads(opset: int, half: bool, tmp_path: Path) -> None:
-    """ONNX Runtime writes scales per axis at opset 11, float16 ones at opset 17, and refuses both files."""
-    proto = product(opset)
-    feed = weights(8, 4)
-    if half:
-        feed = feed.astype(np.float16)
-        for value in (*proto.graph.input, *proto.graph.output):
-            value.type.tensor_type.elem_type = TensorProto.FLOAT16
-        weight = numpy_helper.to_array(proto.graph.initializer[0]).astype(np.float16)
-        proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "w"))
-    result = quantize(proto, [{"x": feed}], tmp_path / "q.onnx")
-    assert result.encodings["w"].param_shape == (4,)
-    session = onnxruntime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"])
-    assert session.run(None, {"x": feed})[0].dtype == feed.dtype
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tensor_that_one_sample_makes_empty(method: str, tmp_path: Path) -> None:
+    """ONNX Runtime's histograms raise ValueError when a tensor is empty for one of the samples (1.31.1)."""
+    proto = build(
+        "g (float[8,4] x, int64[M] i) => (float[K,4] y) { h = Gather <axis = 0> (x, i) y = MatMul (h, w) }",
+        {"w": weights(4, 4)},
+    )
+    rows = weights(8, 4)
+    feeds = [{"x": rows, "i": np.int64(chosen)} for chosen in ([0, 5], [])]
+    both, first = (
+        quantize(proto, given, calibrator=method, options=RunOptions(batch=0)) for given in (feeds, feeds[:1])
+    )
+    np.testing.assert_array_equal(both.encodings["h"].scale_array, first.encodings["h"].scale_array)
+    if MEASURED and method == "entropy":
+        with pytest.raises(ValueError, match="inhomogeneous shape"):
+            by_ort(proto, feeds, tmp_path, calibrate_method=CalibrationMethod.Entropy)
+
+
+def test_a_bound_on_memory_loses_no_sample(tmp_path: Path) -> None:
+    """ONNX Runtime's CalibMaxIntermediateOutputs drops what came before: of [-100, 50] it leaves [2, 2]."""
+    rows = np.float32([-100, 50, 1, 2, 2])[:, None] * np.ones((1, 4), np.float32)
+    proto = product()
+    model, plan = load(proto), planned(proto)
+    for memory in (1, 1 << 30):
+        found = collect_statistics(model, plan, feeds_of(rows), ObserveOptions(threads=1, memory=memory))
+        assert (found["x"].rmin, found["x"].rmax) == (-100, 50)
+    if MEASURED:
+        kept, lost = (
+            scale_by_ort(feeds_of(rows), tmp_path, **options)
+            for options in ({}, {"CalibMaxIntermediateOutputs": 2})
+        )
+        assert kept > 20 * lost
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_what_is_not_finite_is_named(value: float, tmp_path: Path) -> None:
-    """ONNX Runtime writes infinite scales and is silent; ModelOpt names neither tensor nor sample."""
+    """ONNX Runtime writes infinite scales and leaves NaN out, silently; ModelOpt names no tensor or sample.
+
+    Measured with 1.31.1 and 0.47.0; https://github.com/NVIDIA/TensorRT/issues/2628 ends in NaN scales.
+    """
     samples = weights(6, 4)
     samples[4, 1] = value
     with pytest.raises(DataError, match=r"x.*(sample|feed) 4"):
-        quantize(product(), {"x": samples}, tmp_path / "q.onnx", options=RunOptions(batch=1))
+        quantize(product(), {"x": samples}, tmp_path / "q.onnx", options=ONE_BY_ONE)
     assert not list(tmp_path.iterdir())
+    if MEASURED:
+        assert np.isfinite(scale_by_ort(feeds_of(samples), tmp_path)) == np.isnan(value)
 
 
-def test_a_local_function_is_quantized() -> None:
-    """Both tools leave the MatMul inside in float, and say nothing."""
-    proto = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17, "mine" : 1]>
-        g (float[N,4] x) => (float[N,4] y) { y = mine.dense (x, w) }
-        <domain: "mine", opset_import: ["" : 17]>
-        dense (a, b) => (c) { c = MatMul (a, b) }"""
+def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    """ONNX Runtime gives a weight with an infinity an infinite scale, and says nothing (1.31.1)."""
+    proto, feeds = product(), [{"x": weights(8, 4)}]
+    broken = weights(4, 4)
+    broken[1, 2] = np.inf
+    proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(broken, "w"))
+    with pytest.raises(PlanError, match="weight 'w' holds NaN or infinities"):
+        quantize(proto, feeds, tmp_path / "q.onnx")
+    if MEASURED:
+        theirs = {t.name: numpy_helper.to_array(t) for t in by_ort(proto, feeds, tmp_path).graph.initializer}
+        assert np.isinf(theirs["w_scale"]).any()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_dead_channels_and_tensors_have_scales(method: str) -> None:
+    """pytorch-quantization's amax of 0 gives scales of NaN: https://github.com/NVIDIA/TensorRT/issues/3112."""
+    weight = weights(4, 3, 3, 3)
+    weight[1], weight[2] = 0, 1e-40
+    proto = build(
+        "g (float[N,3,6,6] x) => (float[N,4,4,4] y) { z = Mul (x, zero) y = Conv (z, w, b) }",
+        {"w": weight, "b": weights(4), "zero": np.float32(0)},
     )
-    proto.graph.initializer.append(numpy_helper.from_array(weights(4, 4), "w"))
-    result = quantize(proto, [{"x": weights(8, 4)}])
-    assert [str(row) for row in result.plan.coverage()] == ["MatMul 1/1"]
-    assert [node.op_type for node in result.qdq.graph.node].count("DequantizeLinear") == 2
+    found = quantize(proto, [{"x": weights(2, 3, 6, 6)}], calibrator=method)
+    for encoding in found.encodings.encodings:
+        assert np.all(np.isfinite(encoding.scale_array)) and np.all(encoding.scale_array > 0)
+    assert found.evaluation.candidates[0].outputs[0].sqnr_db == np.inf
 
 
-def test_a_name_that_nothing_has(tmp_path: Path) -> None:
-    """Both tools take a misspelled exclusion, and quantize what was to stay in float."""
-    recipe = tmp_path / "r.yaml"
-    recipe.write_text(f"base: {DEFAULT_RECIPE}\nname: r\noverrides: [{{nodes: [aa], keep_float: true}}]\n")
-    with pytest.raises(Exception, match=r"'aa', which the model lacks; nearest: a"):
-        quantize(product(), [{"x": weights(8, 4)}], recipe=load_recipe(recipe))
+def test_all_samples_count_for_the_type(tmp_path: Path) -> None:
+    """ModelOpt's casts look at one sample: https://github.com/NVIDIA/Model-Optimizer/issues/2337."""
+    proto = build(
+        "g (float[N,4] x) => (float[N,4] y) { h = MatMul (x, w) [far] b = Mul (h, big) y = MatMul (b, w) }",
+        {"w": np.eye(4, dtype=np.float32), "big": np.float32(1000)},
+    )
+    rows = np.ones((3, 4), np.float32)
+    rows[2] = 90  # 90,000 behind Mul, beyond float16
+    for samples, stays in ((rows[:2], False), (rows, True)):
+        found = quantize(proto, {"x": samples}, floats=FloatOptions(name="fp16"), options=ONE_BY_ONE)
+        assert found.floats is not None
+        assert ("far" in {node.name for node in found.floats.nodes}) == stays
 
 
 def test_no_data_is_no_random_data() -> None:
-    """ModelOpt calibrates on random numbers when it gets no data."""
+    """ModelOpt 0.47.0 calibrates on random numbers when it gets no data, told at INFO level only."""
     with pytest.raises(DataError, match="needs data: 1 activations"):
         quantize(product(), None)
