@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.feeds import Feed
-from onnxfq.graph.signature import output_names, with_outputs
+from onnxfq.graph.signature import number_outputs, output_names, with_outputs
 from onnxfq.metrics import ErrorSums
 from onnxfq.runtime.choice import DeviceChoice, choose_device, fall_back
 from onnxfq.runtime.places import Device
@@ -216,13 +216,10 @@ def _declared(reference: onnx.ModelProto) -> dict[str, list[int | None]]:
 
 def _compared(reference: onnx.ModelProto) -> tuple[str, ...]:
     """Return the outputs that are tensors of numbers, as far as their types tell."""
-    kept = []
-    for value in reference.graph.output:
-        tensor = value.type.HasField("tensor_type") or value.type.WhichOneof("value") is None
-        if tensor and value.type.tensor_type.elem_type != onnx.TensorProto.STRING:
-            kept.append(value.name)
-        else:
-            log.warning("output %s holds no numbers and is not compared", value.name)
+    kept = number_outputs(reference)
+    for name in output_names(reference):
+        if name not in kept:
+            log.warning("output %s holds no numbers and is not compared", name)
     if not kept:
         raise ModelError("the model has no output of numbers; there is nothing to compare")
     return tuple(kept)

@@ -87,6 +87,22 @@ def test_steps_are_those_of_the_scale(tmp_path: Path) -> None:
     assert found["y"].steps is None and found["y"].largest_error == 0
 
 
+def test_what_is_no_number_is_not_compared() -> None:
+    """Sequences and texts among the outputs are left out; where nothing is left, one line says so."""
+    text = "h = MatMul (x, w) s = SequenceConstruct (h, h) i = SequenceAt (s, zero)"
+    constants = {"w": weights(4, 4), "zero": np.int64(0)}
+    proto = build(
+        f"g (float[N,4] x) => (float[N,4] y, seq(float[N,4]) s) {{ {text} y = MatMul (i, w) }}", constants
+    )
+    made = compare(qdq_of(stage(proto)), [feed_for(proto)], b="onnxruntime")
+    assert [one.tensor for one in made.tensors] == ["i", "y"] and made.first is None
+    # What its quantizer reads is an input, which nothing computes.
+    text = "g (float[N,4] x) => (seq(float[N,4]) s) { y = MatMul (x, w) s = SequenceConstruct (y, y) }"
+    lone = build(text, {"w": weights(4, 4)})
+    with pytest.raises(ModelError, match="nothing can part"):
+        compare(qdq_of(stage(lone)), [feed_for(lone)])
+
+
 def test_what_is_missing_is_told(tmp_path: Path) -> None:
     """A tensor that the other runtime does not have is named, and the others are compared."""
     staged = stage(three())

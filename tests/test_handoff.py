@@ -19,6 +19,7 @@ from builders import build, conv_relu, feed_for, linear, qdq_of, stage, weights
 from onnxfq.cli.main import main
 from onnxfq.errors import OutputError
 from onnxfq.handoff.handoff import SAMPLES, handoff
+from onnxfq.pipeline import RunOptions
 from onnxfq.runtime.session import Session
 from onnxfq.targets import commands
 from onnxfq.targets.findings import CheckResult
@@ -141,6 +142,23 @@ def test_without_data(tmp_path: Path):
             "ids": ("int64", (4,)),
             "flag": ("bool", ()),
         }
+
+
+def test_texts_sequences_and_long_names(tmp_path: Path):
+    """What is no array of numbers is left out with a note; a file gets a name that a file can have."""
+    proto = build(
+        f"""g (float[N,4] {"x" * 300}, string[M] words)
+            => (float[N,4] y, seq(float[N,4]) s, string[M] said) {{
+            y = MatMul ({"x" * 300}, w) s = SequenceConstruct (y, y) said = Identity (words) }}""",
+        {"w": weights(4, 4)},
+    )
+    feed = {"x" * 300: weights(3, 4), "words": np.asarray(["a", "bc"])}
+    result = handoff(proto, tmp_path / "out", data=[feed], options=RunOptions(batch=0))
+    assert "s, said, words hold no numbers, and are left out of the samples" in result.notes
+    (raw,) = (tmp_path / "out/raw").iterdir()
+    assert raw.read_bytes() == feed["x" * 300].tobytes() and len(raw.name) < 256
+    with np.load(tmp_path / "out/outputs/0.npz") as stored:
+        assert stored.files == ["y"]
 
 
 def test_what_onnxruntime_cannot_run(tmp_path: Path):

@@ -120,6 +120,8 @@ def compare(
     if not given:
         raise DataError("there is no feed to compare on; give data")
     tensors = boundaries(proto)
+    if not tensors:
+        raise ModelError("no node computes an output of numbers or what a quantizer reads; nothing can part")
     sums: dict[str, ErrorSums] = {}
     missing: set[str] = set()
     results = [one(proto, given, tensors, options.threads) for one in runners]

@@ -93,6 +93,8 @@ def cast(array: NDArray[Any], spec: InputSpec, where: str, notes: Notes) -> NDAr
     """Return `array` in the input's dtype; DataError when that would change its values' meaning."""
     if array.dtype == spec.dtype:
         return array
+    if spec.dtype.kind == "O" and array.dtype.kind == "U":  # texts, as an .npz without pickles holds them
+        return array.astype(object)
     both_float = array.dtype.kind == "f" and spec.dtype.kind == "f"
     both_integer = array.dtype.kind in "iu" and spec.dtype.kind in "iu"
     if not (both_float or both_integer):

@@ -25,6 +25,16 @@ def output_names(proto: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(value.name for value in proto.graph.output)
 
 
+def number_outputs(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the outputs that are tensors of numbers, as far as their types tell: no sequences, no texts."""
+    return tuple(
+        value.name
+        for value in proto.graph.output
+        if value.type.WhichOneof("value") in (None, "tensor_type")
+        and value.type.tensor_type.elem_type != onnx.TensorProto.STRING
+    )
+
+
 def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     if not value.type.HasField("tensor_type"):
         raise ModelError(f"input {value.name!r} is not a tensor; onnxfq feeds tensors only")

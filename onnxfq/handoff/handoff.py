@@ -95,6 +95,12 @@ def handoff(
     results = [] if missing else list(_results(proto, feeds, options.threads))
     if missing:
         notes.append(f"there are no expected outputs: {missing}")
+    first = {name: array.shape for name, array in feeds[0].items()}
+    named = {name for arrays in (*feeds, *results) for name in arrays}
+    feeds, results = [_numbers(feed) for feed in feeds], [_numbers(result) for result in results]
+    texts = sorted(named - {name for arrays in (*feeds, *results) for name in arrays})
+    if texts:
+        notes.append(f"{', '.join(texts)} hold no numbers, and are left out of the samples")
     target.mkdir(exist_ok=True)
     for name in ("inputs", "raw", *(["outputs"] if results else [])):
         (target / name).mkdir()
@@ -105,7 +111,6 @@ def handoff(
     ends = {name: dict(zip(("min", "opt", "max"), profile, strict=True)) for name, profile in wanted.items()}
     out.text("profiles.json", json.dumps(ends, indent=2) + "\n")
     out.text("findings.json", found.model_dump_json(indent=2) + "\n")
-    first = {name: array.shape for name, array in feeds[0].items()}
     for release in commands.RELEASES:
         lines = [
             commands.trtexec(release, wanted, first),
@@ -158,6 +163,11 @@ def _write_samples(
         out.binary(f"inputs/{number}.npz", _npz(feed))
     for number, result in enumerate(results):
         out.binary(f"outputs/{number}.npz", _npz(result))
+
+
+def _numbers(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return what is an array of numbers: texts, sequences and maps are no samples for TensorRT."""
+    return {n: a for n, a in arrays.items() if isinstance(a, np.ndarray) and a.dtype.kind not in "OUS"}
 
 
 def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:

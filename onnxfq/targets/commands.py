@@ -7,6 +7,7 @@ never given: under strong typing the graph has the precision. Polygraphy as of 0
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -78,9 +79,19 @@ def script(commands: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_LONGEST = 200
+"""Bytes of the name of a file that may get an ending."""
+
+
 def file_name(tensor: str) -> str:
-    """Return a name for a file of `tensor`: what is no letter, digit, dot or dash becomes an underscore."""
-    return "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in tensor)
+    """Return a name for a file of `tensor`: what is no letter, digit, dot or dash becomes an underscore.
+
+    Of a long one the beginning and a hash: file systems take 255 bytes.
+    """
+    name = "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in tensor)
+    if len(name.encode()) <= _LONGEST:
+        return name
+    return f"{name[: _LONGEST // 4]}-{hashlib.sha256(tensor.encode()).hexdigest()[:16]}"
 
 
 def _named(tensor: str) -> str:

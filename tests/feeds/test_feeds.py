@@ -338,6 +338,13 @@ def test_casts_that_lose_nothing_else_than_digits(given_dtype, wanted, caplog):
     assert [record.getMessage() for record in caplog.records] == [f"input x: {given_dtype} cast to {wanted}"]
 
 
+def test_texts_from_a_file(tmp_path):
+    """An .npz without pickles holds texts as NumPy's own; ONNX Runtime's are objects."""
+    np.savez(tmp_path / "t.npz", x=np.asarray(["a", "bc", "d"]))
+    (feed,) = Feeds(tmp_path / "t.npz", (spec(3, dtype="object"),), options=ONLY_FITTED)
+    np.testing.assert_array_equal(feed["x"], np.asarray(["a", "bc", "d"], object), strict=True)
+
+
 def test_the_same_dtype_is_passed_on(caplog):
     """Nothing is copied and nothing noted when the dtype is right; NaN is passed on when it is to be."""
     x = np.float32([1, np.nan, np.inf])
