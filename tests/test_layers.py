@@ -42,7 +42,7 @@ LAYERS = [
     },
     {"encoding", "float_plan", "plan", "recipe", "statistics", "feeds", "labels", "scores", "calibrators"},
     {"graph", "half_scales", "made_scales"},
-    {"policies", "passes", "runtime"},
+    {"interchange", "policies", "passes", "runtime"},
     {
         "accumulation",
         "calibration",
