@@ -255,8 +255,7 @@ def planned_with(given: Given | None, model: Model, recipe: Recipe) -> tuple[Pla
     try:
         plan = make_plan(model, chosen)
     except RecipeError as fault:
-        if chosen.overrides == recipe.overrides:
-            raise
+        make_plan(model, recipe)  # what is wrong with the recipe itself is said as ever
         raise RecipeError(
             f"{fault} where {given.source} was made, or a recipe of another target than {recipe.target}"
         ) from None

@@ -274,7 +274,8 @@ _KINDS_1: dict[str, Callable[[Reading, str, str, Entry, _Values], None]] = {
 
 def _product(steps: NDArray[np.float64], scale: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return steps * scale in float32, as the DequantizeLinear does that AIMET writes for it."""
-    return np.asarray(steps.astype(np.float32) * scale.astype(np.float32), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is no scale, and told as such
+        return np.asarray(steps.astype(np.float32) * scale.astype(np.float32), np.float32)
 
 
 def _block_size(reading: Reading, where: str, entry: Entry) -> int:

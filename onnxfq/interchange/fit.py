@@ -70,7 +70,7 @@ def fit(given: Given, plan: Plan, model: Model) -> Fitted:
     Raises PlanError when a scale does not fit its tensor: another number of channels, axis or format than
     planned.
     """
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    shapes = _shapes(model)
     moves = moved_tensors(given, model)
     encodings, moved, missing = [], {}, {}
     for placement in plan.placements:
@@ -100,6 +100,15 @@ def fit(given: Given, plan: Plan, model: Model) -> Fitted:
         tuple(f"{name}{nearest(name, names)}" for name in said if name not in names),
         tuple(name for name in said if name in names and name not in used),
     )
+
+
+def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of constants and of what has a known shape; 0 stands for an open size."""
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    for value in (*model.proto.graph.input, *model.proto.graph.value_info):
+        shape = value.type.tensor_type.shape
+        shapes.setdefault(value.name, tuple(dim.dim_value for dim in shape.dim))
+    return shapes
 
 
 def _why(name: str, given: Given) -> str:
@@ -158,8 +167,6 @@ def _laid_out(
         return values.reshape(())
     if tensor.per_tensor:
         raise fault(f"is planned as {spec.granularity}, and the file has one scale; plan with this file")
-    if not shape:  # an activation: only the number can be looked at, when it is inserted
-        return values
     wanted = spec.granularity.param_shape(shape)
     if tensor.axis is not None and spec.axis is not None:
         axis = normalize_axis(tensor.axis, len(shape))

@@ -76,8 +76,7 @@ class Given:
 
     source: its path. kind: what it is, as `TensorRT calibration cache (TRT-8501-EntropyCalibration2)`.
     tensors: by name. in_float: names that the file leaves in float. unusable: name -> why its entry is not
-    used; such a tensor counts as one that the file lacks. notes: what the file has beside tensors that
-    is passed over.
+    used; such a tensor counts as one that the file lacks.
     """
 
     source: str
@@ -85,7 +84,6 @@ class Given:
     tensors: dict[str, GivenTensor]
     in_float: tuple[str, ...] = ()
     unusable: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 class Reading:
@@ -146,11 +144,11 @@ class Reading:
             )
         self.tensors[tensor.tensor] = tensor
 
-    def given(self, kind: str, notes: tuple[str, ...] = ()) -> Given:
+    def given(self, kind: str) -> Given:
         """Return what was collected. Raises PlanError when that is nothing."""
         if not (self.tensors or self.unusable):
             raise PlanError(f"{self.source}: {kind} without a tensor; write the file again")
-        return Given(self.source, kind, self.tensors, tuple(self.in_float), self.unusable, notes)
+        return Given(self.source, kind, self.tensors, tuple(self.in_float), self.unusable)
 
 
 def _numeric(values: object) -> bool:
