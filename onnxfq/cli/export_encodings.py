@@ -9,10 +9,9 @@ import typer
 
 from onnxfq.cli.console import say
 from onnxfq.cli.options import OutputOption, PlanOption, QuietOption
-from onnxfq.encoding import Encodings
 from onnxfq.errors import PlanError, nearest
 from onnxfq.files import check_output, write_text
-from onnxfq.interchange import WRITERS
+from onnxfq.interchange import WRITERS, load_encodings
 from onnxfq.plan import Plan
 
 
@@ -35,7 +34,7 @@ def export_encodings(
     writer = WRITERS.get(to)
     if writer is None:
         raise PlanError(f"encodings are not written as {to!r}{nearest(to, WRITERS)}")
-    written = writer(Encodings.load(encodings), Plan.load(plan))
+    written = writer(load_encodings(encodings), Plan.load(plan))
     written.refuse_empty(to)
     write_text(output, written.text)
     say(f"exported   {written.tensors} of {written.tensors + len(written.lost)} tensors as {to}", quiet)

@@ -76,6 +76,21 @@ def read_given(file: GivenFile) -> Given:
     return _read(content, source)
 
 
+def load_encodings(path: str | Path) -> Encodings:
+    """Return encodings of onnxfq's own. Raises PlanError, for another tool's file with what makes them of it."""
+    try:
+        return Encodings.load(path)
+    except PlanError as fault:
+        try:
+            kind = read_given(path).kind
+        except PlanError:
+            raise fault from None
+        raise PlanError(
+            f"{path} is of another tool ({kind}); make encodings of it with `onnxfq plan` and `onnxfq calibrate`, "
+            "both with --encodings"
+        ) from None
+
+
 def _read(content: Any, source: str) -> Given:
     if isinstance(content, Mapping) and str(content.get("format", "")).startswith("onnxfq.encodings/"):
         raise PlanError(

@@ -94,9 +94,20 @@ def _why_not_unsigned(encoding: Encoding, version: str) -> str:
     if spec.zero_point == "fractional":
         return f"{version} has whole offsets; use 2.0.0"
     blocked = spec.block_size is not None or spec.block_shape is not None
-    if blocked and (version == "0.6.1" or spec.block_shape is not None):
+    if blocked and (version == "0.6.1" or not (spec.block_size or _of_kernel(spec.block_shape))):
         return f"{version} has no {spec.granularity}; use 2.0.0"
     return ""
+
+
+def _of_kernel(block_shape: tuple[int, ...] | None) -> bool:
+    """Tell whether blocks go along the input channels of a convolution's kernel, over all of its window."""
+    return (
+        block_shape is not None
+        and len(block_shape) > 2
+        and block_shape[0] == 1
+        and block_shape[1] > 0
+        and set(block_shape[2:]) == {-1}
+    )
 
 
 def _strict(encoding: Encoding) -> bool:
@@ -142,6 +153,8 @@ def _entry_1_0_0(encoding: Encoding) -> dict[str, Any]:
         fields = {"enc_type": "PER_BLOCK", "block_size": granularity.block_size}
         if granularity.axis == 0 and scale.ndim == 2:  # the output channels come first
             scale, offsets = scale.T, offsets.T
+    if encoding.spec.block_shape is not None:
+        fields = {"enc_type": "PER_BLOCK", "block_size": encoding.spec.block_shape[1]}
     return {
         "bw": encoding.spec.qtype.bits,
         "dtype": "INT",

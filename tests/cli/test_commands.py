@@ -75,7 +75,7 @@ CACHE = "TRT-8501-EntropyCalibration2\nx: 3d000000\nc: 3c010204\n"
 
 
 def test_stages_with_a_file_of_another_tool(run: Run, workplace: Path) -> None:
-    """`plan`, `calibrate` and `insert` with --encodings write what `quantize` does, and tell what they took."""
+    """The stages with --encodings write what `quantize` does, and tell what they took."""
     Path("calib.cache").write_text(CACHE, encoding="utf-8")
     told = ["given      TensorRT calibration cache (TRT-8501-EntropyCalibration2): 1 of 2 tensors used"]
     told += ["weights    1 with scales from their own values: w", "not needed 1 tensors: c"]
@@ -119,6 +119,7 @@ def test_encodings_are_exported(run: Run, workplace: Path) -> None:
         ("quantize model.onnx --encodings data.npz -o o.onnx", 1, "data.npz is not text"),
         ("quantize model.onnx --encodings calib.cache -o calib.cache", 1, "is another file of this command"),
         ("quantize model.onnx --encodings calib.cache --missing no -o o.onnx", 2, "'no' is not one of"),
+        ("insert model.onnx --plan p.json --encodings calib.cache -o o.onnx", 1, "make encodings of it with"),
         ("calibrate model.onnx --plan p.json -o e.json", 2, "calibrate needs --statistics, or --encodings"),
         (
             "export-encodings e.json --plan p.json --to aimet -o o",
@@ -132,6 +133,8 @@ def test_mistakes_with_files_of_other_tools(
 ) -> None:
     """A wrong file, name or choice is one line, and nothing is written."""
     Path("calib.cache").write_text(CACHE, encoding="utf-8")
+    assert main("plan model.onnx -q -o p.json".split()) == 0
+    Encodings(model_sha256="", encodings=()).save("e.json")
     assert main(line.split()) == code
     assert message in capfd.readouterr().err
     assert not Path("o.onnx").exists() and not Path("o").exists()

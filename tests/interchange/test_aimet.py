@@ -268,7 +268,7 @@ SCHEMES = {
 }
 HELD = {
     "aimet-0.6.1": ("int8", "uint8", "int16, per tensor", "strict"),
-    "aimet-1.0.0": ("int8", "uint8", "int16, per tensor", "strict", "blocks"),
+    "aimet-1.0.0": tuple(SCHEMES),
     "aimet-2.0.0": tuple(SCHEMES),
 }
 
@@ -322,7 +322,7 @@ def test_what_a_version_cannot_hold_is_told() -> None:
     assert not lost("aimet-2.0.0", floats)
     odd = lost("aimet-2.0.0", recipe_of({"qtype": "int5"}, {"qtype": "int8[-100,127]"}))
     assert odd["w1"] == "AIMET has no int5" and "int8[-127,127]" in odd["image"]
-    assert set(lost("aimet-1.0.0", SCHEMES["block shapes"])) == {"w1"}
+    assert set(lost("aimet-0.6.1", SCHEMES["block shapes"])) == {"w1", "w3", "w4"}
 
 
 # ---- files that are none
