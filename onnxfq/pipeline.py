@@ -178,7 +178,9 @@ def quantize(
     plan, fitted = planned_with(given, planned, chosen)
     if fitted is not None and feeds is None and statistics is None:
         if missing == "stop":
-            fitted.refuse_missing()
+            fitted.refuse_missing(
+                "give data to calibrate them, or --missing float to leave what needs them in float"
+            )
         plan = left_in_float(plan, fitted)
     clock.lap("plan")
     kept = KeptFeeds(source_feeds)
@@ -275,7 +277,7 @@ def calibrate_with(
     """
     fitted = None if given is None else fit(given, plan, model)
     if statistics is None and fitted is not None:
-        fitted.refuse_missing()
+        fitted.refuse_missing("give statistics from `onnxfq observe` with this plan")
     found = statistics or Statistics(model.sha256, 0, {})
     if fitted is None:
         return calibrate(model, plan, found, calibrator), None

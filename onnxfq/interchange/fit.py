@@ -44,6 +44,8 @@ class Fitted:
         used = len({self.moved.get(e.tensor, e.tensor) for e in self.encodings})
         lines = [f"given      {self.given.kind}: {used} of {total} tensors used"]
         lines += [f"given      {name!r} has the scale of {source!r}" for name, source in self.moved.items()]
+        if self.missing:
+            lines.append(f"lacking    {len(self.missing)} activations: {', '.join(self.missing)}")
         if self.own:
             lines.append(
                 f"weights    {len(self.own)} with scales from their own values: {', '.join(self.own)}"
@@ -54,13 +56,13 @@ class Fitted:
         lines += [f"not usable {name}: {why}" for name, why in self.given.unusable.items()]
         return lines
 
-    def refuse_missing(self) -> None:
+    def refuse_missing(self, remedy: str) -> None:
         """Raise PlanError when activations need values that the file lacks; all of them are named."""
         if self.missing:
             listed = "; ".join(f"{name!r}{why}" for name, why in self.missing.items())
             raise PlanError(
-                f"{self.given.source} has no scale for {len(self.missing)} activation(s) of the plan; give "
-                f"data to calibrate them, or --missing float to leave what needs them in float: {listed}"
+                f"{self.given.source} has no scale for {len(self.missing)} activation(s) of the plan; "
+                f"{remedy}: {listed}"
             )
 
 

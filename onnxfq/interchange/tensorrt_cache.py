@@ -4,7 +4,8 @@
     images: 3c010a14
 
 The header names release and calibrator. The hex is the big-endian float32 that a step of int8 stands for,
-amax / 127; leading zeros may be missing. Names may hold blanks and colons: the last colon counts.
+amax / 127; a zero may be 0 alone, and fewer digits are a file that was cut off.
+Names may hold blanks and colons: the last colon counts.
 Source: NVIDIA's developer guide of TensorRT 8 to 10 (INT8 calibration) and its calibrators' files.
 """
 
@@ -27,7 +28,7 @@ DEFAULT_HEADER = "TRT-101300-EntropyCalibration2"
 """The algorithm is that of trtexec's own calibrator, which passes over caches of another."""
 
 _WEIGHT = "TensorRT makes the scales of weights itself"
-_HEX = re.compile(r"[0-9a-fA-F]{1,8}")
+_HEX = re.compile(r"[0-9a-fA-F]{8}|0")
 
 
 def is_cache(text: str) -> bool:

@@ -233,5 +233,5 @@ def test_damaged_files(content: Any, message: str, tmp_path: Path) -> None:
     """What is wrong in a file is one line that names tensor and field."""
     with pytest.raises(PlanError) as caught:
         plan, found = fitted(network(), file(tmp_path, content))
-        found.refuse_missing()
+        found.refuse_missing("give data")
     assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -105,10 +105,9 @@ def test_data_beside_a_whole_cache_are_compared_with_only(tmp_path: Path) -> Non
 
 
 def test_names_with_blanks_and_colons(tmp_path: Path) -> None:
-    """The last colon ends the name; leading zeros of the hex may be missing."""
-    text = (
-        "TRT-8501-EntropyCalibration2\r\n(Unnamed Layer* 1) [Shuffle]_output: 3c010204\r\na:b: c: 800000\n\n"
-    )
+    """The last colon ends the name, at either end of a line that there is."""
+    lines = ("(Unnamed Layer* 1) [Shuffle]_output: 3c010204\r", "a:b: c: 00800000", "")
+    text = "\n".join(("TRT-8501-EntropyCalibration2\r", *lines))
     found = read_cache(text, "c").tensors
     assert {name: float(tensor.scale or 0) for name, tensor in found.items()} == {
         "(Unnamed Layer* 1) [Shuffle]_output": float(np.float32(1 / 127)),
@@ -206,6 +205,7 @@ def test_zero_points_move_for_onnxruntime(tmp_path: Path) -> None:
         ("x 3c010a14", "line 2: is 'x 3c010a14', wanted is a tensor, a colon and a float32 in hex"),
         ("x: 0.5", "wanted is a tensor"),
         ("x: 3c010a14f", "wanted is a tensor"),
+        ("x: 3c010a", "wanted is a tensor"),
         (": 3c010a14", "wanted is a tensor"),
         ("x: 3c010a14\nx: 3c010a15", "line 3: tensor 'x' stands in line 2 with other values"),
         ("", "without a tensor"),
@@ -227,6 +227,7 @@ def test_damaged_lines(line: str, message: str, tmp_path: Path) -> None:
         (b"x 2.008338\n", "is none of TensorRT calibration cache, AIMET encodings"),
         (b'{"a": ', "is damaged: Expecting value"),
         (b"[" * 100_000, "is damaged"),
+        (b'{"x": [{}], "x": [{}]}', "is damaged: 'x' stands twice in one object"),
         (b"[1]", "is none of"),
         (b'{"format": "onnxfq.encodings/1"}', "`onnxfq insert --plan PLAN --encodings` takes it"),
     ],
