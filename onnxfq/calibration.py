@@ -18,7 +18,6 @@ from onnxfq.errors import PlanError, StatisticsError
 from onnxfq.granularity import PerTensor
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model, body_of_tensors
-from onnxfq.interchange.fit import Fitted
 from onnxfq.made_scales import encode_constant, encode_dynamic
 from onnxfq.plan import Placement, Plan
 from onnxfq.qparams import ParamRules, choose_qparams
@@ -65,48 +64,6 @@ def calibrate(
         without_values=absent,
         statistics_sha256=statistics.sha256,
     )
-
-
-def calibrate_rest(
-    model: Model, plan: Plan, fitted: Fitted, statistics: Statistics, calibrator: str | None = None
-) -> Encodings:
-    """Return the encodings that a file gave as they are, and the others as `calibrate` makes them.
-
-    In the order of `calibrate`. Activations that the file lacks need statistics. Raises as `calibrate`.
-    """
-    given = {encoding.tensor: encoding for encoding in fitted.encodings}
-    rest = rest_of(plan, fitted)
-    made = calibrate(model, rest, statistics, calibrator)
-    known = given | {encoding.tensor: encoding for encoding in made.encodings}
-    ordered = (p.tensor for p in (*plan.activations, *plan.unobserved, *plan.weights))
-    return made.model_copy(
-        update={
-            "encodings": tuple(known[tensor] for tensor in ordered if tensor in known),
-            "source": fitted.given.kind,
-        }
-    )
-
-
-def rest_of(plan: Plan, fitted: Fitted) -> Plan:
-    """Return the part of `plan` that the file has no values for."""
-    given = {encoding.tensor for encoding in fitted.encodings}
-    return plan.model_copy(update={"placements": tuple(p for p in plan.placements if p.tensor not in given)})
-
-
-def left_in_float(plan: Plan, fitted: Fitted) -> Plan:
-    """Return `plan` with activations that the file has no values for in float, and what needs them.
-
-    Raises PlanError when nothing else is left.
-    """
-    if not fitted.missing:
-        return plan
-    part = plan.without(fitted.missing, f"{fitted.given.kind} has no scale for it")
-    if not part.placements:
-        raise PlanError(
-            f"every node needs an activation that {fitted.given.source} has no scale for, and nothing is "
-            "left to quantize; give data to calibrate them"
-        )
-    return part
 
 
 def encode_weights(model: Model, plan: Plan) -> tuple[Encoding, ...]:

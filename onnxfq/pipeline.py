@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.calibration import calibrate, calibrate_rest, calibrated_part, left_in_float, rest_of
+from onnxfq.calibration import calibrate, calibrated_part
 from onnxfq.encoding import Encodings
 from onnxfq.errors import DataError, ModelError, RecipeError
 from onnxfq.evaluation import evaluate
@@ -22,6 +22,7 @@ from onnxfq.feeds.kept import FirstSeen, KeptFeeds
 from onnxfq.files import check_output
 from onnxfq.float_plan import ALL_FLOAT32, HALF_TYPES, FloatOptions, FloatPlan
 from onnxfq.float_remainder import decide_floats
+from onnxfq.given_encodings import calibrate_rest, left_in_float, planned_with, rest_of
 from onnxfq.graph.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
@@ -33,16 +34,13 @@ from onnxfq.graph.stored import held, is_large, scratch_for
 from onnxfq.half_scales import with_half_scales
 from onnxfq.insertion import insert_fake_quantize, insert_qdq, with_provenance
 from onnxfq.interchange import GivenFile, read_given
-from onnxfq.interchange.fit import Fitted, fit
-from onnxfq.interchange.formats import recipe_with
-from onnxfq.interchange.given import Given
+from onnxfq.interchange.fit import Fitted
 from onnxfq.labels import read_labels
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.passes.integer_products import integer_products
 from onnxfq.plan import Plan
-from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.runtime.choice import DeviceChoice, choose_device
 from onnxfq.runtime.found_types import lacks_ranks, with_run_ranks
@@ -244,44 +242,6 @@ def quantize(
         seconds=clock.seconds,
         scratch=scratch,
     )
-
-
-def planned_with(given: Given | None, model: Model, recipe: Recipe) -> tuple[Plan, Fitted | None]:
-    """Return the plan, in the formats of `given`, and what `given` has for it.
-
-    Raises RecipeError for a format that the target of the recipe does not take, and as `fit`.
-    """
-    if given is None:
-        return make_plan(model, recipe), None
-    chosen = recipe_with(given, recipe, model)
-    try:
-        plan = make_plan(model, chosen)
-    except RecipeError as fault:
-        make_plan(model, recipe)  # what is wrong with the recipe itself is said as ever
-        raise RecipeError(
-            f"{fault} where {given.source} was made, or a recipe of another target than {recipe.target}"
-        ) from None
-    return plan, fit(given, plan, model)
-
-
-def calibrate_with(
-    given: Given | None,
-    model: Model,
-    plan: Plan,
-    statistics: Statistics | None,
-    calibrator: str | None = None,
-) -> tuple[Encodings, Fitted | None]:
-    """Return the encodings of `plan` and what `given` had for it.
-
-    statistics: None where `given` holds every activation; PlanError otherwise.
-    """
-    fitted = None if given is None else fit(given, plan, model)
-    if statistics is None and fitted is not None:
-        fitted.refuse_missing("give statistics from `onnxfq observe` with this plan")
-    found = statistics or Statistics(model.sha256, 0, {})
-    if fitted is None:
-        return calibrate(model, plan, found, calibrator), None
-    return calibrate_rest(model, plan, fitted, found, calibrator), fitted
 
 
 def _statistics(

@@ -13,10 +13,10 @@ from builders import build
 from numpy.typing import NDArray
 
 from onnxfq.encoding import Encoding
+from onnxfq.given_encodings import planned_with
 from onnxfq.graph.load import load
 from onnxfq.interchange import GivenFile, read_given
 from onnxfq.interchange.fit import Fitted
-from onnxfq.pipeline import planned_with
 from onnxfq.plan import Plan
 from onnxfq.recipe import Recipe, load_recipe
 

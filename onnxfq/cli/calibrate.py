@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from onnxfq import pipeline
 from onnxfq.calibrators import calibrator_by_name
 from onnxfq.cli.console import say
 from onnxfq.cli.options import (
@@ -19,6 +18,7 @@ from onnxfq.cli.options import (
     QuietOption,
 )
 from onnxfq.files import check_output, write_text
+from onnxfq.given_encodings import calibrate_with
 from onnxfq.graph.load import load
 from onnxfq.interchange import read_given
 from onnxfq.plan import Plan
@@ -65,7 +65,7 @@ def calibrate(
     observed = None if statistics is None else Statistics.load(statistics)
     given = None if encodings is None else read_given(encodings)
     loaded = load(model, decided.existing)
-    made, fitted = pipeline.calibrate_with(given, loaded, decided, observed, calibrator)
+    made, fitted = calibrate_with(given, loaded, decided, observed, calibrator)
     made.save(output)
     if observed is not None and (table or table_csv is not None):
         rows = calibrator_rows(decided, observed, calibrator)

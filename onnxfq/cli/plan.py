@@ -23,9 +23,10 @@ from onnxfq.cli.options import (
 )
 from onnxfq.feeds import DataOptions
 from onnxfq.files import check_output
+from onnxfq.given_encodings import planned_with
 from onnxfq.graph.load import load
 from onnxfq.interchange import read_given
-from onnxfq.pipeline import open_feeds, planned_with
+from onnxfq.pipeline import open_feeds
 from onnxfq.recipe import DEFAULT_RECIPE
 from onnxfq.reporting.text import plan_summary
 from onnxfq.runtime.found_types import lacks_ranks, with_run_ranks

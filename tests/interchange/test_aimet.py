@@ -109,7 +109,7 @@ def test_zero_points_are_refused_for_tensorrt(name: str, tensor: str, tmp_path: 
     """An asymmetric grid is an error that names tensor, rule and both remedies."""
     path = written_by_aimet(name, "1.0.0", tmp_path)
     message = f"tensor '{tensor}': TensorRT takes zero points of 0 only; use symmetric: true where {path}"
-    with pytest.raises(RecipeError, match="recipe of another target") as caught:
+    with pytest.raises(RecipeError, match="or another recipe than tensorrt-int8") as caught:
         onnxfq.quantize(small(), None, encodings=path)
     assert message in str(caught.value)
 
