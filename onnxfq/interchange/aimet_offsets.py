@@ -156,7 +156,10 @@ def read_1_0_0(reading: Reading, where: str, name: str, entry: Entry) -> None:
     values = np.atleast_1d(reading.numbers(f"{where}.scale", field(reading, where, entry, "scale", list)))
     offset = np.atleast_1d(reading.numbers(f"{where}.offset", field(reading, where, entry, "offset", list)))
     if "zero_point_shift" in entry:
-        offset = offset + reading.numbers(f"{where}.zero_point_shift", entry["zero_point_shift"])
+        shift = np.atleast_1d(reading.numbers(f"{where}.zero_point_shift", entry["zero_point_shift"]))
+        if shift.shape != offset.shape:
+            raise reading.fault(where, f"has {offset.size} offsets and {shift.size} shifts; export it again")
+        offset = offset + shift
     bits = _width(reading, where, field(reading, where, entry, "bw", int))
     add(
         reading,

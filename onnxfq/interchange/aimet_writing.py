@@ -49,10 +49,15 @@ _Entry = Callable[[Encoding], Any]
 def _in_sections(version: str, encodings: Encodings, plan: Plan, entry: _Entry) -> Written:
     """Return a file with activations and parameters apart, lists of entries or, of 0.6.1, by name."""
     lost: dict[str, str] = {}
+    turned = {node.node for node in plan.nodes if node.op_type == "ConvTranspose"}
     sections: dict[str, dict[str, Any]] = {"activation_encodings": {}, "param_encodings": {}}
     for placement in calibrated_placements(encodings, plan):
         encoding = encodings[placement.tensor]
         why = _why_not(encoding) or _why_not_unsigned(encoding, version)
+        if not why and encoding.param_shape and placement.role == "activation":
+            why = f"{version} tells no axis of an activation; use 2.0.0"
+        if not why and _blocked(encoding) and any(use.node in turned for use in placement.uses):
+            why = f"{version} tells no axis of blocks of a ConvTranspose; use 2.0.0"
         if why:
             lost[encoding.tensor] = why
             continue
@@ -93,10 +98,14 @@ def _why_not_unsigned(encoding: Encoding, version: str) -> str:
         return f"{version} has integers only, not {spec.qtype}; use 2.0.0"
     if spec.zero_point == "fractional":
         return f"{version} has whole offsets; use 2.0.0"
-    blocked = spec.block_size is not None or spec.block_shape is not None
-    if blocked and (version == "0.6.1" or not (spec.block_size or _of_kernel(spec.block_shape))):
+    held = _of_kernel(spec.block_shape) or (spec.block_size is not None and len(encoding.param_shape) == 2)
+    if _blocked(encoding) and (version == "0.6.1" or not held):
         return f"{version} has no {spec.granularity}; use 2.0.0"
     return ""
+
+
+def _blocked(encoding: Encoding) -> bool:
+    return encoding.spec.block_size is not None or encoding.spec.block_shape is not None
 
 
 def _of_kernel(block_shape: tuple[int, ...] | None) -> bool:

@@ -51,6 +51,8 @@ class Fitted:
                 f"weights    {len(self.own)} with scales from their own values: {', '.join(self.own)}"
             )
         lines += [f"unknown    {name}" for name in self.unknown]
+        if self.given.in_float:
+            lines.append(f"in float   as the file has it: {', '.join(self.given.in_float)}")
         if self.unused:
             lines.append(f"not needed {len(self.unused)} tensors: {', '.join(self.unused)}")
         lines += [f"not usable {name}: {why}" for name, why in self.given.unusable.items()]
@@ -86,7 +88,8 @@ def fit(given: Given, plan: Plan, model: Model) -> Fitted:
         elif placement.role == "activation" and placement.spec.observed:
             missing[name] = _why(name, given)
     names = tensor_names(model)
-    used = {e.tensor for e in encodings} | set(moved.values())
+    encoded = {encoding.tensor for encoding in encodings}
+    used = encoded | set(moved.values()) | {placement.tensor for placement in plan.placements}
     said = [*given.tensors, *given.in_float]
     if not encodings and any(tensor.has_values for tensor in given.tensors.values()):
         raise PlanError(
@@ -98,9 +101,9 @@ def fit(given: Given, plan: Plan, model: Model) -> Fitted:
         tuple(encodings),
         moved,
         missing,
-        tuple(p.tensor for p in plan.weights if p.tensor not in {e.tensor for e in encodings}),
+        tuple(p.tensor for p in plan.weights if p.tensor not in encoded),
         tuple(f"{name}{nearest(name, names)}" for name in said if name not in names),
-        tuple(name for name in said if name in names and name not in used),
+        tuple(name for name in given.tensors if name in names and name not in used),
     )
 
 
@@ -126,26 +129,28 @@ def _encoded(given: Given, tensor: GivenTensor, placement: Placement, shape: tup
     def fault(what: str) -> PlanError:
         return PlanError(f"{given.source}: {tensor.where}: tensor {placement.tensor!r} {what}")
 
-    if tensor.limits is not None:
-        rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional", placement.float_type)
-        low, high = (_laid_out(end, tensor, placement, shape, fault) for end in tensor.limits)
-        scale, zero = choose_qparams(low, high, spec.qtype, spec.symmetric, rules)
-    else:
-        assert tensor.scale is not None
-        moved = tensor.zero_point_as(spec.qtype)
-        if moved is None or (spec.symmetric and moved.any()) or not _same_kind(tensor, placement):
-            raise fault(f"is planned as {spec}, and the file has {_said(tensor)}; plan with this file")
-        scale = _laid_out(tensor.scale, tensor, placement, shape, fault)
-        zero = _laid_out(moved, tensor, placement, shape, fault)
+    moved = tensor.zero_point_as(spec.qtype)
+    if tensor.limits is None and (
+        moved is None or (spec.symmetric and moved.any()) or not _same_kind(tensor, placement)
+    ):
+        raise fault(f"is planned as {spec}, and the file has {_said(tensor)}; plan with this file")
+    try:
+        if tensor.limits is not None:
+            rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional", placement.float_type)
+            low, high = (_laid_out(end, tensor, placement, shape, fault) for end in tensor.limits)
+            scale, zero = choose_qparams(low, high, spec.qtype, spec.symmetric, rules)
+        else:
+            assert tensor.scale is not None and moved is not None
+            scale = _laid_out(tensor.scale, tensor, placement, shape, fault)
+            zero = _laid_out(moved, tensor, placement, shape, fault)
         if not holds(scale, placement.float_type):
             raise fault(
                 f"is {placement.float_type}, and its scale is no number of that type; quantize the float32 "
                 "model, with --float for a half type"
             )
-    try:
         return Encoding.of(placement.tensor, spec, scale, zero, tensor.global_scale)
     except SpecError as wrong:
-        raise fault(f"has scales that are none: {wrong}") from None
+        raise fault(f"has scales that do not fit: {wrong}") from None
 
 
 def _same_kind(tensor: GivenTensor, placement: Placement) -> bool:

@@ -31,6 +31,12 @@ def recipe_with(given: Given, recipe: Recipe, model: Model) -> Recipe:
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
     known = tensor_names(model)
     grouped: dict[tuple[str, str], tuple[dict[str, Any], list[str]]] = {}
+    turned = {
+        node.input[1]
+        for graph in all_graphs(model.proto.graph)
+        for node in graph.node
+        if node.op_type == "ConvTranspose"
+    }
     moves = moved_tensors(given, model)
     named = given.tensors | {name: given.tensors[s] for name, s in moves.items() if s in given.tensors}
     for name, tensor in named.items():
@@ -38,7 +44,7 @@ def recipe_with(given: Given, recipe: Recipe, model: Model) -> Recipe:
         scheme = recipe.weights if name in shapes else activations
         if name not in known or scheme is None:
             continue
-        changes = _changes(tensor, scheme, shapes.get(name, ()))
+        changes = _changes(tensor, scheme, shapes.get(name, ()), 0 if name in turned else 1)
         if changes:
             grouped.setdefault((role, repr(sorted(changes.items()))), (changes, []))[1].append(name)
     overrides = [
@@ -67,11 +73,14 @@ def _exactly(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name if glob.escape(name) == name else glob.escape(name) for name in names)
 
 
-def _changes(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return the fields of `scheme` that have to change to say what `tensor` does; none where it can."""
+def _changes(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...], inputs: int) -> dict[str, Any]:
+    """Return the fields of `scheme` that have to change to say what `tensor` does; none where it can.
+
+    shape: of a constant, [] of an activation. inputs: the axis of the input channels of a kernel.
+    """
     wanted = _numbers(tensor, scheme)
     if tensor.has_values or tensor.axis is not None:
-        wanted |= _granularity(tensor, scheme, shape)
+        wanted |= _granularity(tensor, scheme, shape, inputs)
     as_it_is = {name: getattr(scheme, name) for name in wanted} | {"qtype": scheme.qtype.name}
     return {name: value for name, value in wanted.items() if as_it_is[name] != value}
 
@@ -79,7 +88,7 @@ def _changes(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...]) -> dic
 def _numbers(tensor: GivenTensor, scheme: Scheme) -> dict[str, Any]:
     """Return the fields of the number format: the scheme's own where it has the same grid."""
     if tensor.qtype is None:
-        return {}
+        return {} if tensor.scale is None else {"power_of_two": False}
     fields: dict[str, Any] = {
         "power_of_two": False,
         "scale_type": "float32" if tensor.global_scale is None else "e4m3",
@@ -109,23 +118,27 @@ def own_format(tensor: GivenTensor) -> tuple[QType, bool]:
     return qtype, qtype.qmin < 0 and not tensor.zero_point.any()
 
 
-def _granularity(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return the fields that say how many scales there are. shape: of a constant, [] of an activation."""
+def _granularity(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...], inputs: int) -> dict[str, Any]:
+    """Return the fields that say how many scales there are."""
     if tensor.per_tensor:
         return {"granularity": "per_tensor", "block_size": None, "block_shape": None}
     if tensor.block_size is None or isinstance(scheme, ActivationScheme):
         return {"granularity": "per_axis", "block_size": None, "block_shape": None}
     if len(shape) == 2:
         return {"granularity": "blocked", "block_size": tensor.block_size, "block_shape": None}
-    return {"granularity": "block_shape", "block_size": None, "block_shape": _block_shape(tensor, shape)}
+    return {
+        "granularity": "block_shape",
+        "block_size": None,
+        "block_shape": _block_shape(tensor, shape, inputs),
+    }
 
 
-def _block_shape(tensor: GivenTensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _block_shape(tensor: GivenTensor, shape: tuple[int, ...], inputs: int) -> tuple[int, ...]:
     """Return the block of a kernel: along the input channels, and the whole window where it has one scale."""
     size = tensor.block_size or 1
     assert tensor.scale is not None
     counts: Sequence[int] = tensor.scale.shape
-    axis = 1 if tensor.axis is None else tensor.axis % len(shape)
+    axis = inputs if tensor.axis is None else tensor.axis % len(shape)
     if len(counts) != len(shape):
         counts = tuple(1 if d > 1 else n for d, n in enumerate(shape))
     return tuple(

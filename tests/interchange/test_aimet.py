@@ -144,9 +144,10 @@ def test_float_entries_stay_in_float(tmp_path: Path) -> None:
         {"name": e["name"], "dtype": "FLOAT", "bw": 16, "enc_type": "PER_TENSOR"} if e["name"] == "r" else e
         for e in content["activation_encodings"]
     ]
-    plan, _ = fitted(small(), file(tmp_path, content))
+    plan, found = fitted(small(), file(tmp_path, content))
     assert [str(row) for row in plan.coverage()] == ["Conv 1/2", "Gemm 1/1", "MatMul 1/1"]
     assert any(skipped.name == "depth" and "override" in skipped.why for skipped in plan.skipped)
+    assert "in float   as the file has it: r" in found.lines() and not found.missing
 
 
 def test_meta_encodings_of_2_1_0(tmp_path: Path) -> None:
@@ -179,6 +180,47 @@ def test_nvfp4_of_2_1_0(tmp_path: Path) -> None:
     np.testing.assert_array_equal(encoding.block_scales.astype(np.float32), np.float32(steps))
 
 
+def transposed() -> onnx.ModelProto:
+    """A ConvTranspose of 4 input and 4 output channels."""
+    return build(
+        "g (float[N,4,5,5] x) => (float[N,4,7,7] y) { y = ConvTranspose (x, w) }", {"w": weights(4, 4, 3, 3)}
+    )
+
+
+def test_blocks_of_a_transposed_convolution(tmp_path: Path) -> None:
+    """1.0.0 tells no axis: blocks go along the input channels, which are axis 0 of this kernel."""
+    entry = {"name": "w", "bw": 4, "dtype": "INT", "enc_type": "PER_BLOCK", "block_size": 2, "is_sym": True}
+    entry |= {"scale": [1.0, 2, 3, 4, 5, 6, 7, 8], "offset": [-8] * 8}
+    content = {"version": "1.0.0", "activation_encodings": [], "param_encodings": [entry]}
+    _, found = fitted(transposed(), file(tmp_path, content), SCHEMES["int8"])
+    (encoding,) = found.encodings
+    assert encoding.spec.block_shape == (2, 1, -1, -1)
+    np.testing.assert_array_equal(encoding.scale_array[:, :, 0, 0], [[1, 2, 3, 4], [5, 6, 7, 8]])
+    model = load(transposed())
+    scheme = {"qtype": "int4", "granularity": "block_shape", "block_shape": (1, 2, -1, -1)}
+    plan = make_plan(model, recipe_of(scheme, {"qtype": "int8"}))
+    encodings = encodings_of(None, plan, model)
+    assert "ConvTranspose" in WRITERS["aimet-1.0.0"](encodings, plan).lost["w"]
+    assert not WRITERS["aimet-2.0.0"](encodings, plan).lost
+
+
+def test_shifted_zero_points(tmp_path: Path) -> None:
+    """The grid -3, -1, 1, 3 of two bits has a zero point between two numbers; 1.0.0 says it as a shift."""
+    entry = {"name": "w1", "bw": 2, "dtype": "INT", "enc_type": "PER_CHANNEL", "is_sym": True}
+    entry |= {"scale": [0.5] * 4, "offset": [-2] * 4, "zero_point_shift": [0.5] * 4}
+    content = {"version": "1.0.0", "activation_encodings": [], "param_encodings": [entry]}
+    w1 = by_tensor(fitted(small(), file(tmp_path, content), SCHEMES["int8"])[1])["w1"]
+    new = {"name": "w1", "output_dtype": "int2", "y_scale": [0.5] * 4, "y_zero_point": [-0.5] * 4, "axis": 0}
+    content = {"version": "2.0.0", "encodings": [new]}
+    again = by_tensor(fitted(small(), file(tmp_path, content), SCHEMES["int8"])[1])["w1"]
+    values = np.float32([[-9, -0.6, 0.1, 9]] * 4)
+    for encoding in (w1, again):
+        assert encoding.spec.zero_point == "fractional"
+        np.testing.assert_array_equal(encoding.fake_quantize(values), [[-0.75, -0.75, 0.25, 0.75]] * 4)
+    with pytest.raises(RecipeError, match="zero points"):
+        fitted(small(), file(tmp_path, content), "onnxruntime-int8")
+
+
 def test_channels_of_an_activation(tmp_path: Path) -> None:
     """2.0.0 may have a scale for each channel of an activation: as many as it has channels."""
     entries = [
@@ -201,6 +243,8 @@ def test_channels_of_an_activation(tmp_path: Path) -> None:
 def encodings_of(draw: Callable[..., Any] | None, plan: Plan, model: onnxfq.Model) -> Encodings:
     """Return drawn scales and zero points for every placement of `plan`; 1 and 0 where nothing draws."""
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    for value in (*model.proto.graph.input, *model.proto.graph.value_info):
+        shapes[value.name] = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
     made = []
     for placement in plan.placements:
         spec = placement.spec
@@ -323,6 +367,9 @@ def test_what_a_version_cannot_hold_is_told() -> None:
     odd = lost("aimet-2.0.0", recipe_of({"qtype": "int5"}, {"qtype": "int8[-100,127]"}))
     assert odd["w1"] == "AIMET has no int5" and "int8[-127,127]" in odd["image"]
     assert set(lost("aimet-0.6.1", SCHEMES["block shapes"])) == {"w1", "w3", "w4"}
+    channels = recipe_of({"qtype": "int8"}, {"qtype": "int8", "granularity": "per_axis"})
+    assert "no axis of an activation" in lost("aimet-1.0.0", channels)["r"]
+    assert not lost("aimet-2.0.0", channels)
 
 
 # ---- files that are none
@@ -362,6 +409,10 @@ DAMAGED = {
     "mixed": (change("0.6.1", "param_encodings", "w1", 0, "bitwidth", to=4), "mixes ['int'] of [4, 8] bits"),
     "dtype": (change("2.0.0", "encodings", 0, "output_dtype", to="in8"), "unknown qtype 'in8'"),
     "y_scale": (change("2.0.0", "encodings", 0, "y_scale", to=None), "encodings.0: lacks 'y_scale'"),
+    "shifts": (
+        change("1.0.0", ACT, 0, "zero_point_shift", to=[0.5, 0.5]),
+        "has 1 offsets and 2 shifts",
+    ),
     "axis": (change("2.0.0", "encodings", 0, "axis", to=1), "scales along axis 1 in the file, and along"),
     "count": (change("2.0.0", "encodings", 0, "y_scale", to=[1.0, 2.0]), "wants scales of shape [4]"),
     "nothing": ({"version": "2.0.0", "encodings": []}, "AIMET encodings 2.0.0 without a tensor"),
