@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -230,12 +230,6 @@ class Encodings(Record):
     @cached_property
     def _by_tensor(self) -> dict[str, Encoding]:
         return {encoding.tensor: encoding for encoding in self.encodings}
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Encodings:
-        """Return a copy with other values for the fields of `update`."""
-        made = super().model_copy(update=update, deep=deep)
-        made.__dict__.pop("_by_tensor", None)  # pydantic copies what is cached too
-        return made
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, whole or not at all."""
