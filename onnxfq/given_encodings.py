@@ -58,7 +58,8 @@ def calibrate_rest(
 ) -> Encodings:
     """Return the encodings that a file gave as they are, and the others as `calibrate` makes them.
 
-    In the order of `calibrate`. Activations that the file lacks need statistics. Raises as `calibrate`.
+    In the order of `calibrate`. Activations that the file lacks need statistics, and where it lacks none the
+    encodings come from none. Raises as `calibrate`.
     """
     given = {encoding.tensor: encoding for encoding in fitted.encodings}
     rest = rest_of(plan, fitted)
@@ -69,6 +70,7 @@ def calibrate_rest(
         update={
             "encodings": tuple(known[tensor] for tensor in ordered if tensor in known),
             "source": fitted.given.kind,
+            "statistics_sha256": made.statistics_sha256 if rest.activations else "",
         }
     )
 

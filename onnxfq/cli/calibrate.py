@@ -18,7 +18,7 @@ from onnxfq.cli.options import (
     QuietOption,
 )
 from onnxfq.files import check_output, write_text
-from onnxfq.given_encodings import calibrate_with
+from onnxfq.given_encodings import calibrate_with, rest_of
 from onnxfq.graph.load import load
 from onnxfq.interchange import read_given
 from onnxfq.plan import Plan
@@ -68,7 +68,8 @@ def calibrate(
     made, fitted = calibrate_with(given, loaded, decided, observed, calibrator)
     made.save(output)
     if observed is not None and (table or table_csv is not None):
-        rows = calibrator_rows(decided, observed, calibrator)
+        shown = decided if fitted is None else rest_of(decided, fitted)
+        rows = calibrator_rows(shown, observed, calibrator)
         if table:
             say(calibrator_table(rows))
         if table_csv is not None:

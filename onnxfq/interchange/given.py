@@ -151,9 +151,13 @@ class Reading:
         return Given(self.source, kind, self.tensors, tuple(self.in_float), self.unusable)
 
 
-def _numeric(values: object) -> bool:
+_DEEPEST = 16
+
+
+def _numeric(values: object, depth: int = 0) -> bool:
+    """Tell whether `values` are numbers in lists no deeper than a tensor has axes."""
     if isinstance(values, (list, tuple)):
-        return all(_numeric(value) for value in values)
+        return depth < _DEEPEST and all(_numeric(value, depth + 1) for value in values)
     return isinstance(values, (int, float)) and not isinstance(values, bool)
 
 

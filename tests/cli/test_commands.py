@@ -82,6 +82,10 @@ def test_stages_with_a_file_of_another_tool(run: Run, workplace: Path) -> None:
     assert all(line in run("plan model.onnx --encodings calib.cache -o p.json") for line in told)
     text = run("calibrate model.onnx --plan p.json --encodings calib.cache -o e.json")
     assert text.splitlines() == [*told, "calibrated 2 tensors", "wrote      e.json"]
+    run("observe model.onnx --plan p.json --data data.npz -o s.npz")
+    files = "--encodings calib.cache --statistics s.npz --table"
+    assert "\nx " not in run(f"calibrate model.onnx --plan p.json {files} -o again.json")
+    assert Path("again.json").read_bytes() == Path("e.json").read_bytes()
     run("insert model.onnx --plan p.json --encodings e.json -o staged.onnx")
     assert told[0] in run("quantize model.onnx --encodings calib.cache -o whole.onnx")
     assert Path("staged.onnx").read_bytes() == Path("whole.onnx").read_bytes()

@@ -388,6 +388,11 @@ def change(version: str, *path: Any, to: Any) -> Any:
     return content
 
 
+def nested(depth: int) -> list[Any]:
+    """Return a list in a list in a list."""
+    return [nested(depth - 1)] if depth else [1.0]
+
+
 ACT = "activation_encodings"
 DAMAGED = {
     "no list": (change("1.0.0", ACT, to=3), "activation_encodings: must be a list of encodings"),
@@ -395,6 +400,7 @@ DAMAGED = {
     "no name": (change("1.0.0", ACT, 0, "name", to=None), "activation_encodings.0: lacks 'name'"),
     "no scale": (change("1.0.0", ACT, 0, "scale", to=None), "lacks 'scale'"),
     "text": (change("1.0.0", ACT, 0, "scale", to=["big"]), "0.scale: must be a number or lists"),
+    "deep": (change("1.0.0", ACT, 0, "scale", to=nested(300)), "0.scale: must be a number or lists"),
     "two scales": (change("1.0.0", ACT, 0, "scale", to=[1.0, 2.0]), "is PER_TENSOR with 2 scales"),
     "kind": (change("1.0.0", ACT, 0, "enc_type", to="PER_CHANEL"), "nearest: PER_CHANNEL"),
     "width": (change("1.0.0", ACT, 0, "bw", to=17), "has 17 bits"),

@@ -86,6 +86,7 @@ def test_scales_are_the_hex_of_the_file(header: str, tmp_path: Path, nothing_run
     assert found == {name: np.float32(scales[name]).tobytes() for name in found}
     assert result.encodings.source == f"TensorRT calibration cache ({header})"
     assert not result.statistics.tensors and not result.evaluation.candidates
+    assert result.encodings.statistics_sha256 == ""
     assert result.fitted is not None
     lines = "\n".join(result.fitted.lines())
     assert all(name in lines for name in set(names) - set(found)) and "weights    " in lines
