@@ -273,6 +273,33 @@ void compare_statistics(ElementType type, const std::vector<unsigned char>& x, s
   values_compared += count;
 }
 
+// The same by groups, one for each scale.
+void compare_groups(const Case& c, ElementType type, bool histogram, Random& random) {
+  Shape params;
+  ParamLayout layout;
+  require(blocks_of(c).scale_shape(c.x, params).empty(), "scale_shape");
+  require(layout.fit(c.x, params, blocks_of(c)).empty(), "fit");
+  const std::vector<int64_t> empty = empty_state(histogram);
+  std::vector<int64_t> expected;
+  for (int64_t g = 0; g < layout.param_count(); ++g) expected.insert(expected.end(), empty.begin(), empty.end());
+  const std::vector<unsigned char> x = random_elements(type, layout.element_count(), random);
+  Device source(x.size());
+  Device state(expected.size() * 8);
+  source.fill(x.data(), 0, x.size());
+  state.fill(expected.data(), 0, expected.size() * 8);
+  for (int again = 0; again < 2; ++again) {
+    cpu::merge_statistics({x.data(), type, layout.element_count(), expected.data(), histogram, &layout},
+                          threads_for(layout.element_count()));
+    cuda::merge_statistics({source.at(0), type, layout.element_count(), reinterpret_cast<int64_t*>(state.at(0)),
+                            histogram, &layout},
+                           nullptr);
+  }
+  std::vector<int64_t> found(expected.size());
+  state.read(found.data(), 0, found.size() * 8);
+  require(found == expected, "MergeStatistics of " + std::to_string(layout.param_count()) + " groups");
+  values_compared += layout.element_count();
+}
+
 std::vector<unsigned char> as_elements(ElementType type, const std::vector<float>& x) {
   std::vector<unsigned char> made(x.size() * element_size(type));
   for (size_t i = 0; i < x.size(); ++i) {
@@ -314,6 +341,7 @@ void compare_all(const std::vector<Case>& cases, const std::vector<const char*>&
           for (int symmetric : {0, 1}) compare_dynamic(c, type, qtype, scale_type, symmetric, random);
         }
       }
+      for (bool histogram : {true, false}) compare_groups(c, type, histogram, random);
     }
   }
   for (ElementType type : kElements) {

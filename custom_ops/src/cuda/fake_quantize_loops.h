@@ -63,16 +63,16 @@ struct PerTensor {
 };
 
 // Scales by layout.
-template <typename Quantizers>
+template <typename Quantizers, typename Index>
 struct ByLayout {
   const Quantizers& quantizers;
   const Params& params;
-  const DeviceLayout& layout;
+  const DeviceLayout<Index>& layout;
 
   // Calls body with the quantizer of elements [first, first + count), if they have one together.
   template <typename Body>
   FQ_HD FQ_INLINE bool with(int64_t first, int count, const Body& body) const {
-    const Reach reach = layout.at(first);
+    const Reach<Index> reach = layout.at(first);
     if (reach.in_block < count) return false;
     body(of(reach.param));
     return true;
@@ -81,7 +81,7 @@ struct ByLayout {
   // Calls body(element, its quantizer) for each of them.
   template <typename Body>
   FQ_HD FQ_INLINE void each(int64_t first, int count, const Body& body) const {
-    Reach reach = layout.at(first);
+    Reach<Index> reach = layout.at(first);
     FQ_NO_UNROLL
     for (int k = 0; k < count; ++k) {
       body(first + k, of(reach.param));
