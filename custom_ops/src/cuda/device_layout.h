@@ -67,6 +67,12 @@ class DeviceLayout {
     return {param, in_block < in_row ? in_block : in_row, in_row};
   }
 
+  // Whether each of the next `count` elements has the next scale, as along the last axis of a tensor.
+  FQ_HD FQ_INLINE bool consecutive(const Reach<Index>& reach, int count) const {
+    const Dim& row = dims_[rank_ - 1];
+    return row.block.divisor() == 1 && row.stride == 1 && reach.in_row >= count;
+  }
+
   // From `reach` of an element to that of the next one, which stands at `next`.
   FQ_HD FQ_INLINE void advance(Reach<Index>& reach, int64_t next) const {
     --reach.in_block;

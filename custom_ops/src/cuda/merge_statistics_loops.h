@@ -173,7 +173,7 @@ class Tally {
   }
 
  private:
-  static constexpr int kWords = kPacketBytes / 4;
+  static constexpr int kWords = kWordsOfPacket;
 
   static FQ_HD FQ_INLINE bool in_table(uint32_t magnitude) {
     return bin_of(magnitude) - kTableBegin < kTableSide;  // wraps around below it

@@ -18,17 +18,6 @@ constexpr bool kPaired = false;
 #define FQ_ASM(...)
 #endif
 
-// Elements of a word as float32.
-template <ElementType T>
-FQ_HD FQ_INLINE float element_of(uint32_t word, int k) {
-  if (T == ElementType::kFloat32) return float_from_bits(word);
-  if (T == ElementType::kBfloat16) return float_from_bits(k == 0 ? word << 16 : word & 0xffff0000u);
-  return float_from_float16(static_cast<uint16_t>(k == 0 ? word : word >> 16));
-}
-
-template <ElementType T>
-constexpr int kElementsOfWord = T == ElementType::kFloat32 ? 1 : 2;
-
 template <ElementType T>
 class RangeOfWords {
  public:
