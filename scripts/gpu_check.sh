@@ -16,7 +16,7 @@ build=build/gpu_check
 dry=
 
 # The steps in their order, and what each shows. The dearest to know come first.
-steps=(build speed formats statistics floats large memcheck "kernel tests" racecheck networks initcheck doctor)
+steps=(build speed formats statistics floats large memcheck "kernel tests" doctor networks racecheck initcheck)
 declare -A shows=(
   [build]="the library and the check compile for this GPU"
   [speed]="FakeQuantize at least 0.9 of a copy's speed, per tensor, per axis, in blocks of 32 and more; range and histogram 0.7 of it on normal values, 0.5 on a constant; time of small launches"
@@ -26,10 +26,10 @@ declare -A shows=(
   [large]="tensors of more than 2^32 elements: the CPU's bits"
   [memcheck]="no access outside of memory (compute-sanitizer)"
   ["kernel tests"]="every kernel test of the CPU passes on the GPU"
-  [racecheck]="no races in shared memory (compute-sanitizer)"
-  [networks]="ResNet-50 and ViT-B/16, batch 32, in onnxruntime-gpu: observing at most 1.2, fake-quantizing at most 1.15 times plain inference; statistics the CPU's to the byte; no Memcpy node"
-  [initcheck]="no read of memory that nobody wrote (compute-sanitizer)"
   [doctor]="onnxfq doctor tests every kernel on every device"
+  [networks]="ResNet-50 and ViT-B/16, batch 32, in onnxruntime-gpu: observing at most 1.2, fake-quantizing at most 1.15 times plain inference; statistics the CPU's to the byte; no Memcpy node"
+  [racecheck]="no races in shared memory (compute-sanitizer)"
+  [initcheck]="no read of memory that nobody wrote (compute-sanitizer)"
 )
 declare -A ended=()
 
@@ -164,8 +164,8 @@ if [ -n "$with_python" ]; then
   if "$python" -c "import xdist" 2>/dev/null; then parallel=(-n "$workers"); fi
   step "kernel tests" 120 3 "${in_python[@]}" -m pytest -q -p no:cacheprovider "${parallel[@]}" --device "$device" tests/custom_ops
 fi
-sanitize racecheck
 if [ -n "$with_python" ]; then
+  step doctor 60 20 "${in_python[@]}" -m onnxfq doctor
   if [ -n "$dry" ] || "${in_python[@]}" -c "from onnxfq.runtime.devices import cuda_problem as p; print(p()); exit(bool(p()))"; then
     networks=()
     if [ -n "$dry" ]; then networks=(--batch 1 --rounds 1); fi
@@ -175,8 +175,8 @@ if [ -n "$with_python" ]; then
     note networks "left out, onnxruntime cannot use the GPU"
   fi
 fi
+sanitize racecheck
 sanitize initcheck
-if [ -n "$with_python" ]; then step doctor 60 20 "${in_python[@]}" -m onnxfq doctor; fi
 
 echo
 for one in "${steps[@]}"; do printf '%-14s %s\n' "$one" "${ended[$one]:-not run}"; done
