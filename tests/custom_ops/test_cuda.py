@@ -16,6 +16,7 @@ import pytest
 from builders import BUILDERS, feed_for, planned
 from onnx import TensorProto, helper, numpy_helper
 from test_bodies import MODELS
+from test_merging import by_axis, known_channels
 
 from onnxfq.calibration import calibrate
 from onnxfq.errors import RuntimeLibraryError
@@ -180,12 +181,15 @@ def whole_numbers(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @needs_provider
+@pytest.mark.parametrize("groups", [False, True], ids=["", "by channels"])
 @pytest.mark.parametrize("name", ["shared_weight", "gemm", "if", "else", "nested"])
-def test_statistics_of_models_are_those_of_the_cpu(name: str, tmp_path: Path) -> None:
+def test_statistics_of_models_are_those_of_the_cpu(name: str, groups: bool, tmp_path: Path) -> None:
     """Merged on the GPU over feeds, in bodies too, they make the file that observing on the CPU makes."""
     make, more = ({name: (make, {}) for name, make in BUILDERS.items()} | MODELS)[name]
     proto = whole_numbers(make())
     model, plan = load(proto), planned(proto)
+    if groups:
+        plan = by_axis(plan, known_channels(model, plan))
     feeds = []
     for seed in range(3):
         feed = feed_for(proto, seed) | more
