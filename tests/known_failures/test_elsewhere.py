@@ -31,6 +31,10 @@ ELSEWHERE = {
         f"{ORT}/issues/21908",
         "test_pipeline.py::test_statistics_gathered_before_are_used_and_checked",
     ),
+    "the scales of an old TensorRT cache are lost": (
+        f"{MODELOPT}/issues/135",
+        "interchange/test_tensorrt_cache.py::test_scales_are_the_hex_of_the_file",
+    ),
     "which method fits is found by quantizing again with each": (
         f"{ORT}/pull/9342",
         "cli/test_commands.py::test_table_of_calibrators",
