@@ -37,9 +37,11 @@ class SingleArrayError(ValueError):
 
 def check_writable(path: Path) -> None:
     """Raise OutputError now, before any work, when `path` could not be written later."""
-    folder = path.parent
     if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         raise OutputError(f"cannot write {path}: it is a folder; give a file name")
+    if os.path.exists(path) and not os.path.isfile(path):  # a device, for one: renaming onto it would end it
+        raise OutputError(f"cannot write {path}: it is a device or a pipe; give the name of a file")
+    folder = Path(os.path.realpath(path)).parent if os.path.islink(path) else path.parent
     if not os.path.isdir(folder):
         raise OutputError(f"cannot write {path}: folder {folder} does not exist; create it first")
     if not os.access(folder, os.W_OK):
@@ -63,11 +65,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
     Where the system can, the file has no name in any folder until it is whole, so that a process that is
     killed leaves nothing. Elsewhere it is a neighbour of `path`, and what a killed process left of such is
-    taken away by the next that writes `path`.
+    taken away by the next that writes `path`. A link stays one: what it leads to is replaced.
     Raises OutputError when the folder is missing or not writable, or the disk refuses.
     """
     path = Path(path)
     check_writable(path)
+    if os.path.islink(path):
+        path = Path(os.path.realpath(path))
     named = None
     try:
         handle = temporary_files.unnamed(path.parent)

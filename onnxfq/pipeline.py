@@ -19,9 +19,9 @@ from onnxfq.errors import DataError, ModelError, RecipeError
 from onnxfq.evaluation import evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
 from onnxfq.feeds.kept import FirstSeen, KeptFeeds
-from onnxfq.files import check_output
 from onnxfq.float_plan import ALL_FLOAT32, HALF_TYPES, FloatOptions, FloatPlan
 from onnxfq.float_remainder import decide_floats
+from onnxfq.graph.data_files import check_model_output
 from onnxfq.graph.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
@@ -135,7 +135,7 @@ def quantize(
     options = options or RunOptions()
     choose_device(options.device)  # one that is missing is missed now, not after the plan
     if output is not None:
-        check_output(output, model, data, statistics)
+        check_model_output(output, model, data, statistics)
     chosen = load_recipe(recipe)
     if calibrator is not None:
         chosen = chosen.with_calibrator(calibrator)

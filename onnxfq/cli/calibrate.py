@@ -11,7 +11,8 @@ from onnxfq import calibration
 from onnxfq.calibrators import calibrator_by_name
 from onnxfq.cli.console import say
 from onnxfq.cli.options import CalibratorOption, ModelArgument, OutputOption, PlanOption, QuietOption
-from onnxfq.files import check_output, write_text
+from onnxfq.files import write_text
+from onnxfq.graph.data_files import check_model_output
 from onnxfq.graph.load import load
 from onnxfq.plan import Plan
 from onnxfq.reporting.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
@@ -40,9 +41,9 @@ def calibrate(
     quiet: QuietOption = False,
 ) -> None:
     """Write the encodings (JSON): scale and zero point of every quantized tensor."""
-    check_output(output, model, plan, statistics)
+    check_model_output(output, model, plan, statistics)
     if table_csv is not None:
-        check_output(table_csv, model, plan, statistics, output)
+        check_model_output(table_csv, model, plan, statistics, output)
     if calibrator is not None:
         calibrator_by_name(calibrator)
     decided, observed = Plan.load(plan), Statistics.load(statistics)

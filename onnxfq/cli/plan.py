@@ -21,7 +21,7 @@ from onnxfq.cli.options import (
     data_option,
 )
 from onnxfq.feeds import DataOptions
-from onnxfq.files import check_output
+from onnxfq.graph.data_files import check_model_output
 from onnxfq.graph.load import load
 from onnxfq.pipeline import open_feeds
 from onnxfq.planning import make_plan
@@ -47,7 +47,7 @@ def plan(
     quiet: QuietOption = False,
 ) -> None:
     """Write a plan: a JSON file that a person can read, edit and feed back."""
-    check_output(output, model, data)
+    check_model_output(output, model, data)
     chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
     loaded = load(model, chosen.existing)
     unknown = lacks_ranks(loaded)
