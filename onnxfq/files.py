@@ -31,6 +31,10 @@ UNREADABLE = (
 """What NumPy and zipfile raise for a file that is no .npz, pickled, encrypted, cut off or damaged."""
 
 
+NPY_MAGIC = b"\x93NUMPY"
+"""What an .npy begins with."""
+
+
 class SingleArrayError(ValueError):
     """An .npy, one array without a name, where an .npz is wanted."""
 
@@ -112,7 +116,7 @@ def load_npz(path: str | Path) -> dict[str, NDArray[Any]]:
     # Opened here: NumPy leaves a file open when its archive is cut off.
     with Path(path).open("rb") as stream:
         head = stream.read(6)
-        if head == b"\x93NUMPY":
+        if head == NPY_MAGIC:
             raise SingleArrayError("it is a single array")
         if not head.startswith(b"PK"):  # NumPy would take it for a pickle and tell how to trust it
             raise ValueError("it is no zip archive")
@@ -123,3 +127,11 @@ def load_npz(path: str | Path) -> dict[str, NDArray[Any]]:
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{name!r} in it is not an array")
     return arrays
+
+
+def load_npy(path: str | Path, mapped: bool = False) -> NDArray[Any]:
+    """Return the array of an .npy, mapped or read. Raises one of `UNREADABLE` for any fault."""
+    with Path(path).open("rb") as stream:
+        if stream.read(6) != NPY_MAGIC:  # NumPy would take it for a pickle and tell how to trust it
+            raise ValueError("it does not begin as one")
+    return np.asarray(np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False))

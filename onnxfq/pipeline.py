@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnxfq.calibration import calibrate, calibrated_part
 from onnxfq.encoding import Encodings
 from onnxfq.errors import DataError, ModelError, RecipeError
-from onnxfq.evaluation import evaluate
+from onnxfq.evaluation import compared_outputs, evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
 from onnxfq.feeds.kept import FirstSeen, KeptFeeds
 from onnxfq.float_plan import ALL_FLOAT32, HALF_TYPES, FloatOptions, FloatPlan
@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 
 Kernels = Literal["float", "integer"]
 
+MOST_THREADS = 1024
+"""More are a slip of the hand, and each would take memory before the first of them did anything."""
+
 StageProgress = Callable[[str, int, int | None], None]
 """Called with the stage's name, the number of feeds done and, where known, of how many."""
 
@@ -61,7 +64,7 @@ class RunOptions:
 
     batch: samples a run where the model leaves it open; 0 for feeds as they come. threads: 0 for one a
     core. progress: hears of every feed. data: how the data is read. device: "auto" is a GPU where one works
-    and has room.
+    and has room. Raises DataError for a batch below 0 and threads below 0 or above MOST_THREADS.
     """
 
     batch: int = DEFAULT_BATCH
@@ -69,6 +72,13 @@ class RunOptions:
     progress: StageProgress | None = None
     data: DataOptions = DataOptions()
     device: DeviceChoice = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be meant."""
+        if self.batch < 0:
+            raise DataError(f"batch {self.batch} is below 0; give samples a run, or 0 for feeds as they come")
+        if not 0 <= self.threads <= MOST_THREADS:
+            raise DataError(f"threads {self.threads} is not in 0 to {MOST_THREADS}; give 0 for one a core")
 
     def stage(self, name: str, feeds: int | None = None) -> Callable[[int], None] | None:
         """Return the progress callback of one stage that goes through `feeds` feeds."""
@@ -188,19 +198,23 @@ def quantize(
     if release is not None:
         qdq = release.kept_to(qdq, chosen.name)
     missing = cannot_run(run)
-    # Without a feed there is nothing to tell of any candidate, least of all that it is equal.
     candidates = {"fake-quant": simulation} | ({} if missing else {"Q/DQ": run})
+    comparable = bool(compared_outputs(reference))
+    # Without a feed there is nothing to tell of any candidate, least of all that it is equal.
     evaluation = evaluate(
         reference,
-        candidates if kept.feeds else {},
-        kept.feeds,
+        candidates if kept.feeds and comparable else {},
+        kept.feeds if comparable else (),
         threads=options.threads,
         progress=options.stage("evaluate", len(kept.feeds)),
         device=options.device,
     )
-    if missing or data is None:
-        note = "no data to compare with was given" if data is None else f"Q/DQ model not run: {missing}"
-        evaluation = evaluation.model_copy(update={"notes": (*evaluation.notes, note)})
+    if data is None:
+        notes = ["no data to compare with was given"]
+    else:
+        notes = [f"Q/DQ model not run: {missing}"] if missing else []
+        notes += [] if comparable else ["not compared: no output of the model holds numbers"]
+    evaluation = evaluation.model_copy(update={"notes": (*evaluation.notes, *notes)})
     clock.lap("evaluate")
     if output is not None:
         tried = None if missing or not kept.feeds else kept.feeds[0]
@@ -336,8 +350,8 @@ def _quantized_tensors(candidate: onnx.ModelProto, reference: onnx.ModelProto) -
     for node in candidate.graph.node:
         for name in node.output:
             tensor, _, kind = name.rpartition("/")
-            if kind in ("dq", "fq") and tensor in computed:
-                yield tensor
+            if kind in ("dq", "fq"):
+                yield from {tensor, tensor.removesuffix("/equalized")} & computed
 
 
 class _Clock:

@@ -208,6 +208,7 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         _check_types(proto.graph, source)
         _check_sizes(proto.graph, source)
         _raise_ir_version(proto)
+        _spell_out(proto)
         without_stored(proto, _checked)
     except UnicodeDecodeError:
         raise _not_text(source) from None
@@ -261,8 +262,22 @@ def _raise_ir_version(proto: onnx.ModelProto) -> None:
         proto.ir_version = 4
 
 
+def _spell_out(proto: onnx.ModelProto) -> None:
+    """Name a nameless graph and spell ONNX's own domain as its checker does: ONNX Runtime runs both."""
+    proto.graph.name = proto.graph.name or "graph"
+    for node in all_nodes(proto.graph):
+        if node.domain == "ai.onnx":
+            node.domain = ""
+
+
 def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:
-    onnx.checker.check_model(without_weights(proto, emptied=True))
+    light = without_weights(proto, emptied=True)
+    for value in light.graph.output:
+        if value.type.HasField(
+            "tensor_type"
+        ):  # ONNX Runtime takes outputs without a shape; inference gives it
+            value.type.tensor_type.shape.SetInParent()
+    onnx.checker.check_model(light)
     for tensor in proto.graph.initializer:  # one at a time: checking makes a copy
         if not is_stored(tensor):
             onnx.checker.check_tensor(tensor)

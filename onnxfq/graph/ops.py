@@ -91,6 +91,9 @@ def is_weighted(node: gs.Node) -> bool:
 def why_opaque(node: gs.Node) -> str:
     """Return why `node`, which multiplies inside, stays in float; an empty string for other operators."""
     domain = node.domain or ""
+    if node.op == "Einsum" and node.domain in STANDARD_DOMAINS and not is_weighted(node):
+        equation = str(node.attrs.get("equation", ""))
+        return f"{equation!r} is no product of two tensors as MatMul's" if "," in equation else ""
     return OPAQUE_OPS.get(("" if domain == "ai.onnx" else domain, node.op), "")
 
 
