@@ -28,7 +28,8 @@ def table_lines(rows: Sequence[Sequence[str]], names: Collection[int] = ()) -> l
 
 def _room() -> float:
     """Return the characters of a line of the terminal; without one there is no end."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else float("inf")
+    terminal = sys.stdout is not None and sys.stdout.isatty()  # None where the caller closed it
+    return shutil.get_terminal_size().columns if terminal else float("inf")
 
 
 def _shortened(text: str, width: int) -> str:
