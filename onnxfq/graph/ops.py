@@ -76,6 +76,9 @@ QUANTIZED_OPS = frozenset(
 )
 """Op types, of any domain, that show that a model is quantized already."""
 
+FLOAT_PRODUCTS = frozenset({"MatMulNBits", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm"})
+"""Those of them that multiply and give floats: what they give is not quantized."""
+
 
 STANDARD_DOMAINS = (None, "", "ai.onnx")
 """How the domain of ONNX's own operators is spelled."""
