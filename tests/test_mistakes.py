@@ -501,3 +501,16 @@ def test_a_closed_standard_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     onnx.save(qdq_of(stage(conv_relu())), tmp_path / "q.onnx")
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["inspect", str(tmp_path / "q.onnx")]) == 0
+
+
+def test_an_interrupt_that_typer_sees(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Inside of a command typer turns Ctrl-C into an exit code: there is a line for it all the same."""
+
+    def stop(path: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onnxfq.cli.inspect.inspect_model", stop)
+    assert main(["inspect", "model.onnx"]) == 130
+    assert capfd.readouterr().err == "onnxfq: error: interrupted\n"
