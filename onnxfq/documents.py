@@ -35,6 +35,19 @@ class Record(pydantic.BaseModel):
 R = TypeVar("R", bound=Record)
 
 
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, but that it refuses a mapping that says the same field twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = first_repeated(keys)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"field {twice!r} is there twice, and only one would count", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
 def read_document(path: str | Path, record: type[R], error: type[OnnxfqError]) -> R:
     """Read a JSON or YAML file into `record`; any fault is raised as one line of class `error`."""
     path = Path(path)
@@ -45,7 +58,7 @@ def read_document(path: str | Path, record: type[R], error: type[OnnxfqError]) -
     except (OSError, UnicodeDecodeError) as fault:
         raise error(f"cannot read {path}: {fault}") from None
     try:
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
     except (json.JSONDecodeError, yaml.YAMLError) as fault:
         kind = path.suffix.lstrip(".") or "YAML"
         raise error(
@@ -71,6 +84,8 @@ def parse(content: Any, record: type[R], error: type[OnnxfqError], source: str) 
             message = f"is {first['input']!r:.40}, wanted is {wanted!r}; give the file of that kind"
         elif first["type"] == "model_type":
             message = f"must be a mapping of fields, got {first['input']!r:.40}"
+        elif first["type"] in ("literal_error", "enum"):
+            message += f", got {first['input']!r:.40}"
         raise error(f"{where}: {message}") from None
 
 

@@ -15,6 +15,7 @@ from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.feeds import Feed
 from onnxfq.graph.signature import number_outputs, output_names, with_outputs
 from onnxfq.metrics import ErrorSums
+from onnxfq.passes.equalized_channels import with_restored_channels
 from onnxfq.runtime.choice import DeviceChoice, choose_device, fall_back
 from onnxfq.runtime.places import Device
 from onnxfq.runtime.session import PlacedFeed, Progress, Session
@@ -51,7 +52,12 @@ def evaluate(
             raise ModelError(
                 f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}"
             )
-    names = _compared(reference)
+    names = number_outputs(reference)
+    if candidates and not names:
+        raise ModelError("the model has no output of numbers; there is nothing to compare")
+    for name in output_names(reference):
+        if name not in names:
+            log.warning("output %s holds no numbers and is not compared", name)
     sizes = _declared(reference)
     runs = [_Run(name, proto, names, tensors, sizes) for name, proto in candidates.items()]
     sides = [_Side(reference, [*names, *tensors], exact=False), *(run.side for run in runs)]
@@ -137,7 +143,11 @@ class _Run:
     def __post_init__(self) -> None:
         made = {name for node in self.proto.graph.node for name in node.output}
         # The quantized form of an inner tensor, where the candidate has one.
-        inner = [next((n for n in (f"{t}/dq", f"{t}/fq", t) if n in made), t) for t in self.tensors]
+        self.proto, restored = with_restored_channels(self.proto, self.tensors)
+        inner = [
+            restored.get(t, next((n for n in (f"{t}/dq", f"{t}/fq", t) if n in made), t))
+            for t in self.tensors
+        ]
         self.fetches = [*self.outputs, *inner]
         self.side = _Side(self.proto, self.fetches, exact=True)
         self.sums = [ErrorSums()] * len(self.fetches)
@@ -214,17 +224,6 @@ def _declared(reference: onnx.ModelProto) -> dict[str, list[int | None]]:
             dims = value.type.tensor_type.shape.dim
             found[value.name] = [d.dim_value if d.HasField("dim_value") else None for d in dims]
     return found
-
-
-def _compared(reference: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the outputs that are tensors of numbers, as far as their types tell."""
-    kept = number_outputs(reference)
-    for name in output_names(reference):
-        if name not in kept:
-            log.warning("output %s holds no numbers and is not compared", name)
-    if not kept:
-        raise ModelError("the model has no output of numbers; there is nothing to compare")
-    return tuple(kept)
 
 
 def _label_count(labels: NDArray[Any], rows: str, output: str) -> str:

@@ -31,15 +31,21 @@ UNREADABLE = (
 """What NumPy and zipfile raise for a file that is no .npz, pickled, encrypted, cut off or damaged."""
 
 
+NPY_MAGIC = b"\x93NUMPY"
+"""What an .npy begins with."""
+
+
 class SingleArrayError(ValueError):
     """An .npy, one array without a name, where an .npz is wanted."""
 
 
 def check_writable(path: Path) -> None:
     """Raise OutputError now, before any work, when `path` could not be written later."""
-    folder = path.parent
     if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         raise OutputError(f"cannot write {path}: it is a folder; give a file name")
+    if os.path.exists(path) and not os.path.isfile(path):  # a device, for one: renaming onto it would end it
+        raise OutputError(f"cannot write {path}: it is a device or a pipe; give the name of a file")
+    folder = Path(os.path.realpath(path)).parent if os.path.islink(path) else path.parent
     if not os.path.isdir(folder):
         raise OutputError(f"cannot write {path}: folder {folder} does not exist; create it first")
     if not os.access(folder, os.W_OK):
@@ -63,11 +69,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
     Where the system can, the file has no name in any folder until it is whole, so that a process that is
     killed leaves nothing. Elsewhere it is a neighbour of `path`, and what a killed process left of such is
-    taken away by the next that writes `path`.
+    taken away by the next that writes `path`. A link stays one: what it leads to is replaced.
     Raises OutputError when the folder is missing or not writable, or the disk refuses.
     """
     path = Path(path)
     check_writable(path)
+    if os.path.islink(path):
+        path = Path(os.path.realpath(path))
     named = None
     try:
         handle = temporary_files.unnamed(path.parent)
@@ -108,7 +116,7 @@ def load_npz(path: str | Path) -> dict[str, NDArray[Any]]:
     # Opened here: NumPy leaves a file open when its archive is cut off.
     with Path(path).open("rb") as stream:
         head = stream.read(6)
-        if head == b"\x93NUMPY":
+        if head == NPY_MAGIC:
             raise SingleArrayError("it is a single array")
         if not head.startswith(b"PK"):  # NumPy would take it for a pickle and tell how to trust it
             raise ValueError("it is no zip archive")
@@ -119,3 +127,11 @@ def load_npz(path: str | Path) -> dict[str, NDArray[Any]]:
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{name!r} in it is not an array")
     return arrays
+
+
+def load_npy(path: str | Path, mapped: bool = False) -> NDArray[Any]:
+    """Return the array of an .npy, mapped or read. Raises one of `UNREADABLE` for any fault."""
+    with Path(path).open("rb") as stream:
+        if stream.read(6) != NPY_MAGIC:  # NumPy would take it for a pickle and tell how to trust it
+            raise ValueError("it does not begin as one")
+    return np.asarray(np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False))

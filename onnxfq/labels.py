@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import DataError
 from onnxfq.feeds import read_npz
+from onnxfq.files import load_npy
 
 
 def read_labels(path: str | Path) -> NDArray[np.int64]:
@@ -26,7 +27,7 @@ def read_labels(path: str | Path) -> NDArray[np.int64]:
             if values is None:
                 raise DataError(f"{path} has {', '.join(arrays)}; name the labels `labels`")
         else:
-            values = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
+            values = load_npy(path) if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
         labels = np.asarray(values).ravel()
         if labels.size == 0 or not np.equal(np.mod(labels, 1), 0).all():
             raise DataError(f"{path}: labels must be whole numbers, one a row; got {labels.dtype}")

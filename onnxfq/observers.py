@@ -45,7 +45,7 @@ from onnxfq.runtime.session import Progress, Session
 from onnxfq.runtime.widened import widened
 from onnxfq.statistics import DATA_MODULUS, GroupStatistics, Statistics, TensorStatistics
 from onnxfq.statistics.tensor import STATE_INFINITIES, STATE_NANS, state_ranges
-from onnxfq.temporary import scratch_folder
+from onnxfq.temporary import room_for_scratch, scratch_folder
 
 DEFAULT_MEMORY = 256 << 20
 
@@ -192,8 +192,9 @@ class Observer:
     def _written(self, plan: Plan) -> Path:
         """Write the observed model for onnxruntime to optimise; return its path."""
         folder = self._files.enter_context(scratch_folder())
-        light = replace(self._model, proto=split_weights(self._model.proto, folder / "weights"))
-        onnx.save(widened(self._inserting(plan).run(light).model.proto), folder / "model.onnx")
+        with room_for_scratch():
+            light = replace(self._model, proto=split_weights(self._model.proto, folder / "weights"))
+            onnx.save(widened(self._inserting(plan).run(light).model.proto), folder / "model.onnx")
         return folder / "model.onnx"
 
     def _session(self, threads: int) -> Session:

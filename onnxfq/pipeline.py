@@ -19,17 +19,17 @@ from onnxfq.errors import DataError, ModelError, RecipeError
 from onnxfq.evaluation import evaluate
 from onnxfq.feeds import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
 from onnxfq.feeds.kept import FirstSeen, KeptFeeds
-from onnxfq.files import check_output
 from onnxfq.float_plan import ALL_FLOAT32, HALF_TYPES, FloatOptions, FloatPlan
 from onnxfq.float_remainder import decide_floats
 from onnxfq.given_encodings import calibrate_rest, left_in_float, planned_with, rest_of
+from onnxfq.graph.data_files import check_model_output
 from onnxfq.graph.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
 from onnxfq.graph.releases import release_of
 from onnxfq.graph.save import save
 from onnxfq.graph.scratch import Scratch, weights_in
-from onnxfq.graph.signature import input_specs, output_names
+from onnxfq.graph.signature import input_specs, number_outputs, output_names
 from onnxfq.graph.stored import held, is_large, scratch_for
 from onnxfq.half_scales import with_half_scales
 from onnxfq.insertion import insert_fake_quantize, insert_qdq, with_provenance
@@ -55,6 +55,9 @@ Kernels = Literal["float", "integer"]
 Missing = Literal["stop", "float"]
 """What is done with activations that a file of encodings lacks, and no data is given for."""
 
+MOST_THREADS = 1024
+"""More are a slip of the hand, and each would take memory before the first of them did anything."""
+
 StageProgress = Callable[[str, int, int | None], None]
 """Called with the stage's name, the number of feeds done and, where known, of how many."""
 
@@ -65,7 +68,7 @@ class RunOptions:
 
     batch: samples a run where the model leaves it open; 0 for feeds as they come. threads: 0 for one a
     core. progress: hears of every feed. data: how the data is read. device: "auto" is a GPU where one works
-    and has room.
+    and has room. Raises DataError for a batch below 0 and threads below 0 or above MOST_THREADS.
     """
 
     batch: int = DEFAULT_BATCH
@@ -73,6 +76,13 @@ class RunOptions:
     progress: StageProgress | None = None
     data: DataOptions = DataOptions()
     device: DeviceChoice = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be meant."""
+        if self.batch < 0:
+            raise DataError(f"batch {self.batch} is below 0; give samples a run, or 0 for feeds as they come")
+        if not 0 <= self.threads <= MOST_THREADS:
+            raise DataError(f"threads {self.threads} is not in 0 to {MOST_THREADS}; give 0 for one a core")
 
     def stage(self, name: str, feeds: int | None = None) -> Callable[[int], None] | None:
         """Return the progress callback of one stage that goes through `feeds` feeds."""
@@ -146,7 +156,7 @@ def quantize(
     options = options or RunOptions()
     choose_device(options.device)  # one that is missing is missed now, not after the plan
     if output is not None:
-        check_output(output, model, data, statistics, encodings)
+        check_model_output(output, model, data, statistics, encodings)
     given = None if encodings is None else read_given(encodings)
     chosen = load_recipe(recipe)
     if calibrator is not None:
@@ -211,17 +221,21 @@ def quantize(
     no_kernels = cannot_run(run)
     # Without a feed there is nothing to tell of any candidate, least of all that it is equal.
     candidates = {"fake-quant": simulation} | ({} if no_kernels else {"Q/DQ": run})
+    comparable = bool(number_outputs(reference))
     evaluation = evaluate(
         reference,
-        candidates if kept.feeds else {},
-        kept.feeds,
+        candidates if kept.feeds and comparable else {},
+        kept.feeds if comparable else (),
         threads=options.threads,
         progress=options.stage("evaluate", len(kept.feeds)),
         device=options.device,
     )
-    if no_kernels or data is None:
-        note = "no data to compare with was given" if data is None else f"Q/DQ model not run: {no_kernels}"
-        evaluation = evaluation.model_copy(update={"notes": (*evaluation.notes, note)})
+    if data is None:
+        notes = ["no data to compare with was given"]
+    else:
+        notes = [f"Q/DQ model not run: {no_kernels}"] if no_kernels else []
+        notes += [] if comparable else ["not compared: no output of the model holds numbers"]
+    evaluation = evaluation.model_copy(update={"notes": (*evaluation.notes, *notes)})
     clock.lap("evaluate")
     if output is not None:
         tried = None if no_kernels or not kept.feeds else kept.feeds[0]
@@ -361,8 +375,8 @@ def _quantized_tensors(candidate: onnx.ModelProto, reference: onnx.ModelProto) -
     for node in candidate.graph.node:
         for name in node.output:
             tensor, _, kind = name.rpartition("/")
-            if kind in ("dq", "fq") and tensor in computed:
-                yield tensor
+            if kind in ("dq", "fq"):
+                yield from {tensor, tensor.removesuffix("/equalized")} & computed
 
 
 class _Clock:

@@ -76,4 +76,4 @@ class Evaluation(Record):
             return "\n".join(self.notes)
         used = [any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
         kept = [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows]
-        return "\n".join([*table_lines(kept), *self.notes])
+        return "\n".join([*table_lines(kept, names=(0, 1)), *self.notes])

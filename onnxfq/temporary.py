@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from onnxfq.errors import OutputError
+
 fcntl: ModuleType | None
 try:
     import fcntl
@@ -133,6 +135,20 @@ def scratch_folder() -> Iterator[Path]:
             inside = Path(folder) / _FILES
             inside.mkdir()
             yield inside
+
+
+@contextmanager
+def room_for_scratch() -> Iterator[None]:
+    """Raise OutputError, with place and remedy, where a scratch folder has no room for what is written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OutputError(
+            f"cannot write temporary files in {tempfile.gettempdir()}: {error.strerror}; make room there, or "
+            "name another folder in TMPDIR"
+        ) from None
 
 
 def _is_own_scratch(folder: Path) -> bool:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from builders import build, shared_weight, stage, two_branch, weights
 
@@ -15,7 +16,7 @@ from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.evaluation import evaluate
 from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.labels import read_labels
-from onnxfq.pipeline import RunOptions, evaluate_models
+from onnxfq.pipeline import MOST_THREADS, RunOptions, evaluate_models, quantize
 from onnxfq.runtime.session import PlacedFeed, Session
 from onnxfq.scores import Evaluation
 
@@ -63,6 +64,45 @@ def test_too_few_labels_are_found_early() -> None:
 
     with pytest.raises(DataError, match="1 labels"):
         evaluate(REFERENCE, {"minus": NEGATED}, feeds(), labels=LABELS[:1])
+
+
+def test_equalized_channels_are_compared_as_they_were() -> None:
+    """The pair of an equalized tensor holds other numbers; its score is that of the simulation."""
+    proto = build(
+        """g (float[N,4,6,6] x) => (float[N,4,6,6] y) { a = Mul (x, k) h = Relu (a)
+            y = Conv <group = 4, pads = [1,1,1,1]> (h, w) }""",
+        {"w": weights(4, 1, 3, 3), "k": np.asarray([1, 8, 64, 0.5], np.float32).reshape(4, 1, 1)},
+    )
+    staged = stage(proto)
+    made = (staged.model, staged.plan, staged.encodings)
+    written = insert_qdq(*made)
+    assert "h/equalized/dq" in {name for node in written.graph.node for name in node.output}
+    candidates = {"qdq": written, "fakequant": insert_fake_quantize(*made)}
+    for given in (candidates, {"qdq": written}):
+        result = evaluate_models(proto, given, [staged.feed], per_tensor=True)
+        (inner,) = {one.tensors for one in result.candidates}
+        assert [score.output for score in inner] == ["h"] and 20 < inner[0].sqnr_db < 80
+
+
+def test_a_model_without_numbers_is_quantized_and_not_compared(tmp_path: Path) -> None:
+    """Where no output can be compared, that is a note; a comparison that is asked for is refused."""
+    proto = build(
+        "g (float[N,4] x) => (seq(float[N,3]) y) { a = MatMul (x, w) y = SequenceConstruct (a, a) }",
+        {"w": weights(4, 3)},
+    )
+    feeds = [{"x": weights(2, 4)}]
+    result = quantize(proto, feeds, tmp_path / "q.onnx")
+    assert result.evaluation.notes == ("not compared: no output of the model holds numbers",)
+    assert not result.evaluation.candidates and onnx.load(tmp_path / "q.onnx") == result.qdq
+    with pytest.raises(ModelError, match="no output of numbers; there is nothing to compare"):
+        evaluate_models(proto, tmp_path / "q.onnx", feeds)
+
+
+@pytest.mark.parametrize("given", [{"threads": -1}, {"threads": MOST_THREADS + 1}, {"batch": -1}], ids=str)
+def test_numbers_that_cannot_be_meant(given: dict[str, int]) -> None:
+    """From Python as on the command line, a million threads are refused before the first is made."""
+    with pytest.raises(DataError, match=f"{next(iter(given))} -?[0-9]+ is .*; give "):
+        RunOptions(**given)
 
 
 @pytest.mark.parametrize("insert", [insert_qdq, insert_fake_quantize], ids=["qdq", "fakequant"])

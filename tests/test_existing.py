@@ -102,6 +102,28 @@ def test_keep_existing_quantizes_the_rest() -> None:
     assert scores["Q/DQ"] == scores["fake-quant"]
 
 
+def test_what_follows_a_product_of_integer_weights_is_quantized(tmp_path: Path) -> None:
+    """MatMulNBits stores its weight in 4 bits and gives floats: its reader is part of the rest."""
+    constants = {
+        "q": np.full((16, 1, 16), 0x79, np.uint8),
+        "s": np.ones(16, np.float32),
+        "w": weights(16, 16),
+    }
+    proto = build(
+        """g (float[N,32] x) => (float[N,16] y) {
+            h = com.microsoft.MatMulNBits <K = 32, N = 16, bits = 4, block_size = 32> (x, q, s)
+            y = MatMul (h, w) }""",
+        constants,
+        **{"com.microsoft": 1},
+    )
+    recipe = load_recipe("tensorrt-int8").model_copy(update={"existing": "keep"})
+    result = quantize(proto, [feed_for(proto)], tmp_path / "q.onnx", recipe=recipe)
+    assert [str(row) for row in result.plan.coverage()] == ["MatMul 1/1"]
+    assert {p.tensor for p in result.plan.placements} == {"h", "w"}
+    assert [node.op_type for node in result.qdq.graph.node].count("MatMulNBits") == 1
+    assert all(score.outputs[0].sqnr_db > 20 for score in result.evaluation.candidates)
+
+
 def test_both_options_exclude_each_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """One of the two is meant."""
     onnx.save(conv_relu(), tmp_path / "m.onnx")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from onnxfq import temporary
 from onnxfq.errors import OutputError
 from onnxfq.files import UNREADABLE, check_writable, load_npz, replacing, write_text
-from onnxfq.temporary import scratch_folder
+from onnxfq.temporary import room_for_scratch, scratch_folder
 
 
 @pytest.fixture(params=[True, False], ids=["unnamed", "named"])
@@ -73,6 +74,41 @@ def test_a_file_is_replaced_whole(tmp_path, unnamed):
         assert reader.read() == b"old"
     assert (tmp_path / "a").read_bytes() == b"new"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: os.symlink(os.devnull, path)], ids=["pipe", "device"]
+)
+def test_what_is_no_file_is_left_alone(tmp_path, make):
+    """Renaming a file onto a device, as /dev/null, would end the device."""
+    make(tmp_path / "a")
+    with pytest.raises(OutputError, match="it is a device or a pipe; give the name of a file"):
+        write_text(tmp_path / "a", "text")
+    assert not (tmp_path / "a").is_file()
+
+
+def test_a_link_stays(tmp_path, unnamed):
+    """The file that a link leads to is replaced, be it there or not; a folder that is missing is named."""
+    (tmp_path / "far").mkdir()
+    (tmp_path / "a").symlink_to("far/b")
+    for text in ("new", "newer"):
+        write_text(tmp_path / "a", text)
+        assert (tmp_path / "a").is_symlink() and (tmp_path / "far" / "b").read_text() == text
+    assert [p.name for p in (tmp_path / "far").iterdir()] == ["b"]
+    (tmp_path / "c").symlink_to("nowhere/b")
+    with pytest.raises(OutputError, match="folder .*nowhere does not exist"):
+        write_text(tmp_path / "c", "text")
+
+
+def test_a_full_disk_for_temporary_files():
+    """The place is named, and how to choose another one; other faults are what they are."""
+    with pytest.raises(
+        OutputError, match="cannot write temporary files in .*; make room there, or name another"
+    ):
+        with room_for_scratch():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(PermissionError), room_for_scratch():
+        raise PermissionError(errno.EACCES, "no")
 
 
 WRITER = """

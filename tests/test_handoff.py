@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from builders import build, conv_relu, feed_for, linear, qdq_of, stage, weights
+from builders import build, conv_relu, feed_for, gemm, linear, qdq_of, stage, weights
 
 from onnxfq.cli.main import main
 from onnxfq.errors import OutputError
@@ -168,6 +168,20 @@ def test_what_onnxruntime_cannot_run(tmp_path: Path):
     assert "there are no expected outputs: ONNX Runtime has no TRT_FP4DynamicQuantize" in result.notes[0]
     assert not (tmp_path / "out/outputs.json").exists()
     assert "outputs.json" not in (tmp_path / "out/tensorrt11.sh").read_text()
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where the disk is full in the middle, a new folder goes again and an empty one is empty again."""
+
+    def refuse(*given: object) -> None:
+        raise OutputError("no space left")
+
+    monkeypatch.setattr(importlib.import_module("onnxfq.handoff.handoff"), "_write_samples", refuse)
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        with pytest.raises(OutputError, match="no space left"):
+            handoff(qdq_of(stage(gemm())), tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path: Path):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from builders import build, conv_relu, feed_for, gemm, linear, shared_weight, stage
+from builders import build, conv_relu, feed_for, gemm, linear, qdq_of, shared_weight, stage
 
+import onnxfq_command
 from onnxfq.cli.main import main
 from onnxfq.insertion import insert_qdq
 
@@ -477,4 +480,43 @@ def test_an_end_from_outside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     finally:
         signal.signal(signal.SIGTERM, before)
     assert left == ["cleaned"]
+    assert capfd.readouterr().err == "onnxfq: error: interrupted\n"
+
+
+def test_an_interrupt_while_importing(tmp_path: Path) -> None:
+    """Ctrl-C in the second that the imports take is one line and an exit code too."""
+    (tmp_path / "onnxfq").mkdir()
+    (tmp_path / "onnxfq" / "__init__.py").write_text("import time\nprint(1, flush=True)\ntime.sleep(60)\n")
+    source = Path(onnxfq_command.__file__).read_text(encoding="utf-8")
+    (tmp_path / "onnxfq_command.py").write_text(source, encoding="utf-8")
+    run = subprocess.Popen(
+        [sys.executable, "-c", "import sys, onnxfq_command; sys.exit(onnxfq_command.main())"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None and run.stdout.readline() == "1\n"
+    run.send_signal(signal.SIGINT)
+    assert run.communicate(timeout=30)[1] == "onnxfq: error: interrupted\n" and run.returncode == 130
+
+
+def test_a_closed_standard_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the caller closed it, there is no terminal to fit a table into."""
+    onnx.save(qdq_of(stage(conv_relu())), tmp_path / "q.onnx")
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["inspect", str(tmp_path / "q.onnx")]) == 0
+
+
+def test_an_interrupt_that_typer_sees(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Inside of a command typer turns Ctrl-C into an exit code: there is a line for it all the same."""
+
+    def stop(path: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onnxfq.cli.inspect.inspect_model", stop)
+    assert main(["inspect", "model.onnx"]) == 130
     assert capfd.readouterr().err == "onnxfq: error: interrupted\n"

@@ -185,3 +185,15 @@ def test_recurrent_operators_are_counted_and_have_a_reason() -> None:
     assert [s.why for s in plan.skipped if s.kind == "node"] == [
         "recurrent: the products of its loop have no inputs of their own to put a pair on"
     ]
+
+
+@pytest.mark.parametrize(("equation", "inputs"), [("ij,jk,kl->il", "x, w, w"), ("ij,ij->ij", "x, w")])
+def test_an_einsum_that_is_no_product_of_two_is_told(equation: str, inputs: str) -> None:
+    """It is counted as left in float with its reason, and is no "no Einsum" in the message."""
+    einsum = f'e = Einsum <equation = "{equation}"> ({inputs})'
+    text = f"g (float[4,4] x) => (float[M,K] y) {{ {einsum} y = MatMul (e, w) }}"
+    plan = planned(build(text, {"w": weights(4, 4)}))
+    assert {str(row) for row in plan.coverage()} == {"Einsum 0/1", "MatMul 1/1"}
+    alone = build(text.replace("y = MatMul (e, w)", "y = Relu (e)"), {"w": weights(4, 4)})
+    with pytest.raises(ModelError, match=f"Einsum 'Einsum_0' stays in float, '{equation}' is no product"):
+        planned(alone)

@@ -17,8 +17,9 @@ from onnxfq.cli.options import (
     PlanOption,
     QuietOption,
 )
-from onnxfq.files import check_output, write_text
+from onnxfq.files import write_text
 from onnxfq.given_encodings import calibrate_with, rest_of
+from onnxfq.graph.data_files import check_model_output
 from onnxfq.graph.load import load
 from onnxfq.interchange import read_given
 from onnxfq.plan import Plan
@@ -54,9 +55,9 @@ def calibrate(
     quiet: QuietOption = False,
 ) -> None:
     """Write the encodings (JSON): scale and zero point of every quantized tensor."""
-    check_output(output, model, plan, statistics, encodings)
+    check_model_output(output, model, plan, statistics, encodings)
     if table_csv is not None:
-        check_output(table_csv, model, plan, statistics, encodings, output)
+        check_model_output(table_csv, model, plan, statistics, encodings, output)
     if statistics is None and (encodings is None or table or table_csv is not None):
         raise typer.BadParameter("calibrate needs --statistics, or --encodings that hold every activation")
     if calibrator is not None:

@@ -10,7 +10,7 @@ import typer
 
 from onnxfq.cli.console import say
 from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption, QuietOption
-from onnxfq.files import check_output
+from onnxfq.graph.data_files import check_model_output
 from onnxfq.graph.load import load
 from onnxfq.graph.save import save
 from onnxfq.graph.scratch import weights_in
@@ -47,7 +47,7 @@ def insert(
     """Write the quantized model."""
     if switchable and form is Form.qdq:
         raise typer.BadParameter("--switchable needs --as fakequant; standard Q/DQ nodes cannot be switched")
-    check_output(output, model, plan, encodings)
+    check_model_output(output, model, plan, encodings)
     planned, encoded = Plan.load(plan), load_encodings(encodings)
     loaded = load(model, planned.existing)
     with weights_in(scratch_for(loaded.proto, output.parent)):

@@ -34,6 +34,9 @@ from onnxfq.version import VERSION
 # The class of wrong usage: click's own under older releases of typer, typer's under newer ones.
 _UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
 
+_INTERRUPTED = 130
+"""Exit code after Ctrl-C, 128 and the signal's number as shells have it."""
+
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -83,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _interrupted)
         code = app(args=given or ["--help"], standalone_mode=False)
+        if code == _INTERRUPTED:  # so newer releases of typer end on Ctrl-C, without a word
+            return _fail("interrupted", _INTERRUPTED)
         return code if isinstance(code, int) else 0
     except OnnxfqError as error:
         return _fail(str(error), 1)
@@ -93,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror or error}; check the path", 1)
     except (typer.Abort, KeyboardInterrupt):
-        return _fail("interrupted", 130)
+        return _fail("interrupted", _INTERRUPTED)
 
 
 def _interrupted(number: int, frame: object) -> None:

@@ -23,7 +23,7 @@ from onnxfq.cli.options import (
 from onnxfq.distribution import collect_on_ray
 from onnxfq.errors import StatisticsError
 from onnxfq.feeds import DataOptions
-from onnxfq.files import check_output
+from onnxfq.graph.data_files import check_model_output
 from onnxfq.graph.load import load
 from onnxfq.observation import ObservationInterrupted, collect_statistics
 from onnxfq.observers import DEFAULT_MEMORY, ObserveOptions
@@ -69,7 +69,7 @@ def observe(
     quiet: QuietOption = False,
 ) -> None:
     """Write the statistics that every calibrator works from (.stats.npz): one pass serves all."""
-    check_output(output, model, data, plan)
+    check_model_output(output, model, data, plan)
     start = _interrupted(output) if resume else None
     if plan is None:
         loaded = load(model)

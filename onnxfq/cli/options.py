@@ -9,7 +9,7 @@ import typer
 
 from onnxfq.calibrators import FORMS
 from onnxfq.feeds import DEFAULT_BATCH
-from onnxfq.pipeline import Missing
+from onnxfq.pipeline import MOST_THREADS, Missing
 from onnxfq.recipe import RECIPES, Equalize, Recipe, load_recipe
 from onnxfq.runtime.choice import DeviceChoice
 from onnxfq.runtime.library import use_custom_ops
@@ -67,8 +67,6 @@ BatchOption = Annotated[
         rich_help_panel=RUN_PANEL,
     ),
 ]
-MOST_THREADS = 1024
-"""More are a slip of the hand, and each would take memory before the first of them did anything."""
 ThreadsOption = Annotated[
     int,
     typer.Option(

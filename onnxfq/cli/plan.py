@@ -22,8 +22,8 @@ from onnxfq.cli.options import (
     data_option,
 )
 from onnxfq.feeds import DataOptions
-from onnxfq.files import check_output
 from onnxfq.given_encodings import planned_with
+from onnxfq.graph.data_files import check_model_output
 from onnxfq.graph.load import load
 from onnxfq.interchange import read_given
 from onnxfq.pipeline import open_feeds
@@ -50,7 +50,7 @@ def plan(
     quiet: QuietOption = False,
 ) -> None:
     """Write a plan: a JSON file that a person can read, edit and feed back."""
-    check_output(output, model, data, encodings)
+    check_model_output(output, model, data, encodings)
     given = None if encodings is None else read_given(encodings)
     chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
     loaded = load(model, chosen.existing)

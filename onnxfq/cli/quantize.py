@@ -33,8 +33,9 @@ from onnxfq.cli.options import (
 from onnxfq.documents import write_document
 from onnxfq.errors import OutputError
 from onnxfq.feeds import DataOptions
-from onnxfq.files import check_output, check_writable
+from onnxfq.files import check_writable
 from onnxfq.float_plan import FloatName, FloatOptions
+from onnxfq.graph.data_files import check_model_output
 from onnxfq.graph.save import save
 from onnxfq.recipe import DEFAULT_RECIPE
 from onnxfq.reporting.html import write_report
@@ -93,9 +94,11 @@ def quantize(
 ) -> None:
     """Quantize MODEL with DATA, compare it with the float model and write it with Q/DQ nodes."""
     if report is not None:
-        check_output(report, model, output, data, statistics, encodings)
+        check_model_output(report, model, output, data, statistics, encodings)
     if artifacts is not None:
         _check_folder(artifacts)
+        for path in _artifacts(artifacts, model.stem).values() if artifacts.exists() else ():
+            check_model_output(path, model, output, data, statistics, encodings, report)
     chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
     if float_io and float_type == "fp32":
         raise typer.BadParameter(
@@ -134,10 +137,24 @@ def _check_folder(folder: Path) -> None:
 
 def _write_artifacts(result: pipeline.QuantizeResult, folder: Path, stem: str) -> None:
     folder.mkdir(exist_ok=True)
-    result.plan.save(folder / f"{stem}.plan.json")
-    result.statistics.save(folder / f"{stem}.stats.npz")
-    result.encodings.save(folder / f"{stem}.encodings.json")
-    result.evaluation.save(folder / f"{stem}.evaluation.json")
+    paths = _artifacts(folder, stem)
+    result.plan.save(paths["plan"])
+    result.statistics.save(paths["statistics"])
+    result.encodings.save(paths["encodings"])
+    result.evaluation.save(paths["evaluation"])
     if result.floats is not None:
-        write_document(folder / f"{stem}.floats.json", result.floats)
-    save(result.simulation, folder / f"{stem}.fakequant.onnx")
+        write_document(paths["floats"], result.floats)
+    save(result.simulation, paths["simulation"])
+
+
+def _artifacts(folder: Path, stem: str) -> dict[str, Path]:
+    """Return the files of --artifacts by what they hold."""
+    endings = {
+        "plan": "plan.json",
+        "statistics": "stats.npz",
+        "encodings": "encodings.json",
+        "evaluation": "evaluation.json",
+        "floats": "floats.json",
+        "simulation": "fakequant.onnx",
+    }
+    return {kind: folder / f"{stem}.{ending}" for kind, ending in endings.items()}

@@ -87,7 +87,7 @@ class Comparison(Record):
             steps = "" if one.steps is None else f"{one.steps:.3g}"
             values = (f"{one.sqnr_db:.1f}", f"{one.cosine:.6f}", f"{one.largest_error:.4g}", steps)
             rows.append((one.tensor, one.op_type, *values))
-        lines += table_lines(rows)
+        lines += table_lines(rows, names=(0,))
         hidden = len(self.tensors) - (len(rows) - 1)
         lines += [f"{hidden} more; all are in --json"] if hidden else []
         if self.missing:

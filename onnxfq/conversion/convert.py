@@ -16,7 +16,7 @@ from onnxfq.conversion.handlers import HANDLERS
 from onnxfq.encoding import Encoding, Encodings
 from onnxfq.errors import DataError, ModelError, RecipeError, nearest
 from onnxfq.feeds import Data
-from onnxfq.files import check_output
+from onnxfq.graph.data_files import check_model_output
 from onnxfq.graph.load import load, read_model, standard_form
 from onnxfq.graph.model import Model, all_nodes
 from onnxfq.graph.ops import QUANTIZED_OPS
@@ -71,7 +71,7 @@ def convert(
     if target not in TARGETS:
         raise RecipeError(f"there is no conversion for target {target!r}{nearest(target, TARGETS)}")
     if output is not None:
-        check_output(output, model, data)
+        check_model_output(output, model, data)
     proto, sha256, source = read_model(model)
     if not {node.op_type for node in all_nodes(proto.graph)} & QUANTIZED_OPS:
         raise ModelError(f"{source} is not quantized; quantize it with `onnxfq quantize`")

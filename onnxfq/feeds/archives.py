@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from onnxfq.documents import one_line
 from onnxfq.errors import DataError
 from onnxfq.feeds.fit import misfit
 from onnxfq.feeds.inputs import Feed, Inputs, InputSpec, samples_open
-from onnxfq.files import UNREADABLE, SingleArrayError, load_npz
+from onnxfq.files import NPY_MAGIC, UNREADABLE, SingleArrayError, load_npy, load_npz
 
 _MAPPED_FROM = 64 << 20
 """An .npy of so many bytes is mapped, not read: its samples are read when their turn comes."""
@@ -45,8 +45,7 @@ def read_arrays(path: Path, inputs: Inputs) -> Feed:
     if not _is_npy(path):
         return read_npz(path)
     try:
-        mapped: Literal["r"] | None = "r" if path.stat().st_size >= _MAPPED_FROM else None
-        array = np.load(path, mmap_mode=mapped, allow_pickle=False)
+        array = load_npy(path, mapped=path.stat().st_size >= _MAPPED_FROM)
     except UNREADABLE as fault:
         text = one_line(fault)
         raise DataError(
@@ -56,13 +55,16 @@ def read_arrays(path: Path, inputs: Inputs) -> Feed:
 
 
 def _is_npy(path: Path) -> bool:
-    """Return whether `path` holds one array; what cannot be read at all is left to `read_npz` to tell."""
+    """Return whether `path` holds one array, or says so by its name and is no archive.
+
+    What cannot be read at all is left to `read_npz` to tell.
+    """
     try:
         with path.open("rb") as stream:
             head = stream.read(6)
     except OSError:
         return False
-    return head == b"\x93NUMPY"
+    return head == NPY_MAGIC or (path.suffix == ".npy" and not head.startswith(b"PK"))
 
 
 def single_array(array: Any, inputs: Inputs, source: str) -> dict[str, Any]:

@@ -11,8 +11,10 @@ import inspect
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.documents import one_line
-from onnxfq.errors import DataError, nearest
+from onnxfq.errors import DataError, OnnxfqError, nearest
 from onnxfq.feeds.archives import count_samples, cut, read_arrays, single_array
 from onnxfq.feeds.fit import check_names, is_array, to_array
 from onnxfq.feeds.images import SUFFIXES, image_input, read_image
@@ -77,9 +79,16 @@ def open_source(data: Data, reading: Reading, again: bool = False) -> Source:
     is; an onnxruntime CalibrationDataReader; a function without arguments that returns one of these.
     again: whether an earlier pass has been begun. Raises DataError in one line.
     """
-    name = "the data given"
-    if _names_function(data):
-        name, data = str(data), _import(str(data))
+    if not _names_function(data):
+        return _open(data, "the data given", reading, again)
+    name = str(data)
+    made = _import(name)
+    with _faults_of(name):
+        source = _open(made, name, reading, again)
+    return replace(source, pieces=_watched(source.pieces, name))
+
+
+def _open(data: Data, name: str, reading: Reading, again: bool) -> Source:
     if _is_maker(data):
         return _called(data, name, reading)
     if isinstance(data, (str, Path)):
@@ -95,6 +104,30 @@ def open_source(data: Data, reading: Reading, again: bool = False) -> Source:
     if isinstance(data, Iterable):
         return _open_iterable(data, reading, again)
     raise DataError(f"the data given is a {type(data).__name__}; give {KINDS}")
+
+
+@contextmanager
+def _faults_of(name: str) -> Iterator[None]:
+    """Tell in one line what the function that the command line names raises."""
+    try:
+        yield
+    except OnnxfqError:
+        raise
+    except Exception as fault:  # the function is the user's
+        place = traceback.extract_tb(fault.__traceback__)[-1]
+        raise DataError(
+            f"--data {name} failed ({type(fault).__name__}: {one_line(fault)}) in line {place.lineno} of "
+            f"{place.filename}; repair it"
+        ) from fault
+
+
+def _watched(pieces: Iterator[Piece], name: str) -> Iterator[Piece]:
+    while True:
+        with _faults_of(name):
+            piece = next(pieces, None)
+        if piece is None:
+            return
+        yield piece
 
 
 def tells_total(data: Data) -> bool:

@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from onnxfq.errors import ModelError
 from onnxfq.float_types import FLOAT_DTYPES, FloatType
-from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, is_weighted
+from onnxfq.graph.ops import FLOAT_PRODUCTS, QUANTIZED_OPS, STANDARD_DOMAINS, is_weighted
 from onnxfq.plan import Use
 
 
@@ -75,7 +75,7 @@ def is_dequantized(tensor: gs.Tensor) -> bool:
     """Tell whether the model itself quantizes `tensor` already, through Transpose and Identity nodes too."""
     while tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
         tensor = tensor.inputs[0].inputs[0]
-    return bool(tensor.inputs) and tensor.inputs[0].op in QUANTIZED_OPS
+    return bool(tensor.inputs) and tensor.inputs[0].op in QUANTIZED_OPS - FLOAT_PRODUCTS
 
 
 def producer_op(tensor: gs.Tensor) -> str:

@@ -74,7 +74,7 @@ class Inspection(Record):
         rows = [("tensor", "operator", "type", "granularity", "scale", "zero point")]
         for q in self.quantized:
             rows.append((q.tensor, q.op_type, q.qtype, q.granularity, _scales(q), q.zero_points))
-        return "\n".join([*lines, "", *table_lines(rows)])
+        return "\n".join([*lines, "", *table_lines(rows, names=(0,))])
 
 
 def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:

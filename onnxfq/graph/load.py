@@ -19,6 +19,7 @@ from onnxfq.graph.almost_valid import repair
 from onnxfq.graph.attention_guard import move_guards
 from onnxfq.graph.attention_parts import write_out_attention
 from onnxfq.graph.computed_weights import fold_computed_weights
+from onnxfq.graph.data_files import data_path
 from onnxfq.graph.existing import strip_quantizers
 from onnxfq.graph.model import Model, all_graphs, all_nodes
 from onnxfq.graph.opset import raise_opset
@@ -151,7 +152,7 @@ def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, s
     for tensor in external_data_helper._get_all_tensors(proto):
         if external_data_helper.uses_external_data(tensor) and tensor.name not in inside:
             try:
-                _take_reference(tensor, path.parent, data)
+                _take_reference(tensor, path, data)
                 for part in chunks(tensor):
                     digest.update(part)
                 if tensor_bytes(tensor) <= SMALL or tensor.name not in initializers:
@@ -187,28 +188,18 @@ def _read(path: Path) -> tuple[onnx.ModelProto, hashlib._Hash, set[str]]:
         raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
 
 
-def _take_reference(tensor: onnx.TensorProto, folder: Path, data: Path | None) -> None:
-    """Point `tensor` to its data by an absolute path. Raises as onnx does for paths that leave `folder`."""
+def _take_reference(tensor: onnx.TensorProto, model: Path, data: Path | None) -> None:
+    """Point `tensor` to its data by an absolute path. Raises ValueError for a place that is none."""
     unknown = [entry.key for entry in tensor.external_data if entry.key not in _REFERENCE]
     if unknown:  # left out, they might change what is read
         raise ValueError(f"ONNX has no field {unknown[0]!r} for its place")
     info = external_data_helper.ExternalDataInfo(tensor)
-    path = data or _data_path(folder, info.location)
+    path = data or data_path(model, info.location)
     size, offset = path.stat().st_size, info.offset or 0
     length = size - offset if info.length is None else info.length
     if offset < 0 or length < 0 or offset + length > size:
         raise ValueError(f"{length} bytes at {offset} are beyond its {size}")
     keep_in_file(tensor, path, offset, length)
-
-
-def _data_path(folder: Path, location: str) -> Path:
-    """Return the file that `location` names. Raises ValueError when it is not in `folder`."""
-    if not isinstance(location, str):  # protobuf checks no text
-        raise ValueError(f"{location!r} is no path")
-    path = (folder / location).resolve()
-    if not location or Path(location).is_absolute() or not path.is_relative_to(folder.resolve()):
-        raise ValueError(f"{location!r} is no path inside of the folder of the model")
-    return path
 
 
 def _check(proto: onnx.ModelProto, source: str) -> None:

@@ -76,6 +76,9 @@ QUANTIZED_OPS = frozenset(
 )
 """Op types, of any domain, that show that a model is quantized already."""
 
+FLOAT_PRODUCTS = frozenset({"MatMulNBits", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm"})
+"""Those of them that multiply and give floats: what they give is not quantized."""
+
 
 STANDARD_DOMAINS = (None, "", "ai.onnx")
 """How the domain of ONNX's own operators is spelled."""
@@ -91,6 +94,9 @@ def is_weighted(node: gs.Node) -> bool:
 def why_opaque(node: gs.Node) -> str:
     """Return why `node`, which multiplies inside, stays in float; an empty string for other operators."""
     domain = node.domain or ""
+    if node.op == "Einsum" and node.domain in STANDARD_DOMAINS and not is_weighted(node):
+        equation = str(node.attrs.get("equation", ""))
+        return f"{equation!r} is no product of two tensors as MatMul's" if "," in equation else ""
     return OPAQUE_OPS.get(("" if domain == "ai.onnx" else domain, node.op), "")
 
 

@@ -9,13 +9,15 @@ import onnx
 from onnx import TensorProto
 
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.graph.model import all_graphs, default_opset
+from onnxfq.graph.half import QUANTIZERS
+from onnxfq.graph.model import all_graphs, all_nodes, default_opset
 from onnxfq.graph.opset import lowest_ir
 
-# Release -> (newest ai.onnx opset, newest IR version) that its session loads: each tried, on a Relu.
+# Release -> (newest ai.onnx opset, newest IR version) of models that it runs: each tried, with Q/DQ pairs.
+# 1.15 loads opset 19 too and 1.23 opset 23, without kernels for their QuantizeLinear.
 # tests/graph/test_releases.py tries the installed one again.
 _RELEASES = {
-    (1, 15): (19, 9),
+    (1, 15): (18, 9),
     (1, 16): (19, 9),
     (1, 17): (20, 9),
     (1, 18): (21, 10),
@@ -23,10 +25,15 @@ _RELEASES = {
     (1, 20): (21, 10),
     (1, 21): (22, 10),
     (1, 22): (22, 10),
-    (1, 23): (23, 11),
+    (1, 23): (22, 11),
     (1, 24): (25, 13),
     **{(1, minor): (26, 13) for minor in range(25, 32)},
 }
+
+_BLOCKS = "scales of blocks"
+
+# What a release has no kernels for though it reads opset and IR version: each tried, on DequantizeLinear.
+_LACKING = {(1, 18): {"INT4", "UINT4", _BLOCKS}}
 
 # Element types and the IR versions that brought them, from onnx.proto's history of versions.
 _IR_OF_TYPE = {
@@ -44,11 +51,12 @@ _FORM = re.compile(r"(?:onnxruntime|ort)\s*==\s*(\d+)\.(\d+)(?:\.\d+)?")
 
 @dataclass(frozen=True)
 class Release:
-    """A release of ONNX Runtime, as `1.18`, and the newest opset and IR version that it reads."""
+    """A release of ONNX Runtime, as `1.18`: the newest opset and IR version it runs, and what it lacks."""
 
     name: str
     opset: int
     ir_version: int
+    lacking: frozenset[str] = frozenset()
 
     def check_opset(self, opset: int, what: str) -> None:
         """Raise ModelError when `what` is at, or needs, an opset that this release does not read."""
@@ -59,13 +67,22 @@ class Release:
             )
 
     def kept_to(self, proto: onnx.ModelProto, recipe: str) -> onnx.ModelProto:
-        """Return `proto` with an IR version that this release reads. Raises ModelError when none will do."""
+        """Return `proto` with an IR version that this release reads.
+
+        Raises ModelError when none will do, or when the release has no kernels for something in it.
+        """
         self.check_opset(default_opset(proto), f"recipe {recipe} needs")
         lowest, why = _needed_ir(proto)
         if lowest > self.ir_version:
             raise ModelError(
                 f"recipe {recipe} needs IR version {lowest} for {why}, and onnxruntime {self.name} reads "
                 f"{self.ir_version} at most; choose another recipe, or give a newer --runtime"
+            )
+        lacking = sorted(self.lacking & {*_types(proto), *_forms(proto)})
+        if lacking:
+            raise ModelError(
+                f"recipe {recipe} needs {lacking[0].lower()}, and onnxruntime {self.name} has no kernels for "
+                "them; choose another recipe, or give a newer --runtime"
             )
         kept = onnx.ModelProto()
         kept.CopyFrom(proto)
@@ -85,7 +102,8 @@ def release_of(words: str) -> Release:
             f"what onnxruntime {version[0]}.{version[1]} reads is not known; known are {known[0]} to "
             f"{known[-1]}"
         )
-    return Release(f"{version[0]}.{version[1]}", *_RELEASES[version])
+    lacking = frozenset(_LACKING.get(version, ()))
+    return Release(f"{version[0]}.{version[1]}", *_RELEASES[version], lacking)
 
 
 def _needed_ir(proto: onnx.ModelProto) -> tuple[int, str]:
@@ -94,9 +112,23 @@ def _needed_ir(proto: onnx.ModelProto) -> tuple[int, str]:
     needs = [(lowest_ir(opset), f"opset {opset}")]
     if proto.functions:
         needs.append((_IR_OF_FUNCTIONS, "functions"))
-    for graph in all_graphs(proto.graph):
-        kinds = {tensor.data_type for tensor in graph.initializer}
-        kinds |= {v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
-        names = [TensorProto.DataType.Name(kind) for kind in sorted(kinds)]
-        needs += [(_IR_OF_TYPE[name], name.lower()) for name in names if name in _IR_OF_TYPE]
+    needs += [(_IR_OF_TYPE[name], name.lower()) for name in _types(proto) if name in _IR_OF_TYPE]
     return max(needs)
+
+
+def _types(proto: onnx.ModelProto) -> list[str]:
+    """Return the names of the element types in `proto`."""
+    kinds: set[int] = set()
+    for graph in all_graphs(proto.graph):
+        kinds |= {tensor.data_type for tensor in graph.initializer}
+        kinds |= {v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+    for node in all_nodes(proto.graph):
+        kinds |= {a.t.data_type for a in node.attribute if a.type == onnx.AttributeProto.TENSOR}
+        kinds |= {a.i for a in node.attribute if a.name in ("to", "output_dtype", "dtype")}
+    return [TensorProto.DataType.Name(kind) for kind in sorted(kinds & {*TensorProto.DataType.values()})]
+
+
+def _forms(proto: onnx.ModelProto) -> set[str]:
+    """Return what else of `proto` not every release has."""
+    nodes = [node for node in all_nodes(proto.graph) if node.op_type in QUANTIZERS]
+    return {_BLOCKS for node in nodes for a in node.attribute if a.name == "block_size" and a.i}

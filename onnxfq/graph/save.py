@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import re
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 
 from onnxfq.documents import one_line
-from onnxfq.errors import ModelError
+from onnxfq.errors import ModelError, OutputError
 from onnxfq.files import check_writable, replacing
 from onnxfq.graph import stored
+from onnxfq.graph.data_files import own_data
 from onnxfq.graph.stored import chunks, is_stored, large_tensors, referring, weight_bytes, without_stored
 from onnxfq.graph.wire import serialized
 
@@ -46,8 +47,9 @@ def save(proto: onnx.ModelProto, path: str | Path, verify: Verify | None = None)
             _write_whole(proto, temporary)
             if verify is not None:
                 verify(temporary, None)
-    own = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{16}}\.data")
-    for other in path.parent.iterdir():
+    real = Path(os.path.realpath(path))
+    own = own_data(real)
+    for other in real.parent.iterdir():
         if own.fullmatch(other.name) and other != data:
             other.unlink()
 
@@ -69,6 +71,11 @@ def _write_whole(proto: onnx.ModelProto, path: Path) -> None:
 def _save_with_data(proto: onnx.ModelProto, path: Path, verify: Verify | None) -> Path:
     """Write the data file and the model; return the former's path."""
     check_writable(path)
+    if path.is_symlink():
+        raise OutputError(
+            f"cannot write {path}: it is a link, and data would be looked for beside it; give the path that "
+            f"it leads to, {path.resolve()}"
+        )
     large = large_tensors(proto)
     digest = hashlib.sha256()
     for tensor in large:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -101,25 +103,27 @@ def handoff(
     texts = sorted(named - {name for arrays in (*feeds, *results) for name in arrays})
     if texts:
         notes.append(f"{', '.join(texts)} hold no numbers, and are left out of the samples")
-    target.mkdir(exist_ok=True)
-    for name in ("inputs", "raw", *(["outputs"] if results else [])):
-        (target / name).mkdir()
-    out = _Folder(target)
-    save(proto, target / "model.onnx")
-    out.files.append("model.onnx")
-    _write_samples(out, feeds, results)
-    ends = {name: dict(zip(("min", "opt", "max"), profile, strict=True)) for name, profile in wanted.items()}
-    out.text("profiles.json", json.dumps(ends, indent=2) + "\n")
-    out.text("findings.json", found.model_dump_json(indent=2) + "\n")
-    for release in commands.RELEASES:
-        lines = [
-            commands.trtexec(release, wanted, first),
-            commands.polygraphy(release, wanted, bool(results)),
-        ]
-        out.text(f"tensorrt{release}.sh", commands.script(lines))
-        layers = commands.polygraphy_tensors(release, wanted, boundaries(proto))
-        out.text(f"layers{release}.sh", commands.script([layers]))
-    out.text("README.md", _readme(found, notes, bool(results)))
+    with _filled(target):
+        for name in ("inputs", "raw", *(["outputs"] if results else [])):
+            (target / name).mkdir()
+        out = _Folder(target)
+        save(proto, target / "model.onnx")
+        out.files.append("model.onnx")
+        _write_samples(out, feeds, results)
+        ends = {
+            name: dict(zip(("min", "opt", "max"), profile, strict=True)) for name, profile in wanted.items()
+        }
+        out.text("profiles.json", json.dumps(ends, indent=2) + "\n")
+        out.text("findings.json", found.model_dump_json(indent=2) + "\n")
+        for release in commands.RELEASES:
+            lines = [
+                commands.trtexec(release, wanted, first),
+                commands.polygraphy(release, wanted, bool(results)),
+            ]
+            out.text(f"tensorrt{release}.sh", commands.script(lines))
+            layers = commands.polygraphy_tensors(release, wanted, boundaries(proto))
+            out.text(f"layers{release}.sh", commands.script([layers]))
+        out.text("README.md", _readme(found, notes, bool(results)))
     return Handoff(target, found, wanted, tuple(out.files), tuple(notes))
 
 
@@ -130,6 +134,21 @@ def _checked_folder(path: Path) -> Path:
         )
     check_writable(path / "any" if path.exists() else path)
     return path
+
+
+@contextmanager
+def _filled(folder: Path) -> Iterator[None]:
+    """Make `folder`, to be filled; what is in it goes again when that fails, and it too where it is new."""
+    new = not folder.exists()
+    folder.mkdir(exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if new:
+            folder.rmdir()
+        raise
 
 
 def _random_feed(proto: onnx.ModelProto, wanted: Mapping[str, Profile]) -> Feed:

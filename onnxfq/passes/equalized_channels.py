@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
@@ -10,6 +13,8 @@ from onnxfq.encoding import Encoding, Encodings
 from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.plan import Plan
+
+_EQUALIZED, _FACTORS = "/equalized", "/channel_factors"
 
 
 def channel_factors(encoding: Encoding) -> NDArray[np.float32]:
@@ -37,8 +42,8 @@ def to_common_scale(editor: Editor, tensor: gs.Tensor, encoding: Encoding) -> li
         return []
     shape = [-1 if axis == encoding.spec.axis else 1 for axis in range(len(tensor.shape))]
     values = (np.float32(1.0) / factors).reshape(shape)
-    name = f"{tensor.name}/equalized"
-    constant = editor.constant(f"{tensor.name}/channel_factors", lambda n: make_constant(n, values))
+    name = f"{tensor.name}{_EQUALIZED}"
+    constant = editor.constant(f"{tensor.name}{_FACTORS}", lambda n: make_constant(n, values))
     return [gs.Node("Mul", name, {}, [tensor, constant], [editor.variable(name, tensor)])]
 
 
@@ -59,3 +64,23 @@ def factors_of_weights(plan: Plan, encodings: Encodings) -> dict[str, NDArray[np
             outputs = len(encodings[weight].scale)
             found[weight] = np.repeat(factors, outputs // factors.size)
     return found
+
+
+def with_restored_channels(
+    proto: onnx.ModelProto, tensors: Iterable[str]
+) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """Return (`proto`, names): by tensor the name of its quantized form with the channels as they were.
+
+    Only of those of `tensors` whose pair is behind a Mul; a model without any is returned itself.
+    """
+    made = {name for node in proto.graph.node for name in node.output}
+    found = [name for name in tensors if f"{name}{_EQUALIZED}/dq" in made]
+    if not found:
+        return proto, {}
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    restored = {name: f"{name}{_EQUALIZED}/restored" for name in found}
+    for name, output in restored.items():
+        inputs = [f"{name}{_EQUALIZED}/dq", f"{name}{_FACTORS}"]
+        copy.graph.node.append(onnx.helper.make_node("Div", inputs, [output], output))
+    return copy, restored

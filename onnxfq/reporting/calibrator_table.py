@@ -91,7 +91,7 @@ def calibrator_table(rows: Sequence[CalibratorRow]) -> str:
         numbers = (f"{row.rmin:.6g}", f"{row.rmax:.6g}", f"{row.sqnr_db:.1f}")
         lines.append((tensor, row.calibrator, *numbers, "*" if row.chosen else ""))
         last = row.tensor
-    return "\n".join(table_lines(lines))
+    return "\n".join(table_lines(lines, names=(0,)))
 
 
 def calibrator_csv(rows: Sequence[CalibratorRow]) -> str:

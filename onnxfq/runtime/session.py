@@ -35,7 +35,7 @@ from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.places import Device
 from onnxfq.runtime.widened import BFLOAT16, HALVES, widened
-from onnxfq.temporary import scratch_folder
+from onnxfq.temporary import room_for_scratch, scratch_folder
 
 Progress = Callable[[int], None]
 """Called after every feed with the number of feeds done."""
@@ -144,6 +144,8 @@ class Session:
                     str(model) if isinstance(model, Path) else self._handed_over(model, options, exact, files)
                 )
                 self._session = onnxruntime.InferenceSession(content, options, providers=providers(device))
+        except OnnxfqError:
+            raise
         except Exception as error:  # onnxruntime raises classes of its own, one per status code
             reason = one_line(error)[:300]
             if device == "cuda" and no_memory(reason):
@@ -176,7 +178,8 @@ class Session:
             return bytes(held(model).SerializeToString())
         elif not exact:
             folder = files.enter_context(scratch_folder())
-            onnx.save(split_weights(model, folder / "weights"), folder / "model.onnx")
+            with room_for_scratch():
+                onnx.save(split_weights(model, folder / "weights"), folder / "model.onnx")
             return str(folder / "model.onnx")
         # What DequantizeLinear gives is made just before it is read, not all at first.
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Literal
 
@@ -10,6 +11,12 @@ from onnxfq.text_table import table_lines
 
 Severity = Literal["refused", "float", "wrong", "warning"]
 """refused: no engine. float: it runs, not in low precision. wrong: it computes something else."""
+
+_NAMED = 3
+"""Findings like the first one that are named in text."""
+
+_PARTICULARS = re.compile(r"'[^']*'|\"[^\"]*\"|[-+]?[0-9]*\.?[0-9]+(?:e[-+]?[0-9]+)?")
+"""What differs between findings that are alike: quoted names, and numbers."""
 
 _ORDER: tuple[Severity, ...] = ("refused", "wrong", "float", "warning")
 
@@ -80,8 +87,8 @@ class CheckResult(Record):
         return all(finding.severity == "warning" for finding in self.findings)
 
     def table(self) -> str:
-        """Return a line for each finding, the coverage and the sum, as plain text."""
-        rows = [(f.severity, f.rule, f"{f.op_type} {f.node!r}: {f.message}") for f in self.findings]
+        """Return a line for each kind of finding, the coverage and the sum, as plain text."""
+        rows = [(like[0].severity, like[0].rule, _summed(like)) for like in _alike(self.findings)]
         lines = table_lines(rows) if rows else []
         counts = Counter(finding.severity for finding in self.findings)
         found = ", ".join(f"{counts[severity]} {severity}" for severity in _ORDER if counts[severity])
@@ -89,6 +96,26 @@ class CheckResult(Record):
         lines.append(f"coverage   {', '.join(map(str, self.coverage)) or 'no quantized operator'} ({how})")
         lines.append(f"findings   {found or 'none'}")
         return "\n".join(lines)
+
+
+def _alike(findings: tuple[Finding, ...]) -> list[list[Finding]]:
+    """Return the findings in groups of one rule that say the same but for names and numbers."""
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for found in findings:
+        words = _PARTICULARS.sub("", found.message)
+        groups.setdefault((found.severity, found.rule, words), []).append(found)
+    return list(groups.values())
+
+
+def _summed(alike: list[Finding]) -> str:
+    """Return what findings that are alike say: the first in full, of the others how many and some names."""
+    first, *others = alike
+    said = f"{first.op_type} {first.node!r}: {first.message}"
+    if not others:
+        return said
+    names = ", ".join(f"{found.op_type} {found.node!r}" for found in others[:_NAMED])
+    rest = f" and {len(others) - _NAMED} more, all in --json" if len(others) > _NAMED else ""
+    return f"{len(alike)} times: {said}; the same of {names}{rest}"
 
 
 def worst_first(findings: list[Finding]) -> tuple[Finding, ...]:

@@ -265,7 +265,12 @@ MISTAKES = {
     ),
     "a number": (3, "the data given is a int; give a file, a folder, an array"),
     "mixed folder": ("mixed", "folder mixed holds 1 .npz and 1 image files; give a folder with one kind"),
-    "text as npy": ("text.npy", "text.npy is not a readable .npz (it is no zip archive)"),
+    "text as npy": ("text.npy", "text.npy is not a readable .npy (it does not begin as one); write it with"),
+    "a function that fails": (
+        "failing:at_once",
+        "--data failing:at_once failed (ValueError: two lines) in line 2",
+    ),
+    "a generator that fails": ("failing:later", "--data failing:later failed (KeyError: 'y') in line 5 of "),
     "half an npy": ("half.npy", "half.npy is not a readable .npy ("),
 }
 
@@ -275,6 +280,10 @@ def test_what_is_no_data(case: str) -> None:
     """One line tells what came, what is wanted and what to do."""
     np.save("all.npy", X)
     Path("broken.py").write_text("1 / 0", encoding="utf-8")
+    Path("failing.py").write_text(
+        "def at_once():\n    raise ValueError('two\\nlines')\n"
+        "def later():\n    yield {'x': __import__('numpy').load('all.npy')}\n    {}['y']\n"
+    )
     Path("mixed").mkdir()
     np.savez("mixed/a.npz", x=X)
     Path("mixed/a.png").write_bytes(b"")

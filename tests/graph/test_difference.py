@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,52 @@ def test_scales(part: float, tolerance: float, differs: bool) -> None:
                 numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(part), tensor.name)
             )
     assert found(changed, tolerance) == ({("h", "scale")} if differs else set())
+
+
+def with_constant(name: str, change: Callable[[np.ndarray], np.ndarray]) -> onnx.ModelProto:
+    """Return the plain Q/DQ model with one constant changed."""
+    changed = qdq()
+    for tensor in changed.graph.initializer:
+        if tensor.name == name:
+            values = numpy_helper.to_array(tensor)
+            tensor.CopyFrom(numpy_helper.from_array(change(values).astype(values.dtype), name))
+    return changed
+
+
+def first_changed(values: np.ndarray, by: float) -> np.ndarray:
+    """Return a copy whose first value is another."""
+    values = values.copy()
+    values.flat[0] += by
+    return values
+
+
+def test_constants() -> None:
+    """Weights and biases are compared value by value; with a tolerance one step of a weight is free."""
+    step = with_constant("w1/q", lambda values: np.where(values == values.max(), values - 1, values))
+    (only,) = difference(qdq(), step).found
+    assert (only.tensor, only.what.split("(")[0]) == ("w1/q", "values ") and found(step, 0.01) == set()
+    far = with_constant("w1/q", lambda values: -values)
+    assert {tensor for tensor, _ in found(far, 0.01)} == {"w1/q"}
+    float_bias = next(t.name for t in qdq().graph.initializer if list(t.dims) == [4] and "/" not in t.name)
+    assert found(with_constant(float_bias, lambda values: first_changed(values, 0.5)), 0.01) == {
+        (float_bias, "values (1 of 4, the first)")
+    }
+    shape = with_constant(float_bias, lambda values: values.reshape(4, 1))
+    assert found(shape) == {(float_bias, "constant")}
+
+
+def test_nodes() -> None:
+    """Attributes and inputs of nodes with the same outputs are compared, and the IR version."""
+    changed = qdq()
+    changed.ir_version += 1
+    node = next(node for node in changed.graph.node if node.op_type == "Conv")
+    next(a for a in node.attribute if a.name == "pads").ints[:] = [1, 1, 2, 0]
+    rows = {(d.tensor, d.what): (d.first, d.second) for d in difference(qdq(), changed).found}
+    assert set(rows) == {("", "IR version"), (node.output[0], "node")}
+    assert ["pads = [1, 1, 1, 1]" in rows[node.output[0], "node"][0], "[1, 1, 2, 0]" in str(rows)] == [
+        True,
+        True,
+    ]
 
 
 def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from builders import build, constants, conv_relu, weights
+from builders import build, constants, conv_relu, linear, weights
 
 from onnxfq.errors import ModelError, OnnxfqError, OutputError
 from onnxfq.files import check_output
+from onnxfq.graph import stored
+from onnxfq.graph.data_files import check_model_output, data_files
 from onnxfq.graph.inspection import inspect_model
 from onnxfq.graph.load import load
 from onnxfq.graph.save import save
@@ -110,6 +113,64 @@ def test_the_input_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.Monkey
     Path("link.onnx").symlink_to("model.onnx")
     with pytest.raises(OutputError, match="is another file of this command"):
         check_output(spelling, conv_relu(), "model.onnx")
+
+
+def test_the_data_of_the_input_is_not_overwritten(external: Path) -> None:
+    """A data file is an input as much as the model that refers to it, given as path or as what was loaded."""
+    before = (external.parent / "model.data").read_bytes()
+    for given in (external, str(external)):
+        with pytest.raises(OutputError, match="model.data is another file of this command"):
+            quantize(given, None, external.parent / "model.data", recipe="tensorrt-int8-weights")
+    assert (external.parent / "model.data").read_bytes() == before
+
+
+def test_data_that_a_written_model_left_is_not_removed_under_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing a model ends the data of the former one, so the model that reads those cannot be the input."""
+    monkeypatch.setattr(stored, "LIMIT", 0)
+    save(linear(64, 64), tmp_path / "model.onnx")
+    (tmp_path / "model.onnx").rename(tmp_path / "moved.onnx")
+    with pytest.raises(OutputError, match="would take the place of model.onnx.*data, in which"):
+        check_model_output(tmp_path / "model.onnx", tmp_path / "moved.onnx")
+    check_model_output(tmp_path / "other.onnx", tmp_path / "moved.onnx")
+
+
+def test_links_of_a_cache_are_followed(external: Path, tmp_path: Path) -> None:
+    """Caches keep a model and its data under other names and link to both: read, as by ONNX Runtime."""
+    cache, shown = tmp_path / "blobs", tmp_path / "snapshot"
+    cache.mkdir()
+    shown.mkdir()
+    external.rename(cache / "1234")
+    (tmp_path / "model.data").rename(cache / "5678")
+    (shown / "model.onnx").symlink_to("../blobs/1234")
+    (shown / "model.data").symlink_to("../blobs/5678")
+    np.testing.assert_array_equal(constants(load(shown / "model.onnx").proto)["w"], weights(4, 3, 3, 3))
+    onnxruntime.InferenceSession(shown / "model.onnx", providers=["CPUExecutionProvider"])
+    assert data_files(shown / "model.onnx") == [cache / "5678"]
+
+
+def test_links_that_leave_the_folder_are_refused(external: Path, tmp_path: Path) -> None:
+    """A model is not trusted with files elsewhere; the message says where the link leads."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "own").mkdir()
+    external.rename(tmp_path / "own" / "model.onnx")
+    (tmp_path / "model.data").rename(elsewhere / "model.data")
+    (tmp_path / "own" / "model.data").symlink_to("../elsewhere/model.data")
+    with pytest.raises(ModelError, match="no path inside of the folder .* it leads to .*elsewhere"):
+        load(tmp_path / "own" / "model.onnx")
+
+
+def test_a_link_is_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an output leads to is replaced, the link stays; with data, which would be missed: refused."""
+    (tmp_path / "far").mkdir()
+    (tmp_path / "out.onnx").symlink_to("far/model.onnx")
+    save(conv_relu(), tmp_path / "out.onnx")
+    assert (tmp_path / "out.onnx").is_symlink() and onnx.load(tmp_path / "far" / "model.onnx") == conv_relu()
+    monkeypatch.setattr(stored, "LIMIT", 0)
+    with pytest.raises(OutputError, match="is a link, and data would be looked for beside it; give the path"):
+        save(conv_relu(), tmp_path / "out.onnx")
 
 
 DAMAGES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from builders import build, constants, feed_for, weights
+from builders import build, constants, conv_relu, feed_for, weights
 from onnx import helper, numpy_helper
 
 from onnxfq.errors import ModelError
@@ -254,3 +254,28 @@ def test_opset_that_cannot_be_raised_is_named() -> None:
         ModelError, match=r"opset 7 must be raised to 13 .* export the model at opset 13 or above"
     ):
         load(proto)
+
+
+def test_spellings_that_onnxruntime_takes() -> None:
+    """A graph without a name, and ONNX's own domain under its long name, are no reason to refuse."""
+    plain = conv_relu()
+    spelled = conv_relu()
+    spelled.graph.name = ""
+    for node in spelled.graph.node:
+        node.domain = "ai.onnx"
+    assert load(spelled).proto.graph.node == load(plain).proto.graph.node
+    assert load(spelled).proto.graph.name == "graph"
+
+
+def test_an_output_without_a_shape_gets_one() -> None:
+    """ONNX's checker wants a shape of every output, and exporters leave it out: it is inferred."""
+    proto = conv_relu()
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    made = load(proto).proto
+    assert [d.dim_value or d.dim_param for d in made.graph.output[0].type.tensor_type.shape.dim] == [
+        "N",
+        4,
+        6,
+        6,
+    ]
+    onnx.checker.check_model(made)

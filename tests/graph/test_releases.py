@@ -15,6 +15,15 @@ from onnxfq.cli.main import main
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.releases import _IR_OF_TYPE, Release, release_of
 from onnxfq.pipeline import quantize
+from onnxfq.recipe import Recipe, WeightScheme, load_recipe
+
+BLOCKS = load_recipe("tensorrt-int8-weights").model_copy(
+    update={
+        "name": "int8-blocks",
+        "target": "onnxruntime",
+        "weights": WeightScheme(qtype="int8", granularity="blocked", block_size=32),
+    }
+)
 
 
 def loads(opset: int, ir_version: int) -> bool:
@@ -80,11 +89,27 @@ def test_the_ir_version_is_one_that_the_release_reads(runtime: str, ir: int, tmp
             "the given model is at opset 21, and onnxruntime 1.17 reads 20",
         ),
         (17, "tensorrt-int4", "1.17", "recipe tensorrt-int4 needs opset 21, and onnxruntime 1.17 reads 20"),
+        (
+            17,
+            "tensorrt-int4",
+            "1.18",
+            "needs int4, and onnxruntime 1.18 has no kernels for them; choose",
+        ),
+        (21, BLOCKS, "1.18", "needs scales of blocks, and onnxruntime 1.18 has no kernels for them; choose"),
+        (
+            23,
+            "tensorrt-int8",
+            "1.23",
+            "the given model is at opset 23, and onnxruntime 1.23 reads 22",
+        ),
+        (17, "tensorrt-fp8", "1.15", "recipe tensorrt-fp8 needs opset 19, and onnxruntime 1.15 reads 18"),
         (17, "tensorrt-int8", "1.14", "what onnxruntime 1.14 reads is not known; known are 1.15 to"),
         (17, "tensorrt-int8", "new", "no runtime 'onnxruntime==new'; give onnxruntime==X, with X from 1.15"),
     ],
 )
-def test_what_a_release_cannot_read(opset: int, recipe: str, runtime: str, says: str, tmp_path: Path) -> None:
+def test_what_a_release_cannot_read(
+    opset: int, recipe: str | Recipe, runtime: str, says: str, tmp_path: Path
+) -> None:
     """A model or recipe that needs more is refused in one line, and nothing is written."""
     text = "g (float[N,256] x) => (float[N,4] y) { y = MatMul (x, w) }"
     proto = build(text, {"w": weights(256, 4)}, opset=opset, ir=10)

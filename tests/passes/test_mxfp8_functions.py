@@ -114,6 +114,23 @@ def test_the_twins_of_a_written_model():
     np.testing.assert_array_equal(got, expected)
 
 
+def test_functions_for_bodies():
+    """Operators that are in bodies alone have their functions too, and ONNX Runtime runs them."""
+    proto = build(
+        """g (float[N,64] x, bool c) => (float[N,64] y) { y = If (c) <
+            then_branch = yes () => (float[N,64] t) { t = MatMul (x, w) },
+            else_branch = no () => (float[N,64] e) { e = Relu (x) }> }""",
+        {"w": weights(64, 64)},
+    )
+    staged = stage(proto, "tensorrt-mxfp8")
+    written = qdq_of(staged)
+    assert not {node.domain for node in written.graph.node} - {""} and cannot_run(written) == ""
+    simulated = InsertFakeQuantize(staged.plan, staged.encodings).run(staged.model).model.proto
+    feed = {"x": edges(64).reshape(-1, 64), "c": np.asarray(True)}
+    got, expected = (Session(p, 1, exact=True).run(feed)[0] for p in (written, simulated))
+    np.testing.assert_array_equal(got, expected)
+
+
 def test_models_without_mxfp8_have_no_functions():
     """Nothing is added to other models; the same model comes back."""
     proto = qdq_of(stage(gemm()))

@@ -20,7 +20,7 @@ from onnxfq.errors import DataError, RecipeError, RuntimeLibraryError
 from onnxfq.graph import stored as stored_weights
 from onnxfq.targets import building
 from onnxfq.targets.building import BuildOptions, Report, builder_installed
-from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.findings import CheckResult, Finding
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.structure import STANDARD, UNSUPPORTED
 
@@ -51,6 +51,25 @@ def test_unknown_target() -> None:
     """A target without rules is refused with those that have some."""
     with pytest.raises(RecipeError, match="no rules for target 'tensort'; nearest: tensorrt"):
         onnxfq.check(conv(), "tensort")
+
+
+def test_findings_that_are_alike_are_one_line() -> None:
+    """Of findings that differ in names and numbers alone text has one line with a count; JSON has all."""
+    alike = [
+        Finding(
+            rule="axis", severity="float", node=f"n{i}", op_type="Conv", message=f"axis {i} of 'w{i}' is odd"
+        )
+        for i in range(6)
+    ]
+    other = Finding(rule="axis", severity="float", node="m", op_type="Conv", message="a scale is missing")
+    result = CheckResult(source="s", target="tensorrt", findings=(*alike, other), coverage=())
+    lines = [line for line in result.table().splitlines() if "axis" in line]
+    others = "Conv 'n1', Conv 'n2', Conv 'n3' and 2 more, all in --json"
+    said = f"float axis 6 times: Conv 'n0': axis 0 of 'w0' is odd; the same of {others}"
+    assert lines[0].split() == said.split()
+    assert lines[1].split() == "float axis Conv 'm': a scale is missing".split() and len(lines) == 2
+    assert "findings   7 float" in result.table()
+    assert CheckResult.model_validate_json(result.model_dump_json()).findings == (*alike, other)
 
 
 def test_nothing_is_changed() -> None:
