@@ -63,11 +63,11 @@ def separable() -> Any:
 
 
 def segmenter() -> Any:
-    """A U-Net: transposed convolutions, upsampling, joined skips, all of it open in height and width."""
+    """A U-Net: transposed convolutions, upsampling, joined skips."""
     import keras
 
     k = _layers()
-    x = start = keras.Input((None, None, 3))
+    x = start = keras.Input((32, 32, 3))
     a = k.Conv2D(16, 3, padding="same", activation="relu")(x)
     b = k.Conv2D(32, 3, strides=2, padding="same", activation="relu")(a)
     c = k.Conv2D(32, 3, strides=2, padding="same", activation="relu")(b)

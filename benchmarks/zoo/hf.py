@@ -121,7 +121,7 @@ def _causal(kind: str, fields: Mapping[str, Any]) -> Callable[[], Network]:
 def _step(kind: str, fields: Mapping[str, Any], heads: int = 2) -> Callable[[], Network]:
     def make() -> Network:
         past = tuple(torch.randn(2, heads, 7, 16) for _ in range(4))
-        axes = {0: {0: "batch", 1: "new"}, 1: {0: "batch", 1: "all"}} | {
+        axes = {0: {0: "batch"}, 1: {0: "batch", 1: "all"}} | {
             2 + i: {0: "batch", 2: "past"} for i in range(4)
         }
         mask = torch.ones(2, 8, dtype=torch.long)
