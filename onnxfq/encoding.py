@@ -217,6 +217,10 @@ class Encodings(Record):
             raise ValueError(f"tensor {twice!r} is encoded twice; keep one of the two")
         return self
 
+    def __contains__(self, tensor: object) -> bool:
+        """Tell whether there is an encoding of `tensor`."""
+        return tensor in self._by_tensor
+
     def __getitem__(self, tensor: str) -> Encoding:
         """Return the encoding of `tensor`. Raises PlanError with the nearest names when it has none."""
         encoding = self._by_tensor.get(tensor)

@@ -14,6 +14,7 @@ from onnxfq.policies.attention import all_or_none
 from onnxfq.policies.depthwise import equalize_depthwise
 from onnxfq.policies.float_reasons import float_tensors, opaque_operators
 from onnxfq.policies.fused_projection import one_pair_a_product
+from onnxfq.policies.log_spectra import leave_out_log_spectra
 from onnxfq.policies.residual import residual_skip
 from onnxfq.policies.small_shapes import leave_out_small
 from onnxfq.policies.target import Operands, TargetPolicy
@@ -78,7 +79,8 @@ def observation_plan(model: Model) -> Plan:
     Statistics gathered with it serve every plan without overrides that ask for more. Raises ModelError
     as `make_plan`.
     """
-    plans = [make_plan(model, RECIPES[name]) for name in _WIDEST]
+    wide = [RECIPES[name].model_copy(update={"log_spectra": "quantize"}) for name in _WIDEST]
+    plans = [make_plan(model, recipe) for recipe in wide]
     placements = {p.tensor: p for plan in plans for p in plan.activations}
     # With the ranges of channels a tensor has the statistics of the whole of it as well.
     placements |= {p.tensor: p for plan in plans for p in plan.activations if p.spec.equalized}
@@ -99,7 +101,7 @@ def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> l
     nodes = list(all_nodes(graph))
     weighted = [node for node in nodes if is_weighted(node)]
     decisions = _as_a_whole(
-        [decide_weighted(node, recipe, policy) for node in weighted], nodes, recipe, policy
+        [decide_weighted(node, recipe, policy) for node in weighted], graph, recipe, policy
     )
     # Which nodes stay in float is known now: what they read through a Transpose must not be rounded.
     unrounded = read_in_float(graph, {d.node for d in decisions if d.why_float})
@@ -107,7 +109,7 @@ def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> l
         d if d.why_float else decide_weighted(node, recipe, policy, unrounded)
         for node, d in zip(weighted, decisions, strict=True)
     ]
-    decisions = _as_a_whole(decisions, nodes, recipe, policy)
+    decisions = _as_a_whole(decisions, graph, recipe, policy)
     if policy.fused_attention:
         unrounded = read_in_float(graph, {d.node for d in decisions if d.why_float})
         decisions = one_pair_a_product(decisions, nodes, recipe, policy, unrounded)
@@ -115,9 +117,12 @@ def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> l
 
 
 def _as_a_whole(
-    decisions: list[NodeDecision], nodes: list[gs.Node], recipe: Recipe, policy: TargetPolicy
+    decisions: list[NodeDecision], graph: gs.Graph, recipe: Recipe, policy: TargetPolicy
 ) -> list[NodeDecision]:
     """Return `decisions` after the rules that look at more than one operand."""
+    nodes = all_nodes(graph)
+    if recipe.log_spectra == "float":
+        decisions = leave_out_log_spectra(decisions, graph)
     if recipe.small_shapes == "float":
         decisions = leave_out_small(decisions, nodes)
     return all_or_none(decisions, nodes) if policy.fused_attention else decisions

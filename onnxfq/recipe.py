@@ -20,6 +20,7 @@ ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", 
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
 Target = Literal["tensorrt", "onnxruntime", "simulation"]
 SmallShapes = Literal["quantize", "float"]
+LogSpectra = Literal["float", "quantize"]
 Equalize = Literal["none", "depthwise"]
 
 
@@ -169,8 +170,10 @@ class Recipe(Record):
 
     activations None: weight-only; an override may still give some of them a scheme. target simulation: no
     target refuses anything, and fake-quant models are all that is made. small_shapes: whether nodes too
-    small to gain from low precision are quantized all the same. existing: of a model that is quantized in
-    part already, keep what is and quantize the rest, or take it out first (requantize).
+    small to gain from low precision are quantized all the same. log_spectra: whether the products that make
+    a spectrum, whose logarithm is taken, are quantized to integers of 8 bits or less all the same. existing:
+    of a model that is quantized in part already, keep what is and quantize the rest, or take it out first
+    (requantize).
     """
 
     name: str
@@ -178,6 +181,7 @@ class Recipe(Record):
     activations: ActivationScheme | None
     weights: WeightScheme
     small_shapes: SmallShapes = "quantize"
+    log_spectra: LogSpectra = "float"
     overrides: tuple[Override, ...] = ()
     existing: Existing = "refuse"
 
@@ -331,6 +335,7 @@ class _Document(Record):
     activations: dict[str, Any] | None = {}
     weights: dict[str, Any] = {}
     small_shapes: SmallShapes | None = None
+    log_spectra: LogSpectra | None = None
     overrides: list[Override] = []
     existing: Existing = "refuse"
 
@@ -346,6 +351,7 @@ def _from_file(path: Path) -> Recipe:
         "activations": _changed(base["activations"], document.activations),
         "weights": base["weights"] | document.weights,
         "small_shapes": document.small_shapes or base["small_shapes"],
+        "log_spectra": document.log_spectra or base["log_spectra"],
         "overrides": document.overrides,
         "existing": document.existing,
     }

@@ -252,6 +252,7 @@ def test_no_such_tensor(tmp_path):
     """A tensor without encoding is refused with the nearest names."""
     encodings = Encodings.load(saved(tmp_path))
     assert encodings["conv/in"].tensor == "conv/in"
+    assert "conv/in" in encodings and "conv/inn" not in encodings
     with pytest.raises(PlanError, match="no encoding for tensor 'conv/inn': calibrate .*; nearest: conv/in"):
         encodings["conv/inn"]
 

@@ -189,6 +189,7 @@ def test_no_such_tensor():
     """A tensor that was not observed is refused with the nearest names."""
     with pytest.raises(StatisticsError, match="no statistics for tensor 'conv1'.*; nearest: conv2"):
         model_statistics(conv2=[1.0])["conv1"]
+    assert "conv2" in model_statistics(conv2=[1.0]) and "conv1" not in model_statistics(conv2=[1.0])
 
 
 def rewrite(path, **changes):

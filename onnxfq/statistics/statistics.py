@@ -65,6 +65,10 @@ class Statistics:
                 f"no statistics for tensor {tensor!r}: observe again with this plan{hint}"
             ) from None
 
+    def __contains__(self, tensor: object) -> bool:
+        """Tell whether there are statistics of `tensor`."""
+        return tensor in self.tensors
+
     def of_groups(self, tensor: str, granularity: Granularity) -> GroupStatistics:
         """Return the statistics of the groups of `tensor` under `granularity`.
 

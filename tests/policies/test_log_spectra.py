@@ -1,0 +1,133 @@
+"""Front ends of networks for sound: what makes a spectrum whose logarithm is taken stays in float."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from builders import build, weights
+
+from onnxfq.graph.load import load
+from onnxfq.observation import collect_statistics
+from onnxfq.pipeline import quantize
+from onnxfq.planning import make_plan, observation_plan
+from onnxfq.recipe import RECIPES, Recipe, load_recipe
+
+SPECTRUM = """
+    [re] a = MatMul (x, cos) [im] b = MatMul (x, sin) aa = Mul (a, a) bb = Mul (b, b) p = Add (aa, bb)
+    [mel] m = MatMul (p, bank) f = Add (m, least) l = Log (f) [net] y = MatMul (l, w)
+"""
+BASES = {"cos": weights(32, 16), "sin": weights(32, 16, seed=1), "bank": np.abs(weights(16, 8))}
+CONSTANTS = BASES | {"w": weights(8, 4), "least": np.array(1e-9, np.float32)}
+
+
+def spectrum(body: str = SPECTRUM, **more: np.ndarray) -> onnx.ModelProto:
+    """A model of frames of 32 samples."""
+    return build(f"g (float[N,32] x) => (float[N,4] y) {{ {body} }}", CONSTANTS | more)
+
+
+def in_float(proto: onnx.ModelProto, recipe: Recipe = RECIPES["tensorrt-int8"]) -> list[str]:
+    """The products that the rule leaves in float."""
+    plan = make_plan(load(proto), recipe)
+    return [s.name for s in plan.skipped if s.kind == "node" and "spectrum whose logarithm" in s.why]
+
+
+@pytest.mark.parametrize("name", ["tensorrt-int8", "onnxruntime-int8", "onnxruntime-uint8-dynamic"])
+def test_the_products_of_a_spectrum_stay_in_float(name: str) -> None:
+    """All up to the logarithm, and nothing behind it; the recipe may say otherwise."""
+    recipe = load_recipe(name)
+    assert in_float(spectrum(), recipe) == ["re", "im", "mel"]
+    assert not in_float(spectrum(), recipe.model_copy(update={"log_spectra": "quantize"}))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("[re] a = MatMul (x, cos) b = Abs (a) c = Add (b, least) l = Log (c)", ["re"]),
+        ("[re] a = MatMul (x, cos) b = Pow (a, two) s = Sqrt (b) c = Max (least, s) l = Log (c)", ["re"]),
+        ("[re] a = MatMul (x, cos) b = Mul (a, a) s = Sqrt (b) c = Mul (s, s) l = Log (c)", ["re"]),
+        ("[re] a = MatMul (x, cos) l = Log (a)", ["re"]),
+        ("[re] a = MatMul (x, cos) t = Sin (two) u = Mul (a, t) b = Mul (u, u) l = Log (b)", ["re"]),
+        # What follows is no spectrum: the square is of what is not linear, or the logarithm of a probability.
+        ("[re] a = MatMul (x, cos) r = Relu (a) b = Mul (r, r) l = Log (b)", []),
+        ("[re] a = MatMul (x, cos) b = Softmax (a) l = Log (b)", []),
+        ("[re] a = MatMul (x, cos) e = Exp (a) c = Add (e, least) l = Log (c)", []),
+        ("[re] a = MatMul (x, cos) s = Sigmoid (x) z = MatMul (s, sin) b = Mul (a, z) l = Log (b)", []),
+        ("[re] a = MatMul (x, cos) l = Mul (a, a)", []),
+    ],
+)
+def test_what_is_a_spectrum(body: str, found: list[str]) -> None:
+    """Squares and magnitudes of what is linear in an input, sums of them, and a logarithm."""
+    last = "[bank] m = MatMul (l, bank) [net] y = MatMul (m, w)"
+    assert in_float(spectrum(f"{body} {last}", two=np.array(2, np.float32))) == found
+
+
+def test_a_spectrum_in_a_body() -> None:
+    """Bodies read inputs of the model from outside."""
+    steps = "[re] a = MatMul (x, cos) b = Mul (a, a) [mel] m = MatMul (b, bank) l = Log (m)"
+    branch = f"g () => (float[N,8] l) {{ {steps} }}"
+    other = "h () => (float[N,8] l2) { [plain] l2 = MatMul (x, first) }"
+    proto = build(
+        "g (float[N,32] x, bool c) => (float[N,4] y) { l0 = If (c) "
+        f"<then_branch: graph = {branch}, else_branch: graph = {other}> [net] y = MatMul (l0, w) }}",
+        CONSTANTS | {"first": weights(32, 8)},
+    )
+    assert in_float(proto) == ["re", "mel"]
+
+
+def test_token_numbers_are_no_signal() -> None:
+    """An embedding is looked up, not linear in the numbers."""
+    proto = build(
+        """g (int64[N,4] x) => (float[N,4,4] y) {
+            e = Gather (table, x) [re] a = MatMul (e, first) b = Mul (a, a) l = Log (b)
+            [net] y = MatMul (l, w) }""",
+        {"table": weights(16, 8), "first": weights(8, 8), "w": weights(8, 4)},
+    )
+    assert in_float(proto) == []
+
+
+def test_formats_that_keep_small_powers() -> None:
+    """Float8 has digits for small numbers, 16 bits have steps, and weights alone are not the signal."""
+    proto = spectrum()
+    wide = load_recipe("onnxruntime-int8")
+    sixteen = wide.model_copy(update={"activations": wide.activations.model_copy(update={"qtype": "uint16"})})
+    for recipe in (load_recipe("tensorrt-fp8"), load_recipe("tensorrt-int8-weights"), sixteen):
+        assert in_float(proto, Recipe.model_validate(recipe.model_dump())) == []
+
+
+def test_the_logarithm_is_that_of_the_float_model(tmp_path: Path) -> None:
+    """Of a tone above quiet noise, to the bit; in int8 the noise is gone."""
+    proto = spectrum()
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("l", onnx.TensorProto.FLOAT, ["N", 8]))
+    rng = np.random.default_rng(0)
+    frames = 1e-4 * rng.standard_normal((64, 32)).astype(np.float32)
+    frames[::8] += np.sin(np.arange(32, dtype=np.float32))
+    usual = load_recipe("tensorrt-int8")
+    logs = []
+    for recipe in (usual, usual.model_copy(update={"log_spectra": "quantize"})):
+        quantize(proto, {"x": frames}, tmp_path / "q.onnx", recipe=recipe)
+        models = (proto.SerializeToString(), str(tmp_path / "q.onnx"))
+        sessions = [onnxruntime.InferenceSession(m, providers=["CPUExecutionProvider"]) for m in models]
+        exact, found = (session.run(["l"], {"x": frames})[0] for session in sessions)
+        logs.append((exact, found))
+    np.testing.assert_array_equal(*logs[0])
+    assert np.abs(logs[1][0] - logs[1][1]).mean() > 1
+
+
+def test_statistics_serve_recipes_that_quantize_it() -> None:
+    """What is observed without a plan holds for float8 as well."""
+    model = load(spectrum())
+    statistics = collect_statistics(model, observation_plan(model), [{"x": weights(8, 32)}])
+    wanted = make_plan(model, load_recipe("tensorrt-fp8")).activations
+    assert {"x", "p"} <= {placement.tensor for placement in wanted}
+    assert all(placement.tensor in statistics for placement in wanted)
+
+
+def test_a_recipe_file_asks_for_it(tmp_path: Path) -> None:
+    """The field is one of a recipe's."""
+    path = tmp_path / "r.yaml"
+    path.write_text("log_spectra: quantize\n", encoding="utf-8")
+    assert load_recipe(path).log_spectra == "quantize"
