@@ -53,7 +53,8 @@ def runs_of(
     session: Session, feed: Feed, device: Device, names: list[StateNames], stack: ExitStack
 ) -> Callable[[], object]:
     """A call that runs `feed`, all of it on the device. names: of states, if there are any."""
-    gathering = Gathering(session, names, {}, False, stack.enter_context(placed(device))) if names else None
+    place = stack.enter_context(placed(device))
+    gathering = Gathering(session, [(name, None) for name in names], {}, False, place) if names else None
     bindings = gathering.bindings if gathering else session.bindings()
     for name, array in feed.items():
         bindings.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, device, 0))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import StatisticsError
 from onnxfq.granularity import Granularity
-from onnxfq.statistics import BIN_COUNT, GroupStatistics, TensorStatistics, wider
+from onnxfq.statistics import BIN_COUNT, GroupStatistics, TensorStatistics, empty_state, wider
 
 Results = list[NDArray[Any]]
 """Range, counts, bins and bin counts, as operator Observe gives them."""
@@ -168,3 +168,8 @@ def usual_bytes(shape: tuple[int, ...] | None) -> int:
     if shape is None:
         return 8 * BIN_COUNT
     return 4 * _OCTAVE * USUAL_OCTAVES * int(np.prod(shape, dtype=np.int64))
+
+
+def state_bytes(shape: tuple[int, ...] | None) -> int:
+    """Return what the states of operator MergeStatistics take. shape: as above."""
+    return empty_state().nbytes * (1 if shape is None else int(np.prod(shape, dtype=np.int64)))

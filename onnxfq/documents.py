@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import pydantic
 import yaml
 
 from onnxfq.errors import OnnxfqError, nearest
 from onnxfq.files import write_text
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Record(pydantic.BaseModel):
@@ -20,6 +23,13 @@ class Record(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(
         frozen=True, extra="forbid", ser_json_inf_nan="strings", protected_namespaces=()
     )
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values for the fields of `update`."""
+        made = super().model_copy(update=update, deep=deep)
+        for name in [name for name in made.__dict__ if name not in type(self).model_fields]:
+            del made.__dict__[name]  # pydantic copies what is cached too
+        return made
 
 
 R = TypeVar("R", bound=Record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -201,7 +201,8 @@ class Encodings(Record):
     """The encodings of all quantized tensors of one model (`.encodings.json`).
 
     without_values: activations of the plan that no run gave a value; what needs them stays in float.
-    statistics_sha256: fingerprint of the statistics they come from.
+    statistics_sha256: fingerprint of the statistics they come from. source: the kind of file that gave some
+    of them, those whose calibrator is `given`.
     """
 
     format: Literal["onnxfq.encodings/1"] = "onnxfq.encodings/1"
@@ -209,6 +210,7 @@ class Encodings(Record):
     encodings: tuple[Encoding, ...]
     without_values: tuple[str, ...] = ()
     statistics_sha256: str = ""
+    source: str = ""
 
     @pydantic.model_validator(mode="after")
     def _encoded_once(self) -> Encodings:
@@ -232,12 +234,6 @@ class Encodings(Record):
     @cached_property
     def _by_tensor(self) -> dict[str, Encoding]:
         return {encoding.tensor: encoding for encoding in self.encodings}
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Encodings:
-        """Return a copy with other values for the fields of `update`."""
-        made = super().model_copy(update=update, deep=deep)
-        made.__dict__.pop("_by_tensor", None)  # pydantic copies what is cached too
-        return made
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, whole or not at all."""

@@ -17,7 +17,7 @@ from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.metrics import ErrorSums
 from onnxfq.runtime.choice import DeviceChoice, choose_device, fall_back
 from onnxfq.runtime.places import Device
-from onnxfq.runtime.session import Progress, Session
+from onnxfq.runtime.session import PlacedFeed, Progress, Session
 from onnxfq.scores import CandidateScore, Evaluation, OutputScore
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,9 @@ def _outputs(
     def run(feed: Feed) -> list[list[NDArray[Any]]]:
         if not sessions:
             sessions.extend(side.session(threads, device) for side in sides)
-        return [one.run(feed, side.fetches) for one, side in zip(sessions, sides, strict=True)]
+        # Copied to a GPU once, not for each of the models.
+        given = feed if device == "cpu" else PlacedFeed.of(feed, device)
+        return [one.run(given, side.fetches) for one, side in zip(sessions, sides, strict=True)]
 
     for number, feed in enumerate(feeds):
         try:

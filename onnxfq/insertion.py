@@ -52,7 +52,8 @@ def with_provenance(
     """Return `proto` with what it was made with and from in its metadata.
 
     Version, recipe, target, type of what is float, calibrators of activations, hashes of the float model
-    and of the statistics. No time and no path: equal inputs give equal files.
+    and of the statistics, the kind of file that gave encodings. No time and no path: equal inputs give equal
+    files.
     """
     activations = {placement.tensor for placement in plan.activations}
     methods = {e.spec.calibrator for e in encodings.encodings if e.tensor in activations}
@@ -63,6 +64,7 @@ def with_provenance(
         ("recipe", plan.recipe),
         ("calibrator", ", ".join(sorted(methods))),
         ("statistics_sha256", encodings.statistics_sha256),
+        ("encodings_from", encodings.source),
         ("target", plan.target),
         ("source_sha256", plan.model_sha256),
         *([("float", floats)] if floats != "fp32" else []),

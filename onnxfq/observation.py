@@ -19,8 +19,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.accumulation import usual_bytes
-from onnxfq.errors import PlanError, StatisticsError
+from onnxfq.accumulation import state_bytes, usual_bytes
+from onnxfq.errors import StatisticsError
 from onnxfq.feeds import Feed, owned, sample_digest
 from onnxfq.graph.model import Model
 from onnxfq.observers import (
@@ -33,6 +33,7 @@ from onnxfq.observers import (
 )
 from onnxfq.plan import Placement, Plan
 from onnxfq.runtime.choice import choose_device, fall_back
+from onnxfq.runtime.gpus import gpus
 from onnxfq.runtime.places import Device
 from onnxfq.statistics import DATA_MODULUS, GroupStatistics, Statistics, TensorStatistics
 
@@ -66,7 +67,7 @@ def collect_statistics(
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
     device = choose_device(options.device)
-    passes = _passes(plan, groups_of(model, plan), options.memory)
+    passes = _passes(plan, groups_of(model, plan), _rooms(device, options))
     skipped = 0 if start is None else start.feeds
     tensors: dict[str, TensorStatistics] = {}
     groups: dict[str, GroupStatistics] = {}
@@ -105,33 +106,50 @@ def resumed(feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:
     return source
 
 
-def _passes(plan: Plan, groups: Groups, memory: int) -> list[Plan]:
-    """Cut `plan` so that the histograms of each part fit in half of `memory`, if those of a tensor do."""
-    room = memory // 2
+Rooms = list[tuple[int, Callable[[tuple[int, ...] | None], int]]]
+"""Of each memory that histograms are kept in: bytes that observing has, and what those of a tensor take."""
+
+
+def _rooms(device: Device, options: ObserveOptions) -> Rooms:
+    """Return where histograms are kept: on the GPU; in the host's memory too where it may come to that."""
+    rooms: Rooms = []
+    if device == "cpu" or options.device == "auto":
+        rooms.append((options.memory, usual_bytes))
+    if device == "cuda":
+        rooms.append((gpus()[0].memory // 2, state_bytes))  # the model and the feeds need room too
+    return rooms
+
+
+def _passes(plan: Plan, groups: Groups, rooms: Rooms) -> list[Plan]:
+    """Cut `plan` so that the histograms of each part fit in half of all `rooms`, if those of a tensor do."""
     parts: list[list[Placement]] = [[]]
-    used = 0
+    used = [0] * len(rooms)
+    narrow: set[int] = set()
     for placement in plan.activations:
         shape = groups.get(placement.tensor)
-        size = usual_bytes(shape)
-        if shape is not None and size > room:
-            log.warning(
-                "tensor %r has %d groups, whose histograms take about %d MB, more than observing has; "
-                "larger blocks take less",
-                placement.tensor,
-                prod(shape),
-                size >> 20,
-            )
-        if parts[-1] and used + size > room:
+        sizes = [size(shape) for _, size in rooms]
+        for (memory, _), size in zip(rooms, sizes, strict=True):
+            if shape is not None and size > memory // 2:
+                log.warning(
+                    "tensor %r has %d groups, whose histograms take about %d MB, more than observing has; "
+                    "larger blocks take less",
+                    placement.tensor,
+                    prod(shape),
+                    size >> 20,
+                )
+        full = {memory for (memory, _), u, s in zip(rooms, used, sizes, strict=True) if u + s > memory // 2}
+        if parts[-1] and full:
             parts.append([])
-            used = 0
+            used = [0] * len(rooms)
+            narrow |= full
         parts[-1].append(placement)
-        used += size
+        used = [u + s for u, s in zip(used, sizes, strict=True)]
     if len(parts) > 1:
         log.warning(
             "%d tensors are observed in %d passes over the data, to keep to %d MB",
             len(plan.activations),
             len(parts),
-            memory >> 20,
+            min(narrow) >> 20,
         )
     return [plan.model_copy(update={"placements": tuple(part)}) for part in parts]
 
@@ -141,9 +159,6 @@ def _observing(
     device: Device, model: Model, plan: Plan, options: ObserveOptions, feeds: Iterator[Feed]
 ) -> Iterator[tuple[Observer, Iterator[Feed]]]:
     """Give an observer and the feeds: on the CPU if "auto" finds that the first feed fails on `device`."""
-    if device == "cuda" and groups_of(model, plan):
-        reason = "channels and blocks of activations are observed on the CPU; use device cpu"
-        device = fall_back(options.device, device, PlanError(reason))
     with observer_on(device, model, plan, options) as observer:
         fault = None
         if options.device == "auto" and isinstance(observer, MergingObserver):

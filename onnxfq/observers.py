@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ from onnxfq.runtime.places import Device, placed
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.runtime.widened import widened
 from onnxfq.statistics import DATA_MODULUS, GroupStatistics, Statistics, TensorStatistics
-from onnxfq.statistics.tensor import STATE_INFINITIES, STATE_NANS
+from onnxfq.statistics.tensor import STATE_INFINITIES, STATE_NANS, state_ranges
 from onnxfq.temporary import scratch_folder
 
 DEFAULT_MEMORY = 256 << 20
@@ -211,7 +212,11 @@ class MergingObserver(Observer):
         """As an Observer; the session is made by the first run and kept."""
         super().__init__(model, plan, options)
         self._device = device
-        self._names = [StateNames.of(tensor) for tensor in self._tensors]
+        shapes = [self._groups.get(tensor) for tensor in self._tensors]
+        self._names = [
+            (StateNames.of(tensor), None if shape is None else prod(shape))
+            for tensor, shape in zip(self._tensors, shapes, strict=True)
+        ]
         self._channels = channels_of(model, plan)
         self._merging: Session | None = None
 
@@ -233,19 +238,36 @@ class MergingObserver(Observer):
         ranges: list[NDArray[np.float32]] = []
         with self._gathering() as gathering:
             for heads, of_feed, digest in gathering.run(feeds):
-                self._check(heads, tally.number)
-                ranges.append(np.asarray([_limits(head) for head in of_feed], np.float32))
+                self._check(heads, gathering.rows, tally.number)
+                ranges.append(state_ranges(of_feed))
                 if not tally.goes_on(digest):
                     break
-        found = gathering.statistics()
-        if ranges and self._options.feed_ranges:
-            kept = np.stack(ranges, axis=1)  # [tensors, feeds, 2]
-            found = [replace(one, feed_ranges=rows) for one, rows in zip(found, kept, strict=True)]
-        gathered = tally.statistics(self._model.sha256, dict(zip(self._tensors, found, strict=True)))
+            kept = np.stack(ranges) if ranges and self._options.feed_ranges else None  # [feeds, states, 2]
+            tensors, groups = self._read(gathering, kept)
+        gathered = tally.statistics(self._model.sha256, tensors, groups)
         channels = {name: ChannelRanges() for name in self._channels}
         for name, limits in gathering.channels().items() if gathered.feeds else ():
             channels[name].add(limits)
         return replace(gathered, channels={name: one.result() for name, one in channels.items()})
+
+    def _read(
+        self, gathering: Gathering, kept: NDArray[np.float32] | None
+    ) -> tuple[dict[str, TensorStatistics], dict[str, GroupStatistics]]:
+        """Return what was gathered. kept: the ranges of all states in every feed, where they are kept."""
+        tensors: dict[str, TensorStatistics] = {}
+        groups: dict[str, GroupStatistics] = {}
+        for number, (placement, rows) in enumerate(zip(self._placements, gathering.rows, strict=True)):
+            name, shape = placement.tensor, self._groups.get(placement.tensor)
+            if shape is None:
+                (states,) = gathering.states(number)
+                found = TensorStatistics.from_state(states[0])
+                tensors[name] = found if kept is None else replace(found, feed_ranges=kept[:, rows.start])
+            else:
+                granularity = placement.spec.observed_granularity
+                of_groups = GroupStatistics.from_states(granularity, shape, gathering.states(number))
+                groups[name] = of_groups if kept is None else replace(of_groups, feed_ranges=kept[:, rows])
+                tensors[name] = groups[name].whole()
+        return tensors, groups
 
     def fault_of(self, feeds: Sequence[Feed]) -> OnnxfqError | None:
         """Run `feeds` and forget them; return what keeps one from running on the device, if anything."""
@@ -267,22 +289,16 @@ class MergingObserver(Observer):
             channels = {name: (ChannelNames.of(name), count) for name, count in self._channels.items()}
             yield Gathering(self._merging, self._names, channels, self._options.feed_ranges, place)
 
-    def _check(self, heads: NDArray[np.int64], feed: int) -> None:
+    def _check(self, heads: NDArray[np.int64], rows: Sequence[slice], feed: int) -> None:
         """Stop at the first NaN or infinity, when it shall: all earlier feeds had none."""
         if self._options.nonfinite != "stop":
             return
-        for tensor, nans, infinities in zip(
-            self._tensors, heads[:, STATE_NANS], heads[:, STATE_INFINITIES], strict=True
-        ):
-            refuse_nonfinite(tensor, int(nans), int(infinities), feed)
+        for tensor, own in zip(self._tensors, rows, strict=True):
+            nans, infinities = (int(heads[own, kind].sum()) for kind in (STATE_NANS, STATE_INFINITIES))
+            refuse_nonfinite(tensor, nans, infinities, feed)
 
     def _session(self, threads: int) -> Session:
         return Session(self._observed, threads, device=self._device)
-
-
-def _limits(head: NDArray[np.int64]) -> tuple[float, float]:
-    one = TensorStatistics.from_state(head)
-    return one.rmin, one.rmax
 
 
 class _Tally:

@@ -22,6 +22,7 @@ from onnxfq.feeds.kept import FirstSeen, KeptFeeds
 from onnxfq.files import check_output
 from onnxfq.float_plan import ALL_FLOAT32, HALF_TYPES, FloatOptions, FloatPlan
 from onnxfq.float_remainder import decide_floats
+from onnxfq.given_encodings import calibrate_rest, left_in_float, planned_with, rest_of
 from onnxfq.graph.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize import name_nodes
@@ -32,13 +33,14 @@ from onnxfq.graph.signature import input_specs, output_names
 from onnxfq.graph.stored import held, is_large, scratch_for
 from onnxfq.half_scales import with_half_scales
 from onnxfq.insertion import insert_fake_quantize, insert_qdq, with_provenance
+from onnxfq.interchange import GivenFile, read_given
+from onnxfq.interchange.fit import Fitted
 from onnxfq.labels import read_labels
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.passes.integer_products import integer_products
 from onnxfq.plan import Plan
-from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.runtime.choice import DeviceChoice, choose_device
 from onnxfq.runtime.found_types import lacks_ranks, with_run_ranks
@@ -50,6 +52,8 @@ from onnxfq.statistics import DATA_MODULUS, Statistics
 log = logging.getLogger(__name__)
 
 Kernels = Literal["float", "integer"]
+Missing = Literal["stop", "float"]
+"""What is done with activations that a file of encodings lacks, and no data is given for."""
 
 StageProgress = Callable[[str, int, int | None], None]
 """Called with the stage's name, the number of feeds done and, where known, of how many."""
@@ -82,9 +86,9 @@ class QuantizeResult:
 
     qdq, simulation: the model with Q/DQ as its target wants it, and with FakeQuantize nodes. evaluation: both
     against the float model on some feeds of the calibration data, spread over all. floats: what of the Q/DQ
-    model stays in float32, None where all that is not quantized does. seconds: by stage. Weights of models of
-    over 512 MB, and of a given proto of over 128 MB, are in a temporary file, which is there as long as this
-    is: `save` writes them.
+    model stays in float32, None where all that is not quantized does. fitted: what a file of encodings gave,
+    None without one. seconds: by stage. Weights of models of over 512 MB, and of a given proto of over
+    128 MB, are in a temporary file, which is there as long as this is: `save` writes them.
     """
 
     model: Model
@@ -96,6 +100,7 @@ class QuantizeResult:
     simulation: onnx.ModelProto
     evaluation: Evaluation
     floats: FloatPlan | None = None
+    fitted: Fitted | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     scratch: Scratch | None = field(default=None, repr=False, compare=False)
 
@@ -115,6 +120,8 @@ def quantize(
     recipe: str | Path | Recipe = DEFAULT_RECIPE,
     calibrator: str | None = None,
     statistics: str | Path | Statistics | None = None,
+    encodings: GivenFile | None = None,
+    missing: Missing = "stop",
     floats: FloatOptions = ALL_FLOAT32,
     runtime: str | None = None,
     options: RunOptions | None = None,
@@ -126,6 +133,10 @@ def quantize(
     recipe: a name, a YAML file or a Recipe. calibrator: for activations, in place of the recipe's.
     statistics: gathered before, so that nothing is observed; data may then be None, as it may be where no
     activation needs statistics, and the result is not compared; other data than theirs is refused.
+    encodings: scales of another tool, a file or a dictionary of onnxruntime's overrides: they are taken
+    exactly, and their formats go before the recipe's; what the file has of ranges alone has that of the
+    recipe. Nothing is observed but what it lacks. missing: what becomes of activations that it lacks where
+    there are neither data nor statistics.
     floats: the type of what is not quantized; tensors that do not fit in it stay in float32.
     runtime: as `onnxruntime==1.18`, which the written model is kept to, or refused for.
     The file is read back, checked and run on one feed before it takes its name; one in a form that ONNX
@@ -135,7 +146,8 @@ def quantize(
     options = options or RunOptions()
     choose_device(options.device)  # one that is missing is missed now, not after the plan
     if output is not None:
-        check_output(output, model, data, statistics)
+        check_output(output, model, data, statistics, encodings)
+    given = None if encodings is None else read_given(encodings)
     chosen = load_recipe(recipe)
     if calibrator is not None:
         chosen = chosen.with_calibrator(calibrator)
@@ -161,21 +173,30 @@ def quantize(
     if feeds is not None and statistics is None and lacks_ranks(loaded):
         source_feeds = first_seen = FirstSeen(feeds)
         planned = with_run_ranks(loaded, first_seen.first)
-    plan = make_plan(planned, chosen)
+    plan, fitted = planned_with(given, planned, chosen)
+    if fitted is not None and feeds is None and statistics is None:
+        if missing == "stop":
+            fitted.refuse_missing(
+                "give data to calibrate them, or --missing float to leave what needs them in float"
+            )
+        plan = left_in_float(plan, fitted)
     clock.lap("plan")
     kept = KeptFeeds(source_feeds)
-    found = _statistics(loaded, plan, feeds, kept, statistics, options)
+    wanted = plan if fitted is None else rest_of(plan, fitted)
+    found = _statistics(loaded, wanted, feeds, kept, statistics, options)
     clock.lap("observe")
-    encodings = calibrate(loaded, plan, found)
-    plan = calibrated_part(plan, encodings.without_values)
+    encoded = (
+        calibrate(loaded, plan, found) if fitted is None else calibrate_rest(loaded, plan, fitted, found)
+    )
+    plan = calibrated_part(plan, encoded.without_values)
     half = HALF_TYPES.get(floats.name)
     if half is not None:
-        encodings = with_half_scales(encodings, floats.name)
+        encoded = with_half_scales(encoded, floats.name)
     clock.lap("calibrate")
     scratch = scratch or scratch_for(loaded.proto, folder)
     with weights_in(scratch):
-        simulation = insert_fake_quantize(loaded, plan, encodings)
-        qdq = insert_qdq(loaded, plan, encodings, lowest_opset=half.min_opset if half else MIN_OPSET)
+        simulation = insert_fake_quantize(loaded, plan, encoded)
+        qdq = insert_qdq(loaded, plan, encoded, lowest_opset=half.min_opset if half else MIN_OPSET)
         clock.lap("insert")
         kept_floats, run = None, qdq
         if half is not None:
@@ -183,13 +204,13 @@ def quantize(
             kept_floats = decide_floats(loaded, qdq, kept.feeds, floats, observing)
             # Compared with inputs and outputs as the float model has them.
             run = cast_floats(qdq, kept_floats.model_copy(update={"io": False}))
-            qdq = with_provenance(cast_floats(qdq, kept_floats), plan, encodings, floats.name)
+            qdq = with_provenance(cast_floats(qdq, kept_floats), plan, encoded, floats.name)
             clock.lap("cast")
     if release is not None:
         qdq = release.kept_to(qdq, chosen.name)
-    missing = cannot_run(run)
+    no_kernels = cannot_run(run)
     # Without a feed there is nothing to tell of any candidate, least of all that it is equal.
-    candidates = {"fake-quant": simulation} | ({} if missing else {"Q/DQ": run})
+    candidates = {"fake-quant": simulation} | ({} if no_kernels else {"Q/DQ": run})
     evaluation = evaluate(
         reference,
         candidates if kept.feeds else {},
@@ -198,12 +219,12 @@ def quantize(
         progress=options.stage("evaluate", len(kept.feeds)),
         device=options.device,
     )
-    if missing or data is None:
-        note = "no data to compare with was given" if data is None else f"Q/DQ model not run: {missing}"
+    if no_kernels or data is None:
+        note = "no data to compare with was given" if data is None else f"Q/DQ model not run: {no_kernels}"
         evaluation = evaluation.model_copy(update={"notes": (*evaluation.notes, note)})
     clock.lap("evaluate")
     if output is not None:
-        tried = None if missing or not kept.feeds else kept.feeds[0]
+        tried = None if no_kernels or not kept.feeds else kept.feeds[0]
         save(qdq, output, lambda path, weights: _try(path, weights, tried, options.threads))
     if scratch is not None and not is_large(loaded.proto):
         qdq, simulation = held(qdq), held(simulation)
@@ -212,11 +233,12 @@ def quantize(
         recipe=chosen,
         plan=plan,
         statistics=found,
-        encodings=encodings,
+        encodings=encoded,
         qdq=qdq,
         simulation=simulation,
         evaluation=evaluation,
         floats=kept_floats,
+        fitted=fitted,
         seconds=clock.seconds,
         scratch=scratch,
     )
@@ -243,6 +265,9 @@ def _statistics(
             f"recipe {plan.recipe} needs data: {len(plan.activations)} activations are to be observed; give "
             "data, or statistics from `onnxfq observe`"
         )
+    if not plan.activations:
+        digests = [sample_digest(feed) for feed in kept]  # kept to compare with; no run tells anything here
+        return Statistics(model.sha256, len(digests), {}, data=sum(digests) % DATA_MODULUS)
     ordered = any(p.spec.calibrator.partition(":")[0] == "moving_average" for p in plan.activations)
     observing = ObserveOptions(
         threads=options.threads,

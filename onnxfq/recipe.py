@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,10 +158,20 @@ class Override(Record):
             raise ValueError("an override needs keep_float, activations or weights")
         return self
 
+    @cached_property
+    def _tensors(self) -> frozenset[str]:
+        return frozenset(self.tensors)
+
+    @cached_property
+    def _tensor_globs(self) -> tuple[str, ...]:
+        # An override may name thousands: those that are plain names are looked up.
+        return tuple(pattern for pattern in self.tensors if glob.escape(pattern) != pattern)
+
     def matches(self, node: str, op_type: str, tensor: str) -> bool:
         """Tell whether input `tensor` of `node` is meant."""
         return (
-            any(_match(pattern, tensor) for pattern in self.tensors)
+            tensor in self._tensors
+            or any(fnmatchcase(tensor, pattern) for pattern in self._tensor_globs)
             or any(_match(pattern, node) for pattern in self.nodes)
             or op_type in self.op_types
         )
@@ -215,7 +227,7 @@ class Recipe(Record):
                 ("op type", override.op_types, set(nodes.values()), str.__eq__),
             ):
                 for pattern in patterns:
-                    if not any(match(pattern, name) for name in known):
+                    if pattern not in known and not any(match(pattern, name) for name in known):
                         raise RecipeError(
                             f"recipe {self.name}: override names {label} {pattern!r}, which the model lacks"
                             f"{nearest(pattern, known)}"

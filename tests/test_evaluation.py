@@ -16,7 +16,7 @@ from onnxfq.evaluation import evaluate
 from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.labels import read_labels
 from onnxfq.pipeline import RunOptions, evaluate_models
-from onnxfq.runtime.session import Session
+from onnxfq.runtime.session import PlacedFeed, Session
 from onnxfq.scores import Evaluation
 
 REFERENCE = build("g (float[N,3] x) => (float[N,3] y) { y = Identity (x) }")
@@ -231,6 +231,8 @@ def test_a_gpu_without_room(device, monkeypatch, caplog) -> None:
     Narrow.made = 0
     monkeypatch.setattr(evaluation, "choose_device", lambda wanted: "cuda")
     monkeypatch.setattr(evaluation, "Session", Narrow)
+    of = PlacedFeed.of
+    monkeypatch.setattr(PlacedFeed, "of", staticmethod(lambda feed, device: of(feed, "cpu")))
     if device == "cuda":
         with pytest.raises(DeviceMemoryError):
             evaluate(two_branch(), candidates, iter(feeds), device=device)

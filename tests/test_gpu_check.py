@@ -94,3 +94,74 @@ def test_what_the_machine_lacks_is_told(with_nvcc: bool, text: str, tmp_path: Pa
     done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert text in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def rows_of(page: str) -> dict[str, str]:
+    """The result of every step of a page that the script writes."""
+    cells = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    return {step: result for step, _, result in cells[2:]}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_page_tells_what_has_not_run() -> None:
+    """The results hold the script's own list, or what the script has written on a GPU: every step."""
+    page = (ROOT / "benchmarks" / "results" / "gpu.md").read_text(encoding="utf-8")
+    script = [shutil.which("bash"), str(ROOT / "scripts" / "gpu_check.sh"), "--list"]
+    listed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    assert set(rows_of(listed).values()) == {"not run"}
+    if "None of this has run on a GPU" in page:
+        assert page == listed
+    else:
+        assert rows_of(page).keys() == rows_of(listed).keys()
+
+
+TOOLS = {
+    "nvcc": "exit 0",
+    "nvidia-smi": """case "$1" in
+        *=compute_cap) echo 9.0 ;;
+        *=memory.total) echo 81559 ;;
+        *) echo "Test GPU, 1, 81559 MiB" ;;
+        esac""",
+    "cmake": """if [ "$1" = -S ]; then
+            printf '#!/bin/sh\\nexec "%s" "$@"\\n' "$CHECK" >"$4/cuda_check"
+            chmod +x "$4/cuda_check"
+        fi""",
+    "timeout": """shift; case "$*" in *" large") exit 124 ;; *) exec "$@" ;; esac""",
+    "compute-sanitizer": "echo 'ERROR SUMMARY: 0 errors'",
+    "python": "echo 'No module named onnx' >&2; exit 1",
+    "check": """case "$1" in
+        name) echo test_gpu ;;
+        speed) echo '| a | table |' >"$2"; echo '9 of 9 marks met.' ;;
+        formats) echo 'failed: element 3' >&2; exit 1 ;;
+        *) echo 'ok: 1e+09 values' ;;
+        esac""",
+}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_one_step_does_not_cost_another(tmp_path: Path) -> None:
+    """With tools that pretend: what fails or lasts too long is told, and the others have their results."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in TOOLS.items():
+        (programs / name).write_text(f"#!{shutil.which('bash')}\n{text}\n")
+        (programs / name).chmod(0o755)
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(ROOT / "scripts" / "gpu_check.sh", tmp_path / "scripts")
+    environment = os.environ | {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHON": str(programs / "python"),
+        "CHECK": str(programs / "check"),
+    }
+    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=False)
+    results = tmp_path / "benchmarks" / "results"
+    page = (results / "gpu.md").read_text(encoding="utf-8")
+    assert page.startswith("# Checked on Test GPU, 1, 81559 MiB\n"), done.stdout + done.stderr
+    rows = rows_of(page)
+    assert rows["formats"] == "failed: failed: element 3"
+    assert rows["speed"].endswith("9 of 9 marks met.") and rows["floats"].endswith("ok: 1e+09 values")
+    assert rows["large"] == "stopped after 60 s" and rows["memcheck"].endswith("ERROR SUMMARY: 0 errors")
+    assert rows["doctor"] == rows["networks"] == "left out: No module named onnx"
+    assert (results / "cuda_test_gpu.md").exists()
+    assert "failed: element 3" in (results / "gpu_check.log").read_text(encoding="utf-8")
+    assert done.returncode == 1 and "failed: formats, see" in done.stdout

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from test_bodies import MODELS
 from onnxfq import observation
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, StatisticsError
 from onnxfq.feeds import Feed, owned
+from onnxfq.graph.edit import Editor
 from onnxfq.graph.load import load
 from onnxfq.graph.model import Model
 from onnxfq.observation import collect_statistics
@@ -26,6 +28,7 @@ from onnxfq.observers import MergingObserver, ObserveOptions, Observer
 from onnxfq.passes.insert_merging import InsertMerging
 from onnxfq.plan import Plan
 from onnxfq.planning import observation_plan
+from onnxfq.runtime.gpus import Gpu
 from onnxfq.statistics import Statistics, TensorStatistics
 
 CASES = {name: (make, {}) for name, make in BUILDERS.items()} | MODELS
@@ -187,8 +190,7 @@ def test_a_gpu_with_room(name, monkeypatch, caplog, tmp_path) -> None:
     if name == "nothing":
         plan = plan.model_copy(update={"placements": ()})
     expected = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(device="cpu")), tmp_path)
-    monkeypatch.setattr(observation, "choose_device", lambda wanted: "cuda")
-    monkeypatch.setattr(observation, "observer_on", lambda device, *given: MergingObserver(*given, "cpu"))
+    on_gpu(monkeypatch)
     seen: list[int] = []
     options = ObserveOptions(progress=seen.append)
     assert file_bytes(collect_statistics(model, plan, iter(feeds), options), tmp_path) == expected
@@ -214,7 +216,7 @@ def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
 
     model, plan, feeds = case("conv_relu", 4)
     expected = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(device="cpu")), tmp_path)
-    monkeypatch.setattr(observation, "choose_device", lambda wanted: "cuda")
+    on_gpu(monkeypatch)
     monkeypatch.setattr(
         observation,
         "observer_on",
@@ -229,19 +231,56 @@ def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
     assert [r.message for r in caplog.records if "CPU" in r.message] == [f"running on the CPU: {fault}"]
 
 
-def test_groups_are_observed_on_the_cpu(monkeypatch, caplog, tmp_path) -> None:
-    """Auto says so and goes there; a GPU that was asked for is an error."""
-    model = load(conv_relu())
-    base = planned(conv_relu())
-    by_axis = [p.model_copy(update={"spec": p.spec.model_copy(update={"axis": 1})}) for p in base.activations]
-    plan = base.model_copy(update={"placements": tuple(by_axis)})
-    feeds = [feed_for(conv_relu(), seed) for seed in range(2)]
-    expected = collect_statistics(model, plan, feeds, ObserveOptions(device="cpu"))
-    assert set(expected.groups) == {"x"}
+def by_axis(plan: Plan, tensors: Collection[str]) -> Plan:
+    """The plan with one scale for each index of axis 1 of some of its tensors."""
+    made = [
+        p.model_copy(update={"spec": p.spec.model_copy(update={"axis": 1})}) if p.tensor in tensors else p
+        for p in plan.activations
+    ]
+    return plan.model_copy(update={"placements": tuple(made)})
+
+
+@pytest.mark.parametrize("feed_ranges", [False, True], ids=["", "ranges of feeds"])
+@pytest.mark.parametrize("name", ["conv_relu", "gemm", "if", "nested"])
+def test_groups_have_a_state_each(name: str, feed_ranges: bool, tmp_path: Path) -> None:
+    """The file of groups is the same, beside tensors observed as a whole and in bodies; in two runs too."""
+    model, plan, feeds = case(name)
+    plan = by_axis(plan, known_channels(model, plan))
+    options = ObserveOptions(threads=1, feed_ranges=feed_ranges, device="cpu")
+    statistics = collect_statistics(model, plan, feeds, options)
+    assert statistics.groups
+    expected = file_bytes(statistics, tmp_path)
+    with MergingObserver(model, plan, options, "cpu") as observer:
+        assert file_bytes(observer.run(feeds), tmp_path) == expected
+        parts = observer.run(feeds[:1]).merge(observer.run(feeds[1:], first=1))
+    assert file_bytes(parts, tmp_path) == expected
+
+
+def known_channels(model: Model, plan: Plan) -> list[str]:
+    """The tensors of a plan whose axis 1 has a known size."""
+    editor = Editor(model.graph())
+    shapes = {p.tensor: editor.tensor(p).shape for p in plan.activations}
+    return [name for name, shape in shapes.items() if shape and len(shape) > 1 and isinstance(shape[1], int)]
+
+
+def test_groups_on_a_small_gpu(monkeypatch, caplog, tmp_path) -> None:
+    """What does not fit into a quarter of its memory at a time is observed in several passes."""
+    model, plan, feeds = case("shared_weight")
+    plan = by_axis(plan, known_channels(model, plan))
+    expected = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(device="cpu")), tmp_path)
+    on_gpu(monkeypatch)
+    options = ObserveOptions(device="cuda")
+    assert file_bytes(collect_statistics(model, plan, feeds, options), tmp_path) == expected
+    assert not caplog.records
+    on_gpu(monkeypatch, memory=2 << 20)
+    assert file_bytes(collect_statistics(model, plan, feeds, options), tmp_path) == expected
+    told = [r.message for r in caplog.records]
+    assert "2 tensors are observed in 2 passes over the data, to keep to 1 MB" in told
+
+
+def on_gpu(monkeypatch, memory: int = 80 << 30) -> None:
+    """Observe as on a GPU, in the memory of the CPU."""
+    gpu = Gpu(0, "none", 90, memory, 13000, 13000)
+    monkeypatch.setattr(observation, "gpus", lambda: (gpu,))
     monkeypatch.setattr(observation, "choose_device", lambda wanted: "cuda")
-    found = collect_statistics(model, plan, iter(feeds), ObserveOptions())
-    assert file_bytes(found, tmp_path) == file_bytes(expected, tmp_path)
-    text = "channels and blocks of activations are observed on the CPU; use device cpu"
-    assert [r.message for r in caplog.records if "running" in r.message] == [f"running on the CPU: {text}"]
-    with pytest.raises(PlanError, match=text):
-        collect_statistics(model, plan, iter(feeds), ObserveOptions(device="cuda"))
+    monkeypatch.setattr(observation, "observer_on", lambda device, *given: MergingObserver(*given, "cpu"))

@@ -5,9 +5,20 @@
 
 namespace onnxfq {
 
-// Makes quantizers of one kind: its operator() takes a scale and a zero point.
+// How a single value is measured where InSteps is made once for many: what DivideFused saves, making it costs.
+template <typename InSteps>
+struct ForOneValue {
+  using Type = InSteps;
+};
+template <>
+struct ForOneValue<DivideFused> {
+  using Type = Divide;
+};
+
+// Makes quantizers of one kind: its operator() takes a scale and a zero point. once(): the same for a single value.
 template <typename Round, typename InSteps>
 struct IntegerQuantizers {
+  using RoundType = Round;
   Round round;
   float fraction;
   float qmin;
@@ -16,16 +27,23 @@ struct IntegerQuantizers {
   FQ_HD FQ_INLINE IntegerQuantizer<Round, InSteps> operator()(float scale, float zero_point) const {
     return {round, scale, zero_point, fraction, qmin, qmax};
   }
+  FQ_HD FQ_INLINE auto once(float scale, float zero_point) const {
+    return IntegerQuantizer<Round, typename ForOneValue<InSteps>::Type>(round, scale, zero_point, fraction, qmin, qmax);
+  }
 };
 
 template <typename Round, typename InSteps>
 struct FloatQuantizers {
+  using RoundType = Round;
   Round round;
   FloatFormat format;
   float limit;
 
   FQ_HD FQ_INLINE FloatQuantizer<Round, InSteps> operator()(float scale, float) const {
     return {round, scale, format, limit};
+  }
+  FQ_HD FQ_INLINE auto once(float scale, float) const {
+    return FloatQuantizer<Round, typename ForOneValue<InSteps>::Type>(round, scale, format, limit);
   }
 };
 

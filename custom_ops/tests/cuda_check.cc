@@ -1,5 +1,6 @@
-// The CUDA kernels on a GPU: `cuda_check bits` compares them with the CPU's to the bit, `cuda_check small` does it on
-// small tensors for compute-sanitizer, `cuda_check speed FILE` measures them against a copy on the device.
+// The CUDA kernels on a GPU. `cuda_check formats`, `statistics`, `floats` and `large` compare them with the CPU's to the
+// bit: every format, layout and mode; statistics, by groups too; every float there is; more than 2^32 elements. `small`
+// does the first two on small tensors for compute-sanitizer. `speed FILE` measures against a copy on the device.
 //
 // Without a GPU it says so and returns 77.
 #include <cuda_runtime.h>
@@ -57,11 +58,12 @@ class Device {
   size_t bytes() const { return bytes_; }
 
   void fill(const void* from, size_t offset, size_t bytes) {
+    if (bytes == 0) return;  // of nothing there is no address
     check(cudaMemcpy(at(offset), from, bytes, cudaMemcpyHostToDevice), "copy");
   }
   void read(void* to, size_t offset, size_t bytes) const {
     check(cudaDeviceSynchronize(), "run a kernel");
-    check(cudaMemcpy(to, at(offset), bytes, cudaMemcpyDeviceToHost), "copy");
+    if (bytes > 0) check(cudaMemcpy(to, at(offset), bytes, cudaMemcpyDeviceToHost), "copy");
   }
 
  private:
@@ -115,12 +117,6 @@ int64_t first_difference(ElementType type, const unsigned char* a, const unsigne
 }
 
 int64_t values_compared = 0;
-
-// Said at once: whoever stops the program sees how far it came.
-void tell_so_far(const char* what) {
-  std::printf("%s: %.3g values so far\n", what, static_cast<double>(values_compared));
-  std::fflush(stdout);
-}
 
 void require_same(ElementType type, const std::vector<unsigned char>& expected, const std::vector<unsigned char>& found,
                   const std::string& what) {
@@ -273,6 +269,33 @@ void compare_statistics(ElementType type, const std::vector<unsigned char>& x, s
   values_compared += count;
 }
 
+// The same by groups, one for each scale.
+void compare_groups(const Case& c, ElementType type, bool histogram, Random& random) {
+  Shape params;
+  ParamLayout layout;
+  require(blocks_of(c).scale_shape(c.x, params).empty(), "scale_shape");
+  require(layout.fit(c.x, params, blocks_of(c)).empty(), "fit");
+  const std::vector<int64_t> empty = empty_state(histogram);
+  std::vector<int64_t> expected;
+  for (int64_t g = 0; g < layout.param_count(); ++g) expected.insert(expected.end(), empty.begin(), empty.end());
+  const std::vector<unsigned char> x = random_elements(type, layout.element_count(), random);
+  Device source(x.size());
+  Device state(expected.size() * 8);
+  source.fill(x.data(), 0, x.size());
+  state.fill(expected.data(), 0, expected.size() * 8);
+  for (int again = 0; again < 2; ++again) {
+    cpu::merge_statistics({x.data(), type, layout.element_count(), expected.data(), histogram, &layout},
+                          threads_for(layout.element_count()));
+    cuda::merge_statistics({source.at(0), type, layout.element_count(), reinterpret_cast<int64_t*>(state.at(0)),
+                            histogram, &layout},
+                           nullptr);
+  }
+  std::vector<int64_t> found(expected.size());
+  state.read(found.data(), 0, found.size() * 8);
+  require(found == expected, "MergeStatistics of " + std::to_string(layout.param_count()) + " groups");
+  values_compared += layout.element_count();
+}
+
 std::vector<unsigned char> as_elements(ElementType type, const std::vector<float>& x) {
   std::vector<unsigned char> made(x.size() * element_size(type));
   for (size_t i = 0; i < x.size(); ++i) {
@@ -298,7 +321,7 @@ const std::vector<const char*> kAllTypes = {
     "int16",        "uint16",         "float6e2m3", "int8[-127,127]", "float4e2m1",
     "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "float6e3m2"};
 
-void compare_all(const std::vector<Case>& cases, const std::vector<const char*>& qtypes, int64_t statistics_count) {
+void compare_formats(const std::vector<Case>& cases, const std::vector<const char*>& qtypes) {
   Random random;
   for (const Case& c : cases) {
     for (ElementType type : kElements) {
@@ -313,6 +336,21 @@ void compare_all(const std::vector<Case>& cases, const std::vector<const char*>&
         for (const char* scale_type : {"float32", "e8m0", "e4m3"}) {
           for (int symmetric : {0, 1}) compare_dynamic(c, type, qtype, scale_type, symmetric, random);
         }
+      }
+    }
+  }
+}
+
+void compare_all_statistics(const std::vector<Case>& cases, int64_t statistics_count) {
+  // States of more groups take gigabytes.
+  constexpr int64_t kMostCompared = 400;
+  Random random;
+  for (const Case& c : cases) {
+    for (ElementType type : kElements) {
+      for (bool histogram : {true, false}) {
+        Shape params;
+        require(blocks_of(c).scale_shape(c.x, params).empty(), "scale_shape");
+        if (product(params) <= kMostCompared) compare_groups(c, type, histogram, random);
       }
     }
   }
@@ -513,6 +551,22 @@ Row measure_statistics(Device& x, ElementType type, int64_t count, bool histogra
           static_cast<double>(count) * static_cast<double>(element_size(type)), mark};
 }
 
+// By channels: one state for each of 64.
+Row measure_groups(Device& x, ElementType type, int64_t count) {
+  const Case images{{count / (64 * 56 * 56), 64, 56, 56}, {-1, 1, -1, -1}};
+  Shape params;
+  require(blocks_of(images).scale_shape(images.x, params).empty(), "scale_shape");
+  ParamLayout layout;
+  require(layout.fit(images.x, params, blocks_of(images)).empty(), "fit");
+  Device states(static_cast<size_t>(layout.param_count() * kStateSize) * 8);
+  check(cudaMemset(states.at(0), 0, states.bytes()), "clear");
+  const MergeStatisticsCall call{x.at(0), type, layout.element_count(), reinterpret_cast<int64_t*>(states.at(0)), true,
+                                 &layout};
+  return {"MergeStatistics, histogram by channels of [N, 64, 56, 56]",
+          seconds([&] { cuda::merge_statistics(call, nullptr); }),
+          static_cast<double>(layout.element_count()) * static_cast<double>(element_size(type)), ""};
+}
+
 // Repeats a part of x until it is full.
 void fill(Device& x, const std::vector<unsigned char>& part) {
   for (size_t done = 0; done < x.bytes(); done += part.size()) {
@@ -540,6 +594,10 @@ void measure(const char* path) {
        << " MB, medians of 21 runs by CUDA events. speed / copy: bytes a second against those that a copy from device"
           " to device of the same tensor reads and writes in the same run.\n\n"
        << "| type | what | ms | GB/s | speed / copy | mark |\n| --- | --- | --- | --- | --- | --- |\n";
+  // After each part: what was measured outlasts a program that is stopped.
+  const auto save = [&] {
+    if (path) std::ofstream(path) << page.str();
+  };
   int marks = 0;
   int missed = 0;
   for (ElementType type : {ElementType::kFloat32, ElementType::kFloat16, ElementType::kBfloat16}) {
@@ -554,6 +612,7 @@ void measure(const char* path) {
     for (Row& row : measure_fake_quantize(x, y, type, count)) rows.push_back(row);
     rows.push_back(measure_statistics(x, type, count, false, "range of normal values", "0.7"));
     rows.push_back(measure_statistics(x, type, count, true, "histogram of normal values", "0.7"));
+    rows.push_back(measure_groups(x, type, count));
     std::vector<float> relu = bell(1 << 24, random);
     for (float& value : relu) value = std::max(value, 0.0f);
     fill(x, as_elements(type, relu));
@@ -572,6 +631,7 @@ void measure(const char* path) {
            << number(row.bytes / row.seconds / 1e9, "%.0f") << " | " << number(ratio, "%.2f") << " | " << row.mark
            << (met ? "" : " missed") << " |\n";
     }
+    save();
   }
   // Small tensors: what a launch costs, queued one after the other.
   constexpr int kLaunches = 2000;
@@ -603,7 +663,7 @@ void measure(const char* path) {
   }
   page << "\n" << marks - missed << " of " << marks << " marks met.\n";
   std::fputs(page.str().c_str(), stdout);
-  if (path) std::ofstream(path) << page.str();
+  save();
 }
 
 int run(const std::string& what, const char* path) {
@@ -613,17 +673,22 @@ int run(const std::string& what, const char* path) {
     std::printf("no GPU: %s\n", cudaGetErrorString(found));
     return kNoGpu;
   }
-  if (what == "bits" || what == "small") {
-    if (what == "small") {
-      compare_all({{{67}, {}}, {{67}, {16}}, {{5, 7}, {1, 3}}, {{3, 65}, {1, 32}}, {{3, 5, 7, 11}, {2, -1, 3, 4}}},
-                  {"int8", "uint16", "float8e4m3fn"}, 20000);
-    } else {
-      compare_all({std::begin(kCases), std::end(kCases)}, kAllTypes, 10000000);
-      tell_so_far("every format, layout and mode");
-      compare_exhaustively();
-      tell_so_far("every float");
-      compare_large();
-    }
+  const std::vector<Case> small = {
+      {{67}, {}}, {{67}, {16}}, {{5, 7}, {1, 3}}, {{9, 33}, {-1, 1}}, {{3, 65}, {1, 32}}, {{3, 5, 7, 11}, {2, -1, 3, 4}}};
+  const std::vector<Case> all = {std::begin(kCases), std::end(kCases)};
+  const std::pair<const char*, std::function<void()>> comparisons[] = {
+      {"small",
+       [&] {
+         compare_formats(small, {"int8", "uint16", "float8e4m3fn"});
+         compare_all_statistics(small, 20000);
+       }},
+      {"formats", [&] { compare_formats(all, kAllTypes); }},
+      {"statistics", [&] { compare_all_statistics(all, 10000000); }},
+      {"floats", [] { compare_exhaustively(); }},
+      {"large", [] { compare_large(); }}};
+  for (const auto& [name, compare] : comparisons) {
+    if (what != name) continue;
+    compare();
     std::printf("ok: %.3g values equal to the bit\n", static_cast<double>(values_compared));
     return 0;
   }
@@ -642,7 +707,7 @@ int run(const std::string& what, const char* path) {
     measure(path);
     return 0;
   }
-  std::fprintf(stderr, "give bits, small, name or speed, got '%s'\n", what.c_str());
+  std::fprintf(stderr, "give formats, statistics, floats, large, small, name or speed, got '%s'\n", what.c_str());
   return 2;
 }
 

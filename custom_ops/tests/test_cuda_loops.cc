@@ -5,7 +5,7 @@
 
 #include "../src/cuda/block_ranges_loops.h"
 #include "../src/cuda/fake_quantize_loops.h"
-#include "../src/cuda/merge_statistics_loops.h"
+#include "../src/cuda/group_statistics_loops.h"
 #include "../src/quantizers.h"
 #include "cases.h"
 #include "cuda_loops.h"
@@ -30,17 +30,24 @@ void for_launch(const Body& body) {
   for (int64_t block = 0; block < kBlocks; ++block) for_threads(block, body);
 }
 
+// The kernels there are: one scale with the launch; scales by a layout with an index of 32 or 64 bits.
+enum class Kernel { kPerTensor, kShortIndex, kLongIndex };
+
 template <ElementType T>
-void launch_fake_quantize(const FakeQuantizeCall& call, bool by_layout) {
+void launch_fake_quantize(const FakeQuantizeCall& call, Kernel kernel) {
   const cuda::Mapped mapped{call.x, call.y, cuda::Packets(call.x, call.y, call.layout->element_count(), T)};
   with_device_quantizers(call.grid, call.fractional_zero_point, [&](const auto& quantizers) {
     using Quantizers = std::decay_t<decltype(quantizers)>;
-    if (by_layout) {
-      const cuda::DeviceLayout layout(*call.layout);
+    if (kernel != Kernel::kPerTensor) {
       const cuda::Params params{call.scale, call.zero_point};
-      for_launch([&](const Place& place) {
-        cuda::map_elements<T>(mapped, place, cuda::ByLayout<Quantizers>{quantizers, params, layout});
-      });
+      const auto indexed = [&](auto index) {
+        using Index = decltype(index);
+        const cuda::DeviceLayout<Index> layout(*call.layout);
+        for_launch([&](const Place& place) {
+          cuda::map_elements<T>(mapped, place, cuda::ByLayout<Quantizers, Index>{quantizers, params, layout});
+        });
+      };
+      kernel == Kernel::kLongIndex ? indexed(int64_t{}) : indexed(int32_t{});
     } else {
       const auto quantizer = quantizers(call.scale[0], call.zero_point ? call.zero_point[0] : 0.0f);
       for_launch([&](const Place& place) {
@@ -50,12 +57,12 @@ void launch_fake_quantize(const FakeQuantizeCall& call, bool by_layout) {
   });
 }
 
-void fake_quantize(const FakeQuantizeCall& call, bool by_layout) {
+void fake_quantize(const FakeQuantizeCall& call, Kernel kernel) {
   if (call.layout->element_count() == 0) return;
   switch (call.type) {
-    case ElementType::kFloat32: return launch_fake_quantize<ElementType::kFloat32>(call, by_layout);
-    case ElementType::kFloat16: return launch_fake_quantize<ElementType::kFloat16>(call, by_layout);
-    case ElementType::kBfloat16: return launch_fake_quantize<ElementType::kBfloat16>(call, by_layout);
+    case ElementType::kFloat32: return launch_fake_quantize<ElementType::kFloat32>(call, kernel);
+    case ElementType::kFloat16: return launch_fake_quantize<ElementType::kFloat16>(call, kernel);
+    case ElementType::kBfloat16: return launch_fake_quantize<ElementType::kBfloat16>(call, kernel);
   }
 }
 
@@ -91,14 +98,15 @@ void test_fake_quantize(const Case& c, ElementType element, const char* type, co
                          cpu::calling_thread());
       const std::string what = std::string("CUDA loops, ") + type + " " + rounding + " " + arithmetic;
       for (Elements* target : {&aligned, &elsewhere}) {
-        fake_quantize(spec.call(source.data(), target->data(), element, scale.data(), zeros, layout), true);
+        const Kernel kernel = target == &aligned ? Kernel::kShortIndex : Kernel::kLongIndex;
+        fake_quantize(spec.call(source.data(), target->data(), element, scale.data(), zeros, layout), kernel);
         require(target->same_as(expected), what);
       }
       if (layout.param_count() == 1) {
-        fake_quantize(spec.call(source.data(), aligned.data(), element, scale.data(), zeros, layout), false);
+        fake_quantize(spec.call(source.data(), aligned.data(), element, scale.data(), zeros, layout), Kernel::kPerTensor);
         require(aligned.same_as(expected), what + " per tensor");
       }
-      fake_quantize(spec.call(source.data(), source.data(), element, scale.data(), zeros, layout), true);
+      fake_quantize(spec.call(source.data(), source.data(), element, scale.data(), zeros, layout), Kernel::kShortIndex);
       require(source.same_as(expected), what + " in place");
     }
   }
@@ -162,15 +170,19 @@ void test_hardest_divisions() {
   require(checked > 10000, "hard divisions are found");
 }
 
+template <typename Index>
 void test_dividers() {
+  constexpr int kBits = 8 * static_cast<int>(sizeof(Index)) - 2;  // of the largest divisor
   uint64_t state = 1;
   for (int i = 0; i < 200000; ++i) {
     state = state * 6364136223846793005ull + 1442695040888963407ull;
-    const int64_t divisor = static_cast<int64_t>((state >> 2) >> (state % 62)) + 1;
-    const cuda::Divider divider(divisor);
-    const int64_t n = static_cast<int64_t>((state * 2862933555777941757ull) >> 2 >> (i % 62));
+    const int64_t divisor = static_cast<int64_t>((state >> (64 - kBits)) >> (state % static_cast<uint64_t>(kBits))) + 1;
+    const cuda::Divider<Index> divider(divisor);
+    const int64_t n = static_cast<int64_t>((state * 2862933555777941757ull) >> (64 - kBits) >> (i % kBits));
     for (int64_t near : {n, n / divisor * divisor, n / divisor * divisor + divisor - 1}) {
-      if (near >= 0) require(divider(near) == near / divisor, "division by " + std::to_string(divisor));
+      if (near < 0) continue;
+      require(divider(static_cast<Index>(near)) == static_cast<Index>(near / divisor),
+              "division by " + std::to_string(divisor));
     }
   }
 }
@@ -184,7 +196,9 @@ void merge_statistics(const MergeStatisticsCall& call) {
     for_threads(block, [&](const Place& place) {
       cuda::count_elements<T, Histogram>(call.x, range, place, counts, call.state);
     });
-    for_threads(block, [&](const Place& place) { counts.merge_into(call.state, place); });
+    for_threads(block, [&](const Place& place) { counts.add_table(call.state, place); });
+    for_threads(block,
+                [&](const Place& place) { counts.add_numbers(block == 0 ? call.count : 0, call.state, place); });
   }
 }
 
@@ -205,6 +219,51 @@ void test_statistics(const std::vector<float>& x, size_t offset) {
   }
 }
 
+template <ElementType T, bool Histogram>
+void merge_groups(const MergeStatisticsCall& call, int64_t parts) {
+  const cuda::GroupLayout layout(*call.groups);
+  for (int64_t block = 0; block < layout.groups() * parts; ++block) {
+    const cuda::GroupPart part = cuda::GroupPart::of(block, parts, layout.places());
+    int64_t* const state = call.state + part.group * call.state_size();
+    cuda::BlockCounts<Histogram> counts;
+    for_threads(0, [&](const Place& place) { counts.clear(place); });
+    for_threads(0, [&](const Place& place) {
+      cuda::count_group<T, Histogram>(call.x, layout, part, place, counts, state);
+    });
+    for_threads(0, [&](const Place& place) { counts.add_table(state, place); });
+    for_threads(0, [&](const Place& place) { counts.add_numbers(counts.elements, state, place); });
+  }
+}
+
+// Statistics by groups, one block for each and several, against those of the CPU.
+template <ElementType T>
+void test_groups(const Case& c) {
+  Shape params;
+  ParamLayout layout;
+  require(blocks_of(c).scale_shape(c.x, params).empty(), "scale_shape");
+  require(layout.fit(c.x, params, blocks_of(c)).empty(), "fit");
+  // Those of the many would take minutes: a table of all bins each.
+  if (layout.element_count() == 0 || layout.param_count() > 100) return;
+  Elements source(T, values(layout.element_count()), 1);
+  for (int64_t parts : {1, 3}) {
+    for (bool histogram : {true, false}) {
+      std::vector<int64_t> expected;
+      for (int64_t g = 0; g < layout.param_count(); ++g) {
+        const std::vector<int64_t> empty = empty_state(histogram);
+        expected.insert(expected.end(), empty.begin(), empty.end());
+      }
+      std::vector<int64_t> found = expected;
+      for (int again = 0; again < 2; ++again) {
+        MergeStatisticsCall call{source.data(), T, layout.element_count(), expected.data(), histogram, &layout};
+        cpu::merge_statistics(call, cpu::calling_thread());
+        call.state = found.data();
+        histogram ? merge_groups<T, true>(call, parts) : merge_groups<T, false>(call, parts);
+      }
+      require(found == expected, "CUDA loops, statistics of " + std::to_string(layout.param_count()) + " groups");
+    }
+  }
+}
+
 template <ElementType T>
 void test_ranges(const Case& c) {
   DynamicSpec spec;
@@ -218,10 +277,11 @@ void test_ranges(const Case& c) {
   const size_t count = static_cast<size_t>(layout.param_count());
   std::vector<int32_t> low(count), high(count), magnitude(count);
   const cuda::Packets range(source.data(), source.data(), layout.element_count(), T);
-  const cuda::DeviceLayout on_device(layout);
+  const cuda::DeviceLayout<int32_t> short_index(layout);
+  const cuda::DeviceLayout<int64_t> long_index(layout);
   for_launch([&](const Place& place) {
-    cuda::find_ranges<T, false>(source.data(), range, on_device, {low.data(), high.data()}, place);
-    cuda::find_ranges<T, true>(source.data(), range, on_device, {nullptr, magnitude.data()}, place);
+    cuda::find_ranges<T, false>(source.data(), range, short_index, {low.data(), high.data()}, place);
+    cuda::find_ranges<T, true>(source.data(), range, long_index, {nullptr, magnitude.data()}, place);
   });
   // By the definition, one element after the other.
   std::vector<int32_t> expected_low(count), expected_high(count), expected_magnitude(count);
@@ -238,6 +298,18 @@ void test_ranges(const Case& c) {
   require(low == expected_low && high == expected_high && magnitude == expected_magnitude, "CUDA loops, ranges");
 }
 
+// Long and short runs of one value: usual ones, those outside of the table, zeros of both signs, NaN, infinities.
+std::vector<float> runs(int64_t count) {
+  const float kinds[] = {6.0f, 0.0f, -0.0f, -1e-3f, 1e-30f, -3e30f, std::nanf(""), float_from_bits(kInfinityBits), 0x1p-20f};
+  std::vector<float> x;
+  uint32_t state = 7;
+  while (static_cast<int64_t>(x.size()) < count) {
+    state = state * 1664525u + 1013904223u;
+    x.insert(x.end(), 1 + (state >> 20) % 400, kinds[(state >> 8) % std::size(kinds)]);
+  }
+  return x;
+}
+
 template <ElementType T>
 void test_type() {
   for (size_t offset : {0, 1, 3}) {
@@ -248,18 +320,21 @@ void test_type() {
         }
       }
       test_ranges<T>(c);
+      if (offset == 0) test_groups<T>(c);
     }
     for (int64_t count : {0, 1, 3, 17, 1000, 40003}) test_statistics<T>(values(count), offset);
     test_statistics<T>(std::vector<float>(5000, 6.0f), offset);
     test_statistics<T>(std::vector<float>(5000, -0.0f), offset);
     test_statistics<T>(std::vector<float>(50, std::nanf("")), offset);
+    test_statistics<T>(runs(3000), offset);
   }
 }
 
 }  // namespace
 
 void test_cuda_loops() {
-  test_dividers();
+  test_dividers<int64_t>();
+  test_dividers<int32_t>();
   test_division();
   test_hardest_divisions();
   test_type<ElementType::kFloat32>();

@@ -7,12 +7,20 @@ from typing import Annotated
 
 import typer
 
-from onnxfq import calibration
 from onnxfq.calibrators import calibrator_by_name
 from onnxfq.cli.console import say
-from onnxfq.cli.options import CalibratorOption, ModelArgument, OutputOption, PlanOption, QuietOption
+from onnxfq.cli.options import (
+    CalibratorOption,
+    GivenOption,
+    ModelArgument,
+    OutputOption,
+    PlanOption,
+    QuietOption,
+)
 from onnxfq.files import check_output, write_text
+from onnxfq.given_encodings import calibrate_with, rest_of
 from onnxfq.graph.load import load
+from onnxfq.interchange import read_given
 from onnxfq.plan import Plan
 from onnxfq.reporting.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
 from onnxfq.statistics import Statistics
@@ -21,11 +29,17 @@ from onnxfq.statistics import Statistics
 def calibrate(
     model: ModelArgument,
     plan: PlanOption,
-    statistics: Annotated[
-        Path,
-        typer.Option("--statistics", metavar="FILE", help="From `onnxfq observe`.", show_default=False),
-    ],
     output: OutputOption,
+    statistics: Annotated[
+        Path | None,
+        typer.Option(
+            "--statistics",
+            metavar="FILE",
+            help="From `onnxfq observe`; without them --encodings has to hold every activation.",
+            show_default=False,
+        ),
+    ] = None,
+    encodings: GivenOption = None,
     calibrator: CalibratorOption = None,
     table: Annotated[
         bool,
@@ -40,22 +54,29 @@ def calibrate(
     quiet: QuietOption = False,
 ) -> None:
     """Write the encodings (JSON): scale and zero point of every quantized tensor."""
-    check_output(output, model, plan, statistics)
+    check_output(output, model, plan, statistics, encodings)
     if table_csv is not None:
-        check_output(table_csv, model, plan, statistics, output)
+        check_output(table_csv, model, plan, statistics, encodings, output)
+    if statistics is None and (encodings is None or table or table_csv is not None):
+        raise typer.BadParameter("calibrate needs --statistics, or --encodings that hold every activation")
     if calibrator is not None:
         calibrator_by_name(calibrator)
-    decided, observed = Plan.load(plan), Statistics.load(statistics)
+    decided = Plan.load(plan)
+    observed = None if statistics is None else Statistics.load(statistics)
+    given = None if encodings is None else read_given(encodings)
     loaded = load(model, decided.existing)
-    encodings = calibration.calibrate(loaded, decided, observed, calibrator)
-    encodings.save(output)
-    if table or table_csv is not None:
-        rows = calibrator_rows(decided, observed, calibrator)
+    made, fitted = calibrate_with(given, loaded, decided, observed, calibrator)
+    made.save(output)
+    if observed is not None and (table or table_csv is not None):
+        shown = decided if fitted is None else rest_of(decided, fitted)
+        rows = calibrator_rows(shown, observed, calibrator)
         if table:
             say(calibrator_table(rows))
         if table_csv is not None:
             write_text(table_csv, calibrator_csv(rows))
-    say(f"calibrated {len(encodings.encodings)} tensors", quiet)
+    for line in fitted.lines() if fitted is not None else ():
+        say(line, quiet)
+    say(f"calibrated {len(made.encodings)} tensors", quiet)
     for written in (output, table_csv):
         if written is not None:
             say(f"wrote      {written}", quiet)

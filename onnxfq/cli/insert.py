@@ -10,13 +10,13 @@ import typer
 
 from onnxfq.cli.console import say
 from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption, QuietOption
-from onnxfq.encoding import Encodings
 from onnxfq.files import check_output
 from onnxfq.graph.load import load
 from onnxfq.graph.save import save
 from onnxfq.graph.scratch import weights_in
 from onnxfq.graph.stored import scratch_for
 from onnxfq.insertion import insert_fake_quantize, insert_qdq
+from onnxfq.interchange import load_encodings
 from onnxfq.plan import Plan
 from onnxfq.reporting.text import coverage_line
 
@@ -48,7 +48,7 @@ def insert(
     if switchable and form is Form.qdq:
         raise typer.BadParameter("--switchable needs --as fakequant; standard Q/DQ nodes cannot be switched")
     check_output(output, model, plan, encodings)
-    planned, encoded = Plan.load(plan), Encodings.load(encodings)
+    planned, encoded = Plan.load(plan), load_encodings(encodings)
     loaded = load(model, planned.existing)
     with weights_in(scratch_for(loaded.proto, output.parent)):
         if form is Form.qdq:

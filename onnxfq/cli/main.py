@@ -19,6 +19,7 @@ from onnxfq.cli.demo import demo
 from onnxfq.cli.diff import diff
 from onnxfq.cli.doctor import doctor
 from onnxfq.cli.evaluate import evaluate
+from onnxfq.cli.export_encodings import export_encodings
 from onnxfq.cli.handoff import handoff
 from onnxfq.cli.insert import insert
 from onnxfq.cli.inspect import inspect
@@ -46,6 +47,7 @@ for _command in (
     observe,
     merge_statistics,
     calibrate,
+    export_encodings,
     insert,
     check,
     convert,

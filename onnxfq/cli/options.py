@@ -9,6 +9,7 @@ import typer
 
 from onnxfq.calibrators import FORMS
 from onnxfq.feeds import DEFAULT_BATCH
+from onnxfq.pipeline import Missing
 from onnxfq.recipe import RECIPES, Equalize, Recipe, load_recipe
 from onnxfq.runtime.choice import DeviceChoice
 from onnxfq.runtime.library import use_custom_ops
@@ -110,6 +111,23 @@ RuntimeOption = Annotated[
         metavar="onnxruntime==X",
         help="Keep opset and IR version at what that release reads, or refuse.",
         show_default=False,
+    ),
+]
+GivenOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--encodings",
+        metavar="FILE",
+        help="Scales of another tool, taken exactly: TensorRT's calibration cache, AIMET's encodings, "
+        "onnxruntime's TensorQuantOverrides or calibration.json.",
+        show_default=False,
+    ),
+]
+MissingOption = Annotated[
+    Missing,
+    typer.Option(
+        "--missing",
+        help="Activations that the file of --encodings lacks, without data: stop, or leave them in float.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

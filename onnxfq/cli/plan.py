@@ -11,6 +11,7 @@ from onnxfq.cli.options import (
     BatchOption,
     CustomOpsOption,
     EqualizeOption,
+    GivenOption,
     KeepOption,
     ModelArgument,
     OutputOption,
@@ -22,9 +23,10 @@ from onnxfq.cli.options import (
 )
 from onnxfq.feeds import DataOptions
 from onnxfq.files import check_output
+from onnxfq.given_encodings import planned_with
 from onnxfq.graph.load import load
+from onnxfq.interchange import read_given
 from onnxfq.pipeline import open_feeds
-from onnxfq.planning import make_plan
 from onnxfq.recipe import DEFAULT_RECIPE
 from onnxfq.reporting.text import plan_summary
 from onnxfq.runtime.found_types import lacks_ranks, with_run_ranks
@@ -40,6 +42,7 @@ def plan(
     ] = None,
     batch: BatchOption = BATCH,
     recipe: RecipeOption = DEFAULT_RECIPE,
+    encodings: GivenOption = None,
     equalize: EqualizeOption = None,
     keep_existing: KeepOption = False,
     requantize: RequantizeOption = False,
@@ -47,13 +50,14 @@ def plan(
     quiet: QuietOption = False,
 ) -> None:
     """Write a plan: a JSON file that a person can read, edit and feed back."""
-    check_output(output, model, data)
+    check_output(output, model, data, encodings)
+    given = None if encodings is None else read_given(encodings)
     chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
     loaded = load(model, chosen.existing)
     unknown = lacks_ranks(loaded)
     feeds = None if data is None else open_feeds(loaded.proto, data, batch, described)
     ranked = with_run_ranks(loaded, next(iter(feeds))) if unknown and feeds is not None else loaded
-    made = make_plan(ranked, chosen)
+    made, fitted = planned_with(given, ranked, chosen)
     made.save(output)
     for note in loaded.notes:
         say(f"note       {note}", quiet)
@@ -65,4 +69,6 @@ def plan(
             quiet,
         )
     say(plan_summary(made), quiet)
+    for line in fitted.lines() if fitted is not None else ():
+        say(line, quiet)
     say(f"wrote      {output}", quiet)

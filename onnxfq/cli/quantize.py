@@ -17,7 +17,9 @@ from onnxfq.cli.options import (
     CustomOpsOption,
     DeviceOption,
     EqualizeOption,
+    GivenOption,
     KeepOption,
+    MissingOption,
     ModelArgument,
     OutputOption,
     QuietOption,
@@ -45,7 +47,8 @@ def quantize(
     output: OutputOption,
     described: DataOptions,
     data: Annotated[
-        str | None, data_option("Not needed with --statistics, nor by recipes that observe nothing.")
+        str | None,
+        data_option("Not needed with --statistics or --encodings, nor by recipes that observe nothing."),
     ] = None,
     statistics: Annotated[
         Path | None,
@@ -53,6 +56,8 @@ def quantize(
             metavar="FILE", help="From `onnxfq observe`: nothing is observed again.", show_default=False
         ),
     ] = None,
+    encodings: GivenOption = None,
+    missing: MissingOption = "stop",
     recipe: RecipeOption = DEFAULT_RECIPE,
     calibrator: CalibratorOption = None,
     equalize: EqualizeOption = None,
@@ -88,7 +93,7 @@ def quantize(
 ) -> None:
     """Quantize MODEL with DATA, compare it with the float model and write it with Q/DQ nodes."""
     if report is not None:
-        check_output(report, model, output, data, statistics)
+        check_output(report, model, output, data, statistics, encodings)
     if artifacts is not None:
         _check_folder(artifacts)
     chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
@@ -104,6 +109,8 @@ def quantize(
             recipe=chosen,
             calibrator=calibrator,
             statistics=statistics,
+            encodings=encodings,
+            missing=missing,
             runtime=runtime,
             floats=FloatOptions(float_type, float_io),
             options=options,

@@ -6,6 +6,7 @@ So statistics stay where the model runs: fed and fetched under the same memory, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -14,9 +15,9 @@ from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.passes.carry_state import CarriedState
-from onnxfq.passes.custom_domain import custom_node, import_domain
+from onnxfq.passes.custom_domain import block_attributes, custom_node, import_domain
 from onnxfq.passes.holders import holders
-from onnxfq.passes.insert_observers import clear_names
+from onnxfq.passes.insert_observers import clear_names, observed_groups
 from onnxfq.passes.merge_channels import merge_channels
 from onnxfq.passes.pass_base import Pass
 from onnxfq.plan import Plan
@@ -44,9 +45,9 @@ class StateNames:
 class InsertMerging(Pass):
     """Merge what every activation of `plan` is into its state, in bodies too. The model's own outputs go.
 
-    What the plan equalizes has the ranges of its channels merged too. feed_ranges: give the statistics of the
-    run alone too, without a histogram. all_finite: a NaN or an infinity ends the run, so ranges need not
-    leave them out.
+    What the plan quantizes by axis or in blocks has a state for each group. What it equalizes has the ranges
+    of its channels merged too. feed_ranges: give the statistics of the run alone too, without a histogram.
+    all_finite: a NaN or an infinity ends the run, so ranges need not leave them out.
     """
 
     plan: Plan
@@ -65,21 +66,25 @@ class InsertMerging(Pass):
             name, tensor = placement.tensor, editor.tensor(placement)
             names = StateNames.of(name)
             clear_names(editor, name, [names.given, names.merged, names.of_feed])
-            given = gs.Variable(names.given, np.int64, [empty_state().size])
+            groups = observed_groups(placement, tensor)
+            before = [] if groups is None else [prod(groups)]
+            attrs = {} if groups is None else block_attributes(placement.spec)
+            given = gs.Variable(names.given, np.int64, [*before, empty_state().size])
             graph.inputs.append(given)
             if placement.spec.equalized:
                 outputs += merge_channels(editor, placement, opset, self.all_finite)
             starts = {names.merged: given}
             if self.feed_ranges:
-                starts[names.of_feed] = editor.constant(
-                    "onnxfq/statistics/empty", lambda free: make_constant(free, empty_state(histogram=False))
-                )
+                starts[names.of_feed] = _nothing(editor, before)
             for output, start in starts.items():
                 scope = editor.scope_of(tensor)
                 carried = CarriedState(editor, around, scope, start, output)
                 made = editor.variable(f"{output}/inside")
                 made.dtype, made.shape = np.int64, start.shape
-                node = custom_node("MergeStatistics", output, inputs=[tensor, carried.inside], outputs=[made])
+                sources = [tensor, carried.inside]
+                node = custom_node(
+                    "MergeStatistics", output, attrs=dict(attrs), inputs=sources, outputs=[made]
+                )
                 editor.insert_after(tensor, [node])
                 outputs.append(carried.out(made))
                 outputs[-1].name = output
@@ -89,3 +94,10 @@ class InsertMerging(Pass):
         graph.outputs = outputs
         graph.cleanup(remove_unused_graph_inputs=False)
         return True
+
+
+def _nothing(editor: Editor, before: list[int]) -> gs.Constant:
+    """Return states without histograms that have seen nothing: [8], or [groups, 8]."""
+    name = "/".join(["onnxfq/statistics/empty", *map(str, before)])
+    states = np.tile(empty_state(histogram=False), (*before, 1))
+    return editor.constant(name, lambda free: make_constant(free, states))

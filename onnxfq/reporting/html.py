@@ -46,6 +46,11 @@ def render_report(result: QuantizeResult) -> str:
         noisy=sum(row.sqnr_db < LOW_SQNR_DB for row in rows),
         plot=Markup(figure_svg(error_figure({result.recipe.name: rows}))),
         dynamic=[placement.tensor for placement in result.plan.placements if placement.spec.dynamic],
+        given=[
+            placement.tensor
+            for placement in result.plan.activations
+            if not placement.spec.dynamic and placement.tensor not in result.statistics.tensors
+        ],
         reasons=Counter(skipped.why for skipped in result.plan.skipped).most_common(),
     )
 

@@ -39,11 +39,16 @@ class TensorError:
 def tensor_errors(
     model: Model, plan: Plan, statistics: Statistics, encodings: Encodings
 ) -> list[TensorError]:
-    """Return a row for each placement of `plan`, in its order, but for dynamic ones: no grid is theirs."""
+    """Return a row for each placement of `plan`, in its order.
+
+    Dynamic ones have none, for no grid is theirs, nor have those whose scale a file gave: nothing observed
+    them.
+    """
     return [
         _row(model, placement, statistics, encodings[placement.tensor])
         for placement in plan.placements
         if not placement.spec.dynamic
+        and (placement.role == "weight" or placement.tensor in statistics.tensors)
     ]
 
 

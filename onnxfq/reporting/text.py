@@ -81,6 +81,7 @@ def quantize_summary(result: QuantizeResult) -> str:
     """Return what a person wants to see after `quantize`: notes, coverage, scores, time."""
     lines = [f"note       {note}" for note in result.model.notes]
     lines.append(plan_summary(result.plan))
+    lines += result.fitted.lines() if result.fitted is not None else []
     lines += float_lines(result.floats) if result.floats is not None else []
     lines.append("")
     evaluation = result.evaluation

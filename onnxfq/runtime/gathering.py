@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.feeds import Feed, sample_digest
-from onnxfq.runtime.places import Place
+from onnxfq.runtime.places import Place, Rows
 from onnxfq.runtime.session import Session
-from onnxfq.statistics import TensorStatistics, empty_state
+from onnxfq.statistics import empty_state
 from onnxfq.statistics.tensor import STATE_HEADER
 
 Heads = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""After a feed: heads of all states [tensors, 8], those of the feed alone, [0, 8] where they are not kept."""
+"""After a feed: heads of all states [states, 8], those of the feed alone, [0, 8] where they are not kept."""
+
+_STATES_AT_ONCE = 64
+"""Fetched together: 17 MB."""
 
 
 class Names(Protocol):
@@ -53,35 +57,49 @@ class Gathering:
     def __init__(
         self,
         session: Session,
-        names: Sequence[Names],
+        names: Sequence[tuple[Names, int | None]],
         channels: Mapping[str, tuple[Ends, int]],
         feed_ranges: bool,
         place: Place,
     ) -> None:
-        """Put empty states, one for each of `names`, into `place`, which is that of the session's device.
+        """Put empty states into `place`, which is that of the session's device.
 
-        channels: by tensor, the names and the number of those whose ranges are kept. feed_ranges: fetch the
-        statistics of each feed alone too. Raises DeviceMemoryError without room.
+        names: of each tensor, and its number of groups, each of which has a state; None for one state of the
+        whole. channels: by tensor, the names and the number of those whose ranges are kept. feed_ranges:
+        fetch the statistics of each feed alone too. Raises DeviceMemoryError without room.
         """
         self._session = session
-        self._place = place
         self.bindings = session.bindings()
         """Of the states; inputs of the model that do not come with each feed may be bound here too."""
-        self._states = np.stack([empty_state()] * len(names))  # [tensors, state]
-        states = place.updated(self._states)
-        self._bind_rows(self._states, states, [n.given for n in names], is_input=True)
-        self._bind_rows(self._states, states, [n.merged for n in names])
+        counts = [1 if groups is None else groups for _, groups in names]
+        ends = np.cumsum([0, *counts]).tolist()
+        self.rows = [slice(start, stop) for start, stop in pairwise(ends)]
+        """Of each tensor, which states are its own."""
+        state = empty_state()
+        self._states = place.rows(ends[-1], state.size, state[:STATE_HEADER])
+        self._bind_states(self._states, state.size, [(n.given, g) for n, g in names], is_input=True)
+        self._bind_states(self._states, state.size, [(n.merged, g) for n, g in names])
         self._channels = {
             tensor: np.repeat(np.asarray([[np.inf], [-np.inf]], np.float32), count, axis=1)  # [2, channels]
             for tensor, (_, count) in channels.items()
         }
-        for tensor, (ends, _) in channels.items():
+        for tensor, (of_channels, _) in channels.items():
             address = place.updated(self._channels[tensor])
-            self._bind_rows(self._channels[tensor], address, ends.given, is_input=True)
-            self._bind_rows(self._channels[tensor], address, ends.merged)
-        kept = names if feed_ranges else []
-        self._of_feed = np.zeros((len(kept), STATE_HEADER), np.int64)
-        self._bind_rows(self._of_feed, place.written(self._of_feed), [n.of_feed for n in kept])
+            self._bind_rows(self._channels[tensor], address, of_channels.given, is_input=True)
+            self._bind_rows(self._channels[tensor], address, of_channels.merged)
+        self._total, self._kept = ends[-1], ends[-1] if feed_ranges else 0
+        self._of_feed = place.rows(self._kept, STATE_HEADER, state[:STATE_HEADER])
+        if feed_ranges:
+            self._bind_states(self._of_feed, STATE_HEADER, [(n.of_feed, g) for n, g in names])
+
+    def _bind_states(
+        self, rows: Rows, size: int, names: Sequence[tuple[str, int | None]], is_input: bool = False
+    ) -> None:
+        bind = self.bindings.bind_input if is_input else self.bindings.bind_output
+        for (name, groups), own in zip(names, self.rows, strict=True):
+            shape = (size,) if groups is None else (groups, size)
+            at = rows.address + own.start * size * np.dtype(np.int64).itemsize
+            bind(name, self._session.device, 0, np.int64, shape, at)
 
     def _bind_rows(
         self, array: NDArray[Any], address: int, names: Sequence[str], is_input: bool = False
@@ -109,11 +127,15 @@ class Gathering:
     def add(self, feed: Feed) -> Heads:
         """Run one feed. Raises as `Session.run`."""
         self._session.run_bound(feed, self.bindings)
-        return self._place.peek(self._states, STATE_HEADER), self._place.peek(self._of_feed, STATE_HEADER)
+        heads = self._states.read(0, self._total, STATE_HEADER)
+        return heads, self._of_feed.read(0, self._kept, STATE_HEADER)
 
-    def statistics(self) -> list[TensorStatistics]:
-        """Return what was gathered, tensor by tensor, once `place` has given the states back."""
-        return [TensorStatistics.from_state(state) for state in self._states]
+    def states(self, tensor: int) -> Iterator[NDArray[np.int64]]:
+        """Yield the states of tensor number `tensor`, a few at a time, while `place` is open."""
+        own = self.rows[tensor]
+        for start in range(own.start, own.stop, _STATES_AT_ONCE):
+            stop = min(own.stop, start + _STATES_AT_ONCE)
+            yield self._states.read(start, stop, empty_state().size)
 
     def channels(self) -> dict[str, NDArray[np.float32]]:
         """Return the range of each channel, [C, 2] by tensor, once `place` has given the states back."""

@@ -33,8 +33,29 @@ class Place(Protocol):
     def call(self, kernel: str, *arguments: Any) -> None:
         """Run a kernel. Raises SpecError, or RuntimeLibraryError for what a GPU refuses."""
 
-    def peek(self, array: NDArray[Any], columns: int) -> NDArray[Any]:
-        """Return the first `columns` of each row of a written array [rows, ...], as they are by now."""
+    def rows(self, count: int, size: int, head: NDArray[np.int64]) -> Rows:
+        """Return `count` rows of `size` int64: `head`, and zeros behind it. Each is its own."""
+
+
+class Rows(Protocol):
+    """A matrix of int64 that kernels read and write, as long as its place is open."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+
+    def read(self, start: int, stop: int, columns: int) -> NDArray[np.int64]:
+        """Return the first `columns` of rows `start` to `stop` as they are by now."""
+
+
+class _CpuRows:
+    def __init__(self, count: int, size: int, head: NDArray[np.int64]) -> None:
+        self._array = np.zeros((count, size), np.int64)
+        self._array[:, : head.size] = head
+        self.address = int(self._array.ctypes.data)
+
+    def read(self, start: int, stop: int, columns: int) -> NDArray[np.int64]:
+        return self._array[start:stop, :columns].copy()
 
 
 class _Cpu:
@@ -46,8 +67,8 @@ class _Cpu:
     def call(self, kernel: str, *arguments: Any) -> None:
         call(f"onnxfq_{kernel}", *arguments)
 
-    def peek(self, array: NDArray[Any], columns: int) -> NDArray[Any]:
-        return array[:, :columns].copy()
+    def rows(self, count: int, size: int, head: NDArray[np.int64]) -> Rows:
+        return _CpuRows(count, size, head)
 
 
 class _Cuda:
@@ -83,14 +104,8 @@ class _Cuda:
     def call(self, kernel: str, *arguments: Any) -> None:
         call(f"onnxfq_cuda_{kernel}", *arguments, ctypes.c_void_p())
 
-    def peek(self, array: NDArray[Any], columns: int) -> NDArray[Any]:
-        source = next(address for written, address in self._written if written is array)
-        seen = np.empty((array.shape[0], columns), array.dtype)
-        if seen.size:
-            sizes = (columns * array.itemsize, array.strides[0], array.shape[0])
-            to, from_ = ctypes.c_void_p(seen.ctypes.data), ctypes.c_void_p(source)
-            call("onnxfq_cuda_copy_rows", to, from_, *(ctypes.c_int64(size) for size in sizes))
-        return seen
+    def rows(self, count: int, size: int, head: NDArray[np.int64]) -> Rows:
+        return _CudaRows(self._take(count * size * head.itemsize), count, size, head)
 
     def copy_back(self) -> None:
         for array, address in self._written:
@@ -99,6 +114,30 @@ class _Cuda:
     def close(self) -> None:
         for memory in self._taken:
             call("onnxfq_cuda_free", memory)
+
+
+class _CudaRows:
+    def __init__(self, address: int, count: int, size: int, head: NDArray[np.int64]) -> None:
+        self.address = address
+        self._stride = size * head.itemsize
+        call("onnxfq_cuda_clear", ctypes.c_void_p(address), ctypes.c_int64(count * self._stride))
+        heads = np.tile(head, (count, 1))
+        self._copy(address, self._stride, heads.ctypes.data, head.nbytes, head.nbytes, count)
+
+    def read(self, start: int, stop: int, columns: int) -> NDArray[np.int64]:
+        seen = np.empty((stop - start, columns), np.int64)
+        source = self.address + start * self._stride
+        self._copy(
+            seen.ctypes.data, seen.strides[0], source, self._stride, columns * seen.itemsize, len(seen)
+        )
+        return seen
+
+    @staticmethod
+    def _copy(to: int, to_stride: int, source: int, stride: int, count: int, rows: int) -> None:
+        if count and rows:
+            sizes = (ctypes.c_int64(size) for size in (stride, count, rows))
+            target = (ctypes.c_void_p(to), ctypes.c_int64(to_stride))
+            call("onnxfq_cuda_copy_rows", *target, ctypes.c_void_p(source), *sizes)
 
 
 def _copy(to: int, source: int, count: int) -> None:

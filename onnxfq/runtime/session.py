@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 
@@ -59,6 +61,29 @@ _NUMPY_TYPES = frozenset(
         "UINT8",
     )
 )
+
+
+@dataclass(frozen=True)
+class PlacedFeed:
+    """A feed in the memory of a device, which several sessions read without a copy for each."""
+
+    arrays: Feed
+    values: Mapping[str, onnxruntime.OrtValue]
+
+    @staticmethod
+    def of(feed: Feed, device: Device) -> Feed | PlacedFeed:
+        """Copy `feed` to `device`; one with strings, which have no place there, comes back as it is.
+
+        Raises DeviceMemoryError without room, else DataError.
+        """
+        arrays = {name: np.asarray(array) for name, array in feed.items()}
+        if any(array.dtype.kind in "OSU" for array in arrays.values()):
+            return feed
+        try:
+            made = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a, device, 0) for n, a in arrays.items()}
+        except Exception as error:  # onnxruntime raises classes of its own, one per status code
+            raise _fault(device, feed, error) from None
+        return PlacedFeed(feed, made)
 
 
 class Session:
@@ -170,15 +195,20 @@ class Session:
                 tensor.CopyFrom(loaded(tensor))
         return bytes(model.SerializeToString())
 
-    def run(self, feed: Feed, outputs: Sequence[str] | None = None) -> list[NDArray[Any]]:
+    def run(self, feed: Feed | PlacedFeed, outputs: Sequence[str] | None = None) -> list[NDArray[Any]]:
         """Run once and return `outputs`, all of them when None.
 
         Raises DataError when the run fails, DeviceMemoryError when it does for want of the GPU's memory.
         """
         try:
+            if isinstance(feed, PlacedFeed):
+                names = self.output_names if outputs is None else outputs
+                found = self._session.run_with_ort_values(names, feed.values)
+                return [value.numpy() if value.is_tensor() else value for value in found]
             return list(self._session.run(outputs, feed))
         except Exception as error:  # onnxruntime raises classes of its own, one per status code
-            raise self._fault(feed, error) from None
+            arrays = feed.arrays if isinstance(feed, PlacedFeed) else feed
+            raise _fault(self.device, arrays, error) from None
 
     def bindings(self) -> onnxruntime.IOBinding:
         """Return a new set of bindings, for `run_bound`."""
@@ -192,15 +222,16 @@ class Session:
             self._session.run_with_iobinding(bindings)
             bindings.synchronize_outputs()
         except Exception as error:  # onnxruntime raises classes of its own, one per status code
-            raise self._fault(feed, error) from None
+            raise _fault(self.device, feed, error) from None
 
-    def _fault(self, feed: Feed, error: Exception) -> OnnxfqError:
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
-        reason = one_line(error)[:300]
-        if self.device == "cuda" and no_memory(reason):
-            remedy = "give a smaller batch, or run on the CPU"
-            return DeviceMemoryError(f"the GPU has no room to run on {shapes}: {reason}; {remedy}")
-        return DataError(f"the model cannot run on {shapes}: {reason}")
+
+def _fault(device: Device, feed: Feed, error: Exception) -> OnnxfqError:
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+    reason = one_line(error)[:300]
+    if device == "cuda" and no_memory(reason):
+        remedy = "give a smaller batch, or run on the CPU"
+        return DeviceMemoryError(f"the GPU has no room to run on {shapes}: {reason}; {remedy}")
+    return DataError(f"the model cannot run on {shapes}: {reason}")
 
 
 def _share(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnxfq.errors import StatisticsError
 from onnxfq.granularity import Blocked, BlockShape, Granularity, PerAxis
 from onnxfq.statistics.bins import BIN_COUNT, merge_counts
-from onnxfq.statistics.tensor import TensorStatistics
+from onnxfq.statistics.tensor import STATE_HEADER, TensorStatistics, state_ranges
 
 MOST_GROUPS = (1 << 31) // BIN_COUNT
 """Keys are 32-bit integers; `statistics.h` has the same."""
@@ -39,6 +39,29 @@ class GroupStatistics:
     keys: NDArray[np.int32]
     counts: NDArray[np.int64]
     feed_ranges: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0, 2), np.float32))
+
+    @staticmethod
+    def from_states(
+        granularity: Granularity, shape: tuple[int, ...], parts: Iterable[NDArray[np.int64]]
+    ) -> GroupStatistics:
+        """Read the states of the groups, see `docs/custom-ops.md`; parts: some rows after the other."""
+        ranges, totals = [np.zeros((0, 2), np.float32)], [np.zeros((0, 4), np.int64)]
+        keys, counts = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
+        done = 0
+        for states in parts:
+            ranges.append(state_ranges(states))
+            totals.append(states[:, 2:6].copy())
+            group, bins = np.nonzero(states[:, STATE_HEADER:])
+            keys.append(((done + group) * BIN_COUNT + bins).astype(np.int32))
+            counts.append(states[group, STATE_HEADER + bins])
+            done += len(states)
+        arrays = (
+            np.concatenate(ranges),
+            np.concatenate(totals),
+            np.concatenate(keys),
+            np.concatenate(counts),
+        )
+        return GroupStatistics(granularity, shape, *arrays)
 
     @property
     def count(self) -> int:

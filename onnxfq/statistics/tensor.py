@@ -21,6 +21,18 @@ def empty_state(histogram: bool = True) -> NDArray[np.int64]:
     return state
 
 
+def state_ranges(states: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the ranges that states [..., at least STATE_HEADER] tell of, float32 [..., 2].
+
+    (+inf, -inf) where there was no finite value.
+    """
+    keys = states[..., :2].astype(np.int32)
+    # Keys of negative floats have their magnitude bits flipped, so that they sort as integers.
+    limits = (keys ^ ((keys >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
+    some = states[..., 2] > states[..., STATE_NANS] + states[..., STATE_INFINITIES]
+    return np.where(some[..., None], limits, np.asarray([np.inf, -np.inf], np.float32))
+
+
 @dataclass(frozen=True)
 class TensorStatistics:
     """Statistics of one tensor; `TensorStatistics()` is the identity of `merge`.
@@ -63,19 +75,12 @@ class TensorStatistics:
     @staticmethod
     def from_state(state: NDArray[np.int64]) -> TensorStatistics:
         """Read what operator MergeStatistics has gathered, see `docs/custom-ops.md`."""
-        elements, nans, infinities, zeros = (int(count) for count in state[2:6])
-        keys = state[:2].astype(np.int32)
-        # Keys of negative floats have their magnitude bits flipped, so that they sort as integers.
-        limits = (keys ^ ((keys >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
-        some = elements > nans + infinities
+        rmin, rmax = (float(end) for end in state_ranges(state))
         bins = np.flatnonzero(state[STATE_HEADER:]).astype(np.int32)
         return TensorStatistics(
-            rmin=float(limits[0]) if some else float("inf"),
-            rmax=float(limits[1]) if some else float("-inf"),
-            elements=elements,
-            nans=nans,
-            infinities=infinities,
-            zeros=zeros,
+            rmin,
+            rmax,
+            *(int(count) for count in state[2:6]),
             bins=bins,
             counts=state[STATE_HEADER + bins],
         )

@@ -71,6 +71,79 @@ def test_stages_give_what_quantize_gives(run: Run, recipe: str) -> None:
     assert Path("staged.onnx").read_bytes() == Path("kept/model.fakequant.onnx").read_bytes()
 
 
+CACHE = "TRT-8501-EntropyCalibration2\nx: 3d000000\nc: 3c010204\n"
+
+
+def test_stages_with_a_file_of_another_tool(run: Run, workplace: Path) -> None:
+    """The stages with --encodings write what `quantize` does, and tell what they took."""
+    Path("calib.cache").write_text(CACHE, encoding="utf-8")
+    told = ["given      TensorRT calibration cache (TRT-8501-EntropyCalibration2): 1 of 2 tensors used"]
+    told += ["weights    1 with scales from their own values: w", "not needed 1 tensors: c"]
+    assert all(line in run("plan model.onnx --encodings calib.cache -o p.json") for line in told)
+    text = run("calibrate model.onnx --plan p.json --encodings calib.cache -o e.json")
+    assert text.splitlines() == [*told, "calibrated 2 tensors", "wrote      e.json"]
+    run("observe model.onnx --plan p.json --data data.npz -o s.npz")
+    files = "--encodings calib.cache --statistics s.npz --table"
+    assert "\nx " not in run(f"calibrate model.onnx --plan p.json {files} -o again.json")
+    assert Path("again.json").read_bytes() == Path("e.json").read_bytes()
+    run("insert model.onnx --plan p.json --encodings e.json -o staged.onnx")
+    assert told[0] in run("quantize model.onnx --encodings calib.cache -o whole.onnx")
+    assert Path("staged.onnx").read_bytes() == Path("whole.onnx").read_bytes()
+    assert Encodings.load("e.json")["x"].scale == (0.03125,)
+
+
+def test_encodings_are_exported(run: Run, workplace: Path) -> None:
+    """`export-encodings` writes what `quantize --encodings` reads, and names what is lost."""
+    Path("calib.cache").write_text(CACHE, encoding="utf-8")
+    run("plan model.onnx --encodings calib.cache -o p.json")
+    run("calibrate model.onnx --plan p.json --encodings calib.cache -o e.json")
+    text = run("export-encodings e.json --plan p.json --to tensorrt-cache -o out.cache")
+    assert text.splitlines() == [
+        "exported   1 of 2 tensors as tensorrt-cache",
+        "not held   w: TensorRT makes the scales of weights itself",
+        "wrote      out.cache",
+    ]
+    assert Path("out.cache").read_text(encoding="utf-8").splitlines()[1:] == ["x: 3d000000"]
+    for version in ("0.6.1", "1.0.0", "2.0.0"):
+        run(f"export-encodings e.json --plan p.json --to aimet-{version} -o a.encodings")
+        run("quantize model.onnx --encodings a.encodings -o again.onnx")
+        run("quantize model.onnx --encodings calib.cache -o whole.onnx")
+        again, whole = onnx.load("again.onnx"), onnx.load("whole.onnx")
+        assert again.graph == whole.graph
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        (
+            "quantize model.onnx --encodings none.cache -o o.onnx",
+            1,
+            "no such file: none.cache; check the path",
+        ),
+        ("quantize model.onnx --encodings data.npz -o o.onnx", 1, "data.npz is not text"),
+        ("quantize model.onnx --encodings calib.cache -o calib.cache", 1, "is another file of this command"),
+        ("quantize model.onnx --encodings calib.cache --missing no -o o.onnx", 2, "'no' is not one of"),
+        ("insert model.onnx --plan p.json --encodings calib.cache -o o.onnx", 1, "make encodings of it with"),
+        ("calibrate model.onnx --plan p.json -o e.json", 2, "calibrate needs --statistics, or --encodings"),
+        (
+            "export-encodings e.json --plan p.json --to aimet -o o",
+            1,
+            "are not written as 'aimet'; nearest: aimet",
+        ),
+    ],
+)
+def test_mistakes_with_files_of_other_tools(
+    line: str, code: int, message: str, workplace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong file, name or choice is one line, and nothing is written."""
+    Path("calib.cache").write_text(CACHE, encoding="utf-8")
+    assert main("plan model.onnx -q -o p.json".split()) == 0
+    Encodings(model_sha256="", encodings=()).save("e.json")
+    assert main(line.split()) == code
+    assert message in capfd.readouterr().err
+    assert not Path("o.onnx").exists() and not Path("o").exists()
+
+
 def test_quantize_prints_and_reports(run: Run, workplace: Path) -> None:
     """`quantize` tells coverage, scores and times, and writes model and report and nothing else."""
     before = set(workplace.iterdir())

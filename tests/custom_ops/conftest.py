@@ -193,10 +193,12 @@ def ort_observe(x: np.ndarray, *, threads: int = 1, **attributes: int) -> list[n
 
 
 @cache
-def merging_session(kind: int, device: str) -> onnxruntime.InferenceSession:
+def merging_session(
+    kind: int, device: str, blocks: tuple[tuple[str, Any], ...]
+) -> onnxruntime.InferenceSession:
     """One node that adds the statistics of x, of ONNX's type `kind`, to state."""
     graph = helper.make_graph(
-        [helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain="onnxfq")],
+        [helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain="onnxfq", **dict(blocks))],
         "test",
         [helper.make_tensor_value_info("x", kind, None), helper.make_tensor_value_info("state", INT64, None)],
         [helper.make_tensor_value_info("merged", INT64, None)],
@@ -208,9 +210,10 @@ def merging_session(kind: int, device: str) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers(device))
 
 
-def ort_merge_statistics(x: np.ndarray, state: np.ndarray) -> np.ndarray:
+def ort_merge_statistics(x: np.ndarray, state: np.ndarray, **blocks: Any) -> np.ndarray:
     """Run operator MergeStatistics once in onnxruntime: the state after x."""
-    session = merging_session(ONNX_TYPES[x.dtype], DEVICE["sessions"])
+    hashable = tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in blocks.items())
+    session = merging_session(ONNX_TYPES[x.dtype], DEVICE["sessions"], hashable)
     return session.run(None, {"x": x, "state": state})[0]
 
 

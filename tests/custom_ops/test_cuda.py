@@ -16,6 +16,7 @@ import pytest
 from builders import BUILDERS, feed_for, planned
 from onnx import TensorProto, helper, numpy_helper
 from test_bodies import MODELS
+from test_merging import by_axis, known_channels
 
 from onnxfq.calibration import calibrate
 from onnxfq.errors import RuntimeLibraryError
@@ -87,13 +88,15 @@ def test_observe_gives_the_statistics_of_the_cpu(histogram: bool) -> None:
         assert [a.tobytes() for a in on_gpu] == [a.tobytes() for a in on_cpu]
 
 
-@pytest.mark.parametrize("columns", [0, 1, 3, 9])
-def test_heads_of_rows_are_fetched(columns: int) -> None:
-    """The first numbers of each row of an array on the device, while it stays there."""
-    array = np.arange(45, dtype=np.int64).reshape(5, 9)
+def test_rows_stay_on_the_gpu() -> None:
+    """Rows begin as they shall, and the first numbers of some of them are fetched while they stay there."""
+    head = np.arange(1, 9)
     with placed("cuda") as place:
-        place.updated(array)
-        np.testing.assert_array_equal(place.peek(array, columns), array[:, :columns])
+        rows = place.rows(5, 20, head)
+        assert place.rows(0, 20, head).read(0, 0, 8).shape == (0, 8)
+        expected = np.tile(np.concatenate([head, np.zeros(12, np.int64)]), (5, 1))
+        for columns in (0, 1, 8, 20):
+            np.testing.assert_array_equal(rows.read(1, 4, columns), expected[1:4, :columns])
 
 
 def test_self_test_passes() -> None:
@@ -178,12 +181,15 @@ def whole_numbers(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @needs_provider
+@pytest.mark.parametrize("groups", [False, True], ids=["", "by channels"])
 @pytest.mark.parametrize("name", ["shared_weight", "gemm", "if", "else", "nested"])
-def test_statistics_of_models_are_those_of_the_cpu(name: str, tmp_path: Path) -> None:
+def test_statistics_of_models_are_those_of_the_cpu(name: str, groups: bool, tmp_path: Path) -> None:
     """Merged on the GPU over feeds, in bodies too, they make the file that observing on the CPU makes."""
     make, more = ({name: (make, {}) for name, make in BUILDERS.items()} | MODELS)[name]
     proto = whole_numbers(make())
     model, plan = load(proto), planned(proto)
+    if groups:
+        plan = by_axis(plan, known_channels(model, plan))
     feeds = []
     for seed in range(3):
         feed = feed_for(proto, seed) | more

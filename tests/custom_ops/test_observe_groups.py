@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxfq.statistics import BIN_COUNT, TensorStatistics
+from onnxfq.granularity import PerTensor
+from onnxfq.statistics import BIN_COUNT, GroupStatistics, TensorStatistics, empty_state
 
 Found = list[np.ndarray]
 
@@ -90,6 +91,29 @@ def test_groups_match_numpy(ops, case: str, threads: int) -> None:
     shape, blocks = CASES[case]
     x = values(shape)
     assert_same(ops.observe(x, threads=threads, **blocks), expected_groups(x, blocks))
+
+
+@pytest.mark.parametrize("histogram", [True, False], ids=["", "no histogram"])
+@pytest.mark.parametrize("case", CASES)
+def test_states_of_groups_grow(ops, case: str, histogram: bool) -> None:
+    """MergeStatistics adds to each group's state what NumPy says of it, at every call."""
+    shape, blocks = CASES[case]
+    x = values(shape)
+    limits, counts, bins, bin_counts = expected_groups(x, blocks)
+    states = np.tile(empty_state(histogram), (len(limits), 1))
+    for _ in range(2):
+        states = ops.merge_statistics(x, states, **blocks)
+    found = GroupStatistics.from_states(PerTensor(), (len(limits),), [states[:2], states[2:]])
+    kept = slice(None) if histogram else slice(0, 0)
+    expected = [limits, 2 * counts, bins[kept], 2 * bin_counts[kept]]
+    assert_same([found.ranges, found.totals, found.keys, found.counts], expected)
+
+
+@pytest.mark.parametrize("shape", [(8,), (4, 8), (5, 9), (5, 1, 8)])
+def test_states_of_other_groups_are_refused(ops, shape: tuple[int, ...]) -> None:
+    """One state for each group: the number is named."""
+    with pytest.raises(Exception, match=r"MergeStatistics: state must have shape \[5, 8\] or"):
+        ops.merge_statistics(np.ones((2, 5), np.float32), np.zeros(shape, np.int64), axis=1)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])

@@ -11,7 +11,7 @@ from builders import build, conv_relu, stage
 
 from onnxfq.errors import DataError, ModelError
 from onnxfq.insertion import insert_fake_quantize, insert_qdq
-from onnxfq.runtime.session import Session
+from onnxfq.runtime.session import PlacedFeed, Session
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["optimised", "exact"])
@@ -58,3 +58,23 @@ def test_feeds_that_do_not_run() -> None:
     with pytest.raises(DataError, match=r"the model cannot run on x \[1, 3, 5, 5\]") as caught:
         Session(conv_relu()).run({"x": np.zeros((1, 3, 5, 5), np.float32)})
     assert "\n" not in str(caught.value)
+
+
+def test_a_feed_on_a_device_runs_in_several_sessions() -> None:
+    """What was copied once gives the bits of the arrays, beside sequences too; faults are told alike."""
+    proto = build(
+        """g (float[N,4] x, int64 n) => (float[N,4] y, seq(float[N,4]) s) {
+            y = Relu (x) z = Neg (x) s = SequenceConstruct (y, z) }"""
+    )
+    feed = {"x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), "n": np.array(3)}
+    placed = PlacedFeed.of(feed, "cpu")
+    for session in (Session(proto, 1), Session(proto, 1, exact=True)):
+        (y, parts), (expected, _) = session.run(placed), session.run(feed)
+        np.testing.assert_array_equal(y, expected)
+        assert not isinstance(parts, np.ndarray)
+    with pytest.raises(DataError, match=r"the model cannot run on x \[1, 3, 5, 5\]"):
+        Session(conv_relu()).run(PlacedFeed.of({"x": np.zeros((1, 3, 5, 5), np.float32)}, "cpu"))
+    strings = {"x": np.array(["a"])}
+    assert PlacedFeed.of(strings, "cpu") is strings
+    with pytest.raises(DataError, match=r"the model cannot run on x \[2\]"):
+        PlacedFeed.of({"x": np.zeros(2, np.complex64)}, "cpu")

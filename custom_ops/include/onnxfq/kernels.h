@@ -69,6 +69,11 @@ struct MergeStatisticsCall {
   int64_t count;
   int64_t* state;
   bool histogram;  // false: state has no bins
+  // Not nullptr: each element counts in the group whose scale it would use, of which there are at most kMostGroups.
+  // Each has a state of its own, one behind the other.
+  const ParamLayout* groups = nullptr;
+
+  int64_t state_size() const { return histogram ? kStateSize : kStateHeader; }
 };
 
 namespace cpu {

@@ -82,6 +82,15 @@ class SharedCounters {
 #endif
   }
 
+  // Adds 1, by the instruction that counts the threads of a warp which have the same address.
+  FQ_HD FQ_INLINE void add_one(uint32_t at) const {
+#if FQ_DEVICE_CODE
+    asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address_ + at * 4) : "memory");
+#else
+    ++counters_[at];
+#endif
+  }
+
  private:
 #if FQ_DEVICE_CODE
   uint32_t address_;

@@ -54,8 +54,8 @@ struct BlockRange {
   }
 };
 
-template <ElementType T, bool Symmetric>
-FQ_HD FQ_INLINE void find_ranges(const void* elements, const Packets& range, const DeviceLayout& layout,
+template <ElementType T, bool Symmetric, typename Index>
+FQ_HD FQ_INLINE void find_ranges(const void* elements, const Packets& range, const DeviceLayout<Index>& layout,
                                  const RangeArrays& arrays, const Place& place) {
   const typename Element<T>::Stored* const x = static_cast<const typename Element<T>::Stored*>(elements);
   BlockRange<Symmetric> seen(arrays);
@@ -63,7 +63,7 @@ FQ_HD FQ_INLINE void find_ranges(const void* elements, const Packets& range, con
       elements, range, place,
       [&](const Packet<T>& packet, int64_t first) {
         constexpr int kSize = Packet<T>::kSize;
-        Reach reach = layout.at(first);
+        Reach<Index> reach = layout.at(first);
         if (reach.in_block >= kSize) {
           seen.enter(reach.param);
           FQ_UNROLL

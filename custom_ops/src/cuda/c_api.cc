@@ -65,19 +65,30 @@ FQ_EXPORT int onnxfq_cuda_copy(void* to, const void* from, int64_t bytes, char* 
   return guarded(error, error_size, [&]() -> std::string {
     check(cudaDeviceSynchronize(), "finish");
     check(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault), "copy");
+    // A copy from the host may still be on its way, and ONNX Runtime's streams do not wait for it.
+    check(cudaDeviceSynchronize(), "copy");
     return "";
   });
 }
 
-// The first `bytes` of each of `rows`, which begin `stride` bytes apart, one behind the other; else as above.
-FQ_EXPORT int onnxfq_cuda_copy_rows(void* to, const void* from, int64_t bytes, int64_t stride, int64_t rows, char* error,
-                                    size_t error_size) {
+// `bytes` of each of `rows`, which begin `stride` bytes apart; else as above.
+FQ_EXPORT int onnxfq_cuda_copy_rows(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t bytes,
+                                    int64_t rows, char* error, size_t error_size) {
   return guarded(error, error_size, [&]() -> std::string {
     check(cudaDeviceSynchronize(), "finish");
-    const size_t width = static_cast<size_t>(bytes);
-    check(cudaMemcpy2D(to, width, from, static_cast<size_t>(stride), width, static_cast<size_t>(rows),
-                       cudaMemcpyDefault),
+    check(cudaMemcpy2D(to, static_cast<size_t>(to_stride), from, static_cast<size_t>(from_stride),
+                       static_cast<size_t>(bytes), static_cast<size_t>(rows), cudaMemcpyDefault),
           "copy");
+    check(cudaDeviceSynchronize(), "copy");
+    return "";
+  });
+}
+
+// Sets bytes of the device to 0; done when it returns.
+FQ_EXPORT int onnxfq_cuda_clear(void* memory, int64_t bytes, char* error, size_t error_size) {
+  return guarded(error, error_size, [&]() -> std::string {
+    check(cudaMemset(memory, 0, static_cast<size_t>(bytes)), "clear");
+    check(cudaDeviceSynchronize(), "clear");
     return "";
   });
 }

@@ -13,49 +13,68 @@ namespace cuda {
 // Dimensions after joining: more than tensors of networks have.
 constexpr int kMostDims = 8;
 
+// Elements of which every index, and one step beyond them, fits into 32 bits.
+constexpr int64_t kMostOfShortIndex = int64_t{1} << 30;
+
+inline void check_rank(const ParamLayout& layout) {
+  const size_t rank = layout.dims().size();
+  if (rank > static_cast<size_t>(kMostDims)) {
+    throw std::runtime_error("scale has " + std::to_string(rank) + " block dimensions, on CUDA at most " +
+                             std::to_string(kMostDims) + "; run this node on the CPU");
+  }
+}
+
 // The scale of an element, and how far it reaches.
+template <typename Index>
 struct Reach {
-  int64_t param;
-  int64_t in_block;  // elements from this one on that share it
-  int64_t in_row;    // elements from this one on to the end of the innermost dimension
+  Index param;
+  Index in_block;  // elements from this one on that share it
+  Index in_row;    // elements from this one on to the end of the innermost dimension
 };
 
+// Index: int64_t, or int32_t for at most kMostOfShortIndex elements, which takes a third of the instructions.
+template <typename Index>
 class DeviceLayout {
  public:
   // layout: of one element at least. Throws where it has too many dimensions.
   explicit DeviceLayout(const ParamLayout& layout) : rank_(static_cast<int>(layout.dims().size())) {
-    if (rank_ > kMostDims) {
-      throw std::runtime_error("scale has " + std::to_string(rank_) + " block dimensions, on CUDA at most " +
-                               std::to_string(kMostDims) + "; run this node on the CPU");
-    }
+    check_rank(layout);
     for (int d = 0; d < rank_; ++d) {
       const LayoutDim& dim = layout.dims()[static_cast<size_t>(d)];
-      dims_[d] = {Divider(dim.size), Divider(dim.block < dim.size ? dim.block : dim.size), dim.stride};
+      dims_[d] = {Divider<Index>(dim.size), Divider<Index>(dim.block < dim.size ? dim.block : dim.size),
+                  static_cast<Index>(dim.stride)};
     }
   }
 
-  FQ_HD FQ_INLINE Reach at(int64_t element) const {
+  FQ_HD FQ_INLINE Reach<Index> at(int64_t element_index) const {
+    const Index element = static_cast<Index>(element_index);
     const Dim& row = dims_[rank_ - 1];
-    const int64_t outside = rank_ > 1 ? row.size(element) : 0;
-    const int64_t column = element - outside * row.size.divisor();
-    const int64_t block = row.block(column);
-    int64_t param = block * row.stride;
-    int64_t rest = outside;
+    const Index outside = rank_ > 1 ? row.size(element) : 0;
+    const Index column = element - outside * row.size.divisor();
+    const Index block = row.block(column);
+    Index param = block * row.stride;
+    Index rest = outside;
     FQ_NO_UNROLL
     for (int d = rank_ - 2; d >= 0; --d) {
-      const int64_t outer = d > 0 ? dims_[d].size(rest) : 0;
+      const Index outer = d > 0 ? dims_[d].size(rest) : 0;
       if (dims_[d].stride != 0) {
         param += dims_[d].block(rest - outer * dims_[d].size.divisor()) * dims_[d].stride;
       }
       rest = outer;
     }
-    const int64_t in_block = (block + 1) * row.block.divisor() - column;
-    const int64_t in_row = row.size.divisor() - column;
+    const Index in_block = (block + 1) * row.block.divisor() - column;
+    const Index in_row = row.size.divisor() - column;
     return {param, in_block < in_row ? in_block : in_row, in_row};
   }
 
+  // Whether each of the next `count` elements has the next scale, as along the last axis of a tensor.
+  FQ_HD FQ_INLINE bool consecutive(const Reach<Index>& reach, int count) const {
+    const Dim& row = dims_[rank_ - 1];
+    return row.block.divisor() == 1 && row.stride == 1 && reach.in_row >= count;
+  }
+
   // From `reach` of an element to that of the next one, which stands at `next`.
-  FQ_HD FQ_INLINE void advance(Reach& reach, int64_t next) const {
+  FQ_HD FQ_INLINE void advance(Reach<Index>& reach, int64_t next) const {
     --reach.in_block;
     --reach.in_row;
     if (reach.in_block > 0) return;
@@ -70,9 +89,9 @@ class DeviceLayout {
 
  private:
   struct Dim {
-    Divider size;
-    Divider block;
-    int64_t stride;
+    Divider<Index> size;
+    Divider<Index> block;
+    Index stride;
   };
 
   int rank_;

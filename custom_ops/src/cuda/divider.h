@@ -1,28 +1,35 @@
 // Division by a number that stays the same over a launch: a multiplication and a shift.
 //
-// For 2^(l-1) < d <= 2^l and n < 2^63: n / d = floor(n * m / 2^(63 + l)) with m = floor(2^(63 + l) / d) + 1, since
-// m * d exceeds 2^(63 + l) by 2^l at most (Granlund and Montgomery 1994).
+// For 2^(l-1) < d <= 2^l and n < 2^b: n / d = floor(n * m / 2^(b + l)) with m = floor(2^(b + l) / d) + 1, since
+// m * d exceeds 2^(b + l) by 2^l at most (Granlund and Montgomery 1994). b is 63, or 31 for numbers of 32 bits, whose
+// product is a single instruction.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "onnxfq/host_device.h"
 
 namespace onnxfq {
 namespace cuda {
 
+// Index: int64_t or int32_t.
+template <typename Index>
 class Divider {
+  using Unsigned = std::make_unsigned_t<Index>;
+  static constexpr int kBits = 8 * static_cast<int>(sizeof(Index)) - 1;
+
  public:
   Divider() = default;
 
-  // divisor: 1 ... 2^62.
-  explicit Divider(int64_t divisor) : divisor_(static_cast<uint64_t>(divisor)) {
+  // divisor: 1 ... 2^(b - 1).
+  explicit Divider(int64_t divisor) : divisor_(static_cast<Unsigned>(divisor)) {
     if (divisor_ == 1) return;
     int bits = 1;
-    while ((uint64_t{1} << bits) < divisor_) ++bits;
-    uint64_t quotient = 0;
-    uint64_t rest = 1;
-    for (int i = 0; i < 63 + bits; ++i) {  // 2^(63 + bits) / divisor, digit by digit
+    while ((Unsigned{1} << bits) < divisor_) ++bits;
+    Unsigned quotient = 0;
+    Unsigned rest = 1;
+    for (int i = 0; i < kBits + bits; ++i) {  // 2^(b + bits) / divisor, digit by digit
       rest *= 2;
       quotient *= 2;
       if (rest >= divisor_) {
@@ -34,17 +41,22 @@ class Divider {
     shift_ = bits - 1;
   }
 
-  FQ_HD FQ_INLINE int64_t divisor() const { return static_cast<int64_t>(divisor_); }
+  FQ_HD FQ_INLINE Index divisor() const { return static_cast<Index>(divisor_); }
 
   // n / divisor, for n >= 0.
-  FQ_HD FQ_INLINE int64_t operator()(int64_t n) const {
+  FQ_HD FQ_INLINE Index operator()(Index n) const {
     if (divisor_ == 1) return n;
-    return static_cast<int64_t>(FQ_HIGH_PRODUCT(static_cast<uint64_t>(n), multiplier_) >> shift_);
+    return static_cast<Index>(high_product(static_cast<Unsigned>(n), multiplier_) >> shift_);
   }
 
  private:
-  uint64_t divisor_ = 1;
-  uint64_t multiplier_ = 0;
+  static FQ_HD FQ_INLINE uint64_t high_product(uint64_t a, uint64_t b) { return FQ_HIGH_PRODUCT(a, b); }
+  static FQ_HD FQ_INLINE uint32_t high_product(uint32_t a, uint32_t b) {
+    return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32);
+  }
+
+  Unsigned divisor_ = 1;
+  Unsigned multiplier_ = 0;
   int shift_ = 0;
 };
 

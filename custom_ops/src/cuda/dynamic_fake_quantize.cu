@@ -8,29 +8,38 @@ namespace onnxfq {
 namespace cuda {
 namespace {
 
-template <ElementType T, bool Symmetric>
+template <ElementType T, bool Symmetric, typename Index>
 __global__ void __launch_bounds__(kThreads)
-    find_ranges_kernel(const void* x, Packets range, const __grid_constant__ DeviceLayout layout, RangeArrays arrays) {
+    find_ranges_kernel(const void* x, Packets range, const __grid_constant__ DeviceLayout<Index> layout,
+                       RangeArrays arrays) {
   find_ranges<T, Symmetric>(x, range, layout, arrays, place());
 }
 
 // Ranges of the blocks of `layout`, which has at least one element.
-template <bool Symmetric>
-void launch_ranges(const DynamicFakeQuantizeCall& call, const ParamLayout& layout, const RangeArrays& arrays,
-                   void* stream) {
+template <bool Symmetric, typename Index>
+void launch_ranges_indexed(const DynamicFakeQuantizeCall& call, const ParamLayout& layout, const RangeArrays& arrays,
+                           void* stream) {
   const Packets range(call.x, call.x, layout.element_count(), call.type);
-  const DeviceLayout on_device(layout);
-  // Threads that stay meet less often than threads that come and go.
-  const unsigned blocks = std::min(blocks_for(range), resident_blocks());
+  const DeviceLayout<Index> on_device(layout);
   const auto launch = [&](auto kernel) {
+    // Threads that stay meet less often than threads that come and go.
+    const unsigned blocks = std::min(blocks_for(range), resident_blocks(kernel, kThreads));
     kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(call.x, range, on_device, arrays);
   };
   switch (call.type) {
-    case ElementType::kFloat32: launch(find_ranges_kernel<ElementType::kFloat32, Symmetric>); break;
-    case ElementType::kFloat16: launch(find_ranges_kernel<ElementType::kFloat16, Symmetric>); break;
-    case ElementType::kBfloat16: launch(find_ranges_kernel<ElementType::kBfloat16, Symmetric>); break;
+    case ElementType::kFloat32: launch(find_ranges_kernel<ElementType::kFloat32, Symmetric, Index>); break;
+    case ElementType::kFloat16: launch(find_ranges_kernel<ElementType::kFloat16, Symmetric, Index>); break;
+    case ElementType::kBfloat16: launch(find_ranges_kernel<ElementType::kBfloat16, Symmetric, Index>); break;
   }
   check(cudaGetLastError(), "launch DynamicFakeQuantize");
+}
+
+template <bool Symmetric>
+void launch_ranges(const DynamicFakeQuantizeCall& call, const ParamLayout& layout, const RangeArrays& arrays,
+                   void* stream) {
+  layout.element_count() > kMostOfShortIndex
+      ? launch_ranges_indexed<Symmetric, int64_t>(call, layout, arrays, stream)
+      : launch_ranges_indexed<Symmetric, int32_t>(call, layout, arrays, stream);
 }
 
 // global_magnitude: of all of x, read when no global scale is given and the rule needs one.

@@ -19,27 +19,34 @@ __global__ void __launch_bounds__(kThreads)
   map_elements<T>(mapped, place(), PerTensor<std::decay_t<decltype(quantizer)>>{quantizer});
 }
 
-template <ElementType T, typename Quantizers>
+template <ElementType T, typename Quantizers, typename Index>
 __global__ void __launch_bounds__(kThreads)
     fake_quantize_by_layout(Mapped mapped, Quantizers quantizers, Params params,
-                            const __grid_constant__ DeviceLayout layout) {
-  map_elements<T>(mapped, place(), ByLayout<Quantizers>{quantizers, params, layout});
+                            const __grid_constant__ DeviceLayout<Index> layout) {
+  map_elements<T>(mapped, place(), ByLayout<Quantizers, Index>{quantizers, params, layout});
 }
 
 template <ElementType T>
 void fake_quantize_typed(const FakeQuantizeCall& call, const Params* params, void* stream) {
   const Mapped mapped{call.x, call.y, Packets(call.x, call.y, call.layout->element_count(), T)};
   const unsigned blocks = blocks_for(mapped.range);
-  with_device_quantizers(call.grid, call.fractional_zero_point, [&](const auto& quantizers) {
+  const auto by_layout = [&](const auto& quantizers, auto index) {
     using Quantizers = std::decay_t<decltype(quantizers)>;
-    if (params) {
-      fake_quantize_by_layout<T, Quantizers>
-          <<<blocks, kThreads, 0, as_stream(stream)>>>(mapped, quantizers, *params, DeviceLayout(*call.layout));
-    } else {
-      fake_quantize_per_tensor<T, Quantizers><<<blocks, kThreads, 0, as_stream(stream)>>>(
+    using Index = decltype(index);
+    fake_quantize_by_layout<T, Quantizers, Index>
+        <<<blocks, kThreads, 0, as_stream(stream)>>>(mapped, quantizers, *params, DeviceLayout<Index>(*call.layout));
+  };
+  if (params && mapped.range.count > kMostOfShortIndex) {
+    // Tensors this large are rare: one kernel for each kind of grid, whatever the rounding, which gives the same bits.
+    with_arithmetic<Divide>(call.grid, call.fractional_zero_point, RoundToAny{call.grid.rounding},
+                            [&](const auto& quantizers) { by_layout(quantizers, int64_t{}); });
+  } else {
+    with_device_quantizers(call.grid, call.fractional_zero_point, [&](const auto& quantizers) {
+      if (params) return by_layout(quantizers, int32_t{});
+      fake_quantize_per_tensor<T><<<blocks, kThreads, 0, as_stream(stream)>>>(
           mapped, quantizers, call.scale[0], call.zero_point ? call.zero_point[0] : 0.0f);
-    }
-  });
+    });
+  }
   check(cudaGetLastError(), "launch FakeQuantize");
 }
 

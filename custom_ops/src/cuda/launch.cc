@@ -1,6 +1,10 @@
 // What CUDA answers, as one line that says what to do.
 #include "launch.h"
 
+#include <map>
+#include <mutex>
+#include <utility>
+
 namespace onnxfq {
 namespace cuda {
 namespace {
@@ -43,15 +47,22 @@ void check(cudaError_t result, const char* what) {
                            remedy(result));
 }
 
-unsigned resident_blocks() {
+unsigned resident_blocks_of(const void* kernel, int threads) {
   int device = 0;
-  int processors = 0;
-  int threads = 0;
   check(cudaGetDevice(&device), "ask for the device");
-  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "ask for the device's size");
-  check(cudaDeviceGetAttribute(&threads, cudaDevAttrMaxThreadsPerMultiProcessor, device),
-        "ask for the device's size");
-  return static_cast<unsigned>(processors * (threads / kThreads));
+  // What is asked is the same at every launch, and asking takes as long as a small launch.
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, unsigned> known;
+  std::lock_guard<std::mutex> lock(mutex);
+  unsigned& blocks = known[{kernel, device}];
+  if (blocks == 0) {
+    int processors = 0;
+    int of_each = 0;
+    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "ask for the device's size");
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_each, kernel, threads, 0), "ask for a kernel's size");
+    blocks = static_cast<unsigned>(processors * std::max(of_each, 1));
+  }
+  return blocks;
 }
 
 }  // namespace cuda

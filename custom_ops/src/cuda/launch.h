@@ -31,8 +31,14 @@ inline unsigned blocks_for(const Packets& range) {
   return blocks_for(std::max((range.packets + kInFlight - 1) / kInFlight, range.singles()));
 }
 
-// Blocks of kThreads that run at the same time on the current device.
-unsigned resident_blocks();
+// Blocks of `threads` of a kernel that run at the same time on the current device, as its registers and its shared
+// memory allow. kernel: a __global__ function.
+unsigned resident_blocks_of(const void* kernel, int threads);
+
+template <typename Kernel>
+unsigned resident_blocks(Kernel kernel, int threads) {
+  return resident_blocks_of(reinterpret_cast<const void*>(kernel), threads);
+}
 
 // Memory of the device for the work of one call: taken and given back in the order of a stream.
 class StreamBuffer {

@@ -50,6 +50,27 @@ struct alignas(kPacketBytes) Packet {
   Stored element[kPacketBytes / sizeof(Stored)];
 };
 
+// A packet as words of 32 bits, each of one float32 or two 16-bit floats.
+constexpr int kWordsOfPacket = kPacketBytes / 4;
+
+template <ElementType T>
+constexpr int kElementsOfWord = T == ElementType::kFloat32 ? 1 : 2;
+
+// Element number k of a word as float32.
+template <ElementType T>
+FQ_HD FQ_INLINE float element_of(uint32_t word, int k) {
+  if constexpr (T == ElementType::kFloat32) return float_from_bits(word);
+  if constexpr (T == ElementType::kBfloat16) return float_from_bits(k == 0 ? word << 16 : word & 0xffff0000u);
+  return float_from_float16(static_cast<uint16_t>(k == 0 ? word : word >> 16));
+}
+
+// A word with x as element number k, and nothing else in it.
+template <ElementType T>
+FQ_HD FQ_INLINE uint32_t word_of(float x, int k) {
+  if constexpr (T == ElementType::kFloat32) return float_bits(x);
+  return static_cast<uint32_t>(Element<T>::write(x)) << (16 * k);
+}
+
 // Writes a packet by one access, which an assignment does not ensure, past the L1 cache, where nobody will look
 // for it.
 template <ElementType T>

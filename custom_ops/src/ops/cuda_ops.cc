@@ -142,11 +142,11 @@ class MergeStatisticsOnCuda : public MergeStatisticsNode<X> {
 
   void run(ort::Context& context) const {
     void* const stream = context.stream();
-    const MergeStatisticsCall call =
-        this->prepare(context, [stream](int64_t* to, const int64_t* from, size_t bytes) {
-          copy_on_device(to, from, bytes, stream);
-        });
-    cuda::merge_statistics(call, stream);
+    typename MergeStatisticsNode<X>::Run run;
+    this->prepare(
+        context,
+        [stream](int64_t* to, const int64_t* from, size_t bytes) { copy_on_device(to, from, bytes, stream); }, run);
+    cuda::merge_statistics(run.call, stream);
   }
 };
 

@@ -16,9 +16,10 @@ class MergeStatisticsOnCpu : public MergeStatisticsNode<X> {
   using MergeStatisticsNode<X>::MergeStatisticsNode;
 
   void run(ort::Context& context) const {
-    const MergeStatisticsCall call = this->prepare(
-        context, [](int64_t* to, const int64_t* from, size_t bytes) { std::memcpy(to, from, bytes); });
-    cpu::merge_statistics(call, context.threads());
+    typename MergeStatisticsNode<X>::Run run;
+    this->prepare(
+        context, [](int64_t* to, const int64_t* from, size_t bytes) { std::memcpy(to, from, bytes); }, run);
+    cpu::merge_statistics(run.call, context.threads());
   }
 };
 

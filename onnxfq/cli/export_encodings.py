@@ -1,0 +1,44 @@
+"""`onnxfq export-encodings`: encodings as the file of another tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfq.cli.console import say
+from onnxfq.cli.options import OutputOption, PlanOption, QuietOption
+from onnxfq.errors import PlanError, nearest
+from onnxfq.files import check_output, write_text
+from onnxfq.interchange import WRITERS, load_encodings
+from onnxfq.plan import Plan
+
+
+def export_encodings(
+    encodings: Annotated[
+        Path, typer.Argument(metavar="ENCODINGS", help="From `onnxfq calibrate`.", show_default=False)
+    ],
+    plan: PlanOption,
+    output: OutputOption,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="NAME", help=f"What to write: {', '.join(WRITERS)}.", show_default=False
+        ),
+    ],
+    quiet: QuietOption = False,
+) -> None:
+    """Write encodings as another tool reads them, and say which of them its format cannot hold."""
+    check_output(output, encodings, plan)
+    writer = WRITERS.get(to)
+    if writer is None:
+        raise PlanError(f"encodings are not written as {to!r}{nearest(to, WRITERS)}")
+    written = writer(load_encodings(encodings), Plan.load(plan))
+    written.refuse_empty(to)
+    write_text(output, written.text)
+    say(f"exported   {written.tensors} of {written.tensors + len(written.lost)} tensors as {to}", quiet)
+    for why in dict.fromkeys(written.lost.values()):
+        names = [name for name, its in written.lost.items() if its == why]
+        say(f"not held   {', '.join(names)}: {why}", quiet)
+    say(f"wrote      {output}", quiet)

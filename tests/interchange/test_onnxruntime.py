@@ -1,0 +1,237 @@
+"""onnxruntime's overrides and ranges: the scales that its own quantizer makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, feed_for, weights
+from given_files import by_tensor, file, fitted
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    CalibrationMethod,
+    QuantFormat,
+    QuantType,
+    create_calibrator,
+    quantize_static,
+    write_calibration_table,
+)
+from onnxruntime.quantization.calibrate import save_tensors_data
+
+import onnxfq
+from onnxfq.errors import PlanError
+from onnxfq.recipe import load_recipe
+
+
+def network() -> onnx.ModelProto:
+    """A Conv and a Gemm."""
+    return build(
+        """g (float[1,3,6,6] x) => (float[1,5] y) {
+            [conv] c = Conv <pads = [1,1,1,1]> (x, w1)
+            [pool] p = GlobalAveragePool (c)
+            [flat] f = Flatten (p)
+            [fc] y = Gemm <transB = 1> (f, w2) }""",
+        {"w1": weights(4, 3, 3, 3), "w2": weights(5, 4)},
+    )
+
+
+class Reader(CalibrationDataReader):
+    """Eight feeds."""
+
+    def __init__(self) -> None:
+        self.feeds = iter([{"x": x[None]} for x in feed_for(network(), count=8)["x"]])
+
+    def get_next(self) -> dict[str, Any] | None:
+        """Return the next feed."""
+        return next(self.feeds, None)
+
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "scale and zero point": {
+        "x": [{"scale": np.array(0.03, np.float32), "zero_point": np.array(120, np.uint8)}]
+    },
+    "16 bits": {
+        "x": [
+            {
+                "quant_type": QuantType.QUInt16,
+                "scale": np.array(0.001, np.float32),
+                "zero_point": np.array(30000, np.uint16),
+            }
+        ]
+    },
+    "range": {"x": [{"rmin": np.float32(-1.25), "rmax": np.float32(3.0)}]},
+    "symmetric uint8": {
+        "x": [
+            {
+                "quant_type": QuantType.QUInt8,
+                "symmetric": True,
+                "rmin": np.float32(-1.2),
+                "rmax": np.float32(3.1),
+            }
+        ]
+    },
+    "symmetric int8": {
+        "x": [
+            {"quant_type": QuantType.QInt8, "symmetric": True, "rmin": np.float32(-1), "rmax": np.float32(3)}
+        ]
+    },
+    "channels": {
+        "w1": [
+            {"quant_type": QuantType.QInt8, "axis": 0, "scale": np.float32(s), "zero_point": np.int8(0)}
+            for s in (0.01, 0.02, 0.03, 0.04)
+        ]
+    },
+    "ranges of channels": {
+        "w1": [
+            {
+                "quant_type": QuantType.QInt8,
+                "axis": 0,
+                "rmin": np.float32(-e),
+                "rmax": np.float32(e / 2),
+                "symmetric": True,
+            }
+            for e in (1, 2, 3, 4)
+        ]
+    },
+    "reduced": {
+        "w1": [
+            {
+                "quant_type": QuantType.QInt8,
+                "reduce_range": True,
+                "symmetric": False,
+                "rmin": np.float32(-1.5),
+                "rmax": np.float32(1.0),
+            }
+        ]
+    },
+}
+
+
+def by_onnxruntime(overrides: dict[str, Any], folder: Path) -> dict[str, tuple[Any, Any]]:
+    """Return scale and zero point that `quantize_static` gives the overridden tensors."""
+    onnx.save(network(), folder / "float.onnx")
+    quantize_static(
+        folder / "float.onnx",
+        folder / "qdq.onnx",
+        Reader(),
+        quant_format=QuantFormat.QDQ,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        extra_options={"TensorQuantOverrides": overrides, "UseQDQContribOps": True},
+    )
+    proto = onnx.load(folder / "qdq.onnx")
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    found = {}
+    for node in proto.graph.node:
+        if node.op_type == "QuantizeLinear":
+            found[node.input[0]] = tuple(arrays[name] for name in node.input[1:3])
+        if node.op_type == "DequantizeLinear" and node.input[0].endswith("_quantized"):
+            tensor = node.input[0].removesuffix("_quantized")
+            found[tensor] = tuple(arrays[name] for name in node.input[1:3])
+    return {tensor: found[tensor] for tensor in overrides}
+
+
+@pytest.mark.filterwarnings("ignore")  # onnxruntime's own
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_overrides_give_onnxruntimes_scales(name: str, tmp_path: Path) -> None:
+    """A dictionary of overrides is taken as it is: scales and zero points are those of `quantize_static`."""
+    recipe = load_recipe("onnxruntime-int8")
+    _, found = fitted(network(), OVERRIDES[name], recipe)
+    mine = by_tensor(found)
+    for tensor, (scale, zero) in by_onnxruntime(OVERRIDES[name], tmp_path).items():
+        np.testing.assert_array_equal(mine[tensor].scale_array, scale)
+        moved = mine[tensor].zero_point_array - mine[tensor].spec.qtype.qmin
+        lowest = mine[tensor].spec.qtype.qmin if "reduced" in name else np.iinfo(zero.dtype).min
+        np.testing.assert_array_equal(moved, zero.astype(np.int64) - lowest)
+
+
+def test_overrides_in_a_file(tmp_path: Path) -> None:
+    """JSON has names of types in place of onnxruntime's enumeration."""
+    content = {"x": [{"quant_type": "QUInt16", "scale": 0.001, "zero_point": 30000}], "f": [{}]}
+    _, found = fitted(network(), file(tmp_path, content), "onnxruntime-int8")
+    (x,) = found.encodings
+    assert (x.tensor, x.scale, x.zero_point) == ("x", (float(np.float32(0.001)),), (30000,))
+
+
+def test_a_format_alone_is_calibrated(tmp_path: Path) -> None:
+    """Overrides without numbers say the format; the numbers come from data."""
+    data = feed_for(network(), count=8)
+    given = {"x": [{"quant_type": QuantType.QInt16, "symmetric": True}]}
+    with pytest.raises(PlanError, match="has no scale for 2 activation"):
+        onnxfq.quantize(network(), None, recipe="onnxruntime-int8", encodings=given)
+    result = onnxfq.quantize(network(), data, recipe="onnxruntime-int8", calibrator="minmax", encodings=given)
+    x = result.encodings["x"]
+    assert (x.spec.qtype.name, x.spec.symmetric) == ("int16", True)
+    assert x.scale_array == np.float32(np.abs(data["x"]).max().astype(np.float64) / 32767)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("which", ["table", "cache"])
+@pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])
+def test_ranges_give_what_the_same_data_give(which: str, recipe: str, tmp_path: Path) -> None:
+    """Ranges that onnxruntime observed make the scales that our own min-max makes of the same data."""
+    onnx.save(network(), tmp_path / "float.onnx")
+    calibrator = create_calibrator(
+        tmp_path / "float.onnx",
+        augmented_model_path=str(tmp_path / "a.onnx"),
+        calibrate_method=CalibrationMethod.MinMax,
+    )
+    calibrator.collect_data(Reader())
+    ranges = calibrator.compute_data()
+    write_calibration_table(ranges.data, str(tmp_path))
+    save_tensors_data(ranges, tmp_path / "cache.json")
+    path = tmp_path / ("calibration.json" if which == "table" else "cache.json")
+    given = onnxfq.quantize(network(), None, recipe=recipe, encodings=path)
+    data = {"x": feed_for(network(), count=8)["x"]}
+    options = onnxfq.RunOptions(batch=1)
+    plain = load_recipe(recipe).with_equalize("none").with_calibrator("minmax")
+    own = onnxfq.quantize(network(), data, recipe=plain, options=options)
+    for mine, theirs in zip(own.encodings.encodings, given.encodings.encodings, strict=True):
+        if mine.tensor == "x" or mine.tensor.startswith("w"):
+            assert (theirs.scale, theirs.zero_point) == (mine.scale, mine.zero_point)
+        else:  # onnxruntime sums a convolution in another order once it is asked for its output
+            np.testing.assert_allclose(theirs.scale, mine.scale, rtol=1e-5)
+    assert given.encodings.source.startswith("onnxruntime calibration")
+    with pytest.raises(PlanError, match="give calibration.json"):
+        onnxfq.quantize(network(), None, encodings=tmp_path / "calibration.flatbuffers")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"x": [{"scale": 1.0}]}, "x: has one of scale and zero_point; give both or neither"),
+        ({"x": [{"rmin": 1.0}]}, "x: has one of rmin and rmax"),
+        ({"x": [{"scael": 1.0}]}, "x.0.scael: no such field; nearest: scale"),
+        ({"x": [{"quant_type": "QInt9x"}]}, "x.quant_type: unknown qtype 'int9x'"),
+        ({"x": [{"quant_type": "QInt8", "scale": 1.0, "zero_point": 200}]}, "zero point 200 is not in int8"),
+        ({"x": [{"convert": {"quant_type": "QInt8"}}]}, "x.convert: is a second type for some readers"),
+        ({"w1": [{"scale": 1.0, "zero_point": 0}] * 4}, "w1: has 4 channels and no axis"),
+        (
+            {"w1": [{"axis": 0, "quant_type": "QInt8"}, {"axis": 0, "quant_type": "QUInt8"}]},
+            "w1.1.quant_type: is another than in channel 0",
+        ),
+        ({"w1": [{"axis": 0, "scale": 1.0, "zero_point": 0}] * 3}, "wants scales of shape [4]"),
+        ({"w1": [{"axis": 1, "scale": 1.0, "zero_point": 0}] * 3}, "along axis 1 in the file"),
+        ({"CLS": "TensorsData", "data": {"x": {"lowest": 1}}}, "x: has no lowest and highest"),
+        ({"CLS": "TensorsData", "data": {"x": {"lowest": "a", "highest": 1}}}, "x.lowest: must be a number"),
+        ({"CLS": "TensorsData", "data": 3}, "data: must map tensors to ranges"),
+        ({"CLS": "TensorsData", "data": {}, "smooth_quant": True}, "smooth_quant: is true"),
+        (
+            {"CLS": "TensorsData", "data": {"x": {"lowest": [1, 2], "highest": [3, 4]}}},
+            "x: has the ranges of 2 channels; calibrate per tensor",
+        ),
+        (
+            {"CLS": "TensorsData", "data": {"x": {"lowest": 3, "highest": 1}}},
+            "has the range [3, 1], which is none",
+        ),
+    ],
+)
+def test_damaged_files(content: Any, message: str, tmp_path: Path) -> None:
+    """What is wrong in a file is one line that names tensor and field."""
+    with pytest.raises(PlanError) as caught:
+        plan, found = fitted(network(), file(tmp_path, content))
+        found.refuse_missing("give data")
+    assert message in str(caught.value) and "\n" not in str(caught.value)

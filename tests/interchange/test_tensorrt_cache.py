@@ -1,0 +1,288 @@
+"""TensorRT's calibration caches: scales exact, names all accounted for, nothing run that need not be."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, conv_relu, feed_for, two_branch, weights
+from given_files import by_tensor, file, fitted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import onnxfq
+from onnxfq import pipeline
+from onnxfq.calibration import encode_weights
+from onnxfq.encoding import Encoding, Encodings
+from onnxfq.errors import PlanError, RecipeError
+from onnxfq.graph.load import load
+from onnxfq.interchange import WRITERS, read_given
+from onnxfq.interchange.tensorrt_cache import read_cache
+from onnxfq.planning import make_plan
+from onnxfq.recipe import load_recipe
+
+HEADERS = [
+    "TRT-7103-EntropyCalibration2",
+    "TRT-8501-EntropyCalibration2",
+    "TRT-8602-MinMaxCalibration",
+    "TRT-8400-LegacyCalibration",
+    "TRT-100300-EntropyCalibration",
+]
+
+
+def hex_of(scale: float) -> str:
+    """Return a scale as a cache has it."""
+    return struct.pack(">f", scale).hex()
+
+
+def cache(scales: dict[str, float], header: str = HEADERS[1]) -> str:
+    """Return the text of a cache."""
+    return "".join(f"{line}\n" for line in (header, *(f"{n}: {hex_of(s)}" for n, s in scales.items())))
+
+
+def float_tensors(proto: onnx.ModelProto) -> list[str]:
+    """Return what TensorRT has scales of: inputs and all that is computed."""
+    inputs = [value.name for value in proto.graph.input]
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    return [
+        n for n in [*inputs, *(o for node in proto.graph.node for o in node.output)] if n not in constants
+    ]
+
+
+def scales_in(proto: onnx.ModelProto) -> dict[str, bytes]:
+    """Return the bits of the scale of every QuantizeLinear by its tensor."""
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    quantizers = [node for node in proto.graph.node if node.op_type == "QuantizeLinear"]
+    return {node.input[0]: arrays[node.input[1]].tobytes() for node in quantizers}
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every inference fail."""
+
+    def ran(*_: object, **__: object) -> None:
+        raise AssertionError("a model was run")
+
+    monkeypatch.setattr(pipeline, "collect_statistics", ran)
+    monkeypatch.setattr(pipeline, "Session", ran)
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_scales_are_the_hex_of_the_file(header: str, tmp_path: Path, nothing_runs: None) -> None:
+    """Each scale in the Q/DQ model has the bits of the cache, and no model is run for it."""
+    proto = two_branch()
+    names = float_tensors(proto)
+    scales = {name: np.float32(0.1) / np.float32(3 + number) for number, name in enumerate(names)}
+    result = onnxfq.quantize(
+        proto, None, tmp_path / "o.onnx", encodings=file(tmp_path, cache(scales, header))
+    )
+    found = scales_in(result.qdq)
+    assert set(found) == {p.tensor for p in result.plan.activations} and len(found) > 2
+    assert found == {name: np.float32(scales[name]).tobytes() for name in found}
+    assert result.encodings.source == f"TensorRT calibration cache ({header})"
+    assert not result.statistics.tensors and not result.evaluation.candidates
+    assert result.encodings.statistics_sha256 == ""
+    assert result.fitted is not None
+    lines = "\n".join(result.fitted.lines())
+    assert all(name in lines for name in set(names) - set(found)) and "weights    " in lines
+    for own in encode_weights(result.model, result.plan):
+        assert result.encodings[own.tensor] == own
+
+
+def test_data_beside_a_whole_cache_are_compared_with_only(tmp_path: Path) -> None:
+    """With data nothing is observed either: the result is compared, on the same scales."""
+    proto = conv_relu()
+    path = file(tmp_path, cache({"x": 0.125}))
+    result = onnxfq.quantize(proto, feed_for(proto, count=8), encodings=path)
+    assert not result.statistics.tensors and result.evaluation.candidates
+    assert result.encodings["x"].scale == (0.125,)
+    onnxfq.write_report(result, tmp_path / "report.html")
+    assert "are from TensorRT calibration cache" in (tmp_path / "report.html").read_text()
+
+
+def test_names_with_blanks_and_colons(tmp_path: Path) -> None:
+    """The last colon ends the name, at either end of a line that there is."""
+    lines = ("(Unnamed Layer* 1) [Shuffle]_output: 3c010204\r", "a:b: c: 00800000", "")
+    text = "\n".join(("TRT-8501-EntropyCalibration2\r", *lines))
+    found = read_cache(text, "c").tensors
+    assert {name: float(tensor.scale or 0) for name, tensor in found.items()} == {
+        "(Unnamed Layer* 1) [Shuffle]_output": float(np.float32(1 / 127)),
+        "a:b: c": 2.0**-126,
+    }
+
+
+def test_unknown_and_unneeded_names_are_listed(tmp_path: Path) -> None:
+    """What the model lacks is told with the nearest names, what the plan does not need by name."""
+    _, found = fitted(conv_relu(), file(tmp_path, cache({"x": 0.5, "c": 0.25, "xx_": 0.5, "y": 1.0})))
+    assert found.lines() == [
+        "given      TensorRT calibration cache (TRT-8501-EntropyCalibration2): 1 of 4 tensors used",
+        "weights    1 with scales from their own values: w",
+        f"unknown    xx_{onnxfq.errors.nearest('xx_', ['x', 'c', 'y', 'w', 'b'])}",
+        "not needed 2 tensors: c, y",
+    ]
+
+
+def gemms() -> onnx.ModelProto:
+    """Two Gemms with something between them."""
+    return build(
+        """g (float[N,8] first) => (float[N,4] y) {
+            h = Gemm (first, w1)
+            second = Sigmoid (h)
+            y = Gemm (second, w2) }""",
+        {"w1": weights(8, 6), "w2": weights(6, 4)},
+    )
+
+
+def test_what_the_cache_lacks_stops(tmp_path: Path) -> None:
+    """Activations without a scale are an error that names each, the nearest name and both remedies."""
+    path = file(tmp_path, cache({"first": 0.5, "secnd": 0.25}))
+    with pytest.raises(PlanError) as caught:
+        onnxfq.quantize(gemms(), None, tmp_path / "o.onnx", encodings=path)
+    assert str(caught.value) == (
+        f"{path} has no scale for 1 activation(s) of the plan; give data to calibrate them, or --missing "
+        "float to leave what needs them in float: 'second' (nearest: secnd)"
+    )
+    assert not (tmp_path / "o.onnx").exists()
+
+
+def test_what_the_cache_lacks_is_calibrated_from_data(tmp_path: Path) -> None:
+    """With data the rest is observed, and nothing but the rest; the given scale stays as it is."""
+    data = feed_for(gemms(), count=16)
+    result = onnxfq.quantize(gemms(), data, encodings=file(tmp_path, cache({"first": 0.5})))
+    assert set(result.statistics.tensors) == {"second"}
+    whole = onnxfq.quantize(gemms(), data)
+    assert result.encodings["second"] == whole.encodings["second"]
+    assert result.encodings["first"].scale == (0.5,) and whole.encodings["first"].scale != (0.5,)
+
+
+def test_what_the_cache_lacks_may_stay_in_float(tmp_path: Path, nothing_runs: None) -> None:
+    """`missing="float"` leaves the node that needs it in float, with the reason."""
+    path = file(tmp_path, cache({"first": 0.5}))
+    result = onnxfq.quantize(gemms(), None, encodings=path, missing="float")
+    assert [str(row) for row in result.plan.coverage()] == ["Gemm 1/2"]
+    assert "has no scale for it" in next(s.why for s in result.plan.skipped if s.name == "second")
+    with pytest.raises(PlanError, match="nothing is left to quantize"):
+        onnxfq.quantize(conv_relu(), None, encodings=file(tmp_path, cache({"x": 0.0})), missing="float")
+
+
+def test_a_scale_of_zero_counts_as_lacking(tmp_path: Path) -> None:
+    """TensorRT writes 0 for what was never anything else: it is no scale, and the reason is told."""
+    path = file(tmp_path, cache({"x": 0.0, "c": math.inf}))
+    with pytest.raises(PlanError, match=r"'x' \(line 2 has scale 0, and scales are finite and positive\)"):
+        onnxfq.quantize(conv_relu(), None, encodings=path)
+    data = feed_for(conv_relu(), count=8)
+    assert onnxfq.quantize(conv_relu(), data, encodings=path).encodings["x"].spec.calibrator != "given"
+
+
+@pytest.mark.parametrize("recipe", ["tensorrt-mxfp8", "tensorrt-fp8"])
+def test_recipes_that_have_no_int8_refuse(recipe: str, tmp_path: Path) -> None:
+    """A cache is of int8: a recipe of another format says so before anything is written."""
+    path = file(tmp_path, cache({"first": 0.5, "second": 1.0}))
+    with pytest.raises(RecipeError):
+        onnxfq.quantize(gemms(), None, recipe=recipe, encodings=path)
+
+
+def test_zero_points_move_for_onnxruntime(tmp_path: Path) -> None:
+    """Recipe onnxruntime-int8 has uint8: the same grid has the zero point 128 there."""
+    _, found = fitted(conv_relu(), file(tmp_path, cache({"x": 0.5})), "onnxruntime-int8")
+    x = by_tensor(found)["x"]
+    assert (x.spec.qtype.name, x.scale, x.zero_point, x.rmin, x.rmax) == (
+        "uint8",
+        (0.5,),
+        (128,),
+        -64.0,
+        63.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("x 3c010a14", "line 2: is 'x 3c010a14', wanted is a tensor, a colon and a float32 in hex"),
+        ("x: 0.5", "wanted is a tensor"),
+        ("x: 3c010a14f", "wanted is a tensor"),
+        ("x: 3c010a", "wanted is a tensor"),
+        (": 3c010a14", "wanted is a tensor"),
+        ("x: 3c010a14\nx: 3c010a15", "line 3: tensor 'x' stands in line 2 with other values"),
+        ("", "without a tensor"),
+    ],
+)
+def test_damaged_lines(line: str, message: str, tmp_path: Path) -> None:
+    """A line that is no entry is one message with its number."""
+    path = file(tmp_path, f"{HEADERS[0]}\n{line}\n")
+    with pytest.raises(PlanError) as caught:
+        read_given(path)
+    assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"TRT-\nx: 3c010a14\n", "line 1: is 'TRT-', and the header of a calibration cache is as TRT-"),
+        (b"\x00\x01\xff", "is not text"),
+        (b"x 2.008338\n", "is none of TensorRT calibration cache, AIMET encodings"),
+        (b'{"a": ', "is damaged: Expecting value"),
+        (b"[" * 100_000, "is damaged"),
+        (b'{"x": [{}], "x": [{}]}', "is damaged: 'x' stands twice in one object"),
+        (b"[1]", "is none of"),
+        (b'{"format": "onnxfq.encodings/1"}', "`onnxfq insert --plan PLAN --encodings` takes it"),
+    ],
+)
+def test_files_of_no_format(content: bytes, message: str, tmp_path: Path) -> None:
+    """The format is told from the content; a file of none is one line with all that are known."""
+    path = tmp_path / "calib.cache"
+    path.write_bytes(content)
+    with pytest.raises(PlanError) as caught:
+        read_given(path)
+    assert str(path) in str(caught.value) and message in str(caught.value)
+
+
+@settings(max_examples=30)
+@given(scale=st.floats(2.0**-126, float(np.finfo(np.float32).max), width=32))
+def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, scale: float) -> None:
+    """A scale comes back to the last bit."""
+    model = load(conv_relu())
+    plan = make_plan(model, load_recipe("tensorrt-int8"))
+    made = [
+        Encoding.of(p.tensor, p.spec, np.full(shape, scale, np.float32), np.zeros(shape))
+        for p, shape in zip(plan.placements, ((), (4,)), strict=True)
+    ]
+    written = WRITERS["tensorrt-cache"](Encodings(model_sha256=model.sha256, encodings=tuple(made)), plan)
+    assert written.lost == {"w": "TensorRT makes the scales of weights itself"}
+    _, found = fitted(conv_relu(), file(tmp_path_factory.getbasetemp(), written.text, "cache"))
+    assert by_tensor(found)["x"].scale == (scale,)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ("onnxruntime-int8", "uint8, and a cache is of int8"),
+        ("tensorrt-fp8", "float8e4m3fn, and a cache is of int8"),
+        ("onnxruntime-uint8-dynamic", "its scales are made while the model runs"),
+    ],
+)
+def test_what_a_cache_cannot_hold_is_told(recipe: str, why: str) -> None:
+    """Formats and scales that a cache lacks are named with the reason; a cache of nothing is refused."""
+    result = onnxfq.quantize(conv_relu(), feed_for(conv_relu(), count=8), recipe=recipe)
+    written = WRITERS["tensorrt-cache"](result.encodings, result.plan)
+    assert written.lost["x"] == why
+    with pytest.raises(PlanError, match="holds none of these encodings"):
+        written.refuse_empty("tensorrt-cache")
+
+
+@pytest.mark.skipif("ONNXFQ_MODELS" not in os.environ, reason="needs the real models")
+def test_a_real_network(tmp_path: Path, nothing_runs: None) -> None:
+    """A cache for all tensors of the face detector RFB-320 gives its scales to 52 convolutions."""
+    path = Path(os.environ["ONNXFQ_MODELS"]) / "s04_ultraface" / "ultraface_rfb320_op9.onnx"
+    proto = onnx.load(path)
+    rng = np.random.default_rng(0)
+    scales = {name: np.float32(rng.uniform(0.001, 0.2)) for name in float_tensors(proto)}
+    result = onnxfq.quantize(path, None, encodings=file(tmp_path, cache(scales)))
+    found = scales_in(result.qdq)
+    assert len(found) > 30
+    assert found == {name: scales[name].tobytes() for name in found}
