@@ -1,138 +1,151 @@
-"""What exporters write: networks of torchvision, timm and transformers, exported, quantized and checked.
+"""What exporters write: networks of many libraries, exported, quantized, checked and run.
 
-Random weights, small inputs: it is about graphs. Beside torch it needs torchvision, timm and transformers.
+Random weights, small inputs: it is about graphs. A library that is not installed is left out, and told.
 
-    PYTHONPATH=. python benchmarks/architectures.py resnet18 timm:levit_128s hf:BertModel --build
+    PYTHONPATH=. python benchmarks/architectures.py own:tagger torchvision:resnet18 hf:qwen2 --build
+    PYTHONPATH=. python benchmarks/architectures.py own: hf: --recipes tensorrt-int8 onnxruntime-int8
+
+SOURCE: alone means all that is named in benchmarks/zoo. An exporter that wants other versions than onnxfq,
+as tf2onnx may, has an environment of its own; there --export needs nothing of onnxfq, and here --from reads:
+
+    python benchmarks/architectures.py keras: sklearn: --export FOLDER
+    PYTHONPATH=. python benchmarks/architectures.py --from FOLDER --build
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
+import sys
 import tempfile
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+from zoo.sources import SOURCES, Export, Feeds, split_name
 
-import onnxfq
+if TYPE_CHECKING:
+    from onnxfq import BuildOptions
 
-RECIPES = ("tensorrt-int8", "tensorrt-fp8", "tensorrt-int4", "onnxruntime-int8")
-SIZES = (64, 224, 256)
-"""Sides of images that are tried in turn; some networks have one size only."""
-TEXT = {
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-}
-DEFAULT = (
-    *("resnet18", "mobilenet_v3_small", "convnext_tiny", "swin_t", "vit_b_32", "densenet121"),
-    *("timm:levit_128s", "timm:edgenext_xx_small", "timm:tf_efficientnet_b0", "timm:repvgg_a0"),
-    *("hf:BertModel", "hf:RobertaModel", "hf:LlamaForCausalLM", "hf:MistralForCausalLM", "hf:ViTModel"),
+RECIPES = (
+    *("tensorrt-int8", "tensorrt-fp8", "tensorrt-int4", "tensorrt-int8-weights"),
+    *("onnxruntime-int8", "onnxruntime-uint8-dynamic"),
 )
+INT4_BLOCK = 16
+"""Small networks are too narrow for blocks of 128."""
+SMALL = ("own", "hf", "sklearn")
+DEFAULT = tuple(f"{source}:" for source in SOURCES)
 
 
-class Tensors(torch.nn.Module):
-    """A model of transformers as a function from tensors to a tensor."""
-
-    def __init__(self, model: torch.nn.Module, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        """Return the first output."""
-        return self.model(**dict(zip(self.names, inputs, strict=True)))[0]
-
-
-def network(name: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """Return a network and its inputs: `timm:NAME`, `hf:CLASS` of transformers, or a NAME of torchvision."""
-    library, _, model = name.rpartition(":")
-    if library == "hf":
-        return _text_or_image(model)
-    if library == "timm":
-        import timm
-
-        made = timm.create_model(model, pretrained=False)
-    else:
-        from torchvision import models
-
-        made = getattr(models, model)(weights=None)
-    for size in SIZES:
-        images = torch.randn(2, 3, size, size)
-        try:
-            made.train()(images)  # so that BatchNormalization has the statistics of something
-        except (RuntimeError, ValueError, AssertionError):
+def chosen(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield (source, name) for each network that is asked for and can be made; tell what cannot."""
+    for network in names:
+        source, name = split_name(network)
+        if source not in SOURCES:
+            raise SystemExit(f"no source {source!r}; known: {', '.join(SOURCES)}")
+        missing = SOURCES[source].missing
+        if missing:
+            print(f"{network} | left out: {', '.join(missing)} not installed", flush=True)
             continue
-        return made.eval(), (images,)
-    raise SystemExit(f"{name} takes no image of {', '.join(map(str, SIZES))}")
+        yield from ((source, one) for one in ((name,) if name else SOURCES[source].names()))
 
 
-def _text_or_image(model: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    import transformers
-
-    kind = getattr(transformers, model)
-    config = kind.config_class
-    if kind.main_input_name == "pixel_values":
-        fields = {k: v for k, v in TEXT.items() if k != "vocab_size"} | {"image_size": 32, "patch_size": 8}
-        return Tensors(kind(config(**fields)).eval(), ("pixel_values",)), (torch.randn(2, 3, 32, 32),)
-    text, seen = torch.randint(3, 100, (2, 16)), torch.ones(2, 16, dtype=torch.long)
-    seen[1, 11:] = 0
-    return Tensors(kind(config(**TEXT)).eval(), ("input_ids", "attention_mask")), (text, seen)
-
-
-def rows(name: str, folder: Path, exporter: str, opset: int, build: bool) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each recipe: coverage, least SQNR of an output in dB, and what the check found."""
-    module, inputs = network(name)
-    path = folder / "float.onnx"
-    names = [f"in{number}" for number in range(len(inputs))]
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of the exporters, which are not under test
-        torch.onnx.export(
-            module, inputs, str(path), dynamo=exporter == "dynamo", opset_version=opset, input_names=names
-        )
-    feeds = [
-        {n: x.numpy() if x.ndim == 2 else _noise(x) for n, x in zip(names, inputs, strict=True)}
-        for _ in "abc"
-    ]
-    for recipe in RECIPES:
-        out = folder / "quantized.onnx"
+def export(source: str, name: str, exporter: str, options: argparse.Namespace, folder: Path) -> Path | None:
+    """Write one network and its feeds to `folder`; None where the exporter cannot, which is told."""
+    path = folder / f"{source}-{name}-{exporter}.onnx"
+    for opened in (True, False) if options.open else (False,):
         try:
-            made = onnxfq.quantize(path, feeds, out, recipe=recipe, options=onnxfq.RunOptions(batch=0))
-        except onnxfq.OnnxfqError as refusal:
-            yield name, exporter, recipe, "refused", "", str(refusal)[:90]
+            feeds = SOURCES[source].write(name, path, Export(exporter, options.opset, opened))
+        except Exception as fault:  # an exporter raises what it likes, and is not under test
+            why = f"{type(fault).__name__}: {(str(fault).strip().splitlines() or [''])[0][:100]}"
+            print(f"{path.stem} | {'open' if opened else 'fixed'} sizes not exported: {why}", flush=True)
             continue
-        sqnr = min(s.sqnr_db for c in made.evaluation.candidates for s in c.outputs)
-        found = ""
-        if recipe.startswith("tensorrt"):
-            result = onnxfq.check(out, build=onnxfq.BuildOptions() if build else None)
-            found = (
-                "passed" if result.passed else f"{len(result.findings)} findings: {result.findings[0].rule}"
+        for number, feed in enumerate(feeds):
+            np.savez(path.with_suffix(f".{number}.npz"), **feed)
+        return path
+    return None
+
+
+def exported(folder: Path) -> Iterator[tuple[Path, Feeds]]:
+    """Yield what `export` wrote to `folder`, in the order of names."""
+    for path in sorted(folder.glob("*.onnx")):
+        arrays = [np.load(feed) for feed in sorted(folder.glob(f"{path.stem}.[0-9]*.npz"))]
+        yield path, [dict(feed) for feed in arrays]
+
+
+def rows(
+    path: Path, feeds: Feeds, recipes: Sequence[str], build: BuildOptions | None
+) -> Iterator[tuple[str, ...]]:
+    """Yield for each recipe: coverage, least SQNR of an output in dB, and what the check found."""
+    import onnxfq
+
+    small = path.stem.partition("-")[0] in SMALL
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "quantized.onnx"
+        for recipe in recipes:
+            given: Any = recipe
+            if recipe == "tensorrt-int4" and small:
+                base = onnxfq.load_recipe(recipe).model_dump()
+                given = onnxfq.Recipe(**base | {"weights": base["weights"] | {"block_size": INT4_BLOCK}})
+            try:
+                options = onnxfq.RunOptions(batch=0, threads=1)
+                made = onnxfq.quantize(path, feeds, out, recipe=given, options=options)
+            except onnxfq.OnnxfqError as refusal:
+                yield path.stem, recipe, "refused", "", str(refusal).removeprefix(f"{path}: ")[:120]
+                continue
+            sqnr = min(
+                (s.sqnr_db for c in made.evaluation.candidates for s in c.outputs), default=float("nan")
             )
-        yield name, exporter, recipe, ", ".join(map(str, made.plan.coverage())), f"{sqnr:.1f}", found
-
-
-def _noise(like: torch.Tensor) -> Any:
-    return np.random.default_rng().normal(size=tuple(like.shape)).astype(np.float32)
+            found = ""
+            if recipe.startswith("tensorrt"):
+                result = onnxfq.check(out, build=build)
+                first = (
+                    f"{len(result.findings)} findings: {result.findings[0]}"[:160] if result.findings else ""
+                )
+                found = first or "passed"
+            yield path.stem, recipe, ", ".join(map(str, made.plan.coverage())), f"{sqnr:.1f}", found
 
 
 def main() -> None:
     """Print one line for each network, exporter and recipe."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", default=DEFAULT)
+    parser.add_argument("networks", nargs="*", metavar="SOURCE:NAME", help=f"sources: {', '.join(SOURCES)}")
     parser.add_argument("--opset", type=int, default=18)
+    parser.add_argument("--exporter", choices=("torchscript", "dynamo"), help="of torch's two; default: both")
+    parser.add_argument("--open", action="store_true", help="batch and length may be of any size")
+    parser.add_argument("--recipes", nargs="+", default=RECIPES)
     parser.add_argument("--build", action="store_true", help="build with TensorRT for RTX as well")
+    parser.add_argument("--export", type=Path, metavar="FOLDER", help="write the networks, no more")
+    parser.add_argument("--from", type=Path, dest="source", metavar="FOLDER", help="quantize what lies there")
     options = parser.parse_args()
-    torch.manual_seed(0)
-    for name in options.networks:
-        for exporter in ("torchscript", "dynamo"):
-            with tempfile.TemporaryDirectory() as folder:
-                for row in rows(name, Path(folder), exporter, options.opset, options.build):
-                    print(" | ".join(row), flush=True)
+    build = None
+    if options.export is None:
+        import onnxfq
+
+        build = onnxfq.BuildOptions() if options.build else None
+        logging.getLogger("onnxfq").setLevel(logging.ERROR)  # three samples are enough here
+    if options.source is not None:
+        for path, feeds in exported(options.source):
+            _tell(rows(path, feeds, options.recipes, build))
+        return
+    for source, name in chosen(options.networks or DEFAULT):
+        for exporter in SOURCES[source].exporters:
+            if options.exporter not in (None, exporter) and len(SOURCES[source].exporters) > 1:
+                continue
+            with tempfile.TemporaryDirectory() as temporary:
+                folder = options.export or Path(temporary)
+                folder.mkdir(parents=True, exist_ok=True)
+                path = export(source, name, exporter, options, folder)
+                if path is not None and options.export is None:
+                    for one, feeds in exported(folder):
+                        _tell(rows(one, feeds, options.recipes, build))
+
+
+def _tell(lines: Iterator[tuple[str, ...]]) -> None:
+    for row in lines:
+        print(" | ".join(row), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,6 +18,7 @@ from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.numerics import quantize
+from onnxfq.passes.divided_products import divide_products
 from onnxfq.passes.equalized_channels import common_encoding, factors_of_weights, to_common_scale
 from onnxfq.passes.mxfp8_functions import with_mxfp8_functions
 from onnxfq.passes.one_axis_blocks import OnnxParams, needs_blocks, one_axis
@@ -52,6 +53,8 @@ class InsertQdq(Pass):
     Of dynamic activations ONNX has one form, DynamicQuantizeLinear; MXFP8 and NVFP4 for TensorRT are written
     as `tensorrt_blocks` says, MXFP8 with functions that ONNX Runtime can run. Other small scales of weights
     are written as the float32 numbers that they are.
+
+    For TensorRT a product that is split into heads is written as one for each part, see `divided_products`.
     """
 
     plan: Plan
@@ -117,6 +120,8 @@ class InsertQdq(Pass):
                     _insert_on_weight(editor, part, tensor, _Written(encoding, opset, factor))
                 else:
                     _insert_on_activation(editor, part, tensor, _Written(encoding, opset))
+        if self.plan.target == "tensorrt":
+            divide_products(editor)
         return bool(self.plan.placements)
 
     def _for_tensorrt(self, placement: Placement) -> bool:

@@ -6,12 +6,15 @@ NvInfer.h), tried on TensorRT for RTX 1.7.1, whose parser and builder need no GP
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import onnx_graphsurgeon as gs
 
 from onnxfq.deployed import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
 from onnxfq.granularity import PerTensor
+from onnxfq.graph.analysis import weight_source
+from onnxfq.graph.ops import summed_axis
 from onnxfq.plan import Placement
 from onnxfq.policies.target import Operands, TargetPolicy
 from onnxfq.qtypes import QType
@@ -100,24 +103,53 @@ def _keeps_float(operands: Operands) -> str:
                 f"{window}"
             )
         why = _int4_in_float(placement, shape) if base == "int4" else ""
-        if not why and operands.weight_only and base == "int8":
-            why = _one_row(operands, placement)
+        if not why and operands.weight_only and base in ("int4", "int8"):
+            why = _alone_in_float(operands, placement, base)
         if why:
             return why
     return ""
 
 
-def _one_row(operands: Operands, placement: Placement) -> str:
-    """Return why int8 weights that one row is multiplied by would become float; empty when they stay."""
-    node = operands.node
-    rows, matrix = (tensor.shape for tensor in node.inputs[:2])
-    if isinstance(node.inputs[0], gs.Constant) or rows is None or any(size != 1 for size in rows[:-1]):
+def _alone_in_float(operands: Operands, placement: Placement, base: str) -> str:
+    """Return why weights of 4 or 8 bits would become float where activations are; empty when they stay.
+
+    Tried one by one on TensorRT for RTX 1.7.1.
+    """
+    node, first = operands.node, weight_source(operands.node, 0)
+    if first is not None and first.tensor.name == placement.tensor:
+        left = node.inputs[0].shape
+        k = _sizes(node, 0, left if left is not None else operands.weight_shapes[placement.tensor])[0]
+        if base == "int4":
+            return "TensorRT has no int4 for the first matrix of a product, its builder ends over it"
+        return _ODD.format(f"{k} to sum over") if k % 2 else ""
+    if node.op not in _MULTIPLIED:
         return ""
+    rows, matrix = (tensor.shape for tensor in node.inputs[:2])
     # The weight may have come through a Transpose: its shape here is that in front of the node.
     shape = matrix if matrix is not None else operands.weight_shapes[placement.tensor]
-    if len(shape) != 2:
-        return ""
-    k, n = reversed(shape) if node.attrs.get("transB", 0) else shape
+    if prod(shape[:-2]) > 1 and (rows is None or list(rows[:-2]) != list(shape[:-2])):
+        return "TensorRT expands a stack of matrices to float where it multiplies each with all of the input"
+    k, n = _sizes(node, 1, shape)
+    if rows is not None and all(size == 1 for size in rows[:-1]):
+        return _one_row(k, n) if base == "int8" and len(shape) == 2 else ""
+    if n % 2 and (base == "int4" or n > 1):
+        return _ODD.format(f"{n} columns")
+    return _ODD.format(f"{k} to sum over") if base == "int8" and k % 2 and n > 1 else ""
+
+
+_ODD = "TensorRT multiplies in float where only the weight has few bits and a size of it is odd: {}"
+
+
+def _sizes(node: gs.Node, slot: int, shape: Sequence[int]) -> tuple[int, int]:
+    """Return (summed, not summed) of the matrix at `slot`, which has `shape` there."""
+    summed = summed_axis(node, slot, len(shape))
+    if summed is None:  # an Einsum over several axes
+        return 0, 0
+    return shape[summed], prod(shape[-2:]) // max(shape[summed], 1)
+
+
+def _one_row(k: int, n: int) -> str:
+    """Return why int8 weights that one row is multiplied by would become float; empty when they stay."""
     most_k, most_n = ONE_ROW_INT8
     if k <= most_k and n <= most_n:
         return ""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 from builders import (
     attention,
@@ -17,12 +20,14 @@ from builders import (
     stage,
     weights,
 )
+from engines import build_all, counts
 from test_agreement import twins
 
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import default_opset
 from onnxfq.qtypes import qtype_by_name
 from onnxfq.recipe import Recipe, load_recipe
+from onnxfq.targets.building import builder_installed
 
 
 def test_float8_recipe() -> None:
@@ -79,6 +84,63 @@ def test_weight_only_leaves_in_float(case: str) -> None:
     with pytest.raises(ModelError) as caught:
         planned(proto, "tensorrt-int4")
     assert str(caught.value).endswith(f": {why}")
+
+
+def product(x: str, text: str, *shape: int) -> onnx.ModelProto:
+    """One product, written by `text`, of `x`, of shape `x`, and a weight of `shape`."""
+    return build(f"g (float[{x}] x) => (float y) {{ [mm] y = {text} }}", {"w": weights(*shape)})
+
+
+# Of one form: what TensorRT keeps, and what it multiplies in float (or ends over) but for a number.
+ALONE = {
+    "int8 odd columns": (product("N,64", "MatMul (x, w)", 64, 9), "odd: 9 columns"),
+    "int8 odd sum": (product("N,33", "Gemm <transB = 1> (x, w)", 64, 33), "odd: 33 to sum over"),
+    "int8 odd sum, left": (product("33,N", "MatMul (w, x)", 64, 33), "odd: 33 to sum over"),
+    "int8 stack": (product("N,1,8,32", "MatMul (x, w)", 4, 32, 64), "a stack of matrices"),
+    "int8 even": (product("N,64", "MatMul (x, w)", 64, 10), ""),
+    "int8 one column": (product("N,33", "MatMul (x, w)", 33, 1), ""),
+    "int8 one row": (product("1,33", "MatMul (x, w)", 33, 9), ""),
+    "int8 left": (product("32,8", "MatMul (w, x)", 63, 32), ""),
+    "int8 own matrix each": (product("4,8,32", "MatMul (x, w)", 4, 32, 64), ""),
+    "int4 odd columns": (product("N,64", "Gemm <transB = 1> (x, w)", 3, 64), "odd: 3 columns"),
+    "int4 one column": (product("N,64", "Gemm <transB = 1> (x, w)", 1, 64), "odd: 1 columns"),
+    "int4 left": (product("32,N", "MatMul (w, x)", 64, 32), "its builder ends over it"),
+    "int4 left Gemm": (product("32,8", "Gemm <transA = 1> (w, x)", 32, 64), "its builder ends over it"),
+    "int4 stack": (product("N,1,8,32", "MatMul (x, w)", 4, 32, 64), "a stack of matrices"),
+    "int4 one row": (product("1,64", "Gemm <transB = 1> (x, w)", 9, 64), ""),
+    "int4 even": (product("N,64", "Gemm <transB = 1> (x, w)", 6, 64), ""),
+    "int4 own matrix each": (product("4,8,32", "MatMul (x, w)", 4, 32, 64), ""),
+}
+
+
+def alone(case: str) -> Recipe:
+    """Return the recipe of a case of `ALONE`."""
+    small = load_recipe("tensorrt-int4").model_dump()
+    small["weights"] = small["weights"] | {"block_size": 16}
+    return Recipe.model_validate(small) if case.startswith("int4") else load_recipe("tensorrt-int8-weights")
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_weights_alone_stay_low_or_in_float(case: str) -> None:
+    """What TensorRT would multiply in float for its sizes is not promised to have few bits."""
+    proto, why = ALONE[case]
+    if not why:
+        assert [str(row) for row in planned(proto, alone(case)).coverage()] in (["MatMul 1/1"], ["Gemm 1/1"])
+        return
+    with pytest.raises(ModelError, match=why):
+        planned(proto, alone(case))
+
+
+@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+def test_the_builder_keeps_weights_alone(tmp_path: Path) -> None:
+    """Every weight of few bits that is promised is one of the engine."""
+    kept = [case for case, (_, why) in ALONE.items() if not why]
+    made = {case: qdq_of(stage(ALONE[case][0], alone(case))) for case in kept}
+    for case, reports in build_all(tmp_path, made).items():
+        found = counts(made[case], reports)
+        assert len(found) == len(reports), case  # all are built
+        for row in found.values():
+            assert list(row.values()) == [1] and "weight-only as weight-only" in next(iter(row)), (case, row)
 
 
 def test_two_activations_have_no_weight() -> None:

@@ -1,0 +1,96 @@
+"""Numbers that a graph computes from constants and from sizes that are known, as the bounds of a Slice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_graphsurgeon as gs
+
+from onnxfq.graph.constants import constant_array
+
+Numbers = list[int | None]
+"""None: a number that only data or an open size tells."""
+
+_MANY = 64
+_DEEP = 32
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+    "Add": lambda a, b: a + b,
+    "Sub": lambda a, b: a - b,
+    "Mul": lambda a, b: a * b,
+}
+
+
+def known_numbers(tensor: gs.Tensor, depth: int = _DEEP) -> Numbers | None:
+    """Return the elements of an integer tensor of rank 0 or 1; None where not even their number is known."""
+    if isinstance(tensor, gs.Constant):
+        values = constant_array(tensor) if len(tensor.shape) < 2 else None
+        if values is None or values.size > _MANY or values.dtype.kind not in "iu":
+            return None
+        return [int(value) for value in values.reshape(-1)]
+    node = tensor.inputs[0] if tensor.inputs else None
+    if node is None or not depth:
+        return None
+    if node.op == "Shape" and not node.attrs:
+        shape = node.inputs[0].shape
+        return None if shape is None else [size if isinstance(size, int) else None for size in shape]
+    if node.op not in _RULES and node.op not in ("Div", *_ARITHMETIC):
+        return None
+    given = [known_numbers(one, depth - 1) for one in node.inputs]
+    if any(numbers is None for numbers in given):
+        return None
+    return _RULES.get(node.op, _calculated)(node, given)
+
+
+def _calculated(node: gs.Node, given: list[Any]) -> Numbers | None:
+    size = max(len(numbers) for numbers in given)
+    if any(len(numbers) not in (1, size) for numbers in given):
+        return None
+    left, right = (numbers * size if len(numbers) == 1 else numbers for numbers in given)
+    return [
+        None if a is None or b is None else _result(node.op, a, b) for a, b in zip(left, right, strict=True)
+    ]
+
+
+def _result(op: str, a: int, b: int) -> int | None:
+    if op != "Div":
+        return _ARITHMETIC[op](a, b)
+    # ONNX says nothing of the rounding of a negative quotient.
+    return a // b if a >= 0 and b > 0 else None
+
+
+def _gathered(node: gs.Node, given: list[Any]) -> Numbers | None:
+    values, indices = given
+    if any(index is None or not -len(values) <= index < len(values) for index in indices):
+        return None
+    return [values[index] for index in indices]
+
+
+def _same(node: gs.Node, given: list[Any]) -> Numbers | None:
+    numbers: Numbers = given[0]
+    return numbers if len(node.outputs[0].shape or ()) < 2 else None
+
+
+def _cut(node: gs.Node, given: list[Any]) -> Numbers | None:
+    if (
+        len(given) < 3
+        or any(len(one) != 1 or one[0] is None for one in given[1:])
+        or given[3:] not in ([], [[0]], [[0], [1]])
+    ):
+        return None
+    return list(given[0][given[1][0] : given[2][0]])
+
+
+def _joined(node: gs.Node, given: list[Any]) -> Numbers | None:
+    return [number for numbers in given for number in numbers]
+
+
+_RULES: dict[str, Callable[[gs.Node, list[Any]], Numbers | None]] = {
+    "Cast": _same,
+    "Concat": _joined,
+    "Gather": _gathered,
+    "Identity": _same,
+    "Slice": _cut,
+    "Squeeze": _same,
+    "Unsqueeze": _same,
+}
