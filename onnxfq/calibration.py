@@ -63,6 +63,7 @@ def calibrate(
         encodings=tuple(encodings),
         without_values=absent,
         statistics_sha256=statistics.sha256,
+        data_sha256=f"{statistics.data:064x}" if statistics.data else "",
     )
 
 
@@ -191,8 +192,6 @@ def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encodin
     if placement.spec.scale_type != "float32":
         return encode_constant(placement, values)
     rmin, rmax = group_ranges(values, placement.spec)
-    if not values.size:  # the ends of nothing are infinite
-        rmin, rmax = np.zeros_like(rmin), np.zeros_like(rmax)
     if by_ends:  # the ends are not finite if a value is not: one look at all of them less
         _refuse_nonfinite(placement, np.stack([rmin, rmax]))
     _tell_dead_channels(placement, rmin, rmax)

@@ -201,8 +201,9 @@ class Encodings(Record):
     """The encodings of all quantized tensors of one model (`.encodings.json`).
 
     without_values: activations of the plan that no run gave a value; what needs them stays in float.
-    statistics_sha256: fingerprint of the statistics they come from. source: the kind of file that gave some
-    of them, those whose calibrator is `given`.
+    statistics_sha256: fingerprint of the statistics they come from. data_sha256: sum of the SHA-256 of the
+    samples that those were gathered from, modulo 2^256; it does not hang on order or batches. source: the
+    kind of file that gave some of them, those whose calibrator is `given`.
     """
 
     format: Literal["onnxfq.encodings/1"] = "onnxfq.encodings/1"
@@ -210,6 +211,7 @@ class Encodings(Record):
     encodings: tuple[Encoding, ...]
     without_values: tuple[str, ...] = ()
     statistics_sha256: str = ""
+    data_sha256: str = ""
     source: str = ""
 
     @pydantic.model_validator(mode="after")

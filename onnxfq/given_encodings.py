@@ -71,6 +71,7 @@ def calibrate_rest(
             "encodings": tuple(known[tensor] for tensor in ordered if tensor in known),
             "source": fitted.given.kind,
             "statistics_sha256": made.statistics_sha256 if rest.activations else "",
+            "data_sha256": made.data_sha256 if rest.activations else "",
         }
     )
 

@@ -51,9 +51,9 @@ def with_provenance(
 ) -> onnx.ModelProto:
     """Return `proto` with what it was made with and from in its metadata.
 
-    Version, recipe, target, type of what is float, calibrators of activations, hashes of the float model
-    and of the statistics, the kind of file that gave encodings. No time and no path: equal inputs give equal
-    files.
+    Version, recipe, target, type of what is float, calibrators of activations, hashes of the float model, of
+    the data and of the statistics, the kind of file that gave encodings. No time and no path: equal inputs
+    give equal files.
     """
     activations = {placement.tensor for placement in plan.activations}
     methods = {e.spec.calibrator for e in encodings.encodings if e.tensor in activations}
@@ -64,6 +64,7 @@ def with_provenance(
         ("recipe", plan.recipe),
         ("calibrator", ", ".join(sorted(methods))),
         ("statistics_sha256", encodings.statistics_sha256),
+        ("data_sha256", encodings.data_sha256),
         ("encodings_from", encodings.source),
         ("target", plan.target),
         ("source_sha256", plan.model_sha256),

@@ -201,13 +201,3 @@ def test_encodings_survive_their_file(tmp_path) -> None:
     again = type(encodings).load(tmp_path / "e.json")
     assert again == encodings
     np.testing.assert_array_equal(again["w"].scale_array, encodings["w"].scale_array)
-
-
-def test_an_empty_weight_is_no_fault() -> None:
-    """A weight without elements has no range and the scale 1: nothing is rounded with it."""
-    proto = build(
-        "g (float[N,0] x) => (float[N,3] y) { y = MatMul (x, w) }", {"w": np.zeros((0, 3), np.float32)}
-    )
-    model, plan = load(proto), planned(proto, "tensorrt-int8-weights")
-    encodings = calibrate(model, plan, collect_statistics(model, plan, []))
-    assert encodings["w"].scale_array.tolist() == [1.0, 1.0, 1.0]

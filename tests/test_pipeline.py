@@ -20,6 +20,7 @@ from onnxfq.errors import (
     SpecError,
     StatisticsError,
 )
+from onnxfq.feeds import sample_digest
 from onnxfq.feeds.kept import CHECK_FEEDS
 from onnxfq.pipeline import RunOptions, evaluate_models, quantize
 from onnxfq.reporting.html import render_report
@@ -142,6 +143,8 @@ def test_provenance(workdir: Path) -> None:
     result = quantize("model.onnx", "data.npz", "out.onnx")
     found = {p.key: p.value for p in onnx.load("out.onnx").metadata_props}
     assert len(found.pop("onnxfq.statistics_sha256")) == 64
+    digests = [sample_digest({"x": sample[None]}) for feed in FEEDS for sample in feed["x"]]
+    assert found.pop("onnxfq.data_sha256") == f"{sum(digests) % 2**256:064x}"
     assert found == {
         "mine": "kept",
         "onnxfq.version": onnxfq.__version__,
