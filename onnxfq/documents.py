@@ -58,13 +58,26 @@ def read_document(path: str | Path, record: type[R], error: type[OnnxfqError]) -
     except (OSError, UnicodeDecodeError) as fault:
         raise error(f"cannot read {path}: {fault}") from None
     try:
-        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
-    except (json.JSONDecodeError, yaml.YAMLError) as fault:
+        content = read_json(text) if path.suffix == ".json" else yaml.load(text, _Loader)
+    except (ValueError, RecursionError, yaml.YAMLError) as fault:
         kind = path.suffix.lstrip(".") or "YAML"
         raise error(
             f"{path} is not valid {kind}: {one_line(fault)}; repair it or give another file"
         ) from None
     return parse(content, record, error, str(path))
+
+
+def read_json(text: str) -> Any:
+    """Return what `text` holds. Raises ValueError, for a name that stands twice too, or RecursionError."""
+    return json.loads(text, object_pairs_hook=_once_each)
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises ValueError for a name that it has twice, of which JSON keeps the last."""
+    twice = first_repeated(name for name, _ in pairs)
+    if twice is not None:
+        raise ValueError(f"{twice!r} stands twice in one object")
+    return dict(pairs)
 
 
 def parse(content: Any, record: type[R], error: type[OnnxfqError], source: str) -> R:

@@ -5,12 +5,11 @@ The format is told from the content, never from the name of the file.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onnxfq.documents import first_repeated, one_line
+from onnxfq.documents import one_line, read_json
 from onnxfq.encoding import Encodings
 from onnxfq.errors import PlanError
 from onnxfq.interchange.aimet import is_aimet, read_aimet
@@ -68,20 +67,12 @@ def read_given(file: GivenFile) -> Given:
     if is_cache(text):
         return read_cache(text, source)
     try:
-        content = json.loads(text, object_pairs_hook=_once_each)
+        content = read_json(text)
     except (ValueError, RecursionError) as fault:
         if text.lstrip()[:1] in ("{", "["):
             raise PlanError(f"{source} is damaged: {one_line(fault)}; write it again") from None
         raise PlanError(f"{source} is none of {_known()}{_JSON_OF_THREE}") from None
     return _read(content, source)
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError for a name that it has twice, of which JSON keeps the last."""
-    twice = first_repeated(name for name, _ in pairs)
-    if twice is not None:
-        raise ValueError(f"{twice!r} stands twice in one object")
-    return dict(pairs)
 
 
 def load_encodings(path: str | Path) -> Encodings:
