@@ -29,22 +29,10 @@ _Kind = Literal["fixed", "linear", "power"]
 """fixed: the same for all data of one shape. linear: linear in an input of the model, but for constants that
 are added. power: made of squares or magnitudes of such, by sums and products with what is fixed."""
 
+# Linear in their first input, the others being fixed.
 _MOVES = frozenset(
-    {
-        *(
-            "Cast",
-            "Expand",
-            "Flatten",
-            "Gather",
-            "Identity",
-            "Neg",
-            "Pad",
-            "Reshape",
-            "ReduceMean",
-            "ReduceSum",
-        ),
-        *("Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "DFT", "STFT", "Div"),
-    }
+    "Cast DFT Div Expand Flatten Gather Identity Neg Pad ReduceMean ReduceSum Reshape STFT Slice Split "
+    "Squeeze Tile Transpose Unsqueeze".split()
 )
 _SUMS = frozenset({"Add", "Concat", "Sub", "Sum"})
 _PRODUCTS = frozenset({"Conv", "Einsum", "Gemm", "MatMul", "Mul"})
