@@ -36,7 +36,7 @@ def data_path(model: Path, location: str) -> Path:
 def data_files(model: object) -> list[Path]:
     """Return the files that hold weights of `model`, a path or a proto; none of what is no model."""
     if isinstance(model, onnx.ModelProto):
-        locations = {external_data_helper.ExternalDataInfo(t).location for t in _external(model)}
+        locations = {_location(tensor) for tensor in _external(model)}
         return [Path(one) for one in sorted(locations) if not one.startswith(PREFIX)]
     if not isinstance(model, (str, Path)):
         return []
@@ -45,7 +45,7 @@ def data_files(model: object) -> list[Path]:
         proto, inside = read_without_values(path, SMALL)
         for tensor in _external(proto):
             if tensor.name not in inside:
-                found.add(data_path(path, external_data_helper.ExternalDataInfo(tensor).location))
+                found.add(data_path(path, _location(tensor)))
     except (OSError, ValueError, google.protobuf.message.DecodeError):
         return []  # who reads it says why
     return sorted(found)
@@ -75,3 +75,8 @@ def check_model_output(output: str | Path, model: object, *others: object) -> No
 def _external(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
     tensors = external_data_helper._get_all_tensors(proto)
     return [tensor for tensor in tensors if external_data_helper.uses_external_data(tensor)]
+
+
+def _location(tensor: onnx.TensorProto) -> str:
+    """Return the path that `tensor` names; onnx's own reader warns of fields that it does not know."""
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")

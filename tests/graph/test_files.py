@@ -124,6 +124,15 @@ def test_the_data_of_the_input_is_not_overwritten(external: Path) -> None:
     assert (external.parent / "model.data").read_bytes() == before
 
 
+def test_a_damaged_reference_is_no_warning(external: Path) -> None:
+    """Looking for data files says nothing of a field that is none: reading the model does, in one line."""
+    proto = onnx.load(external, load_external_data=False)
+    proto.graph.initializer[0].external_data[0].key = "locatmon"
+    external.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match="ONNX has no field 'locatmon'"):
+        quantize(external, None, external.parent / "q.onnx", recipe="tensorrt-int8-weights")
+
+
 def test_data_that_a_written_model_left_is_not_removed_under_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
