@@ -148,6 +148,11 @@ def _other(
     return make
 
 
+def _text_to_text(kind: str, fields: Mapping[str, Any]) -> Callable[[], Network]:
+    inputs = {"input_ids": _words, "attention_mask": _seen, "decoder_input_ids": lambda: _words(8)}
+    return _other(kind, fields, inputs, ["logits"], use_cache=False)
+
+
 def _part(
     make_whole: Callable[[], nn.Module],
     part: str,
@@ -338,34 +343,13 @@ NETWORKS: dict[str, Callable[[], Network]] = {
         ["logits"],
         use_cache=False,
     ),
-    "t5": _other(
+    "t5": _text_to_text(
         "T5ForConditionalGeneration",
         {"vocab_size": 100, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4},
-        {"input_ids": _words, "attention_mask": _seen, "decoder_input_ids": lambda: _words(8)},
-        ["logits"],
-        use_cache=False,
     ),
-    "bart": _other(
-        "BartForConditionalGeneration",
-        SEQ2SEQ,
-        {"input_ids": _words, "attention_mask": _seen, "decoder_input_ids": lambda: _words(8)},
-        ["logits"],
-        use_cache=False,
-    ),
-    "marian": _other(
-        "MarianMTModel",
-        SEQ2SEQ,
-        {"input_ids": _words, "attention_mask": _seen, "decoder_input_ids": lambda: _words(8)},
-        ["logits"],
-        use_cache=False,
-    ),
-    "m2m100": _other(
-        "M2M100ForConditionalGeneration",
-        SEQ2SEQ,
-        {"input_ids": _words, "attention_mask": _seen, "decoder_input_ids": lambda: _words(8)},
-        ["logits"],
-        use_cache=False,
-    ),
+    "bart": _text_to_text("BartForConditionalGeneration", SEQ2SEQ),
+    "marian": _text_to_text("MarianMTModel", SEQ2SEQ),
+    "m2m100": _text_to_text("M2M100ForConditionalGeneration", SEQ2SEQ),
     "whisper": _other(
         "WhisperForConditionalGeneration",
         SEQ2SEQ | {"max_source_positions": 50, "num_mel_bins": 20},

@@ -19,6 +19,9 @@ WEIGHTED_INPUTS: dict[str, tuple[int, ...]] = {
 RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN"})
 """Operators that multiply weights inside a loop of their own."""
 
+SIZES = frozenset({"Shape", "Size"})
+"""What gives numbers that no data is in."""
+
 _RECURRENT = "recurrent: the products of its loop have no inputs of their own to put a pair on"
 _ATTENTION = "fused: the products of its attention have no inputs of their own to put a pair on"
 _FUSED = "fused: TensorRT and the Q/DQ form know its parts only; export the model without this fusion"

@@ -119,7 +119,8 @@ def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
 def _why(name: str, given: Given) -> str:
     if name in given.unusable:
         return f" ({given.unusable[name]})"
-    return nearest(name, given.tensors).replace("; ", " (", 1) + ")" if nearest(name, given.tensors) else ""
+    hint = nearest(name, given.tensors)
+    return f" ({hint.removeprefix('; ')})" if hint else ""
 
 
 def _encoded(given: Given, tensor: GivenTensor, placement: Placement, shape: tuple[int, ...]) -> Encoding:

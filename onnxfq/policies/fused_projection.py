@@ -14,6 +14,7 @@ from math import prod
 
 import onnx_graphsurgeon as gs
 
+from onnxfq.graph.ops import SIZES
 from onnxfq.plan import Placement, Use
 from onnxfq.policies.attention import attentions
 from onnxfq.policies.target import Operands, TargetPolicy
@@ -23,8 +24,6 @@ from onnxfq.recipe import Recipe
 MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 SPLITS = frozenset({"Gather", "Slice", "Split"})
 SCALES = frozenset({"Div", "Mul"})
-SIZES = frozenset({"Shape", "Size"})
-"""What gives numbers that no data is in."""
 FOLDED = frozenset({"Cast", "Div", "Gather", "Mul", "Slice", "Sqrt", "Squeeze", "Unsqueeze"})
 """What TensorRT folds behind `SIZES` to one number, as exporters write a factor. It folds no Pow."""
 

@@ -20,7 +20,7 @@ from typing import Literal
 import onnx_graphsurgeon as gs
 
 from onnxfq.graph.analysis import all_nodes, bodies
-from onnxfq.graph.ops import is_weighted
+from onnxfq.graph.ops import SIZES, is_weighted
 from onnxfq.policies.weighted import NodeDecision
 
 MOST_BITS = 8
@@ -38,7 +38,6 @@ _SUMS = frozenset({"Add", "Concat", "Sub", "Sum"})
 _PRODUCTS = frozenset({"Conv", "Einsum", "Gemm", "MatMul", "Mul"})
 _FLOORS = frozenset({"Clip", "Max", "Min", "ReduceMax", "Sqrt"})
 _SQUARES = frozenset({"Abs", "Pow", "ReduceL1", "ReduceL2", "ReduceSumSquare"})
-_SIZES = frozenset({"Shape", "Size"})
 
 _WHY = (
     "it makes a spectrum whose logarithm is taken, and the small powers that shows lie below a step of {} "
@@ -63,22 +62,19 @@ def _in_float(decision: NodeDecision) -> NodeDecision:
 
 def _makers_of_log_spectra(graph: gs.Graph) -> set[str]:
     """Return the names of weighted nodes between an input of the model and the logarithm of a spectrum."""
-    nodes = all_nodes(graph)
-    if not any(node.op == "Log" for node in nodes):
-        return set()
-    kinds = _kinds(graph)
+    level = [tensor for node in all_nodes(graph) if node.op == "Log" for tensor in node.inputs]
+    kinds = _kinds(graph) if level else {}
     found: set[str] = set()
     seen: set[str] = set()
-    for log in nodes:
-        level = list(log.inputs) if log.op == "Log" else []
-        while level:
-            tensor = level.pop()
-            if tensor.name in seen or kinds.get(tensor.name, "fixed") == "fixed":
-                continue
-            seen.add(tensor.name)
-            for maker in tensor.inputs:
-                level += maker.inputs
-                found |= {maker.name} if is_weighted(maker) else set()
+    while level:
+        tensor = level.pop()
+        if tensor.name in seen or kinds.get(tensor.name, "fixed") == "fixed":
+            continue
+        seen.add(tensor.name)
+        for maker in tensor.inputs:
+            level += maker.inputs
+            if is_weighted(maker):
+                found.add(maker.name)
     return found
 
 
@@ -101,7 +97,7 @@ def _kind_of(tensor: gs.Tensor, kinds: dict[str, _Kind]) -> _Kind | None:
 
 def _made_kind(node: gs.Node, read: Sequence[_Kind | None]) -> _Kind | None:
     """Return the kind of what `node` makes of inputs of such kinds; None where it has none."""
-    if node.op in _SIZES or all(kind == "fixed" for kind in read):
+    if node.op in SIZES or all(kind == "fixed" for kind in read):
         return "fixed"
     data = {kind for kind in read if kind != "fixed"}
     if len(data) != 1:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
+from onnxfq.graph.ops import SIZES
 from onnxfq.policies.attention import FLOAT8_HEAD, INT8_HEADS, INT8_TOKENS
-from onnxfq.policies.fused_projection import MOVES, SCALES, SIZES, SPLITS
+from onnxfq.policies.fused_projection import MOVES, SCALES, SPLITS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.operands import Operand, operand
 from onnxfq.targets.quantizers import QUANTIZE_OPS

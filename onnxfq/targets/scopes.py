@@ -14,8 +14,9 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.functions import inlined
+from onnxfq.graph.ops import SIZES
 from onnxfq.graph.shapes import with_shapes
-from onnxfq.policies.fused_projection import FOLDED, SIZES
+from onnxfq.policies.fused_projection import FOLDED
 
 Shape = tuple[int | None, ...]
 
