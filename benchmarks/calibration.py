@@ -57,7 +57,7 @@ def infer(path: Path, batch: int, samples: int, threads: int) -> None:
 def calibrate(path: Path, batch: int, samples: int, threads: int) -> None:
     """Statistics of all samples, once, and the ranges of all methods from them."""
     import onnxfq
-    from onnxfq.calibration import encode_weights
+    from onnxfq.stages.calibrate import encode_weights
 
     model = onnxfq.load(path)
     plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))

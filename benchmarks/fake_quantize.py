@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 from timing import machine, markdown_table, median_ratio, paired_times, report
 
 from onnxfq.runtime import kernels
-from onnxfq.runtime.library import register_custom_ops
+from onnxfq.runtime.custom_ops import register_custom_ops
 from onnxfq.runtime.ort import onnxruntime
 
 ROWS = 1024

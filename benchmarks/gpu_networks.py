@@ -32,19 +32,19 @@ from shapes import NETWORKS
 from timing import machine, markdown_table, median_ratio, paired_times, report
 
 import onnxfq
-from onnxfq.feeds import Feed, sample_digest
+from onnxfq.calibration.statistics import Statistics, TensorStatistics, empty_state
+from onnxfq.data import Feed, sample_digest
+from onnxfq.documents.plan import Plan
 from onnxfq.graph.model import Model
-from onnxfq.passes.insert_merging import InsertMerging, StateNames
-from onnxfq.plan import Plan
+from onnxfq.passes.observe.insert_merging import InsertMerging, StateNames
 from onnxfq.runtime import kernels
-from onnxfq.runtime.choice import choose_device
-from onnxfq.runtime.devices import providers
-from onnxfq.runtime.gathering import Gathering
+from onnxfq.runtime.device_choice import choose_device
+from onnxfq.runtime.device_memory import Device, placed
+from onnxfq.runtime.device_statistics import Gathering
 from onnxfq.runtime.gpus import gpus
 from onnxfq.runtime.ort import onnxruntime
-from onnxfq.runtime.places import Device, placed
+from onnxfq.runtime.providers import providers
 from onnxfq.runtime.session import Session
-from onnxfq.statistics import Statistics, TensorStatistics, empty_state
 
 MARKS = {"observed": 1.2, "fake-quantized": 1.15}
 

@@ -1,4 +1,4 @@
-"""Hashes of what onnxfq writes for a folder of real models: a change that must keep every bit is held against them.
+"""Hash what onnxfq writes for a folder of real models, for changes that must keep every bit.
 
     python benchmarks/output_hashes.py MODELS --out before.json
     python benchmarks/output_hashes.py MODELS --against before.json

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from onnxfq.runtime.library import register_custom_ops
+from onnxfq.runtime.custom_ops import register_custom_ops
 from onnxfq.runtime.ort import onnxruntime
 
 Feed = dict[str, Any]

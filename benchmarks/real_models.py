@@ -31,8 +31,8 @@ from real_cases import CASES, DTLN, DTLN_PAIR, Case, Folder, open_model, raised_
 from real_page import FORMS, MEASURED, OTHERS, Outcome, Row, numbers, page
 
 import onnxfq
-from onnxfq.calibrators.auto import METHODS as AUTOS
-from onnxfq.files import write_text
+from onnxfq.calibration.calibrators.auto import METHODS as AUTOS
+from onnxfq.support.files import write_text
 
 COMPARED_FEEDS = 8
 METHODS = ("auto", *AUTOS)

@@ -12,7 +12,7 @@ from real_cases import Case
 from timing import machine, markdown_table
 
 import onnxfq
-from onnxfq.calibrators import DEFAULT_CALIBRATOR
+from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR
 from onnxfq.runtime.ort import onnxruntime
 
 FORMS = ("fake-quant", "Q/DQ")

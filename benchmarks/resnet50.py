@@ -22,8 +22,8 @@ from shapes import NETWORKS
 from timing import machine, markdown_table, median_ratio, paired_times, report
 
 import onnxfq
-from onnxfq.passes.insert_observers import InsertObservers
-from onnxfq.runtime.observed import observing_session
+from onnxfq.passes.observe.insert_observers import InsertObservers
+from onnxfq.runtime.observing_session import observing_session
 from onnxfq.runtime.ort import onnxruntime
 
 

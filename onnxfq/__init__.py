@@ -15,36 +15,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onnxfq.aimet_range import adjust_min_max
-from onnxfq.calibration import calibrate
-from onnxfq.comparison.compare import Comparison, compare
-from onnxfq.conversion.convert import Conversion, convert
-from onnxfq.encoding import Encoding, Encodings
+from onnxfq.calibration.statistics import Statistics
+from onnxfq.data import DataOptions
+from onnxfq.documents.cast_plan import FloatOptions
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import Override, Recipe, load_recipe
+from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import OnnxfqError
-from onnxfq.feeds import DataOptions
-from onnxfq.float_plan import FloatOptions
-from onnxfq.graph.inspection import inspect_model
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
+from onnxfq.graph.io.save import save
 from onnxfq.graph.model import Model
-from onnxfq.graph.save import save
-from onnxfq.handoff.handoff import Handoff, handoff
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import ObserveOptions
+from onnxfq.numerics.aimet_range import adjust_min_max
+from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.pipeline import QuantizeResult, RunOptions, open_feeds, quantize
 from onnxfq.pipeline import evaluate_models as evaluate
-from onnxfq.plan import Plan
-from onnxfq.planning import make_plan
-from onnxfq.qparams import ParamRules, choose_qparams
-from onnxfq.recipe import Override, Recipe, load_recipe
-from onnxfq.reporting.html import write_report
+from onnxfq.report.html import write_report
+from onnxfq.runtime.custom_ops import custom_ops_path, register_custom_ops, use_custom_ops
 from onnxfq.runtime.kernels import fake_quantize
-from onnxfq.runtime.library import custom_ops_path, register_custom_ops, use_custom_ops
-from onnxfq.scores import Evaluation
-from onnxfq.statistics import Statistics
-from onnxfq.targets.building import BuildOptions
-from onnxfq.targets.check import check
-from onnxfq.targets.findings import CheckResult, Finding
+from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.check import check
+from onnxfq.stages.compare import Comparison, compare
+from onnxfq.stages.convert import Conversion, convert
+from onnxfq.stages.handoff import Handoff, handoff
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.stages.inspect import inspect_model
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.plan import make_plan
+from onnxfq.targets.tensorrt.builder.build import BuildOptions
+from onnxfq.targets.tensorrt.rules.findings import CheckResult, Finding
 from onnxfq.version import VERSION as __version__
 
 if TYPE_CHECKING:

@@ -13,41 +13,41 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.calibration import calibrate, calibrated_part
-from onnxfq.encoding import Encodings
+from onnxfq.calibration.statistics import DATA_MODULUS, Statistics
+from onnxfq.data import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
+from onnxfq.data.labels import read_labels
+from onnxfq.data.replay import FirstSeen, KeptFeeds
+from onnxfq.documents.cast_plan import ALL_FLOAT32, HALF_TYPES, FloatOptions, FloatPlan
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, RecipeError
-from onnxfq.evaluation import evaluate
-from onnxfq.feeds import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
-from onnxfq.feeds.kept import FirstSeen, KeptFeeds
-from onnxfq.float_plan import ALL_FLOAT32, HALF_TYPES, FloatOptions, FloatPlan
-from onnxfq.float_remainder import decide_floats
-from onnxfq.given_encodings import calibrate_rest, left_in_float, planned_with, rest_of
-from onnxfq.graph.data_files import check_model_output
-from onnxfq.graph.load import MIN_OPSET, normalised, read_model
+from onnxfq.graph.io.data_files import check_model_output
+from onnxfq.graph.io.external_tensors import held, is_large, scratch_for
+from onnxfq.graph.io.load import MIN_OPSET, normalised, read_model
+from onnxfq.graph.io.save import save
+from onnxfq.graph.io.scratch_file import Scratch, weights_in
 from onnxfq.graph.model import Model
-from onnxfq.graph.normalize import name_nodes
-from onnxfq.graph.releases import release_of
-from onnxfq.graph.save import save
-from onnxfq.graph.scratch import Scratch, weights_in
+from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.graph.signature import input_specs, number_outputs, output_names
-from onnxfq.graph.stored import held, is_large, scratch_for
-from onnxfq.half_scales import with_half_scales
-from onnxfq.insertion import insert_fake_quantize, insert_qdq, with_provenance
 from onnxfq.interchange import GivenFile, read_given
-from onnxfq.interchange.fit import Fitted
-from onnxfq.labels import read_labels
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import ObserveOptions
+from onnxfq.interchange.apply import Fitted
 from onnxfq.passes.cast_floats import cast_floats
-from onnxfq.passes.integer_products import integer_products
-from onnxfq.plan import Plan
-from onnxfq.recipe import DEFAULT_RECIPE, Recipe, load_recipe
-from onnxfq.runtime.choice import DeviceChoice, choose_device
-from onnxfq.runtime.found_types import lacks_ranks, with_run_ranks
-from onnxfq.runtime.missing_kernels import cannot_run
+from onnxfq.passes.integer_matmul import integer_products
+from onnxfq.runtime.device_choice import DeviceChoice, choose_device
 from onnxfq.runtime.session import Session
-from onnxfq.scores import Evaluation
-from onnxfq.statistics import DATA_MODULUS, Statistics
+from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
+from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.stages.calibrate import calibrate, calibrated_part
+from onnxfq.stages.cast import decide_floats
+from onnxfq.stages.evaluate import evaluate
+from onnxfq.stages.external_encodings import calibrate_rest, left_in_float, planned_with, rest_of
+from onnxfq.stages.half_scales import with_half_scales
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq, with_provenance
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.targets.onnxruntime.releases import release_of
 
 log = logging.getLogger(__name__)
 

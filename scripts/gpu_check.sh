@@ -166,7 +166,7 @@ if [ -n "$with_python" ]; then
 fi
 if [ -n "$with_python" ]; then
   step doctor 60 20 "${in_python[@]}" -m onnxfq doctor
-  if [ -n "$dry" ] || "${in_python[@]}" -c "from onnxfq.runtime.devices import cuda_problem as p; print(p()); exit(bool(p()))"; then
+  if [ -n "$dry" ] || "${in_python[@]}" -c "from onnxfq.runtime.providers import cuda_problem as p; print(p()); exit(bool(p()))"; then
     networks=()
     if [ -n "$dry" ]; then networks=(--batch 1 --rounds 1); fi
     step networks 120 40 "${in_python[@]}" benchmarks/gpu_networks.py --device "$device" "${networks[@]}" \

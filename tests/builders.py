@@ -9,18 +9,18 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
-from onnxfq.calibration import calibrate
-from onnxfq.encoding import Encodings
-from onnxfq.graph.load import load
+from onnxfq.calibration.statistics import Statistics
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import ObserveOptions
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.insert_qdq import InsertQdq
-from onnxfq.plan import Plan
-from onnxfq.planning import make_plan
-from onnxfq.qtypes import qtype_by_name
-from onnxfq.recipe import Recipe, load_recipe
-from onnxfq.statistics import Statistics
+from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.plan import make_plan
 
 Arrays = dict[str, NDArray[np.generic]]
 

@@ -10,8 +10,8 @@ import hypothesis
 import numpy as np
 import pytest
 
-from onnxfq.package_files import package_file
-from onnxfq.runtime import choice
+from onnxfq.runtime import device_choice as choice
+from onnxfq.support.resources import package_file
 
 # A busy machine is no fault of the code, so no example has a deadline.
 hypothesis.settings.register_profile("onnxfq", deadline=None)

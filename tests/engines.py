@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from onnxfq.encoding import Encoding, Encodings
-from onnxfq.float_plan import HALF_TYPES, FloatName, FloatOptions
+from onnxfq.documents.cast_plan import HALF_TYPES, FloatName, FloatOptions
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.constants import weight_array
-from onnxfq.graph.load import load
-from onnxfq.half_scales import with_half_scales
+from onnxfq.graph.io.load import load
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.passes.insert_qdq import InsertQdq
-from onnxfq.planning import make_plan
-from onnxfq.policies.float_remainder import plan_floats
-from onnxfq.recipe import load_recipe
-from onnxfq.targets.building import Job, Report, capabilities, run_jobs
-from onnxfq.targets.engine import parse_layers, verdict
-from onnxfq.targets.profiles import profiles
-from onnxfq.targets.reading import Reading, read
-from onnxfq.targets.structure import EXTRA
+from onnxfq.placement.float_casts import plan_floats
+from onnxfq.stages.half_scales import with_half_scales
+from onnxfq.stages.plan import make_plan
+from onnxfq.targets.tensorrt.builder.build import Job, Report, capabilities, run_jobs
+from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
+from onnxfq.targets.tensorrt.builder.profiles import profiles
+from onnxfq.targets.tensorrt.rules.context import Reading, read
+from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
 SECONDS = 120
 """For one engine; a busy machine is slow, and none takes a tenth of it."""

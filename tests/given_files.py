@@ -12,13 +12,13 @@ import onnx
 from builders import build
 from numpy.typing import NDArray
 
-from onnxfq.encoding import Encoding
-from onnxfq.given_encodings import planned_with
-from onnxfq.graph.load import load
+from onnxfq.documents.encodings import Encoding
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.graph.io.load import load
 from onnxfq.interchange import GivenFile, read_given
-from onnxfq.interchange.fit import Fitted
-from onnxfq.plan import Plan
-from onnxfq.recipe import Recipe, load_recipe
+from onnxfq.interchange.apply import Fitted
+from onnxfq.stages.external_encodings import planned_with
 
 VECTORS = Path(__file__).parent / "interchange" / "aimet_vectors.json"
 

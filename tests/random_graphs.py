@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfq.encoding import Encodings
-from onnxfq.plan import Placement, Plan
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Placement, Plan
 
 BATCH, WIDTHS, CHANNELS, SIDE = 2, (2, 3, 4), (2, 4), 4
 OPSETS = (9, 11, 12, 13, 17, 19, 21, 23, 25)

@@ -22,29 +22,29 @@ from test_bodies import staged as staged_bodies
 from test_half_models import as_type, half_feed
 from test_observation import feeds_of, file_bytes, narrow_channels
 
-from onnxfq.accumulation import GroupAccumulator, usual_bytes
-from onnxfq.calibration import calibrate
-from onnxfq.calibrators import CALIBRATORS, calibrator_by_name
+from onnxfq.calibration.calibrators import CALIBRATORS, calibrator_by_name
+from onnxfq.calibration.statistics import BIN_COUNT, GroupStatistics, Statistics, TensorStatistics
 from onnxfq.cli.main import main
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import PlanError, RecipeError, StatisticsError
-from onnxfq.granularity import BlockShape, Granularity, PerAxis
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
-from onnxfq.metrics import ErrorSums
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import ObserveOptions
+from onnxfq.numerics.granularity import BlockShape, Granularity, PerAxis
+from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.spec import QuantSpec
 from onnxfq.pipeline import open_feeds, quantize
-from onnxfq.plan import Plan
-from onnxfq.planning import make_plan
-from onnxfq.qparams import choose_qparams
-from onnxfq.recipe import Recipe
-from onnxfq.reporting.calibrator_table import calibrator_rows, calibrator_table
-from onnxfq.reporting.tensor_errors import tensor_errors
-from onnxfq.runtime.observed import channel_block, observing_session
+from onnxfq.report.calibrator_table import calibrator_rows, calibrator_table
+from onnxfq.report.tensor_errors import tensor_errors
+from onnxfq.runtime.observing_session import channel_block, observing_session
 from onnxfq.runtime.session import Session
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import BIN_COUNT, GroupStatistics, Statistics, TensorStatistics
+from onnxfq.stages.accumulators import GroupAccumulator, usual_bytes
+from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.plan import make_plan
 
 NETWORKS = {name: make for name, make in BUILDERS.items() if name not in ("attention", "same_tensor_twice")}
 """Without those that sum over two axes of one tensor."""
@@ -128,7 +128,7 @@ def test_what_the_groups_of_an_operator_are() -> None:
 @pytest.mark.parametrize(("changes", "direct"), [(PER_AXIS, True), (BLOCKED, False)])
 def test_channels_are_observed_in_the_blocked_layout(tmp_path: Path, changes: Any, direct: bool) -> None:
     """An observer of channels reads the runtime's own layout; of other groups the layout of the model."""
-    from onnxfq.passes.insert_observers import InsertObservers
+    from onnxfq.passes.observe.insert_observers import InsertObservers
 
     model = load(narrow_channels())
     plan = make_plan(model, by_groups("simulation", **changes))

@@ -10,17 +10,17 @@ import pytest
 from builders import BUILDERS, Staged, constants, feed_for, inner_output, planned, stage
 from numpy.typing import NDArray
 
-from onnxfq.calibration import calibrate
-from onnxfq.graph.load import load
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import ObserveOptions
-from onnxfq.passes.equalized_channels import factors_of_weights
+from onnxfq.calibration.statistics import Statistics
+from onnxfq.documents.recipe import load_recipe
+from onnxfq.graph.io.load import load
+from onnxfq.passes.equalize import factors_of_weights
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
-from onnxfq.planning import make_plan
-from onnxfq.recipe import load_recipe
 from onnxfq.runtime.session import Session
-from onnxfq.statistics import Statistics
+from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.plan import make_plan
 
 RECIPES = ["tensorrt-int8", "onnxruntime-int8"]
 

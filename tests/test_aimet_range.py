@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxfq.aimet_range import adjust_min_max
 from onnxfq.errors import SpecError
-from onnxfq.numerics import fake_quantize
-from onnxfq.qparams import choose_qparams
-from onnxfq.qtypes import QTYPES, qtype_by_name
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.aimet_range import adjust_min_max
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 
 UINT8 = QTYPES["uint8"]
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32).filter(lambda v: v == 0 or abs(v) > 2.0**-100)

@@ -30,25 +30,25 @@ from hypothesis import strategies as st
 from test_agreement import twins, with_outputs
 
 import onnxfq
-from onnxfq.dynamic_scales import dynamic_fake_quantize
-from onnxfq.encoding import Encodings
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Placement, Plan, Use
+from onnxfq.documents.recipe import RECIPES, Recipe, load_recipe
 from onnxfq.errors import ModelError, PlanError, RecipeError
-from onnxfq.evaluation import evaluate
 from onnxfq.graph.model import default_opset
-from onnxfq.made_scales import encode_constant
-from onnxfq.numerics import dequantize, fake_quantize
+from onnxfq.numerics.affine import dequantize, fake_quantize
+from onnxfq.numerics.block_scales import dynamic_fake_quantize
+from onnxfq.numerics.qparams import ParamRules, choose_qparams
+from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.pipeline import quantize
-from onnxfq.plan import Placement, Plan, Use
-from onnxfq.qparams import ParamRules, choose_qparams
-from onnxfq.recipe import RECIPES, Recipe, load_recipe
-from onnxfq.reporting.html import render_report
-from onnxfq.reporting.tensor_errors import tensor_errors
-from onnxfq.reporting.text import plan_summary, quantize_summary
-from onnxfq.runtime.missing_kernels import cannot_run
+from onnxfq.report.html import render_report
+from onnxfq.report.tensor_errors import tensor_errors
+from onnxfq.report.text import plan_summary, quantize_summary
 from onnxfq.runtime.session import Session
-from onnxfq.spec import QuantSpec
+from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.stages.derived_scales import encode_constant
+from onnxfq.stages.evaluate import evaluate
 
 # qtype, scale_type, block_size
 FORMATS = {

@@ -11,16 +11,16 @@ import onnx
 import pytest
 from builders import Staged, build, feed_for, if_body, planned, stage, weights
 
-from onnxfq.calibration import calibrate, calibrated_part
-from onnxfq.graph.inspection import inspect_model
-from onnxfq.graph.load import load
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.io.load import load
 from onnxfq.graph.model import all_graphs, all_nodes
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
-from onnxfq.observation import collect_statistics
 from onnxfq.pipeline import quantize
-from onnxfq.recipe import Recipe
 from onnxfq.runtime.session import Session
-from onnxfq.statistics import TensorStatistics
+from onnxfq.stages.calibrate import calibrate, calibrated_part
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.stages.inspect import inspect_model
+from onnxfq.stages.observe import collect_statistics
 
 W = {"w": weights(4, 4), "w2": weights(4, 4, seed=1)}
 GO = "go = Constant <value = bool {1}> ()"

@@ -9,16 +9,16 @@ import onnx
 import pytest
 from builders import build, conv_relu, planned, same_tensor_twice, shared_weight, stage, weights, with_weights
 
-from onnxfq.calibration import calibrate, calibrated_part
-from onnxfq.calibrators import CALIBRATORS
+from onnxfq.calibration.calibrators import CALIBRATORS
+from onnxfq.calibration.statistics import Statistics
 from onnxfq.errors import PlanError, SpecError, StatisticsError
-from onnxfq.graph.load import load
-from onnxfq.insertion import insert_qdq
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import ObserveOptions
-from onnxfq.qparams import choose_qparams
-from onnxfq.qtypes import QTYPES
-from onnxfq.statistics import Statistics
+from onnxfq.graph.io.load import load
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.stages.calibrate import calibrate, calibrated_part
+from onnxfq.stages.insert import insert_qdq
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
 
 
 def test_activations_get_the_calibrated_range() -> None:

@@ -15,14 +15,14 @@ from builders import attention, build, conv_relu, feed_for, qdq_of, stage, two_b
 from onnx import numpy_helper
 
 from onnxfq.cli.main import main
-from onnxfq.comparison.compare import Comparison, compare
-from onnxfq.comparison.runners import RUNNERS, runner
 from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.graph.boundaries import boundaries
-from onnxfq.handoff.handoff import handoff
 from onnxfq.pipeline import RunOptions
-from onnxfq.targets.commands import TENSORS_FILE
-from onnxfq.targets.polygraphy_json import outputs_json
+from onnxfq.stages.compare import Comparison, compare
+from onnxfq.stages.handoff import handoff
+from onnxfq.stages.runners import RUNNERS, runner
+from onnxfq.targets.tensorrt.tools.commands import TENSORS_FILE
+from onnxfq.targets.tensorrt.tools.polygraphy_json import outputs_json
 
 WHOLE = RunOptions(batch=0)
 """Feeds as they come."""

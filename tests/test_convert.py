@@ -23,18 +23,18 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from ort_quantizer import by_ort
 
 from onnxfq.cli.main import main
-from onnxfq.conversion.convert import Conversion, convert
-from onnxfq.conversion.float_form import Unfolding
-from onnxfq.conversion.grids import grid_of
-from onnxfq.conversion.handlers import HANDLERS
 from onnxfq.errors import DataError, ModelError
-from onnxfq.graph.load import load, standard_form
+from onnxfq.graph.io.load import load, standard_form
 from onnxfq.graph.ops import QUANTIZED_OPS
-from onnxfq.numerics import dequantize
+from onnxfq.interchange.quantized_models.dequantize import Unfolding
+from onnxfq.interchange.quantized_models.operators import HANDLERS
+from onnxfq.interchange.quantized_models.stored_weights import grid_of
+from onnxfq.numerics.affine import dequantize
 from onnxfq.pipeline import evaluate_models
 from onnxfq.runtime.session import Session
-from onnxfq.targets.building import BuildOptions, builder_installed
-from onnxfq.targets.check import check
+from onnxfq.stages.check import check
+from onnxfq.stages.convert import Conversion, convert
+from onnxfq.targets.tensorrt.builder.build import BuildOptions, builder_installed
 
 MODELS = ["conv_relu", "two_branch", "downsample", "shared_weight", "gemm", "attention", "left_constant"]
 FOLDER = os.environ.get("ONNXFQ_MODELS", "")

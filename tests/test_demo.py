@@ -8,8 +8,8 @@ from pathlib import Path
 import onnx
 import pytest
 
+from onnxfq.cli.demo_run import PER_AXIS, PER_TENSOR, DemoResult, run_demo
 from onnxfq.cli.main import main
-from onnxfq.demo import PER_AXIS, PER_TENSOR, DemoResult, run_demo
 
 FILES = {
     "digits_int8_per_tensor.onnx",

@@ -14,9 +14,9 @@ import onnx
 import pytest
 from builders import build, weights
 
-from onnxfq.demo import run_demo
-from onnxfq.package_files import package_file
+from onnxfq.cli.demo_run import run_demo
 from onnxfq.pipeline import quantize
+from onnxfq.support.resources import package_file
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

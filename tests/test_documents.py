@@ -8,8 +8,8 @@ import math
 import pydantic
 import pytest
 
-from onnxfq.documents import Record, one_line, parse, read_document, write_document
 from onnxfq.errors import PlanError
+from onnxfq.support.records import Record, one_line, parse, read_document, write_document
 
 
 class Inner(Record):

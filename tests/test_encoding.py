@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxfq.encoding import Encoding, Encodings
+from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.errors import PlanError, SpecError
-from onnxfq.numerics import fake_quantize
-from onnxfq.qparams import choose_qparams
-from onnxfq.spec import QuantSpec
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.spec import QuantSpec
 
 INT8 = QuantSpec(qtype="int8")
 PER_AXIS = QuantSpec(qtype="int8", axis=0)

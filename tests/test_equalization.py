@@ -13,23 +13,23 @@ from numpy.typing import NDArray
 from onnxruntime import InferenceSession
 
 import onnxfq
-from onnxfq.calibration import calibrate
+from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.main import main
-from onnxfq.encoding import Encoding, Encodings
+from onnxfq.data.options import Nonfinite
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import SpecError, StatisticsError
-from onnxfq.feeds.options import Nonfinite
-from onnxfq.granularity import PerTensor
-from onnxfq.graph.load import load
-from onnxfq.metrics import ErrorSums
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import MergingObserver, ObserveOptions
-from onnxfq.planning import make_plan, observation_plan
-from onnxfq.recipe import load_recipe
-from onnxfq.reporting.calibrator_table import calibrator_rows
-from onnxfq.reporting.tensor_errors import tensor_errors
+from onnxfq.graph.io.load import load
+from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.numerics.spec import QuantSpec
+from onnxfq.report.calibrator_table import calibrator_rows
+from onnxfq.report.tensor_errors import tensor_errors
 from onnxfq.runtime.session import Session
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import Statistics
+from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import MergingObserver, ObserveOptions
+from onnxfq.stages.plan import make_plan, observation_plan
 
 SIZES = 2.0 ** np.asarray([0, -9, 3, -4, -6, 1, -2, -11])
 RECIPES = ["tensorrt-int8", "onnxruntime-int8"]

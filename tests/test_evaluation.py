@@ -11,14 +11,14 @@ import onnx
 import pytest
 from builders import build, shared_weight, stage, two_branch, weights
 
-from onnxfq import evaluation
+from onnxfq.data.labels import read_labels
+from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
-from onnxfq.evaluation import evaluate
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
-from onnxfq.labels import read_labels
 from onnxfq.pipeline import MOST_THREADS, RunOptions, evaluate_models, quantize
 from onnxfq.runtime.session import PlacedFeed, Session
-from onnxfq.scores import Evaluation
+from onnxfq.stages import evaluate as evaluation
+from onnxfq.stages.evaluate import evaluate
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 
 REFERENCE = build("g (float[N,3] x) => (float[N,3] y) { y = Identity (x) }")
 DOUBLED = build("g (float[N,3] x) => (float[N,3] y) { y = Add (x, x) }")

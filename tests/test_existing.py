@@ -15,15 +15,15 @@ from builders import BUILDERS, build, conv_relu, feed_for, gemm, planned, stage,
 from onnx import numpy_helper
 
 from onnxfq.cli.main import main
+from onnxfq.documents.recipe import Existing, Recipe, load_recipe
 from onnxfq.errors import ModelError, RuntimeLibraryError
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.graph.model import all_nodes
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.pipeline import quantize
-from onnxfq.planning import make_plan
-from onnxfq.recipe import Existing, Recipe, load_recipe
-from onnxfq.runtime import library
+from onnxfq.runtime import custom_ops as library
 from onnxfq.runtime.session import Session
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.stages.plan import make_plan
 
 
 def asked(existing: Existing, **override: object) -> Recipe:

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxfq import temporary
 from onnxfq.errors import OutputError
-from onnxfq.files import UNREADABLE, check_writable, load_npz, replacing, write_text
-from onnxfq.temporary import room_for_scratch, scratch_folder
+from onnxfq.support import temporary
+from onnxfq.support.files import UNREADABLE, check_writable, load_npz, replacing, write_text
+from onnxfq.support.temporary import room_for_scratch, scratch_folder
 
 
 @pytest.fixture(params=[True, False], ids=["unnamed", "named"])

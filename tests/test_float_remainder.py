@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 from test_agreement import with_outputs
 
+from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.cli.main import main
+from onnxfq.documents.cast_plan import HALF_TYPES, FloatOptions, FloatPlan
 from onnxfq.errors import DataError
-from onnxfq.float_plan import HALF_TYPES, FloatOptions, FloatPlan
-from onnxfq.graph.shapes import add_shapes
-from onnxfq.insertion import insert_qdq
+from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.pipeline import QuantizeResult, quantize
-from onnxfq.policies.half_range import masks, unfit
-from onnxfq.reporting.html import render_report
-from onnxfq.reporting.text import quantize_summary
-from onnxfq.runtime.missing_kernels import cannot_run
+from onnxfq.placement.half_range import masks, unfit
+from onnxfq.report.html import render_report
+from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
-from onnxfq.statistics import TensorStatistics
-from onnxfq.targets.building import BuildOptions, builder_installed
-from onnxfq.targets.check import check
+from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.stages.check import check
+from onnxfq.stages.insert import insert_qdq
+from onnxfq.targets.tensorrt.builder.build import BuildOptions, builder_installed
 
 FP16, BF16 = FloatOptions("fp16"), FloatOptions("bf16")
 HALF = HALF_TYPES["fp16"]

@@ -23,18 +23,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_agreement import twins
 
-from onnxfq import qtypes
-from onnxfq.calibration import calibrate
-from onnxfq.encoding import Encoding, Encodings
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, PlanError, RecipeError
 from onnxfq.graph.model import default_opset
-from onnxfq.numerics import fake_quantize
+from onnxfq.numerics import qtypes
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.pipeline import quantize
-from onnxfq.qtypes import qtype_by_name
-from onnxfq.recipe import Recipe
 from onnxfq.runtime.session import Session
+from onnxfq.stages.calibrate import calibrate
 
 # The lowest opset that can carry each: 8 bits 13, float8 19, 4 and 16 bits 21, 2 bits 25.
 OPSETS = (

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from builders import build, weights
 
-from onnxfq.runtime.devices import cuda_problem
+from onnxfq.runtime.providers import cuda_problem
 
 ROOT = Path(__file__).parent.parent
 
@@ -62,8 +62,8 @@ def test_nodes_on_another_device_are_found(networks, tmp_path) -> None:
     if not cuda_problem():
         pytest.skip("a GPU works here")
     import onnxfq
-    from onnxfq.passes.insert_merging import InsertMerging, StateNames
-    from onnxfq.statistics import empty_state
+    from onnxfq.calibration.statistics import empty_state
+    from onnxfq.passes.observe.insert_merging import InsertMerging, StateNames
 
     model = onnxfq.load(small(1))
     plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxfq.errors import SpecError
-from onnxfq.granularity import Blocked, BlockShape, PerAxis, PerTensor, normalize_axis
+from onnxfq.numerics.granularity import Blocked, BlockShape, PerAxis, PerTensor, normalize_axis
 
 SHAPES = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 

@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 
-from onnxfq.calibration import calibrate
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import PlanError
-from onnxfq.float_types import FLOAT_DTYPES, largest
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.graph.model import all_graphs, all_nodes
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import ObserveOptions
+from onnxfq.numerics.float_types import FLOAT_DTYPES, largest
+from onnxfq.numerics.qparams import ParamRules, choose_qparams
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.insert_qdq import InsertQdq
-from onnxfq.planning import make_plan
-from onnxfq.qparams import ParamRules, choose_qparams
-from onnxfq.qtypes import qtype_by_name
-from onnxfq.recipe import load_recipe
 from onnxfq.runtime.session import Session
-from onnxfq.statistics import TensorStatistics
+from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.plan import make_plan
 
 HALVES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 # Conv takes bfloat16 from opset 22 on.

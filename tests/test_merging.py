@@ -17,19 +17,19 @@ import pytest
 from builders import BUILDERS, build, conv_relu, feed_for, graph_text, planned, shared_weight, weights
 from test_bodies import MODELS
 
-from onnxfq import observation
+from onnxfq.calibration.statistics import Statistics, TensorStatistics
+from onnxfq.data import Feed, owned
+from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, StatisticsError
-from onnxfq.feeds import Feed, owned
 from onnxfq.graph.edit import Editor
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import MergingObserver, ObserveOptions, Observer
-from onnxfq.passes.insert_merging import InsertMerging
-from onnxfq.plan import Plan
-from onnxfq.planning import observation_plan
+from onnxfq.passes.observe.insert_merging import InsertMerging
 from onnxfq.runtime.gpus import Gpu
-from onnxfq.statistics import Statistics, TensorStatistics
+from onnxfq.stages import observe as observation
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import MergingObserver, ObserveOptions, Observer
+from onnxfq.stages.plan import observation_plan
 
 CASES = {name: (make, {}) for name, make in BUILDERS.items()} | MODELS
 

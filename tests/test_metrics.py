@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq.metrics import ErrorSums, ratio_db
+from onnxfq.numerics.metrics import ErrorSums, ratio_db
 
 RNG = np.random.default_rng(0)
 VALUES = hnp.arrays(np.float32, st.integers(0, 20), elements=st.floats(-1e3, 1e3, width=32))

@@ -16,7 +16,7 @@ from builders import build, conv_relu, feed_for, gemm, linear, qdq_of, shared_we
 
 import onnxfq_command
 from onnxfq.cli.main import main
-from onnxfq.insertion import insert_qdq
+from onnxfq.stages.insert import insert_qdq
 
 
 def on(data: str) -> str:

@@ -10,17 +10,17 @@ import pytest
 from builders import BUILDERS, Arrays, build, feed_for, planned, stage, tied_embedding, two_branch, weights
 from onnx import numpy_helper
 
-from onnxfq.calibration import calibrate
+from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import PlanError
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.graph.model import all_graphs, all_nodes
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import ObserveOptions
-from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, observe_output
-from onnxfq.planning import make_plan
-from onnxfq.recipe import load_recipe
+from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, observe_output
 from onnxfq.runtime.session import Session
+from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.plan import make_plan
 
 Rename = Callable[[str, int], str]
 

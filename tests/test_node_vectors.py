@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 
-from onnxfq.encoding import Encoding, Encodings
-from onnxfq.graph.load import load
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.plan import Placement, Plan
+from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
+from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.insert_qdq import InsertQdq
-from onnxfq.plan import Placement, Plan
-from onnxfq.qtypes import QTYPES
 from onnxfq.runtime.session import Session
-from onnxfq.spec import QuantSpec
 
 QUANTIZE = [
     "quantizelinear",

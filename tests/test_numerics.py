@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfq import numerics
 from onnxfq.errors import SpecError
-from onnxfq.qtypes import QTYPES, qtype_by_name
+from onnxfq.numerics import affine as numerics
+from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 
 
 def node_cases(prefix):

@@ -18,21 +18,21 @@ import pytest
 from builders import build, conv_relu, feed_for, planned, two_branch, weights
 from onnx import TensorProto, helper
 
-from onnxfq.calibration import calibrate
-from onnxfq.distribution import collect_on_ray
+from onnxfq.calibration.statistics import DATA_MODULUS, Statistics, TensorStatistics
+from onnxfq.data import Feed, sample_digest
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import RECIPES
 from onnxfq.errors import StatisticsError
-from onnxfq.feeds import Feed, sample_digest
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
-from onnxfq.observation import ObservationInterrupted, collect_statistics
-from onnxfq.observers import ObserveOptions, Observer
-from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
-from onnxfq.plan import Plan
-from onnxfq.planning import make_plan, observation_plan
-from onnxfq.recipe import RECIPES
-from onnxfq.runtime.observed import channel_block, observing_session
+from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
+from onnxfq.runtime.observing_session import channel_block, observing_session
 from onnxfq.runtime.session import Session
-from onnxfq.statistics import DATA_MODULUS, Statistics, TensorStatistics
+from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
+from onnxfq.stages.observe_ray import collect_on_ray
+from onnxfq.stages.observers import ObserveOptions, Observer
+from onnxfq.stages.plan import make_plan, observation_plan
 
 
 def narrow_channels() -> onnx.ModelProto:

@@ -16,12 +16,12 @@ import pytest
 from builders import Arrays, build, one_format, weights
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.errors import OnnxfqError
 from onnxfq.pipeline import quantize
-from onnxfq.recipe import RECIPES, Recipe
-from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.session import Session
-from onnxfq.text_table import table_lines
+from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.support.tables import table_lines
 
 NEWEST = onnx.defs.onnx_opset_version()
 QUICK_OPSETS, QUICK_RECIPES = (7, 12, 13, 21, 26), ("tensorrt-int8", "tensorrt-int4")

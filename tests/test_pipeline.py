@@ -11,6 +11,8 @@ import pytest
 from builders import Arrays, build, conv_relu, feed_for, shared_weight, weights, with_override
 
 import onnxfq
+from onnxfq.data import sample_digest
+from onnxfq.data.replay import CHECK_FEEDS
 from onnxfq.errors import (
     DataError,
     ModelError,
@@ -20,11 +22,9 @@ from onnxfq.errors import (
     SpecError,
     StatisticsError,
 )
-from onnxfq.feeds import sample_digest
-from onnxfq.feeds.kept import CHECK_FEEDS
 from onnxfq.pipeline import RunOptions, evaluate_models, quantize
-from onnxfq.reporting.html import render_report
-from onnxfq.reporting.text import quantize_summary
+from onnxfq.report.html import render_report
+from onnxfq.report.text import quantize_summary
 
 FEEDS = [feed_for(conv_relu(), seed, count=2) for seed in range(3)]
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from onnxfq.documents.plan import Coverage, Placement, Plan, QuantizableNode, Skipped, Use
 from onnxfq.errors import PlanError
-from onnxfq.plan import Coverage, Placement, Plan, QuantizableNode, Skipped, Use
-from onnxfq.spec import QuantSpec
+from onnxfq.numerics.spec import QuantSpec
 
 SPEC = QuantSpec(qtype="int8")
 

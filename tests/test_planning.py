@@ -17,13 +17,13 @@ from builders import (
     with_weights,
 )
 
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.graph.analysis import all_tensors
-from onnxfq.graph.load import load
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
-from onnxfq.plan import Plan
-from onnxfq.planning import make_plan
-from onnxfq.recipe import load_recipe
+from onnxfq.graph.io.load import load
+from onnxfq.graph.queries import all_tensors
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.stages.plan import make_plan
 
 
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])

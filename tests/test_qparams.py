@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics import fake_quantize
-from onnxfq.qparams import MIN_SCALE, ParamRules, choose_qparams
-from onnxfq.qtypes import QTYPES, qtype_by_name
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.qparams import MIN_SCALE, ParamRules, choose_qparams
+from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
 RANGES = st.tuples(FLOATS, FLOATS).map(sorted)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from onnxfq.errors import SpecError
-from onnxfq.qtypes import QTYPES, qtype_by_name
+from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 
 EACH = pytest.mark.parametrize("name", QTYPES)
 

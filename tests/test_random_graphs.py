@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_graphs import NodeByNode, random_feed, random_models
 
-from onnxfq.calibration import calibrate, calibrated_part
+from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import ModelError
-from onnxfq.graph.load import load
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import ObserveOptions
-from onnxfq.planning import make_plan
-from onnxfq.recipe import load_recipe
+from onnxfq.graph.io.load import load
 from onnxfq.runtime.session import Session
+from onnxfq.stages.calibrate import calibrate, calibrated_part
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.plan import make_plan
 
 RECIPES = ("tensorrt-int8", "onnxruntime-int8", "tensorrt-fp8", "tensorrt-int8-weights")
 

@@ -6,9 +6,9 @@ import textwrap
 
 import pytest
 
+from onnxfq.documents.recipe import DEFAULT_RECIPE, RECIPES, Recipe, load_recipe
 from onnxfq.errors import RecipeError, SpecError
-from onnxfq.recipe import DEFAULT_RECIPE, RECIPES, Recipe, load_recipe
-from onnxfq.spec import QuantSpec
+from onnxfq.numerics.spec import QuantSpec
 
 
 def written(tmp_path, text, name="mine.yaml"):

@@ -15,19 +15,19 @@ import onnx
 import pytest
 from builders import build, weights
 
-from onnxfq.calibration import calibrate
-from onnxfq.calibrators import CALIBRATORS
-from onnxfq.feeds import Feed
-from onnxfq.graph.load import load
+from onnxfq.calibration.calibrators import CALIBRATORS
+from onnxfq.calibration.statistics import Statistics
+from onnxfq.data import Feed
+from onnxfq.documents.recipe import load_recipe
+from onnxfq.graph.io.load import load
 from onnxfq.graph.signature import input_specs
-from onnxfq.insertion import insert_qdq
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import MergingObserver, ObserveOptions
-from onnxfq.package_files import package_file
 from onnxfq.pipeline import open_feeds
-from onnxfq.planning import make_plan
-from onnxfq.recipe import load_recipe
-from onnxfq.statistics import Statistics
+from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.insert import insert_qdq
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import MergingObserver, ObserveOptions
+from onnxfq.stages.plan import make_plan
+from onnxfq.support.resources import package_file
 
 MODELS = Path(os.environ.get("ONNXFQ_MODELS", "missing"))
 """A folder of trained networks, each in a folder of its own."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pydantic
 import pytest
 
-from onnxfq.granularity import Blocked, BlockShape, PerAxis, PerTensor
-from onnxfq.qtypes import QTYPES, qtype_by_name
-from onnxfq.spec import QuantSpec
+from onnxfq.numerics.granularity import Blocked, BlockShape, PerAxis, PerTensor
+from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
+from onnxfq.numerics.spec import QuantSpec
 
 
 @pytest.mark.parametrize(

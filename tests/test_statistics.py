@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq.errors import StatisticsError
-from onnxfq.statistics import (
+from onnxfq.calibration.statistics import (
     BIN_COUNT,
     BIN_SHIFT,
     NEGATIVE,
@@ -17,6 +16,7 @@ from onnxfq.statistics import (
     TensorStatistics,
     bin_edges,
 )
+from onnxfq.errors import StatisticsError
 
 ANY = hnp.arrays(np.float32, st.integers(0, 30), elements=st.floats(width=32))
 TINY = float(np.finfo(np.float32).tiny)

@@ -14,8 +14,8 @@ from onnx import helper, shape_inference
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.ops import einsum_product
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.runtime.session import Session
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 
 Case = tuple[str, Arrays]
 

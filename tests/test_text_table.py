@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from onnxfq import text_table
-from onnxfq.text_table import table_lines
+from onnxfq.support import tables as text_table
+from onnxfq.support.tables import table_lines
 
 ROWS = [("tensor", "SQNR dB"), ("/model/layers.0/attention/qkv/MatMul_output_0", "31.2"), ("x", "5.0")]
 

@@ -12,13 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import onnxfq
-from onnxfq.torch import (
-    compute_encodings,
-    export_torch,
-    freeze_batchnorm,
-    learn_grids,
-    quantize_module,
-)
+from onnxfq.torch import compute_encodings, export_torch, freeze_batchnorm, learn_grids, quantize_module
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))  # not an installed package
 import digits

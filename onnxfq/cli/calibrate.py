@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.console import say
 from onnxfq.cli.options import (
     CalibratorOption,
@@ -17,14 +18,13 @@ from onnxfq.cli.options import (
     PlanOption,
     QuietOption,
 )
-from onnxfq.files import write_text
-from onnxfq.given_encodings import calibrate_with, rest_of
-from onnxfq.graph.data_files import check_model_output
-from onnxfq.graph.load import load
+from onnxfq.documents.plan import Plan
+from onnxfq.graph.io.data_files import check_model_output
+from onnxfq.graph.io.load import load
 from onnxfq.interchange import read_given
-from onnxfq.plan import Plan
-from onnxfq.reporting.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
-from onnxfq.statistics import Statistics
+from onnxfq.report.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
+from onnxfq.stages.external_encodings import calibrate_with, rest_of
+from onnxfq.support.files import write_text
 
 
 def calibrate(

@@ -8,9 +8,9 @@ import typer
 
 from onnxfq.cli.console import say
 from onnxfq.cli.options import JsonOption, ModelArgument, ShapeOption, shape_option
-from onnxfq.targets.building import BuildOptions
-from onnxfq.targets.check import TARGETS
-from onnxfq.targets.check import check as check_model
+from onnxfq.stages.check import TARGETS
+from onnxfq.stages.check import check as check_model
+from onnxfq.targets.tensorrt.builder.build import BuildOptions
 
 
 def check(

@@ -18,10 +18,10 @@ from onnxfq.cli.options import (
     QuietOption,
     ThreadsOption,
 )
-from onnxfq.comparison.compare import FEEDS, TOLERANCE_DB
-from onnxfq.comparison.compare import compare as compare_runtimes
-from onnxfq.comparison.runners import RUNNERS
-from onnxfq.feeds import DataOptions
+from onnxfq.data import DataOptions
+from onnxfq.stages.compare import FEEDS, TOLERANCE_DB
+from onnxfq.stages.compare import compare as compare_runtimes
+from onnxfq.stages.runners import RUNNERS
 
 _NAMES = f"{', '.join(RUNNERS)}, or a .json file of `polygraphy run --save-outputs`."
 

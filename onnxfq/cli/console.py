@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 
 from onnxfq.cli.progress import Bar, Lines
-from onnxfq.feeds import DataOptions
+from onnxfq.data import DataOptions
 from onnxfq.pipeline import RunOptions
-from onnxfq.runtime.choice import DeviceChoice
+from onnxfq.runtime.device_choice import DeviceChoice
 
 
 def say(text: str, quiet: bool = False) -> None:

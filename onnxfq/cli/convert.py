@@ -18,10 +18,10 @@ from onnxfq.cli.options import (
     ThreadsOption,
     data_option,
 )
-from onnxfq.conversion.convert import TARGETS
-from onnxfq.conversion.convert import convert as convert_model
-from onnxfq.feeds import DataOptions
-from onnxfq.reporting.conversion import conversion_summary
+from onnxfq.data import DataOptions
+from onnxfq.report.conversion import conversion_summary
+from onnxfq.stages.convert import TARGETS
+from onnxfq.stages.convert import convert as convert_model
 
 
 @with_data_options

@@ -11,8 +11,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from onnxfq.cli.options import DATA_PANEL
-from onnxfq.feeds import DataOptions
-from onnxfq.feeds.options import Nonfinite
+from onnxfq.data import DataOptions
+from onnxfq.data.options import Nonfinite
 
 
 def _option(**given: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from onnxfq.cli.console import say
-from onnxfq.demo import PER_AXIS, run_demo
-from onnxfq.reporting.text import coverage_line
+from onnxfq.cli.demo_run import PER_AXIS, run_demo
+from onnxfq.report.text import coverage_line
 
 
 def demo(

@@ -9,7 +9,7 @@ import typer
 
 from onnxfq.cli.console import say
 from onnxfq.cli.options import DIFFERENT, JsonOption
-from onnxfq.graph.difference import difference
+from onnxfq.stages.diff import difference
 
 
 def diff(

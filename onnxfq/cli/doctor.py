@@ -11,12 +11,12 @@ import typer
 
 from onnxfq.cli.console import say
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.runtime.devices import cuda_problem
+from onnxfq.runtime.custom_ops import custom_ops_path
 from onnxfq.runtime.gpus import Gpu, cuda_built, gpus, use_gpu
-from onnxfq.runtime.library import custom_ops_path
 from onnxfq.runtime.ort import onnxruntime
+from onnxfq.runtime.providers import cuda_problem
 from onnxfq.runtime.self_test import Outcome, self_test
-from onnxfq.text_table import table_lines
+from onnxfq.support.tables import table_lines
 from onnxfq.version import VERSION
 
 OK = "ok"

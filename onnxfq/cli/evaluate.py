@@ -19,7 +19,7 @@ from onnxfq.cli.options import (
     QuietOption,
     ThreadsOption,
 )
-from onnxfq.feeds import DataOptions
+from onnxfq.data import DataOptions
 from onnxfq.pipeline import Kernels, evaluate_models
 
 

@@ -9,10 +9,10 @@ import typer
 
 from onnxfq.cli.console import say
 from onnxfq.cli.options import OutputOption, PlanOption, QuietOption
+from onnxfq.documents.plan import Plan
 from onnxfq.errors import PlanError, nearest
-from onnxfq.files import check_output, write_text
 from onnxfq.interchange import WRITERS, load_encodings
-from onnxfq.plan import Plan
+from onnxfq.support.files import check_output, write_text
 
 
 def export_encodings(

@@ -19,10 +19,10 @@ from onnxfq.cli.options import (
     data_option,
     shape_option,
 )
-from onnxfq.feeds import DataOptions
-from onnxfq.handoff.handoff import SAMPLES
-from onnxfq.handoff.handoff import handoff as write_folder
-from onnxfq.targets.building import BuildOptions
+from onnxfq.data import DataOptions
+from onnxfq.stages.handoff import SAMPLES
+from onnxfq.stages.handoff import handoff as write_folder
+from onnxfq.targets.tensorrt.builder.build import BuildOptions
 
 
 @with_data_options

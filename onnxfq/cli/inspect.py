@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxfq.cli.console import say
 from onnxfq.cli.options import JsonOption, ModelArgument
-from onnxfq.graph.inspection import inspect_model
+from onnxfq.stages.inspect import inspect_model
 
 
 def inspect(model: ModelArgument, as_json: JsonOption = False) -> None:

@@ -27,8 +27,8 @@ from onnxfq.cli.merge_statistics import merge_statistics
 from onnxfq.cli.observe import observe
 from onnxfq.cli.plan import plan
 from onnxfq.cli.quantize import quantize
-from onnxfq.documents import one_line
 from onnxfq.errors import OnnxfqError
+from onnxfq.support.records import one_line
 from onnxfq.version import VERSION
 
 # The class of wrong usage: click's own under older releases of typer, typer's under newer ones.

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.console import say
 from onnxfq.cli.options import OutputOption, QuietOption
-from onnxfq.files import check_output
-from onnxfq.statistics import Statistics
+from onnxfq.support.files import check_output
 
 
 def merge_statistics(

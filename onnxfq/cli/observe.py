@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.console import running, say
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
@@ -20,17 +21,16 @@ from onnxfq.cli.options import (
     QuietOption,
     ThreadsOption,
 )
-from onnxfq.distribution import collect_on_ray
+from onnxfq.data import DataOptions
+from onnxfq.documents.plan import Plan
 from onnxfq.errors import StatisticsError
-from onnxfq.feeds import DataOptions
-from onnxfq.graph.data_files import check_model_output
-from onnxfq.graph.load import load
-from onnxfq.observation import ObservationInterrupted, collect_statistics
-from onnxfq.observers import DEFAULT_MEMORY, ObserveOptions
+from onnxfq.graph.io.data_files import check_model_output
+from onnxfq.graph.io.load import load
 from onnxfq.pipeline import open_feeds
-from onnxfq.plan import Plan
-from onnxfq.planning import observation_plan
-from onnxfq.statistics import Statistics
+from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
+from onnxfq.stages.observe_ray import collect_on_ray
+from onnxfq.stages.observers import DEFAULT_MEMORY, ObserveOptions
+from onnxfq.stages.plan import observation_plan
 
 INTERRUPTED = 130
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from onnxfq.calibrators import FORMS
-from onnxfq.feeds import DEFAULT_BATCH
+from onnxfq.calibration.calibrators import FORMS
+from onnxfq.data import DEFAULT_BATCH
+from onnxfq.documents.recipe import RECIPES, Equalize, Recipe, load_recipe
 from onnxfq.pipeline import MOST_THREADS, Missing
-from onnxfq.recipe import RECIPES, Equalize, Recipe, load_recipe
-from onnxfq.runtime.choice import DeviceChoice
-from onnxfq.runtime.library import use_custom_ops
+from onnxfq.runtime.custom_ops import use_custom_ops
+from onnxfq.runtime.device_choice import DeviceChoice
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)]
 DATA_PANEL, RUN_PANEL = "Data", "Running"

@@ -21,15 +21,15 @@ from onnxfq.cli.options import (
     asked_recipe,
     data_option,
 )
-from onnxfq.feeds import DataOptions
-from onnxfq.given_encodings import planned_with
-from onnxfq.graph.data_files import check_model_output
-from onnxfq.graph.load import load
+from onnxfq.data import DataOptions
+from onnxfq.documents.recipe import DEFAULT_RECIPE
+from onnxfq.graph.io.data_files import check_model_output
+from onnxfq.graph.io.load import load
 from onnxfq.interchange import read_given
 from onnxfq.pipeline import open_feeds
-from onnxfq.recipe import DEFAULT_RECIPE
-from onnxfq.reporting.text import plan_summary
-from onnxfq.runtime.found_types import lacks_ranks, with_run_ranks
+from onnxfq.report.text import plan_summary
+from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
+from onnxfq.stages.external_encodings import planned_with
 
 
 @with_data_options

@@ -30,16 +30,16 @@ from onnxfq.cli.options import (
     asked_recipe,
     data_option,
 )
-from onnxfq.documents import write_document
+from onnxfq.data import DataOptions
+from onnxfq.documents.cast_plan import FloatName, FloatOptions
+from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.errors import OutputError
-from onnxfq.feeds import DataOptions
-from onnxfq.files import check_writable
-from onnxfq.float_plan import FloatName, FloatOptions
-from onnxfq.graph.data_files import check_model_output
-from onnxfq.graph.save import save
-from onnxfq.recipe import DEFAULT_RECIPE
-from onnxfq.reporting.html import write_report
-from onnxfq.reporting.text import quantize_summary
+from onnxfq.graph.io.data_files import check_model_output
+from onnxfq.graph.io.save import save
+from onnxfq.report.html import write_report
+from onnxfq.report.text import quantize_summary
+from onnxfq.support.files import check_writable
+from onnxfq.support.records import write_document
 
 
 @with_data_options

@@ -1,1 +1,1 @@
-"""The model as a graph: loading, saving, facts about ops, questions, edits. The home of graphsurgeon."""
+"""ONNX models and graphs."""

@@ -10,9 +10,9 @@ from onnx import helper, numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from onnxfq.errors import ModelError, PlanError
+from onnxfq.graph.io.external_tensors import PACKED_TYPES, keep_in_scratch, tensor_array
+from onnxfq.graph.io.scratch_file import current_scratch
 from onnxfq.graph.model import Model
-from onnxfq.graph.scratch import current_scratch
-from onnxfq.graph.stored import PACKED_TYPES, keep_in_scratch, tensor_array
 
 _FEW = 1 << 16
 """Bytes of a constant that stays in memory whatever the size of its model."""

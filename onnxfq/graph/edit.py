@@ -7,10 +7,10 @@ from itertools import chain
 
 import onnx_graphsurgeon as gs
 
+from onnxfq.documents.plan import Placement
 from onnxfq.errors import PlanError, nearest
-from onnxfq.graph.analysis import all_tensors, scopes
-from onnxfq.graph.normalize import unused
-from onnxfq.plan import Placement
+from onnxfq.graph.normalize.steps import unused
+from onnxfq.graph.queries import all_tensors, scopes
 
 _BEFORE = 64
 """How many nodes before the last one found the next is looked for first."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import onnx
 
+from onnxfq.graph.io.external_tensors import element_bytes
 from onnxfq.graph.model import bodies
-from onnxfq.graph.stored import element_bytes
 
 
 def most_alive(graph: onnx.GraphProto, inputs: Mapping[str, tuple[int, ...]]) -> int | None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 import onnx
 
+from onnxfq.data import InputSpec
 from onnxfq.errors import ModelError
-from onnxfq.feeds import InputSpec
 
 
 def input_specs(proto: onnx.ModelProto) -> tuple[InputSpec, ...]:

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onnxfq.documents import one_line, read_json
-from onnxfq.encoding import Encodings
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Plan
 from onnxfq.errors import PlanError
-from onnxfq.interchange.aimet import is_aimet, read_aimet
-from onnxfq.interchange.aimet_writing import write_0_6_1, write_1_0_0, write_2_0_0
-from onnxfq.interchange.given import Given
+from onnxfq.interchange.aimet.read import is_aimet, read_aimet
+from onnxfq.interchange.aimet.write import write_0_6_1, write_1_0_0, write_2_0_0
+from onnxfq.interchange.exported import Written
+from onnxfq.interchange.external import Given
 from onnxfq.interchange.onnxruntime import is_overrides, is_ranges, read_overrides, read_ranges
 from onnxfq.interchange.tensorrt_cache import is_cache, read_cache, write_cache
-from onnxfq.interchange.written import Written
-from onnxfq.plan import Plan
+from onnxfq.support.records import one_line, read_json
 
 GivenFile = str | Path | Mapping[str, Any]
 """A path, or a dictionary as onnxruntime's TensorQuantOverrides."""

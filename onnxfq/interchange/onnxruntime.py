@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import SpecError, nearest
-from onnxfq.interchange.given import Given, GivenTensor, Reading
-from onnxfq.qtypes import QType, qtype_by_name
+from onnxfq.interchange.external import Given, GivenTensor, Reading
+from onnxfq.numerics.qtypes import QType, qtype_by_name
 
 _COMMON = ("quant_type", "symmetric", "reduce_range", "axis")
 _FIELDS = (*_COMMON, "scale", "zero_point", "rmin", "rmax", "convert")

@@ -16,12 +16,12 @@ import struct
 
 import numpy as np
 
-from onnxfq.encoding import Encoding, Encodings
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.plan import Plan
 from onnxfq.errors import PlanError
-from onnxfq.interchange.given import Given, GivenTensor, Reading
-from onnxfq.interchange.written import Written, calibrated_placements
-from onnxfq.plan import Plan
-from onnxfq.qtypes import QTYPES
+from onnxfq.interchange.exported import Written, calibrated_placements
+from onnxfq.interchange.external import Given, GivenTensor, Reading
+from onnxfq.numerics.qtypes import QTYPES
 
 HEADER = re.compile(r"TRT-\w+-\w+")
 DEFAULT_HEADER = "TRT-101300-EntropyCalibration2"

@@ -1,1 +1,1 @@
-"""Passes: one transformation of a graph per file, all with the contract of `pass_base`."""
+"""Transformations of a graph, one a file."""

@@ -7,7 +7,7 @@ from typing import Any
 import onnx
 import onnx_graphsurgeon as gs
 
-from onnxfq.spec import QuantSpec
+from onnxfq.numerics.spec import QuantSpec
 
 DOMAIN = "onnxfq"
 VERSION = 1

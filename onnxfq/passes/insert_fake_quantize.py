@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnxfq.encoding import Encoding, Encodings
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.plan import Placement, Plan
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.numerics import fake_quantize
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.passes.base import Pass
+from onnxfq.passes.chunked_rounding import by_rows
 from onnxfq.passes.custom_domain import block_attributes, custom_node, import_domain
 from onnxfq.passes.insert_qdq import check_encodings
-from onnxfq.passes.one_axis_blocks import one_axis
-from onnxfq.passes.pass_base import Pass
-from onnxfq.passes.row_parts import by_rows
-from onnxfq.plan import Placement, Plan
+from onnxfq.passes.onnx_blocks import one_axis
 
 ENABLED_INPUT = "onnxfq/enabled"
 """Optional input of a switchable model: a bool, true when not fed; false makes it the float model."""

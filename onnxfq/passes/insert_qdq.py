@@ -9,25 +9,25 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from onnxfq.deployed import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
-from onnxfq.encoding import Encoding, Encodings
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError
-from onnxfq.float_types import FLOAT_DTYPES, holds
-from onnxfq.granularity import PerTensor
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.numerics import quantize
-from onnxfq.passes.divided_products import divide_products
-from onnxfq.passes.equalized_channels import common_encoding, factors_of_weights, to_common_scale
-from onnxfq.passes.mxfp8_functions import with_mxfp8_functions
-from onnxfq.passes.one_axis_blocks import OnnxParams, needs_blocks, one_axis
-from onnxfq.passes.pass_base import Pass, PassResult
-from onnxfq.passes.row_parts import by_rows
-from onnxfq.passes.tensorrt_blocks import insert_tensorrt_blocks
-from onnxfq.plan import Placement, Plan
-from onnxfq.qtypes import QType
-from onnxfq.spec import QuantSpec
+from onnxfq.numerics.affine import quantize
+from onnxfq.numerics.float_types import FLOAT_DTYPES, holds
+from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.qtypes import QType
+from onnxfq.numerics.spec import QuantSpec
+from onnxfq.numerics.storage_types import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
+from onnxfq.passes.base import Pass, PassResult
+from onnxfq.passes.chunked_rounding import by_rows
+from onnxfq.passes.equalize import common_encoding, factors_of_weights, to_common_scale
+from onnxfq.passes.onnx_blocks import OnnxParams, needs_blocks, one_axis
+from onnxfq.targets.tensorrt.rewrites.block_formats import insert_tensorrt_blocks
+from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import with_mxfp8_functions
+from onnxfq.targets.tensorrt.rewrites.split_projections import divide_products
 
 # From this opset on QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.
 _OUTPUT_DTYPE_OPSET = 21

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.runtime.c_library import c_library, call
+from onnxfq.runtime.c_api import c_library, call
 
 _NAME_BYTES = 256
 _DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxfq.dynamic_scales import check_rule, scale_shape
+from onnxfq.calibration.statistics import TensorStatistics, empty_state
 from onnxfq.errors import SpecError
-from onnxfq.numerics import FLOAT_TYPES, as_qtype, check_names, float32_array, float_array
-from onnxfq.qtypes import QType
-from onnxfq.rounding import Float32Array
+from onnxfq.numerics.affine import FLOAT_TYPES, as_qtype, check_names, float32_array, float_array
+from onnxfq.numerics.block_scales import check_rule, scale_shape
+from onnxfq.numerics.qtypes import QType
+from onnxfq.numerics.rounding import Float32Array
+from onnxfq.runtime.c_api import c_library
 from onnxfq.runtime.c_arguments import c_blocks, c_elements, c_shape
-from onnxfq.runtime.c_library import c_library
-from onnxfq.runtime.places import Device, Place, placed
-from onnxfq.statistics import TensorStatistics, empty_state
+from onnxfq.runtime.device_memory import Device, Place, placed
 
 Observation = tuple[Float32Array, NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
 

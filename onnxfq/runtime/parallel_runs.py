@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from onnxfq.feeds import Feed, sample_digest
+from onnxfq.data import Feed, sample_digest
 from onnxfq.runtime.session import Session
 
 Result = tuple[list[NDArray[Any]], int]

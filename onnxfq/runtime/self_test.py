@@ -11,12 +11,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxfq import dynamic_scales, numerics
+from onnxfq.calibration.statistics import TensorStatistics, empty_state
 from onnxfq.errors import OnnxfqError
+from onnxfq.numerics import affine as numerics
+from onnxfq.numerics import block_scales as dynamic_scales
 from onnxfq.runtime import kernels
-from onnxfq.runtime.places import Device
+from onnxfq.runtime.device_memory import Device
 from onnxfq.runtime.session import Session
-from onnxfq.statistics import TensorStatistics, empty_state
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.documents import one_line
+from onnxfq.data import Feed
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError, RuntimeLibraryError
-from onnxfq.feeds import Feed
-from onnxfq.graph.model import all_nodes
-from onnxfq.graph.stored import (
+from onnxfq.graph.io.external_tensors import (
     PACKED_TYPES,
     held,
     is_large,
@@ -27,15 +25,17 @@ from onnxfq.graph.stored import (
     tensor_array,
     tensor_bytes,
 )
-from onnxfq.graph.weightless import split_weights
-from onnxfq.runtime.c_library import no_memory
-from onnxfq.runtime.devices import CUDA_PROVIDER, cuda_problem, providers
-from onnxfq.runtime.library import register_libraries
-from onnxfq.runtime.missing_kernels import cannot_run
+from onnxfq.graph.io.weightless import split_weights
+from onnxfq.graph.model import all_nodes
+from onnxfq.runtime.c_api import no_memory
+from onnxfq.runtime.custom_ops import register_libraries
+from onnxfq.runtime.device_memory import Device
+from onnxfq.runtime.float32_emulation import BFLOAT16, HALVES, widened
 from onnxfq.runtime.ort import onnxruntime
-from onnxfq.runtime.places import Device
-from onnxfq.runtime.widened import BFLOAT16, HALVES, widened
-from onnxfq.temporary import room_for_scratch, scratch_folder
+from onnxfq.runtime.providers import CUDA_PROVIDER, cuda_problem, providers
+from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.support.records import one_line
+from onnxfq.support.temporary import room_for_scratch, scratch_folder
 
 Progress = Callable[[int], None]
 """Called after every feed with the number of feeds done."""

@@ -9,8 +9,8 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onnxfq.runtime.c_api import call
 from onnxfq.runtime.c_arguments import c_blocks, c_elements, c_shape
-from onnxfq.runtime.c_library import call
 
 ELEMENT_TYPES = ("float32", "float16", "bfloat16")
 

@@ -1,1 +1,1 @@
-"""Checking a Q/DQ model against its target: rules by idea, one list of them, and the target's own builder."""
+"""Targets: where each quantizes, what it refuses, its rewrites, rules and tools."""

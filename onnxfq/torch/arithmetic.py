@@ -1,4 +1,4 @@
-"""The arithmetic of `onnxfq.numerics` in torch operations: the same bits, on any device, compiled or not.
+"""The arithmetic of `numerics.affine` in torch operations: the same bits, on any device, compiled or not.
 
 All of it is float32, float64 for x of float64 (which only gradient checks want). Nothing here has a gradient;
 `functions.py` gives one.
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError, nearest
-from onnxfq.granularity import BlockShape, normalize_axis
-from onnxfq.qtypes import QType, qtype_by_name
+from onnxfq.numerics.granularity import BlockShape, normalize_axis
+from onnxfq.numerics.qtypes import QType, qtype_by_name
 
 
 def _half_away(v: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def _half_down(v: Tensor) -> Tensor:
     return whole + torch.where((v - whole).abs() > 0.5, torch.copysign(torch.ones_like(v), v), 0)
 
 
-# The names and their meaning are those of `onnxfq.rounding`.
+# The names and their meaning are those of `onnxfq.numerics.rounding`.
 ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "half_even": torch.round,
     "half_up": lambda v: torch.floor(v + 0.5),

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxfq.encoding import Encoding, Encodings
+from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.errors import PlanError, nearest
 from onnxfq.graph.constants import initializer_array
-from onnxfq.graph.load import load
-from onnxfq.passes.lift_fake_quantize import has_fake_quantize
+from onnxfq.graph.io.load import load
+from onnxfq.passes.extract_fake_quantize import has_fake_quantize
 from onnxfq.torch.export import export_nodes
 from onnxfq.torch.layers import SUFFIX
 from onnxfq.torch.quantizer import FakeQuantize, quantizers

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import DataError, ModelError, nearest
-from onnxfq.files import check_writable, replacing
+from onnxfq.support.files import check_writable, replacing
 from onnxfq.torch.exporters import EXPORTERS, quiet, reason, run
 from onnxfq.torch.held import held_still
 from onnxfq.torch.lowering import lift, lower

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from onnxfq.errors import ModelError
-from onnxfq.temporary import scratch_folder
+from onnxfq.support.temporary import scratch_folder
 from onnxfq.torch.request import BATCH, Request
 from onnxfq.torch.torch_ops import TRANSLATIONS, shapes_known
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
-from onnxfq.float_types import FloatType, smallest_scale
-from onnxfq.qparams import ParamRules, check_symmetry, reach
-from onnxfq.qtypes import QType, qtype_by_name
+from onnxfq.numerics.float_types import FloatType, smallest_scale
+from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
+from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.torch import kernels
 from onnxfq.torch.arithmetic import Blocks, Grid, View, in_steps, round_to_grid
 from onnxfq.torch.onnx_node import exporting, onnx_node

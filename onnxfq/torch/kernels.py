@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.runtime.c_library import c_library
+from onnxfq.runtime.c_api import c_library
 from onnxfq.runtime.training_kernels import ELEMENT_TYPES, Step, mask_gradient
 from onnxfq.torch.arithmetic import Grid
 

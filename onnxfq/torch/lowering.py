@@ -6,10 +6,10 @@ import logging
 
 import onnx
 
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
+from onnxfq.passes.extract_fake_quantize import Lifted, drop_copies, has_fake_quantize, lift_fake_quantize
 from onnxfq.passes.insert_qdq import InsertQdq
-from onnxfq.passes.lift_fake_quantize import Lifted, drop_copies, has_fake_quantize, lift_fake_quantize
-from onnxfq.passes.recognize_rounding import recognize_rounding
+from onnxfq.passes.recognize_fake_quantize import recognize_rounding
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@
 | histogram          | the spec's calibrator of the statistics of all tensors  | needs `calibrate`        |
 
 "Up to date" ranges are made by torch operations, on the tensor's device and inside a compiled graph. The
-histogram is that of `onnxfq.statistics`: exact counts, whatever the batches, so calibrators give the same.
+histogram is that of `calibration.statistics`: exact counts in any batches, so calibrators give the same.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxfq.calibrators import calibrator_by_name
-from onnxfq.calibrators.groups import group_ranges
+from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators.groups import group_ranges
+from onnxfq.calibration.statistics import BIN_COUNT, BIN_SHIFT, TensorStatistics
 from onnxfq.errors import SpecError, StatisticsError, nearest
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import BIN_COUNT, BIN_SHIFT, TensorStatistics
+from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import Blocks
 
 Limits = tuple[Tensor, Tensor]
@@ -180,7 +180,7 @@ class Latest(Observer):
 
 
 class Histogram(Observer):
-    """The exact statistics of `onnxfq.statistics`, gathered on the tensor's device; per tensor."""
+    """The exact statistics of `calibration.statistics`, gathered on the tensor's device; per tensor."""
 
     counts: Tensor
     totals: Tensor

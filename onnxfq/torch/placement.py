@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from onnxfq.calibrators.fixed import KNOWN_RANGES
+from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
+from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped, Use
+from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.plan import Placement, Plan, QuantizableNode, Skipped, Use
-from onnxfq.policies import POLICIES
-from onnxfq.policies.target import Operands
-from onnxfq.policies.weighted import refuse
-from onnxfq.recipe import ActivationScheme, Recipe, WeightScheme
-from onnxfq.spec import NumberFormat, QuantSpec
+from onnxfq.numerics.spec import NumberFormat, QuantSpec
+from onnxfq.placement.target_policy import Operands
+from onnxfq.placement.weighted_ops import refuse
+from onnxfq.targets.registry import POLICIES
 from onnxfq.torch.attention import ACTIVATIONS, why_not
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
 from onnxfq.torch.traced import Traces, calls, has_own_code

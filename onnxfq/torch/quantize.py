@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import nn
 
+from onnxfq.documents.plan import Placement, Plan
+from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import ModelError
-from onnxfq.plan import Placement, Plan
-from onnxfq.recipe import Recipe, load_recipe
 from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.batchnorm import can_fold, fold
 from onnxfq.torch.fused_attention import attentions

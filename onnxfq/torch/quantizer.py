@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from onnxfq.errors import SpecError, StatisticsError, nearest
-from onnxfq.float_types import FloatType, smallest_scale
-from onnxfq.qparams import ParamRules
-from onnxfq.spec import QuantSpec
+from onnxfq.numerics.float_types import FloatType, smallest_scale
+from onnxfq.numerics.qparams import ParamRules
+from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import Grid
 from onnxfq.torch.functions import (
     check_values,

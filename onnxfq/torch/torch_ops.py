@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from onnxfq.errors import SpecError
 from onnxfq.passes.custom_domain import DOMAIN, VERSION
-from onnxfq.passes.recognize_rounding import qtype_of_limits
+from onnxfq.passes.recognize_fake_quantize import qtype_of_limits
 from onnxfq.torch.functions import fake_quantize
 
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]

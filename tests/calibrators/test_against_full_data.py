@@ -16,19 +16,19 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnxfq.calibrators.entropy import LINEAR_BINS, divergences, entropy, least_divergence
-from onnxfq.calibrators.grid_error import Density, grid_error
-from onnxfq.calibrators.linear import magnitude_histogram
-from onnxfq.calibrators.minmax import minmax
-from onnxfq.calibrators.mse import mse
-from onnxfq.calibrators.percentile import percentile, quantile_bin
-from onnxfq.graph.load import load
-from onnxfq.numerics import fake_quantize
-from onnxfq.planning import make_plan
-from onnxfq.qparams import choose_qparams
-from onnxfq.recipe import load_recipe
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import TensorStatistics
+from onnxfq.calibration.calibrators.entropy import LINEAR_BINS, divergences, entropy, least_divergence
+from onnxfq.calibration.calibrators.grid_error import Density, grid_error
+from onnxfq.calibration.calibrators.linear import magnitude_histogram
+from onnxfq.calibration.calibrators.minmax import minmax
+from onnxfq.calibration.calibrators.mse import mse
+from onnxfq.calibration.calibrators.percentile import percentile, quantile_bin
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.documents.recipe import load_recipe
+from onnxfq.graph.io.load import load
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.spec import QuantSpec
+from onnxfq.stages.plan import make_plan
 
 INT8 = QuantSpec(qtype="int8")
 UINT8 = QuantSpec(qtype="uint8", symmetric=False)

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq.calibrators.auto import METHODS, TYPICAL_DB, auto, expected_figures, middle_half
-from onnxfq.calibrators.grid_error import Density
-from onnxfq.metrics import ErrorSums
-from onnxfq.numerics import fake_quantize
-from onnxfq.qparams import choose_qparams
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import TensorStatistics
+from onnxfq.calibration.calibrators.auto import METHODS, TYPICAL_DB, auto, expected_figures, middle_half
+from onnxfq.calibration.calibrators.grid_error import Density
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.spec import QuantSpec
 
 INT8 = QuantSpec(qtype="int8")
 SPECS = [

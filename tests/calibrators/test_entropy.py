@@ -7,16 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from onnxfq.calibrators.entropy import (
+from onnxfq.calibration.calibrators.entropy import (
     LINEAR_BINS,
     divergences,
     entropy,
     least_divergence,
     least_divergent_pair,
 )
-from onnxfq.qtypes import QTYPES
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import TensorStatistics
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.numerics.spec import QuantSpec
 
 INT8 = QuantSpec(qtype="int8")
 

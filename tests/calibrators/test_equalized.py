@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxfq.calibrators.equalized import MOST_OCTAVES, equalized_qparams
-from onnxfq.numerics import fake_quantize
-from onnxfq.qparams import choose_qparams
-from onnxfq.spec import QuantSpec
+from onnxfq.calibration.calibrators.equalized import MOST_OCTAVES, equalized_qparams
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.spec import QuantSpec
 
 INT8 = QuantSpec(qtype="int8", axis=1, equalized=True)
 UINT8 = QuantSpec(qtype="uint8", symmetric=False, axis=1, equalized=True)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.calibrators import calibrator_by_name
-from onnxfq.calibrators.fixed import KNOWN_RANGES, is_fixed
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import TensorStatistics
+from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES, is_fixed
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.numerics.spec import QuantSpec
 
 SPEC = QuantSpec(qtype="int8")
 STATS = TensorStatistics.from_array(np.asarray([-9.0, 5.0], np.float32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxfq.calibrators.grid_error import (
+from onnxfq.calibration.calibrators.grid_error import (
     Density,
     expected_sqnr_db,
     float_squared_error,
@@ -14,12 +14,12 @@ from onnxfq.calibrators.grid_error import (
     saturation_error,
     squared_error,
 )
-from onnxfq.metrics import ErrorSums
-from onnxfq.numerics import fake_quantize
-from onnxfq.qparams import ParamRules, choose_qparams
-from onnxfq.qtypes import QTYPES
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import TensorStatistics
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.numerics.qparams import ParamRules, choose_qparams
+from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.numerics.spec import QuantSpec
 
 POINTS = 20_000
 FLOATS = [qtype.name for qtype in QTYPES.values() if qtype.is_float]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxfq.calibrators import CALIBRATORS, calibrator_by_name
-from onnxfq.calibrators.groups import group_ranges
-from onnxfq.numerics import expand_params
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import TensorStatistics
+from onnxfq.calibration.calibrators import CALIBRATORS, calibrator_by_name
+from onnxfq.calibration.calibrators.groups import group_ranges
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.numerics.affine import expand_params
+from onnxfq.numerics.spec import QuantSpec
 
 W = (np.random.default_rng(0).normal(size=(6, 5, 7)) * np.linspace(0.1, 3, 6)[:, None, None]).astype(
     np.float32

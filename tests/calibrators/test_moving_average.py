@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from onnxfq.calibrators import calibrator_by_name
-from onnxfq.calibrators.moving_average import moving_average
+from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators.moving_average import moving_average
+from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import StatisticsError
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import TensorStatistics
+from onnxfq.numerics.spec import QuantSpec
 
 SPEC = QuantSpec(qtype="int8")
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq.calibrators.grid_error import Density, grid_error
-from onnxfq.calibrators.mse import mse
-from onnxfq.numerics import fake_quantize
-from onnxfq.qparams import ParamRules, choose_qparams
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import TensorStatistics
+from onnxfq.calibration.calibrators.grid_error import Density, grid_error
+from onnxfq.calibration.calibrators.mse import mse
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.qparams import ParamRules, choose_qparams
+from onnxfq.numerics.spec import QuantSpec
 
 SCHEMES = [
     QuantSpec(qtype=name, symmetric=symmetric)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq.calibrators import calibrator_by_name
-from onnxfq.calibrators.percentile import DEFAULT_PERCENTILE, percentile
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import TensorStatistics
+from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators.percentile import DEFAULT_PERCENTILE, percentile
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.numerics.spec import QuantSpec
 
 SYMMETRIC = QuantSpec(qtype="int8")
 ASYMMETRIC = QuantSpec(qtype="int8", symmetric=False)

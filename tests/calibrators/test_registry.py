@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq.calibrators import CALIBRATORS, DEFAULT_CALIBRATOR, FORMS, calibrator_by_name
+from onnxfq.calibration.calibrators import CALIBRATORS, DEFAULT_CALIBRATOR, FORMS, calibrator_by_name
+from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import SpecError
-from onnxfq.qparams import ParamRules, choose_qparams
-from onnxfq.qtypes import QTYPES
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import TensorStatistics
+from onnxfq.numerics.qparams import ParamRules, choose_qparams
+from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.numerics.spec import QuantSpec
 
 NAMES = [*CALIBRATORS, "percentile:99", "percentile:100", "moving_average:0.5"]
 PURE = [name for name in NAMES if not name.startswith("moving_average")]  # of the order of the data

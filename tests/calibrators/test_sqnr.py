@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxfq.calibrators.mse import mse
-from onnxfq.calibrators.sqnr import sqnr
-from onnxfq.qparams import choose_qparams
-from onnxfq.spec import QuantSpec
-from onnxfq.statistics import TensorStatistics
+from onnxfq.calibration.calibrators.mse import mse
+from onnxfq.calibration.calibrators.sqnr import sqnr
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.spec import QuantSpec
 
 RNG = np.random.default_rng(12)
 DATA = {

@@ -15,12 +15,12 @@ import pytest
 from builders import build, conv_relu, feed_for, gemm, two_branch, weights
 
 import onnxfq
+from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.main import main
-from onnxfq.encoding import Encodings
-from onnxfq.graph.inspection import inspect_model
-from onnxfq.plan import Plan
-from onnxfq.runtime.choice import gpu_problem
-from onnxfq.statistics import Statistics
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Plan
+from onnxfq.runtime.device_choice import gpu_problem
+from onnxfq.stages.inspect import inspect_model
 from onnxfq.version import VERSION
 
 Run = Callable[..., str]

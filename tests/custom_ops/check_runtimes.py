@@ -112,7 +112,7 @@ def main() -> int:
     arguments = parser.parse_args()
     library = arguments.library
     if library is None:
-        from onnxfq.package_files import custom_ops_library
+        from onnxfq.support.resources import custom_ops_library
 
         library = custom_ops_library()
     with tempfile.TemporaryDirectory() as temporary:

@@ -16,10 +16,10 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxfq.qtypes import QTYPES
+from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.runtime import kernels
-from onnxfq.runtime.devices import cuda_problem, providers
-from onnxfq.runtime.library import register_custom_ops
+from onnxfq.runtime.custom_ops import register_custom_ops
+from onnxfq.runtime.providers import cuda_problem, providers
 
 FLOAT, INT32, INT64, BOOL = (getattr(onnx.TensorProto, name) for name in ("FLOAT", "INT32", "INT64", "BOOL"))
 ONNX_TYPES = {

@@ -18,20 +18,20 @@ from onnx import TensorProto, helper, numpy_helper
 from test_bodies import MODELS
 from test_merging import by_axis, known_channels
 
-from onnxfq.calibration import calibrate
+from onnxfq.calibration.statistics import TensorStatistics, empty_state
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.evaluation import evaluate
-from onnxfq.graph.load import load
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import ObserveOptions
+from onnxfq.graph.io.load import load
 from onnxfq.runtime import kernels
-from onnxfq.runtime.devices import cuda_problem, providers
+from onnxfq.runtime.custom_ops import register_custom_ops
+from onnxfq.runtime.device_memory import placed
 from onnxfq.runtime.gpus import gpus
-from onnxfq.runtime.library import register_custom_ops
-from onnxfq.runtime.places import placed
+from onnxfq.runtime.providers import cuda_problem, providers
 from onnxfq.runtime.self_test import self_test
-from onnxfq.statistics import TensorStatistics, empty_state
+from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.evaluate import evaluate
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
 
 try:
     HAVE_GPU = bool(gpus())

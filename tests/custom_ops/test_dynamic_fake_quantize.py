@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper
 
-from onnxfq.dynamic_scales import dynamic_fake_quantize
-from onnxfq.numerics import fake_quantize
-from onnxfq.qtypes import QTYPES
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.block_scales import dynamic_fake_quantize
+from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.runtime import kernels
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxfq import numerics
-from onnxfq.qtypes import QTYPES
+from onnxfq.numerics import affine as numerics
+from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.runtime import kernels
 
 HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

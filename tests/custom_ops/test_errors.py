@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfq.dynamic_scales import dynamic_fake_quantize
 from onnxfq.errors import RuntimeLibraryError, SpecError
-from onnxfq.runtime import kernels, library
+from onnxfq.numerics.block_scales import dynamic_fake_quantize
+from onnxfq.runtime import custom_ops as library
+from onnxfq.runtime import kernels
 
 X = np.zeros((2, 3, 4), np.float32)
 
@@ -186,9 +187,9 @@ def test_missing_library_names_the_remedy(monkeypatch):
     """Without the build the message says what to run."""
     import importlib.metadata
 
-    from onnxfq import package_files
+    from onnxfq.support import resources
 
-    monkeypatch.setattr(package_files, "__file__", "/nowhere/onnxfq/package_files.py")
+    monkeypatch.setattr(resources, "__file__", "/nowhere/onnxfq/support/resources.py")
     monkeypatch.setattr(importlib.metadata, "files", lambda name: None)
     with pytest.raises(RuntimeLibraryError, match="pip install"):
         library.custom_ops_path()

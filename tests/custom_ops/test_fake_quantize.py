@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfq import numerics
-from onnxfq.qtypes import QTYPES, qtype_by_name
+from onnxfq.numerics import affine as numerics
+from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 from onnxfq.runtime import kernels
-from onnxfq.runtime.library import register_custom_ops
+from onnxfq.runtime.custom_ops import register_custom_ops
 
 SHAPE = (3, 5, 7)
 # Every width that ONNX has, some that it has not, and limits of one's own.

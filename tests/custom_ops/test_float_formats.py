@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq import numerics
-from onnxfq.qtypes import QTYPES
+from onnxfq.numerics import affine as numerics
+from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.runtime import kernels
 
 FLOATS = [name for name, q in QTYPES.items() if q.is_float]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq.statistics import BIN_COUNT, TensorStatistics, empty_state
+from onnxfq.calibration.statistics import BIN_COUNT, TensorStatistics, empty_state
 
 
 def assert_same(found: TensorStatistics, expected: TensorStatistics) -> None:

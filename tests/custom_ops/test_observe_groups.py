@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxfq.granularity import PerTensor
-from onnxfq.statistics import BIN_COUNT, GroupStatistics, TensorStatistics, empty_state
+from onnxfq.calibration.statistics import BIN_COUNT, GroupStatistics, TensorStatistics, empty_state
+from onnxfq.numerics.granularity import PerTensor
 
 Found = list[np.ndarray]
 

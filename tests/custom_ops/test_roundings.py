@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq import numerics
+from onnxfq.numerics import affine as numerics
 from onnxfq.runtime import kernels
 
 # name: what it makes of v, in Python floats

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxfq.data import DataOptions, Feed, Feeds, InputSpec, sample_count
 from onnxfq.errors import DataError
-from onnxfq.feeds import DataOptions, Feed, Feeds, InputSpec, sample_count
 
 IDS = InputSpec("ids", np.dtype(np.int64), (None, None))
 MASK = InputSpec("mask", np.dtype(np.float32), (None, None))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxfq.feeds import DataDigest, sample_digest
+from onnxfq.data import DataDigest, sample_digest
 
 X = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
 

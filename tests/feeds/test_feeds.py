@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onnxfq.data import DataOptions, Feeds, InputSpec, read_npz
 from onnxfq.errors import DataError
-from onnxfq.feeds import DataOptions, Feeds, InputSpec, read_npz
 
 F32 = np.dtype(np.float32)
 ONLY_FITTED = DataOptions(nonfinite="skip", survey=False)

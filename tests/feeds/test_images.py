@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxfq.data import DataOptions, Feeds, InputSpec
 from onnxfq.errors import DataError
-from onnxfq.feeds import DataOptions, Feeds, InputSpec
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -12,10 +12,10 @@ import pytest
 from builders import conv_relu, planned
 from onnxruntime.quantization import CalibrationDataReader
 
+from onnxfq.data import Feeds, InputSpec
 from onnxfq.errors import DataError
-from onnxfq.feeds import Feeds, InputSpec
-from onnxfq.graph.load import load
-from onnxfq.observation import collect_statistics
+from onnxfq.graph.io.load import load
+from onnxfq.stages.observe import collect_statistics
 
 X = np.random.default_rng(7).normal(size=(16, 3, 6, 6)).astype(np.float32)
 INPUT = InputSpec("x", np.dtype(np.float32), (None, 3, 6, 6))
@@ -315,7 +315,7 @@ def test_folders_of_folders() -> None:
 
 def test_a_large_npy_is_read_sample_by_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """An .npy above a size is mapped: what is not asked for is not read, and values are the same."""
-    monkeypatch.setattr("onnxfq.feeds.archives._MAPPED_FROM", 100)
+    monkeypatch.setattr("onnxfq.data.arrays._MAPPED_FROM", 100)
     np.save("all.npy", X)
     feeds = list(Feeds("all.npy", (INPUT,)))
     np.testing.assert_array_equal(np.concatenate([feed["x"] for feed in feeds]), X)

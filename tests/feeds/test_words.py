@@ -7,8 +7,8 @@ import logging
 import numpy as np
 import pytest
 
+from onnxfq.data import DataOptions, Feeds, InputSpec
 from onnxfq.errors import DataError
-from onnxfq.feeds import DataOptions, Feeds, InputSpec
 
 RNG = np.random.default_rng(3)
 IMAGE = (InputSpec("x", np.dtype(np.float32), (None, 3, 8, 8)),)

@@ -9,9 +9,9 @@ pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
 
-import onnxfq  # noqa: E402
-from onnxfq.errors import PlanError  # noqa: E402
-from onnxfq.torch import (  # noqa: E402
+import onnxfq
+from onnxfq.errors import PlanError
+from onnxfq.torch import (
     compute_encodings,
     encodings_from_onnx,
     encodings_to_onnx,

@@ -17,9 +17,9 @@ pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
 
-from onnxfq.errors import DataError, ModelError, OutputError  # noqa: E402
-from onnxfq.torch import export_torch  # noqa: E402
-from onnxfq.torch.exporters import EXPORTERS  # noqa: E402
+from onnxfq.errors import DataError, ModelError, OutputError
+from onnxfq.torch import export_torch
+from onnxfq.torch.exporters import EXPORTERS
 
 both = pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
 

@@ -14,14 +14,14 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
-from torch.ao import quantization as peers  # noqa: E402
-from torch_networks import network  # noqa: E402
+from torch.ao import quantization as peers
+from torch_networks import network
 
-from onnxfq import BuildOptions, check  # noqa: E402
-from onnxfq.errors import ModelError, PlanError, StatisticsError  # noqa: E402
-from onnxfq.recipe import Recipe  # noqa: E402
-from onnxfq.spec import QuantSpec  # noqa: E402
-from onnxfq.torch import (  # noqa: E402
+from onnxfq import BuildOptions, check
+from onnxfq.documents.recipe import Recipe
+from onnxfq.errors import ModelError, PlanError, StatisticsError
+from onnxfq.numerics.spec import QuantSpec
+from onnxfq.torch import (
     FakeQuantize,
     compute_encodings,
     export_torch,

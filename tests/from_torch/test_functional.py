@@ -8,18 +8,18 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
-from torch.nn import functional as F  # noqa: E402
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import onnxfq  # noqa: E402
-from onnxfq.recipe import Recipe  # noqa: E402
-from onnxfq.targets.check import check  # noqa: E402
-from onnxfq.torch import compute_encodings, export_torch, quantize_module, quantizers  # noqa: E402
-from onnxfq.torch.export import export_nodes  # noqa: E402
-from onnxfq.torch.lowering import lift  # noqa: E402
-from onnxfq.torch.plain_attention import expand  # noqa: E402
-from onnxfq.torch.request import Request, bind, name_inputs  # noqa: E402
-from tests.from_torch.test_quantize_module import prepared, recipe, roles  # noqa: E402
+import onnxfq
+from onnxfq.documents.recipe import Recipe
+from onnxfq.stages.check import check
+from onnxfq.torch import compute_encodings, export_torch, quantize_module, quantizers
+from onnxfq.torch.export import export_nodes
+from onnxfq.torch.lowering import lift
+from onnxfq.torch.plain_attention import expand
+from onnxfq.torch.request import Request, bind, name_inputs
+from tests.from_torch.test_quantize_module import prepared, recipe, roles
 
 
 class Functional(nn.Module):

@@ -14,13 +14,13 @@ pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
 
-from onnxfq import numerics  # noqa: E402
-from onnxfq.aimet_range import adjust_min_max  # noqa: E402
-from onnxfq.errors import SpecError  # noqa: E402
-from onnxfq.qparams import choose_qparams  # noqa: E402
-from onnxfq.qtypes import QTYPES, qtype_by_name  # noqa: E402
-from onnxfq.rounding import ROUNDINGS  # noqa: E402
-from onnxfq.torch import (  # noqa: E402
+from onnxfq.errors import SpecError
+from onnxfq.numerics import affine as numerics
+from onnxfq.numerics.aimet_range import adjust_min_max
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
+from onnxfq.numerics.rounding import ROUNDINGS
+from onnxfq.torch import (
     fake_quantize,
     fake_quantize_lsq,
     fake_quantize_pact,

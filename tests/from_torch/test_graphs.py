@@ -13,8 +13,8 @@ pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
 
-from onnxfq.spec import QuantSpec  # noqa: E402
-from onnxfq.torch import (  # noqa: E402
+from onnxfq.numerics.spec import QuantSpec
+from onnxfq.torch import (
     FakeQuantize,
     compute_encodings,
     fake_quantize,

@@ -12,12 +12,12 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
-from torch.nn.utils import parametrizations, prune  # noqa: E402
+from torch.nn.utils import parametrizations, prune
 
-from onnxfq.errors import ModelError, PlanError  # noqa: E402
-from onnxfq.qparams import ParamRules, choose_qparams  # noqa: E402
-from onnxfq.qtypes import qtype_by_name  # noqa: E402
-from onnxfq.torch import (  # noqa: E402
+from onnxfq.errors import ModelError, PlanError
+from onnxfq.numerics.qparams import ParamRules, choose_qparams
+from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.torch import (
     OBSERVERS,
     FakeQuantize,
     compute_encodings,
@@ -29,8 +29,8 @@ from onnxfq.torch import (  # noqa: E402
     range_to_params,
     remove_fake_quantize,
 )
-from tests.from_torch.test_export_quantized import run  # noqa: E402
-from tests.from_torch.test_quantize_module import prepared, recipe  # noqa: E402
+from tests.from_torch.test_export_quantized import run
+from tests.from_torch.test_quantize_module import prepared, recipe
 
 
 def network() -> nn.Module:

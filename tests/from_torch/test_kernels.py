@@ -12,9 +12,9 @@ pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
 
-from onnxfq.errors import RuntimeLibraryError  # noqa: E402
-from onnxfq.qtypes import QTYPES, qtype_by_name  # noqa: E402
-from onnxfq.torch import fake_quantize, kernels  # noqa: E402
+from onnxfq.errors import RuntimeLibraryError
+from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
+from onnxfq.torch import fake_quantize, kernels
 
 
 def values(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -13,9 +13,9 @@ pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
 
-from onnxfq.errors import SpecError, StatisticsError  # noqa: E402
-from onnxfq.spec import QuantSpec  # noqa: E402
-from onnxfq.torch import (  # noqa: E402
+from onnxfq.errors import SpecError, StatisticsError
+from onnxfq.numerics.spec import QuantSpec
+from onnxfq.torch import (
     FakeQuantize,
     compute_encodings,
     fake_quantize,

@@ -10,13 +10,13 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
-from torch.nn import functional as F  # noqa: E402
-from torch_networks import network  # noqa: E402
+from torch.nn import functional as F
+from torch_networks import network
 
-import onnxfq  # noqa: E402
-from onnxfq.errors import ModelError, RecipeError  # noqa: E402
-from onnxfq.recipe import Recipe  # noqa: E402
-from onnxfq.torch import (  # noqa: E402
+import onnxfq
+from onnxfq.documents.recipe import Recipe
+from onnxfq.errors import ModelError, RecipeError
+from onnxfq.torch import (
     compute_encodings,
     export_torch,
     fake_quantize,
@@ -26,9 +26,9 @@ from onnxfq.torch import (  # noqa: E402
     quantizers,
     remove_fake_quantize,
 )
-from onnxfq.torch.export import export_nodes  # noqa: E402
-from onnxfq.torch.lowering import lift  # noqa: E402
-from onnxfq.torch.request import Request, bind, name_inputs  # noqa: E402
+from onnxfq.torch.export import export_nodes
+from onnxfq.torch.lowering import lift
+from onnxfq.torch.request import Request, bind, name_inputs
 
 
 def digits(count: int = 3) -> torch.Tensor:

@@ -12,21 +12,15 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
-from torch.ao.quantization import observer as peers  # noqa: E402
+from torch.ao.quantization import observer as peers
 
-import onnxfq  # noqa: E402
-from onnxfq.calibration import calibrate  # noqa: E402
-from onnxfq.errors import SpecError, StatisticsError  # noqa: E402
-from onnxfq.spec import QuantSpec  # noqa: E402
-from onnxfq.statistics import TensorStatistics  # noqa: E402
-from onnxfq.torch import (  # noqa: E402
-    FakeQuantize,
-    compute_encodings,
-    fake_quantize,
-    is_initialized,
-    learn_grids,
-)
-from onnxfq.torch.observers import Histogram, MovingAverage, group_limits  # noqa: E402
+import onnxfq
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.errors import SpecError, StatisticsError
+from onnxfq.numerics.spec import QuantSpec
+from onnxfq.stages.calibrate import calibrate
+from onnxfq.torch import FakeQuantize, compute_encodings, fake_quantize, is_initialized, learn_grids
+from onnxfq.torch.observers import Histogram, MovingAverage, group_limits
 
 # torch announces that torch.ao will go.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*reduce_range:UserWarning")
@@ -78,7 +72,7 @@ def test_group_limits(blocks):
     )
     low, high = group_limits(x, spec)
     shape = spec.granularity.param_shape(x.shape)
-    ids = onnxfq.numerics.expand_params(np.arange(low.numel()).reshape(shape), x.shape, **spec.blocks)
+    ids = onnxfq.numerics.affine.expand_params(np.arange(low.numel()).reshape(shape), x.shape, **spec.blocks)
     for i in range(low.numel()):
         group = x.numpy()[ids == i]
         assert (low.flatten()[i], high.flatten()[i]) == (group.min(), group.max())
@@ -149,7 +143,7 @@ def test_scales_equal_onnxruntimes_calibration(calibrator, qtype, tmp_path):
     merged = TensorStatistics()
     for x in seen:
         merged = merged.merge(TensorStatistics.from_array(x))
-    rmin, rmax = onnxfq.calibration.calibrator_by_name(calibrator)(merged, spec)
+    rmin, rmax = onnxfq.calibration.calibrators.calibrator_by_name(calibrator)(merged, spec)
     scale, zero_point = onnxfq.choose_qparams(rmin, rmax, spec.qtype, spec.symmetric)
     assert (model.two.scale.numpy(), model.two.zero_point.numpy()) == (scale, zero_point)
 

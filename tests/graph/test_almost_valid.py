@@ -11,7 +11,7 @@ from builders import build, feed_for, weights
 from onnx import helper
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.runtime.session import Session
 
 

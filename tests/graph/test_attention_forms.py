@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnx.backend.test.case.node import collect_testcases
 
-from onnxfq.graph.load import load
-from onnxfq.policies.attention import attentions
+from onnxfq.graph.io.load import load
 from onnxfq.runtime.session import Session
+from onnxfq.targets.tensorrt.attention import attentions
 
 # What ONNX's cases of Attention have that keeps one whole; a padded mask is one shorter than the keys.
 WHOLE = ("qk_matmul", "mode3", "nonpad", "padded_kv", "window", "softmax_precision")

@@ -8,7 +8,7 @@ import pytest
 from builders import Arrays, build, feed_for, planned, weights
 
 from onnxfq.errors import OnnxfqError
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 

@@ -13,9 +13,9 @@ from builders import conv_relu, feed_for, stage, two_branch, with_override, with
 from onnx import numpy_helper
 
 from onnxfq.cli.main import main
-from onnxfq.graph.difference import difference
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
-from onnxfq.recipe import Recipe
+from onnxfq.documents.recipe import Recipe
+from onnxfq.stages.diff import difference
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 
 
 def qdq(recipe: str | Recipe = "tensorrt-int8") -> onnx.ModelProto:

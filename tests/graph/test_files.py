@@ -11,13 +11,13 @@ import pytest
 from builders import build, constants, conv_relu, linear, weights
 
 from onnxfq.errors import ModelError, OnnxfqError, OutputError
-from onnxfq.files import check_output
-from onnxfq.graph import stored
-from onnxfq.graph.data_files import check_model_output, data_files
-from onnxfq.graph.inspection import inspect_model
-from onnxfq.graph.load import load
-from onnxfq.graph.save import save
+from onnxfq.graph.io import external_tensors as stored
+from onnxfq.graph.io.data_files import check_model_output, data_files
+from onnxfq.graph.io.load import load
+from onnxfq.graph.io.save import save
 from onnxfq.pipeline import quantize
+from onnxfq.stages.inspect import inspect_model
+from onnxfq.support.files import check_output
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 from builders import feed_for, planned, weights
 from onnx import numpy_helper, parser
 
-from onnxfq.graph.functions import inlined
-from onnxfq.graph.load import load
-from onnxfq.graph.normalize import name_nodes
+from onnxfq.graph.io.load import load
+from onnxfq.graph.normalize.inline_functions import inlined
+from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.runtime.session import Session
-from onnxfq.targets.scopes import inferred
+from onnxfq.targets.tensorrt.rules.scopes import inferred
 
 HEADER = '<ir_version: 9, opset_import: ["" : 18, "own" : 1]> g (float[N,4] x) => (float[N,4] y)'
 CASES = {

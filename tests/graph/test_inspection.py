@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from builders import build, conv_relu, linear, one_format, planned, qdq_of, stage, weights, with_weights
 
-from onnxfq.graph.inspection import inspect_model
-from onnxfq.graph.load import load
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
-from onnxfq.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.graph.io.load import load
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.stages.inspect import inspect_model
 
 
 def test_float_model() -> None:

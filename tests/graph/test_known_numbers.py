@@ -8,8 +8,8 @@ from builders import build
 from onnx import shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.graph.known_numbers import known_numbers
-from onnxfq.graph.load import load
+from onnxfq.graph.constant_integers import known_numbers
+from onnxfq.graph.io.load import load
 
 CONSTANTS = {
     "one": np.asarray(1, np.int64),

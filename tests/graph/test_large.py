@@ -14,16 +14,16 @@ from onnx import numpy_helper
 from slow.check_large_model import check_kills
 
 from onnxfq.cli.main import main
+from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError, OutputError
-from onnxfq.graph import stored
-from onnxfq.graph.load import load
-from onnxfq.graph.save import save
-from onnxfq.graph.stored import is_stored, tensor_array
+from onnxfq.graph.io import external_tensors as stored
+from onnxfq.graph.io.external_tensors import is_stored, tensor_array
+from onnxfq.graph.io.load import load
+from onnxfq.graph.io.save import save
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
-from onnxfq.scores import Evaluation
-from onnxfq.targets.building import BuildOptions
-from onnxfq.targets.check import check
+from onnxfq.stages.check import check
+from onnxfq.targets.tensorrt.builder.build import BuildOptions
 
 
 def two_layers(folder: Path, external: bool = True, opset: int = 17) -> Path:
@@ -145,7 +145,7 @@ def test_nothing_is_left_of_a_failure(
         raise fault
 
     if stage == "data":
-        monkeypatch.setattr("onnxfq.graph.save.referring", fail)
+        monkeypatch.setattr("onnxfq.graph.io.save.referring", fail)
     if stage == "model":
         monkeypatch.setattr(Path, "write_bytes", fail)
     expected = KeyboardInterrupt if isinstance(fault, KeyboardInterrupt) else (OutputError, OSError)

@@ -7,8 +7,8 @@ import pytest
 from builders import BUILDERS, build, feed_for, weights
 from onnx.reference import ReferenceEvaluator
 
+from onnxfq.graph.io.load import load
 from onnxfq.graph.liveness import most_alive
-from onnxfq.graph.load import load
 from onnxfq.graph.model import bodies
 
 

@@ -9,7 +9,7 @@ from builders import build, constants, conv_relu, feed_for, weights
 from onnx import helper, numpy_helper
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.runtime.session import Session
 

@@ -17,9 +17,9 @@ from builders import (
 )
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.graph.analysis import distances_upward, weight_source
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.graph.ops import channel_axis, summed_axis
+from onnxfq.graph.queries import distances_upward, weight_source
 
 CASES = {
     "conv": (conv_relu(), 1, 0, None),

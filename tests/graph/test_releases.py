@@ -12,10 +12,10 @@ from builders import build, feed_for, linear, weights
 from onnx import helper
 
 from onnxfq.cli.main import main
+from onnxfq.documents.recipe import Recipe, WeightScheme, load_recipe
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.graph.releases import _IR_OF_TYPE, Release, release_of
 from onnxfq.pipeline import quantize
-from onnxfq.recipe import Recipe, WeightScheme, load_recipe
+from onnxfq.targets.onnxruntime.releases import _IR_OF_TYPE, Release, release_of
 
 BLOCKS = load_recipe("tensorrt-int8-weights").model_copy(
     update={

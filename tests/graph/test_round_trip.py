@@ -10,7 +10,7 @@ from builders import BUILDERS, build, feed_for, if_body, planned, qdq_of, stage,
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxfq.graph.constants import constant_array, initializer_array, make_constant
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.runtime.session import Session
 

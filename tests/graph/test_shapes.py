@@ -7,8 +7,8 @@ import onnxruntime
 import pytest
 from builders import build, stage, weights
 
-from onnxfq.graph.load import load
-from onnxfq.insertion import insert_qdq
+from onnxfq.graph.io.load import load
+from onnxfq.stages.insert import insert_qdq
 
 SAID = {"size": "float[N,7]", "rank": "float[N]", "rank of a scalar": "float"}
 

@@ -9,9 +9,9 @@ from builders import build, if_body, linear, weights
 from onnx import numpy_helper, shape_inference
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.load import load
-from onnxfq.graph.shapes import add_shapes
-from onnxfq.graph.weightless import split_weights, without_weights
+from onnxfq.graph.io.load import load
+from onnxfq.graph.io.weightless import split_weights, without_weights
+from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.runtime.session import Session
 
 

@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 
-from onnxfq.calibration import encode_weights
+from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import ModelError, OutputError
 from onnxfq.graph import constants as constants_module
-from onnxfq.graph import load as load_module
-from onnxfq.graph import stored
-from onnxfq.graph.load import load
-from onnxfq.graph.save import save
-from onnxfq.graph.scratch import Scratch, weights_in
-from onnxfq.graph.stored import is_stored, loaded
-from onnxfq.graph.wire import _read_varint, _varint, read_without_values, serialized
+from onnxfq.graph.io import external_tensors as stored
+from onnxfq.graph.io import load as load_module
+from onnxfq.graph.io.external_tensors import is_stored, loaded
+from onnxfq.graph.io.load import load
+from onnxfq.graph.io.save import save
+from onnxfq.graph.io.scratch_file import Scratch, weights_in
+from onnxfq.graph.io.streaming import _read_varint, _varint, read_without_values, serialized
 from onnxfq.pipeline import quantize
-from onnxfq.planning import make_plan
-from onnxfq.recipe import load_recipe
+from onnxfq.stages.calibrate import encode_weights
+from onnxfq.stages.plan import make_plan
 
 
 @pytest.fixture

@@ -18,14 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import onnxfq
-from onnxfq.encoding import Encoding, Encodings
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import Override, Recipe
 from onnxfq.errors import PlanError, RecipeError
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.interchange import WRITERS, read_given
-from onnxfq.interchange.fit import fit
-from onnxfq.plan import Plan
-from onnxfq.planning import make_plan
-from onnxfq.recipe import Override, Recipe
+from onnxfq.interchange.apply import fit
+from onnxfq.stages.plan import make_plan
 
 FILES = [
     pytest.param(name, version, id=f"{name}-{version}")

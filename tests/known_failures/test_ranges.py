@@ -13,12 +13,12 @@ from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationMethod
 from ort_quantizer import MEASURED, by_ort
 
+from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.errors import DataError, PlanError
-from onnxfq.float_plan import FloatOptions
-from onnxfq.graph.load import load
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import ObserveOptions
+from onnxfq.graph.io.load import load
 from onnxfq.pipeline import QuantizeResult, RunOptions, quantize
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
 
 METHODS = ["minmax", "percentile", "entropy", "mse"]
 ONE_BY_ONE = RunOptions(batch=1)

@@ -7,10 +7,10 @@ import onnx
 import pytest
 from builders import BUILDERS, graph_text, planned, shared_weight, stage
 
-from onnxfq.graph.load import load
-from onnxfq.passes.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.graph.io.load import load
+from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
 from onnxfq.runtime.session import Session
-from onnxfq.statistics import TensorStatistics
 
 
 def test_golden_graph() -> None:

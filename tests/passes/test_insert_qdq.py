@@ -24,15 +24,15 @@ from builders import (
     with_weights,
 )
 
-from onnxfq.encoding import Encodings
+from onnxfq.documents.encodings import Encodings
 from onnxfq.errors import PlanError
-from onnxfq.graph.load import load
-from onnxfq.insertion import insert_qdq
-from onnxfq.numerics import quantize
+from onnxfq.graph.io.load import load
+from onnxfq.numerics.affine import quantize
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
-from onnxfq.passes.insert_observers import InsertObservers
 from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.observe.insert_observers import InsertObservers
 from onnxfq.runtime.session import Session
+from onnxfq.stages.insert import insert_qdq
 
 
 def inserted(staged: Staged) -> onnx.ModelProto:

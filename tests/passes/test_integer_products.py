@@ -22,8 +22,8 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.signature import with_outputs
-from onnxfq.passes.integer_products import integer_products
-from onnxfq.passes.integer_sums import EXACT
+from onnxfq.passes.integer_bounds import EXACT
+from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.runtime.session import Session
 
 

@@ -8,10 +8,10 @@ import pytest
 from builders import build, constants, weights
 
 from onnxfq.errors import ModelError, PlanError
-from onnxfq.graph.load import load
-from onnxfq.numerics import fake_quantize
+from onnxfq.graph.io.load import load
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.passes.extract_fake_quantize import drop_copies, has_fake_quantize, lift_fake_quantize
 from onnxfq.passes.insert_qdq import InsertQdq
-from onnxfq.passes.lift_fake_quantize import drop_copies, has_fake_quantize, lift_fake_quantize
 from onnxfq.runtime.ort import onnxruntime
 
 

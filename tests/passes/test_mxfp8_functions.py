@@ -10,16 +10,16 @@ import pytest
 from builders import attention, build, constants, feed_for, gemm, linear, qdq_of, stage, weights
 from onnx import TensorProto
 
-from onnxfq.dynamic_scales import dynamic_fake_quantize
+from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import ModelError
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
+from onnxfq.numerics.block_scales import dynamic_fake_quantize
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
-from onnxfq.passes.mxfp8_functions import DEQUANTIZE, QUANTIZE, with_mxfp8_functions
 from onnxfq.pipeline import quantize
-from onnxfq.planning import make_plan
-from onnxfq.recipe import load_recipe
-from onnxfq.runtime.missing_kernels import cannot_run
 from onnxfq.runtime.session import Session
+from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.stages.plan import make_plan
+from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import DEQUANTIZE, QUANTIZE, with_mxfp8_functions
 
 
 def pair(shape: tuple[int, ...], axis: int, opset: int = 19) -> onnx.ModelProto:

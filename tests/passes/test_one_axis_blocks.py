@@ -20,7 +20,7 @@ from builders import (
 from test_agreement import twins
 
 from onnxfq.graph.model import default_opset
-from onnxfq.numerics import fake_quantize
+from onnxfq.numerics.affine import fake_quantize
 
 BLOCKS = {
     "rows and columns": ((4, 6), [2, 3]),

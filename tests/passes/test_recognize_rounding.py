@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from builders import build
 
-from onnxfq.graph.load import load
-from onnxfq.numerics import fake_quantize
-from onnxfq.passes.recognize_rounding import RecognizeRounding, qtype_of_limits, recognize_rounding
-from onnxfq.qtypes import QTYPES
+from onnxfq.graph.io.load import load
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.passes.recognize_fake_quantize import RecognizeRounding, qtype_of_limits, recognize_rounding
 
 NUMBERS = {
     "s": 0.1, "r": 4.0, "q": 0.25, "z": 3.0, "two": 2.0,

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxfq.numerics import fake_quantize, quantize
-from onnxfq.passes import row_parts
-from onnxfq.passes.one_axis_blocks import OnnxParams
-from onnxfq.qtypes import qtype_by_name
+from onnxfq.numerics.affine import fake_quantize, quantize
+from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.passes import chunked_rounding as row_parts
+from onnxfq.passes.onnx_blocks import OnnxParams
 
 
 @given(

@@ -10,14 +10,14 @@ import pytest
 from builders import build, feed_for, linear, planned, weights, with_override
 from engines import build_all, counts, unmeasured
 
-from onnxfq.graph.load import load
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import load_recipe
+from onnxfq.graph.io.load import load
 from onnxfq.pipeline import quantize
-from onnxfq.plan import Plan
-from onnxfq.planning import make_plan
-from onnxfq.policies.attention import attentions
-from onnxfq.recipe import load_recipe
-from onnxfq.targets.building import builder_installed
-from onnxfq.targets.engine import parse_layers
+from onnxfq.stages.plan import make_plan
+from onnxfq.targets.tensorrt.attention import attentions
+from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.layers import parse_layers
 
 BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 

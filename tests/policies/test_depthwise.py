@@ -6,9 +6,9 @@ import onnx
 import pytest
 from builders import build, planned, weights
 
+from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import RecipeError
-from onnxfq.recipe import Recipe, load_recipe
-from onnxfq.spec import QuantSpec
+from onnxfq.numerics.spec import QuantSpec
 
 DEPTHWISE = "d = Conv <group = 4, pads = [1,1,1,1]> (h, w1)"
 

@@ -12,12 +12,12 @@ from engines import build_all, counts, unmeasured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxfq.conversion.convert import convert
+from onnxfq.documents.plan import Plan
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
-from onnxfq.plan import Plan
 from onnxfq.runtime.session import Session
-from onnxfq.targets.building import builder_installed
-from onnxfq.targets.check import check
+from onnxfq.stages.check import check
+from onnxfq.stages.convert import convert
+from onnxfq.targets.tensorrt.builder.build import builder_installed
 
 # From `f` to three parts of [N, heads, tokens, size], as exporters write it.
 _FOUR = "2 = Reshape ({0}1, four) {0}3 = Transpose <perm = [0,2,1,3]> ({0}2) "

@@ -10,11 +10,11 @@ import onnxruntime
 import pytest
 from builders import build, weights
 
-from onnxfq.graph.load import load
-from onnxfq.observation import collect_statistics
+from onnxfq.documents.recipe import RECIPES, Recipe, load_recipe
+from onnxfq.graph.io.load import load
 from onnxfq.pipeline import quantize
-from onnxfq.planning import make_plan, observation_plan
-from onnxfq.recipe import RECIPES, Recipe, load_recipe
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.plan import make_plan, observation_plan
 
 SPECTRUM = """
     [re] a = MatMul (x, cos) [im] b = MatMul (x, sin) aa = Mul (a, a) bb = Mul (b, b) p = Add (aa, bb)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from builders import attention, build, downsample, planned, two_branch, weights, with_override
 
-from onnxfq.plan import Plan
+from onnxfq.documents.plan import Plan
 
 SKIP = "skip branch of a residual Add"
 

@@ -23,11 +23,11 @@ from builders import (
 from engines import build_all, counts
 from test_agreement import twins
 
+from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import default_opset
-from onnxfq.qtypes import qtype_by_name
-from onnxfq.recipe import Recipe, load_recipe
-from onnxfq.targets.building import builder_installed
+from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.targets.tensorrt.builder.build import builder_installed
 
 
 def test_float8_recipe() -> None:

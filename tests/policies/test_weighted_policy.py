@@ -23,10 +23,10 @@ from builders import (
     with_weights,
 )
 
-from onnxfq.graph.load import load
+from onnxfq.documents.plan import Plan
+from onnxfq.graph.io.load import load
 from onnxfq.graph.model import all_nodes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.plan import Plan
 
 
 def axes(plan: Plan) -> dict[str, int | None]:

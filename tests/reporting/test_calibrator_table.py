@@ -9,11 +9,11 @@ import math
 import pytest
 from builders import Staged, attention, conv_relu, stage
 
-from onnxfq.calibration import calibrate
-from onnxfq.calibrators import CALIBRATORS, calibrator_by_name
-from onnxfq.calibrators.grid_error import range_sqnr_db
-from onnxfq.qparams import choose_qparams
-from onnxfq.reporting.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
+from onnxfq.calibration.calibrators import CALIBRATORS, calibrator_by_name
+from onnxfq.calibration.calibrators.grid_error import range_sqnr_db
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.report.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
+from onnxfq.stages.calibrate import calibrate
 
 
 def staged() -> Staged:

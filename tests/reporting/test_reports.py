@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from builders import build, conv_relu, feed_for, two_branch, weights, with_override
 
-from onnxfq.calibrators.grid_error import expected_sqnr_db
+from onnxfq.calibration.calibrators.grid_error import expected_sqnr_db
+from onnxfq.documents.recipe import load_recipe
+from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.errors import PlanError
-from onnxfq.numerics import fake_quantize
+from onnxfq.numerics.affine import fake_quantize
 from onnxfq.pipeline import QuantizeResult, quantize
-from onnxfq.recipe import load_recipe
-from onnxfq.reporting.html import render_report, write_report
-from onnxfq.reporting.plot import MAX_ROWS, error_figure, figure_svg, save_figure
-from onnxfq.reporting.tensor_errors import TensorError, tensor_errors
-from onnxfq.reporting.text import coverage_line, plan_summary, quantize_summary
-from onnxfq.scores import LOW_SQNR_DB
+from onnxfq.report.html import render_report, write_report
+from onnxfq.report.plot import MAX_ROWS, error_figure, figure_svg, save_figure
+from onnxfq.report.tensor_errors import TensorError, tensor_errors
+from onnxfq.report.text import coverage_line, plan_summary, quantize_summary
 
 
 @pytest.fixture(scope="module")

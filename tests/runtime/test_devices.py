@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from onnxfq.errors import RuntimeLibraryError, SpecError
-from onnxfq.runtime import devices, kernels
 from onnxfq.runtime import gpus as gpus_module
-from onnxfq.runtime.devices import cuda_problem
+from onnxfq.runtime import kernels
+from onnxfq.runtime import providers as devices
 from onnxfq.runtime.gpus import gpus
+from onnxfq.runtime.providers import cuda_problem
 from onnxfq.runtime.self_test import self_test
 from onnxfq.runtime.session import Session
 

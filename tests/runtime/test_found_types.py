@@ -12,12 +12,12 @@ import yaml
 from builders import build, weights
 
 from onnxfq.cli.main import main
-from onnxfq.graph.load import load
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.io.load import load
 from onnxfq.pipeline import RunOptions, quantize
-from onnxfq.plan import Plan
-from onnxfq.planning import make_plan
-from onnxfq.recipe import Recipe
-from onnxfq.runtime.found_types import lacks_ranks, with_run_ranks
+from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
+from onnxfq.stages.plan import make_plan
 
 
 def reshaped() -> onnx.ModelProto:

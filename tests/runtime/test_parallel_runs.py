@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxfq.feeds import Feed, sample_digest
+from onnxfq.data import Feed, sample_digest
 from onnxfq.runtime import parallel_runs
 from onnxfq.runtime.parallel_runs import ParallelRuns
 

@@ -10,8 +10,8 @@ import pytest
 from builders import build, conv_relu, stage
 
 from onnxfq.errors import DataError, ModelError
-from onnxfq.insertion import insert_fake_quantize, insert_qdq
 from onnxfq.runtime.session import PlacedFeed, Session
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["optimised", "exact"])

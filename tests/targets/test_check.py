@@ -17,12 +17,12 @@ from planted import CONV, change, conv_constants, stored
 import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.errors import DataError, RecipeError, RuntimeLibraryError
-from onnxfq.graph import stored as stored_weights
-from onnxfq.targets import building
-from onnxfq.targets.building import BuildOptions, Report, builder_installed
-from onnxfq.targets.findings import CheckResult, Finding
-from onnxfq.targets.profiles import profiles
-from onnxfq.targets.structure import STANDARD, UNSUPPORTED
+from onnxfq.graph.io import external_tensors as stored_weights
+from onnxfq.targets.tensorrt.builder import build as building
+from onnxfq.targets.tensorrt.builder.build import BuildOptions, Report, builder_installed
+from onnxfq.targets.tensorrt.builder.profiles import profiles
+from onnxfq.targets.tensorrt.rules.findings import CheckResult, Finding
+from onnxfq.targets.tensorrt.rules.structure import STANDARD, UNSUPPORTED
 
 OPSET = {"opset": 21, "ir": 10}
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")

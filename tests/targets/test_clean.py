@@ -11,10 +11,10 @@ from builders import BUILDERS, linear, qdq_of, stage
 from engines import build_all, verdicts
 
 import onnxfq
-from onnxfq.targets.building import Report, builder_installed
-from onnxfq.targets.check import check
-from onnxfq.targets.reading import read
-from onnxfq.targets.structure import EXTRA
+from onnxfq.stages.check import check
+from onnxfq.targets.tensorrt.builder.build import Report, builder_installed
+from onnxfq.targets.tensorrt.rules.context import read
+from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
 RECIPES = ("tensorrt-int8", "tensorrt-fp8", "tensorrt-int4")
 NAMES = [f"{name} {recipe}" for recipe in RECIPES[:2] for name in (*BUILDERS, "digits")]

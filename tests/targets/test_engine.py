@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxfq.targets.engine import parse_layers, verdict
+from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
 
 
 def line(name: str, kind: str, inputs: str, constants: str, nodes: str) -> str:

@@ -17,9 +17,9 @@ import pytest
 from engines import build_all, counts, unmeasured
 
 import onnxfq
-from onnxfq.float_plan import FloatName
-from onnxfq.targets.building import builder_installed
-from onnxfq.targets.check import check
+from onnxfq.documents.cast_plan import FloatName
+from onnxfq.stages.check import check
+from onnxfq.targets.tensorrt.builder.build import builder_installed
 
 pytestmark = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 

@@ -10,11 +10,11 @@ import pytest
 from planted import CASES, Planted
 
 from onnxfq import targets
-from onnxfq.targets.building import Job, Report, builder_installed, capabilities, run_jobs
-from onnxfq.targets.check import check
-from onnxfq.targets.engine import parse_layers, verdict
-from onnxfq.targets.reading import read
-from onnxfq.targets.structure import EXTRA, STANDARD, UNSUPPORTED
+from onnxfq.stages.check import check
+from onnxfq.targets.tensorrt.builder.build import Job, Report, builder_installed, capabilities, run_jobs
+from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
+from onnxfq.targets.tensorrt.rules.context import read
+from onnxfq.targets.tensorrt.rules.structure import EXTRA, STANDARD, UNSUPPORTED
 
 SOURCES = sorted(Path(targets.__file__).parent.glob("*.py"))
 GUIDE = Path(__file__).parents[2] / "docs" / "tensorrt.md"

@@ -1,0 +1,1 @@
+"""Statistics and calibrators: pure functions."""

@@ -1,0 +1,151 @@
+"""Entropy: the range whose quantized distribution diverges least from the observed one (KL)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.calibration.calibrators.grid_error import CHUNK, Density
+from onnxfq.calibration.calibrators.linear import linear_histogram, magnitude_histogram
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.numerics.spec import QuantSpec
+
+LINEAR_BINS = 2048
+"""Equal bins over the observed range, as in NVIDIA's 2017 description of the method."""
+
+Array = NDArray[np.float64]
+Bins = NDArray[np.int64]
+
+
+def entropy(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
+    """Return the range of least Kullback-Leibler divergence.
+
+    Method: S. Migacz, "8-bit Inference with TensorRT", GTC 2017, with the details of NVIDIA's
+    pytorch-quantization. The values outside a candidate range are put into its outermost bins (the
+    reference P); the bins inside are summed into as many levels as the grid has and spread back evenly over
+    the occupied ones (Q); the candidate with the least KL(P || Q) wins, of equals the widest. The bin of zero
+    is given the next one's count: zero is always on the grid, and a spike of zeros, as after ReLU, would
+    drown the rest.
+
+    One limit is added: at most one value in 4 * 2^bits may saturate (0.1 % for 8 bits). As published,
+    the method likes a cut below nearly all of the data: where only one bin is left inside, P and Q are
+    equal however much was cut off.
+
+    symmetric: on magnitudes, with 2^(bits-1) levels; every bin is tried as the end. asymmetric: 2^bits levels
+    over the range; values of one sign as before, else both ends are searched, from coarse pairs to fine.
+    Wider than 8 bits the grid is finer than the linear bins and the full range is returned. So it is for
+    floats: their steps shrink towards zero with the values, a cut gains nothing there, and the method's
+    equal levels are none of theirs; NVIDIA too calibrates float8 by the maximum (Model-Optimizer's FP8
+    configurations; Micikevicius et al., "FP8 Formats for Deep Learning", 2022).
+    """
+    qtype = spec.qtype
+    if qtype.is_float or qtype.bits > 8 or statistics.amax == 0.0:
+        return statistics.rmin, statistics.rmax
+    low, high = min(statistics.rmin, 0.0), max(statistics.rmax, 0.0)
+    density, most_outside = Density.of(statistics), 1.0 / (4 << qtype.bits)
+    if spec.symmetric or low == 0.0 or high == 0.0:
+        counts = magnitude_histogram(density, statistics.amax, LINEAR_BINS)
+        levels = 1 << (qtype.bits - 1 if spec.symmetric else qtype.bits)
+        amax = statistics.amax * least_divergence(counts, levels, most_outside) / LINEAR_BINS
+        return max(low, -amax), min(high, amax)
+    width = high / LINEAR_BINS - low / LINEAR_BINS
+    below, above = int(np.ceil(-low / width)), int(np.ceil(high / width))
+    edges = np.clip(width * np.arange(-below, above + 1), low, high)
+    start, end = least_divergent_pair(linear_histogram(density, edges), below, 1 << qtype.bits, most_outside)
+    return float(edges[start]), float(edges[end])
+
+
+def least_divergence(counts: Array, levels: int, most_outside: float) -> int:
+    """Return how many of the leading bins make the range of least KL divergence, from levels to all.
+
+    most_outside: the largest share of the counts that may lie beyond them.
+    """
+    counts = counts.copy()
+    counts[0] = counts[1]
+    ends = np.arange(counts.size, min(levels, counts.size) - 1, -1)
+    outside = counts.sum() - np.cumsum(counts)[ends - 1]
+    ends = ends[_allowed(outside, most_outside * counts.sum())]
+    return int(ends[np.argmin(divergences(counts, np.zeros_like(ends), ends, levels))])
+
+
+def least_divergent_pair(counts: Array, zero: int, levels: int, most_outside: float) -> tuple[int, int]:
+    """Return (start, end): the bins [start, end) of least KL divergence found.
+
+    zero: the bin that begins at 0; there are bins before it. The ends are tried at 33 places a side first,
+    then in ever smaller steps around the best pair.
+    """
+    counts = counts.copy()
+    counts[zero] = counts[zero + 1 if zero + 1 < counts.size else zero - 1]
+    total = np.concatenate([[0.0], np.cumsum(counts)])
+    # An end at an empty bin is moved inwards to one that is not: values cut off need a bin to go to.
+    bins = np.arange(counts.size)
+    next_occupied = np.minimum.accumulate(np.where(counts > 0, bins, counts.size)[::-1])[::-1]
+    last_occupied = np.maximum.accumulate(np.where(counts > 0, bins, -1)) + 1
+    start, end = 0, counts.size
+    step = max(zero, counts.size - zero) / 32
+    reach = 32
+    while True:
+        near = step * np.arange(-reach, reach + 1)
+        starts = np.clip(np.rint(start + near), 0, zero).astype(np.int64)
+        ends = np.clip(np.rint(end + near), zero, counts.size).astype(np.int64)
+        starts = np.unique(np.minimum(next_occupied[starts], zero))
+        ends = np.unique(np.maximum(last_occupied[ends - 1], zero))
+        pairs = np.stack(np.meshgrid(starts, ends, indexing="ij"), axis=-1).reshape(-1, 2)
+        pairs = np.vstack([(start, end), pairs[pairs[:, 1] - pairs[:, 0] >= levels]])
+        # Of equals the widest.
+        pairs = pairs[np.argsort(pairs[:, 0] - pairs[:, 1], kind="stable")]
+        outside = total[-1] - (total[pairs[:, 1]] - total[pairs[:, 0]])
+        pairs = pairs[_allowed(outside, most_outside * total[-1])]
+        found = divergences(counts, pairs[:, 0], pairs[:, 1], levels)
+        start, end = map(int, pairs[np.argmin(found)])
+        if step <= 1.0:
+            return start, end
+        step, reach = max(step / 4, 1.0), 6
+
+
+def _allowed(outside: Array, most: float) -> NDArray[np.bool_]:
+    """Tell which candidates leave few enough values outside; the full range leaves none there."""
+    # Sums of counts in another order differ in the last bits.
+    return np.asarray(outside <= most * (1.0 + 1e-12))
+
+
+def divergences(counts: Array, starts: Bins, ends: Bins, levels: int) -> Array:
+    """Return KL(P || Q) of each candidate range of bins [start, end), as `entropy` describes it.
+
+    Level k of Q begins at the first bin that begins at or after k / levels of the range. Infinite where
+    values would be put on a bin that Q leaves empty.
+    """
+    size = max(CHUNK // levels, 1)
+    parts = [slice(at, at + size) for at in range(0, starts.size, size)]
+    found = [_divergences(counts, starts[part], ends[part], levels) for part in parts]
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def _divergences(counts: Array, starts: Bins, ends: Bins, levels: int) -> Array:
+    total = np.concatenate([[0.0], np.cumsum(counts)])
+    occupied = np.concatenate([[0.0], np.cumsum(counts > 0)])
+    information = np.concatenate([[0.0], np.cumsum(_xlogx(counts))])
+    # Level edges of every candidate at once: [candidates, levels + 1].
+    edges = starts[:, None] - (starts - ends)[:, None] * np.arange(levels + 1) // levels
+    mass = np.diff(total[edges], axis=1)
+    support = np.diff(occupied[edges], axis=1)
+    inside = total[ends] - total[starts]
+    below, above = total[starts], total[-1] - total[ends]
+    first, last = counts[starts], counts[ends - 1]
+    # sum p log p with the values outside added to the outermost bins of P.
+    reference = information[ends] - information[starts]
+    reference += _xlogx(first + below) - _xlogx(first) + _xlogx(last + above) - _xlogx(last)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # sum p log q: each level's mass spread evenly over its occupied bins; what lies outside has the
+        # outermost bins' q.
+        level_log = np.where(mass > 0, np.log(mass / support), 0.0)
+        cross = (mass * level_log).sum(axis=1) + below * level_log[:, 0] + above * level_log[:, -1]
+        # P sums to the total, Q to the inside: normalise both.
+        divergence = (reference - cross) / total[-1] - np.log(total[-1]) + np.log(inside)
+    impossible = (inside == 0) | ((below > 0) & (first == 0)) | ((above > 0) & (last == 0))
+    return np.asarray(np.where(impossible, np.inf, divergence))
+
+
+def _xlogx(x: Array) -> Array:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(x > 0, x * np.log(x), 0.0))

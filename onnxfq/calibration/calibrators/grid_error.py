@@ -1,0 +1,199 @@
+"""Expected squared error of a grid on a histogram, in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.numerics.metrics import ratio_db
+from onnxfq.numerics.qparams import ParamRules, choose_qparams
+from onnxfq.numerics.qtypes import QTYPES, QType
+from onnxfq.numerics.spec import QuantSpec
+
+Candidates = NDArray[np.float64]
+"""One number for each candidate: [candidates]."""
+
+
+@dataclass(frozen=True)
+class Density:
+    """A histogram as a piecewise uniform density: value ranges [low, high] with counts.
+
+    rest: sum of x^2 of values that are held in no range because every grid to be tried makes them 0.
+    """
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    counts: NDArray[np.float64]
+    rest: float = 0.0
+
+    @staticmethod
+    def of(statistics: TensorStatistics) -> Density:
+        """Make the density of a tensor's histogram."""
+        low, high = statistics.edges()
+        return Density(low, high, statistics.counts.astype(np.float64))
+
+    @cached_property
+    def knots(self) -> tuple[NDArray[np.float64], ...]:
+        """(ends, weights, points, counts): a sum over all values as one over few places.
+
+        With G an integral of f, sum f(x) = sum of weights * G(ends) + sum of counts * f(points): neighbouring
+        ranges share an end, and a range too narrow for a difference of G is one point.
+        """
+        width = self.high - self.low
+        narrow = width <= 2.0**-24 * np.maximum(-self.low, self.high)
+        density = np.where(narrow, 0.0, self.counts) / np.where(narrow, 1.0, width)
+        ends = np.concatenate([self.high[~narrow], self.low[~narrow]])
+        knots, place = np.unique(ends, return_inverse=True)
+        weights = np.zeros(knots.size)
+        np.add.at(weights, place, np.concatenate([density[~narrow], -density[~narrow]]))
+        return knots, weights, (self.low[narrow] + self.high[narrow]) / 2.0, self.counts[narrow]
+
+    @property
+    def power(self) -> float:
+        """Sum of x^2 over all values."""
+        low, high = self.low, self.high
+        return self.rest + float((self.counts * (low * low + low * high + high * high)).sum() / 3.0)
+
+    def where(self, wanted: NDArray[np.bool_]) -> Density:
+        """Return the density of the wanted ranges alone."""
+        return Density(self.low[wanted], self.high[wanted], self.counts[wanted])
+
+    def for_grids_down_to(self, scale: float, qtype: QType) -> Density:
+        """Return the same for every grid of `scale` or a larger one, without ranges that those make 0.
+
+        A histogram of float32 has most of its bins near 0; they cost time and add a constant.
+        """
+        first = float(_cells(qtype.name)[0][1]) if qtype.is_float else 1.0
+        kept = np.maximum(-self.low, self.high) > 0.5 * first * scale
+        return replace(self.where(kept), rest=self.where(~kept).power + self.rest)
+
+
+_Parts = Callable[[NDArray[np.float64], slice], tuple[Any, NDArray[np.float64]]]
+"""(places, which candidates) -> (error of the whole cells up to each place, how far it is from the grid)."""
+
+CHUNK = 1 << 15
+"""Places times candidates that are worked on at once: what fits into a core's cache."""
+
+
+def squared_error(density: Density, scale: Candidates, low: Candidates, high: Candidates) -> Candidates:
+    """Return sum (fq(x) - x)^2 for each candidate grid {k * scale: low <= k <= high}.
+
+    With n = clamp(rint(t / s)) the integral of (fq(x) - x)^2 from 0 to t is
+    G(t) = n * s^3 / 12 + (t - n * s)^3 / 3: n whole cells plus the part left over, which grows
+    without bound outside the grid. A bin of count c adds c * (G(b) - G(a)) / (b - a); a bin that is
+    one value adds c * (fq(a) - a)^2.
+    """
+
+    def parts(t: NDArray[np.float64], at: slice) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        s = scale[at, None]
+        n = np.minimum(np.maximum(np.rint(t / s), low[at, None]), high[at, None])
+        return n * (s**3 / 12.0), t - n * s
+
+    return _expected(density, scale.size, parts)
+
+
+def float_squared_error(density: Density, scale: Candidates, qtype: QType) -> Candidates:
+    """Return the same for each candidate grid {g * scale: g a finite number of the float type `qtype`}.
+
+    Exact too, up to float64: with g_n the grid number nearest to t, the integral from 0 to t is
+    G(t) = sum over k < n of (g_k+1 - g_k)^3 / 12 + (t - g_n)^3 / 3, odd in t: the formula of
+    `squared_error` with cells of their own widths.
+    """
+    grid, middles, cells = _cells(qtype.name)
+
+    def parts(t: NDArray[np.float64], at: slice) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        s = scale[at, None]
+        steps = t / s
+        n = np.searchsorted(middles, np.abs(steps))
+        sign = np.where(steps < 0.0, -1.0, 1.0)
+        return sign * cells[n] * s**3, t - sign * grid[n] * s
+
+    return _expected(density, scale.size, parts)
+
+
+def saturation_error(density: Density, low: Candidates, high: Candidates) -> Candidates:
+    """Return the sum of squared distances to [low, high] of the values outside it, for each candidate."""
+
+    def parts(t: NDArray[np.float64], at: slice) -> tuple[float, NDArray[np.float64]]:
+        return 0.0, t - np.minimum(np.maximum(t, low[at, None]), high[at, None])
+
+    return _expected(density, low.size, parts)
+
+
+def _expected(density: Density, candidates: int, parts: _Parts) -> Candidates:
+    """Return the sum over all values of their squared distance, from its integral at the bins' ends."""
+    knots, weights, points, counts = density.knots
+    result = np.zeros(candidates)
+    size = max(CHUNK // max(knots.size, 1), 1)
+    for start in range(0, candidates, size):
+        at = slice(start, start + size)
+        whole, away = parts(knots, at)
+        # Not by BLAS, whose order of adding hangs on the row and on its threads: equal grids, equal errors.
+        result[at] = np.einsum("ij,j->i", whole + away * away * away / 3.0, weights)
+        if points.size:
+            away = parts(points, at)[1]
+            result[at] += np.einsum("ij,j->i", away * away, counts)
+    # No error can come out as less than none, by the rounding of sums that cancel.
+    return np.maximum(result, 0.0) + density.rest
+
+
+@cache
+def _cells(name: str) -> tuple[NDArray[np.float64], ...]:
+    """Return the numbers >= 0 of a float type, the middles between them, and the error up to each."""
+    qtype = QTYPES[name]
+    codes = np.arange(1 << qtype.bits, dtype=np.uint8).view(qtype.dtype).astype(np.float64)
+    grid = np.unique(codes[np.isfinite(codes) & (codes >= 0.0)])
+    gaps = np.diff(grid)
+    return grid, grid[:-1] + gaps / 2.0, np.concatenate([[0.0], np.cumsum(gaps**3 / 12.0)])
+
+
+def grid_error(
+    density: Density, rmin: Candidates, rmax: Candidates, spec: QuantSpec, saturation_weight: float = 1.0
+) -> Candidates:
+    """Return the squared error for each candidate range, with the scale and zero point it gets under `spec`.
+
+    saturation_weight: what the error of values beyond the ends of the grid is multiplied by.
+    """
+    qtype = spec.qtype
+    scale32, zero = choose_qparams(rmin, rmax, qtype, spec.symmetric, ParamRules(spec.power_of_two))
+    scale = scale32.astype(np.float64)
+    low, high = qtype.qmin - zero.astype(np.float64), qtype.qmax - zero.astype(np.float64)
+    if qtype.is_float:
+        error = float_squared_error(density, scale, qtype)
+    else:
+        error = squared_error(density, scale, low, high)
+    if saturation_weight != 1.0:
+        error += (saturation_weight - 1.0) * saturation_error(density, low * scale, high * scale)
+    return error
+
+
+def range_sqnr_db(statistics: TensorStatistics, limits: tuple[float, float], spec: QuantSpec) -> float:
+    """Return the signal to quantization noise in dB that the grid of a range gives on the observed values."""
+    scale, zero_point = choose_qparams(*limits, spec.qtype, spec.symmetric, ParamRules(spec.power_of_two))
+    return expected_sqnr_db(statistics, float(scale), int(zero_point), spec.qtype)
+
+
+def expected_sqnr_db(statistics: TensorStatistics, scale: float, zero_point: int, qtype: QType) -> float:
+    """Return the signal to quantization noise in dB that a grid gives on the observed values."""
+    density = Density.of(statistics)
+    return ratio_db(density.power, expected_noise(density, scale, zero_point, qtype))
+
+
+def expected_noise(density: Density, scale: float, zero_point: float, qtype: QType) -> float:
+    """Return the squared error of one grid on the observed values, summed over all of them."""
+    at = np.asarray([scale], np.float64)
+    if qtype.is_float:
+        return float(float_squared_error(density, at, qtype)[0])
+    if zero_point != round(zero_point):
+        # A fraction moves the grid: what is rounded are whole steps of the values moved with it.
+        moved = scale * zero_point
+        density = Density(density.low + moved, density.high + moved, density.counts)
+        zero_point = 0
+    low, high = (np.asarray([limit - zero_point], np.float64) for limit in (qtype.qmin, qtype.qmax))
+    return float(squared_error(density, at, low, high)[0])

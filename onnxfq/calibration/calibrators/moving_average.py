@@ -1,0 +1,38 @@
+"""Moving average: a range that follows those of the feeds, as torch's observers do it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.errors import StatisticsError
+from onnxfq.numerics.spec import QuantSpec
+
+DEFAULT_CONSTANT = 0.01
+
+
+def moving_average(
+    statistics: TensorStatistics, spec: QuantSpec, constant: float = DEFAULT_CONSTANT
+) -> tuple[float, float]:
+    """Return the averaged (rmin, rmax): that of the first feed, then r += constant * (r of the feed - r).
+
+    Source: torch.ao.quantization MovingAverageMinMaxObserver, averaging_constant; the same float32
+    arithmetic, so the same bits where feeds are torch's batches. A feed that held no value is passed over.
+    Raises StatisticsError where the range of each feed was not recorded.
+    """
+    ranges = statistics.feed_ranges[np.isfinite(statistics.feed_ranges).all(axis=1)]
+    if ranges.size == 0:
+        if not statistics.counts.size:
+            return statistics.rmin, statistics.rmax
+        raise StatisticsError(
+            "calibrator moving_average needs the range of each feed, and these statistics hold none; "
+            "observe again, or use minmax or percentile"
+        )
+    average = ranges[0].copy()
+    with np.errstate(over="ignore"):
+        for one in ranges[1:]:
+            average += np.float32(constant) * (one - average)
+    # The difference of two huge ends can leave float32; the average never leaves what it averages.
+    average = np.where(np.isfinite(average), average, [statistics.rmin, statistics.rmax])
+    # Two ends that nearly meet may be rounded past each other.
+    return float(average.min()), float(average.max())

@@ -1,0 +1,52 @@
+"""Percentile: the range that leaves out a fixed share of the largest values."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.numerics.spec import QuantSpec
+
+DEFAULT_PERCENTILE = 99.99
+
+
+def percentile(
+    statistics: TensorStatistics, spec: QuantSpec, percent: float = DEFAULT_PERCENTILE
+) -> tuple[float, float]:
+    """Return the range that holds `percent` % of the values.
+
+    symmetric: the cut is on magnitudes (NVIDIA pytorch-quantization's histogram calibrator).
+    asymmetric: half of the share is cut at each end. An end is the middle of the bin that the quantile lies
+    in, so within 1/128 of it, and the observed end itself where less than one value is left out.
+    """
+    if not statistics.counts.size:
+        return statistics.rmin, statistics.rmax
+    low, high = statistics.edges()
+    # Rounded, so that 0.1 % of 60,000 values is 60 of them and not the float below.
+    left_out = round((1.0 - percent / 100.0) * float(statistics.counts.sum()), 6)
+    if spec.symmetric:
+        amax = _cut(
+            np.minimum(np.abs(low), np.abs(high)), np.maximum(-low, high), statistics.counts, left_out
+        )
+        return max(statistics.rmin, -amax), min(statistics.rmax, amax)
+    rmin = -_cut(-high, -low, statistics.counts, left_out / 2.0)
+    rmax = _cut(low, high, statistics.counts, left_out / 2.0)
+    return min(rmin, rmax), max(rmin, rmax)
+
+
+def _cut(
+    near: NDArray[np.float64], far: NDArray[np.float64], counts: NDArray[np.int64], left_out: float
+) -> float:
+    """Return where at most `left_out` values lie beyond; near, far: the bins' ends, the far one larger."""
+    order = np.argsort(-far, kind="stable")
+    if left_out < 1.0:
+        return float(far[order[0]])
+    last = order[quantile_bin(counts[order], left_out)]
+    return float(near[last] + far[last]) / 2.0
+
+
+def quantile_bin(counts: NDArray[np.int64], left_out: float) -> int:
+    """Return the last of the leading bins with at most `left_out` values in the ones before it."""
+    before = np.cumsum(counts) - counts
+    return int(np.flatnonzero(before <= left_out)[-1])

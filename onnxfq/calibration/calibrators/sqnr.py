@@ -1,0 +1,50 @@
+"""SQNR: AIMET's enhanced scheme, least noise over a fixed set of grids, saturation counted three times."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxfq.calibration.calibrators.grid_error import Candidates, Density, grid_error
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.spec import QuantSpec
+
+GAMMA = 3.0
+SYMMETRIC_STEPS = 100
+ASYMMETRIC_STEPS = 16
+OFFSETS = 20
+
+
+def sqnr(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
+    """Return the range of least noise: squared rounding error + 3 * squared distance of saturated values.
+
+    Source: AIMET's `tf_enhanced` (TfEnhancedEncodingAnalyzer; SqnrEncodingAnalyzer in its second version).
+    symmetric: 100 ranges, k/100 of the observed one. asymmetric: 16 scales, k/16 of the observed one, each
+    with 21 zero points spread evenly over the grid, cut to the observed range; and that range itself.
+    AIMET's candidates just above the observed range, there for its rounding, are left out. The noise is
+    computed in closed form from our bins, AIMET's on the middles of 512 or 2048 equal ones.
+    """
+    if not statistics.counts.size:
+        return statistics.rmin, statistics.rmax
+    rmin, rmax = _symmetric(statistics.amax) if spec.symmetric else _asymmetric(statistics, spec)
+    smallest, _ = choose_qparams(rmin, rmax, spec.qtype, spec.symmetric)
+    density = Density.of(statistics).for_grids_down_to(float(smallest.min()), spec.qtype)
+    best = int(np.argmin(grid_error(density, rmin, rmax, spec, GAMMA)))
+    low, high = min(statistics.rmin, 0.0), max(statistics.rmax, 0.0)
+    return max(float(rmin[best]), low), min(float(rmax[best]), high)
+
+
+def _symmetric(amax: float) -> tuple[Candidates, Candidates]:
+    # The observed range first: of equals the first is taken.
+    ends = amax * (np.arange(SYMMETRIC_STEPS, 0, -1) / SYMMETRIC_STEPS)
+    return -ends, ends
+
+
+def _asymmetric(statistics: TensorStatistics, spec: QuantSpec) -> tuple[Candidates, Candidates]:
+    low, high = min(statistics.rmin, 0.0), max(statistics.rmax, 0.0)
+    width = (high - low) * np.arange(ASYMMETRIC_STEPS, 0, -1)[:, None] / ASYMMETRIC_STEPS
+    below = np.linspace(1.0, 0.0, OFFSETS + 1)
+    rmin = np.maximum(low, -width * below).ravel()
+    rmax = np.minimum(high, width * (1.0 - below)).ravel()
+    kept = rmin < rmax
+    return np.append(low, rmin[kept]), np.append(high, rmax[kept])

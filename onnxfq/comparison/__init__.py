@@ -1,1 +1,0 @@
-"""The same quantized model in two runtimes: where their numbers part."""

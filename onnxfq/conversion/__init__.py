@@ -1,1 +1,0 @@
-"""Making a model that was quantized for ONNX Runtime into one that TensorRT takes."""

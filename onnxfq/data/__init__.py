@@ -1,0 +1,24 @@
+"""What a model is fed with: any data read, cut into batches, checked, and told what is wrong with it."""
+
+from __future__ import annotations
+
+from onnxfq.data.arrays import read_npz
+from onnxfq.data.digest import DataDigest, sample_digest
+from onnxfq.data.feeds import DEFAULT_BATCH, Feeds, owned
+from onnxfq.data.inputs import Feed, InputSpec, sample_count
+from onnxfq.data.options import DataOptions
+from onnxfq.data.sources import Data
+
+__all__ = [
+    "DEFAULT_BATCH",
+    "Data",
+    "DataDigest",
+    "DataOptions",
+    "Feed",
+    "Feeds",
+    "InputSpec",
+    "owned",
+    "read_npz",
+    "sample_count",
+    "sample_digest",
+]

@@ -1,0 +1,156 @@
+"""Arrays that hold all samples: .npz and .npy read, and cut into the runs of a model.
+
+An array of the input's rank holds samples along axis 0; with one axis more, axis 0 counts whole runs;
+an array for a scalar input may also be one value for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.data.inputs import Feed, Inputs, InputSpec, samples_open
+from onnxfq.data.validation import misfit
+from onnxfq.errors import DataError
+from onnxfq.support.files import NPY_MAGIC, UNREADABLE, SingleArrayError, load_npy, load_npz
+from onnxfq.support.records import one_line
+
+_MAPPED_FROM = 64 << 20
+"""An .npy of so many bytes is mapped, not read: its samples are read when their turn comes."""
+
+
+def read_npz(path: str | Path) -> Feed:
+    """Read an .npz into {name: array}. Raises DataError in one line: missing, not an .npz, pickled."""
+    try:
+        return load_npz(path)
+    except FileNotFoundError:
+        raise DataError(f"no such file or folder: {path}; check the path") from None
+    except SingleArrayError:
+        raise DataError(
+            f"{path} is a single array; save it by input name: numpy.savez(path, INPUT=array)"
+        ) from None
+    except UNREADABLE as fault:
+        text = one_line(fault)
+        raise DataError(
+            f"{path} is not a readable .npz ({text}); write it with numpy.savez(path, INPUT=array)"
+        ) from None
+
+
+def read_arrays(path: Path, inputs: Inputs) -> Feed:
+    """Read an .npz, or an .npy for a model with one input. Raises DataError in one line."""
+    if not _is_npy(path):
+        return read_npz(path)
+    try:
+        array = load_npy(path, mapped=path.stat().st_size >= _MAPPED_FROM)
+    except UNREADABLE as fault:
+        text = one_line(fault)
+        raise DataError(
+            f"{path} is not a readable .npy ({text}); write it with numpy.save(path, array)"
+        ) from None
+    return single_array(array, inputs, str(path))
+
+
+def _is_npy(path: Path) -> bool:
+    """Return whether `path` holds one array, or says so by its name and is no archive.
+
+    What cannot be read at all is left to `read_npz` to tell.
+    """
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(6)
+    except OSError:
+        return False
+    return head == NPY_MAGIC or (path.suffix == ".npy" and not head.startswith(b"PK"))
+
+
+def single_array(array: Any, inputs: Inputs, source: str) -> dict[str, Any]:
+    """Return one array without a name under that of the only input. Raises DataError for several inputs."""
+    if len(inputs) != 1:
+        raise DataError(
+            f"{source} is a single array, and the model has {len(inputs)} inputs; name an array for each "
+            f"of {', '.join(spec.name for spec in inputs)}: numpy.savez(path, INPUT=array)"
+        )
+    return {inputs[0].name: array}
+
+
+def count_samples(arrays: Feed, inputs: Inputs) -> int | None:
+    """Return how many samples `cut` makes of `arrays`, where shapes tell."""
+    for spec in inputs:
+        array = arrays[spec.name]
+        if not spec.shape or array.ndim < len(spec.shape):
+            continue
+        if samples_open(inputs):
+            return int(array.shape[0]) * (array.shape[1] if array.ndim > len(spec.shape) else 1)
+        if spec.shape[0]:
+            return int(array.shape[0]) // (spec.shape[0] if array.ndim == len(spec.shape) else 1)
+    return None
+
+
+def cut(arrays: Feed, inputs: Inputs, batch: int, source: str) -> Iterator[Feed]:
+    """Yield the runs that `arrays` hold; batch: samples a run where the model leaves it open, 0 for all.
+
+    Raises DataError for a wrong rank, a fixed batch that does not divide an axis 0, or unequal counts.
+    """
+    runs: dict[str, int] = {}
+    samples: dict[str, int] = {}
+    for spec in inputs:
+        array = arrays[spec.name]
+        rank = array.ndim if spec.shape is None else len(spec.shape)
+        if array.ndim == rank + 1:
+            runs[spec.name] = array.shape[0]
+        elif array.ndim != rank:
+            raise DataError(misfit(spec, array, f"its rank must be {rank} or {rank + 1}"))
+        elif rank and spec.shape and spec.shape[0] is not None:
+            runs[spec.name] = _whole_runs(spec, array, spec.shape[0])
+        elif rank:
+            samples[spec.name] = array.shape[0]
+    _check_equal(runs, "runs", source)
+    _check_equal(samples, "samples", source)
+    total = next(iter(samples.values()), 0)
+    if runs:
+        # Inputs of fixed batch, and arrays of whole runs, tell how the others are cut.
+        count = next(iter(runs.values()))
+        step = total // max(count, 1)
+        if total != count * step:
+            name = next(iter(samples))
+            raise DataError(
+                f"{source}: input {name!r} has {total} samples for {count} runs; give a multiple of {count}"
+            )
+    else:
+        step = batch or max(total, 1)
+        count = -(-total // step) if samples else 1
+    for run in range(count):
+        yield {
+            spec.name: _part(arrays[spec.name], spec, run, step if spec.name in samples else None)
+            for spec in inputs
+        }
+
+
+def _check_equal(counts: dict[str, int], what: str, source: str) -> None:
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise DataError(f"{source}: inputs differ in their number of {what} ({listed}); give equal ones")
+
+
+def _whole_runs(spec: InputSpec, array: NDArray[Any], fixed: int) -> int:
+    """Return how many runs of a fixed batch `array` holds."""
+    if fixed == 0 or array.shape[0] % fixed:
+        raise DataError(
+            misfit(spec, array, f"the model takes {fixed} samples a run; give a multiple of {fixed}")
+        )
+    return int(array.shape[0]) // fixed
+
+
+def _part(array: NDArray[Any], spec: InputSpec, run: int, step: int | None) -> NDArray[Any]:
+    """Return what run number `run` reads of `array`; step: samples a run where the batch axis is open."""
+    if step is None:
+        if spec.shape is None or array.ndim == 0:
+            return array
+        if array.ndim > len(spec.shape):
+            return np.asarray(array[run])
+        step = spec.shape[0] or 0
+    return array[run * step : (run + 1) * step]

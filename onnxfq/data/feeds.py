@@ -1,0 +1,147 @@
+"""Feeds: any data as checked {input name: array} of one batch size, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from onnxfq.data.batching import add_batch_axis, first_samples, fixed_runs, rebatch
+from onnxfq.data.data_summary import Survey
+from onnxfq.data.digest import DataDigest
+from onnxfq.data.inputs import Feed, Inputs, open_count, sample_count, samples_open
+from onnxfq.data.notes import Notes
+from onnxfq.data.options import DataOptions
+from onnxfq.data.preprocess import prepare
+from onnxfq.data.range_check import ValueRange
+from onnxfq.data.sources import Data, Reading, Source, open_source, tells_total
+from onnxfq.data.validation import cast, check_finite, fit_shape, to_array
+from onnxfq.errors import DataError
+
+DEFAULT_BATCH = 1
+"""Samples a run where the model leaves the batch axis open: alone, no sample hangs on its neighbours."""
+
+
+def owned(feeds: Iterable[Feed]) -> Iterator[Feed]:
+    """Yield `feeds` with arrays that stay as they are: copies, but of what says that it is lasting."""
+    if getattr(feeds, "lasting", False):
+        yield from feeds
+        return
+    for feed in feeds:
+        yield {name: np.array(array) for name, array in feed.items()}
+
+
+class Feeds:
+    """Checked feeds for one model; iterating yields {input name: array} that fit its inputs.
+
+    Where axis 0 counts samples in every input, feeds have `batch` samples each, whatever sizes the data
+    came in; a feed may have less where shapes change and at the end. Otherwise they are as given.
+    Every iteration is a pass over the data; what can be gone through once only refuses a second pass.
+    """
+
+    lasting = True
+    """What `owned` asks: nobody fills the arrays of a feed anew."""
+
+    def __init__(
+        self, data: Data, inputs: Inputs, batch: int = DEFAULT_BATCH, options: DataOptions | None = None
+    ) -> None:
+        """Read nothing yet. batch: 0 for feeds as given. data: see `sources.open_source`."""
+        if batch < 0:
+            raise DataError(f"batch is {batch}; give at least 1, or 0 for feeds as they come")
+        self.data = data
+        self.inputs = inputs
+        self.batch = batch
+        self.options = options or DataOptions()
+        self.digest: DataDigest | None = None
+        """The hash of all samples, whatever their order, after the first whole pass."""
+        self._total: int | None = None
+        self._begun = False
+        self._notes = Notes()
+
+    @property
+    def total(self) -> int | None:
+        """How many samples there are, where the data tells without being gone through; else None."""
+        if self._total is None and tells_total(self.data):
+            self._open(begun=False)
+        return self._total
+
+    @property
+    def runs(self) -> int | None:
+        """About how many feeds a pass has, where `total` is known."""
+        if self.total is None or not self.batch or not samples_open(self.inputs):
+            return self.total
+        return -(-self.total // self.batch)
+
+    def __iter__(self) -> Iterator[Feed]:
+        """Yield the feeds in order. Raises DataError in one line for the first fault, or for no data."""
+        source = self._open(self._begun)
+        self._begun = True
+        values = ValueRange(self.inputs, self._example(), None if self.options.prepares else self._notes)
+        survey = Survey(self.inputs) if self.options.survey and self.digest is None else None
+        feeds = self._fitted(source)
+        if self.options.limit is not None:
+            feeds = first_samples(feeds, self.inputs, self.options.limit)
+        number = 0
+        for feed in rebatch(feeds, self.inputs, self.batch):
+            if self.options.nonfinite == "stop":
+                check_finite(feed, self.inputs, number)
+            values.add(feed)
+            if survey is not None:
+                survey.add(feed)
+            number += sample_count(feed, self.inputs)
+            yield feed
+        if number == 0:
+            once = ", and an iterator that nothing has read yet" if isinstance(self.data, Iterator) else ""
+            raise DataError(f"{source.name} holds no samples; give at least one{once}")
+        values.judge()
+        if survey is not None:
+            self.digest = survey.digest
+            survey.tell(self._notes)
+
+    def _open(self, begun: bool) -> Source:
+        source = open_source(self.data, Reading(self.inputs, self.batch, self.options), begun)
+        for option in ("resize", "color"):
+            if getattr(self.options, option) is not None and not source.images:
+                raise DataError(
+                    f"{option} is for image files, and {source.name} holds arrays; prepare them where they "
+                    f"are made and leave {option} out, or give the image files"
+                )
+        limit = self.options.limit
+        self._total = source.total if limit is None or source.total is None else min(source.total, limit)
+        return source
+
+    def _fitted(self, source: Source) -> Iterator[Feed]:
+        """Yield the pieces of `source` as arrays that fit, unread until asked for."""
+        word = "sample" if samples_open(self.inputs) else "feed"
+        number = 0
+        for piece in source.pieces:
+            where = f"in {word} {number}"
+            given = {spec.name: to_array(piece.values[spec.name], spec, where) for spec in self.inputs}
+            for run in fixed_runs(add_batch_axis(given, self.inputs), self.inputs):
+                feed = self._fit(run, self.options, where)
+                if not source.lasting:  # its maker may fill the same memory anew
+                    feed = {name: array.copy() for name, array in feed.items()}
+                count = open_count(feed, self.inputs)
+                number += 1 if count is None else count
+                if piece.note:
+                    self._notes.once(piece.note)
+                yield feed
+
+    def _fit(self, arrays: Feed, options: DataOptions, where: str) -> Feed:
+        for spec in self.inputs:
+            fit_shape(arrays[spec.name], spec, where)
+        ready = prepare(arrays, self.inputs, options)
+        return {spec.name: cast(ready[spec.name], spec, where, self._notes) for spec in self.inputs}
+
+    def _example(self) -> Feed | None:
+        """Return the right feed that the options name."""
+        if self.options.example is None:
+            return None
+        plain = DataOptions(layout=self.options.layout, color=self.options.color)
+        source = open_source(self.options.example, Reading(self.inputs, self.batch, plain))
+        for piece in source.pieces:
+            given = {
+                spec.name: to_array(piece.values[spec.name], spec, "of the example") for spec in self.inputs
+            }
+            return self._fit(add_batch_axis(given, self.inputs), plain, "of the example")
+        raise DataError(f"example {self.options.example} holds no samples; give one right feed")

@@ -1,0 +1,89 @@
+"""Images: files read with Pillow into arrays of 0..255, in the layout, size and channels of the input."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.data.inputs import Inputs, InputSpec
+from onnxfq.data.options import DataOptions
+from onnxfq.data.preprocess import image_layout
+from onnxfq.errors import DataError
+from onnxfq.support.records import one_line
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1}
+
+
+def image_input(inputs: Inputs, options: DataOptions) -> InputSpec:
+    """Return the input that images go to. Raises DataError when the model has no such single input."""
+    spec = inputs[0] if len(inputs) == 1 else None
+    if spec is None or image_layout(spec, options) is None:
+        raise DataError(
+            f"images need a model with one input of rank 4, it has [{'], ['.join(map(str, inputs))}]; "
+            "give an .npz with an array for each input"
+        )
+    return spec
+
+
+def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArray[np.uint8], str]:
+    """Return one image as uint8 [1, channels, height, width], or with the channels last, and a note.
+
+    Size and channels are the input's where it fixes them and no option tells otherwise; resizing is
+    Pillow's bilinear filter, without cropping, and noted when nobody asked for it. Raises DataError.
+    """
+    color = _color(spec, options)
+    size = options.resize or _size(spec, options)
+    pillow = _pillow()
+    try:
+        with pillow.open(path) as image:
+            if image.mode.startswith(("I", "F")):
+                raise DataError(f"{path} has more than 8 bits a channel; give an .npz of prepared arrays")
+            pixels = image.convert("L" if color == "gray" else "RGB")
+    except FileNotFoundError:
+        raise DataError(f"no such file or folder: {path}; check the path") from None
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as fault:
+        raise DataError(f"{path} is not a readable image ({one_line(fault)}); remove or repair it") from None
+    note = ""
+    if size is not None and pixels.size != size:
+        pixels = pixels.resize(size, pillow.Resampling.BILINEAR)
+        note = "" if options.resize else f"images are resized to the input's {size[0]}x{size[1]}, not cropped"
+    array: NDArray[np.uint8] = np.array(pixels, np.uint8).reshape(pixels.height, pixels.width, -1)
+    if color == "bgr":
+        array = array[..., ::-1]
+    if image_layout(spec, options) == "nchw":
+        array = array.transpose(2, 0, 1)
+    return np.ascontiguousarray(array)[np.newaxis], note
+
+
+def _color(spec: InputSpec, options: DataOptions) -> str:
+    """Return the channels asked for, or those that the input has."""
+    shape = spec.shape or ()
+    channels = shape[1 if image_layout(spec, options) == "nchw" else 3]
+    color = options.color or ("gray" if channels == 1 else "rgb")
+    if channels not in (None, CHANNELS[color]):
+        raise DataError(
+            f"images as {color} have {CHANNELS[color]} channels, the model has [{spec}] with {channels}; "
+            "give --color or --layout, or an .npz"
+        )
+    return color
+
+
+def _size(spec: InputSpec, options: DataOptions) -> tuple[int, int] | None:
+    """Return the (width, height) that the input fixes."""
+    shape = spec.shape or ()
+    height, width = shape[2:] if image_layout(spec, options) == "nchw" else shape[1:3]
+    return None if height is None or width is None else (width, height)
+
+
+def _pillow() -> types.ModuleType:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError(
+            'images need Pillow, which is not installed; run pip install "onnxfq[images]"'
+        ) from None
+    return Image

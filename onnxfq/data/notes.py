@@ -1,0 +1,20 @@
+"""Notes to the user: each is logged once, however often its reason comes up."""
+
+from __future__ import annotations
+
+import logging
+
+log = logging.getLogger(__name__)
+
+
+class Notes:
+    """Logs warnings, each text once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def once(self, text: str) -> None:
+        """Log `text` as a warning unless it has been."""
+        if text not in self._told:
+            self._told.add(text)
+            log.warning("%s", text)

@@ -1,0 +1,100 @@
+"""Whether values lie where the model was trained: beside one right feed, or at least not as raw pixels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxfq.data.inputs import Feed, Inputs, InputSpec, sample_count
+from onnxfq.data.notes import Notes
+from onnxfq.errors import DataError
+
+FACTOR = 8
+"""Ranges that differ by more are another scale, not another picture."""
+LOOK = 32
+"""Samples after which ranges are compared; a single one may well be dark."""
+
+_BRIGHT = 16
+_PIXELS = 255
+
+
+class ValueRange:
+    """Follows the range of each float input over the first samples, and judges it once."""
+
+    def __init__(self, inputs: Inputs, example: Feed | None, notes: Notes | None) -> None:
+        """Begin. example: a right feed, if any. notes: for raw pixels; None where they are meant."""
+        self._specs = [spec for spec in inputs if spec.dtype.kind == "f"]
+        self._inputs = inputs
+        self._example = example
+        self._notes = notes
+        self._limits = {spec.name: (np.inf, -np.inf) for spec in self._specs}
+        self._pixels = {spec.name for spec in self._specs}
+        self._seen = 0
+        self._judged = not self._specs
+
+    def add(self, feed: Feed) -> None:
+        """Look at a feed; raise DataError once the range is seen to be another than the example's."""
+        if self._judged:
+            return
+        for spec in self._specs:
+            values = feed[spec.name]
+            low, high = self._limits[spec.name]
+            finite = values[np.isfinite(values)]
+            if finite.size:
+                self._limits[spec.name] = min(low, float(finite.min())), max(high, float(finite.max()))
+            if spec.name in self._pixels and not _like_pixels(values):
+                self._pixels.discard(spec.name)
+        if not self._pixels and self._example is None:
+            self._judged = True
+        self._seen += sample_count(feed, self._inputs)
+        if self._seen >= LOOK:
+            self.judge()
+
+    def judge(self) -> None:
+        """Compare and tell, with what was seen; later calls do nothing."""
+        if self._judged:
+            return
+        self._judged = True
+        for spec in self._specs:
+            low, high = self._limits[spec.name]
+            if self._example is not None and low <= high:
+                _compare(spec, (low, high), self._example[spec.name])
+            elif self._notes is not None and spec.name in self._pixels and high > _BRIGHT:
+                self._notes.once(
+                    f"input {spec.name}: the values are whole numbers from {low:g} to {high:g}, as raw "
+                    "pixels; if the model was trained on 0..1, give --scale 0.00392, else --scale 1"
+                )
+
+
+def _like_pixels(values: np.ndarray) -> bool:
+    """Return whether `values` are images of rank 4 that hold whole numbers from 0 to 255 only."""
+    if values.ndim != 4 or not values.size or not {values.shape[1], values.shape[3]} & {1, 3, 4}:
+        return False
+    inside = (values >= 0) & (values <= _PIXELS)
+    return bool(inside.all() and (values == np.rint(values)).all())
+
+
+def _compare(spec: InputSpec, limits: tuple[float, float], example: np.ndarray) -> None:
+    """Raise DataError when the largest magnitudes of data and example differ by more than FACTOR."""
+    low, high = float(example.min()), float(example.max())
+    right, found = max(-low, high), max(-limits[0], limits[1])
+    if not 0 < right < np.inf:
+        raise DataError(f"the example has no values to compare in input {spec.name!r}; give a real feed")
+    if found <= FACTOR * right and right <= FACTOR * found:
+        return
+    remedy = "give --scale, --mean and --std as in training"
+    if found == 0:
+        remedy = "check where the data comes from"
+    elif (low < 0) == (limits[0] < 0):
+        remedy = f"give --scale {_scale(right / found):.3g}"
+    raise DataError(
+        f"input {spec.name!r} has values from {limits[0]:.4g} to {limits[1]:.4g}, the example from {low:.4g} "
+        f"to {high:.4g}; {remedy}"
+    )
+
+
+def _scale(ratio: float) -> float:
+    """Return `ratio`, or the step between bytes and 0..1 where it is near that: brightest pixels vary."""
+    for usual in (1 / _PIXELS, float(_PIXELS)):
+        if usual / 2 < ratio < usual * 2:
+            return usual
+    return ratio

@@ -1,0 +1,60 @@
+"""Feeds that are looked at twice though they come once: the first one, and some for a comparison later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from onnxfq.data.feeds import Feeds
+from onnxfq.data.inputs import Feed
+
+CHECK_BYTES = 64 << 20
+"""Feeds kept from the pass over the data for the comparison at the end, in bytes at most."""
+CHECK_FEEDS = 128
+
+
+class FirstSeen:
+    """Feeds of which the first one is looked at beforehand; a one-shot iterator loses none."""
+
+    def __init__(self, feeds: Feeds) -> None:
+        """Read the first one."""
+        self._feeds = feeds
+        self._begun: Iterator[Feed] | None = iter(feeds)
+        self.first = next(self._begun)
+
+    def __iter__(self) -> Iterator[Feed]:
+        """Yield all of them, the first one again."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            yield from self._feeds
+            return
+        yield self.first
+        yield from begun
+
+
+class KeptFeeds:
+    """Passes feeds on and keeps some, spread evenly: a one-shot iterator serves the comparison as well.
+
+    Every `_stride`-th feed is kept; when there are too many, every other one goes and the stride doubles.
+    """
+
+    lasting = True  # its sources are: Feeds, or nothing
+
+    def __init__(self, source: Iterable[Feed]) -> None:
+        """Keep none yet: `feeds` has them after a pass."""
+        self._source = source
+        self._stride = 1
+        self.feeds: list[Feed] = []
+
+    def __iter__(self) -> Iterator[Feed]:
+        """Yield all of them; what an earlier pass kept is forgotten."""
+        self._stride, self.feeds = 1, []
+        for number, feed in enumerate(self._source):
+            if number % self._stride == 0:
+                self.feeds.append({name: array.copy() for name, array in feed.items()})
+                while len(self.feeds) > 1 and (len(self.feeds) > CHECK_FEEDS or self._bytes() > CHECK_BYTES):
+                    self.feeds = self.feeds[::2]
+                    self._stride *= 2
+            yield feed
+
+    def _bytes(self) -> int:
+        return sum(array.nbytes for feed in self.feeds for array in feed.values())

@@ -1,0 +1,347 @@
+"""Sources: whatever a caller has as data, read into pieces, each the values of one or more samples by input.
+
+A source is opened once for each pass. Where data is a folder, an iterable or a reader, a piece is what one
+file or element holds; arrays of all samples are cut into runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.data.arrays import count_samples, cut, read_arrays, single_array
+from onnxfq.data.images import SUFFIXES, image_input, read_image
+from onnxfq.data.inputs import Inputs, samples_open
+from onnxfq.data.options import DataOptions
+from onnxfq.data.validation import check_names, is_array, to_array
+from onnxfq.errors import DataError, OnnxfqError, nearest
+from onnxfq.support.records import one_line
+
+Data = str | Path | NDArray[Any] | Mapping[str, NDArray[Any]] | Iterable[Any] | Callable[[], Any]
+"""What is taken as data, see `open_source`."""
+
+KINDS = (
+    "a file, a folder, an array, a list or loader of feeds {input name: array}, or a function that makes one"
+)
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Values by input name, as the source has them. note: what the user has to know once they fit."""
+
+    values: Mapping[str, Any]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a source is read for: the model's inputs, samples a run where they are open, and the options."""
+
+    inputs: Inputs
+    batch: int
+    options: DataOptions
+
+
+@dataclass(frozen=True)
+class Source:
+    """One pass over data.
+
+    total: its samples, where it tells beforehand. lasting: arrays stay unchanged. images: from image files.
+    """
+
+    name: str
+    pieces: Iterator[Piece]
+    total: int | None = None
+    lasting: bool = True
+    images: bool = False
+
+
+def open_source(data: Data, reading: Reading, again: bool = False) -> Source:
+    """Open `data` for one pass.
+
+    data: the path of an .npz, an .npy, an image, or a folder of one of these kinds; `module:function`,
+    importable from here; an array for the only input; {input name: array} with all samples; an iterable of
+    feeds {input name: array}, of tuples in the order of the inputs, or of arrays, as a torch DataLoader
+    is; an onnxruntime CalibrationDataReader; a function without arguments that returns one of these.
+    again: whether an earlier pass has been begun. Raises DataError in one line.
+    """
+    if not _names_function(data):
+        return _open(data, "the data given", reading, again)
+    name = str(data)
+    made = _import(name)
+    with _faults_of(name):
+        source = _open(made, name, reading, again)
+    return replace(source, pieces=_watched(source.pieces, name))
+
+
+def _open(data: Data, name: str, reading: Reading, again: bool) -> Source:
+    if _is_maker(data):
+        return _called(data, name, reading)
+    if isinstance(data, (str, Path)):
+        if not str(data):
+            raise DataError(f"the path of the data is empty; give {KINDS}")
+        return _open_path(Path(data), reading)
+    if isinstance(data, Mapping):
+        return _open_arrays(data, reading, name)
+    if callable(getattr(data, "get_next", None)):
+        return _open_reader(data, reading, again)
+    if is_array(data):
+        return _open_arrays(single_array(data, reading.inputs, name), reading, name)
+    if isinstance(data, Iterable):
+        return _open_iterable(data, reading, again)
+    raise DataError(f"the data given is a {type(data).__name__}; give {KINDS}")
+
+
+@contextmanager
+def _faults_of(name: str) -> Iterator[None]:
+    """Tell in one line what the function that the command line names raises."""
+    try:
+        yield
+    except OnnxfqError:
+        raise
+    except Exception as fault:  # the function is the user's
+        place = traceback.extract_tb(fault.__traceback__)[-1]
+        raise DataError(
+            f"--data {name} failed ({type(fault).__name__}: {one_line(fault)}) in line {place.lineno} of "
+            f"{place.filename}; repair it"
+        ) from fault
+
+
+def _watched(pieces: Iterator[Piece], name: str) -> Iterator[Piece]:
+    while True:
+        with _faults_of(name):
+            piece = next(pieces, None)
+        if piece is None:
+            return
+        yield piece
+
+
+def tells_total(data: Data) -> bool:
+    """Return whether opening `data` to ask for its total neither calls nor uses up anything."""
+    kinds = (str, Path, Mapping, list, tuple)
+    known = isinstance(data, kinds) or is_array(data) or hasattr(data, "sampler")
+    return known and not _names_function(data) and not _is_maker(data)
+
+
+def _names_function(data: Data) -> bool:
+    return isinstance(data, str) and _FUNCTION.fullmatch(data) is not None and not Path(data).exists()
+
+
+def _is_maker(data: Data) -> bool:
+    """Return whether `data` is to be called for data: a function or a class that is no data itself."""
+    if isinstance(data, type):
+        return True
+    return callable(data) and not isinstance(data, Iterable) and not hasattr(data, "get_next")
+
+
+# Paths
+
+
+def _open_path(path: Path, reading: Reading) -> Source:
+    if path.is_dir():
+        return _open_folder(path, reading)
+    if path.suffix.lower() in SUFFIXES:
+        return _open_images([path], str(path), reading)
+    return _open_arrays(read_arrays(path, reading.inputs), reading, str(path))
+
+
+def _open_folder(folder: Path, reading: Reading) -> Source:
+    kinds = {".npz": (".npz",), ".npy": (".npy",), "image": SUFFIXES}
+    found: dict[str, list[Path]] = {}
+    # Class folders of an image set are looked into; files beside them are not mixed with theirs.
+    for files in (folder.glob("*"), folder.rglob("*")):
+        visible = sorted(
+            file for file in files if not any(p.startswith(".") for p in file.relative_to(folder).parts)
+        )
+        found = {kind: [f for f in visible if f.suffix.lower() in ends] for kind, ends in kinds.items()}
+        found = {kind: paths for kind, paths in found.items() if paths}
+        if found:
+            break
+    if not found:
+        raise DataError(
+            f"no .npz, .npy or image file ({', '.join(SUFFIXES)}) in folder {folder}; write one feed a file "
+            "with numpy.savez"
+        )
+    if len(found) > 1:
+        listed = " and ".join(f"{len(paths)} {kind}" for kind, paths in found.items())
+        raise DataError(f"folder {folder} holds {listed} files; give a folder with one kind of data")
+    ((kind, paths),) = found.items()
+    if kind == "image":
+        return _open_images(paths, str(folder), reading)
+
+    def pieces() -> Iterator[Piece]:
+        for path in paths:
+            values = read_arrays(path, reading.inputs)
+            check_names(values, reading.inputs, str(path))
+            yield Piece(values)
+
+    return Source(str(folder), pieces(), None if samples_open(reading.inputs) else len(paths))
+
+
+def _open_images(paths: Sequence[Path], name: str, reading: Reading) -> Source:
+    spec = image_input(reading.inputs, reading.options)
+    # A fixed batch is filled with so many images.
+    step = (spec.shape[0] if spec.shape else None) or 1
+    if len(paths) % step:
+        raise DataError(
+            f"{name} holds {len(paths)} images, and the model [{spec}] takes {step} a run; "
+            f"give a multiple of {step}"
+        )
+
+    def pieces() -> Iterator[Piece]:
+        for start in range(0, len(paths), step):
+            read = [read_image(path, spec, reading.options) for path in paths[start : start + step]]
+            if len({image.shape for image, _ in read}) > 1:
+                raise DataError(f"{paths[start]} and its neighbours differ in size; give --resize WxH")
+            yield Piece({spec.name: np.concatenate([image for image, _ in read])}, max(n for _, n in read))
+
+    return Source(name, pieces(), len(paths) // step, images=True)
+
+
+# Arrays in memory
+
+
+def _open_arrays(arrays: Mapping[str, Any], reading: Reading, name: str) -> Source:
+    inputs = reading.inputs
+    check_names(arrays, inputs, name)
+    given = {spec.name: to_array(arrays[spec.name], spec, f"in {name}") for spec in inputs}
+    runs = cut(given, inputs, reading.batch, name)
+    return Source(name, (Piece(run) for run in runs), count_samples(given, inputs))
+
+
+# What Python code gives
+
+
+def _open_iterable(data: Iterable[Any], reading: Reading, again: bool) -> Source:
+    if isinstance(data, Iterator) and again:
+        raise DataError(
+            f"the data given is a {type(data).__name__}, which has been gone through; give a list, or the "
+            "function that makes it, and it can be gone through again"
+        )
+
+    def pieces() -> Iterator[Piece]:  # a loader starts its workers when it is asked for its first element
+        for number, element in enumerate(data):
+            yield _piece(element, number, reading.inputs)
+
+    return Source("the data given", pieces(), _iterable_total(data, reading), isinstance(data, (list, tuple)))
+
+
+def _open_reader(reader: Any, reading: Reading, again: bool) -> Source:
+    if again:
+        if not callable(getattr(reader, "rewind", None)):
+            raise DataError(
+                f"the {type(reader).__name__} given has been gone through and has no rewind(); give it one, "
+                "or give the function that makes it"
+            )
+        reader.rewind()
+
+    def pieces() -> Iterator[Piece]:
+        number = 0
+        while (element := reader.get_next()) is not None:
+            yield _piece(element, number, reading.inputs)
+            number += 1
+
+    return Source("the data given", pieces(), lasting=False)
+
+
+def _called(make: Any, name: str, reading: Reading) -> Source:
+    try:
+        inspect.signature(make).bind()
+    except TypeError as fault:
+        raise DataError(f"{name} cannot be called without arguments ({fault}); give one that can") from None
+    made = make()
+    if _is_maker(made):
+        raise DataError(f"{name} returns a {type(made).__name__}; return {KINDS}")
+    return open_source(made, reading)
+
+
+def _import(text: str) -> Any:
+    """Return what `module:name` names, the current folder being on the path as it is for `python -m`."""
+    module_name, _, name = text.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as fault:  # the module is the user's; whatever it raises is told in one line
+        raise DataError(
+            f"cannot import {module_name!r} of --data {text} ({type(fault).__name__}: {one_line(fault)}); "
+            "run from its folder, or repair it"
+        ) from fault
+    if not hasattr(module, name):
+        known = [known for known in vars(module) if not known.startswith("_")]
+        raise DataError(
+            f"module {module_name!r} has no {name!r}{nearest(name, known) or '; name a function of it'}"
+        )
+    return getattr(module, name)
+
+
+def _piece(element: Any, number: int, inputs: Inputs) -> Piece:
+    """Return an element of an iterable as values by input name."""
+    names = [spec.name for spec in inputs]
+    if isinstance(element, Mapping):
+        check_names(element, inputs, f"feed {number}")
+        return Piece(element)
+    if isinstance(element, (tuple, list)) and any(is_array(value) for value in element):
+        if len(element) < len(names):
+            raise DataError(
+                f"feed {number} is a {type(element).__name__} of {len(element)}, the model has "
+                f"{len(names)} inputs; give {', '.join(names)}, in this order or as a dict"
+            )
+        note = (
+            f"an element of the data has {len(element)} parts, the model {len(names)} inputs; the parts "
+            f"after {names[-1]!r} are left out"
+        )
+        return Piece(dict(zip(names, element, strict=False)), note if len(element) > len(names) else "")
+    if len(names) == 1 and (is_array(element) or isinstance(element, list)):
+        return Piece({names[0]: element})
+    raise DataError(
+        f"feed {number} is a {type(element).__name__}; give a dict {{input name: array}} for "
+        f"{', '.join(names)}"
+    )
+
+
+def _iterable_total(data: Iterable[Any], reading: Reading) -> int | None:
+    """Return how many samples an iterable holds, where it tells without being read."""
+    inputs = reading.inputs
+    sampler, batch = getattr(data, "sampler", None), getattr(data, "batch_size", None)
+    if samples_open(inputs) and isinstance(sampler, Sized) and isinstance(batch, int):
+        # A torch DataLoader; the last batch that is not full may be dropped.
+        total = len(sampler)
+        return total - total % batch if getattr(data, "drop_last", False) else total
+    if not isinstance(data, (list, tuple)):
+        return None
+    counts = [_samples_in(element, inputs) for element in data]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _samples_in(element: Any, inputs: Inputs) -> int | None:
+    """Return how many samples an element holds, as far as the shape of its first array that counts tells."""
+    ranked = [index for index, spec in enumerate(inputs) if spec.shape]
+    if not ranked:
+        return 1
+    spec = inputs[ranked[0]]
+    if isinstance(element, Mapping):
+        element = element.get(spec.name)
+    elif isinstance(element, (tuple, list)):
+        element = element[ranked[0]] if ranked[0] < len(element) else None
+    shape = getattr(element, "shape", None)
+    if shape is None or spec.shape is None:
+        return None
+    if len(shape) == len(spec.shape) - 1:
+        return 1
+    return int(shape[0]) // (spec.shape[0] or 1) if len(shape) == len(spec.shape) else None

@@ -1,0 +1,143 @@
+"""Whether arrays fit a model's inputs: names, dtypes, shapes, finite values; the words when they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.data.inputs import Feed, Inputs, InputSpec, open_count, samples
+from onnxfq.data.notes import Notes
+from onnxfq.errors import DataError, nearest
+from onnxfq.support.records import one_line
+
+Shape = Sequence[int | None]
+
+
+def check_names(given: Mapping[str, Any], inputs: Inputs, source: str) -> None:
+    """Raise DataError unless `given` has an array for every input and nothing else."""
+    wanted = [spec.name for spec in inputs]
+    missing = [name for name in wanted if name not in given]
+    unknown = [name for name in given if name not in wanted]
+    if missing:
+        got = f"got {', '.join(sorted(map(str, given))) or 'nothing'}"
+        raise DataError(
+            f"{source} lacks input {missing[0]!r} ({got}); name arrays as the inputs: {', '.join(wanted)}"
+        )
+    if unknown:
+        raise DataError(
+            f"{source} has {unknown[0]!r}, which is no input{nearest(str(unknown[0]), wanted)}; "
+            f"inputs are {', '.join(wanted)}"
+        )
+
+
+def is_array(value: object) -> bool:
+    """Return whether `value` is an array or a tensor of any library."""
+    return hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+
+
+def to_array(value: Any, spec: InputSpec, where: str) -> NDArray[Any]:
+    """Return `value` as a NumPy array: an array or tensor of any library, wherever it lies, or numbers.
+
+    Raises DataError, with the input and `where`, for what is no array.
+    """
+    try:
+        # A torch tensor may have a gradient or lie on a GPU; neither converts as it is.
+        for step in ("detach", "cpu"):
+            if not isinstance(value, np.ndarray) and callable(getattr(value, step, None)):
+                value = getattr(value, step)()
+        if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError, BufferError) as fault:
+        raise DataError(
+            f"input {spec.name!r} {where} is no array ({one_line(fault)}); give a NumPy array"
+        ) from None
+
+
+def fit_shape(array: NDArray[Any], spec: InputSpec, where: str) -> None:
+    """Raise DataError unless the shape of `array` is one that the input takes."""
+    if spec.shape is None:
+        return
+    if array.ndim != len(spec.shape):
+        hint = layout_hint(spec.shape[1:], array.shape)
+        raise DataError(misfit(spec, array, hint or f"its rank must be {len(spec.shape)} {where}"))
+    if not _takes(spec.shape, array.shape):
+        fixed = spec.shape[0] if len(spec.shape) > 1 else None
+        hint = layout_hint(spec.shape, array.shape)
+        if not hint and fixed is not None and _takes(spec.shape[1:], array.shape[1:]):
+            hint = f"the model takes {fixed} samples a run; give a multiple of {fixed} {where}"
+        raise DataError(misfit(spec, array, hint or f"its shape must fit {where}"))
+
+
+def layout_hint(want: Shape, got: Shape) -> str:
+    """Name the transpose that makes an image fit, when it is NHWC for NCHW or the reverse; else nothing."""
+    batch = [0] * (len(want) == 4)
+    if len(want) not in (3, 4) or len(got) != len(want) or _takes(want, got):
+        return ""
+    a, b, c = range(len(batch), len(batch) + 3)
+    n = "N" * len(batch)
+    for order, label in (
+        ((c, a, b), f"{n}HWC, the model wants {n}CHW"),
+        ((b, c, a), f"{n}CHW, the model wants {n}HWC"),
+    ):
+        axes = (*batch, *order)
+        if _takes(want, [got[axis] for axis in axes]):
+            return f"the layout looks like {label}; use array.transpose{axes}"
+    return ""
+
+
+def cast(array: NDArray[Any], spec: InputSpec, where: str, notes: Notes) -> NDArray[Any]:
+    """Return `array` in the input's dtype; DataError when that would change its values' meaning."""
+    if array.dtype == spec.dtype:
+        return array
+    if spec.dtype.kind == "O" and array.dtype.kind == "U":  # texts, as an .npz without pickles holds them
+        return array.astype(object)
+    both_float = array.dtype.kind == "f" and spec.dtype.kind == "f"
+    both_integer = array.dtype.kind in "iu" and spec.dtype.kind in "iu"
+    if not (both_float or both_integer):
+        hint = f"convert with astype({str(spec.dtype)!r})"
+        if spec.dtype.kind == "f" and array.dtype.kind in "iu":
+            hint = (
+                "give --scale as in training (0.00392 turns 0..255 into 0..1, 1 leaves it), "
+                f"or scale it and then astype({str(spec.dtype)!r})"
+            )
+        raise DataError(misfit(spec, array, f"its dtype must be {spec.dtype}; {hint}"))
+    with np.errstate(over="ignore"):  # reported below
+        changed = array.astype(spec.dtype)
+    lost = np.isinf(changed) & ~np.isinf(array) if both_float else changed != array
+    if lost.any():
+        value = f"{array[lost][0]} {where}"
+        raise DataError(misfit(spec, array, f"{value} does not fit {spec.dtype}; give values that do"))
+    notes.once(f"input {spec.name}: {array.dtype} cast to {spec.dtype}")
+    return changed
+
+
+def check_finite(feed: Feed, inputs: Inputs, first: int) -> None:
+    """Raise DataError that names input, sample and counts when `feed` holds NaN or infinities.
+
+    first: the number of the feed's first sample.
+    """
+    floats = [spec.name for spec in inputs if feed[spec.name].dtype.kind == "f"]
+    if all(np.isfinite(feed[name]).all() for name in floats):
+        return
+    for number, sample in enumerate(samples(feed, inputs), first):
+        for name in floats:
+            nans, infinities = np.isnan(sample[name]).sum(), np.isinf(sample[name]).sum()
+            if nans or infinities:
+                word = "feed" if open_count(feed, inputs) is None else "sample"
+                raise DataError(
+                    f"input {name!r} has {nans} NaN and {infinities} infinite values in {word} {number}; "
+                    "remove it, or let such values pass with --nonfinite skip"
+                )
+
+
+def misfit(spec: InputSpec, array: NDArray[Any], rule: str) -> str:
+    """Return the line that tells what came, what the model has, and the rule."""
+    return f"input {spec.name!r} got {array.dtype} {list(array.shape)}, the model has [{spec}]: {rule}"
+
+
+def _takes(want: Shape, got: Shape) -> bool:
+    return len(want) == len(got) and all(w is None or w == g for w, g in zip(want, got, strict=True))

@@ -1,0 +1,1 @@
+"""What stages hand on, and their files."""

@@ -1,0 +1,384 @@
+"""`Recipe`: what a user asks for: a target, two schemes and overrides by name, glob or op type."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+
+from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, calibrator_by_name
+from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
+from onnxfq.documents.plan import Existing
+from onnxfq.errors import RecipeError, SpecError, nearest
+from onnxfq.numerics.spec import NumberFormat, check_block_shape, check_dynamic
+from onnxfq.support.records import Record, parse, read_document
+
+ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", "block_shape"]
+WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
+Target = Literal["tensorrt", "onnxruntime", "simulation"]
+SmallShapes = Literal["quantize", "float"]
+LogSpectra = Literal["float", "quantize"]
+Equalize = Literal["none", "depthwise"]
+
+
+def _checked_calibrator(name: str) -> str:
+    try:
+        calibrator_by_name(name)
+    except SpecError as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+def _checked_operators(op_types: tuple[str, ...]) -> tuple[str, ...]:
+    for op_type in op_types:
+        if op_type not in KNOWN_RANGES:
+            raise ValueError(f"no range is known for outputs of {op_type!r}{nearest(op_type, KNOWN_RANGES)}")
+    return op_types
+
+
+class Scheme(NumberFormat):
+    """What activations and weights have in common: a number format, and blocks of a usual size.
+
+    block_shape: one size for each axis as the operator reads it, -1 for the whole of it.
+    """
+
+    granularity: str
+    block_size: int | None = pydantic.Field(default=None, ge=1)
+    block_shape: tuple[int, ...] | None = None
+
+    _calibrator = pydantic.field_validator("calibrator")(_checked_calibrator)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _usual_block_size(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("granularity") == "blocked":
+            usual = _USUAL_BLOCKS.get(fields.get("scale_type", ""))
+            if usual is not None and fields.get("block_size") is None:
+                return fields | {"block_size": usual}
+        return fields
+
+    @pydantic.model_validator(mode="after")
+    def _blocks_have_a_size(self) -> Scheme:
+        if (self.granularity == "blocked") != (self.block_size is not None):
+            raise ValueError("granularity blocked and block_size go together; give both or neither")
+        if (self.granularity == "block_shape") != (self.block_shape is not None):
+            raise ValueError("granularity block_shape and block_shape go together; give both or neither")
+        check_block_shape(self.block_shape)
+        return self
+
+
+# The blocks of OCP MX and of NVFP4.
+_USUAL_BLOCKS = {"e8m0": 32, "e4m3": 16}
+
+
+class ActivationScheme(Scheme):
+    """How activations are quantized.
+
+    dynamic: the running model makes the scales from its own values; the calibrator has no part in it.
+    granularity: per_tensor; blocked along the axis that an output element sums over, of a convolution its
+    input channels; per_axis, a scale for each index of that axis; block_shape. Of dynamic ones per_row too,
+    one scale for all that an output element sums over. Groups of static ones are pooled over all other axes,
+    samples too. known_ranges: op types whose outputs get the range that mathematics
+    gives them, whatever the calibrator. equalize: depthwise gives the inputs of depthwise convolutions a
+    scale for each channel, all powers of two apart, in place of one scale and whatever the calibrator; a Mul
+    in front of the pair and the scales of the weight take them up, so that each channel has the whole grid.
+    Where an input has several scales or dynamic ones it says nothing.
+    """
+
+    granularity: ActivationGranularity = "per_tensor"
+    calibrator: str = DEFAULT_CALIBRATOR
+    dynamic: bool = False
+    known_ranges: tuple[str, ...] = ()
+    equalize: Equalize = "none"
+
+    _known_ranges = pydantic.field_validator("known_ranges")(_checked_operators)
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> ActivationScheme:
+        check_dynamic(self, self.dynamic)
+        if self.dynamic and self.granularity in ("per_axis", "block_shape"):
+            raise ValueError(
+                f"granularity {self.granularity} of activations needs dynamic: false; dynamic scales are "
+                "per_tensor, per_row or blocked"
+            )
+        if self.dynamic:
+            return self
+        if self.granularity == "per_row":
+            raise ValueError(
+                "granularity per_row of activations needs dynamic: true, for every sample has rows of its "
+                "own; or use per_axis or per_tensor"
+            )
+        if self.scale_type != "float32":
+            raise ValueError(
+                f"scale_type {self.scale_type} of activations needs dynamic: true; or use float32, with "
+                "power_of_two for powers of two"
+            )
+        return self
+
+
+class WeightScheme(Scheme):
+    """How weights are quantized. per_axis: the output channels; blocked: along the summed axis."""
+
+    granularity: WeightGranularity = "per_axis"
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> WeightScheme:
+        if self.scale_type != "float32" and self.calibrator != "minmax":
+            raise ValueError(
+                f"scale_type {self.scale_type} makes scales from the largest magnitude; use calibrator minmax"
+            )
+        return self
+
+
+class Override(Record):
+    """A change for what matches: tensors or nodes by name or glob, or nodes by op type.
+
+    keep_float leaves the matched tensors, or all inputs of the matched nodes, in float. activations
+    and weights hold the fields to change, in the spelling of the recipe's own; activations None leaves the
+    activations in float, so that only weights are quantized.
+    """
+
+    tensors: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    op_types: tuple[str, ...] = ()
+    keep_float: bool = False
+    activations: dict[str, Any] | None = {}
+    weights: dict[str, Any] = {}
+
+    @pydantic.model_validator(mode="after")
+    def _says_something(self) -> Override:
+        if not (self.tensors or self.nodes or self.op_types):
+            raise ValueError("an override needs tensors, nodes or op_types")
+        if not (self.keep_float or self.activations is None or self.activations or self.weights):
+            raise ValueError("an override needs keep_float, activations or weights")
+        return self
+
+    @cached_property
+    def _tensors(self) -> frozenset[str]:
+        return frozenset(self.tensors)
+
+    @cached_property
+    def _tensor_globs(self) -> tuple[str, ...]:
+        # An override may name thousands: those that are plain names are looked up.
+        return tuple(pattern for pattern in self.tensors if glob.escape(pattern) != pattern)
+
+    def matches(self, node: str, op_type: str, tensor: str) -> bool:
+        """Tell whether input `tensor` of `node` is meant."""
+        return (
+            tensor in self._tensors
+            or any(fnmatchcase(tensor, pattern) for pattern in self._tensor_globs)
+            or any(_match(pattern, node) for pattern in self.nodes)
+            or op_type in self.op_types
+        )
+
+
+class Recipe(Record):
+    """Target, schemes and overrides. Later overrides win over earlier ones.
+
+    activations None: weight-only; an override may still give some of them a scheme. target simulation: no
+    target refuses anything, and fake-quant models are all that is made. small_shapes: whether nodes too
+    small to gain from low precision are quantized all the same. log_spectra: whether the products that make
+    a spectrum, whose logarithm is taken, are quantized to integers of 8 bits or less all the same. existing:
+    of a model that is quantized in part already, keep what is and quantize the rest, or take it out first
+    (requantize).
+    """
+
+    name: str
+    target: Target
+    activations: ActivationScheme | None
+    weights: WeightScheme
+    small_shapes: SmallShapes = "quantize"
+    log_spectra: LogSpectra = "float"
+    overrides: tuple[Override, ...] = ()
+    existing: Existing = "refuse"
+
+    def activation_for(self, node: str, op_type: str, tensor: str) -> ActivationScheme | None:
+        """Return the activation scheme for input `tensor` of `node`, overrides applied; None: float."""
+        scheme = None if self.activations is None else self.activations.model_dump()
+        for override in self._matching(node, op_type, tensor):
+            scheme = _changed(scheme, override.activations)
+        return None if scheme is None else parse(scheme, ActivationScheme, RecipeError, self.name)
+
+    def weight_for(self, node: str, op_type: str, tensor: str) -> WeightScheme:
+        """Return the weight scheme for constant input `tensor` of `node`, overrides applied."""
+        scheme = self.weights.model_dump()
+        for override in self._matching(node, op_type, tensor):
+            scheme |= override.weights
+        return parse(scheme, WeightScheme, RecipeError, self.name)
+
+    def keeps_float(self, node: str, op_type: str, tensor: str) -> bool:
+        """Tell whether an override leaves input `tensor` of `node` in float."""
+        return any(override.keep_float for override in self._matching(node, op_type, tensor))
+
+    def check_names(self, nodes: dict[str, str], tensors: set[str]) -> None:
+        """Raise RecipeError for the first override pattern that matches nothing, with nearest names.
+
+        nodes: op type by node name. tensors: all tensor names.
+        """
+        for override in self.overrides:
+            for label, patterns, known, match in (
+                ("tensor", override.tensors, tensors, _match),
+                ("node", override.nodes, set(nodes), _match),
+                ("op type", override.op_types, set(nodes.values()), str.__eq__),
+            ):
+                for pattern in patterns:
+                    if pattern not in known and not any(match(pattern, name) for name in known):
+                        raise RecipeError(
+                            f"recipe {self.name}: override names {label} {pattern!r}, which the model lacks"
+                            f"{nearest(pattern, known)}"
+                        )
+
+    def with_calibrator(self, name: str) -> Recipe:
+        """Return this recipe with another calibrator for activations. Raises SpecError if unknown."""
+        calibrator_by_name(name)
+        if self.activations is None:
+            raise RecipeError(f"recipe {self.name} is weight-only: no activation needs calibrator {name!r}")
+        if self.activations.dynamic:
+            raise RecipeError(
+                f"recipe {self.name} makes the scales of activations while the model runs: none needs "
+                f"calibrator {name!r}"
+            )
+        return self.model_copy(
+            update={"activations": self.activations.model_copy(update={"calibrator": name})}
+        )
+
+    def with_equalize(self, which: Equalize) -> Recipe:
+        """Return this recipe with other inputs equalized. Raises RecipeError where none can be."""
+        scheme = self.activations
+        if scheme is None or scheme.dynamic or scheme.granularity != "per_tensor":
+            raise RecipeError(
+                f"recipe {self.name} has no activations with one constant scale, and others are not "
+                "equalized; leave --equalize out"
+            )
+        return self.model_copy(update={"activations": scheme.model_copy(update={"equalize": which})})
+
+    def _matching(self, node: str, op_type: str, tensor: str) -> Iterator[Override]:
+        return (override for override in self.overrides if override.matches(node, op_type, tensor))
+
+
+def _match(pattern: str, name: str) -> bool:
+    # Exact first: a name may itself hold glob characters, as in `layer[0]`.
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+def _built_in(name: str, activations: dict[str, Any] | None, weights: dict[str, Any] | None = None) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": name,
+            "target": name.partition("-")[0] if "-" in name else "simulation",
+            "activations": activations,
+            "weights": weights or {"qtype": "int8"},
+        }
+    )
+
+
+def _scaled_blocks(name: str, qtype: str, scale_type: str) -> Recipe:
+    """Make a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale."""
+    scheme = {"qtype": qtype, "scale_type": scale_type, "granularity": "blocked"}
+    return _built_in(name, scheme | {"dynamic": True}, scheme)
+
+
+# TensorRT takes symmetric int8 only (zero points must be 0); ONNX Runtime's CPU kernels are fastest
+# with uint8 activations and int8 weights, and take a zero point. The calibrators are those that lost least
+# on the real networks of docs/results.md: a symmetric grid is coarser, and what it must not lose is the many
+# small values, which squared error weighs by their size and `auto` asks for by their number.
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        _built_in("tensorrt-int8", {"qtype": "int8", "equalize": "depthwise"}),
+        _built_in(
+            "onnxruntime-int8",
+            {"qtype": "uint8", "symmetric": False, "calibrator": "mse", "equalize": "depthwise"},
+        ),
+        # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention wants the
+        # Softmax at the scale 1/448, which its range from mathematics has.
+        _built_in(
+            "tensorrt-fp8",
+            {"qtype": "float8e4m3fn", "calibrator": "minmax", "known_ranges": ("Softmax",)},
+            {"qtype": "float8e4m3fn"},
+        ),
+        # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.
+        _built_in("tensorrt-int4", None, {"qtype": "int4", "granularity": "blocked", "block_size": 128}),
+        # Weights only, in the one form that TensorRT keeps in int8: a constant, DequantizeLinear, MatMul.
+        _built_in("tensorrt-int8-weights", None, {"qtype": "int8"}),
+        _scaled_blocks("tensorrt-mxfp8", "float8e4m3fn", "e8m0"),
+        _scaled_blocks("tensorrt-nvfp4", "float4e2m1", "e4m3"),
+        _built_in("onnxruntime-uint8-dynamic", {"qtype": "uint8", "symmetric": False, "dynamic": True}),
+        _scaled_blocks("mxfp8", "float8e4m3fn", "e8m0"),
+        # OCP MX has float6e3m2 as well; e2m3 has the finer steps, and a block needs no wide range.
+        _scaled_blocks("mxfp6", "float6e2m3", "e8m0"),
+        _scaled_blocks("mxfp4", "float4e2m1", "e8m0"),
+        _scaled_blocks("mxint8", "int8", "e8m0"),
+        _scaled_blocks("nvfp4", "float4e2m1", "e4m3"),
+    )
+}
+
+DEFAULT_RECIPE = "tensorrt-int8"
+
+
+def load_recipe(recipe: str | Path | Recipe) -> Recipe:
+    """Return a recipe by name, from a YAML or JSON file, or as given.
+
+    A file has the fields of `Recipe`; with `base: NAME` it starts from that recipe and gives only
+    what differs. Raises RecipeError in one line: unknown name (with the nearest), bad field, bad YAML.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if str(recipe) in RECIPES:
+        return RECIPES[str(recipe)]
+    path = Path(recipe)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return _from_file(path)
+    hint = nearest(str(recipe), RECIPES) or f"; known: {', '.join(sorted(RECIPES))}"
+    raise RecipeError(f"unknown recipe {str(recipe)!r}: give a built-in name or a .yaml file{hint}")
+
+
+class _Document(Record):
+    """A recipe file: like `Recipe`, all optional, with a base."""
+
+    base: str = DEFAULT_RECIPE
+    name: str | None = None
+    target: str | None = None
+    activations: dict[str, Any] | None = {}
+    weights: dict[str, Any] = {}
+    small_shapes: SmallShapes | None = None
+    log_spectra: LogSpectra | None = None
+    overrides: list[Override] = []
+    existing: Existing = "refuse"
+
+
+def _from_file(path: Path) -> Recipe:
+    document = read_document(path, _Document, RecipeError)
+    if document.base not in RECIPES:
+        raise RecipeError(f"{path}: unknown base {document.base!r}{nearest(document.base, RECIPES)}")
+    base = RECIPES[document.base].model_dump()
+    content = {
+        "name": document.name or path.stem,
+        "target": document.target or base["target"],
+        "activations": _changed(base["activations"], document.activations),
+        "weights": base["weights"] | document.weights,
+        "small_shapes": document.small_shapes or base["small_shapes"],
+        "log_spectra": document.log_spectra or base["log_spectra"],
+        "overrides": document.overrides,
+        "existing": document.existing,
+    }
+    recipe = parse(content, Recipe, RecipeError, str(path))
+    for number, override in enumerate(recipe.overrides):
+        source = f"{path}: overrides.{number}"
+        activations = _changed(content["activations"], override.activations)
+        if activations:
+            parse(activations, ActivationScheme, RecipeError, f"{source}.activations")
+        parse(content["weights"] | override.weights, WeightScheme, RecipeError, f"{source}.weights")
+    return recipe
+
+
+def _changed(base: dict[str, Any] | None, changes: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return `base` with `changes`; None, weight-only, when that is asked for or nothing says otherwise."""
+    if changes is None or (base is None and not changes):
+        return None
+    return {**(base or {}), **changes}

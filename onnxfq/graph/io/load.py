@@ -1,0 +1,279 @@
+"""Loading a model: read, check, normalise."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import google.protobuf.message
+import onnx
+from onnx import external_data_helper, shape_inference
+
+from onnxfq.documents.plan import Existing
+from onnxfq.errors import ModelError
+from onnxfq.graph.io import external_tensors as stored
+from onnxfq.graph.io.data_files import data_path
+from onnxfq.graph.io.external_tensors import (
+    LIMIT,
+    PACKED_TYPES,
+    SMALL,
+    chunks,
+    element_bytes,
+    in_scratch,
+    is_own,
+    is_stored,
+    keep_in_file,
+    loaded,
+    tensor_bytes,
+    without_stored,
+)
+from onnxfq.graph.io.scratch_file import current_scratch
+from onnxfq.graph.io.streaming import read_without_values, serialized
+from onnxfq.graph.io.weightless import without_weights
+from onnxfq.graph.model import Model, all_graphs, all_nodes
+from onnxfq.graph.normalize import steps as normalize
+from onnxfq.graph.normalize.decompose_attention import write_out_attention
+from onnxfq.graph.normalize.fold_weights import fold_computed_weights
+from onnxfq.graph.normalize.opset import raise_opset
+from onnxfq.graph.normalize.repair import repair
+from onnxfq.graph.normalize.shapes import add_shapes, correct_shapes
+from onnxfq.graph.normalize.strip_quantizers import strip_quantizers
+from onnxfq.support.records import one_line
+from onnxfq.targets.tensorrt.rewrites.attention_mask import move_guards
+
+MIN_OPSET = 13
+"""QuantizeLinear and DequantizeLinear have an axis from this opset on."""
+
+_WORTH_A_LOOK = 16 << 20
+"""Bytes of a file from which on its weights are looked at in it first: many stay there."""
+
+_REFERENCE = frozenset({"location", "offset", "length", "checksum", "basepath"})
+"""Fields of a reference to a data file."""
+
+_GIVEN = "the given model"
+
+_STEPS = (
+    normalize.inline_functions,
+    normalize.drop_training,
+    normalize.name_negative_dims,
+    normalize.drop_initializer_inputs,
+    normalize.name_tensors,
+    normalize.sparse_to_dense,
+    normalize.constants_to_initializers,
+    normalize.fold_moves,
+    fold_computed_weights,
+    normalize.name_nodes,
+)
+
+
+def load(model: str | Path | onnx.ModelProto | Model, existing: Existing = "refuse") -> Model:
+    """Read a model from a path or a ModelProto and normalise it; a `Model` is returned as it is.
+
+    existing: "requantize" takes the quantizers out of a model that has some.
+    Raises ModelError in one line: no such file, not an ONNX file, invalid, or an opset that cannot
+    be raised. The file and the given proto are never changed.
+    """
+    if isinstance(model, Model):
+        return model
+    return normalised(*read_model(model), existing)
+
+
+def normalised(proto: onnx.ModelProto, sha256: str, source: str, existing: Existing = "refuse") -> Model:
+    """Normalise what `read_model` gave; `proto` is the caller's to lose. Raises ModelError as `load` does."""
+    try:
+        notes = standard_form(proto)
+        if existing == "requantize":
+            notes += [strip_quantizers(proto, source), normalize.fold_moves(proto)]
+        notes.append(correct_shapes(proto))
+        proto, note = raise_opset(proto, MIN_OPSET, source)
+        add_shapes(proto)
+        attention = [write_out_attention(proto), move_guards(proto)]
+        if any(attention):
+            add_shapes(proto)
+        return Model(proto, sha256, source, tuple(filter(None, [*notes, note, *attention])))
+    except shape_inference.InferenceError as fault:
+        raise ModelError(
+            f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
+        ) from None
+    except UnicodeDecodeError:
+        raise _not_text(source) from None
+
+
+def standard_form(proto: onnx.ModelProto) -> list[str]:
+    """Normalise `proto` in place but for its opset; return what was done."""
+    return [note for step in _STEPS if (note := step(proto))]
+
+
+def read_model(
+    model: str | Path | onnx.ModelProto, data: Path | None = None
+) -> tuple[onnx.ModelProto, str, str]:
+    """Return (a checked ModelProto of its own, SHA-256, name for messages).
+
+    Weights in a data file, or in a large ONNX file, are referred to there; where a scratch file is open,
+    those of a given proto go to it. data: the data file, where it is
+    not beside the model yet. Raises ModelError as `load` does; nothing is normalised.
+    """
+    read = _from_proto(model) if isinstance(model, onnx.ModelProto) else _from_path(Path(model), data)
+    _check(read[0], read[2])
+    return read
+
+
+def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
+    for tensor in external_data_helper._get_all_tensors(proto):
+        if external_data_helper.uses_external_data(tensor) and not is_own(tensor):
+            raise ModelError(
+                f"the given model holds {tensor.name!r} in an external file; give its path, or load "
+                "it with its data"
+            )
+    scratch = current_scratch()
+    in_memory = sum(tensor_bytes(tensor) for tensor in proto.graph.initializer if not is_stored(tensor))
+    if scratch is None and in_memory > LIMIT:
+        raise ModelError(
+            "the given model holds over 2 GB, more than one message can; save it with external data and give "
+            "its path"
+        )
+    copy, digest = onnx.ModelProto(), hashlib.sha256()
+    for part in serialized(proto):
+        digest.update(part)
+    if scratch is None:
+        copy.CopyFrom(proto)
+        return copy, digest.hexdigest(), _GIVEN
+    try:
+        return in_scratch(proto, scratch), digest.hexdigest(), _GIVEN
+    except ValueError as fault:
+        raise ModelError(f"{_GIVEN} is damaged: {one_line(fault)[:200]}; export it again") from None
+
+
+def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, str, str]:
+    proto, digest, inside = _read(path)
+    initializers = {tensor.name for tensor in proto.graph.initializer}
+    for tensor in external_data_helper._get_all_tensors(proto):
+        if external_data_helper.uses_external_data(tensor) and tensor.name not in inside:
+            try:
+                _take_reference(tensor, path, data)
+                for part in chunks(tensor):
+                    digest.update(part)
+                if tensor_bytes(tensor) <= SMALL or tensor.name not in initializers:
+                    tensor.CopyFrom(loaded(tensor))
+            except (OSError, onnx.checker.ValidationError, ValueError) as fault:
+                raise ModelError(
+                    f"{path}: the external data of {tensor.name!r} cannot be read ({one_line(fault)}); "
+                    "keep the data file beside the model"
+                ) from None
+    return proto, digest.hexdigest(), str(path)
+
+
+def _read(path: Path) -> tuple[onnx.ModelProto, hashlib._Hash, set[str]]:
+    """Return (the model, the hash of its file, the initializers that stay in it)."""
+    try:
+        if path.stat().st_size > _WORTH_A_LOOK:
+            proto, inside = read_without_values(path, SMALL)
+            if stored.weight_bytes(proto) > stored.IN_MEMORY:
+                digest = hashlib.sha256()
+                with path.open("rb") as stream:
+                    while part := stream.read(1 << 24):
+                        digest.update(part)
+                return proto, digest, inside
+        content = path.read_bytes()
+        with ThreadPoolExecutor(1) as beside:  # hashing lets go of the interpreter
+            hashed = beside.submit(hashlib.sha256, content)
+            return onnx.ModelProto.FromString(content), hashed.result(), set()
+    except FileNotFoundError:
+        raise ModelError(f"no such file: {path}; check the path") from None
+    except OSError as fault:
+        raise ModelError(f"cannot read {path}: {fault.strerror or fault}; give an .onnx file") from None
+    except (google.protobuf.message.DecodeError, ValueError):
+        raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
+
+
+def _take_reference(tensor: onnx.TensorProto, model: Path, data: Path | None) -> None:
+    """Point `tensor` to its data by an absolute path. Raises ValueError for a place that is none."""
+    unknown = [entry.key for entry in tensor.external_data if entry.key not in _REFERENCE]
+    if unknown:  # left out, they might change what is read
+        raise ValueError(f"ONNX has no field {unknown[0]!r} for its place")
+    info = external_data_helper.ExternalDataInfo(tensor)
+    path = data or data_path(model, info.location)
+    size, offset = path.stat().st_size, info.offset or 0
+    length = size - offset if info.length is None else info.length
+    if offset < 0 or length < 0 or offset + length > size:
+        raise ValueError(f"{length} bytes at {offset} are beyond its {size}")
+    keep_in_file(tensor, path, offset, length)
+
+
+def _check(proto: onnx.ModelProto, source: str) -> None:
+    if not proto.graph.node:
+        raise ModelError(f"{source} is not an ONNX model, or it has no nodes; export it again")
+    try:
+        # protobuf checks no text: a damaged string is met as bytes, or as an error, when it is read.
+        if not all(isinstance(text, str) for text in _texts(proto.graph)):
+            raise _not_text(source)
+        _check_types(proto.graph, source)
+        _check_sizes(proto.graph, source)
+        repair(proto, source)
+        without_stored(proto, _checked)
+    except UnicodeDecodeError:
+        raise _not_text(source) from None
+    except onnx.checker.ValidationError as fault:
+        # Custom ops and dimensions of -1 are no reason to refuse; the checker knows the former,
+        # and the latter is repaired by normalising.
+        raise ModelError(
+            f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
+        ) from None
+
+
+def _check_types(graph: onnx.GraphProto, source: str) -> None:
+    """Raise ModelError for element types that ONNX has not; its checker does not look at them."""
+    known = frozenset(onnx.TensorProto.DataType.values())
+    for inner in all_graphs(graph):
+        values = (*inner.input, *inner.output, *inner.value_info)
+        types = [(value.name, value.type.tensor_type.elem_type) for value in values]
+        types += [(tensor.name, tensor.data_type) for tensor in inner.initializer]
+        for name, kind in types:
+            if kind not in known:
+                raise ModelError(
+                    f"{source} is not a valid ONNX model: {name!r} has element type {kind}, which the "
+                    "installed onnx lacks; export it again, or upgrade onnx"
+                )
+
+
+def _check_sizes(graph: onnx.GraphProto, source: str) -> None:
+    """Raise ModelError for tensors whose bytes do not fit their shapes; ONNX's checker passes some."""
+    for tensor in (tensor for inner in all_graphs(graph) for tensor in inner.initializer):
+        if tensor.data_type in PACKED_TYPES or not (tensor.HasField("raw_data") or is_stored(tensor)):
+            continue
+        element = element_bytes(tensor.data_type)
+        if any(size < 0 for size in tensor.dims) or element is None:
+            continue  # the checker says so
+        have = tensor_bytes(tensor) if is_stored(tensor) else len(tensor.raw_data)
+        want = element * math.prod(tensor.dims)
+        if have != want:
+            raise ModelError(
+                f"{source} is damaged: {tensor.name!r} has {have} bytes, and its shape {list(tensor.dims)} "
+                f"needs {want}; export it again"
+            )
+
+
+def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:
+    onnx.checker.check_model(without_weights(proto, emptied=True))
+    for tensor in proto.graph.initializer:  # one at a time: checking makes a copy
+        if not is_stored(tensor):
+            onnx.checker.check_tensor(tensor)
+    return proto
+
+
+def _texts(graph: onnx.GraphProto) -> Iterator[object]:
+    """Yield every name in `graph` and in the bodies below it."""
+    yield graph.name
+    for node in all_nodes(graph):
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+    yield from (tensor.name for tensor in graph.initializer)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.name
+        yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+
+
+def _not_text(source: str) -> ModelError:
+    return ModelError(f"{source} is damaged: a name in it is not UTF-8 text; export it again")

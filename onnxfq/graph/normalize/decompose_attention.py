@@ -1,0 +1,308 @@
+"""ONNX's Attention written as the products it is made of, so that they can be quantized."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.normalize.steps import unused
+
+# Between [batch, positions, heads, size] and [batch, heads, positions, size]; and keys for the product.
+_SWAPPED = (0, 2, 1, 3)
+_TURNED = (0, 1, 3, 2)
+
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+
+# Attributes that leave an Attention whole, and the value that says nothing.
+_PLAIN = {"left_window_size": -1, "right_window_size": -1}
+
+
+@dataclass(frozen=True)
+class _Value:
+    """Element type and shape of a tensor as ONNX infers them; an open dimension is None."""
+
+    dtype: int
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """An Attention that can be written out.
+
+    heads: of the queries. shared: queries' heads to one of the keys and values. masked: the type of the
+    mask, 0 for none.
+    """
+
+    node: onnx.NodeProto
+    dtype: int
+    merged_heads: bool
+    heads: int
+    shared: int
+    head: int
+    value_head: int
+    scale: float
+    softcap: float
+    masked: int
+    causal: bool
+
+    def input(self, slot: int) -> str:
+        """Return the name of an input; empty for none."""
+        return _name(self.node.input, slot)
+
+
+@dataclass
+class _Parts:
+    """The nodes and constants that one Attention becomes."""
+
+    name: str
+    taken: set[str]
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    constants: list[onnx.TensorProto] = field(default_factory=list)
+
+    def add(self, what: str, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
+        """Append a node named for `what` it makes; return its output, of that name unless one is given."""
+        name = self._free(what)
+        self.nodes.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
+        return output or name
+
+    def constant(self, what: str, values: Sequence[float], dtype: int = TensorProto.INT64) -> str:
+        """Append a constant, one number of rank 0 or several of rank 1; return its name."""
+        name = self._free(what)
+        shape = [] if len(values) == 1 and dtype != TensorProto.INT64 else [len(values)]
+        self.constants.append(helper.make_tensor(name, dtype, shape, values))
+        return name
+
+    def _free(self, what: str) -> str:
+        name = unused(f"{self.name}/{what}", self.taken)
+        self.taken.add(name)
+        return name
+
+
+def write_out_attention(proto: onnx.ModelProto) -> str:
+    """Replace each Attention of ai.onnx, in place, by MatMul, Softmax, MatMul; return what was done.
+
+    proto: with its shapes, names unique. By the definition of Attention-23 and -24, but that the scale is on
+    the queries, not its root on both sides. One stays whole that has a window, lengths of keys, its
+    scores as an output, a Softmax of another type, dequantized operands, or sizes that are open and needed.
+    """
+    values = _values(proto)
+    dequantized = {n.output[0] for n in all_nodes(proto.graph) if n.op_type == "DequantizeLinear"}
+    taken = {name for n in all_nodes(proto.graph) for name in (n.name, *n.input, *n.output)} | set(values)
+    count = 0
+    for graph in all_graphs(proto.graph):
+        nodes: list[onnx.NodeProto] = []
+        before = count
+        for node in graph.node:
+            found = None if dequantized.intersection(node.input[:3]) else _read(node, values)
+            if found is None:
+                nodes.append(_copied(node))
+                continue
+            parts = _Parts(node.name, taken)
+            _write(found, parts)
+            nodes += parts.nodes
+            proto.graph.initializer.extend(parts.constants)
+            count += 1
+        if count > before:
+            del graph.node[:]
+            graph.node.extend(nodes)
+    return f"{count} Attention written as MatMul, Softmax, MatMul, to have both quantized" if count else ""
+
+
+def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
+def _values(proto: onnx.ModelProto) -> dict[str, _Value]:
+    found = {t.name: _Value(t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
+    for graph in all_graphs(proto.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            kind = value.type.tensor_type
+            if kind.HasField("shape"):
+                sizes = (dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim)
+                found[value.name] = _Value(kind.elem_type, tuple(sizes))
+    return found
+
+
+def _read(node: onnx.NodeProto, values: Mapping[str, _Value]) -> _Attention | None:
+    """Return what is known of `node`; None when it is no Attention or has to stay whole."""
+    if node.op_type != "Attention" or node.domain not in ("", "ai.onnx"):
+        return None
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    operands = [values[name] for name in node.input[:3] if name in values]
+    if len(operands) < 3 or _name(node.input, 6) or _name(node.output, 3):
+        return None
+    if any(given.get(name, plain) != plain for name, plain in _PLAIN.items()):
+        return None
+    dtype = operands[0].dtype
+    if dtype not in _FLOATS or given.get("softmax_precision", dtype) != dtype:
+        return None
+    sizes = _sizes(operands, given)
+    mask = _mask(_name(node.input, 3), operands[1], values, past=bool(_name(node.input, 4)))
+    if sizes is None or mask is None:
+        return None
+    return _Attention(
+        node,
+        dtype,
+        len(operands[0].shape) == 3,
+        *sizes,
+        scale=given.get("scale", 1 / math.sqrt(sizes[2])),
+        softcap=given.get("softcap", 0.0),
+        masked=mask,
+        causal=bool(given.get("is_causal", 0)),
+    )
+
+
+def _sizes(operands: Sequence[_Value], given: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
+    """Return (heads of queries, of them to one of the keys, size of a head, of one of values); or None."""
+    ranks = {len(value.shape) for value in operands}
+    if ranks == {4}:
+        heads, *others = (value.shape[1] for value in operands)
+        sizes = [value.shape[3] for value in operands]
+    elif ranks == {3}:
+        heads, *others = given["q_num_heads"], given["kv_num_heads"], given["kv_num_heads"]
+        counts = (heads, *others)
+        sizes = [
+            s if s is None else s // n
+            for n, (_, _, s) in zip(counts, (v.shape for v in operands), strict=True)
+        ]
+    else:
+        return None
+    head, _, value_head = sizes
+    shared = others[0]
+    if heads is None or head is None or value_head is None or shared is None or shared != others[1]:
+        return None
+    return None if heads % shared else (heads, heads // shared, head, value_head)
+
+
+def _mask(name: str, keys: _Value, values: Mapping[str, _Value], *, past: bool) -> int | None:
+    """Return the type of the mask, 0 for no mask; None where it is not known to be as long as the keys.
+
+    A shorter one is padded by Attention, and would be refused, or repeated, by Add.
+    """
+    if not name:
+        return 0
+    if name not in values or not values[name].shape:
+        return None
+    length = values[name].shape[-1]
+    known = None if past else keys.shape[-2]
+    if length == 1 != known or (known is not None and length is not None and length != known):
+        return None
+    return values[name].dtype
+
+
+def _write(attention: _Attention, parts: _Parts) -> None:
+    """Append the nodes that compute what `attention` does."""
+    q, k, v = (_split(attention, parts, slot) for slot in range(3))
+    k, v = (_with_past(attention, parts, now, slot) for now, slot in ((k, 1), (v, 2)))
+    bias = _bias(attention, parts, q, k)
+    k, v = (_repeated(attention, parts, one, slot) for one, slot in ((k, 1), (v, 2)))
+    if attention.scale != 1:
+        scale = parts.constant("scale", [attention.scale], attention.dtype)
+        q = parts.add("scaled", "Mul", [q, scale])
+    turned = parts.add("keys_turned", "Transpose", [k], perm=_TURNED)
+    scores = parts.add("scores", "MatMul", [q, turned])
+    if attention.softcap > 0:
+        cap = parts.constant("softcap", [attention.softcap], attention.dtype)
+        bent = parts.add("bent", "Tanh", [parts.add("capped", "Div", [scores, cap])])
+        scores = parts.add("capped_scores", "Mul", [bent, cap])
+    if bias:
+        scores = parts.add("masked_scores", "Add", [scores, bias])
+    weights = parts.add("weights", "Softmax", [scores], axis=-1)
+    if attention.masked:  # a row that sees no key: NaN, and 0 by definition, as torch exports it too
+        nothing = parts.add("sees_nothing", "IsNaN", [weights])
+        zero = parts.constant("zero", [0.0], attention.dtype)
+        weights = parts.add("seen_weights", "Where", [nothing, zero, weights])
+    output = attention.node.output[0]
+    if not attention.merged_heads:
+        parts.add("mix", "MatMul", [weights, v], output)
+        return
+    mixed = parts.add("mix", "MatMul", [weights, v])
+    swapped = parts.add("mix_swapped", "Transpose", [mixed], perm=_SWAPPED)
+    whole = parts.constant("mix_shape", [0, 0, attention.heads * attention.value_head])
+    parts.add("mix_merged", "Reshape", [swapped, whole], output)
+
+
+_OPERANDS = ("queries", "keys", "values")
+
+
+def _split(attention: _Attention, parts: _Parts, slot: int) -> str:
+    """Return operand `slot` as [batch, heads, positions, size]."""
+    given, what = attention.input(slot), _OPERANDS[slot]
+    if not attention.merged_heads:
+        return given
+    heads = attention.heads if slot == 0 else attention.heads // attention.shared
+    shape = parts.constant(
+        f"{what}_shape", [0, 0, heads, attention.value_head if slot == 2 else attention.head]
+    )
+    apart = parts.add(f"{what}_apart", "Reshape", [given, shape])
+    return parts.add(what, "Transpose", [apart], perm=_SWAPPED)
+
+
+def _with_past(attention: _Attention, parts: _Parts, now: str, slot: int) -> str:
+    """Return keys or values behind those of the past; they are an output too where one is asked for."""
+    past, output = attention.input(slot + 3), _name(attention.node.output, slot)
+    what = f"all_{_OPERANDS[slot]}"
+    if past:
+        return parts.add(what, "Concat", [past, now], output, axis=2)
+    return parts.add(what, "Identity", [now], output) if output else now
+
+
+def _repeated(attention: _Attention, parts: _Parts, given: str, slot: int) -> str:
+    """Return keys or values with a head for each of the queries'."""
+    if attention.shared == 1:
+        return given
+    what, size = _OPERANDS[slot], attention.value_head if slot == 2 else attention.head
+    axis = parts.constant(f"{what}_axis", [2])
+    single = parts.add(f"{what}_single", "Unsqueeze", [given, axis])
+    times = parts.constant(f"{what}_times", [1, 1, attention.shared, 1, 1])
+    several = parts.add(f"{what}_several", "Expand", [single, times])
+    shape = parts.constant(f"{what}_repeated_shape", [0, attention.heads, -1, size])
+    return parts.add(f"{what}_repeated", "Reshape", [several, shape])
+
+
+def _bias(attention: _Attention, parts: _Parts, queries: str, keys: str) -> str:
+    """Return what is added to the scores, minus infinity where a query may not look; empty for nothing."""
+    mask = attention.input(3)
+    if attention.masked == TensorProto.BOOL:
+        zero, never = (
+            parts.constant(what, [value], attention.dtype)
+            for what, value in (("look", 0.0), ("never", -math.inf))
+        )
+        mask = parts.add("mask", "Where", [mask, zero, never])
+    elif attention.masked not in (0, attention.dtype):
+        mask = parts.add("mask", "Cast", [mask], to=attention.dtype)
+    if not attention.causal:
+        return mask
+    causal = _causal(attention, parts, queries, keys)
+    return parts.add("bias", "Add", [mask, causal]) if mask else causal
+
+
+def _causal(attention: _Attention, parts: _Parts, queries: str, keys: str) -> str:
+    """Return [queries, keys] with minus infinity right of the diagonal, which starts behind the past."""
+    lengths = [
+        parts.add(f"{what}_length", "Shape", [x], start=2, end=3)
+        for what, x in (("query", queries), ("key", keys))
+    ]
+    square = parts.add("score_shape", "Concat", lengths, axis=0)
+    never = helper.make_tensor("", TensorProto.FLOAT, [1], [-math.inf])
+    everywhere = parts.add("never_anywhere", "ConstantOfShape", [square], value=never)
+    first = parts.constant("first_later", [1])
+    if attention.input(4):
+        past = parts.add("past_length", "Shape", [attention.input(4)], start=2, end=3)
+        first = parts.add("first_later_key", "Add", [first, past])
+    later = parts.add("later", "Trilu", [everywhere, first], upper=1)
+    if attention.dtype == TensorProto.FLOAT:
+        return later
+    return parts.add("causal", "Cast", [later], to=attention.dtype)
+
+
+def _name(names: Sequence[str], slot: int) -> str:
+    return names[slot] if slot < len(names) else ""

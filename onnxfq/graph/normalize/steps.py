@@ -1,0 +1,312 @@
+"""Normalising a model at loading: each step makes one kind of model like all others.
+
+The steps edit a ModelProto in place (their caller owns the copy) and return a note, or an empty
+string when there was nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxfq.graph.io.external_tensors import tensor_array, without_stored
+from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.normalize.inline_functions import inlined
+from onnxfq.graph.ops import QUANTIZED_OPS
+
+# Ops that move, relabel or convert values, one to one: folded, a constant has as many as before.
+# Transpose is not here: a weight under it may have other readers, and a DQ before it is as good.
+_MOVES = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
+
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+
+
+def inline_functions(proto: onnx.ModelProto) -> str:
+    """Replace calls of local functions by their bodies, so that the operators inside are seen.
+
+    But for those that quantize: their names say what their bodies only compute.
+    """
+    kept = {f.name for f in proto.functions} & QUANTIZED_OPS
+    count = sum(f.name not in kept for f in proto.functions)
+    if not count:
+        return ""
+    proto.CopyFrom(without_stored(proto, lambda bare: inlined(bare, kept)))
+    return f"{count} local function(s) inlined, so that their operators can be quantized"
+
+
+def drop_training(proto: onnx.ModelProto) -> str:
+    """Remove how the model is trained: quantized weights take the place of those that it makes."""
+    count = len(proto.training_info)
+    proto.ClearField("training_info")
+    return f"{count} training_info left out: it trains float weights, not quantized ones" if count else ""
+
+
+def name_negative_dims(proto: onnx.ModelProto) -> str:
+    """Give names to dimensions written as -1, which ONNX does not allow (Paddle2ONNX does it)."""
+    named = 0
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value") and dim.dim_value < 0:
+                dim.dim_param = f"{value.name}_{axis}"
+                named += 1
+    return f"{named} dimension(s) of -1 named as open dimensions" if named else ""
+
+
+def drop_initializer_inputs(proto: onnx.ModelProto) -> str:
+    """Remove initializers from the graph inputs: they are constants, not something a caller feeds."""
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    kept = [value for value in proto.graph.input if value.name not in constants]
+    dropped = len(proto.graph.input) - len(kept)
+    if not dropped:
+        return ""
+    del proto.graph.input[:]
+    proto.graph.input.extend(kept)
+    # Before IR version 4 every initializer had to be an input.
+    proto.ir_version = max(proto.ir_version, 4)
+    return f"{dropped} initializer(s) that were also graph inputs are constants now"
+
+
+def name_tensors(proto: onnx.ModelProto) -> str:
+    """Give tensors in bodies names that nothing else in the model has: branches of an If often share them."""
+    graphs = all_graphs(proto.graph)
+    known = {name for graph in graphs for name in _defined(graph)}
+    taken: set[str] = set()
+    renamed = 0
+    for graph in graphs:
+        own = list(dict.fromkeys(_defined(graph)))
+        changes = {}
+        for name in own:
+            if name in taken:
+                changes[name] = unused(name, known)
+                known.add(changes[name])
+        if changes:
+            _rename(graph, changes)
+        taken.update(own)
+        renamed += len(changes)
+    return f"{renamed} tensor(s) in bodies had names of others and got new ones" if renamed else ""
+
+
+def sparse_to_dense(proto: onnx.ModelProto) -> str:
+    """Write sparse initializers out: graphsurgeon loses them, and a sparse weight is quantized like any."""
+    count = 0
+    for graph in all_graphs(proto.graph):
+        count += len(graph.sparse_initializer)
+        graph.initializer.extend(_dense(s, s.values.name) for s in graph.sparse_initializer)
+        del graph.sparse_initializer[:]
+    return f"{count} sparse initializer(s) made dense" if count else ""
+
+
+def constants_to_initializers(proto: onnx.ModelProto) -> str:
+    """Turn Constant nodes into initializers of the main graph, so that weights look alike.
+
+    Out of bodies go float constants only: ONNX infers shapes from integers where it meets them. What a body
+    gives as an output stays in it.
+    """
+    moved, hoisted = 0, 0
+    graphs = all_graphs(proto.graph)
+    for depth, graph in reversed(list(enumerate(graphs))):  # bodies first: a node is copied with its bodies
+        main = depth == 0
+        outputs = {value.name for value in graph.output}
+        kept, made = [], 0
+        if not main:
+            hoisted += _hoist_initializers(graph, proto.graph, outputs)
+        for node in graph.node:
+            tensor = _constant_value(node)
+            if tensor is None or (not main and not _leaves_body(tensor, node.output[0], outputs)):
+                kept.append(node)
+                continue
+            tensor.name = node.output[0]
+            proto.graph.initializer.append(tensor)
+            made += 1
+        if made:
+            _replace_nodes(graph, kept)
+        moved += made
+    if not moved + hoisted:
+        return ""
+    proto.ir_version = max(proto.ir_version, 4)
+    notes = [f"{moved} Constant node(s) made initializers"] if moved else []
+    return ", ".join([*notes, *([f"{hoisted} initializer(s) taken out of bodies"] if hoisted else [])])
+
+
+def _leaves_body(tensor: onnx.TensorProto, name: str, outputs: set[str]) -> bool:
+    return tensor.data_type in _FLOATS and name not in outputs
+
+
+def _hoist_initializers(body: onnx.GraphProto, main: onnx.GraphProto, outputs: set[str]) -> int:
+    """Leave no initializer in `body`; return how many were taken out. The others become Constant nodes."""
+    inputs = {value.name for value in body.input}
+    taken = [t for t in body.initializer if t.name not in inputs]
+    nodes = [
+        onnx.helper.make_node("Constant", [], [t.name], value=t)
+        for t in taken
+        if not _leaves_body(t, t.name, outputs)
+    ]
+    out = [t for t in taken if _leaves_body(t, t.name, outputs)]
+    main.initializer.extend(out)
+    del body.initializer[:]
+    if nodes:
+        _replace_nodes(body, [*nodes, *body.node])
+    return len(out)
+
+
+def fold_moves(proto: onnx.ModelProto) -> str:
+    """Evaluate Reshape, Cast and the like of constants, so that a weight is the constant its reader sees.
+
+    A Transpose too where its reader is in another body: a pair in front of it would be out there as well.
+    """
+    constants: dict[str, onnx.TensorProto] = {t.name: t for t in proto.graph.initializer}
+    for graph in all_graphs(proto.graph)[1:]:
+        local = {n.output[0]: _constant_value(n) for n in graph.node if n.op_type == "Constant"}
+        constants |= {name: tensor for name, tensor in local.items() if tensor is not None}
+    folded = []
+    for depth, graph in enumerate(all_graphs(proto.graph)):
+        folded += _fold_moves(graph, constants, proto, inside=depth > 0)
+    if not folded:
+        return ""
+    used = {name for node in all_nodes(proto.graph) for name in node.input}
+    used |= {value.name for graph in all_graphs(proto.graph) for value in graph.output}
+    notes = [note for graph in all_graphs(proto.graph) for note in graph.quantization_annotation]
+    used |= {entry.value for note in notes for entry in note.quant_parameter_tensor_names}
+    before = {t.name for t in proto.graph.initializer}
+    kept_tensors = [t for t in proto.graph.initializer if t.name in used]
+    added = [constants[name] for name in folded if name in used and name not in before]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept_tensors + added)
+    return f"{len(folded)} Reshape, Cast or similar of constants folded"
+
+
+def _fold_moves(
+    graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto], proto: onnx.ModelProto, *, inside: bool
+) -> list[str]:
+    """Fold in one graph, or inside a body; return the tensors that are constants now."""
+    outputs = {value.name for value in graph.output}
+    read_here = {name for node in graph.node for name in node.input}
+    gone, folded = [], []
+    for number, node in enumerate(graph.node):
+        foldable = (
+            (node.op_type in _MOVES or (node.op_type == "Transpose" and node.output[0] not in read_here))
+            and node.domain in ("", "ai.onnx")
+            and all(name in constants for name in node.input)
+            and node.output[0] not in outputs
+        )
+        if not foldable:
+            continue
+        inputs = {name: tensor_array(constants[name]) for name in node.input}
+        value = numpy_helper.from_array(_evaluate(node, inputs, proto), node.output[0])
+        if inside and value.data_type not in _FLOATS:
+            continue
+        constants[node.output[0]] = value
+        gone.append(number)
+        folded.append(node.output[0])
+    for number in reversed(gone):
+        del graph.node[number]
+    return folded
+
+
+def name_nodes(proto: onnx.ModelProto) -> str:
+    """Give every node, of bodies too, a name of its own; plans and overrides refer to nodes by name.
+
+    Within a local function too: ONNX Runtime refuses what has two nodes of one name.
+    """
+    renamed = sum(_name_nodes(all_nodes(owner)) for owner in (proto.graph, *proto.functions))
+    return f"{renamed} node(s) without a name of their own got one" if renamed else ""
+
+
+def _name_nodes(nodes: list[onnx.NodeProto]) -> int:
+    taken: set[str] = {node.name for node in nodes if node.name}
+    seen: set[str] = set()
+    renamed = 0
+    for index, node in enumerate(nodes):
+        if not node.name or node.name in seen:
+            node.name = unused(node.name or f"{node.op_type}_{index}", taken)
+            taken.add(node.name)
+            renamed += 1
+        seen.add(node.name)
+    return renamed
+
+
+def unused(name: str, taken: Collection[str]) -> str:
+    """Return `name`, or `name_2`, `name_3` ... when it is among `taken`."""
+    free, number = name, 1
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    return free
+
+
+def _defined(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield the names of the tensors that `graph` itself gives, optional ones left out."""
+    yield from (value.name for value in graph.input)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    yield from (name for node in graph.node for name in node.output if name)
+
+
+def _rename(graph: onnx.GraphProto, changes: dict[str, str]) -> None:
+    """Rename tensors of `graph` where it and the bodies below it read them."""
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = changes.get(value.name, value.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = changes.get(sparse.values.name, sparse.values.name)
+    for node in graph.node:
+        node.output[:] = [changes.get(name, name) for name in node.output]
+    for inner in all_nodes(graph):
+        inner.input[:] = [changes.get(name, name) for name in inner.input]
+
+
+def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """Return the tensor of a Constant node in whichever attribute it stands; None for other nodes."""
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    attribute = node.attribute[0]
+    if attribute.name == "value":
+        tensor = onnx.TensorProto()
+        tensor.CopyFrom(attribute.t)
+        return tensor
+    if attribute.name == "sparse_value":
+        return _dense(attribute.sparse_tensor, node.output[0])
+    makers: dict[str, NDArray[np.generic]] = {
+        "value_float": np.asarray(attribute.f, np.float32),
+        "value_floats": np.asarray(list(attribute.floats), np.float32),
+        "value_int": np.asarray(attribute.i, np.int64),
+        "value_ints": np.asarray(list(attribute.ints), np.int64),
+        "value_string": np.asarray(attribute.s, object),
+        "value_strings": np.asarray(list(attribute.strings), object),
+    }
+    value = makers.get(attribute.name)
+    return None if value is None else numpy_helper.from_array(value)
+
+
+def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
+    """Return the dense form; indices are flat [values] or coordinates [values, rank]."""
+    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    dense = np.zeros(tuple(sparse.dims), values.dtype)
+    if indices.ndim == 1:
+        dense.reshape(-1)[indices] = values
+    else:
+        dense[tuple(indices.T)] = values
+    return numpy_helper.from_array(dense, name)
+
+
+def _evaluate(
+    node: onnx.NodeProto, inputs: dict[str, NDArray[np.generic]], proto: onnx.ModelProto
+) -> NDArray[np.generic]:
+    values = [onnx.helper.make_empty_tensor_value_info(name) for name in (*node.input, *node.output)]
+    graph = onnx.helper.make_graph([node], "fold", values[: len(node.input)], values[len(node.input) :])
+    model = onnx.helper.make_model(graph, opset_imports=list(proto.opset_import))
+    return np.asarray(ReferenceEvaluator(model).run(None, inputs)[0])
+
+
+def _replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
+    copies = []
+    for node in nodes:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copies.append(copy)
+    del graph.node[:]
+    graph.node.extend(copies)

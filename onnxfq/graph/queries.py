@@ -1,0 +1,165 @@
+"""Questions about a graph; nothing here edits one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+from onnx import TensorProto
+
+from onnxfq.documents.plan import Use
+from onnxfq.errors import ModelError
+from onnxfq.graph.ops import FLOAT_PRODUCTS, QUANTIZED_OPS, STANDARD_DOMAINS, is_weighted
+from onnxfq.numerics.float_types import FLOAT_DTYPES, FloatType
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """The constant behind a node's input, seen through Transpose and Identity nodes.
+
+    tensor: the constant. use: the slot that reads it (of the node itself, or of the first Transpose).
+    permutation: axis a of the node's input is axis permutation[a] of the constant.
+    """
+
+    tensor: gs.Constant
+    use: Use
+    permutation: tuple[int, ...]
+
+
+def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ()) -> WeightSource | None:
+    """Return the constant behind input `slot` of `node`, or None when it is computed from data.
+
+    A Transpose is looked through only if nothing but weighted operators reads what it gives, and it is
+    not in `read_in_float`: TensorRT folds it, and no float reader sees rounded values.
+    """
+    tensor, use = node.inputs[slot], Use(node.name, slot)
+    moves: list[gs.Node] = []
+    while (
+        isinstance(tensor, gs.Variable) and tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity")
+    ):
+        move = tensor.inputs[0]
+        readers = [reader for reader in tensor.outputs if not any(reader is m for m in moves)]
+        if tensor.name in read_in_float or not all(is_weighted(reader) for reader in readers):
+            return None
+        moves.append(move)
+        tensor, use = move.inputs[0], Use(move.name, 0)
+    if not isinstance(tensor, gs.Constant):
+        return None
+    rank = len(tensor.shape)
+    permutation = tuple(range(rank))
+    for move in moves:
+        order = (
+            move.attrs.get("perm", tuple(reversed(range(rank)))) if move.op == "Transpose" else range(rank)
+        )
+        if sorted(order) != list(range(rank)):
+            raise ModelError(
+                f"Transpose {move.name!r} has perm {list(order)} for the {rank} axes of {tensor.name!r}; "
+                "export the model again"
+            )
+        permutation = tuple(order[axis] for axis in permutation)
+    return WeightSource(tensor, use, permutation)
+
+
+def float_type(tensor: gs.Tensor) -> FloatType | None:
+    """Return the type of `tensor` where it is known and one that is quantized."""
+    if tensor.dtype is None:
+        return None
+    if isinstance(tensor.dtype, int):  # graphsurgeon keeps ONNX's number where NumPy has no type
+        return "bfloat16" if tensor.dtype == TensorProto.BFLOAT16 else None
+    return next((name for name, dtype in FLOAT_DTYPES.items() if dtype == np.dtype(tensor.dtype)), None)
+
+
+def is_dequantized(tensor: gs.Tensor) -> bool:
+    """Tell whether the model itself quantizes `tensor` already, through Transpose and Identity nodes too."""
+    while tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
+        tensor = tensor.inputs[0].inputs[0]
+    return bool(tensor.inputs) and tensor.inputs[0].op in QUANTIZED_OPS - FLOAT_PRODUCTS
+
+
+def producer_op(tensor: gs.Tensor) -> str:
+    """Return the op type of the standard operator that computes `tensor`; empty when none does."""
+    node = tensor.inputs[0] if tensor.inputs else None
+    return str(node.op) if node is not None and node.domain in STANDARD_DOMAINS else ""
+
+
+def dtype_name(tensor: gs.Tensor) -> str:
+    """Return the element type of `tensor` for a message; `of unknown type` when it is not known."""
+    if tensor.dtype is None:
+        return "of unknown type"
+    if isinstance(tensor.dtype, int):
+        return str(TensorProto.DataType.Name(tensor.dtype)).lower()
+    return str(np.dtype(tensor.dtype))
+
+
+def scopes(graph: gs.Graph) -> Iterator[gs.Graph]:
+    """Yield `graph` and every If, Loop and Scan body below it, outer ones first."""
+    yield graph
+    for node in graph.nodes:
+        for body in bodies(node).values():
+            yield from scopes(body)
+
+
+def bodies(node: gs.Node) -> dict[str, gs.Graph]:
+    """Return the bodies of `node` by the attributes that hold them."""
+    return {name: value for name, value in node.attrs.items() if isinstance(value, gs.Graph)}
+
+
+def all_nodes(graph: gs.Graph) -> list[gs.Node]:
+    """Return the nodes of `graph` and of all its bodies."""
+    return [node for scope in scopes(graph) for node in scope.nodes]
+
+
+_KNOWN_BODIES = frozenset({"If", "Loop", "Scan"})
+
+
+def nodes_out_of_reach(graph: gs.Graph) -> dict[str, gs.Node]:
+    """Return the nodes that no observer's result gets out of, by name, each with what is around it.
+
+    They are in the body of a node that is no If, Loop or Scan, such as SequenceMap.
+    """
+    found: dict[str, gs.Node] = {}
+    for node in all_nodes(graph):
+        if node.op in _KNOWN_BODIES and node.domain in STANDARD_DOMAINS:
+            continue
+        for body in bodies(node).values():
+            found |= {inner.name: node for inner in all_nodes(body)}
+    return found
+
+
+def all_tensors(graph: gs.Graph) -> dict[str, gs.Tensor]:
+    """Return the tensors of `graph` and of all its bodies by name."""
+    return {name: tensor for scope in scopes(graph) for name, tensor in scope.tensors().items()}
+
+
+def read_in_float(graph: gs.Graph, float_nodes: Collection[str]) -> set[str]:
+    """Return the names of tensors that are outputs, of bodies too, or read by `float_nodes`."""
+    readers = [node for node in all_nodes(graph) if node.name in float_nodes]
+    outputs = {t.name for scope in scopes(graph) for t in scope.outputs}
+    return outputs | {t.name for node in readers for t in node.inputs}
+
+
+def distances_upward(tensor: gs.Tensor) -> dict[str, int]:
+    """Return {tensor name: longest number of nodes between it and `tensor`} for all it depends on."""
+    # Longest paths in a graph without cycles: nodes in reverse topological order, found depth first.
+    order: list[gs.Tensor] = []
+    seen: set[str] = set()
+    stack: list[tuple[gs.Tensor, bool]] = [(tensor, False)]
+    while stack:
+        current, done = stack.pop()
+        if done:
+            order.append(current)
+            continue
+        if current.name in seen or isinstance(current, gs.Constant):
+            continue
+        seen.add(current.name)
+        stack.append((current, True))
+        stack.extend((parent, False) for node in current.inputs for parent in node.inputs)
+    distance = {tensor.name: 0}
+    for current in reversed(order):
+        for node in current.inputs:
+            for parent in node.inputs:
+                if parent.name in seen:
+                    distance[parent.name] = max(distance.get(parent.name, 0), distance[current.name] + 1)
+    return distance

@@ -1,1 +1,0 @@
-"""The folder that goes to the machine with the GPU: model, shapes, commands, samples, findings."""

@@ -1,0 +1,1 @@
+"""AIMET's encodings, a version of the format a file."""

@@ -1,0 +1,194 @@
+"""Encodings as AIMET's files, versions 0.6.1, 1.0.0 and 2.0.0: what `aimet` reads, the other way round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.plan import Plan
+from onnxfq.interchange.exported import Written, calibrated_placements
+from onnxfq.numerics.granularity import Blocked
+from onnxfq.version import VERSION
+
+_PRODUCER = {"package": "onnxfq", "version": VERSION}
+
+
+def write_0_6_1(encodings: Encodings, plan: Plan) -> Written:
+    """Return the file of version 0.6.1: integers per tensor or per output channel."""
+    return _in_sections("0.6.1", encodings, plan, _entry_0_6_1)
+
+
+def write_1_0_0(encodings: Encodings, plan: Plan) -> Written:
+    """Return the file of version 1.0.0: integers, per tensor, output channel or block."""
+    return _in_sections("1.0.0", encodings, plan, _entry_1_0_0)
+
+
+def write_2_0_0(encodings: Encodings, plan: Plan) -> Written:
+    """Return the file of version 2.0.0: whatever ONNX's QuantizeLinear says."""
+    lost: dict[str, str] = {}
+    entries = []
+    for placement in calibrated_placements(encodings, plan):
+        encoding = encodings[placement.tensor]
+        why = _why_not(encoding)
+        if why:
+            lost[encoding.tensor] = why
+        else:
+            entries.append({"name": encoding.tensor, **_entry_2_0_0(encoding)})
+    content = {"version": "2.0.0", "producer": _PRODUCER, "encodings": entries}
+    return Written(json.dumps(content, indent=4) + "\n", len(entries), lost)
+
+
+_Entry = Callable[[Encoding], Any]
+
+
+def _in_sections(version: str, encodings: Encodings, plan: Plan, entry: _Entry) -> Written:
+    """Return a file with activations and parameters apart, lists of entries or, of 0.6.1, by name."""
+    lost: dict[str, str] = {}
+    turned = {node.node for node in plan.nodes if node.op_type == "ConvTranspose"}
+    sections: dict[str, dict[str, Any]] = {"activation_encodings": {}, "param_encodings": {}}
+    for placement in calibrated_placements(encodings, plan):
+        encoding = encodings[placement.tensor]
+        why = _why_not(encoding) or _why_not_unsigned(encoding, version)
+        if not why and encoding.param_shape and placement.role == "activation":
+            why = f"{version} tells no axis of an activation; use 2.0.0"
+        if not why and _blocked(encoding) and any(use.node in turned for use in placement.uses):
+            why = f"{version} tells no axis of blocks of a ConvTranspose; use 2.0.0"
+        if why:
+            lost[encoding.tensor] = why
+            continue
+        section = "param_encodings" if placement.role == "weight" else "activation_encodings"
+        sections[section][encoding.tensor] = entry(encoding)
+    content: dict[str, Any] = {"version": version, "producer": _PRODUCER}
+    for name, entries in sections.items():
+        content[name] = entries
+        if version == "1.0.0":
+            content[name] = [{"name": tensor, **fields} for tensor, fields in entries.items()]
+    count = sum(map(len, sections.values()))
+    return Written(json.dumps(content, indent=4) + "\n", count, lost)
+
+
+def _why_not(encoding: Encoding) -> str:
+    """Return why no version can hold `encoding`; empty when 2.0.0 can."""
+    spec = encoding.spec
+    if spec.dynamic:
+        return "its scales are made while the model runs"
+    if spec.equalized:
+        return "its channels are equalized, and AIMET has no factors for that; plan with equalize: none"
+    if spec.qtype.bits not in (2, 4, 8, 16) or spec.qtype.name.startswith("float6"):
+        return f"AIMET has no {spec.qtype}"
+    if not spec.qtype.full_range and not _strict(encoding):
+        return f"AIMET has no {spec.qtype}; of integers with limits it has int8[-127,127] and its like"
+    if encoding.global_scale is not None:
+        return "its scales are float8 times one of all, and 2.0.0 has float scales"
+    sizes = {1, -1}
+    if spec.block_shape is not None and len([size for size in spec.block_shape if size not in sizes]) > 1:
+        return f"AIMET has blocks along one axis, not {spec.granularity}"
+    return ""
+
+
+def _why_not_unsigned(encoding: Encoding, version: str) -> str:
+    """Return why 0.6.1 or 1.0.0 cannot hold what 2.0.0 can."""
+    spec = encoding.spec
+    if spec.qtype.is_float:
+        return f"{version} has integers only, not {spec.qtype}; use 2.0.0"
+    if spec.zero_point == "fractional":
+        return f"{version} has whole offsets; use 2.0.0"
+    held = _of_kernel(spec.block_shape) or (spec.block_size is not None and len(encoding.param_shape) == 2)
+    if _blocked(encoding) and (version == "0.6.1" or not held):
+        return f"{version} has no {spec.granularity}; use 2.0.0"
+    return ""
+
+
+def _blocked(encoding: Encoding) -> bool:
+    return encoding.spec.block_size is not None or encoding.spec.block_shape is not None
+
+
+def _of_kernel(block_shape: tuple[int, ...] | None) -> bool:
+    """Tell whether blocks go along the input channels of a convolution's kernel, over all of its window."""
+    return (
+        block_shape is not None
+        and len(block_shape) > 2
+        and block_shape[0] == 1
+        and block_shape[1] > 0
+        and set(block_shape[2:]) == {-1}
+    )
+
+
+def _strict(encoding: Encoding) -> bool:
+    """Tell whether the grid is AIMET's strict symmetric: signed, without the lowest number."""
+    qtype = encoding.spec.qtype
+    most = (1 << (qtype.bits - 1)) - 1
+    return bool(qtype.signed and (qtype.qmin, qtype.qmax) == (-most, most) and not any(encoding.zero_point))
+
+
+def _unsigned(encoding: Encoding) -> tuple[bool, NDArray[np.int64]]:
+    """Return (whether it is symmetric, its offsets on the unsigned integers)."""
+    half = 1 << (encoding.spec.qtype.bits - 1)
+    zero = encoding.zero_point_array.astype(np.int64)
+    if _strict(encoding):
+        return True, np.full(zero.shape, 1 - half)
+    signed = encoding.spec.qtype.signed
+    return signed and not zero.any(), -(zero + half) if signed else -zero
+
+
+def _entry_0_6_1(encoding: Encoding) -> list[dict[str, Any]]:
+    bits = encoding.spec.qtype.bits
+    symmetric, offsets = _unsigned(encoding)
+    steps = (1 << bits) - 1
+    return [
+        {
+            "bitwidth": bits,
+            "dtype": "int",
+            "is_symmetric": str(symmetric),
+            "max": (offset + steps) * scale,
+            "min": offset * scale,
+            "offset": offset,
+            "scale": scale,
+        }
+        for scale, offset in zip(encoding.scale_array.ravel().tolist(), offsets.ravel().tolist(), strict=True)
+    ]
+
+
+def _entry_1_0_0(encoding: Encoding) -> dict[str, Any]:
+    symmetric, offsets = _unsigned(encoding)
+    scale, granularity = encoding.scale_array, encoding.spec.granularity
+    fields: dict[str, Any] = {"enc_type": "PER_CHANNEL" if scale.ndim else "PER_TENSOR"}
+    if isinstance(granularity, Blocked):
+        fields = {"enc_type": "PER_BLOCK", "block_size": granularity.block_size}
+        if granularity.axis == 0 and scale.ndim == 2:  # the output channels come first
+            scale, offsets = scale.T, offsets.T
+    if encoding.spec.block_shape is not None:
+        fields = {"enc_type": "PER_BLOCK", "block_size": encoding.spec.block_shape[1]}
+    return {
+        "bw": encoding.spec.qtype.bits,
+        "dtype": "INT",
+        **fields,
+        "is_sym": symmetric,
+        "offset": offsets.ravel().tolist(),
+        "scale": scale.ravel().tolist(),
+    }
+
+
+def _entry_2_0_0(encoding: Encoding) -> dict[str, Any]:
+    spec = encoding.spec
+    zero = encoding.zero_point_array
+    if _strict(encoding):
+        zero = np.full(zero.shape, -1)
+    fields: dict[str, Any] = {"output_dtype": spec.qtype.base, "y_scale": encoding.scale_array.tolist()}
+    if zero.any():
+        fields["y_zero_point"] = zero.tolist()
+    if spec.axis is not None:
+        fields["axis"] = spec.axis
+    if spec.block_size is not None:
+        fields["block_size"] = spec.block_size
+    if spec.block_shape is not None:
+        sized = [axis for axis, size in enumerate(spec.block_shape) if size not in (1, -1)]
+        # Where no block is longer than one element any axis says so.
+        axis = sized[0] if sized else 0
+        fields |= {"axis": axis, "block_size": max(spec.block_shape[axis], 1)}
+    return fields

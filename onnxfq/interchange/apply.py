@@ -1,0 +1,201 @@
+"""Putting what a file says onto the plan of a model: `fit`, and what of either side is left over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.documents.encodings import Encoding
+from onnxfq.documents.plan import Placement, Plan
+from onnxfq.errors import PlanError, SpecError, nearest
+from onnxfq.graph.model import Model
+from onnxfq.interchange.external import GIVEN, Given, GivenTensor
+from onnxfq.interchange.recipe_overrides import tensor_names
+from onnxfq.interchange.shared_scales import moved_tensors
+from onnxfq.numerics.float_types import holds
+from onnxfq.numerics.granularity import PerTensor, normalize_axis
+from onnxfq.numerics.qparams import ParamRules, choose_qparams
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Which tensors of a plan have what a file says.
+
+    encodings: of the tensors that the file has, exactly. moved: tensor -> the one whose scale it has, as it
+    is made of its numbers. missing: activations that need values and that the file lacks, with why.
+    own: weights that the file lacks, whose scales come from their values. unknown: names of the file that
+    the model lacks. unused: names that the plan does not quantize.
+    """
+
+    given: Given
+    encodings: tuple[Encoding, ...]
+    moved: dict[str, str]
+    missing: dict[str, str]
+    own: tuple[str, ...]
+    unknown: tuple[str, ...]
+    unused: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Return what a person has to know: what is used, and every name that is not."""
+        total = len(self.given.tensors) + len(self.given.in_float) + len(self.given.unusable)
+        used = len({self.moved.get(e.tensor, e.tensor) for e in self.encodings})
+        lines = [f"given      {self.given.kind}: {used} of {total} tensors used"]
+        lines += [f"given      {name!r} has the scale of {source!r}" for name, source in self.moved.items()]
+        if self.missing:
+            lines.append(f"lacking    {len(self.missing)} activations: {', '.join(self.missing)}")
+        if self.own:
+            lines.append(
+                f"weights    {len(self.own)} with scales from their own values: {', '.join(self.own)}"
+            )
+        lines += [f"unknown    {name}" for name in self.unknown]
+        if self.given.in_float:
+            lines.append(f"in float   as the file has it: {', '.join(self.given.in_float)}")
+        if self.unused:
+            lines.append(f"not needed {len(self.unused)} tensors: {', '.join(self.unused)}")
+        lines += [f"not usable {name}: {why}" for name, why in self.given.unusable.items()]
+        return lines
+
+    def refuse_missing(self, remedy: str) -> None:
+        """Raise PlanError when activations need values that the file lacks; all of them are named."""
+        if self.missing:
+            listed = "; ".join(f"{name!r}{why}" for name, why in self.missing.items())
+            raise PlanError(
+                f"{self.given.source} has no scale for {len(self.missing)} activation(s) of the plan; "
+                f"{remedy}: {listed}"
+            )
+
+
+def fit(given: Given, plan: Plan, model: Model) -> Fitted:
+    """Return the encodings that `given` has for the tensors of `plan`, and what is left over.
+
+    Raises PlanError when a scale does not fit its tensor: another number of channels, axis or format than
+    planned.
+    """
+    shapes = _shapes(model)
+    moves = moved_tensors(given, model)
+    encodings, moved, missing = [], {}, {}
+    for placement in plan.placements:
+        name = placement.tensor
+        source = moves.get(name, name)
+        tensor = given.tensors.get(source)
+        if tensor is not None and tensor.has_values:
+            encodings.append(_encoded(given, tensor, placement, shapes.get(name, ())))
+            if source != name:
+                moved[name] = source
+        elif placement.role == "activation" and placement.spec.observed:
+            missing[name] = _why(name, given)
+    names = tensor_names(model)
+    encoded = {encoding.tensor for encoding in encodings}
+    used = encoded | set(moved.values()) | {placement.tensor for placement in plan.placements}
+    said = [*given.tensors, *given.in_float]
+    if not encodings and any(tensor.has_values for tensor in given.tensors.values()):
+        raise PlanError(
+            f"{given.source} names nothing that the plan quantizes, its first is {said[0]!r}; give the file "
+            f"of this model, or a recipe that quantizes what it names{nearest(said[0], names)}"
+        )
+    return Fitted(
+        given,
+        tuple(encodings),
+        moved,
+        missing,
+        tuple(p.tensor for p in plan.weights if p.tensor not in encoded),
+        tuple(f"{name}{nearest(name, names)}" for name in said if name not in names),
+        tuple(name for name in given.tensors if name in names and name not in used),
+    )
+
+
+def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of constants and of what has a known shape; 0 stands for an open size."""
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    for value in (*model.proto.graph.input, *model.proto.graph.value_info):
+        shape = value.type.tensor_type.shape
+        shapes.setdefault(value.name, tuple(dim.dim_value for dim in shape.dim))
+    return shapes
+
+
+def _why(name: str, given: Given) -> str:
+    if name in given.unusable:
+        return f" ({given.unusable[name]})"
+    hint = nearest(name, given.tensors)
+    return f" ({hint.removeprefix('; ')})" if hint else ""
+
+
+def _encoded(given: Given, tensor: GivenTensor, placement: Placement, shape: tuple[int, ...]) -> Encoding:
+    """Return the encoding of a placed tensor. Raises PlanError when what is given does not fit it."""
+    spec = placement.spec.model_copy(update={"calibrator": GIVEN})
+
+    def fault(what: str) -> PlanError:
+        return PlanError(f"{given.source}: {tensor.where}: tensor {placement.tensor!r} {what}")
+
+    moved = tensor.zero_point_as(spec.qtype)
+    if tensor.limits is None and (
+        moved is None or (spec.symmetric and moved.any()) or not _same_kind(tensor, placement)
+    ):
+        raise fault(f"is planned as {spec}, and the file has {_said(tensor)}; plan with this file")
+    try:
+        if tensor.limits is not None:
+            rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional", placement.float_type)
+            low, high = (_laid_out(end, tensor, placement, shape, fault) for end in tensor.limits)
+            scale, zero = choose_qparams(low, high, spec.qtype, spec.symmetric, rules)
+        else:
+            assert tensor.scale is not None and moved is not None
+            scale = _laid_out(tensor.scale, tensor, placement, shape, fault)
+            zero = _laid_out(moved, tensor, placement, shape, fault)
+        if not holds(scale, placement.float_type):
+            raise fault(
+                f"is {placement.float_type}, and its scale is no number of that type; quantize the float32 "
+                "model, with --float for a half type"
+            )
+        return Encoding.of(placement.tensor, spec, scale, zero, tensor.global_scale)
+    except SpecError as wrong:
+        raise fault(f"has scales that do not fit: {wrong}") from None
+
+
+def _same_kind(tensor: GivenTensor, placement: Placement) -> bool:
+    return (placement.spec.scale_type == "e4m3") == (tensor.global_scale is not None)
+
+
+def _said(tensor: GivenTensor) -> str:
+    zero = tensor.zero_point
+    kind = "" if zero is None or not zero.any() else f" with zero point {zero[zero != 0].flat[0]:g}"
+    return f"{tensor.qtype or 'numbers'}{kind}"
+
+
+def _laid_out(
+    values: NDArray[Any], tensor: GivenTensor, placement: Placement, shape: tuple[int, ...], fault: Any
+) -> NDArray[Any]:
+    """Return `values` in the shape that the spec of the placement wants. Raises what `fault` makes."""
+    spec = placement.spec
+    if spec.granularity == PerTensor():
+        if values.size != 1:
+            raise fault(f"is planned per tensor, and the file has {values.size} scales; plan with this file")
+        return values.reshape(())
+    if tensor.per_tensor:
+        raise fault(f"is planned as {spec.granularity}, and the file has one scale; plan with this file")
+    wanted = spec.granularity.param_shape(shape)
+    if tensor.axis is not None and spec.axis is not None:
+        axis = normalize_axis(tensor.axis, len(shape))
+        if axis != spec.axis:
+            raise fault(
+                f"has scales along axis {axis} in the file, and along axis {spec.axis} here, where its "
+                f"{'blocks go' if spec.block_size else 'output channels are'}; calibrate it along that axis"
+            )
+    if tensor.block_size is not None and tensor.block_size not in (
+        spec.block_size,
+        *(spec.block_shape or ()),
+    ):
+        raise fault(f"has blocks of {tensor.block_size} in the file, and {spec.granularity} is planned")
+    if values.shape == wanted:
+        return values
+    if values.size != int(np.prod(wanted, dtype=np.int64)):
+        raise fault(
+            f"of shape {list(shape)} wants scales of shape {list(wanted)} ({spec.granularity}), and the file "
+            f"has {list(values.shape)}; give the file of this model"
+        )
+    # Flat blocks have the output channels before the blocks: of a matrix [in, out] they are transposed.
+    if values.ndim == 1 and spec.axis == 0 and spec.block_size is not None and len(wanted) == 2:
+        return values.reshape(wanted[::-1]).T
+    return values.reshape(wanted)

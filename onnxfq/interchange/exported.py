@@ -1,0 +1,37 @@
+"""`Written`: encodings as the text of another tool's file, and what of them it cannot hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Placement, Plan
+from onnxfq.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Written:
+    """The text of a file. tensors: how many it holds. lost: tensor -> why the format cannot hold it."""
+
+    text: str
+    tensors: int
+    lost: dict[str, str]
+
+    def refuse_empty(self, kind: str) -> None:
+        """Raise PlanError when the file would hold nothing."""
+        if not self.tensors:
+            first = next((f", as {name!r}: {why}" for name, why in self.lost.items()), "")
+            raise PlanError(f"{kind} holds none of these encodings{first}; use a recipe in that format")
+
+
+def calibrated_placements(encodings: Encodings, plan: Plan) -> tuple[Placement, ...]:
+    """Return the placements of `plan` that have an encoding.
+
+    Raises PlanError when the two are of different models, or one has no encoding though it had values.
+    """
+    if encodings.model_sha256 != plan.model_sha256:
+        raise PlanError("the encodings and the plan are of different models; give those of one")
+    placements = plan.without(encodings.without_values, "").placements
+    for placement in placements:
+        encodings[placement.tensor]
+    return placements

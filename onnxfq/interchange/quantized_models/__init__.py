@@ -1,0 +1,1 @@
+"""Quantized models of other tools as float models with ranges."""

@@ -1,0 +1,147 @@
+"""What a file says of number formats, as overrides of a recipe: `recipe_with`."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from typing import Any
+
+from onnxfq.documents.recipe import ActivationScheme, Override, Recipe, Scheme
+from onnxfq.errors import RecipeError
+from onnxfq.graph.model import Model, all_graphs
+from onnxfq.interchange.external import Given, GivenTensor
+from onnxfq.interchange.shared_scales import moved_tensors
+from onnxfq.numerics.qtypes import QTYPES, QType
+
+
+def recipe_with(given: Given, recipe: Recipe, model: Model) -> Recipe:
+    """Return `recipe` with the formats of `given` where its own cannot say them.
+
+    What stands in float in the file stays so. No input is equalized: one scale a tensor is what the file
+    says. Raises RecipeError for a recipe whose scales the running model makes.
+    """
+    activations = recipe.activations
+    if activations is not None and activations.dynamic:
+        raise RecipeError(
+            f"recipe {recipe.name} makes the scales of activations while the model runs, and {given.source} "
+            "has constant ones; use another recipe"
+        )
+    if activations is not None:
+        activations = activations.model_copy(update={"equalize": "none"})
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    known = tensor_names(model)
+    grouped: dict[tuple[str, str], tuple[dict[str, Any], list[str]]] = {}
+    turned = {
+        node.input[1]
+        for graph in all_graphs(model.proto.graph)
+        for node in graph.node
+        if node.op_type == "ConvTranspose"
+    }
+    moves = moved_tensors(given, model)
+    named = given.tensors | {name: given.tensors[s] for name, s in moves.items() if s in given.tensors}
+    for name, tensor in named.items():
+        role = "weights" if name in shapes else "activations"
+        scheme = recipe.weights if name in shapes else activations
+        if name not in known or scheme is None:
+            continue
+        changes = _changes(tensor, scheme, shapes.get(name, ()), 0 if name in turned else 1)
+        if changes:
+            grouped.setdefault((role, repr(sorted(changes.items()))), (changes, []))[1].append(name)
+    overrides = [
+        Override.model_validate({"tensors": _exactly(names), role: changes})
+        for (role, _), (changes, names) in grouped.items()
+    ]
+    in_float = set(given.in_float)
+    kept = [*in_float & known, *(name for name, source in moves.items() if source in in_float)]
+    if kept:
+        overrides.append(Override(tensors=_exactly(sorted(kept)), keep_float=True))
+    return recipe.model_copy(
+        update={"activations": activations, "overrides": (*recipe.overrides, *overrides)}
+    )
+
+
+def tensor_names(model: Model) -> set[str]:
+    """Return the names of all tensors of `model`, those in bodies too."""
+    graphs = all_graphs(model.proto.graph)
+    names = {name for graph in graphs for node in graph.node for name in node.output if name}
+    names |= {value.name for graph in graphs for value in graph.input}
+    return names | {tensor.name for tensor in model.proto.graph.initializer}
+
+
+def _exactly(names: Sequence[str]) -> tuple[str, ...]:
+    """Return patterns that match these names alone: a name may hold glob characters."""
+    return tuple(name if glob.escape(name) == name else glob.escape(name) for name in names)
+
+
+def _changes(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...], inputs: int) -> dict[str, Any]:
+    """Return the fields of `scheme` that have to change to say what `tensor` does; none where it can.
+
+    shape: of a constant, [] of an activation. inputs: the axis of the input channels of a kernel.
+    """
+    wanted = _numbers(tensor, scheme)
+    if tensor.has_values or tensor.axis is not None:
+        wanted |= _granularity(tensor, scheme, shape, inputs)
+    as_it_is = {name: getattr(scheme, name) for name in wanted} | {"qtype": scheme.qtype.name}
+    return {name: value for name, value in wanted.items() if as_it_is[name] != value}
+
+
+def _numbers(tensor: GivenTensor, scheme: Scheme) -> dict[str, Any]:
+    """Return the fields of the number format: the scheme's own where it has the same grid."""
+    if tensor.qtype is None:
+        return {} if tensor.scale is None else {"power_of_two": False}
+    fields: dict[str, Any] = {
+        "power_of_two": False,
+        "scale_type": "float32" if tensor.global_scale is None else "e4m3",
+        "zero_point": "fractional" if tensor.fractional else "integer",
+    }
+    if tensor.scale is None:
+        said = scheme.symmetric if tensor.symmetric is None else tensor.symmetric
+        return fields | {"qtype": tensor.qtype.name, "symmetric": said}
+    zero = tensor.zero_point_as(scheme.qtype)
+    if zero is not None and not (scheme.symmetric and zero.any()):
+        return fields
+    own, symmetric = own_format(tensor)
+    return fields | {"qtype": own.name, "symmetric": symmetric}
+
+
+def own_format(tensor: GivenTensor) -> tuple[QType, bool]:
+    """Return the number format that says scale and zero point of `tensor`, and whether it is symmetric.
+
+    Unsigned integers whose zero point is the middle are the symmetric grid of the signed ones.
+    """
+    qtype = tensor.qtype
+    assert qtype is not None and tensor.zero_point is not None
+    if qtype.name == f"uint{qtype.bits}":
+        signed = QTYPES[f"int{qtype.bits}"]
+        middle = tensor.zero_point_as(signed)
+        return (qtype, False) if middle is None or middle.any() else (signed, True)
+    return qtype, qtype.qmin < 0 and not tensor.zero_point.any()
+
+
+def _granularity(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...], inputs: int) -> dict[str, Any]:
+    """Return the fields that say how many scales there are."""
+    if tensor.per_tensor:
+        return {"granularity": "per_tensor", "block_size": None, "block_shape": None}
+    if tensor.block_size is None or isinstance(scheme, ActivationScheme):
+        return {"granularity": "per_axis", "block_size": None, "block_shape": None}
+    if len(shape) == 2:
+        return {"granularity": "blocked", "block_size": tensor.block_size, "block_shape": None}
+    return {
+        "granularity": "block_shape",
+        "block_size": None,
+        "block_shape": _block_shape(tensor, shape, inputs),
+    }
+
+
+def _block_shape(tensor: GivenTensor, shape: tuple[int, ...], inputs: int) -> tuple[int, ...]:
+    """Return the block of a kernel: along the input channels, and the whole window where it has one scale."""
+    size = tensor.block_size or 1
+    assert tensor.scale is not None
+    counts: Sequence[int] = tensor.scale.shape
+    axis = inputs if tensor.axis is None else tensor.axis % len(shape)
+    if len(counts) != len(shape):
+        counts = tuple(1 if d > 1 else n for d, n in enumerate(shape))
+    return tuple(
+        size if d == axis else 1 if count == n else -1
+        for d, (count, n) in enumerate(zip(counts, shape, strict=True))
+    )

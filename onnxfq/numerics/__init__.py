@@ -1,0 +1,1 @@
+"""Number formats, granularity, the arithmetic, scales, specs."""

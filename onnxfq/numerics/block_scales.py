@@ -1,0 +1,249 @@
+"""Fake quantization with scales made from the tensor itself, in NumPy. The C++ twin is dynamic_scales.h.
+
+| scale_type | the scale of a block                                                                         |
+|------------|----------------------------------------------------------------------------------------------|
+| float32    | symmetric: amax / qmax; else (rmax - rmin) / (qmax - qmin) with zero point                   |
+|            | round(qmin - rmin / scale): ONNX DynamicQuantizeLinear. A block of zeros: 1                  |
+| e8m0       | 2^(floor(log2(amax)) - emax), exponent in [-127, 127]: OCP MX v1.0, usually blocks of 32     |
+| e4m3       | round_e4m3(amax / qmax / global_scale) * global_scale, the first factor at least 2^-9: NVFP4 |
+
+The range of a block is that of its finite values and 0; NaN stays NaN, infinities saturate. emax is the
+exponent of the largest number of a float type; an integer type of n bits counts in 2^-(n - 2), emax 0, and
+leaves its lowest number out (MXINT8: q / 64, q in -127 ... 127), and `scale` holds that factor too. A scale
+that underflows becomes 2^-149; the largest is the one with which every number of the grid is finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from onnxfq.errors import SpecError, nearest
+from onnxfq.numerics.affine import (
+    as_qtype,
+    block_counts,
+    check_names,
+    fake_quantize,
+    float_array,
+    repeat_blocks,
+)
+from onnxfq.numerics.granularity import normalize_axis
+from onnxfq.numerics.qtypes import QTYPES, QType, qtype_by_name
+from onnxfq.numerics.rounding import Float32Array
+from onnxfq.numerics.small_floats import round_to_float_grid
+
+SCALE_TYPES = ("float32", "e8m0", "e4m3")
+
+_SMALLEST = np.float32(2.0**-149)
+_LARGEST = np.finfo(np.float32).max
+_E4M3 = QTYPES["float8e4m3fn"]
+
+
+def dynamic_fake_quantize(
+    x: ArrayLike,
+    *,
+    qtype: QType | str,
+    axis: int | None = None,
+    block_size: int | None = None,
+    block_shape: Sequence[int] | None = None,
+    symmetric: bool = True,
+    scale_type: str = "float32",
+    global_scale: float | None = None,
+    rounding: str = "half_even",
+) -> tuple[NDArray[Any], Float32Array, Float32Array]:
+    """Return x rounded to the grid of `qtype`, and the scale and zero point of each block.
+
+    x: float32, float16 or bfloat16; the result is of that type. axis, block_size, block_shape: as in
+    `fake_quantize`; without them one scale for x. global_scale: of scale_type "e4m3", by default the largest
+    magnitude of x / (448 qmax). scale, zero_point: float32, [] or [x.shape[axis]] or of x's rank.
+    Raises SpecError when a parameter breaks its rule.
+    """
+    qtype = as_qtype(qtype)
+    check_names(rounding=rounding)
+    given = float_array(x)
+    rule = ScaleRule(qtype, scale_type, symmetric, global_scale)
+    scale, zero_point, _ = choose_scales(given, rule, axis, block_size, block_shape)
+    blocks = _block_sizes(given.shape, axis, block_size, block_shape)
+    y = fake_quantize(
+        given,
+        _spread(scale, given.shape, blocks),
+        _spread(zero_point, given.shape, blocks),
+        qtype=element_grid(qtype, scale_type),
+        rounding=rounding,
+    )
+    return y, scale, zero_point
+
+
+class ScaleRule(NamedTuple):
+    """How scales are made from values: the arguments of `dynamic_fake_quantize` that say it."""
+
+    qtype: QType
+    scale_type: str = "float32"
+    symmetric: bool = True
+    global_scale: float | None = None
+
+
+class Scales(NamedTuple):
+    """Scale and zero point of each block, float32; global_scale: the factor shared by all, None for none."""
+
+    scale: Float32Array
+    zero_point: Float32Array
+    global_scale: float | None
+
+
+def choose_scales(
+    x: ArrayLike,
+    rule: ScaleRule,
+    axis: int | None = None,
+    block_size: int | None = None,
+    block_shape: Sequence[int] | None = None,
+) -> Scales:
+    """Return what `dynamic_fake_quantize` rounds x with; arguments and errors as there."""
+    check_rule(*rule)
+    given = float_array(x)
+    values = given.astype(np.float32)
+    finite = np.where(np.isfinite(values), values, np.float32(0))
+    shape = scale_shape(given.shape, axis, block_size, block_shape)
+    blocks = _block_sizes(given.shape, axis, block_size, block_shape)
+    grid, shared = element_grid(rule.qtype, rule.scale_type), None
+    with np.errstate(all="ignore"):
+        rmin, rmax = (_reduce(f, finite, blocks).reshape(shape) for f in (np.minimum, np.maximum))
+        zero_point = np.zeros(shape, np.float32)
+        if not rule.symmetric:
+            scale, zero_point = _asymmetric(rmin, rmax, grid)
+        elif rule.scale_type == "float32":
+            amax = np.maximum(-rmin, rmax)
+            limited = _limited((amax / np.float32(grid.qmax)).astype(np.float32), grid, True)
+            scale = np.where(amax == 0, np.float32(1), limited)
+        elif rule.scale_type == "e8m0":
+            scale = _power_of_two(np.maximum(-rmin, rmax), grid)
+        else:
+            shared = rule.global_scale
+            if shared is None:
+                shared = global_scale_of(0.0 if finite.size == 0 else np.abs(finite).max(), rule.qtype)
+            scale = _nvfp4(np.maximum(-rmin, rmax), grid, np.float32(shared))
+    return Scales(np.asarray(scale, np.float32), np.asarray(zero_point, np.float32), shared)
+
+
+def global_scale_of(amax: float, qtype: QType) -> float:
+    """Return the factor that the e4m3 scales of a tensor share: amax / (448 qmax), 1 where amax is 0."""
+    if amax == 0:
+        return 1.0
+    return float(max(np.float32(amax) / (np.float32(448) * np.float32(qtype.qmax)), _SMALLEST))
+
+
+def element_grid(qtype: QType, scale_type: str) -> QType:
+    """Return the numbers that values are rounded to: MXINT8 leaves the lowest number of int8 out."""
+    if scale_type != "e8m0" or qtype.is_float or qtype.qmin >= -qtype.qmax:
+        return qtype
+    return qtype_by_name(f"{qtype.base}[{-int(qtype.qmax)},{int(qtype.qmax)}]")
+
+
+def scale_shape(
+    shape: Sequence[int],
+    axis: int | None = None,
+    block_size: int | None = None,
+    block_shape: Sequence[int] | None = None,
+) -> tuple[int, ...]:
+    """Return the shape of the scales for x of `shape`; the block arguments as in `dynamic_fake_quantize`.
+
+    Raises SpecError for arguments that do not go together or do not fit `shape`.
+    """
+    if block_shape is not None:
+        return block_counts(shape, block_shape, block_size)
+    if axis is None:
+        if block_size:
+            raise SpecError("block_size without axis; give the axis the blocks run along")
+        return ()
+    at = normalize_axis(axis, len(shape))
+    if not block_size:
+        return (shape[at],)
+    return tuple(-(-n // block_size) if d == at else n for d, n in enumerate(shape))
+
+
+def check_rule(qtype: QType, scale_type: str, symmetric: bool, global_scale: float | None) -> None:
+    """Raise SpecError when the arguments of `dynamic_fake_quantize` do not go together."""
+    if scale_type not in SCALE_TYPES:
+        raise SpecError(f"unknown scale_type {scale_type!r}{nearest(scale_type, SCALE_TYPES)}")
+    if symmetric and not qtype.qmin < 0 < qtype.qmax:
+        raise SpecError(
+            f"qtype {qtype} has no two signs, symmetric needs both; give symmetric=False or a signed type"
+        )
+    if not symmetric and (qtype.is_float or scale_type != "float32"):
+        raise SpecError(
+            f"symmetric=False needs an integer qtype and scale_type 'float32', got {qtype} and {scale_type!r}"
+        )
+    if global_scale is None:
+        return
+    if scale_type != "e4m3":
+        raise SpecError("global_scale is for scale_type 'e4m3'; leave it out")
+    if not 0 < np.float32(global_scale) <= _LARGEST:
+        raise SpecError(f"global_scale must be finite and positive in float32, found {global_scale}")
+
+
+def _asymmetric(rmin: Float32Array, rmax: Float32Array, grid: QType) -> tuple[Float32Array, Float32Array]:
+    qmin, qmax = np.float32(grid.qmin), np.float32(grid.qmax)
+    empty = rmin == rmax
+    scale = np.where(empty, np.float32(1), _limited((rmax - rmin) / (qmax - qmin), grid, False))
+    zero_point = np.where(empty, np.float32(0), np.rint(np.clip(qmin - rmin / scale, qmin, qmax)))
+    return scale, zero_point + np.float32(0)
+
+
+def _power_of_two(amax: Float32Array, grid: QType) -> Float32Array:
+    # Zero has no logarithm and subnormals one below -127 - emax, where e8m0 ends in any case.
+    exponent = np.where(amax < 2.0**-126, -127, np.frexp(amax)[1] - 1)
+    last_place = 0 if grid.is_float else 2 - grid.bits
+    emax = int(np.frexp(grid.qmax)[1]) - 1 if grid.is_float else 0
+    result: Float32Array = np.ldexp(np.float32(1), np.clip(exponent - emax, -127, 127) + last_place)
+    return result
+
+
+def _nvfp4(amax: Float32Array, grid: QType, shared: np.float32) -> Float32Array:
+    block = round_to_float_grid(np.asarray(amax / np.float32(grid.qmax) / shared, np.float32), _E4M3)
+    return _limited(np.maximum(block, np.float32(2.0**-9)) * shared, grid, True)
+
+
+def _limited(scale: Float32Array, grid: QType, symmetric: bool) -> Float32Array:
+    widest = np.float32(max(grid.qmax, -grid.qmin) if symmetric else grid.qmax - grid.qmin)
+    largest = _LARGEST / widest
+    if largest * widest > _LARGEST:  # the quotient was rounded up
+        largest = np.nextafter(largest, np.float32(0))
+    result: Float32Array = np.minimum(np.maximum(scale, _SMALLEST), largest)
+    return result
+
+
+def _block_sizes(
+    shape: Sequence[int], axis: int | None, block_size: int | None, block_shape: Sequence[int] | None
+) -> tuple[int, ...]:
+    """Return the size of a block along each dimension; -1 for a whole one."""
+    if block_shape is not None:
+        return tuple(block_shape)
+    if axis is None:
+        return (-1,) * len(shape)
+    at = normalize_axis(axis, len(shape))
+    if not block_size:
+        return tuple(1 if d == at else -1 for d in range(len(shape)))
+    return tuple(block_size if d == at else 1 for d in range(len(shape)))
+
+
+def _reduce(function: np.ufunc, x: Float32Array, blocks: tuple[int, ...]) -> Float32Array:
+    """Return `function` over each block, and 0."""
+    for d, block in enumerate(blocks):
+        if block == -1 or x.shape[d] == 0:
+            x = function.reduce(x, axis=d, keepdims=True, initial=0) if block == -1 else x
+        else:
+            x = function.reduceat(x, range(0, x.shape[d], block), axis=d)
+    with_zero: Float32Array = function(x, np.float32(0))
+    return with_zero
+
+
+def _spread(param: Float32Array, shape: Sequence[int], blocks: tuple[int, ...]) -> Float32Array:
+    """Return the parameters repeated to `shape`."""
+    param = param.reshape([1 if b == -1 else -(-n // b) for n, b in zip(shape, blocks, strict=True)])
+    for d, block in enumerate(blocks):
+        if param.shape[d] > 1:
+            param = repeat_blocks(param, block, d, shape[d])
+    return np.ascontiguousarray(np.broadcast_to(param, shape))

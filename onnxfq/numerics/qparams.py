@@ -1,0 +1,120 @@
+"""From a real range to scale and zero point: `choose_qparams`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from onnxfq.errors import SpecError
+from onnxfq.numerics.float_types import FloatType, largest, round_scale, smallest_scale, step_at_one
+from onnxfq.numerics.qtypes import QType
+
+MIN_SCALE = smallest_scale("float32")
+_LARGEST = largest("float32")
+
+
+_LARGEST_POWER = 2.0**127
+
+
+@dataclass(frozen=True)
+class ParamRules:
+    """What scale and zero point must be beside what the range asks for.
+
+    power_of_two: the scale is the next power of two that is not smaller, so no value saturates that did not
+    before; hardware then shifts instead of multiplying. fractional_zero_point: it is not rounded and is
+    float32; `FakeQuantize` takes it, Q/DQ does not, and 0.0 may lie between two numbers of the grid.
+    float_type: of the tensor, which its scale has to have in a model: a scale is rounded up to a number of
+    it, and the ends of a range are moved so far inside that no number on the grid is beyond it.
+    """
+
+    power_of_two: bool = False
+    fractional_zero_point: bool = False
+    float_type: FloatType = "float32"
+
+
+def choose_qparams(
+    rmin: ArrayLike, rmax: ArrayLike, qtype: QType, symmetric: bool, rules: ParamRules | None = None
+) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Return (scale float32, zero_point int32) of the shape of `rmin` and `rmax`.
+
+    symmetric: scale = amax / qmax with amax = max(|rmin|, |rmax|), zero_point 0 (TensorRT's rule, for
+    integers and floats; with limits of one's own qmax is the nearer one, so that both ends fit).
+    asymmetric: the range is widened to hold 0, scale = (rmax - rmin) / (qmax - qmin),
+    zero_point = rint(qmin - rmin / scale), so that 0.0 is exactly representable (ONNX's
+    QuantizeLinear, gemmlowp).
+    A range of zero width at 0 (a dead channel) gets scale 1; a scale below the smallest normal
+    float32 is raised to it, or to 2^-24 for float16. Raises SpecError for ranges that are NaN, inverted or
+    beyond float32, for a float type that is not symmetric and for a symmetric one without numbers on both
+    sides of 0.
+    """
+    rules = rules or ParamRules()
+    check_symmetry(qtype, symmetric)
+    low, high = np.asarray(rmin, np.float64), np.asarray(rmax, np.float64)
+    check_ranges(low, high)
+    most = reach(qtype, symmetric, rules.float_type)
+    low, high = np.clip(low, -most, 0.0), np.clip(high, 0.0, most)
+    if symmetric:
+        scale = np.maximum(-low, high) / min(qtype.qmax, -qtype.qmin)
+    else:
+        scale = (high - low) / (qtype.qmax - qtype.qmin)
+    dead = scale == 0.0
+    limited = np.clip(scale, smallest_scale(rules.float_type), _LARGEST)
+    if rules.power_of_two:
+        limited = _next_power_of_two(limited)
+    scale32 = round_scale(np.where(dead, 1.0, limited), rules.float_type)
+    if symmetric:
+        return scale32, np.zeros(scale32.shape, np.int32)
+    zero = np.clip(qtype.qmin - low / scale32.astype(np.float64), qtype.qmin, qtype.qmax)
+    if rules.fractional_zero_point:
+        return scale32, zero.astype(np.float32)
+    return scale32, np.rint(zero).astype(np.int32)
+
+
+def reach(qtype: QType, symmetric: bool, float_type: FloatType) -> float:
+    """Return the largest magnitude of a range whose grid stays finite in `float_type`.
+
+    The grid goes beyond its range by what the scale is rounded up, and by half a step to have 0 on it.
+    """
+    if float_type == "float32":
+        return _LARGEST
+    beyond = step_at_one(float_type) + (0.0 if symmetric else 1.0 / (qtype.qmax - qtype.qmin))
+    return largest(float_type) * (1.0 - beyond)
+
+
+def _next_power_of_two(scale: NDArray[np.float64]) -> NDArray[np.float64]:
+    # frexp: scale = fraction * 2^exponent with fraction in [1/2, 1); 1/2 is a power of two already.
+    fraction, exponent = np.frexp(scale)
+    power = np.ldexp(1.0, exponent - (fraction == 0.5))
+    return np.asarray(np.minimum(power, _LARGEST_POWER))
+
+
+def check_symmetry(qtype: QType, symmetric: bool) -> None:
+    """Raise SpecError when `qtype` cannot be used so."""
+    if qtype.is_float and not symmetric:
+        raise SpecError(f"{qtype} has no zero point; use symmetric=True, or an integer qtype")
+    if symmetric and not qtype.qmin < 0 < qtype.qmax:
+        raise SpecError(f"symmetric needs numbers on both sides of 0, got {qtype}; use symmetric=False")
+
+
+def check_ranges(rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> None:
+    """Raise SpecError for a range that is NaN, infinite in float32 or inverted."""
+    # Comparisons with NaN are false, so NaN is refused as well.
+    finite = (np.abs(rmin) <= _LARGEST) & (np.abs(rmax) <= _LARGEST)
+    if not finite.all():
+        raise SpecError(
+            f"a range must be finite in float32, got {_first(rmin, rmax, ~finite)}; "
+            "remove NaN and infinities from the data it came from"
+        )
+    inverted = rmin > rmax
+    if inverted.any():
+        raise SpecError(
+            f"a range must not be inverted, got {_first(rmin, rmax, inverted)}; give the smaller end first"
+        )
+
+
+def _first(rmin: NDArray[np.float64], rmax: NDArray[np.float64], where: NDArray[np.bool_]) -> str:
+    low, high, where = np.broadcast_arrays(rmin, rmax, where)
+    return f"[{low[where][0]:g}, {high[where][0]:g}]"

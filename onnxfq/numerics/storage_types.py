@@ -1,0 +1,46 @@
+"""What carries a number format in a written model: an ONNX type, or one of TensorRT's block formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxfq.numerics.qtypes import QTYPES, QType
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """Number format, type of the scales and size of blocks along the summed axis."""
+
+    qtype: str
+    scale_type: str
+    block_size: int
+
+
+TENSORRT_BLOCKS = {
+    "MXFP8": BlockFormat("float8e4m3fn", "e8m0", 32),
+    "NVFP4": BlockFormat("float4e2m1", "e4m3", 16),
+}
+"""The block formats with small scales that TensorRT has (IDynamicQuantizeLayer in NvInfer.h)."""
+
+
+def tensorrt_blocks(qtype: QType, scale_type: str) -> str:
+    """Return the name in `TENSORRT_BLOCKS` of what has these numbers and scales; empty for none."""
+    for name, one in TENSORRT_BLOCKS.items():
+        if (one.qtype, one.scale_type) == (qtype.name, scale_type):
+            return name
+    return ""
+
+
+def deployed_qtype(qtype: QType) -> QType | None:
+    """Return the type of ONNX's QuantizeLinear that holds all numbers of `qtype`; None for none.
+
+    int8[-127,127] is carried by int8, an odd width by the next wider integer: int3 by int4, int5 by int8,
+    int12 by int16. Weights are stored inside their limits; activations are clipped to them.
+    There is none where the installed onnx is older than the float type.
+    """
+    if qtype.min_opset is not None:
+        return QTYPES[qtype.base]
+    if qtype.is_float:
+        return None
+    width = next(bits for bits in (4, 8, 16) if bits >= qtype.bits)
+    return QTYPES[f"{'' if qtype.signed else 'u'}int{width}"]

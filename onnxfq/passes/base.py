@@ -1,0 +1,46 @@
+"""The contract of a pass: requires, call, ensures; and it tells the truth about what it changed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from onnxfq.graph.model import Model
+from onnxfq.graph.normalize.opset import raise_opset
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What a pass gives back: a new model, and whether it differs from the one it was given."""
+
+    model: Model
+    modified: bool
+
+
+class Pass(ABC):
+    """One transformation. `run` never touches the model it is given."""
+
+    def requires(self, model: Model) -> None:
+        """Raise an OnnxfqError when `model` cannot go through this pass."""
+        return None
+
+    @property
+    def min_opset(self) -> int:
+        """Lowest ai.onnx opset that has what the pass inserts."""
+        return 1
+
+    @abstractmethod
+    def call(self, graph: gs.Graph, opset: int) -> bool:
+        """Edit `graph` in place, at ai.onnx `opset`; return whether anything changed."""
+
+    def run(self, model: Model) -> PassResult:
+        """Apply the pass to a copy: check, raise the opset as far as needed, edit, export."""
+        self.requires(model)
+        proto, note = raise_opset(model.proto, self.min_opset, model.source)
+        raised = Model(proto, model.sha256, model.source, (*model.notes, *([note] if note else [])))
+        graph = raised.graph()
+        if not self.call(graph, raised.opset):
+            return PassResult(model, modified=False)
+        return PassResult(raised.with_graph(graph), modified=True)

@@ -1,0 +1,226 @@
+"""Take the `FakeQuantize` nodes out of a model: what is left is a float model, a plan and encodings.
+
+From these `InsertQdq` writes the Q/DQ model, with the same scales and zero points. One tensor may be
+quantized in several ways for several readers; a plan knows one a tensor, so the others get an Identity of
+their own, which `drop_copies` takes away afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.plan import Placement, Plan, Use
+from onnxfq.errors import ModelError, PlanError
+from onnxfq.graph.constants import constant_array, make_constant
+from onnxfq.graph.edit import Editor
+from onnxfq.graph.model import Model
+from onnxfq.graph.queries import float_type
+from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.numerics.spec import QuantSpec
+from onnxfq.passes.custom_domain import DOMAIN
+
+_COPY = "/onnxfq_copy"
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """A model without its FakeQuantize nodes, and what they said.
+
+    scales: name of the constant that held the scale, by tensor. reciprocal: how many nodes multiplied by
+    1 / scale, as torch does, where QuantizeLinear divides.
+    """
+
+    model: Model
+    plan: Plan
+    encodings: Encodings
+    scales: dict[str, str]
+    reciprocal: int
+
+
+def has_fake_quantize(model: Model) -> bool:
+    """Tell whether the main graph of `model` has FakeQuantize nodes."""
+    return any(node.op_type == "FakeQuantize" and node.domain == DOMAIN for node in model.proto.graph.node)
+
+
+def lift_fake_quantize(model: Model) -> Lifted:
+    """Return what the FakeQuantize nodes of `model` say, and the model without them.
+
+    Raises PlanError for a node that QuantizeLinear cannot say: scales that are not constants, a rounding
+    other than half_even, zero points that are fractions.
+    """
+    graph = model.graph()
+    lift = _Lift(graph)
+    for node in [node for node in graph.nodes if _is_fake_quantize(node)]:
+        lift.take(node)
+    graph.nodes = [node for node in graph.nodes if not _is_fake_quantize(node)]
+    graph.import_domains = [o for o in graph.import_domains or [] if o.domain != DOMAIN]
+    graph.cleanup(remove_unused_graph_inputs=False).toposort()
+    proto = model.with_graph(graph).proto
+    kept = [o for o in proto.opset_import if o.domain != DOMAIN]
+    del proto.opset_import[:]
+    proto.opset_import.extend(kept)
+    digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+    plan = Plan(
+        model_sha256=digest,
+        recipe="of the model",
+        target="simulation",
+        placements=tuple(lift.placements.values()),
+        nodes=(),
+        skipped=(),
+    )
+    encodings = Encodings(model_sha256=digest, encodings=tuple(lift.encodings.values()))
+    return Lifted(Model(proto, digest, model.source), plan, encodings, lift.scales, lift.reciprocal)
+
+
+def drop_copies(model: Model) -> Model:
+    """Return `model` without the Identity nodes that lifting made."""
+    graph = model.graph()
+    copies = [node for node in graph.nodes if node.op == "Identity" and node.name.endswith(_COPY)]
+    outputs = {tensor.name for tensor in graph.outputs}
+    dropped = []
+    for node in copies:
+        source, made = node.inputs[0], node.outputs[0]
+        producer = source.inputs[0] if source.inputs else None
+        if made.name not in outputs:
+            _move_readers(made, source)
+        elif producer is not None and source.name not in outputs:
+            # The output keeps its name, so what gives the source gives it; other readers follow.
+            node.outputs.clear()
+            node.inputs.clear()
+            _move_readers(source, made)
+            slot = next(i for i, tensor in enumerate(producer.outputs) if tensor is source)
+            producer.outputs[slot] = made
+            # Under its old name a node gets its old outputs back (`graph.model.export_graph`).
+            producer.name = f"{producer.name}/output"
+        else:
+            continue
+        dropped.append(id(node))
+    graph.nodes = [node for node in graph.nodes if id(node) not in dropped]
+    return model.with_graph(graph)
+
+
+def _move_readers(old: gs.Tensor, new: gs.Tensor) -> None:
+    for reader in list(old.outputs):
+        for slot, tensor in enumerate(reader.inputs):
+            if tensor is old:
+                reader.inputs[slot] = new
+
+
+def _is_fake_quantize(node: gs.Node) -> bool:
+    return bool(node.op == "FakeQuantize" and node.domain == DOMAIN)
+
+
+class _Lift:
+    """Takes nodes out of one graph in place, and keeps what they said."""
+
+    def __init__(self, graph: gs.Graph) -> None:
+        self.graph = graph
+        self.editor = Editor(graph)
+        self.placements: dict[str, Placement] = {}
+        self.encodings: dict[str, Encoding] = {}
+        self.scales: dict[str, str] = {}
+        self.reciprocal = 0
+
+    def take(self, node: gs.Node) -> None:
+        source, made = node.inputs[0], node.outputs[0]
+        spec, scale, zero_point = _said(node)
+        scale_name = node.inputs[1].name
+        self.reciprocal += node.attrs.get("arithmetic", "divide") == "reciprocal"
+        encoding = Encoding.of(source.name, spec, scale, zero_point)
+        known = self.encodings.get(source.name)
+        if known is not None and known != encoding:
+            source = self._copy(source)
+            encoding = encoding.model_copy(update={"tensor": source.name})
+        uses = []
+        if any(made is output for output in self.graph.outputs):
+            uses.append(self._keep_output(source, made))
+        for reader in list(made.outputs):
+            for slot, tensor in enumerate(reader.inputs):
+                if tensor is made:
+                    uses.append(self._read(source, reader, slot))
+        node.outputs.clear()
+        node.inputs.clear()
+        if not uses:
+            return
+        weight = isinstance(source, gs.Constant)
+        before = self.placements.get(source.name)
+        if before is not None:
+            uses = [*before.uses, *uses]
+        self.placements[source.name] = Placement(
+            tensor=source.name,
+            role="weight" if weight else "activation",
+            spec=spec,
+            uses=tuple(uses),
+            why="quantized in the given model",
+            float_type=float_type(source) or "float32",
+        )
+        self.encodings[source.name] = encoding
+        self.scales.setdefault(source.name, scale_name)
+
+    def _read(self, source: gs.Tensor, reader: gs.Node, slot: int) -> Use:
+        """Let `reader` read the float tensor; through a copy where it would quantize it once more."""
+        if not _is_fake_quantize(reader):
+            reader.inputs[slot] = source
+            return Use(reader.name, slot)
+        copy = self._identity(source)
+        reader.inputs[slot] = copy
+        return Use(copy.inputs[0].name, 0)
+
+    def _keep_output(self, source: gs.Tensor, made: gs.Tensor) -> Use:
+        made.inputs.clear()
+        node = gs.Node("Identity", f"{made.name}{_COPY}", inputs=[source], outputs=[made])
+        self.graph.nodes.append(node)
+        return Use(node.name, 0)
+
+    def _copy(self, source: gs.Tensor) -> gs.Tensor:
+        if isinstance(source, gs.Constant):
+            values = constant_array(source)
+            return self.editor.constant(source.name, lambda n: make_constant(n, values))
+        return self._identity(source)
+
+    def _identity(self, source: gs.Tensor) -> gs.Variable:
+        copy = self.editor.variable(source.name, source)
+        name = f"{copy.name}{_COPY}"
+        self.graph.nodes.append(gs.Node("Identity", name, inputs=[source], outputs=[copy]))
+        return copy
+
+
+def _said(node: gs.Node) -> tuple[QuantSpec, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return (spec, scale, zero point) of a FakeQuantize node."""
+    name = node.inputs[0].name
+    for tensor in node.inputs[1:]:
+        if not isinstance(tensor, gs.Constant):
+            raise PlanError(
+                f"tensor {name!r}: scale and zero point must be constants, and {tensor.name!r} is computed; "
+                "make the model's quantizers static before the export"
+            )
+    rounding = node.attrs.get("rounding", "half_even")
+    if rounding != "half_even":
+        raise PlanError(
+            f"tensor {name!r}: QuantizeLinear rounds half_even, found {rounding!r}; train with half_even"
+        )
+    qtype = qtype_by_name(node.attrs["qtype"])
+    scale = np.asarray(constant_array(node.inputs[1]), np.float32)
+    zeros = np.asarray(constant_array(node.inputs[2]) if len(node.inputs) > 2 else 0.0, np.float32)
+    if (zeros != np.rint(zeros)).any():
+        raise PlanError(f"tensor {name!r}: QuantizeLinear has integer zero points only; round them first")
+    axis, blocks = node.attrs.get("axis"), node.attrs.get("block_shape")
+    size = node.attrs.get("block_size") or None
+    if scale.size == 1 and blocks is None and not size:
+        scale, axis = scale.reshape(()), None
+    zeros = np.broadcast_to(zeros.reshape(()) if zeros.size == 1 else zeros.reshape(scale.shape), scale.shape)
+    symmetric = not zeros.any() and qtype.qmin < 0 < qtype.qmax
+    fields: dict[str, Any] = {"axis": axis, "block_size": size}
+    if scale.ndim > 1 and blocks is None and size is None:
+        raise ModelError(
+            f"tensor {name!r}: a scale of shape {list(scale.shape)} needs block_size or block_shape; add it"
+        )
+    if blocks is not None:
+        fields = {"block_shape": tuple(blocks)}
+    return QuantSpec(qtype=qtype, symmetric=symmetric, **fields), scale, zeros.astype(np.int32)

@@ -1,0 +1,281 @@
+"""Products of int8 numbers as a fused integer kernel makes them: whole sums, and one scale behind them.
+
+Q/DQ in float32 rounds every term of a sum of products; a fused kernel adds up the integers in 32 bits and
+multiplies the sum by the product of both scales (NVIDIA, explicit quantization; Jacob and others 2018,
+equation 4). Here the integers are float32 numbers that add up without rounding: where a sum could pass
+2^24, one operand is split into its upper and lower four bits, 16 a + b, and the two sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxfq.graph.io.external_tensors import tensor_array
+from onnxfq.graph.model import all_nodes
+from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.normalize.steps import unused
+from onnxfq.graph.ops import STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.passes.integer_bounds import EXACT, Operand, attribute, longest, outer_axis
+
+Array = NDArray[Any]
+
+_FACTORS = ("alpha", "beta")
+"""Attributes of Gemm: of the product, and of what is added."""
+
+
+@dataclass(frozen=True)
+class IntegerProducts:
+    """The model with integer sums; products: nodes that have them now; left: others, with the reason."""
+
+    proto: onnx.ModelProto
+    products: tuple[str, ...] = ()
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def integer_products(proto: onnx.ModelProto) -> IntegerProducts:
+    """Return a copy of a Q/DQ model whose int8 Conv, ConvTranspose, Gemm and MatMul add up integers.
+
+    The main graph alone; nodes of bodies, products of other formats and those with zero points stay as they
+    are. Names of tensors stay.
+    """
+    made = with_shapes(proto)
+    rewriter = _Rewriter(made)
+    rewriter.run()
+    return IntegerProducts(made, tuple(rewriter.products), rewriter.left)
+
+
+class _Rewriter:
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.graph = proto.graph
+        self.constants = {tensor.name: tensor for tensor in self.graph.initializer}
+        self.makers = {name: node for node in self.graph.node for name in node.output}
+        values = (*self.graph.input, *self.graph.output, *self.graph.value_info)
+        self.types = {v.name: v.type.tensor_type.elem_type for v in values}
+        self.types |= {name: tensor.data_type for name, tensor in self.constants.items()}
+        self.shapes = {
+            v.name: [d.dim_value if d.HasField("dim_value") else None for d in v.type.tensor_type.shape.dim]
+            for v in values
+            if v.type.tensor_type.HasField("shape")
+        }
+        self.taken = {n for node in all_nodes(self.graph) for n in (*node.input, *node.output, node.name)}
+        self.taken |= {*self.constants, *self.types}
+        self.cast: dict[str, str] = {}
+        self.nodes: list[onnx.NodeProto] = []
+        self.products: list[str] = []
+        self.left: dict[str, str] = {}
+
+    def run(self) -> None:
+        for node in list(self.graph.node):
+            if node.op_type not in WEIGHTED_INPUTS or node.domain not in STANDARD_DOMAINS:
+                self._keep(node)
+                continue
+            operands, why = self._operands(node)
+            if why:
+                self.left[node.name] = why
+                self._keep(node)
+            elif operands:
+                self._rewrite(node, operands)
+                self.products.append(node.name)
+            else:
+                self._keep(node)
+        del self.graph.node[:]
+        self.graph.node.extend(self.nodes)
+
+    def _keep(self, node: onnx.NodeProto) -> None:
+        kept = onnx.NodeProto()
+        kept.CopyFrom(node)
+        self.nodes.append(kept)
+
+    def _operands(self, node: onnx.NodeProto) -> tuple[list[Operand], str]:
+        """Return both multiplied inputs of an int8 product; else none, and why not if one is quantized."""
+        slots = WEIGHTED_INPUTS[node.op_type]
+        pairs = [self._pair(node.input[slot]) for slot in slots]
+        quantized = [pair for pair, _ in pairs if pair is not None]
+        if not quantized or len(slots) != 2:
+            return [], ""
+        if len(quantized) < len(slots):
+            return [], "one side is float"
+        operands = []
+        for slot, (pair, order) in zip(slots, pairs, strict=True):
+            assert pair is not None
+            operand, why = self._operand(pair)
+            if operand is None:
+                return [], why
+            if order is not None:
+                operand = operand.transposed(order)
+            if operand.axis not in (None, outer_axis(node, slot, len(operand.shape))):
+                return [], f"the scales of {operand.integers!r} go along an axis that is added up"
+            operands.append(operand)
+        return operands, ""
+
+    def _pair(self, tensor: str) -> tuple[onnx.NodeProto | None, Sequence[int] | None]:
+        """Return the DQ that gives `tensor`, and the order of a Transpose between; Casts of floats pass."""
+        order: Sequence[int] | None = None
+        maker = self.makers.get(tensor)
+        while maker is not None and maker.op_type in ("Cast", "Transpose"):
+            if maker.op_type == "Transpose":
+                perm = next((list(a.ints) for a in maker.attribute if a.name == "perm"), None)
+                if perm is None or order is not None:
+                    return None, None
+                order = perm
+            maker = self.makers.get(maker.input[0])
+        return (maker, order) if maker is not None and maker.op_type == "DequantizeLinear" else (None, None)
+
+    def _operand(self, pair: onnx.NodeProto) -> tuple[Operand | None, str]:
+        """Return what `pair` gives to be multiplied; None, and why, where it is no plain int8."""
+        if self.types.get(pair.input[0]) != TensorProto.INT8:
+            return None, "its numbers are not int8"
+        scale = self.constants.get(pair.input[1])
+        offset = self.constants.get(pair.input[2]) if len(pair.input) > 2 else None
+        if scale is None or (len(pair.input) > 2 and offset is None):
+            return None, f"scale or zero point of {pair.input[0]!r} is computed"
+        if offset is not None and np.any(tensor_array(offset)):
+            return None, f"{pair.input[0]!r} has a zero point"
+        if attribute(pair, "block_size", 0):
+            return None, f"{pair.input[0]!r} has scales of blocks"
+        stored = self.constants.get(pair.input[0])
+        values = None if stored is None else tensor_array(stored)
+        shape = self.shapes.get(pair.input[0]) if values is None else values.shape
+        if shape is None:
+            return None, f"the shape of {pair.input[0]!r} is not known"
+        numbers = tensor_array(scale).astype(np.float32)
+        axis = attribute(pair, "axis", 1) % max(len(shape), 1) if numbers.ndim else None
+        return Operand(pair.input[0], numbers, axis, values, tuple(shape)), ""
+
+    def _rewrite(self, node: onnx.NodeProto, operands: list[Operand]) -> None:
+        """Put the product of integers, its scale, its bias and the type of the output in place of `node`."""
+        slots, output = WEIGHTED_INPUTS[node.op_type], node.output[0]
+        found = {a.name: a.f for a in node.attribute if a.name in _FACTORS}
+        alpha, beta = (float(found.get(name, 1.0)) for name in _FACTORS)
+        # Behind the channels of a convolution come its places: as many as its weight has.
+        places = len(operands[1].shape) - 2 if node.op_type in ("Conv", "ConvTranspose") else 0
+        total = self._sums(node, operands)
+        factor = self._factor(node, operands, places) * np.float32(alpha)
+        scale = self._constant(f"{output}/scale", factor)
+        half = self.types.get(output, TensorProto.FLOAT) != TensorProto.FLOAT
+        bias = node.input[2] if len(node.input) > max(slots) + 1 and node.input[2] else ""
+        last = output if not (half or bias) else self._free(f"{output}/real")
+        self.nodes.append(helper.make_node("Mul", [total, scale], [last], name=self._free(f"{output}/mul")))
+        if bias:
+            summed = self._free(f"{output}/sum") if half else output
+            added = self._bias(output, bias, beta, places)
+            self.nodes.append(
+                helper.make_node("Add", [last, added], [summed], name=self._free(f"{output}/add"))
+            )
+            last = summed
+        if half:
+            kind = self.types[output]
+            self.nodes.append(helper.make_node("Cast", [last], [output], name=node.name, to=kind))
+
+    def _sums(self, node: onnx.NodeProto, operands: list[Operand]) -> str:
+        """Add the product of the integers, without rounding; return its name."""
+        output, slots = node.output[0], WEIGHTED_INPUTS[node.op_type]
+        inputs = {slot: self._number(o) for slot, o in zip(slots, operands, strict=True)}
+
+        def product(parts: dict[int, str], suffix: str) -> str:
+            name = self._free(f"{output}/{suffix}")
+            given = [parts[slot] for slot in slots]
+            made = helper.make_node(node.op_type, given, [name], name=self._free(f"{node.name}/{suffix}"))
+            made.attribute.extend(a for a in node.attribute if a.name not in _FACTORS)
+            self.nodes.append(made)
+            return name
+
+        if longest(node, operands) <= EXACT:
+            return product(inputs, "sums")
+        split = next((i for i, o in enumerate(operands) if o.constant is not None), len(operands) - 1)
+        halves = self._halves(inputs[slots[split]])
+        parts = []
+        for position, (half, suffix) in enumerate(zip(halves, ("upper", "lower"), strict=True)):
+            if longest(node, operands, split, position) > EXACT:
+                self.left[node.name] = "its sums are so long that they are exact to 24 bits only"
+            parts.append(product({**inputs, slots[split]: half}, suffix))
+        shifted = self._free(f"{output}/upper16")
+        total = self._free(f"{output}/sums")
+        sixteen = self._constant(f"{output}/sixteen", np.float32(16))
+        self.nodes.append(helper.make_node("Mul", [parts[0], sixteen], [shifted], name=shifted))
+        self.nodes.append(helper.make_node("Add", [shifted, parts[1]], [total], name=total))
+        return total
+
+    def _halves(self, integers: str) -> tuple[str, str]:
+        """Add the nodes that split whole numbers: floor(x / 16), and the rest, 0 to 15."""
+        key = f"{integers}/upper"
+        if key not in self.cast:
+            names = [self._free(f"{integers}/{part}") for part in ("16th", "upper", "shifted", "lower")]
+            sixteenth = self._constant(f"{integers}/sixteenth", np.float32(1 / 16))
+            sixteen = self._constant(f"{integers}/sixteen", np.float32(16))
+            for op, given, name in (
+                ("Mul", [integers, sixteenth], names[0]),
+                ("Floor", [names[0]], names[1]),
+                ("Mul", [names[1], sixteen], names[2]),
+                ("Sub", [integers, names[2]], names[3]),
+            ):
+                self.nodes.append(helper.make_node(op, given, [name], name=name))
+            self.cast[key], self.cast[f"{integers}/lower"] = names[1], names[3]
+        return self.cast[key], self.cast[f"{integers}/lower"]
+
+    def _factor(self, node: onnx.NodeProto, operands: list[Operand], places: int) -> Array:
+        """Return the product of both scales in float32, in the shape of the output's axes that it has."""
+        factor = np.ones((), np.float32)
+        for slot, operand in zip(WEIGHTED_INPUTS[node.op_type], operands, strict=True):
+            scale = operand.scale
+            if operand.axis is not None:
+                # Behind the rows of a matrix come its columns.
+                scale = scale.reshape(-1, *[1] * (places or int(slot == 0)))
+            factor = (factor * scale).astype(np.float32)
+        return factor
+
+    def _bias(self, output: str, bias: str, beta: float, places: int) -> str:
+        """Return the name of the bias in float32, times `beta`, in a shape that adds to `output`."""
+        stored = self.constants.get(bias)
+        if stored is not None:
+            values = tensor_array(stored).astype(np.float32) * np.float32(beta)
+            return self._constant(f"{output}/bias", values.reshape(-1, *[1] * places) if places else values)
+        wide = self._float(bias) if self.types.get(bias) != TensorProto.FLOAT else bias
+        if places:
+            shape = self._constant(f"{output}/shape", np.array([-1, *[1] * places], np.int64))
+            shaped = self._free(f"{bias}/shaped")
+            self.nodes.append(helper.make_node("Reshape", [wide, shape], [shaped], name=shaped))
+            wide = shaped
+        if beta == 1.0:
+            return wide
+        name, factor = self._free(f"{bias}/beta"), self._constant(f"{bias}/factor", np.float32(beta))
+        self.nodes.append(helper.make_node("Mul", [wide, factor], [name], name=name))
+        return name
+
+    def _number(self, operand: Operand) -> str:
+        """Return the name of the integers as float32, behind the Transpose if there is one."""
+        given = self._float(operand.integers)
+        if operand.order is None:
+            return given
+        key = f"{given}/{operand.order}"
+        if key not in self.cast:
+            name = self._free(f"{given}/transposed")
+            self.nodes.append(
+                helper.make_node("Transpose", [given], [name], name=name, perm=list(operand.order))
+            )
+            self.cast[key] = name
+        return self.cast[key]
+
+    def _float(self, tensor: str) -> str:
+        if tensor not in self.cast:
+            name = self._free(f"{tensor}/number")
+            self.nodes.append(helper.make_node("Cast", [tensor], [name], name=name, to=TensorProto.FLOAT))
+            self.cast[tensor] = name
+        return self.cast[tensor]
+
+    def _constant(self, name: str, values: Array | np.generic) -> str:
+        free = self._free(name)
+        self.graph.initializer.append(numpy_helper.from_array(np.asarray(values), free))
+        return free
+
+    def _free(self, name: str) -> str:
+        free = unused(name, self.taken)
+        self.taken.add(free)
+        return free

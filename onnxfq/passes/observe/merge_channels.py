@@ -1,0 +1,81 @@
+"""The ranges of channels, merged from run to run by operators of ONNX, which have kernels on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from onnxfq.documents.plan import Placement
+from onnxfq.graph.constants import make_constant
+from onnxfq.graph.edit import Editor
+from onnxfq.passes.observe.insert_observers import clear_names
+
+_AXES_AS_INPUT = 18
+"""Opset from which on ReduceMin and ReduceMax take their axes as an input."""
+
+_ENDS = (("lowest", "ReduceMin", "Min", np.inf), ("highest", "ReduceMax", "Max", -np.inf))
+"""Of a range: name, operators that find it in a run and merge it, value that changes neither."""
+
+
+@dataclass(frozen=True)
+class ChannelNames:
+    """The inputs and outputs of the graph that hold the range of each channel of one tensor, float32 [C].
+
+    given, merged: of the lowest values and of the highest.
+    """
+
+    given: tuple[str, ...]
+    merged: tuple[str, ...]
+
+    @staticmethod
+    def of(tensor: str) -> ChannelNames:
+        """Return the names for `tensor`."""
+        given = tuple(f"{tensor}/channels/{end}" for end, *_ in _ENDS)
+        return ChannelNames(given, tuple(f"{name}/merged" for name in given))
+
+
+def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite: bool) -> list[gs.Variable]:
+    """Merge the ranges of an equalized activation's channels into inputs of the graph; return the outputs.
+
+    all_finite: there is no NaN and no infinity to be left out.
+    """
+    tensor, names = editor.tensor(placement), ChannelNames.of(placement.tensor)
+    clear_names(editor, placement.tensor, [*names.given, *names.merged])
+    axes = [axis for axis in range(len(tensor.shape)) if axis != placement.spec.axis]
+    nodes: list[gs.Node] = []
+
+    def add(op: str, name: str, inputs: Sequence[gs.Tensor], **attrs: object) -> gs.Variable:
+        made = editor.variable(name)
+        nodes.append(gs.Node(op, made.name, attrs, list(inputs), [made]))
+        return made
+
+    def constant(name: str, value: object, dtype: type) -> gs.Constant:
+        return editor.constant(
+            f"onnxfq/channels/{name}", lambda n: make_constant(n, np.asarray(value, dtype))
+        )
+
+    is_finite = None
+    if not all_finite:
+        # What is finite differs from itself by 0, an infinity or a NaN by NaN.
+        difference = add("Sub", f"{placement.tensor}/channels/difference", [tensor, tensor])
+        zero = constant("zero", 0, np.float32)
+        is_finite = add("Equal", f"{placement.tensor}/channels/is_finite", [difference, zero])
+    outputs = []
+    for (end, reduce, merge, neutral), given, merged in zip(_ENDS, names.given, names.merged, strict=True):
+        state = gs.Variable(given, np.float32, [tensor.shape[placement.spec.axis]])
+        editor.graph.inputs.append(state)
+        values = tensor
+        if is_finite is not None:
+            values = add("Where", f"{given}/finite", [is_finite, tensor, constant(end, neutral, np.float32)])
+        if opset < _AXES_AS_INPUT:
+            of_run = add(reduce, f"{given}/of_run", [values], keepdims=0, axes=axes)
+        else:
+            every = constant(f"axes of {len(tensor.shape)}", axes, np.int64)
+            of_run = add(reduce, f"{given}/of_run", [values, every], keepdims=0)
+        outputs.append(add(merge, merged, [state, of_run]))
+        outputs[-1].dtype, outputs[-1].shape = np.float32, state.shape
+    editor.insert_after(tensor, nodes)
+    return outputs

@@ -1,0 +1,257 @@
+"""Which nodes of a Q/DQ model stay in float32 when the rest is cast to a half type.
+
+A node stays when an operand or a result does not fit in the type, when it sums over many elements, when it is
+part of arithmetic on shapes and other integers, or when ONNX has no such operator for the type. Statistics
+in float32 are what NVIDIA advises for strongly typed networks; sums of MatMul and Conv are kept in float32
+by TensorRT itself, and LayerNormalization says so in its attribute stash_type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import AttributeProto, TensorProto
+
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.documents.cast_plan import HALF_TYPES, FloatOptions, FloatPlan, HalfType
+from onnxfq.documents.plan import Skipped
+from onnxfq.graph.half_types import QUANTIZERS, half_slots
+from onnxfq.graph.io.external_tensors import tensor_array
+from onnxfq.graph.model import default_opset
+from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.placement.half_range import masks, smallest_magnitude, unfit, unfit_constant
+
+SUMS = {
+    **dict.fromkeys(
+        (
+            "CumSum",
+            "LpNormalization",
+            "LRN",
+            "MeanVarianceNormalization",
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceLogSum",
+            "ReduceLogSumExp",
+            "ReduceMean",
+            "ReduceProd",
+            "ReduceSum",
+            "ReduceSumSquare",
+        ),
+        "it sums over many elements",
+    ),
+    **dict.fromkeys(("InstanceNormalization", "GroupNormalization"), "its statistics are sums over a plane"),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), "its state is summed over all steps"),
+}
+"""Op type -> why it stays in float32."""
+
+MAGNIFIERS = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
+"""Op type -> the input whose smallest values count most: near zero the digits matter, not the size."""
+
+# They cost little and round what they give: between float32 and float32 they stay.
+_CHEAP = frozenset(
+    "Abs Add Ceil Clip Concat Div Expand Flatten Floor Gather Identity Max Min Mul Neg Pow Reciprocal "
+    "Reshape Round Slice Split Sqrt Squeeze Sub Transpose Unsqueeze Where".split()
+)
+_FLOAT4 = frozenset({"TRT_FP4DynamicQuantize"})
+
+
+def plan_floats(
+    proto: onnx.ModelProto, statistics: Mapping[str, TensorStatistics], options: FloatOptions
+) -> FloatPlan:
+    """Decide for each node of a Q/DQ model; statistics: of the tensors of its float model, by name."""
+    half = HALF_TYPES[options.name]
+    graph = _Graph(proto, half)
+    tensors = _unfit_tensors(graph, statistics)
+    nodes = dict(_kept_nodes(graph, tensors, statistics))
+    _keep_between(graph, nodes)
+    _keep_quantizers(graph, nodes, tensors)
+    ops = {node.name: node.op_type for node in graph.nodes}
+    return FloatPlan(
+        name=options.name,
+        io=options.io,
+        nodes=tuple(
+            Skipped(name=name, kind="node", op_type=ops[name], why=why) for name, why in nodes.items()
+        ),
+        tensors=tuple(
+            Skipped(name=name, kind="tensor", op_type=graph.maker_op(name), why=why)
+            for name, why in tensors.items()
+        ),
+        clipped=tuple(
+            name for name, found in statistics.items() if name not in tensors and masks(found, half)
+        ),
+    )
+
+
+class _Graph:
+    """The main graph of a model as the rules ask for it."""
+
+    def __init__(self, proto: onnx.ModelProto, half: HalfType) -> None:
+        self.half, self.opset = half, default_opset(proto)
+        graph = with_shapes(proto).graph
+        self.nodes = list(graph.node)
+        self.constants: dict[str, TensorProto] = {t.name: t for t in graph.initializer}
+        self.types = {t.name: t.data_type for t in graph.initializer}
+        self.no_tensors: set[str] = set()
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            self.types[value.name] = value.type.tensor_type.elem_type
+            if value.type.WhichOneof("value") not in (None, "tensor_type"):
+                self.no_tensors.add(value.name)
+        self.makers = {name: node for node in self.nodes for name in node.output if name}
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.input):
+                self.readers.setdefault(name, []).append(node)
+
+    def floats(self, names: object) -> list[str]:
+        """Return those of `names` that hold float32."""
+        return [name for name in names if self.types.get(name) == TensorProto.FLOAT]  # type: ignore[attr-defined]
+
+    def maker_op(self, name: str) -> str:
+        maker = self.makers.get(name)
+        return maker.op_type if maker is not None else "constant" if name in self.constants else "model input"
+
+    def array(self, name: str) -> NDArray[np.float32] | None:
+        tensor = self.constants.get(name)
+        return None if tensor is None else np.asarray(tensor_array(tensor))
+
+
+def _unfit_tensors(graph: _Graph, statistics: Mapping[str, TensorStatistics]) -> dict[str, str]:
+    found = {name: unfit(one, graph.half) for name, one in statistics.items()}
+    for name in graph.floats(graph.constants):
+        if any(node.op_type not in QUANTIZERS for node in graph.readers.get(name, ())):
+            values = graph.array(name)
+            assert values is not None
+            found[name] = unfit_constant(values, graph.half)
+    for node in graph.nodes:
+        if node.op_type == "DequantizeLinear":
+            found[node.output[0]] = _reach(graph, node)
+    return {name: why for name, why in found.items() if why}
+
+
+def _reach(graph: _Graph, node: onnx.NodeProto) -> str:
+    """Return why what a DequantizeLinear may give does not fit: its grid can be wider than the data."""
+    scale, base = graph.array(node.input[1]), QTYPES.get(_type_name(graph.types.get(node.input[0], 0)))
+    if scale is None or base is None or not scale.size:
+        return ""
+    far = float(np.abs(scale).max()) * max(base.qmax, -base.qmin)
+    return f"its grid reaches {far:.6g}, beyond {graph.half.largest:.6g}" if far > graph.half.largest else ""
+
+
+def _type_name(onnx_type: int) -> str:
+    return str(TensorProto.DataType.Name(onnx_type)).lower() if onnx_type else ""
+
+
+def _kept_nodes(
+    graph: _Graph, tensors: Mapping[str, str], statistics: Mapping[str, TensorStatistics]
+) -> Iterator[tuple[str, str]]:
+    for node in graph.nodes:
+        if node.op_type not in QUANTIZERS:
+            why = _why(graph, node, tensors) or _magnified(graph, node, statistics)
+            if why:
+                yield node.name, why
+
+
+def _why(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, str]) -> str:
+    inputs, outputs = graph.floats(node.input), graph.floats(node.output)
+    if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute):
+        return "it holds a body, whose types are left as they are"
+    if not graph.no_tensors.isdisjoint((*node.input, *node.output)):
+        return "it takes or gives a sequence or an optional, whose type is left as it is"
+    if not inputs and not outputs:
+        return ""
+    if node.op_type in _FLOAT4:
+        return "TensorRT's float4 is made of float32"
+    if node.domain not in STANDARD_DOMAINS:
+        return "" if node.op_type.startswith("TRT_MXFP8") else f"types of domain {node.domain} are not known"
+    if node.op_type in SUMS:
+        return SUMS[node.op_type]
+    if node.op_type == "ConvTranspose" and graph.half.onnx_type == TensorProto.BFLOAT16:
+        return "TensorRT for RTX 1.7.1 builds no quantized ConvTranspose in bfloat16"
+    if not inputs:
+        return "it makes float32 of another type"
+    for name in (*inputs, *outputs):
+        if name in tensors:
+            return f"{'reads' if name in inputs else 'gives'} {name!r}: {tensors[name]}"
+    if 0 not in half_slots(node, graph.opset, graph.half) and node.op_type != "Where":
+        return f"ONNX has no {node.op_type} of this type at opset {graph.opset}"
+    return _int4_reason(graph, node)
+
+
+def _magnified(graph: _Graph, node: onnx.NodeProto, statistics: Mapping[str, TensorStatistics]) -> str:
+    """Return why an operator that turns small values into large ones stays; empty for all others."""
+    slot = MAGNIFIERS.get(node.op_type)
+    if slot is None or slot >= len(node.input) or not graph.floats(node.output):
+        return ""
+    if node.op_type == "Pow":
+        exponent = graph.array(node.input[1])
+        if exponent is not None and np.all(exponent >= 0):
+            return ""
+    name = node.input[slot]
+    values = graph.array(name)
+    smallest = smallest_magnitude(
+        TensorStatistics.from_array(values) if values is not None else statistics.get(name)
+    )
+    if smallest >= graph.half.smallest:
+        return ""
+    return (
+        f"reads {name!r} with values down to {smallest:.2g}, which have few digits in the type below "
+        f"{graph.half.smallest:.2g}, and makes them large"
+    )
+
+
+def _int4_reason(graph: _Graph, node: onnx.NodeProto) -> str:
+    """Return why a reader of int4 weights stays: TensorRT keeps those with scales of the model's type."""
+    for name in node.input:
+        maker = graph.makers.get(name)
+        if maker is None or maker.op_type != "DequantizeLinear":
+            continue
+        if graph.types.get(maker.input[0]) == TensorProto.INT4 and not _scale_fits(graph, maker):
+            return f"scales of its int4 weight {maker.input[0]!r} are below {graph.half.smallest:.2g}"
+    return ""
+
+
+def _keep_between(graph: _Graph, nodes: dict[str, str]) -> None:
+    """Keep cheap nodes all of whose float operands come from kept ones: arithmetic on shapes, statistics."""
+    for node in graph.nodes:
+        if node.name in nodes or node.op_type not in _CHEAP or node.domain not in STANDARD_DOMAINS:
+            continue
+        made = [name for name in graph.floats(node.input) if name not in graph.constants]
+        makers = [graph.makers.get(name) for name in made]
+        if made and all(maker is not None and maker.name in nodes for maker in makers):
+            nodes[node.name] = "all that it computes with is float32 already"
+
+
+def _keep_quantizers(graph: _Graph, nodes: dict[str, str], tensors: Mapping[str, str]) -> None:
+    """Keep Q whose input is float32, DQ whose readers all are, and both where a scale does not fit."""
+    for node in graph.nodes:
+        if node.op_type == "QuantizeLinear" and graph.floats(node.input[:1]):
+            maker = graph.makers.get(node.input[0])
+            stays = maker.name in nodes if maker is not None else True
+            if stays:
+                nodes[node.name] = "its input is float32"
+    for node in graph.nodes:
+        if node.op_type == "DequantizeLinear" and graph.floats(node.output):
+            readers = graph.readers.get(node.output[0], [])
+            if node.output[0] in tensors:
+                nodes[node.name] = tensors[node.output[0]]
+            elif readers and all(reader.name in nodes for reader in readers):
+                nodes[node.name] = "its readers are float32"
+    for node in graph.nodes:
+        if node.op_type in QUANTIZERS and node.name not in nodes and not _scale_fits(graph, node):
+            nodes[node.name] = "its scales do not fit in the type, and Q/DQ in float32 costs nothing"
+
+
+def _scale_fits(graph: _Graph, node: onnx.NodeProto) -> bool:
+    """Tell whether the scale is a constant of numbers that the half type has, none of them subnormal."""
+    scale = graph.array(node.input[1])
+    if scale is None or graph.types.get(node.input[1]) != TensorProto.FLOAT:
+        return False
+    kind = onnx.helper.tensor_dtype_to_np_dtype(graph.half.onnx_type)
+    with np.errstate(over="ignore"):
+        rounded = scale.astype(kind).astype(np.float32)
+    return bool(np.all(rounded == scale) and np.all(scale >= graph.half.smallest))

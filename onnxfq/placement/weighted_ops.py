@@ -1,0 +1,243 @@
+"""Placing both inputs of weighted operators: Conv, ConvTranspose, Gemm, MatMul."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_graphsurgeon as gs
+
+from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
+from onnxfq.documents.plan import Placement, Use
+from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
+from onnxfq.errors import RecipeError
+from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
+from onnxfq.graph.queries import dtype_name, float_type, is_dequantized, producer_op, weight_source
+from onnxfq.numerics.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor, open_axis
+from onnxfq.numerics.spec import NumberFormat, QuantSpec
+from onnxfq.placement.target_policy import Operands, TargetPolicy
+
+
+@dataclass(frozen=True)
+class NodeDecision:
+    """What is decided for one node: placements for all its needs, or a reason to leave it in float.
+
+    by_rule: float is what the target wants for this node, so it does not count in the coverage.
+    """
+
+    node: str
+    op_type: str
+    needs: tuple[Use, ...]
+    placements: tuple[Placement, ...] = ()
+    why_float: str = ""
+    by_rule: bool = False
+
+
+def decide_weighted(
+    node: gs.Node, recipe: Recipe, policy: TargetPolicy, read_in_float: Collection[str] = ()
+) -> NodeDecision:
+    """Quantize all multiplied inputs of `node`, or none: one float side makes a float kernel.
+
+    read_in_float: tensors with a reader that wants them unrounded.
+    """
+    kept = next((node.inputs[s] for s in WEIGHTED_INPUTS[node.op] if is_dequantized(node.inputs[s])), None)
+    if kept is not None:
+        why = f"the model quantizes its input {kept.name!r} already, and that is kept"
+        return NodeDecision(node.name, node.op, (), (), why, by_rule=True)
+    placements, needs, why_float = [], [], ""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for slot in WEIGHTED_INPUTS[node.op]:
+        placement = _place(node, slot, recipe, policy, read_in_float)
+        if placement is None:
+            continue
+        source = weight_source(node, slot, read_in_float)
+        if source is not None:
+            shapes[placement.tensor] = tuple(source.tensor.shape)
+        needs.append(placement.uses[0])
+        # A transposed weight may be named before or after the Transpose.
+        names = (placement.tensor, node.inputs[slot].name)
+        if any(recipe.keeps_float(node.name, node.op, name) for name in names):
+            why_float = f"kept in float by an override of recipe {recipe.name}"
+        elif float_type(node.inputs[slot]) is None:
+            found = dtype_name(node.inputs[slot])
+            why_float = (
+                f"input {placement.tensor!r} is {found}, and only float32, float16 and bfloat16 are quantized"
+            )
+        elif source is not None and 0 in source.tensor.shape:
+            why_float = f"weight {placement.tensor!r} has no values"
+        elif source is None and _needs_rank(node, slot, recipe):
+            why_float = (
+                f"input {placement.tensor!r} has no known rank, and its rows and blocks go by axis; plan "
+                "with data, the first run of which tells it"
+            )
+        elif source is None:
+            why_float = why_float or _open_groups(placement, node.inputs[slot].shape)
+        placements.append(placement)
+    if not placements:
+        why_float = f"recipe {recipe.name} quantizes weights only, and both inputs are computed"
+    if not why_float:
+        operands = Operands(node, placements, shapes)
+        refuse(operands, policy)
+        why_float = policy.keeps_float(operands)
+    if why_float:
+        return NodeDecision(node.name, node.op, tuple(needs), (), why_float)
+    return NodeDecision(node.name, node.op, tuple(needs), tuple(placements))
+
+
+def refuse(operands: Operands, policy: TargetPolicy) -> None:
+    """Raise RecipeError when the target cannot take one of a node's placements."""
+    for placement in operands.placements:
+        refusal = policy.refuses(placement, operands)
+        if refusal:
+            raise RecipeError(f"node {operands.node.name!r}, tensor {placement.tensor!r}: {refusal}")
+
+
+def place_activation(
+    node: gs.Node, slot: int, recipe: Recipe, policy: TargetPolicy, what: str, source: gs.Tensor | None = None
+) -> Placement | None:
+    """Place input `slot` of `node`, called `what`, as an activation; None where the recipe is weight-only.
+
+    source: what that input is made of, to be placed in its stead.
+    """
+    tensor = node.inputs[slot] if source is None else source
+    scheme = recipe.activation_for(node.name, node.op, tensor.name)
+    if scheme is None:
+        return None
+    granularity, why = _activation_granularity(node, slot, scheme, policy)
+    spec = QuantSpec(**_numbers(scheme), **_fields(granularity), dynamic=scheme.dynamic)
+    producer = producer_op(tensor)
+    if producer in scheme.known_ranges and not scheme.dynamic:
+        low, high = KNOWN_RANGES[producer]
+        spec = spec.model_copy(update={"calibrator": f"known:{producer}"})
+        why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
+    use = Use(node.name, slot)
+    return Placement(
+        tensor=tensor.name,
+        role="activation",
+        spec=spec,
+        uses=(use,),
+        why=f"{what}{why}",
+        float_type=float_type(tensor) or "float32",
+    )
+
+
+def _numbers(scheme: ActivationScheme | WeightScheme) -> dict[str, Any]:
+    fields = {name: getattr(scheme, name) for name in NumberFormat.model_fields}
+    if isinstance(scheme, ActivationScheme) and scheme.dynamic:
+        fields["calibrator"] = "minmax"  # the scales are made of the whole range
+    return fields
+
+
+def _needs_rank(node: gs.Node, slot: int, recipe: Recipe) -> bool:
+    tensor = node.inputs[slot]
+    scheme = recipe.activation_for(node.name, node.op, tensor.name)
+    return scheme is not None and scheme.granularity != "per_tensor" and tensor.shape is None
+
+
+def _open_groups(placement: Placement, shape: Sequence[int | str] | None) -> str:
+    """Return why there are no statistics of the groups of an activation: their number is open."""
+    axis = None if shape is None else open_axis(placement.spec.observed_granularity, shape)
+    if axis is None:
+        return ""
+    return (
+        f"input {placement.tensor!r} is {placement.spec.granularity}, and its axis {axis} is open: every "
+        "group needs statistics of its own"
+    )
+
+
+def _activation_granularity(
+    node: gs.Node, slot: int, scheme: ActivationScheme, policy: TargetPolicy
+) -> tuple[Granularity, str]:
+    """Return (granularity, why); per tensor where there are no rows and no blocks to speak of."""
+    shape = node.inputs[slot].shape
+    if scheme.granularity == "per_tensor" or shape is None:
+        return PerTensor(), ""
+    rank = len(shape)
+    if scheme.block_shape is not None:
+        if len(scheme.block_shape) != rank:
+            return PerTensor(), f", per tensor: {_OTHER_RANK.format(list(scheme.block_shape), rank)}"
+        return BlockShape(scheme.block_shape), f", blocks of {list(scheme.block_shape)}"
+    if scheme.granularity == "per_axis":
+        axis = summed_axis(node, slot, rank)
+        axis = 1 if axis is None and node.op in ("Conv", "ConvTranspose") else axis
+        return (PerTensor(), "") if axis is None else (PerAxis(axis), ", a scale for each channel of it")
+    axis = _block_axis(node, slot, rank, policy)
+    if axis is None and not scheme.dynamic:
+        axis = summed_channels(node, slot)
+    if axis is None:
+        return PerTensor(), f", per tensor: {_NO_SUM.format(node.op)}"
+    if scheme.block_size is not None:
+        why = f", blocks of {scheme.block_size} along its summed axis"
+        if scheme.dynamic:
+            return Blocked(axis, scheme.block_size), why
+        return BlockShape(tuple(scheme.block_size if d == axis else -1 for d in range(rank))), why
+    return BlockShape(tuple(-1 if d == axis else 1 for d in range(rank))), ", a scale for each row"
+
+
+_OTHER_RANK = "block_shape {} is not for its {} axes"
+_NO_SUM = "blocks go along one summed axis, and {} has none"
+
+
+def _block_axis(node: gs.Node, slot: int, rank: int, policy: TargetPolicy) -> int | None:
+    """Return the axis that rows and blocks of an input go along; None when there is none."""
+    axis = summed_axis(node, slot, rank)
+    return summed_channels(node, slot) if axis is None and policy.channel_blocks else axis
+
+
+def _place(
+    node: gs.Node, slot: int, recipe: Recipe, policy: TargetPolicy, read_in_float: Collection[str]
+) -> Placement | None:
+    source = weight_source(node, slot, read_in_float)
+    if source is None:
+        return place_activation(node, slot, recipe, policy, f"input of {node.op}")
+    tensor = source.tensor.name
+    scheme = recipe.weight_for(node.name, node.op, tensor)
+    rank = len(source.permutation)
+    granularity, why = _weight_granularity(node, slot, rank, scheme, policy)
+    spec = QuantSpec(**_numbers(scheme), **_fields(granularity, source.permutation))
+    return Placement(
+        tensor=tensor,
+        role="weight",
+        spec=spec,
+        uses=(source.use,),
+        why=f"weight of {node.op}, {why}",
+        float_type=float_type(source.tensor) or "float32",
+    )
+
+
+def _fields(granularity: Granularity, permutation: Sequence[int] | None = None) -> dict[str, Any]:
+    """Return the fields of a spec: `granularity`, of a node's input, in the axes of the stored constant."""
+    if isinstance(granularity, PerTensor):
+        return {}
+    if isinstance(granularity, BlockShape):
+        order = permutation or range(len(granularity.block_shape))
+        stored = dict(zip(order, granularity.block_shape, strict=True))
+        return {"block_shape": tuple(stored[axis] for axis in range(len(stored)))}
+    block_size = granularity.block_size if isinstance(granularity, Blocked) else None
+    axis = granularity.axis if permutation is None else permutation[granularity.axis]
+    return {"axis": axis, "block_size": block_size}
+
+
+def _weight_granularity(
+    node: gs.Node, slot: int, rank: int, scheme: WeightScheme, policy: TargetPolicy
+) -> tuple[Granularity, str]:
+    """Return (granularity in the axes of the node's input, why)."""
+    if scheme.granularity == "per_tensor":
+        return PerTensor(), "per tensor as the recipe asks"
+    instead = ""
+    if scheme.block_size is not None:
+        summed = _block_axis(node, slot, rank, policy)
+        if summed is not None:
+            return Blocked(summed, scheme.block_size), f"blocks of {scheme.block_size} along its summed axis"
+        instead = f": {_NO_SUM.format(node.op)}"
+    if scheme.block_shape is not None:
+        if len(scheme.block_shape) == rank:
+            return BlockShape(scheme.block_shape), f"blocks of {list(scheme.block_shape)}"
+        instead = f": {_OTHER_RANK.format(list(scheme.block_shape), rank)}"
+    if node.op in policy.per_tensor_weights:
+        return PerTensor(), policy.per_tensor_weights[node.op]
+    axis = channel_axis(node, slot, rank)
+    if axis is None:
+        return PerTensor(), "per tensor: it has no channel axis"
+    return PerAxis(axis), f"per output channel{instead}"

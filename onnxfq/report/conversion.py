@@ -1,0 +1,19 @@
+"""What `convert` did, as plain text."""
+
+from __future__ import annotations
+
+from onnxfq.report.text import plan_summary
+from onnxfq.stages.convert import Conversion
+
+
+def conversion_summary(result: Conversion) -> str:
+    """Return notes, counted changes, coverage, and the scores against the source if it was run."""
+    lines = [f"note       {note}" for note in result.notes]
+    lines += [f"changed    {count} x {change}" for change, count in sorted(result.changes.items())]
+    lines.append(plan_summary(result.plan))
+    if result.evaluation is None:
+        lines.append("not compared with the source: no data was given")
+    else:
+        lines += ["", f"against the source, {result.evaluation.feeds} feeds:"]
+        lines += ["  " + line for line in result.evaluation.table().splitlines()]
+    return "\n".join(lines)

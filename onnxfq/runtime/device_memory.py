@@ -1,0 +1,163 @@
+"""Where the C kernels run on NumPy arrays: on the CPU in place, or on the GPU on copies."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.errors import SpecError, nearest
+from onnxfq.runtime.c_api import call
+from onnxfq.runtime.gpus import gpus
+
+Device = Literal["cpu", "cuda"]
+DEVICES: tuple[Device, ...] = ("cpu", "cuda")
+
+
+class Place(Protocol):
+    """Gives the kernels addresses of arrays, and calls the kernels."""
+
+    def read(self, array: NDArray[Any]) -> int:
+        """Return the address of an array that the kernel reads."""
+
+    def written(self, array: NDArray[Any]) -> int:
+        """Return the address of an array that the kernel writes, all of it."""
+
+    def updated(self, array: NDArray[Any]) -> int:
+        """Return the address of an array that the kernel reads and writes."""
+
+    def call(self, kernel: str, *arguments: Any) -> None:
+        """Run a kernel. Raises SpecError, or RuntimeLibraryError for what a GPU refuses."""
+
+    def rows(self, count: int, size: int, head: NDArray[np.int64]) -> Rows:
+        """Return `count` rows of `size` int64: `head`, and zeros behind it. Each is its own."""
+
+
+class Rows(Protocol):
+    """A matrix of int64 that kernels read and write, as long as its place is open."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+
+    def read(self, start: int, stop: int, columns: int) -> NDArray[np.int64]:
+        """Return the first `columns` of rows `start` to `stop` as they are by now."""
+
+
+class _CpuRows:
+    def __init__(self, count: int, size: int, head: NDArray[np.int64]) -> None:
+        self._array = np.zeros((count, size), np.int64)
+        self._array[:, : head.size] = head
+        self.address = int(self._array.ctypes.data)
+
+    def read(self, start: int, stop: int, columns: int) -> NDArray[np.int64]:
+        return self._array[start:stop, :columns].copy()
+
+
+class _Cpu:
+    def read(self, array: NDArray[Any]) -> int:
+        return int(array.ctypes.data)
+
+    written = updated = read
+
+    def call(self, kernel: str, *arguments: Any) -> None:
+        call(f"onnxfq_{kernel}", *arguments)
+
+    def rows(self, count: int, size: int, head: NDArray[np.int64]) -> Rows:
+        return _CpuRows(count, size, head)
+
+
+class _Cuda:
+    """Memory of the current GPU, given back at the end; what was written is copied back before that."""
+
+    def __init__(self) -> None:
+        gpus()  # says what is wrong where there is none
+        self._taken: list[ctypes.c_void_p] = []
+        self._written: list[tuple[NDArray[Any], int]] = []
+
+    def read(self, array: NDArray[Any]) -> int:
+        address = self._take(array.nbytes)
+        _copy(address, array.ctypes.data, array.nbytes)
+        return address
+
+    def written(self, array: NDArray[Any]) -> int:
+        address = self._take(array.nbytes)
+        self._written.append((array, address))
+        return address
+
+    def updated(self, array: NDArray[Any]) -> int:
+        address = self.written(array)
+        _copy(address, array.ctypes.data, array.nbytes)
+        return address
+
+    def _take(self, count: int) -> int:
+        memory = ctypes.c_void_p()
+        # A byte at least: of none there is no address.
+        call("onnxfq_cuda_allocate", ctypes.c_int64(max(count, 1)), ctypes.byref(memory))
+        self._taken.append(memory)
+        return memory.value or 0
+
+    def call(self, kernel: str, *arguments: Any) -> None:
+        call(f"onnxfq_cuda_{kernel}", *arguments, ctypes.c_void_p())
+
+    def rows(self, count: int, size: int, head: NDArray[np.int64]) -> Rows:
+        return _CudaRows(self._take(count * size * head.itemsize), count, size, head)
+
+    def copy_back(self) -> None:
+        for array, address in self._written:
+            _copy(array.ctypes.data, address, array.nbytes)
+
+    def close(self) -> None:
+        for memory in self._taken:
+            call("onnxfq_cuda_free", memory)
+
+
+class _CudaRows:
+    def __init__(self, address: int, count: int, size: int, head: NDArray[np.int64]) -> None:
+        self.address = address
+        self._stride = size * head.itemsize
+        call("onnxfq_cuda_clear", ctypes.c_void_p(address), ctypes.c_int64(count * self._stride))
+        heads = np.tile(head, (count, 1))
+        self._copy(address, self._stride, heads.ctypes.data, head.nbytes, head.nbytes, count)
+
+    def read(self, start: int, stop: int, columns: int) -> NDArray[np.int64]:
+        seen = np.empty((stop - start, columns), np.int64)
+        source = self.address + start * self._stride
+        self._copy(
+            seen.ctypes.data, seen.strides[0], source, self._stride, columns * seen.itemsize, len(seen)
+        )
+        return seen
+
+    @staticmethod
+    def _copy(to: int, to_stride: int, source: int, stride: int, count: int, rows: int) -> None:
+        if count and rows:
+            sizes = (ctypes.c_int64(size) for size in (stride, count, rows))
+            target = (ctypes.c_void_p(to), ctypes.c_int64(to_stride))
+            call("onnxfq_cuda_copy_rows", *target, ctypes.c_void_p(source), *sizes)
+
+
+def _copy(to: int, source: int, count: int) -> None:
+    call("onnxfq_cuda_copy", ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_int64(count))
+
+
+@contextmanager
+def placed(device: Device) -> Iterator[Place]:
+    """Give the place of `device` for one call.
+
+    Raises RuntimeLibraryError when there is no such device, SpecError for an unknown name.
+    """
+    if device not in DEVICES:
+        raise SpecError(f"unknown device {device!r}{nearest(device, DEVICES)}")
+    if device == "cpu":
+        yield _Cpu()
+        return
+    place = _Cuda()
+    try:
+        yield place
+        place.copy_back()
+    finally:
+        place.close()

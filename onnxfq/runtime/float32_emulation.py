@@ -1,0 +1,126 @@
+"""Models of 16-bit floats with every operator computed in float32 and its result rounded once.
+
+ONNX Runtime's CPU provider has next to no bfloat16 kernels. float16 it computes in float32 too, but leaves
+out roundings between operators where it sees fit, those of DequantizeLinear among them, so that a Q/DQ model
+and its fake-quant twin differ. Here every operator gets its inputs cast to float32 and its results cast back.
+bfloat16 inputs and outputs of the model are float32, for NumPy has no bfloat16; inputs are rounded first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import TensorProto, helper
+
+from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.normalize.steps import unused
+
+BFLOAT16: frozenset[int] = frozenset({TensorProto.BFLOAT16})
+HALVES: frozenset[int] = BFLOAT16 | {TensorProto.FLOAT16}
+
+_HALF = TensorProto.BFLOAT16
+# What has kernels for every type, or says its types in attributes.
+_ANY_TYPE = frozenset({"Cast", "Constant", "If", "Loop", "Scan"})
+
+
+def widened(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> onnx.ModelProto:
+    """Return `proto` itself where it has none of the types `halves`, else a copy as the module says."""
+    if not _holds(proto, halves):
+        return proto
+    made = with_shapes(proto)
+    taken = {name for node in all_nodes(made.graph) for name in (*node.input, *node.output)}
+    types = dict(_types(made))
+    _own_ends(made, taken, types)
+    for graph in reversed(
+        all_graphs(made.graph)
+    ):  # bodies first: their nodes are copied with the node around
+        nodes = [new for node in graph.node for new in _with_casts(node, taken, types, halves)]
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(copies)
+        # The types of what was renamed are those of the casts now, and ONNX Runtime finds them itself.
+        del graph.value_info[:]
+    return made
+
+
+def _holds(proto: onnx.ModelProto, halves: frozenset[int]) -> bool:
+    values = [v for g in all_graphs(proto.graph) for v in (*g.input, *g.output, *g.value_info)]
+    tensors = [t for g in all_graphs(proto.graph) for t in g.initializer]
+    casts = [
+        a.i for n in all_nodes(proto.graph) if n.op_type == "Cast" for a in n.attribute if a.name == "to"
+    ]
+    return (
+        any(value.type.tensor_type.elem_type in halves for value in values)
+        or any(tensor.data_type in halves for tensor in tensors)
+        or not halves.isdisjoint(casts)
+    )
+
+
+def _types(proto: onnx.ModelProto) -> Iterator[tuple[str, int]]:
+    """Yield (tensor, element type) of all that is known; of FakeQuantize, which ONNX cannot infer, too."""
+    known: dict[str, int] = {}
+    for graph in all_graphs(proto.graph):
+        known |= {
+            v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)
+        }
+        known |= {t.name: t.data_type for t in graph.initializer}
+    for node in all_nodes(proto.graph):
+        if node.domain == "onnxfq" and node.output[0] not in known:
+            known[node.output[0]] = known.get(node.input[0], 0)
+    yield from known.items()
+
+
+def _own_ends(proto: onnx.ModelProto, taken: set[str], types: dict[str, int]) -> None:
+    """Make bfloat16 inputs and outputs of the model float32, with a Cast inside."""
+    first: list[onnx.NodeProto] = []
+    last: list[onnx.NodeProto] = []
+    renamed: dict[str, str] = {}
+    for values, casts, to in (
+        (proto.graph.input, first, _HALF),
+        (proto.graph.output, last, TensorProto.FLOAT),
+    ):
+        for value in values:
+            if value.type.tensor_type.elem_type != _HALF:
+                continue
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+            inner = renamed.setdefault(value.name, _unused(f"{value.name}/bfloat16", taken))
+            types[inner], types[value.name] = _HALF, TensorProto.FLOAT
+            ends = (value.name, inner) if to == _HALF else (inner, value.name)
+            casts.append(helper.make_node("Cast", ends[:1], ends[1:], to=to))
+    for node in all_nodes(proto.graph):
+        for names in (node.input, node.output):
+            names[:] = [renamed.get(name, name) for name in names]
+    for tensor in proto.graph.initializer:
+        tensor.name = renamed.get(tensor.name, tensor.name)
+    proto.graph.node.extend(last)
+    for node in reversed(first):
+        proto.graph.node.insert(0, node)
+
+
+def _with_casts(
+    node: onnx.NodeProto, taken: set[str], types: dict[str, int], halves: frozenset[int]
+) -> Iterator[onnx.NodeProto]:
+    if node.domain == "onnxfq" or node.op_type in _ANY_TYPE:
+        yield node
+        return
+    for slot, name in enumerate(node.input):
+        if types.get(name) in halves:
+            wide = _unused(f"{name}/float32", taken)
+            yield helper.make_node("Cast", [name], [wide], to=TensorProto.FLOAT)
+            node.input[slot] = wide
+    narrow = []
+    for slot, name in enumerate(node.output):
+        if types.get(name) in halves:
+            wide = _unused(f"{name}/float32", taken)
+            narrow.append(helper.make_node("Cast", [wide], [name], to=types[name]))
+            node.output[slot] = wide
+    yield node
+    yield from narrow
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    free = unused(name, taken)
+    taken.add(free)
+    return free

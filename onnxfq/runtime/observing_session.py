@@ -1,0 +1,158 @@
+"""Observed models at the speed of plain ones: onnxruntime optimises first, observers find their place then.
+
+onnxruntime keeps activations between convolutions in a layout of its own, in blocks of channels. Left to
+itself it turns each observed one back first, and runs all observers at the end, so that every observed
+activation stays alive until then. Here its optimised graph is written out and edited: an observer reads
+the blocked tensor itself, its padding left out, and runs right after the node that makes the tensor.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from onnxfq.graph.io.external_tensors import LIMIT, tensor_bytes
+from onnxfq.graph.model import all_nodes
+from onnxfq.runtime.custom_ops import register_libraries
+from onnxfq.runtime.ort import onnxruntime
+from onnxfq.runtime.session import Session
+from onnxfq.support.records import one_line
+from onnxfq.support.temporary import scratch_folder
+
+log = logging.getLogger(__name__)
+
+_ONLY_FATAL = 4
+_GROUPS = ("axis", "block_size", "block_shape")
+
+
+def observing_session(model: Path, folder: Path, threads: int) -> Session:
+    """Return a session of a model with Observe nodes that costs little more than one without them.
+
+    model: its file. folder: for the optimised model and its weights; must stay until the session is made.
+    Should onnxruntime not take its own optimised model, the given one is run as it is, slower and with
+    more memory, with a note.
+    """
+    # Onnxruntime 1.31 breaks Q/DQ models when it optimises them fully; large ones are not written once more.
+    structure = onnx.load(model, load_external_data=False)
+    quantized = any(node.op_type == "DequantizeLinear" for node in all_nodes(structure.graph))
+    if quantized or sum(map(tensor_bytes, structure.graph.initializer)) > LIMIT:
+        return Session(model, threads)
+    try:
+        return Session(_optimised(model, folder), threads, as_written=True)
+    except Exception as error:  # whatever onnxruntime's optimiser or its writer raises: the model still runs
+        log.warning("observers run in the model's own layout: %s", one_line(error)[:200])
+        return Session(model, threads)
+
+
+def _optimised(model: Path, folder: Path) -> Path:
+    """Write `model` as onnxruntime would run it, the observers moved, to `folder`; return the path."""
+    made, edited = folder / "optimised.onnx", folder / "observed.onnx"
+    _write_optimised(model, made)
+    proto = onnx.load(made, load_external_data=False)
+    _observe_blocked_layouts(proto.graph)
+    _observe_at_once(proto.graph)
+    onnx.save(proto, edited)
+    return edited
+
+
+def _write_optimised(model: Path, path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _ONLY_FATAL
+    options.intra_op_num_threads = 1
+    options.optimized_model_filepath = str(path)
+    # Weights in a file beside: the graph is edited without reading them.
+    for key, value in (("file_name", f"{path.name}.weights"), ("min_size_in_bytes", "1024")):
+        options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
+    options.add_session_config_entry("session.disable_prepacking", "1")  # it is never run
+    register_libraries(options, onnx.load(model, load_external_data=False))
+    onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
+    """Make observers of tensors that are turned back from the blocked layout read what is turned back."""
+    turned = {
+        node.output[0]: node
+        for node in graph.node
+        if node.op_type == "ReorderOutput" and node.domain == "com.microsoft.nchwc"
+    }
+    for node in graph.node:
+        source = turned.get(node.input[0]) if _is_observer(node) else None
+        if source is None:
+            continue
+        attributes = {a.name: helper.get_attribute_value(a) for a in source.attribute}
+        if attributes.get("channels_last") or not _whole_or_channels(node):
+            continue
+        node.input[0] = source.input[0]
+        node.attribute.append(helper.make_attribute("channels", attributes["channels"]))
+        node.attribute.append(helper.make_attribute("channel_block", channel_block()))
+    read = {name for node in graph.node for name in _read(node)} | {output.name for output in graph.output}
+    unread = [node for name, node in turned.items() if name not in read]
+    for node in unread:
+        graph.node.remove(node)
+
+
+def _whole_or_channels(observer: onnx.NodeProto) -> bool:
+    """Tell whether an observer can read the blocked layout: the only groups it knows there are channels."""
+    groups = {a.name: helper.get_attribute_value(a) for a in observer.attribute if a.name in _GROUPS}
+    return groups in ({}, {"axis": 1})
+
+
+def _observe_at_once(graph: onnx.GraphProto) -> None:
+    """Put every observer right behind the node that makes what it observes."""
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
+    waiting: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        if _is_observer(node):
+            waiting.setdefault(node.input[0], []).append(node)
+    computed = {name for node in nodes for name in node.output}
+    order = [node for name in list(waiting) if name not in computed for node in waiting.pop(name)]
+    for node in nodes:
+        if not _is_observer(node):
+            order.append(node)
+            order += [observer for name in node.output for observer in waiting.pop(name, [])]
+    del graph.node[:]
+    graph.node.extend(order)
+
+
+def _is_observer(node: onnx.NodeProto) -> bool:
+    return bool(node.op_type == "Observe" and node.domain == "onnxfq")
+
+
+def _read(node: onnx.NodeProto) -> set[str]:
+    """Return the names that `node` reads, those that its bodies read from outside included."""
+    names = set(node.input)
+    for attribute in node.attribute:
+        for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+            names |= {name for inner in body.node for name in _read(inner)}
+            names |= {output.name for output in body.output}
+    return names
+
+
+@cache
+def channel_block() -> int:
+    """Return how many channels onnxruntime keeps together on this processor; 1 where it has no such layout.
+
+    Found out by optimising a convolution with one output channel: its weights are padded to a block.
+    """
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [1, 64, 1, 1], np.ones(64, np.float32))
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[1, 1])],
+        "probe",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64, 4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 4, 4])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with scratch_folder() as folder:
+        given, optimised = folder / "given.onnx", folder / "optimised.onnx"
+        onnx.save(model, given)
+        _write_optimised(given, optimised)
+        made = onnx.load(optimised, load_external_data=False)
+    convolution = next(node for node in made.graph.node if node.op_type == "Conv")
+    padded = next(w for w in made.graph.initializer if w.name == convolution.input[1])
+    return int(padded.dims[0])

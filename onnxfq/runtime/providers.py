@@ -1,0 +1,95 @@
+"""What sessions on a GPU need of this machine and of onnxruntime, and what of it is missing."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from contextlib import redirect_stdout
+from functools import cache
+from typing import Any
+
+from onnx import TensorProto, helper
+
+from onnxfq.errors import OnnxfqError
+from onnxfq.runtime.device_memory import Device
+from onnxfq.runtime.gpus import gpus
+from onnxfq.runtime.ort import onnxruntime
+from onnxfq.support.records import one_line
+
+CPU_PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
+
+_ONLY_FATAL, _WARNINGS = 4, 2
+_NOT_LOADED = re.compile(r"^Failed to load (\S*?):? ", re.MULTILINE)
+
+
+@cache
+def cuda_problem() -> str:
+    """Return in one line what keeps sessions from a GPU, with the remedy; empty when nothing does."""
+    try:
+        gpus()
+    except OnnxfqError as error:
+        return str(error)
+    if CUDA_PROVIDER not in onnxruntime.get_available_providers():
+        return (
+            f"onnxruntime {onnxruntime.__version__} as installed has no CUDA provider; uninstall onnxruntime "
+            "and install onnxruntime-gpu"
+        )
+    return _provider_problem(_load_cuda_libraries())
+
+
+def providers(device: Device) -> list[Any]:
+    """Return the execution providers of a session on `device`, as onnxruntime takes them.
+
+    float32 products stay float32: TensorFloat-32, which the CUDA provider would use, keeps 10 bits of each
+    factor. Algorithms of convolutions are chosen by rule, not by timing them, so that a model computes the
+    same sums in every session.
+    """
+    if device == "cpu":
+        return [CPU_PROVIDER]
+    return [(CUDA_PROVIDER, {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}), CPU_PROVIDER]
+
+
+def _load_cuda_libraries() -> list[str]:
+    """Load CUDA's and cuDNN's libraries from where pip puts them; return those that are nowhere.
+
+    onnxruntime itself looks for them only where the system does, and prints what it does not find.
+    """
+    preload = getattr(onnxruntime, "preload_dlls", None)
+    if preload is None:
+        return []
+    said = io.StringIO()
+    with redirect_stdout(said), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        preload()
+    return [path.rsplit("/", 1)[-1] for path in _NOT_LOADED.findall(said.getvalue())]
+
+
+def _provider_problem(missing: list[str]) -> str:
+    """Make the smallest session there is: onnxruntime falls back to the CPU in place of raising."""
+    identity = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "probe",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+    )
+    model = helper.make_model(identity, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _ONLY_FATAL
+    # What keeps the provider from loading is logged by the library's own logger, in several lines.
+    onnxruntime.set_default_logger_severity(_ONLY_FATAL)
+    try:
+        content = model.SerializeToString()
+        used = onnxruntime.InferenceSession(content, options, providers=providers("cuda")).get_providers()
+    except Exception as error:  # onnxruntime raises classes of its own, one per status code
+        return f"onnxruntime cannot use the GPU: {one_line(error)[:200]}; `onnxfq doctor` tests it"
+    finally:
+        onnxruntime.set_default_logger_severity(_WARNINGS)
+    if CUDA_PROVIDER in used:
+        return ""
+    lacks = f" ({', '.join(missing)} not found)" if missing else ""
+    return (
+        f"onnxruntime {onnxruntime.__version__} cannot load its CUDA provider; it needs the CUDA and cuDNN "
+        f'libraries{lacks}: `pip install "onnxruntime-gpu[cuda,cudnn]"`'
+    )

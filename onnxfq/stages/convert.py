@@ -1,0 +1,209 @@
+"""`convert`: a model quantized for ONNX Runtime becomes one that TensorRT takes, and its cost is measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.calibration.statistics import Statistics, TensorStatistics
+from onnxfq.data import Data
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.plan import Placement, Plan
+from onnxfq.documents.recipe import Override, Recipe, load_recipe
+from onnxfq.documents.scores import Evaluation
+from onnxfq.errors import DataError, ModelError, RecipeError, nearest
+from onnxfq.graph.io.data_files import check_model_output
+from onnxfq.graph.io.load import load, read_model, standard_form
+from onnxfq.graph.io.save import save
+from onnxfq.graph.model import Model, all_nodes
+from onnxfq.graph.ops import QUANTIZED_OPS
+from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
+from onnxfq.interchange.quantized_models.operators import HANDLERS
+from onnxfq.pipeline import RunOptions, evaluate_models, open_feeds
+from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.insert import insert_qdq
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.plan import make_plan
+from onnxfq.targets.tensorrt.qkv_projections import MOVES, SPLITS
+
+TARGETS = ("tensorrt",)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` made and did.
+
+    plan: of the float form of the source. changes: what was done, counted. evaluation: against the source,
+    None without data.
+    """
+
+    source: str
+    qdq: onnx.ModelProto
+    plan: Plan
+    changes: dict[str, int]
+    evaluation: Evaluation | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def convert(
+    model: str | Path | onnx.ModelProto,
+    output: str | Path | None = None,
+    *,
+    target: str = "tensorrt",
+    data: Data | None = None,
+    options: RunOptions | None = None,
+) -> Conversion:
+    """Make a quantized model one that TensorRT takes, and write it to `output`.
+
+    Every node that multiplies quantized numbers in the source does so in the result: in symmetric int8 over
+    the range that the source covers, with the source's own weights where int8 has their grid. data: real
+    inputs; the result is compared with the source on them, and scales that the source makes while it runs
+    are made constant. Without data such nodes stay in float. Raises ModelError for a model that is not
+    quantized, or has an operator without a float form, RecipeError for an unknown target.
+    """
+    options = options or RunOptions()
+    if target not in TARGETS:
+        raise RecipeError(f"there is no conversion for target {target!r}{nearest(target, TARGETS)}")
+    if output is not None:
+        check_model_output(output, model, data)
+    proto, sha256, source = read_model(model)
+    if not {node.op_type for node in all_nodes(proto.graph)} & QUANTIZED_OPS:
+        raise ModelError(f"{source} is not quantized; quantize it with `onnxfq quantize`")
+    given = onnx.ModelProto()
+    given.CopyFrom(proto)
+    notes = standard_form(proto)
+    form = Unfolding(proto, source, HANDLERS).run()
+    loaded = replace(load(form.proto), sha256=sha256, source=source)
+    form.changes.update({note: 1 for note in notes if "node(s)" in note and "name" in note})
+    plan, statistics = _planned(loaded, form, _recipe(form), data, options)
+    encodings = _encoded(loaded, plan, statistics, form)
+    qdq = insert_qdq(loaded, plan, encodings)
+    evaluation = None
+    if data is not None:
+        evaluation = evaluate_models(given, {"converted": qdq}, data, options=options)
+    if output is not None:
+        save(qdq, output)
+    return Conversion(source, qdq, plan, dict(form.changes), evaluation, loaded.notes)
+
+
+def _recipe(form: FloatForm) -> Recipe:
+    """Return a recipe that quantizes what the source does: weights alone or in blocks are overrides."""
+    base = load_recipe("tensorrt-int8")
+    overrides = []
+    readers = {node.name: node for node in form.proto.graph.node}
+    for name, slots in form.inputs.items():
+        node = readers[name]
+        if not slots:
+            overrides.append(Override(nodes=(name,), keep_float=True))
+        elif slots != {0, 1}:
+            grid = next((form.grids[node.input[s]] for s in slots if node.input[s] in form.grids), None)
+            weights = {}
+            if grid is not None and grid.block_size is not None:
+                weights = {
+                    "qtype": "int4",
+                    "granularity": "blocked",
+                    "block_size": grid.block_size,
+                    "calibrator": "mse",
+                }
+            overrides.append(
+                Override.model_validate({"nodes": (name,), "activations": None, "weights": weights})
+            )
+    if base.activations is not None:
+        # The source's grids are one for all channels.
+        base = base.model_copy(
+            update={"activations": base.activations.model_copy(update={"equalize": "none"})}
+        )
+    return base.model_copy(update={"name": "converted", "overrides": tuple(overrides)})
+
+
+def _planned(
+    model: Model, form: FloatForm, recipe: Recipe, data: Data | None, options: RunOptions
+) -> tuple[Plan, Statistics]:
+    """Return the plan and the ranges of its activations: the source's, and observed where it has none."""
+    plan, recipe = _with_known_parts(model, form, recipe, data)
+    unknown = [p for p in plan.activations if p.tensor not in form.ranges]
+    residual = tuple(use.node for p in unknown for use in p.uses if use.node not in form.inputs)
+    lost = [p for p in unknown if any(use.node in form.inputs for use in p.uses)]
+    nodes = set(residual) | (set() if data is not None else {u.node for p in lost for u in p.uses})
+    if data is None and len(lost) == len(plan.activations) and lost:
+        raise DataError(
+            f"{model.source}: all of its activations get their scales while it runs, and TensorRT wants "
+            "constant ones; give data to find them in"
+        )
+    if nodes:
+        kept = tuple(Override(nodes=(name,), keep_float=True) for name in sorted(nodes))
+        plan = make_plan(model, recipe.model_copy(update={"overrides": (*recipe.overrides, *kept)}))
+        if data is None and lost:
+            form.changes["node left in float: its scales are made while it runs; give data"] += len(
+                nodes - set(residual)
+            )
+    tensors = {name: _two_values(*limits) for name, limits in form.ranges.items()}
+    missing = [p for p in plan.activations if p.tensor not in tensors]
+    if missing and data is not None:
+        feeds = open_feeds(model.proto, data, options.batch, options.data)
+        part = plan.model_copy(update={"placements": tuple(missing)})
+        observing = ObserveOptions(threads=options.threads, device=options.device)
+        tensors |= collect_statistics(model, part, feeds, observing).tensors
+        form.changes["activation observed in the data, and made static"] += len(missing)
+    placements = tuple(_minmax(p) if p.tensor in form.ranges else p for p in plan.placements)
+    return plan.model_copy(update={"placements": placements}), Statistics(model.sha256, 0, tensors)
+
+
+def _with_known_parts(
+    model: Model, form: FloatForm, recipe: Recipe, data: Data | None
+) -> tuple[Plan, Recipe]:
+    """Return the plan, and the recipe that gives it: parts that the source has ranges of keep their pairs."""
+    plan = make_plan(model, recipe)
+    moving = {node.name for node in form.proto.graph.node if node.op_type in MOVES | SPLITS}
+    wholes = [
+        p.tensor
+        for p in plan.activations
+        if p.tensor not in form.ranges and all(use.node in moving for use in p.uses)
+    ]
+    if not wholes:
+        return plan, recipe
+    kept = Override(tensors=tuple(wholes), keep_float=True)
+    apart = recipe.model_copy(update={"overrides": (*recipe.overrides, kept)})
+    parts = make_plan(model, apart)
+    unknown = [sum(p.tensor not in form.ranges for p in one.activations) for one in (plan, parts)]
+    return (parts, apart) if data is None or unknown[1] < unknown[0] else (plan, recipe)
+
+
+def _minmax(placement: Placement) -> Placement:
+    """Return the placement with the range of the source, and no calibrator's own idea of it."""
+    spec = placement.spec.model_copy(update={"calibrator": "minmax"})
+    return placement.model_copy(update={"spec": spec})
+
+
+def _two_values(low: float, high: float) -> TensorStatistics:
+    """Return statistics whose range is the given one."""
+    return TensorStatistics.from_array(np.asarray([low, high], np.float32))
+
+
+def _encoded(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) -> Encodings:
+    """Return the encodings: weights on the source's own grid where the target has it."""
+    encodings = calibrate(model, plan, statistics)
+    done: Counter[str] = Counter()
+    made = []
+    for encoding in encodings.encodings:
+        placement = next(p for p in plan.placements if p.tensor == encoding.tensor)
+        grid = form.grids.get(encoding.tensor) if placement.role == "weight" else None
+        scale = None if grid is None else grid.scale_for(placement)
+        if scale is not None:
+            made.append(_on_grid(placement, scale))
+            done["weight kept on the grid of the source"] += 1
+        else:
+            made.append(encoding)
+            done["weight rounded anew"] += placement.role == "weight"
+    form.changes.update(+done)
+    return encodings.model_copy(update={"encodings": tuple(made)})
+
+
+def _on_grid(placement: Placement, scale: NDArray[np.float32]) -> Encoding:
+    return Encoding.of(placement.tensor, placement.spec, scale, np.zeros(scale.shape, np.int32))

@@ -1,0 +1,226 @@
+"""`handoff`: write all that the machine with the GPU needs into one folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.data import Data, Feed
+from onnxfq.errors import OutputError
+from onnxfq.graph.boundaries import boundaries
+from onnxfq.graph.io.load import read_model
+from onnxfq.graph.io.save import save
+from onnxfq.graph.signature import input_specs, output_names
+from onnxfq.pipeline import RunOptions, open_feeds
+from onnxfq.runtime.session import Session
+from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.stages.check import check
+from onnxfq.support.files import check_writable, replacing, write_text
+from onnxfq.targets.tensorrt.builder.build import BuildOptions
+from onnxfq.targets.tensorrt.builder.profiles import Profile, covering, profiles
+from onnxfq.targets.tensorrt.rules.findings import CheckResult
+from onnxfq.targets.tensorrt.tools import commands
+from onnxfq.targets.tensorrt.tools.polygraphy_json import inputs_json, outputs_json
+
+SAMPLES = 4
+"""Feeds that go along."""
+
+_DATA_SEED = 0
+
+
+@dataclass(frozen=True)
+class Handoff:
+    """What was written: the check of the model, shapes by input, and why outputs are missing, if they are."""
+
+    folder: Path
+    check: CheckResult
+    profiles: dict[str, Profile]
+    files: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Folder:
+    """A folder that is being filled."""
+
+    path: Path
+    files: list[str] = field(default_factory=list)
+
+    def text(self, name: str, content: str) -> None:
+        write_text(self.path / name, content)
+        self.files.append(name)
+
+    def binary(self, name: str, content: bytes) -> None:
+        with replacing(self.path / name) as temporary:
+            temporary.write_bytes(content)
+        self.files.append(name)
+
+
+def handoff(
+    model: str | Path | onnx.ModelProto,
+    folder: str | Path,
+    *,
+    data: Data | None = None,
+    build: BuildOptions | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    options: RunOptions | None = None,
+) -> Handoff:
+    """Write the Q/DQ `model`, shapes, commands, samples with expected outputs and findings into `folder`.
+
+    data: of which the first feeds go along; without any they are random numbers. shapes: of inputs with open
+    dimensions, as for `check`. build: build with TensorRT for RTX as well for the findings. Raises
+    OutputError for a folder that has files in it, and what reading the model and the data raise.
+    """
+    options = options or RunOptions()
+    target = _checked_folder(Path(folder))
+    proto, _, source = read_model(model)
+    found = check(proto, build=build).model_copy(update={"source": source})
+    notes = []
+    if data is None:
+        feeds = [_random_feed(proto, profiles(proto, shapes or {}))]
+        notes.append("the samples are random numbers: no data was given")
+    else:
+        feeds = list(islice(open_feeds(proto, data, options.batch, options.data), SAMPLES))
+    wanted = covering(profiles(proto, shapes or {}), feeds)
+    missing = cannot_run(proto)
+    results = [] if missing else list(_results(proto, feeds, options.threads))
+    if missing:
+        notes.append(f"there are no expected outputs: {missing}")
+    first = {name: array.shape for name, array in feeds[0].items()}
+    named = {name for arrays in (*feeds, *results) for name in arrays}
+    feeds, results = [_numbers(feed) for feed in feeds], [_numbers(result) for result in results]
+    texts = sorted(named - {name for arrays in (*feeds, *results) for name in arrays})
+    if texts:
+        notes.append(f"{', '.join(texts)} hold no numbers, and are left out of the samples")
+    with _filled(target):
+        for name in ("inputs", "raw", *(["outputs"] if results else [])):
+            (target / name).mkdir()
+        out = _Folder(target)
+        save(proto, target / "model.onnx")
+        out.files.append("model.onnx")
+        _write_samples(out, feeds, results)
+        ends = {
+            name: dict(zip(("min", "opt", "max"), profile, strict=True)) for name, profile in wanted.items()
+        }
+        out.text("profiles.json", json.dumps(ends, indent=2) + "\n")
+        out.text("findings.json", found.model_dump_json(indent=2) + "\n")
+        for release in commands.RELEASES:
+            lines = [
+                commands.trtexec(release, wanted, first),
+                commands.polygraphy(release, wanted, bool(results)),
+            ]
+            out.text(f"tensorrt{release}.sh", commands.script(lines))
+            layers = commands.polygraphy_tensors(release, wanted, boundaries(proto))
+            out.text(f"layers{release}.sh", commands.script([layers]))
+        out.text("README.md", _readme(found, notes, bool(results)))
+    return Handoff(target, found, wanted, tuple(out.files), tuple(notes))
+
+
+def _checked_folder(path: Path) -> Path:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise OutputError(
+            f"{path} is there and not an empty folder; give a new one, so that nothing is mixed"
+        )
+    check_writable(path / "any" if path.exists() else path)
+    return path
+
+
+@contextmanager
+def _filled(folder: Path) -> Iterator[None]:
+    """Make `folder`, to be filled; what is in it goes again when that fails, and it too where it is new."""
+    new = not folder.exists()
+    folder.mkdir(exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if new:
+            folder.rmdir()
+        raise
+
+
+def _random_feed(proto: onnx.ModelProto, wanted: Mapping[str, Profile]) -> Feed:
+    """Return one feed of the most frequent shapes: normal numbers, zeros and ones for integers."""
+    rng = np.random.default_rng(_DATA_SEED)
+    feed: dict[str, NDArray[Any]] = {}
+    for spec in input_specs(proto):
+        shape = wanted[spec.name][1] if spec.name in wanted else tuple(size or 1 for size in spec.shape or ())
+        values = rng.normal(size=shape) if spec.dtype.kind not in "iub" else rng.integers(0, 2, shape)
+        feed[spec.name] = np.asarray(values).astype(spec.dtype)
+    return feed
+
+
+def _results(
+    proto: onnx.ModelProto, feeds: Sequence[Feed], threads: int
+) -> Iterator[dict[str, NDArray[Any]]]:
+    session = Session(proto, threads, exact=True)
+    for feed in feeds:
+        yield dict(zip(output_names(proto), session.run(feed), strict=True))
+
+
+def _write_samples(
+    out: _Folder, feeds: Sequence[Feed], results: Sequence[Mapping[str, NDArray[Any]]]
+) -> None:
+    out.text("inputs.json", inputs_json(feeds))
+    if results:
+        out.text("outputs.json", outputs_json(results))
+    for name, array in feeds[0].items():
+        out.binary(f"raw/{commands.file_name(name)}.bin", np.ascontiguousarray(array).tobytes())
+    for number, feed in enumerate(feeds):
+        out.binary(f"inputs/{number}.npz", _npz(feed))
+    for number, result in enumerate(results):
+        out.binary(f"outputs/{number}.npz", _npz(result))
+
+
+def _numbers(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return what is an array of numbers: texts, sequences and maps are no samples for TensorRT."""
+    return {n: a for n, a in arrays.items() if isinstance(a, np.ndarray) and a.dtype.kind not in "OUS"}
+
+
+def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    held = io.BytesIO()
+    np.savez_compressed(held, allow_pickle=False, **arrays)
+    return held.getvalue()
+
+
+def _readme(found: CheckResult, notes: Sequence[str], expected: bool) -> str:
+    lines = ["# Hand-over to TensorRT", ""]
+    lines += [f"- {note}" for note in notes] + ([""] if notes else [])
+    lines += ["| file | what it is |", "|---|---|"]
+    rows = [
+        ("model.onnx", "the model, with Q/DQ and all weights inside"),
+        (
+            "tensorrt10.sh, tensorrt11.sh",
+            "build, time and compare with trtexec and Polygraphy of that release",
+        ),
+        (
+            "layers10.sh, layers11.sh",
+            f"save what TensorRT computes in front of every QuantizeLinear into {commands.TENSORS_FILE}",
+        ),
+        ("profiles.json", "smallest, most frequent and largest shape of inputs with open dimensions"),
+        ("inputs.json" + (", outputs.json" if expected else ""), "samples for Polygraphy (0.53 or later)"),
+        ("inputs/" + (", outputs/" if expected else ""), "the same as .npz files"),
+        ("raw/", "the first sample raw, for trtexec"),
+        ("findings.json", "what `onnxfq check` found"),
+    ]
+    lines += [f"| {name} | {what} |" for name, what in rows]
+    lines += ["", "## Findings", "", "```text", found.table(), "```", ""]
+    lines.append(
+        "A layer that should run in low precision and shows Float or Half in `layers.json` was not fused; "
+        "compare its name with the coverage above."
+    )
+    lines += ["", "## Where TensorRT differs", "", "```sh", "sh layers11.sh"]
+    lines += [f"onnxfq compare model.onnx --data inputs --batch 0 --b {commands.TENSORS_FILE}", "```"]
+    return "\n".join(lines) + "\n"

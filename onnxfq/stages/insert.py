@@ -1,0 +1,78 @@
+"""`insert_qdq`, `insert_fake_quantize`: the quantized model, its metadata telling what it was made with."""
+
+from __future__ import annotations
+
+import onnx
+
+from onnxfq.documents.cast_plan import FloatName
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Plan
+from onnxfq.graph.io.load import MIN_OPSET
+from onnxfq.graph.model import Model
+from onnxfq.numerics.storage_types import deployed_qtype
+from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.stages.calibrate import calibrated_part
+from onnxfq.stages.inspect import FORMAT_KEY
+from onnxfq.version import VERSION
+
+
+def insert_qdq(
+    model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: int = MIN_OPSET
+) -> onnx.ModelProto:
+    """Return `model` with Q/DQ on every placed tensor, ready to hand over, at `lowest_opset` or above.
+
+    Standard operators; for target tensorrt MXFP8 and NVFP4 are written with those of its parser.
+    """
+    plan = calibrated_part(plan, encodings.without_values)
+    proto = with_provenance(InsertQdq(plan, encodings, lowest_opset).run(model).model.proto, plan, encodings)
+    for placement in plan.placements:
+        qtype = placement.spec.qtype
+        if deployed_qtype(qtype) is not qtype:
+            proto.metadata_props.add(key=FORMAT_KEY + placement.tensor, value=qtype.name)
+    return proto
+
+
+def insert_fake_quantize(
+    model: Model, plan: Plan, encodings: Encodings, *, switchable: bool = False
+) -> onnx.ModelProto:
+    """Return `model` with FakeQuantize nodes, to evaluate in ONNX Runtime with the custom-op library.
+
+    switchable: all nodes read the optional input `onnxfq/enabled`; fed with false the model is float.
+    """
+    plan = calibrated_part(plan, encodings.without_values)
+    return with_provenance(
+        InsertFakeQuantize(plan, encodings, switchable).run(model).model.proto, plan, encodings
+    )
+
+
+def with_provenance(
+    proto: onnx.ModelProto, plan: Plan, encodings: Encodings, floats: FloatName = "fp32"
+) -> onnx.ModelProto:
+    """Return `proto` with what it was made with and from in its metadata.
+
+    Version, recipe, target, type of what is float, calibrators of activations, hashes of the float model, of
+    the data and of the statistics, the kind of file that gave encodings. No time and no path: equal inputs
+    give equal files.
+    """
+    activations = {placement.tensor for placement in plan.activations}
+    methods = {e.spec.calibrator for e in encodings.encodings if e.tensor in activations}
+    given, proto = proto, onnx.ModelProto()
+    proto.CopyFrom(given)
+    for key, value in (
+        ("version", VERSION),
+        ("recipe", plan.recipe),
+        ("calibrator", ", ".join(sorted(methods))),
+        ("statistics_sha256", encodings.statistics_sha256),
+        ("data_sha256", encodings.data_sha256),
+        ("encodings_from", encodings.source),
+        ("target", plan.target),
+        ("source_sha256", plan.model_sha256),
+        *([("float", floats)] if floats != "fp32" else []),
+    ):
+        name = f"onnxfq.{key}"
+        for entry in [p for p in proto.metadata_props if p.key == name]:
+            proto.metadata_props.remove(entry)
+        if value:
+            proto.metadata_props.add(key=name, value=value)
+    return proto

@@ -1,0 +1,211 @@
+"""`inspect_model`: what stands in a model file, quantized or not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.graph.io.external_tensors import tensor_array, tensor_bytes
+from onnxfq.graph.io.load import read_model
+from onnxfq.graph.model import all_graphs, all_nodes, default_opset
+from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
+from onnxfq.graph.signature import input_specs, output_names
+from onnxfq.support.records import Record
+from onnxfq.support.tables import table_lines
+
+FORMAT_KEY = "onnxfq.format/"
+"""What metadata of a written model begin with that name a tensor's format where a wider type carries it."""
+
+
+class QuantizedTensor(Record):
+    """One quantizer found: where, in which format, with which scales; None where the model makes them."""
+
+    tensor: str
+    op_type: str
+    qtype: str
+    granularity: str
+    scale_min: float | None
+    scale_max: float | None
+    zero_points: str
+
+
+class Inspection(Record):
+    """Summary of a model file."""
+
+    source: str
+    opset: int
+    ir_version: int
+    producer: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    operators: dict[str, int]
+    weighted: dict[str, int]
+    weight_bytes: int
+    quantized: tuple[QuantizedTensor, ...]
+    metadata: dict[str, str]
+
+    def table(self) -> str:
+        """Return the summary as plain text."""
+        operators = ", ".join(f"{op} {count}" for op, count in self.operators.items())
+        weighted = ", ".join(f"{op} {count}" for op, count in self.weighted.items()) or "none"
+        lines = [
+            f"model      {self.source}",
+            f"opset      {self.opset} (IR {self.ir_version}), producer {self.producer or 'unknown'}",
+            *(f"input      {line}" for line in self.inputs),
+            f"outputs    {', '.join(self.outputs)}",
+            f"operators  {operators}",
+            f"weighted   {weighted}",
+            f"constants  {self.weight_bytes / 1e6:.2f} MB",
+            *(
+                f"metadata   {key} = {value}"
+                for key, value in self.metadata.items()
+                if not key.startswith(FORMAT_KEY)
+            ),
+        ]
+        if not self.quantized:
+            found = sorted(set(self.operators) & QUANTIZED_OPS)
+            lines.append(f"quantized  by {', '.join(found)}" if found else "quantized  no")
+            return "\n".join(lines)
+        rows = [("tensor", "operator", "type", "granularity", "scale", "zero point")]
+        for q in self.quantized:
+            rows.append((q.tensor, q.op_type, q.qtype, q.granularity, _scales(q), q.zero_points))
+        return "\n".join([*lines, "", *table_lines(rows, names=(0,))])
+
+
+def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
+    """Read a model and list what is in it. Raises ModelError in one line."""
+    proto, _, source = read_model(model)
+    nodes = all_nodes(proto.graph)
+    counts = Counter(node.op_type for node in nodes)
+    constants = {tensor.name: tensor for graph in all_graphs(proto.graph) for tensor in graph.initializer}
+    dtypes = {tensor.name: tensor.data_type for tensor in constants.values()}
+    for node in nodes:
+        if node.op_type == "QuantizeLinear":
+            dtypes[node.output[0]] = _output_type(node, dtypes)
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    made = {name: node for node in nodes for name in node.output}
+    found = [_quantizer(node, constants, dtypes, made) for node in nodes]
+    return Inspection(
+        source=source,
+        opset=default_opset(proto),
+        ir_version=proto.ir_version,
+        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
+        inputs=tuple(str(spec) for spec in input_specs(proto)),
+        outputs=output_names(proto),
+        operators=dict(counts.most_common()),
+        weighted={op: counts[op] for op in WEIGHTED_INPUTS if counts[op]},
+        weight_bytes=sum(tensor_bytes(t) for t in constants.values()),
+        quantized=tuple(_as_asked(q, metadata) for q in found if q is not None),
+        metadata=metadata,
+    )
+
+
+def _scales(quantized: QuantizedTensor) -> str:
+    low, high = quantized.scale_min, quantized.scale_max
+    if low is None or high is None:
+        return "dynamic"
+    return f"{low:.6g}" if low == high else f"{low:.4g} … {high:.4g}"
+
+
+def _as_asked(quantized: QuantizedTensor, metadata: dict[str, str]) -> QuantizedTensor:
+    """Return `quantized` with the number format that its type carries, where the metadata name one."""
+    name = quantized.tensor.removesuffix("/clip").removesuffix("/q")
+    return quantized.model_copy(update={"qtype": metadata.get(FORMAT_KEY + name, quantized.qtype)})
+
+
+def _quantizer(
+    node: onnx.NodeProto,
+    constants: dict[str, onnx.TensorProto],
+    dtypes: dict[str, int],
+    made: dict[str, onnx.NodeProto],
+) -> QuantizedTensor | None:
+    """Return what a quantizing node says; one that dequantizes counts where it reads a stored constant."""
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    reads_constant = node.op_type in _DEQUANTIZES and node.input[0] in constants
+    if node.op_type in _DYNAMIC:
+        scale, rank = None, 1 if "axis" in attributes else 0
+    elif node.op_type in ("QuantizeLinear", "FakeQuantize") or reads_constant:
+        scale = _constant_scale(node.input[1], constants, made)
+        if scale is None or not scale.size:
+            return None
+        rank = scale.ndim
+    else:
+        return None
+    if "qtype" in attributes:
+        qtype = attributes["qtype"].decode()
+    elif node.op_type in _DYNAMIC:
+        qtype = _DYNAMIC[node.op_type]
+    else:
+        code = dtypes[node.input[0]] if reads_constant else dtypes[node.output[0]]
+        qtype = onnx.TensorProto.DataType.Name(code).lower()
+    return QuantizedTensor(
+        tensor=node.input[0],
+        op_type=node.op_type,
+        qtype=qtype,
+        granularity=_granularity(rank, attributes),
+        scale_min=None if scale is None else float(scale.min()),
+        scale_max=None if scale is None else float(scale.max()),
+        zero_points="dynamic" if _asymmetric(node, attributes) else _zero_points(node, constants),
+    )
+
+
+# Quantizers whose scales the running model makes: the number format that they have.
+_DYNAMIC = {
+    "DynamicQuantizeLinear": "uint8",
+    "DynamicFakeQuantize": "",
+    "TRT_FP4DynamicQuantize": "float4e2m1",
+    "TRT_MXFP8DynamicQuantize": "float8e4m3fn",
+}
+_DEQUANTIZES = ("DequantizeLinear", "TRT_MXFP8DequantizeLinear")
+
+
+def _asymmetric(node: onnx.NodeProto, attributes: dict[str, Any]) -> bool:
+    return node.op_type == "DynamicQuantizeLinear" or attributes.get("symmetric") == 0
+
+
+def _constant_scale(
+    name: str, constants: dict[str, onnx.TensorProto], made: dict[str, onnx.NodeProto]
+) -> NDArray[np.float64] | None:
+    """Return a scale that is a constant, or a constant times another, as that of NVFP4; else None."""
+    if name in constants:
+        values = tensor_array(constants[name])
+        # MXFP8 for TensorRT holds exponents, biased by 127.
+        exponents = values.dtype == np.uint8
+        return np.asarray(np.exp2(values.astype(np.float64) - 127) if exponents else values, np.float64)
+    node = made.get(name)
+    if node is None or node.op_type != "DequantizeLinear":
+        return None
+    factors = [constants[part] for part in node.input[:2] if part in constants]
+    if len(factors) != 2:
+        return None
+    first, second = (tensor_array(factor).astype(np.float64) for factor in factors)
+    return np.asarray(first * second)
+
+
+def _output_type(node: onnx.NodeProto, dtypes: dict[str, int]) -> int:
+    if len(node.input) > 2 and node.input[2] in dtypes:
+        return dtypes[node.input[2]]
+    given = next((a.i for a in node.attribute if a.name == "output_dtype"), 0)
+    return int(given or onnx.TensorProto.UINT8)  # ONNX's default
+
+
+def _granularity(rank: int, attributes: dict[str, Any]) -> str:
+    if attributes.get("block_shape"):
+        return f"blocks of {attributes['block_shape']}"
+    if rank == 0:
+        return "per-tensor"
+    axis, block = attributes.get("axis", 1), attributes.get("block_size", 0)
+    return f"blocks of {block} on axis {axis}" if block else f"per-axis {axis}"
+
+
+def _zero_points(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
+    if len(node.input) < 3 or node.input[2] not in constants:
+        return "0"
+    values = tensor_array(constants[node.input[2]]).astype(np.float64)
+    low, high = values.min(), values.max()
+    return f"{low:g}" if low == high else f"{low:g} … {high:g}"

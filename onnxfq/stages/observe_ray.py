@@ -1,0 +1,190 @@
+"""`collect_on_ray`: the same statistics from many machines, by shards that merge exactly.
+
+The only importer of ray (extra `ray`). A shard is a task without state: when its worker dies, Ray runs it
+again elsewhere, and nothing is lost or counted twice.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import onnx
+
+from onnxfq.calibration.statistics import Statistics
+from onnxfq.data import Feed, owned
+from onnxfq.documents.plan import Plan
+from onnxfq.errors import RuntimeLibraryError
+from onnxfq.graph.model import Model
+from onnxfq.runtime.custom_ops import use_custom_ops, used_custom_ops
+from onnxfq.runtime.device_choice import choose_device
+from onnxfq.runtime.device_memory import Device
+from onnxfq.stages.observe import ObservationInterrupted, resumed
+from onnxfq.stages.observers import ObserveOptions, Observer, observer_on
+from onnxfq.support.records import one_line
+
+SHARD = 16
+"""Feeds a task: enough to make sending them cheap, few enough that a lost worker costs little."""
+LOCAL = "local"
+_STORE_BYTES = 256 << 20
+
+
+def collect_on_ray(
+    model: Model,
+    plan: Plan,
+    feeds: Iterable[Feed],
+    address: str,
+    options: ObserveOptions | None = None,
+    start: Statistics | None = None,
+) -> Statistics:
+    """Return what `collect_statistics` returns, byte for byte, gathered by the workers of a Ray cluster.
+
+    start: as for `collect_statistics`. address: of the cluster, or "local" for the cores of this machine.
+    Every worker needs onnxfq and the same kind of processor: onnxruntime rounds differently with other
+    vector instructions. Custom-op libraries and data files of the model are read at the same absolute paths.
+    Device "auto" is the CPU, for workers must not differ; with "cuda" each takes a GPU.
+    Raises as `collect_statistics`, and RuntimeLibraryError when ray is missing, the cluster cannot be reached
+    or has no GPU.
+    """
+    ray = _ray()
+    options = options or ObserveOptions()
+    plan.check_model(model.sha256)
+    with _Cluster(ray, address, options.threads):
+        work = ray.put(_Work.of(model, plan, options))
+        kind = "GPU" if options.device == "cuda" else "CPU"
+        workers = int(ray.cluster_resources().get(kind, 0))
+        if kind == "GPU" and not workers:
+            raise RuntimeLibraryError(f"the Ray cluster at {address!r} has no GPU; use device cpu")
+        task = ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_retries=-1)(_observe_shard)
+        total = None if start is None else replace(start, complete=True)
+        # Twice as many shards as workers are out at a time: none waits, and memory stays bounded.
+        most = 2 * max(1, workers)
+        out: deque[Any] = deque()
+
+        def collect() -> None:
+            nonlocal total
+            observed = _result(ray, out.popleft())
+            total = observed if total is None else total.merge(observed)
+            if options.progress is not None:
+                options.progress(total.feeds)
+
+        try:
+            source = owned(feeds) if start is None else resumed(feeds, start)
+            for first, shard in _shards(source, 0 if start is None else start.feeds):
+                out.append(task.remote(work, first, shard))
+                if len(out) >= most:
+                    collect()
+            while out:
+                collect()
+        except KeyboardInterrupt:
+            so_far = total or Statistics(model.sha256, 0, {})
+            raise ObservationInterrupted(replace(so_far, complete=False)) from None
+    return total or Statistics(model.sha256, 0, {})
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a worker needs to observe: sent once, kept by every machine."""
+
+    model: bytes
+    sha256: str
+    source: str
+    plan: str
+    options: ObserveOptions
+    libraries: tuple[str, ...]
+
+    @staticmethod
+    def of(model: Model, plan: Plan, options: ObserveOptions) -> _Work:
+        device: Device = "cuda" if options.device == "cuda" else "cpu"
+        plain = replace(options, threads=1, progress=None, device=device)
+        return _Work(
+            model.proto.SerializeToString(),
+            model.sha256,
+            model.source,
+            plan.model_dump_json(),
+            plain,
+            used_custom_ops(),
+        )
+
+    def observer(self) -> Observer:
+        for path in self.libraries:
+            use_custom_ops(path)
+        proto = onnx.ModelProto.FromString(self.model)
+        device = choose_device(self.options.device)
+        model = Model(proto, self.sha256, self.source)
+        return observer_on(device, model, Plan.model_validate_json(self.plan), self.options)
+
+
+# One observer a worker process: its session serves all shards that the process is given.
+_observers: dict[tuple[str, str], Observer] = {}
+
+
+def _observe_shard(work: _Work, first: int, shard: list[Feed]) -> Statistics:
+    key = (work.sha256, work.plan)
+    if key not in _observers:
+        _observers[key] = work.observer()
+    return _observers[key].run(shard, first)
+
+
+def _shards(feeds: Iterable[Feed], first: int) -> Iterator[tuple[int, list[Feed]]]:
+    """Yield the number of the first feed of each shard, and its feeds; `first` is the number of the first."""
+    source = iter(feeds)
+    while shard := list(islice(source, SHARD)):
+        yield first, shard
+        first += len(shard)
+
+
+def _result(ray: Any, reference: Any) -> Statistics:
+    try:
+        result: Statistics = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    return result
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise RuntimeLibraryError(
+            "observing on a cluster needs ray: pip install 'onnxfq[ray]', or observe without it"
+        ) from None
+    return ray
+
+
+class _Cluster:
+    """A connection to a cluster, made here and given up again; one that is open already is used and kept."""
+
+    def __init__(self, ray: Any, address: str, cores: int) -> None:
+        self._ray, self._address, self._cores = ray, address, cores
+        self._mine = False
+
+    def __enter__(self) -> _Cluster:
+        if self._ray.is_initialized():
+            return self
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        try:
+            if self._address == LOCAL:
+                self._ray.init(
+                    num_cpus=self._cores or None,
+                    object_store_memory=_STORE_BYTES,
+                    include_dashboard=False,
+                    _temp_dir=tempfile.gettempdir(),
+                    **quiet,
+                )
+            else:
+                self._ray.init(address=self._address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise RuntimeLibraryError(
+                f"no Ray cluster at {self._address!r}: {one_line(error)[:200]}; start one, or use local"
+            ) from None
+        self._mine = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._mine:
+            self._ray.shutdown()

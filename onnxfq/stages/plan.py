@@ -1,0 +1,227 @@
+"""`make_plan`: a model and a recipe give a plan."""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+
+from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped, Use
+from onnxfq.documents.recipe import RECIPES, Recipe
+from onnxfq.errors import ModelError, RecipeError
+from onnxfq.graph.model import Model
+from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
+from onnxfq.graph.queries import all_nodes, all_tensors, is_dequantized, nodes_out_of_reach, read_in_float
+from onnxfq.placement.equalization import equalize_depthwise
+from onnxfq.placement.log_spectra import leave_out_log_spectra
+from onnxfq.placement.residual_adds import residual_skip
+from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
+from onnxfq.placement.target_policy import Operands, TargetPolicy
+from onnxfq.placement.weighted_ops import NodeDecision, decide_weighted, place_activation, refuse
+from onnxfq.runtime.type_inference import with_found_types
+from onnxfq.targets.registry import POLICIES
+from onnxfq.targets.tensorrt.attention import all_or_none
+from onnxfq.targets.tensorrt.qkv_projections import one_pair_a_product
+from onnxfq.targets.tensorrt.small_shapes import leave_out_small
+
+
+def make_plan(model: Model, recipe: Recipe) -> Plan:
+    """Decide for every tensor of `model` whether and how it is quantized, with the reason.
+
+    Raises RecipeError for overrides that match nothing or ask what the target cannot take, ModelError
+    for a model that is quantized already or has nothing to quantize.
+    """
+    typed, untold = with_found_types(model)
+    graph = typed.graph()
+    if recipe.existing != "keep":
+        refuse_quantized(graph, model.source)
+    tensors = all_tensors(graph)
+    recipe.check_names({node.name: node.op for node in all_nodes(graph)}, set(tensors))
+    policy = POLICIES[recipe.target]
+    decisions = _decide_weighted(graph, recipe, policy)
+    decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
+    placements = [_told_if_split(p, tensors) for p in _merge(decisions)]
+    placements = equalize_depthwise(placements, graph, recipe)
+    opaque = list(opaque_operators(graph))
+    kept = {d.node: d.why_float for d in decisions if d.why_float} | {s.name: s.why for s in opaque}
+    if not placements:
+        untold = f". ONNX Runtime cannot tell the types either: {untold}" if untold else ""
+        raise ModelError(_nothing_to_quantize(model.source, decisions, opaque) + untold)
+    skipped = [
+        Skipped(name=d.node, kind="node", op_type=d.op_type, why=d.why_float)
+        for d in decisions
+        if d.why_float
+    ]
+    return Plan(
+        model_sha256=model.sha256,
+        recipe=recipe.name,
+        target=recipe.target,
+        placements=tuple(placements),
+        nodes=tuple(
+            [
+                QuantizableNode(node=d.node, op_type=d.op_type, needs=d.needs)
+                for d in decisions
+                if not d.by_rule
+            ]
+            + [QuantizableNode(node=s.name, op_type=s.op_type, needs=()) for s in opaque]
+        ),
+        existing=recipe.existing,
+        skipped=tuple(skipped + opaque + list(float_tensors(graph, placements, kept, policy))),
+    )
+
+
+# Together they place every activation that a built-in recipe can ask for: the first all inputs of weighted
+# operators and the skip branches of residual sums, the second those that TensorRT would keep in float.
+_WIDEST = ("tensorrt-int8", "onnxruntime-int8")
+
+
+def observation_plan(model: Model) -> Plan:
+    """Return a plan of all activations that any built-in recipe may want, to observe them once for all.
+
+    Statistics gathered with it serve every plan without overrides that ask for more. Raises ModelError
+    as `make_plan`.
+    """
+    wide = [RECIPES[name].model_copy(update={"log_spectra": "quantize"}) for name in _WIDEST]
+    plans = [make_plan(model, recipe) for recipe in wide]
+    placements = {p.tensor: p for plan in plans for p in plan.activations}
+    # With the ranges of channels a tensor has the statistics of the whole of it as well.
+    placements |= {p.tensor: p for plan in plans for p in plan.activations if p.spec.equalized}
+    return plans[0].model_copy(update={"recipe": "all", "placements": tuple(placements.values())})
+
+
+def refuse_quantized(graph: gs.Graph, source: str) -> None:
+    """Raise ModelError when the graph holds operators of a quantized model."""
+    found = sorted({node.op for node in all_nodes(graph)} & QUANTIZED_OPS)
+    if found:
+        raise ModelError(
+            f"{source} is already quantized (it has {', '.join(found)}); give the float model, "
+            "--keep-existing to quantize the rest, or --requantize to take out what it has"
+        )
+
+
+def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> list[NodeDecision]:
+    beyond = nodes_out_of_reach(graph)
+    nodes = list(all_nodes(graph))
+    weighted = [node for node in nodes if is_weighted(node) and node.name not in beyond]
+    decisions = _as_a_whole(
+        [decide_weighted(node, recipe, policy) for node in weighted], graph, recipe, policy
+    )
+    # Which nodes stay in float is known now: what they read through a Transpose must not be rounded.
+    unrounded = read_in_float(graph, beyond.keys() | {d.node for d in decisions if d.why_float})
+    decisions = [
+        d if d.why_float else decide_weighted(node, recipe, policy, unrounded)
+        for node, d in zip(weighted, decisions, strict=True)
+    ]
+    decisions = _as_a_whole(decisions, graph, recipe, policy)
+    if policy.fused_attention:
+        unrounded = read_in_float(graph, beyond.keys() | {d.node for d in decisions if d.why_float})
+        decisions = one_pair_a_product(decisions, nodes, recipe, policy, unrounded)
+    return decisions
+
+
+def _as_a_whole(
+    decisions: list[NodeDecision], graph: gs.Graph, recipe: Recipe, policy: TargetPolicy
+) -> list[NodeDecision]:
+    """Return `decisions` after the rules that look at more than one operand."""
+    nodes = all_nodes(graph)
+    if recipe.log_spectra == "float":
+        decisions = leave_out_log_spectra(decisions, graph)
+    if recipe.small_shapes == "float":
+        decisions = leave_out_small(decisions, nodes)
+    return all_or_none(decisions, nodes) if policy.fused_attention else decisions
+
+
+def _decide_residuals(
+    graph: gs.Graph, recipe: Recipe, policy: TargetPolicy, quantized: set[str]
+) -> list[NodeDecision]:
+    decisions = []
+    beyond = nodes_out_of_reach(graph)
+    for node in all_nodes(graph) if policy.residual else ():
+        skip = None if node.name in beyond else residual_skip(node, quantized)
+        if skip is None:
+            continue
+        placement = place_activation(node, skip.slot, recipe, policy, "skip branch of a residual Add")
+        # An Add takes no scales that change from row to row or from run to run.
+        if placement is None or placement.spec.dynamic:
+            continue
+        if is_dequantized(node.inputs[skip.slot]):
+            continue
+        why_float, by_rule = skip.why_float, bool(skip.why_float)
+        if not by_rule and recipe.keeps_float(node.name, node.op, placement.tensor):
+            why_float = f"kept in float by an override of recipe {recipe.name}"
+        if not why_float:
+            refuse(Operands(node, (placement,), {}), policy)
+        decisions.append(
+            NodeDecision(
+                node.name,
+                "Add (residual)",
+                placement.uses,
+                () if why_float else (placement,),
+                why_float,
+                by_rule,
+            )
+        )
+    return decisions
+
+
+def _merge(decisions: list[NodeDecision]) -> list[Placement]:
+    """Join the placements of one tensor: activations must agree, weights fall back to one scale."""
+    merged: dict[str, Placement] = {}
+    for decision in decisions:
+        for placement in decision.placements:
+            known = merged.get(placement.tensor)
+            merged[placement.tensor] = placement if known is None else _join(known, placement, decision)
+    return list(merged.values())
+
+
+def _told_if_split(placement: Placement, tensors: dict[str, gs.Tensor]) -> Placement:
+    """Add to the reason of a weight that something reads it in float as well, if so."""
+    if placement.role != "weight":
+        return placement
+    constant = tensors[placement.tensor]
+    readers = [
+        node
+        for node in constant.outputs
+        for slot, read in enumerate(node.inputs)
+        if read is constant and Use(node.name, slot) not in placement.uses
+    ]
+    if not readers:
+        return placement
+    first = f"{readers[0].op} {readers[0].name!r}"
+    note = f"; {first} reads it in float, so it is stored in both forms"
+    return placement.model_copy(update={"why": placement.why + note})
+
+
+def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placement:
+    uses = tuple(dict.fromkeys((*known.uses, *more.uses)))
+    spec, why = known.spec, known.why
+    if known.spec != more.spec:
+        same_kind = known.spec.model_copy(update=more.spec.blocks)
+        if known.role == "activation" and same_kind == more.spec:
+            raise RecipeError(
+                f"tensor {known.tensor!r} is summed along another axis by {known.uses[0].node!r} than by "
+                f"{decision.node!r}, and is rounded once: {known.spec} or {more.spec}; leave one of the "
+                "two in float by an override"
+            )
+        if known.role != "weight" or more.role != "weight" or same_kind != more.spec:
+            raise RecipeError(
+                f"tensor {known.tensor!r} is asked to be {known.spec} for {known.uses[0].node!r} and "
+                f"{more.spec} for {decision.node!r}; override it by tensor name"
+            )
+        if known.spec.block_size is not None:
+            raise RecipeError(
+                f"weight {known.tensor!r} is blocked along different axes for {known.uses[0].node!r} and "
+                f"{decision.node!r}; leave one of them in float by an override"
+            )
+        spec = known.spec.model_copy(update=dict.fromkeys(known.spec.blocks))
+        why = "weight shared by operators with different channel axes, per tensor"
+    return known.model_copy(update={"uses": uses, "spec": spec, "why": why})
+
+
+def _nothing_to_quantize(source: str, decisions: list[NodeDecision], opaque: list[Skipped]) -> str:
+    if decisions:
+        first = decisions[0]
+        remedy = "; export the model in float32 or float16" if "only float32" in first.why_float else ""
+        return f"{source}: nothing to quantize: {first.op_type} {first.node!r}: {first.why_float}{remedy}"
+    for inner in opaque[:1]:
+        return f"{source}: nothing to quantize: {inner.op_type} {inner.name!r} stays in float, {inner.why}"
+    known = ", ".join(WEIGHTED_INPUTS)
+    return f"{source}: nothing to quantize: it has no {known}; give a model with one of them"

@@ -1,0 +1,1 @@
+"""Files, records, tables, resources, digests."""

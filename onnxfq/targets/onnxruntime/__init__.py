@@ -1,0 +1,1 @@
+"""ONNX Runtime as a target: policy and releases."""

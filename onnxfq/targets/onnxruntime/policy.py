@@ -1,0 +1,73 @@
+"""ONNX Runtime's CPU provider: which Q/DQ kernels it has, and what its fusion takes."""
+
+from __future__ import annotations
+
+from onnxfq.documents.plan import Placement
+from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.spec import QuantSpec
+from onnxfq.numerics.storage_types import deployed_qtype
+from onnxfq.placement.target_policy import Operands, TargetPolicy
+
+# onnxruntime 1.31.1 has QuantizeLinear for integers of 2, 4, 8 and 16 bits and for the float8 types.
+_NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
+
+
+# With uint8 inputs these are fused above ORT_ENABLE_BASIC, however many scales the input has, and the fused
+# kernels (QLinearConv, QLinearMatMul, MatMulIntegerToFloat) fail unless it is one: tried on 1.31.1.
+_ONE_SCALE_FUSED = ("Conv", "MatMul")
+
+# The one form of DynamicQuantizeLinear.
+_DYNAMIC = QuantSpec(qtype="uint8", symmetric=False, dynamic=True)
+
+
+def _refuses(placement: Placement, operands: Operands) -> str:
+    spec, base = placement.spec, placement.spec.qtype.base
+    if base in _NO_KERNEL:
+        return f"ONNX Runtime has no QuantizeLinear for {base}; use float8e4m3fn, or target simulation"
+    if spec.zero_point == "fractional":
+        return "ONNX Runtime takes integer zero points only; use zero_point: integer, or target simulation"
+    if spec.dynamic and spec != _DYNAMIC:
+        return (
+            f"ONNX Runtime has dynamic scales for {_DYNAMIC} only, not {spec}; use recipe "
+            "onnxruntime-uint8-dynamic, dynamic: false, or target simulation"
+        )
+    return _refuses_groups(placement, operands)
+
+
+def _refuses_groups(placement: Placement, operands: Operands) -> str:
+    """Return why an activation cannot have several scales that are constants of the model."""
+    spec, carrier = placement.spec, deployed_qtype(placement.spec.qtype)
+    if placement.role != "activation" or spec.observed_granularity == PerTensor():
+        return ""
+    if carrier is not None and carrier is not spec.qtype:
+        return f"{spec.qtype} activations are clipped per tensor; use {carrier}, or per_tensor"
+    if spec.qtype.name == "uint8" and operands.node.op in _ONE_SCALE_FUSED:
+        return (
+            f"ONNX Runtime's kernels of {operands.node.op} take one scale of a uint8 input; use qtype: int8, "
+            "granularity: per_tensor, or target simulation"
+        )
+    return ""
+
+
+def _keeps_float(operands: Operands) -> str:
+    for placement in operands.placements:
+        spec, kind = placement.spec, placement.float_type
+        if kind == "float32":
+            continue
+        if spec.dynamic:
+            return f"DynamicQuantizeLinear takes float32 only, and {placement.tensor!r} is {kind}"
+        if spec.scale_type != "float32":
+            return f"scales have the type of {placement.tensor!r}, and {kind} lacks the small ones of blocks"
+    return ""
+
+
+ONNXRUNTIME = TargetPolicy(
+    name="onnxruntime",
+    per_tensor_weights={},
+    # ONNX Runtime fuses an Add only with pairs on both inputs and the output.
+    residual=False,
+    channel_blocks=False,
+    bias="bias: added in float, so that no rounding of int32 biases is needed",
+    refuses=_refuses,
+    keeps_float=_keeps_float,
+)

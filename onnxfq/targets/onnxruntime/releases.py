@@ -1,0 +1,134 @@
+"""What releases of ONNX Runtime read, and models kept to it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+
+from onnxfq.errors import ModelError, RecipeError
+from onnxfq.graph.half_types import QUANTIZERS
+from onnxfq.graph.model import all_graphs, all_nodes, default_opset
+from onnxfq.graph.normalize.opset import lowest_ir
+
+# Release -> (newest ai.onnx opset, newest IR version) of models that it runs: each tried, with Q/DQ pairs.
+# 1.15 loads opset 19 too and 1.23 opset 23, without kernels for their QuantizeLinear.
+# tests/graph/test_releases.py tries the installed one again.
+_RELEASES = {
+    (1, 15): (18, 9),
+    (1, 16): (19, 9),
+    (1, 17): (20, 9),
+    (1, 18): (21, 10),
+    (1, 19): (21, 10),
+    (1, 20): (21, 10),
+    (1, 21): (22, 10),
+    (1, 22): (22, 10),
+    (1, 23): (22, 11),
+    (1, 24): (25, 13),
+    **{(1, minor): (26, 13) for minor in range(25, 32)},
+}
+
+_BLOCKS = "scales of blocks"
+
+# What a release has no kernels for though it reads opset and IR version: each tried, on DequantizeLinear.
+_LACKING = {(1, 18): {"INT4", "UINT4", _BLOCKS}}
+
+# Element types and the IR versions that brought them, from onnx.proto's history of versions.
+_IR_OF_TYPE = {
+    **dict.fromkeys(("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"), 9),
+    **dict.fromkeys(("INT4", "UINT4"), 10),
+    "FLOAT4E2M1": 11,
+    "FLOAT8E8M0": 12,
+    **dict.fromkeys(("INT2", "UINT2"), 13),
+    **dict.fromkeys(("FLOAT6E2M3", "FLOAT6E3M2"), 14),
+}
+_IR_OF_FUNCTIONS = 8
+
+_FORM = re.compile(r"(?:onnxruntime|ort)\s*==\s*(\d+)\.(\d+)(?:\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of ONNX Runtime, as `1.18`: the newest opset and IR version it runs, and what it lacks."""
+
+    name: str
+    opset: int
+    ir_version: int
+    lacking: frozenset[str] = frozenset()
+
+    def check_opset(self, opset: int, what: str) -> None:
+        """Raise ModelError when `what` is at, or needs, an opset that this release does not read."""
+        if opset > self.opset:
+            raise ModelError(
+                f"{what} opset {opset}, and onnxruntime {self.name} reads {self.opset} at most; export the "
+                "model lower, choose another recipe, or give a newer --runtime"
+            )
+
+    def kept_to(self, proto: onnx.ModelProto, recipe: str) -> onnx.ModelProto:
+        """Return `proto` with an IR version that this release reads.
+
+        Raises ModelError when none will do, or when the release has no kernels for something in it.
+        """
+        self.check_opset(default_opset(proto), f"recipe {recipe} needs")
+        lowest, why = _needed_ir(proto)
+        if lowest > self.ir_version:
+            raise ModelError(
+                f"recipe {recipe} needs IR version {lowest} for {why}, and onnxruntime {self.name} reads "
+                f"{self.ir_version} at most; choose another recipe, or give a newer --runtime"
+            )
+        lacking = sorted(self.lacking & {*_types(proto), *_forms(proto)})
+        if lacking:
+            raise ModelError(
+                f"recipe {recipe} needs {lacking[0].lower()}, and onnxruntime {self.name} has no kernels for "
+                "them; choose another recipe, or give a newer --runtime"
+            )
+        kept = onnx.ModelProto()
+        kept.CopyFrom(proto)
+        kept.ir_version = min(proto.ir_version, self.ir_version)
+        return kept
+
+
+def release_of(words: str) -> Release:
+    """Return the release that `words` name, as `onnxruntime==1.18`. Raises RecipeError for others."""
+    found = _FORM.fullmatch(words.strip())
+    known = [f"{major}.{minor}" for major, minor in _RELEASES]
+    if found is None:
+        raise RecipeError(f"no runtime {words!r}; give onnxruntime==X, with X from {known[0]} to {known[-1]}")
+    version = int(found[1]), int(found[2])
+    if version not in _RELEASES:
+        raise RecipeError(
+            f"what onnxruntime {version[0]}.{version[1]} reads is not known; known are {known[0]} to "
+            f"{known[-1]}"
+        )
+    lacking = frozenset(_LACKING.get(version, ()))
+    return Release(f"{version[0]}.{version[1]}", *_RELEASES[version], lacking)
+
+
+def _needed_ir(proto: onnx.ModelProto) -> tuple[int, str]:
+    """Return (the lowest IR version that may carry `proto`, what needs it)."""
+    opset = default_opset(proto)
+    needs = [(lowest_ir(opset), f"opset {opset}")]
+    if proto.functions:
+        needs.append((_IR_OF_FUNCTIONS, "functions"))
+    needs += [(_IR_OF_TYPE[name], name.lower()) for name in _types(proto) if name in _IR_OF_TYPE]
+    return max(needs)
+
+
+def _types(proto: onnx.ModelProto) -> list[str]:
+    """Return the names of the element types in `proto`."""
+    kinds: set[int] = set()
+    for graph in all_graphs(proto.graph):
+        kinds |= {tensor.data_type for tensor in graph.initializer}
+        kinds |= {v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+    for node in all_nodes(proto.graph):
+        kinds |= {a.t.data_type for a in node.attribute if a.type == onnx.AttributeProto.TENSOR}
+        kinds |= {a.i for a in node.attribute if a.name in ("to", "output_dtype", "dtype")}
+    return [TensorProto.DataType.Name(kind) for kind in sorted(kinds & {*TensorProto.DataType.values()})]
+
+
+def _forms(proto: onnx.ModelProto) -> set[str]:
+    """Return what else of `proto` not every release has."""
+    nodes = [node for node in all_nodes(proto.graph) if node.op_type in QUANTIZERS]
+    return {_BLOCKS for node in nodes for a in node.attribute if a.name == "block_size" and a.i}

@@ -1,0 +1,1 @@
+"""TensorRT: policy, rewrites, rules, builder and tools."""

@@ -1,0 +1,269 @@
+"""Building a model with TensorRT for RTX in a process of its own, and reading what became of each node."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from onnxfq.errors import RuntimeLibraryError
+from onnxfq.graph.io.external_tensors import is_stored
+from onnxfq.graph.io.save import save
+from onnxfq.support.records import one_line
+from onnxfq.support.temporary import scratch_folder
+from onnxfq.targets.tensorrt.builder.layers import LAYERS, parse_layers, verdict
+from onnxfq.targets.tensorrt.builder.profiles import Profile, profiles
+from onnxfq.targets.tensorrt.rules.context import Reading
+from onnxfq.targets.tensorrt.rules.findings import EngineNode, Finding
+
+OLDEST = (1, 7)
+"""Before it int8 convolutions do not build."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How a model is built.
+
+    shapes: of inputs with open dimensions by name, see `profiles`. seconds: for one engine at most.
+    """
+
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    seconds: float = 600.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One engine to build. path: of the model. capability: of the GPU, as SM89. profiles: by input name."""
+
+    path: Path
+    capability: str
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the builder made of one job.
+
+    ended: empty, or how the process ended over it. faults: of the parser, as (node, operator, text).
+    errors: of the log. layers: the message that lists them.
+    """
+
+    version: str = ""
+    parsed: bool = False
+    built: bool = False
+    faults: tuple[tuple[str, str, str], ...] = ()
+    errors: tuple[str, ...] = ()
+    layers: str = ""
+    ended: str = ""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the engines of one model show: the builder's version, refusals, and each promised node."""
+
+    version: str
+    findings: tuple[Finding, ...]
+    nodes: tuple[EngineNode, ...]
+
+
+def builder_installed() -> bool:
+    """Tell whether TensorRT for RTX can be imported."""
+    return importlib.util.find_spec("tensorrt_rtx") is not None
+
+
+def capabilities(reading: Reading) -> tuple[str, ...]:
+    """Return the GPU architectures to build for: those that have all formats of the model.
+
+    int8 is built for two: SM86 and SM89 choose other kernels. SM75 has no int8 convolution.
+    """
+    types = {q.qtype for q in reading.quantizers}
+    mx = any("MXFP8" in site.op or "FP4" in site.op for site in reading.sites)
+    if mx or TensorProto.FLOAT4E2M1 in types:
+        return ("SM120",)
+    if TensorProto.FLOAT8E4M3FN in types:
+        return ("SM89",)
+    return ("SM86",) if types <= {TensorProto.INT4} else ("SM86", "SM89")
+
+
+def build_model(reading: Reading, options: BuildOptions) -> Built:
+    """Build the model for each of its `capabilities`.
+
+    Raises RuntimeLibraryError when TensorRT for RTX is missing, too old or logs in another format, DataError
+    for shapes that do not fit.
+    """
+    wanted = profiles(reading.proto, options.shapes)
+    chosen = capabilities(reading)
+    with scratch_folder() as folder:
+        path = folder / "model.onnx"
+        if any(is_stored(tensor) for tensor in reading.proto.graph.initializer):
+            save(reading.proto, path)
+        else:  # as it is, valid or not: the builder is asked what it says
+            onnx.save_model(reading.proto, path)
+        reports = run_jobs([Job(path, capability, wanted) for capability in chosen], options.seconds)
+    version = next((report.version for report in reports if report.version), "")
+    if version:
+        _check_version(version)
+    findings: list[Finding] = []
+    nodes: list[EngineNode] = []
+    for capability, report in zip(chosen, reports, strict=True):
+        refusals = _refusals(report, capability)
+        findings += refusals
+        if not refusals:
+            nodes += _engine_nodes(reading, report, capability)
+    return Built(version, tuple(findings), tuple(nodes))
+
+
+def run_jobs(jobs: Sequence[Job], seconds: float) -> list[Report]:
+    """Build all `jobs`, in one process as long as none ends it; seconds: for one of them.
+
+    Raises RuntimeLibraryError when TensorRT for RTX is missing or cannot be asked.
+    """
+    if not builder_installed():
+        raise RuntimeLibraryError(
+            "building needs TensorRT for RTX, which is not installed; pip install 'onnxfq[tensorrt]' "
+            "(Linux or Windows on x86-64), or check by the rules alone"
+        )
+    reports: list[Report] = []
+    while len(reports) < len(jobs):
+        with _Worker(jobs[len(reports) :]) as worker:
+            for line in worker.lines(seconds):
+                reports.append(_report(line))
+            if len(reports) < len(jobs):
+                reports.append(Report(ended=worker.ended()))
+    return reports
+
+
+class _Worker:
+    """A builder process; lines() gives its results until it ends or takes too long over one."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        requests = [
+            {"path": str(job.path), "capability": job.capability, "profiles": job.profiles} for job in jobs
+        ]
+        self._requests, self._log = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self._requests.write(json.dumps(requests).encode())
+        self._requests.seek(0)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "onnxfq.targets.tensorrt.builder.process"],
+            stdin=self._requests,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            encoding="utf-8",
+        )
+        self._queue: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._timed_out = 0.0
+        self._reader.start()
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._requests.close()
+        self._log.close()
+
+    def lines(self, seconds: float) -> Iterable[str]:
+        while True:
+            try:
+                line = self._queue.get(timeout=seconds)
+            except queue.Empty:
+                self._timed_out = seconds
+                return
+            if not line:
+                return
+            yield line
+
+    def ended(self) -> str:
+        """Tell how the process ended over the job that has no result."""
+        if self._timed_out:
+            return f"took more than {self._timed_out:g} s"
+        code = self._process.wait()
+        self._log.seek(0)
+        last = one_line(self._log.read().decode("utf-8", "replace").strip().rpartition("\n")[2])[:200]
+        if code == 1:  # an exception of Python, not the library's end
+            raise RuntimeLibraryError(f"TensorRT for RTX cannot be asked: {last or 'no reason is given'}")
+        return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._queue.put(line)
+        self._queue.put("")
+
+
+def _report(line: str) -> Report:
+    fields: dict[str, Any] = json.loads(line)
+    faults = tuple((str(node), str(op), str(text)) for node, op, text in fields.pop("faults"))
+    return Report(faults=faults, errors=tuple(fields.pop("errors")), **fields)
+
+
+def _check_version(version: str) -> None:
+    found = tuple(int(part) for part in version.split(".")[:2])
+    if found < OLDEST:
+        raise RuntimeLibraryError(
+            f"TensorRT for RTX {version} refuses every int8 convolution; install the release that "
+            "onnxfq[tensorrt] names"
+        )
+
+
+def _refusals(report: Report, capability: str) -> list[Finding]:
+    """Return why there is no engine; empty when there is one."""
+    builder = f"TensorRT for RTX {report.version}".strip()
+    if report.ended:
+        rule = "timeout" if report.ended.startswith("took") else "crash"
+        return [_refusal(rule, "", "", f"{builder} {report.ended} over this model for {capability}")]
+    if not report.parsed:
+        faults = report.faults or (("", "", "; ".join(report.errors) or "no reason is given"),)
+        return [
+            _refusal("parser", node, op, f"{builder} cannot parse it: {one_line(text)[:300]}")
+            for node, op, text in faults
+        ]
+    if not report.built:
+        text = one_line("; ".join(report.errors) or "no reason is given")[:300]
+        return [_refusal("builder", "", "", f"{builder} cannot build it for {capability}: {text}")]
+    return []
+
+
+def _refusal(rule: str, node: str, op_type: str, message: str) -> Finding:
+    return Finding(rule=rule, severity="refused", node=node, op_type=op_type or "model", message=message)
+
+
+def _engine_nodes(reading: Reading, report: Report, capability: str) -> list[EngineNode]:
+    if not report.layers:
+        raise RuntimeLibraryError(
+            f"TensorRT for RTX {report.version} logs no {LAYERS!r}: its format has changed and nothing can "
+            "be told; install the release that onnxfq[tensorrt] names"
+        )
+    layers = parse_layers(report.layers)
+    if not layers:
+        raise RuntimeLibraryError(
+            f"TensorRT for RTX {report.version} lists layers in a format that is not known; install the "
+            "release that onnxfq[tensorrt] names"
+        )
+    return [
+        EngineNode(
+            capability=capability,
+            node=promised.site.name,
+            op_type=promised.site.op,
+            expects=promised.expects,
+            verdict=verdict(layers, promised.site.name),
+        )
+        for promised in reading.promises
+    ]

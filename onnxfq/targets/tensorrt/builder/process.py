@@ -1,0 +1,81 @@
+"""A process that asks TensorRT for RTX to parse and build models: what crashes in it crashes nothing else.
+
+Run by `building` with `python -m`; the only importer of tensorrt_rtx. It reads a JSON list of jobs from
+standard input and writes a JSON line for each to standard output, in order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from onnxfq.targets.tensorrt.builder.layers import LAYERS
+
+
+def build(job: dict[str, Any]) -> dict[str, Any]:
+    """Parse and build one model.
+
+    job: path of the model, capability as SM89, profiles as `profiles` gives them. Returns version, parsed,
+    built, errors of the parser as [node, operator, text], errors of the log, and the layers, empty for none.
+    """
+    import tensorrt_rtx as trt
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        """Keeps errors, and the one message that lists the layers."""
+
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+            self.layers = ""
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity <= trt.ILogger.Severity.ERROR:
+                self.errors.append(message)
+            if message.startswith(LAYERS):
+                self.layers = message
+
+    log = Log()
+    builder = trt.Builder(log)
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, log)
+    parsed = bool(parser.parse_from_file(job["path"]))
+    faults = [parser.get_error(index) for index in range(parser.num_errors)]
+    report = {
+        "version": str(trt.__version__),
+        "parsed": parsed,
+        "built": False,
+        "faults": [[fault.node_name(), fault.node_operator(), fault.desc()] for fault in faults],
+        "errors": log.errors,
+        "layers": "",
+    }
+    if not parsed:
+        return report
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(getattr(trt.ComputeCapability, job["capability"]), 0)
+    if job["profiles"]:
+        profile = builder.create_optimization_profile()
+        for name, (low, usual, high) in job["profiles"].items():
+            profile.set_shape(name, low, usual, high)
+        config.add_optimization_profile(profile)
+    report["built"] = builder.build_serialized_network(network, config) is not None
+    report["layers"] = log.layers
+    return report
+
+
+def main() -> None:
+    """Work off the jobs of standard input."""
+    jobs = json.load(sys.stdin)
+    # The library prints as well; what it prints must not come between the results.
+    results = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for job in jobs:
+        results.write(json.dumps(build(job)) + "\n")
+        results.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""TensorRT 10 and 11, explicit quantization: what its parser takes and its builder fuses.
+
+The rules are NVIDIA's documented ones (explicit quantization; IQuantizeLayer and IDequantizeLayer in
+NvInfer.h), tried on TensorRT for RTX 1.7.1, whose parser and builder need no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import onnx_graphsurgeon as gs
+
+from onnxfq.documents.plan import Placement
+from onnxfq.graph.ops import summed_axis
+from onnxfq.graph.queries import weight_source
+from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.qtypes import QType
+from onnxfq.numerics.storage_types import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
+from onnxfq.placement.target_policy import Operands, TargetPolicy
+
+LARGEST_FLOAT8_KERNEL = 32
+"""Elements of a Conv kernel window, 5 x 5 and less: above, the builder has no float8 kernel."""
+
+ONE_ROW_INT8 = (1024, 512)
+"""Largest K and N of int8 weights that stay int8 where one row is multiplied and activations are float.
+
+Tried one by one on TensorRT for RTX 1.7.1; two rows and more, an open number of them, and int4 have no limit.
+"""
+
+_BOTH_SIDES = ("int8", "float8e4m3fn")
+_MULTIPLIED = ("MatMul", "Gemm")
+
+
+def _refuses(placement: Placement, operands: Operands) -> str:
+    spec = placement.spec
+    base = _carrier(spec.qtype)
+    if spec.dynamic or spec.scale_type != "float32":
+        return _refuses_made(placement, operands)
+    if not spec.symmetric:
+        return "TensorRT takes zero points of 0 only; use symmetric: true"
+    if base == "int4" and not operands.weight_only:
+        return "TensorRT takes int4 only for weights whose activations stay float; use int8"
+    if base not in (*_BOTH_SIDES, "int4"):
+        nearest = "float8e4m3fn" if spec.qtype.is_float else "int8"
+        carried = "" if base == spec.qtype.base else f", which {spec.qtype} needs"
+        return f"TensorRT has no {base} tensors{carried}; use {nearest}"
+    if placement.role == "activation" and spec.granularity != PerTensor():
+        return "TensorRT takes one scale of an activation; use granularity: per_tensor, or target onnxruntime"
+    if spec.block_shape is not None:
+        return "TensorRT takes blocks along one axis only; use per_axis, or target onnxruntime"
+    if spec.block_size is not None and base != "int4":
+        if operands.weight_only:
+            return f"TensorRT expands blocked {base} weights to float before it multiplies; use per_axis"
+        return f"TensorRT computes blocked {base} weights with quantized activations wrongly; use per_axis"
+    # A type that TensorRT takes nowhere, or not here, is refused for the tensor that has it.
+    made = [other.spec for other in operands.placements if other.spec.scale_type != "float32"]
+    if made:
+        return f"TensorRT multiplies two tensors of one format only, not {base} and {made[0]}; use one"
+    others = {_carrier(other.spec.qtype) for other in operands.placements} & {*_BOTH_SIDES} - {base}
+    if others:
+        return f"TensorRT multiplies two tensors of one type only, not {base} and {others.pop()}; use one"
+    return ""
+
+
+def _refuses_made(placement: Placement, operands: Operands) -> str:
+    """Return why TensorRT has no such scales: it has those of MXFP8 and NVFP4, made from the values."""
+    spec = placement.spec
+    remedy = "use recipe tensorrt-mxfp8 or tensorrt-nvfp4"
+    if spec.scale_type == "float32":
+        return f"TensorRT has no DynamicQuantizeLinear; use dynamic: false, or {remedy.removeprefix('use ')}"
+    name = tensorrt_blocks(spec.qtype, spec.scale_type)
+    block = TENSORRT_BLOCKS[name].block_size if name else None
+    # A convolution, which has no one summed axis, stays in float.
+    if not name or (operands.node.op in _MULTIPLIED and spec.block_size != block):
+        return (
+            f"TensorRT has no {spec.qtype} {spec.granularity} with {spec.scale_type} scales; {remedy}, or "
+            "target simulation"
+        )
+    return ""
+
+
+def _carrier(qtype: QType) -> str:
+    """Return the name of the type that is written: int5 is int8 with a Clip."""
+    return (deployed_qtype(qtype) or qtype).name
+
+
+def _keeps_float(operands: Operands) -> str:
+    node = operands.node
+    for placement in operands.placements:
+        why = _blocks_in_float(placement, operands)
+        if why:
+            return why
+        shape = operands.weight_shapes.get(placement.tensor)
+        if shape is None:
+            continue
+        if operands.weight_only and node.op in ("Conv", "ConvTranspose"):
+            return f"TensorRT multiplies in float where only the weight of a {node.op} is quantized"
+        base, window = _carrier(placement.spec.qtype), prod(shape[2:])
+        if node.op == "Conv" and base == "float8e4m3fn" and window > LARGEST_FLOAT8_KERNEL:
+            return (
+                f"TensorRT has float8 kernels up to {LARGEST_FLOAT8_KERNEL} elements a window, this one has "
+                f"{window}"
+            )
+        why = _int4_in_float(placement, shape) if base == "int4" else ""
+        if not why and operands.weight_only and base in ("int4", "int8"):
+            why = _alone_in_float(operands, placement, base)
+        if why:
+            return why
+    return ""
+
+
+def _alone_in_float(operands: Operands, placement: Placement, base: str) -> str:
+    """Return why weights of 4 or 8 bits would become float where activations are; empty when they stay.
+
+    Tried one by one on TensorRT for RTX 1.7.1.
+    """
+    node, first = operands.node, weight_source(operands.node, 0)
+    if first is not None and first.tensor.name == placement.tensor:
+        left = node.inputs[0].shape
+        k = _sizes(node, 0, left if left is not None else operands.weight_shapes[placement.tensor])[0]
+        if base == "int4":
+            return "TensorRT has no int4 for the first matrix of a product, its builder ends over it"
+        return _ODD.format(f"{k} to sum over") if k % 2 else ""
+    if node.op not in _MULTIPLIED:
+        return ""
+    rows, matrix = (tensor.shape for tensor in node.inputs[:2])
+    # The weight may have come through a Transpose: its shape here is that in front of the node.
+    shape = matrix if matrix is not None else operands.weight_shapes[placement.tensor]
+    if prod(shape[:-2]) > 1 and (rows is None or list(rows[:-2]) != list(shape[:-2])):
+        return "TensorRT expands a stack of matrices to float where it multiplies each with all of the input"
+    k, n = _sizes(node, 1, shape)
+    if rows is not None and all(size == 1 for size in rows[:-1]):
+        return _one_row(k, n) if base == "int8" and len(shape) == 2 else ""
+    if n % 2 and (base == "int4" or n > 1):
+        return _ODD.format(f"{n} columns")
+    return _ODD.format(f"{k} to sum over") if base == "int8" and k % 2 and n > 1 else ""
+
+
+_ODD = "TensorRT multiplies in float where only the weight has few bits and a size of it is odd: {}"
+
+
+def _sizes(node: gs.Node, slot: int, shape: Sequence[int]) -> tuple[int, int]:
+    """Return (summed, not summed) of the matrix at `slot`, which has `shape` there."""
+    summed = summed_axis(node, slot, len(shape))
+    if summed is None:  # an Einsum over several axes
+        return 0, 0
+    return shape[summed], prod(shape[-2:]) // max(shape[summed], 1)
+
+
+def _one_row(k: int, n: int) -> str:
+    """Return why int8 weights that one row is multiplied by would become float; empty when they stay."""
+    most_k, most_n = ONE_ROW_INT8
+    if k <= most_k and n <= most_n:
+        return ""
+    return (
+        f"with one row for ever TensorRT keeps int8 weights of up to {most_k} by {most_n}, this is {k} by "
+        f"{n}; export the model with an open batch, or use int4"
+    )
+
+
+def _blocks_in_float(placement: Placement, operands: Operands) -> str:
+    """Return why TensorRT would not multiply in MXFP8 or NVFP4; empty when it would, or for other formats."""
+    spec, shape = placement.spec, operands.shape(placement)
+    name = tensorrt_blocks(spec.qtype, spec.scale_type)
+    if not name:
+        return ""
+    if operands.node.op not in _MULTIPLIED:
+        return f"TensorRT has {name} for MatMul and Gemm only"
+    if operands.weight_only and name == "NVFP4":
+        return "TensorRT multiplies in float where only the weight is NVFP4"
+    assert spec.axis is not None and spec.block_size is not None, "what has no blocks is refused"
+    size = None if shape is None else shape[spec.axis]
+    rule = f"TensorRT needs {name} blocks that divide the summed axis"
+    if not isinstance(size, int):
+        return f"{rule}, and that of {placement.tensor!r} is open"
+    return f"{rule}: {size} is no multiple of {spec.block_size}" if size % spec.block_size else ""
+
+
+def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
+    """Return why TensorRT would not keep an int4 weight: it reads the block size from shapes, K / scales."""
+    axis, block = placement.spec.axis, placement.spec.block_size
+    if axis is None or block is None:
+        return "TensorRT has int4 kernels for blocks only; use granularity: blocked"
+    if axis < len(shape) - 2:
+        return f"TensorRT takes blocks along the last two axes only, not axis {axis} of {len(shape)}"
+    if shape[axis] % block:
+        return f"TensorRT needs blocks that divide the summed axis: {shape[axis]} is no multiple of {block}"
+    if shape[axis] == block:
+        return f"TensorRT has int4 kernels for two blocks and more: the summed axis has {block}, one block"
+    if prod(shape) % 2 or shape[-1] % 2:
+        return f"TensorRT packs two int4 numbers in a byte: the last axis of {list(shape)} is odd"
+    return ""
+
+
+TENSORRT = TargetPolicy(
+    name="tensorrt",
+    # NVIDIA staff named axis 0 in 2022, ModelOpt uses axis 1: one scale is right under both.
+    per_tensor_weights={"ConvTranspose": "per tensor: TensorRT releases disagree on the channel axis"},
+    # Without a pair on the skip branch the Add runs in float and cannot fuse into its Conv.
+    residual=True,
+    channel_blocks=False,
+    bias="bias: TensorRT refuses a quantized bias and adds it in float",
+    refuses=_refuses,
+    keeps_float=_keeps_float,
+    fused_attention=True,
+)

@@ -1,0 +1,200 @@
+"""A product whose parts are queries, keys and values: one pair behind it, not one for each part.
+
+With a pair for each part TensorRT makes the weight of the product float once the attention behind it takes
+the parts, and multiplies in float; with one pair behind the product and its bias all of it is low. Tried on
+TensorRT for RTX 1.7.1 in int8 and float8, split in every way below, with the factor of the scores anywhere. A
+part that anything but attention reads, or computes on, is in the way of neither, and keeps its pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+import onnx_graphsurgeon as gs
+
+from onnxfq.documents.plan import Placement, Use
+from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.ops import SIZES
+from onnxfq.placement.target_policy import Operands, TargetPolicy
+from onnxfq.placement.weighted_ops import NodeDecision, place_activation, refuse
+from onnxfq.targets.tensorrt.attention import attentions
+
+MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+SPLITS = frozenset({"Gather", "Slice", "Split"})
+SCALES = frozenset({"Div", "Mul"})
+FOLDED = frozenset({"Cast", "Div", "Gather", "Mul", "Slice", "Sqrt", "Squeeze", "Unsqueeze"})
+"""What TensorRT folds behind `SIZES` to one number, as exporters write a factor. It folds no Pow."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Input `slot` of `reader`, made of `tensor` by moves, splits and factors alone.
+
+    entry: the slot at which the way to it leaves the whole. whole: whether nothing was split off.
+    """
+
+    reader: gs.Node
+    slot: int
+    entry: Use
+    whole: bool
+
+    @property
+    def tensor(self) -> gs.Tensor:
+        """What is read."""
+        return self.reader.inputs[self.slot]
+
+
+def one_pair_a_product(
+    decisions: list[NodeDecision],
+    nodes: Collection[gs.Node],
+    recipe: Recipe,
+    policy: TargetPolicy,
+    unrounded: Collection[str],
+) -> list[NodeDecision]:
+    """Return `decisions` with one pair behind each quantized product that is split for attention.
+
+    unrounded: tensors with a reader that wants them in float. An override that names a part, or leaves the
+    output of the product in float, keeps the pairs of the parts.
+    """
+    found = {decision.node: decision for decision in decisions}
+    takers = {id(node) for one in attentions(nodes) for node in (one.scores, one.mix)}
+    for node in nodes:
+        if not _multiplies_weight(node, found.get(node.name)):
+            continue
+        whole = _with_bias(node)
+        parts = list(parts_of(whole))
+        names = {part.tensor.name for part in parts}
+        if len(names) < 2 or not all(id(part.reader) in takers and not part.whole for part in parts):
+            continue
+        if any(tensor.name in unrounded for tensor in _on_the_way(whole)):
+            continue
+        joined = _joined(node, whole, parts, found, recipe, policy)
+        for part, placement in zip(parts, joined, strict=False):
+            found[part.reader.name] = _moved(found[part.reader.name], part, placement)
+    return [found[decision.node] for decision in decisions]
+
+
+def parts_of(tensor: gs.Tensor) -> Iterator[Part]:
+    """Yield every reader of what moves, splits and, behind a split, factors make of `tensor`."""
+    for node, slot in _readers(tensor):
+        for reader, place, is_whole in _followed(node, slot, True):
+            yield Part(reader, place, Use(node.name, slot), is_whole)
+
+
+def carried_from(node: gs.Node, slot: int) -> Iterator[gs.Tensor]:
+    """Yield all that moves, splits and factors make of what `node` reads at `slot`."""
+    if _passes(node, slot, False):
+        for output in node.outputs:
+            yield output
+            for reader, place in _readers(output):
+                yield from carried_from(reader, place)
+
+
+def _followed(node: gs.Node, slot: int, whole: bool) -> Iterator[tuple[gs.Node, int, bool]]:
+    if not _passes(node, slot, whole):
+        yield node, slot, whole
+        return
+    whole = whole and node.op not in SPLITS
+    for output in node.outputs:
+        for reader, place in _readers(output):
+            yield from _followed(reader, place, whole)
+
+
+def _passes(node: gs.Node, slot: int, whole: bool) -> bool:
+    """Tell whether `node` only moves, splits or scales what it reads at `slot`."""
+    if node.op in SCALES:
+        by_number = (slot == 0 or node.op == "Mul") and _is_number(node.inputs[1 - slot])
+        return by_number and not whole
+    return slot == 0 and node.op in MOVES | SPLITS
+
+
+def _readers(tensor: gs.Tensor) -> Iterator[tuple[gs.Node, int]]:
+    """Yield all that reads the values of `tensor`, by slot; not what asks for its shape."""
+    seen = {id(node): node for node in tensor.outputs if node.op not in SIZES}
+    for node in seen.values():
+        yield from ((node, slot) for slot, read in enumerate(node.inputs) if read is tensor)
+
+
+def _is_number(tensor: gs.Tensor) -> bool:
+    """Tell whether `tensor` is one number that TensorRT knows: a constant, or folded from shapes."""
+    shape = tensor.shape
+    if shape is None or not all(isinstance(size, int) for size in shape) or prod(shape) != 1:
+        return False
+    level, seen = [tensor], set()
+    while level:
+        current = level.pop()
+        if isinstance(current, gs.Constant) or current.name in seen:
+            continue
+        seen.add(current.name)
+        maker = current.inputs[0] if current.inputs else None
+        if maker is None or maker.op not in SIZES | FOLDED:
+            return False
+        level += [] if maker.op in SIZES else list(maker.inputs)
+    return True
+
+
+def _multiplies_weight(node: gs.Node, decision: NodeDecision | None) -> bool:
+    if decision is None or node.op not in ("Gemm", "MatMul"):
+        return False
+    return {placement.role for placement in decision.placements} == {"activation", "weight"}
+
+
+def _with_bias(node: gs.Node) -> gs.Tensor:
+    """Return the output of `node`, behind its bias where an Add of a constant follows."""
+    tensor = node.outputs[0]
+    while len(tensor.outputs) == 1:
+        reader = tensor.outputs[0]
+        if reader.op == "Add" and any(isinstance(read, gs.Constant) for read in reader.inputs):
+            return reader.outputs[0]
+        if reader.op not in MOVES:
+            break
+        tensor = reader.outputs[0]
+    return node.outputs[0]
+
+
+def _on_the_way(whole: gs.Tensor) -> Iterator[gs.Tensor]:
+    yield whole
+    for node, slot in _readers(whole):
+        yield from carried_from(node, slot)
+
+
+def _joined(
+    node: gs.Node,
+    whole: gs.Tensor,
+    parts: Iterable[Part],
+    found: dict[str, NodeDecision],
+    recipe: Recipe,
+    policy: TargetPolicy,
+) -> list[Placement]:
+    """Return a placement of `whole` for each of `parts`, all of one spec; none where they stay apart."""
+    what = (
+        f"output of {node.op} {node.name!r}, whose parts attention reads: with a pair for each part TensorRT "
+        "would make its weight float; they have one"
+    )
+    made: list[Placement] = []
+    if recipe.keeps_float(node.name, "", whole.name):
+        return made
+    for part in parts:
+        reader, name = part.reader, part.tensor.name
+        decision = found.get(reader.name)
+        placed = decision is not None and any(
+            p.tensor == name and not p.spec.dynamic and p.spec.scale_type == "float32"
+            for p in decision.placements
+        )
+        schemes = [recipe.activation_for(reader.name, reader.op, tensor) for tensor in (name, "")]
+        placement = place_activation(reader, part.slot, recipe, policy, what, whole)
+        if not placed or schemes[0] != schemes[1] or placement is None:
+            return []
+        refuse(Operands(reader, (placement,), {}), policy)
+        made.append(placement.model_copy(update={"uses": (part.entry,)}))
+    return made if len({placement.spec for placement in made}) == 1 else []
+
+
+def _moved(decision: NodeDecision, part: Part, placement: Placement) -> NodeDecision:
+    """Return `decision` with the pair of `part` behind the whole."""
+    own = Use(part.reader.name, part.slot)
+    others = tuple(p for p in decision.placements if own not in p.uses)
+    needs = tuple(dict.fromkeys(part.entry if use == own else use for use in decision.needs))
+    return replace(decision, placements=(*others, placement), needs=needs)

@@ -1,0 +1,1 @@
+"""Rewrites of a graph that only TensorRT needs, one a file."""

@@ -1,0 +1,1 @@
+"""Rules of TensorRT that a Q/DQ model is checked against, by idea."""

@@ -1,0 +1,211 @@
+"""Rules about blocks of scales, and about int4, which TensorRT has in blocks only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from onnx import TensorProto
+
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.findings import Finding
+from onnxfq.targets.tensorrt.rules.operands import CONVOLUTIONS, Promise
+from onnxfq.targets.tensorrt.rules.quantizers import Quantizer
+
+# Between an int4 weight and its reader; anything else, and the weight is expanded before.
+_INT4_PATH = frozenset({"Identity", "Transpose", "Unsqueeze"})
+_NARROW = (TensorProto.INT4, TensorProto.FLOAT4E2M1)
+
+
+def block_axes(reading: Reading) -> Iterator[Finding]:
+    """Refuse blocks along an axis other than the last two, so any of a convolution's channels.
+
+    Source: NvInfer.h, IQuantizeLayer; builder: "must be the last or second to last dimension".
+    """
+    for q in reading.quantizers:
+        axis = block_axis(q)
+        if axis is not None and q.shape is not None and axis < len(q.shape) - 2:
+            message = (
+                f"{q.data!r} has blocks along axis {axis} of {len(q.shape)}, and TensorRT takes the last two "
+                "axes only; use per_axis"
+            )
+            yield finding("block-axis", "refused", q.site, message, q.data)
+
+
+def block_sizes(reading: Reading) -> Iterator[Finding]:
+    """Name blocks whose size does not divide their axis: TensorRT reads the size from shapes.
+
+    Source: onnx-tensorrt, QuantDequantLinearHelper: size of the axis divided by the number of scales;
+    the attribute block_size is not looked at.
+    """
+    for q in reading.quantizers:
+        axis = block_axis(q)
+        if axis is None or not q.block or q.shape is None or q.scale_shape is None:
+            continue
+        length, scales = q.shape[axis], q.scale_shape[axis]
+        if length is None or not scales or length == q.block * scales or scales == 1:
+            continue
+        message = (
+            f"{q.data!r} has {length} numbers along axis {axis} in blocks of {q.block}, and TensorRT "
+            f"computes with {length} / {scales} = {length / scales:g} a block; pad to a multiple of the block"
+        )
+        yield finding("block-size", "wrong", q.site, message, q.data)
+
+
+def blocks_on_both_sides(reading: Reading) -> Iterator[Finding]:
+    """Name products of two tensors in static blocks of int8 or float8: they are one product, scaled after it.
+
+    Source: the engine of TensorRT for RTX 1.7.1 has one gemm over the whole summed axis, and a scale that
+    varies along that axis cannot be moved behind it.
+    """
+    for promised in reading.promises:
+        pairs = [o.pair for o in promised.operands if o.pair is not None and o.pair.is_blocked]
+        if len(pairs) == 2 and all(q.qtype not in _NARROW and not _is_mx(q) for q in pairs):
+            message = (
+                f"both {pairs[0].data!r} and {pairs[1].data!r} have scales in blocks along the summed axis, "
+                "and TensorRT multiplies over the whole axis first; use per_axis"
+            )
+            yield finding("blocks-both-sides", "wrong", promised.site, message)
+
+
+def blocked_weights(reading: Reading) -> Iterator[Finding]:
+    """Refuse or name int8 and float8 weights in blocks whose other side is float or per tensor.
+
+    TensorRT for RTX 1.7.1: "CHECK(is_constant())" with a quantized activation, and a weight expanded to
+    float in front of a float product without.
+    """
+    for promised in reading.promises:
+        weight = promised.weight
+        if weight is None or weight.pair is None or not weight.pair.is_blocked or _is_mx(weight.pair):
+            continue
+        if promised.site.op in CONVOLUTIONS:  # see block_axes, placement.one_side
+            continue
+        q, quantized = weight.pair, [o.pair for o in promised.activations if o.pair is not None]
+        if q.qtype == TensorProto.FLOAT4E2M1:  # see float4
+            continue
+        if quantized and not any(pair.is_blocked for pair in quantized):
+            message = (
+                f"{q.type_name} weight {q.data!r} has scales in blocks and its partner is quantized, which "
+                "the builder refuses; leave activations in float, or use per_axis"
+            )
+            yield finding("blocked-weight", "refused", promised.site, message, q.data)
+        elif not quantized and q.qtype in (TensorProto.INT8, TensorProto.FLOAT8E4M3FN):
+            message = (
+                f"{q.type_name} weight {q.data!r} has scales in blocks, and TensorRT expands it to float "
+                "before it multiplies; use per_axis, or int4"
+            )
+            yield finding("blocked-weight", "float", promised.site, message, q.data)
+
+
+def even_counts(reading: Reading) -> Iterator[Finding]:
+    """Refuse an odd number of 4-bit numbers: two are packed in a byte.
+
+    Source: parser, "4-bit quantization requires an even number of elements".
+    """
+    for q in reading.quantizers:
+        count = _count(q)
+        if not q.quantizes and q.qtype in _NARROW and count is not None and count % 2:
+            message = f"{q.data!r} has {count} numbers of 4 bits, and TensorRT needs an even count; pad it"
+            yield finding("odd-int4", "refused", q.site, message, q.data)
+
+
+def _count(q: Quantizer) -> int | None:
+    sizes = [size for size in q.shape or () if size is not None]
+    return prod(sizes) if q.shape and len(sizes) == len(q.shape) else None
+
+
+def int4_activations(reading: Reading) -> Iterator[Finding]:
+    """Name int4 activations: int4 is for weights (NvInfer.h), and in blocks their product is weight-only."""
+    for promised in reading.promises:
+        for operand in promised.activations:
+            q = operand.pair
+            if q is None or q.qtype != TensorProto.INT4:
+                continue
+            message = f"activation {q.data!r} is int4, which TensorRT documents for weights only; use int8"
+            yield finding(
+                "int4-activation", "float" if q.is_blocked else "warning", promised.site, message, q.data
+            )
+
+
+def int4_weights(reading: Reading) -> Iterator[Finding]:
+    """Name int4 weights that TensorRT expands to float: without two blocks, or not read directly.
+
+    Source: TensorRT for RTX 1.7.1; NVIDIA's documentation has int4 for weights in blocks alone.
+    """
+    for promised in reading.promises:
+        weight = promised.weight
+        if weight is None or weight.pair is None or weight.pair.qtype != TensorProto.INT4:
+            continue
+        if (
+            promised.expects != "weight-only"
+            or promised.site.op in CONVOLUTIONS
+            or (_count(weight.pair) or 0) % 2
+        ):
+            continue
+        q = weight.pair
+        axis = block_axis(q)
+        between = next((site for site in weight.path if site.op not in _INT4_PATH), None)
+        if axis is None:
+            found = "has no blocks"
+            remedy = "use granularity: blocked"
+        elif q.scale_shape is not None and q.scale_shape[axis] == 1:
+            found, remedy = "has one block along its axis", "use smaller blocks, two and more"
+        elif q.shape and (q.shape[-1] or 0) % 2:
+            found, remedy = f"has an odd last axis, {q.shape[-1]}", "pad it: two numbers share a byte"
+        elif between is not None:
+            found = f"goes through {between.op} {between.name!r}"
+            remedy = (
+                "let nothing but Transpose stand behind its DQ, and write scales in the model's float type"
+            )
+        else:
+            if _along_outputs(promised, axis):
+                message = (
+                    f"int4 weight {q.data!r} has blocks along its output axis; TensorRT documents the summed"
+                )
+                yield finding(
+                    "int4-axis", "warning", promised.site, message + " axis; block that one", q.data
+                )
+            continue
+        message = f"int4 weight {q.data!r} {found}, and TensorRT expands it to float; {remedy}"
+        yield finding("int4-weight", "float", promised.site, message, q.data)
+
+
+def block_axis(q: Quantizer) -> int | None:
+    """Return the axis of `q` that its blocks go along; None when it has no blocks."""
+    if not q.is_blocked or q.scale_shape is None:
+        return None
+    if q.block:
+        axis = int(q.site.attribute("axis", 1))
+        return axis + len(q.scale_shape) if axis < 0 else axis
+    if q.shape is None or len(q.shape) != len(q.scale_shape):
+        return None
+    return next(
+        (a for a, pair in enumerate(zip(q.shape, q.scale_shape, strict=True)) if pair[0] != pair[1]), None
+    )
+
+
+def _along_outputs(promised: Promise, axis: int) -> bool:
+    """Tell whether `axis` of the quantized weight is the channel axis of the node's second input."""
+    weight = promised.weight
+    seen = None if weight is None else weight.axis(axis)
+    if weight is None or seen is None or weight.slot != 1 or weight.pair is None or weight.pair.shape is None:
+        return False
+    rank = len(weight.pair.shape)
+    if promised.site.op == "Gemm":
+        return seen == (0 if promised.site.attribute("transB", 0) else 1)
+    return promised.site.op == "MatMul" and rank >= 2 and seen == rank - 1
+
+
+def _is_mx(q: Quantizer) -> bool:
+    return "MXFP8" in q.site.op
+
+
+RULES: tuple[Rule, ...] = (
+    block_axes,
+    block_sizes,
+    blocks_on_both_sides,
+    blocked_weights,
+    even_counts,
+    int4_activations,
+    int4_weights,
+)

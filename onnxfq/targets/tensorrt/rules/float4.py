@@ -1,0 +1,66 @@
+"""Rules about float4: TensorRT multiplies it in NVIDIA's two-level form alone (NVFP4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx import TensorProto
+
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.findings import Finding
+from onnxfq.targets.tensorrt.rules.operands import Operand
+from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS
+
+NVFP4_BLOCK = 16
+MXFP8_BLOCK = 32
+_BLOCKS = {
+    "TRT_FP4DynamicQuantize": NVFP4_BLOCK,
+    "TRT_MXFP8DynamicQuantize": MXFP8_BLOCK,
+}
+
+
+def dynamic_blocks(reading: Reading) -> Iterator[Finding]:
+    """Refuse dynamic quantization in other blocks than 16 (float4) and 32 (MXFP8).
+
+    Source: NVIDIA/TensorRT operator reference, DynamicQuantize; parser: "Only block_size == 16".
+    """
+    for site in reading.sites:
+        wanted = _BLOCKS.get(site.op)
+        block = int(site.attribute("block_size", wanted or 0))
+        if wanted is not None and block != wanted:
+            message = f"block_size is {block}, and TensorRT has {wanted} for {site.op} only; use {wanted}"
+            yield finding("dynamic-block", "refused", site, message)
+
+
+def float4_products(reading: Reading) -> Iterator[Finding]:
+    """Name products with a float4 input that TensorRT expands to float.
+
+    It keeps weights in blocks of 16 whose float8 scales are dequantized themselves, with activations from
+    TRT_FP4DynamicQuantize (TensorRT for RTX 1.7.1; ModelOpt, nvfp4_exporter.py).
+    """
+    for promised in reading.promises:
+        pairs = [o.pair for o in promised.operands if o.pair is not None]
+        if not any(q.qtype == TensorProto.FLOAT4E2M1 for q in pairs):
+            continue
+        why = next(filter(None, (_why_not(operand) for operand in promised.operands)), "")
+        if why:
+            message = f"{why}, and TensorRT expands float4 before it multiplies; write both sides as NVFP4"
+            yield finding("float4", "float", promised.site, message)
+
+
+def _why_not(operand: Operand) -> str:
+    q = operand.pair
+    if q is None or q.qtype != TensorProto.FLOAT4E2M1:
+        return f"{operand.tensor!r} is not float4"
+    if q.block != NVFP4_BLOCK:
+        return f"{q.data!r} is not in blocks of {NVFP4_BLOCK}"
+    maker = q.site.scope.maker(q.site.input(1))
+    if maker is None or maker.op not in DEQUANTIZE_OPS:
+        return f"the scales of {q.data!r} are not dequantized from float8"
+    source = q.site.scope.maker(q.data)
+    if not operand.constant and (source is None or source.op != "TRT_FP4DynamicQuantize"):
+        return f"{q.data!r} is not from TRT_FP4DynamicQuantize"
+    return ""
+
+
+RULES: tuple[Rule, ...] = (dynamic_blocks, float4_products)

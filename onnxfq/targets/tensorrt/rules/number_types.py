@@ -1,0 +1,162 @@
+"""Rules about element types: which TensorRT has, and where two must be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.findings import Finding
+from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, quantizer, type_name
+from onnxfq.targets.tensorrt.rules.scopes import Site
+
+_CODES = dict(TensorProto.DataType.items())
+# By name: an installed onnx may be older than a type.
+_INSTEAD = {
+    "INT16": "int8",
+    "UINT16": "int8",
+    "UINT4": "int4 with zero point 0",
+    "INT2": "int4",
+    "UINT2": "int4",
+    "FLOAT8E5M2": "float8e4m3fn",
+    "FLOAT8E4M3FNUZ": "float8e4m3fn",
+    "FLOAT8E5M2FNUZ": "float8e4m3fn",
+    "FLOAT8E8M0": "uint8 scales with TRT_MXFP8DequantizeLinear",
+    "FLOAT6E2M3": "float8e4m3fn",
+    "FLOAT6E3M2": "float8e4m3fn",
+}
+_MISSING = {_CODES[name]: instead for name, instead in _INSTEAD.items() if name in _CODES}
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+# Their inputs are of one type; others, as Resize, take floats of several.
+_ONE_FLOAT = frozenset({*WEIGHTED_INPUTS, "Add", "Concat", "Div", "Max", "Min", "Mul", "Sub", "Sum"})
+# Multiplied with a partner of the same type only.
+_BOTH_SIDES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
+
+
+def missing_types(reading: Reading) -> Iterator[Finding]:
+    """Refuse constants and quantized tensors of types that TensorRT lacks.
+
+    Its types are int8, float8e4m3fn, int4 and float4e2m1 (NvInfer.h, DataType); the parser stops at any
+    constant of another one ("Failed to import initializer").
+    """
+    told = set()
+    for q in reading.quantizers:
+        told |= {q.data, q.site.input(2), str(q.site.node.output[0])}
+        if q.qtype in _MISSING and (q.quantizes or q.site.scope.initializer(q.data) is not None):
+            yield _missing(q.site, q.data, q.qtype)
+    for scope in reading.main.all_scopes():
+        stored = [tensor.name for tensor in scope.graph.initializer]
+        stored += [site.node.output[0] for site in scope.sites if site.op == "Constant"]
+        for name in stored:
+            readers = scope.readers(name)
+            if readers and name not in told and scope.dtype(name) in _MISSING:
+                yield _missing(readers[0], name, scope.dtype(name))
+
+
+def _missing(site: Site, tensor: str, code: int) -> Finding:
+    message = f"{tensor!r} is in {type_name(code)}, a type that TensorRT lacks; use {_MISSING[code]}"
+    return finding("tensor-type", "refused", site, message, tensor)
+
+
+def unsigned_bytes(reading: Reading) -> Iterator[Finding]:
+    """Refuse uint8 weights; name uint8 activations, which are computed as int8 with a warning in the log.
+
+    Source: the parser of TensorRT for RTX 1.7.1 ("UINT8 zero_point only on DLA"); a zero point that is
+    not 0 is told by `zero_points`.
+    """
+    for q in reading.quantizers:
+        if q.qtype != TensorProto.UINT8 or (q.zero_point is not None and np.any(q.zero_point)):
+            continue
+        if not q.quantizes and q.site.scope.initializer(q.data) is not None:
+            message = f"{q.data!r} is uint8, and TensorRT takes int8 weights only; use int8 with zero point 0"
+            yield finding("uint8", "refused", q.site, message, q.data)
+        elif q.quantizes and q.declared:
+            message = (
+                f"{q.data!r} becomes uint8 with zero point 0, which TensorRT computes as int8: all above 127 "
+                "steps is lost; use int8"
+            )
+            yield finding("uint8", "wrong", q.site, message, q.data)
+
+
+def undeclared_types(reading: Reading) -> Iterator[Finding]:
+    """Name a Q without zero point and output_dtype: uint8 by ONNX's definition, int8 for TensorRT.
+
+    Source: ONNX, QuantizeLinear; onnx-tensorrt, QuantDequantLinearHelper, whose default is INT8.
+    """
+    for q in reading.quantizers:
+        if q.quantizes and not q.declared:
+            message = (
+                f"{q.data!r} has neither zero point nor output_dtype: uint8 for ONNX, int8 for TensorRT; "
+                "write output_dtype=INT8 from opset 21 on, an int8 zero point below"
+            )
+            yield finding("undeclared-type", "wrong", q.site, message, q.data)
+
+
+def wide_integers(reading: Reading) -> Iterator[Finding]:
+    """Refuse a DQ of int32, as ONNX Runtime's tools write for biases.
+
+    Source: NVIDIA/TensorRT issue 3360; parser: "input has type Int32 but must have type FP8 ...".
+    """
+    for q in reading.quantizers:
+        if not q.quantizes and q.qtype == TensorProto.INT32:
+            message = (
+                f"{q.data!r} is int32, as of a quantized bias, and TensorRT dequantizes 8 bits and fewer; "
+            )
+            yield finding("int32-dequantize", "refused", q.site, message + "keep biases in float", q.data)
+
+
+def mixed_types(reading: Reading) -> Iterator[Finding]:
+    """Refuse a multiplication of int8 by float8e4m3fn, and quantized activations of int4 weights.
+
+    Source: TensorRT for RTX 1.7.1 builds neither ("Input and filter have to be the same type",
+    "CHECK(is_constant())"); blocked weights are of the latter kind too, see `blocks`.
+    """
+    for promised in reading.promises:
+        pairs = [o.pair for o in promised.operands if o.pair is not None]
+        types = {q.qtype for q in pairs}
+        if types == set(_BOTH_SIDES):
+            names = " by ".join(f"{q.type_name} ({q.data!r})" for q in pairs)
+            message = f"multiplies {names}, and TensorRT multiplies two tensors of one type only; use one"
+            yield finding("mixed-types", "refused", promised.site, message)
+
+
+def float_types(reading: Reading) -> Iterator[Finding]:
+    """Refuse a node whose dequantized input and other inputs are different floats.
+
+    A DQ gives the type of its scale, or of its output_dtype from opset 23 on, and TensorRT is strongly typed:
+    "must be of same type".
+    """
+    for site in reading.sites:
+        if site.op not in _ONE_FLOAT:
+            continue
+        floats = {name: _float_type(site, name) for name in site.node.input if name}
+        found = {code: name for name, code in floats.items() if code in _FLOATS}
+        dequantized = [name for name in floats if _comes_from_pair(site, name)]
+        if len(found) > 1 and dequantized:
+            all_types = ", ".join(f"{name!r} is {type_name(code)}" for code, name in found.items())
+            message = f"reads different floats: {all_types}; write the scale in the type of the other inputs"
+            yield finding("float-types", "refused", site, message, dequantized[0])
+
+
+def _comes_from_pair(site: Site, tensor: str) -> bool:
+    maker = site.scope.maker(tensor)
+    return maker is not None and maker.op in DEQUANTIZE_OPS
+
+
+def _float_type(site: Site, tensor: str) -> int:
+    maker = site.scope.maker(tensor)
+    made_by = quantizer(maker) if maker is not None and maker.op in DEQUANTIZE_OPS else None
+    return site.scope.dtype(tensor) if made_by is None else made_by.float_type
+
+
+RULES: tuple[Rule, ...] = (
+    missing_types,
+    unsigned_bytes,
+    undeclared_types,
+    wide_integers,
+    mixed_types,
+    float_types,
+)

@@ -1,0 +1,238 @@
+"""Rules about where pairs stand and along which axis their scales go: all that silently ends in float."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from onnx import TensorProto
+
+from onnxfq.graph.ops import RECURRENT_OPS
+from onnxfq.targets.tensorrt.policy import LARGEST_FLOAT8_KERNEL, ONE_ROW_INT8
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.findings import Finding, Severity
+from onnxfq.targets.tensorrt.rules.operands import CONVOLUTIONS, Operand, Promise
+from onnxfq.targets.tensorrt.rules.quantizers import QUANTIZE_OPS, Quantizer
+
+
+def one_side(reading: Reading) -> Iterator[Finding]:
+    """Name nodes with one multiplied input quantized and the other in float.
+
+    Source: NVIDIA, explicit quantization: both inputs of a convolution or product. A weight alone makes a
+    weight-only product, but no convolution. The DQ may stand above operators that change no number.
+    """
+    for promised in reading.promises:
+        missing = [o for o in promised.operands if o.pair is None]
+        if promised.site.op == "Attention" or not missing:
+            continue
+        if promised.expects == "weight-only":
+            if promised.site.op in CONVOLUTIONS:
+                message = (
+                    f"only the weight is quantized, and TensorRT convolves in float; quantize "
+                    f"{missing[0].tensor!r} as well, or nothing"
+                )
+                yield finding("weight-only-conv", "float", promised.site, message, missing[0].tensor)
+            continue
+        yield from (_missing_side(promised, operand) for operand in missing)
+
+
+def _missing_side(promised: Promise, operand: Operand) -> Finding:
+    stop, lost = operand.stopped_at, operand.lost
+    if stop is None or lost is None:
+        message = f"its input {operand.tensor!r} is float and the other one is quantized: it runs in float; "
+        message += "put a pair in front of it"
+        return finding("one-side", "float", promised.site, message, operand.tensor)
+    if stop.op == "Concat":
+        message = (
+            f"its input {operand.tensor!r} is a Concat whose inputs have no pairs, or unequal scales, so it "
+            "runs in float; put a pair behind the Concat, or give all inputs one scale"
+        )
+        return finding("concat-scales", "float", promised.site, message, operand.tensor)
+    message = (
+        f"the pair of {lost.data!r} stands before {stop.op} {stop.name!r}, and TensorRT moves no DQ through "
+        f"it: it runs in float; put the pair on {operand.tensor!r}"
+    )
+    return finding("pair-before", "float", promised.site, message, operand.tensor)
+
+
+def weight_only_form(reading: Reading) -> Iterator[Finding]:
+    """Name int8 weight-only products whose weight is stored in float with Q and DQ: it may be folded back.
+
+    TensorRT for RTX 1.7.1 folds that of Gemm with transB, and of a MatMul with one matrix in a batch; others
+    it keeps, and float8 and int4 in either form.
+    """
+    for promised in reading.promises:
+        weight = promised.weight
+        if promised.expects != "weight-only" or weight is None or weight.pair is None:
+            continue
+        q = weight.pair
+        maker = q.site.scope.maker(q.data)
+        if promised.site.op in CONVOLUTIONS or q.qtype != TensorProto.INT8 or q.is_blocked:
+            continue
+        if maker is None or maker.op not in QUANTIZE_OPS:
+            continue
+        other = promised.site.scope.shape(promised.site.input(1 - weight.slot))
+        one_in_batch = other is not None and len(other) > 2 and all(size == 1 for size in other[:-2])
+        folded = promised.site.attribute("transB", 0) or one_in_batch
+        effect = "folds it back to float" if folded else "folds it back to float for other shapes than these"
+        message = (
+            f"weight {maker.input(0)!r} is stored in float with Q and DQ, and without a quantized partner "
+            f"TensorRT {effect}; store it as int8 with a DQ only"
+        )
+        severity: Severity = "float" if folded else "warning"
+        yield finding("weight-only-form", severity, promised.site, message, maker.input(0))
+
+
+def one_row(reading: Reading) -> Iterator[Finding]:
+    """Name int8 weight-only products of a single row whose weight is made float before each run.
+
+    Tried on TensorRT for RTX 1.7.1: larger weights than `ONE_ROW_INT8`, unless the number of rows is open.
+    """
+    most_k, most_n = ONE_ROW_INT8
+    for promised in reading.promises:
+        weight = promised.weight
+        if promised.expects != "weight-only" or weight is None or weight.pair is None or weight.slot != 1:
+            continue
+        site, pair = promised.site, weight.pair
+        rows, shape = site.scope.shape(site.input(0)), site.scope.shape(site.input(1))
+        if site.op in CONVOLUTIONS or pair.qtype != TensorProto.INT8 or pair.is_blocked or rows is None:
+            continue
+        if shape is None or len(shape) != 2 or None in shape or any(size != 1 for size in rows[:-1]):
+            continue
+        sizes = [size or 0 for size in shape]
+        k, n = reversed(sizes) if site.attribute("transB", 0) else sizes
+        if k > most_k or n > most_n:
+            message = (
+                f"its int8 weight of {k} by {n} is made float before each run: there is one row for ever, "
+                f"and it is over {most_k} by {most_n}; export it with an open batch, or use int4"
+            )
+            yield finding("one-row", "float", site, message)
+
+
+def activation_scales(reading: Reading) -> Iterator[Finding]:
+    """Name activations with more than one scale, and for convolutions those whose one scale has an axis.
+
+    Source: NvInfer.h: activations are quantized per tensor. TensorRT for RTX 1.7.1 convolves in float for
+    either; products take a scale for each row of one matrix, and mix types for all others.
+    """
+    for promised in reading.promises:
+        for operand in promised.activations:
+            q = operand.pair
+            if q is None or q.scale_shape is None or len(q.scale_shape) != 1:
+                continue
+            count = q.scale_shape[0]
+            if count == 1:
+                if promised.site.op in CONVOLUTIONS:
+                    message = (
+                        f"the scale of {q.data!r} has shape [1], and TensorRT convolves in float for it; "
+                        "store it as a scalar, shape []"
+                    )
+                    yield finding("scale-rank", "float", promised.site, message, q.data)
+                continue
+            rows = q.axis is not None and q.shape is not None and q.axis == len(q.shape) - 2
+            alone = rows and all(size == 1 for size in (q.shape or ())[:-2])
+            moved = promised.site.op in CONVOLUTIONS or _summed(promised, operand, q) or not alone
+            severity: Severity = "float" if moved else "warning"
+            effect = "so it runs in float" if severity == "float" else "though some releases take it"
+            message = (
+                f"activation {q.data!r} has {count} scales along axis {q.axis}, and TensorRT documents one "
+                f"per tensor, {effect}; use per_tensor"
+            )
+            yield finding("activation-axis", severity, promised.site, message, q.data)
+
+
+def weight_axes(reading: Reading) -> Iterator[Finding]:
+    """Name weights whose scales go along the summed axis in place of that of the output channels.
+
+    Source: NVIDIA, explicit quantization: axis 0 of Conv, the output axis of Gemm and MatMul.
+    """
+    for promised in reading.promises:
+        weight = promised.weight
+        if weight is None or weight.pair is None or promised.expects != "low":
+            continue
+        q = weight.pair
+        if q.scale_shape is None or len(q.scale_shape) != 1 or q.scale_shape[0] == 1:
+            continue
+        if _summed(promised, weight, q):
+            message = (
+                f"weight {q.data!r} has a scale for each slice of axis {q.axis}, which is summed over, so it "
+                "runs in float; give one scale per output channel"
+            )
+            yield finding("weight-axis", "float", promised.site, message, q.data)
+
+
+def _summed(promised: Promise, operand: Operand, q: Quantizer) -> bool:
+    """Tell whether the axis of the scales of `q` is one that the node sums over."""
+    axis = None if q.axis is None else operand.axis(q.axis)
+    if axis is None or q.shape is None or axis >= len(q.shape):
+        return False
+    op, slot, rank = promised.site.op, operand.slot, len(q.shape)
+    if op == "Conv":
+        return axis != 0 if slot == 1 else axis == 1
+    if op == "Gemm":
+        turned = promised.site.attribute("transB" if slot == 1 else "transA", 0)
+        return axis == ((1 if turned else 0) if slot == 1 else (0 if turned else 1))
+    if op == "MatMul":
+        return axis == (max(rank - 2, 0) if slot == 1 else rank - 1)
+    return False
+
+
+def float8_kernels(reading: Reading) -> Iterator[Finding]:
+    """Name float8 convolutions with a window of more than 32 elements.
+
+    Source: TensorRT for RTX 1.7.1, and ModelOpt, which leaves them out; see policies/tensorrt.py.
+    """
+    for promised in reading.promises:
+        weight = promised.weight
+        if promised.site.op != "Conv" or weight is None or weight.pair is None or promised.expects != "low":
+            continue
+        q = weight.pair
+        window = [size or 0 for size in (q.shape or ())[2:]]
+        if q.qtype == TensorProto.FLOAT8E4M3FN and prod(window) > LARGEST_FLOAT8_KERNEL:
+            message = (
+                f"its window {window} has {prod(window)} elements, and TensorRT has float8 kernels up to "
+                f"{LARGEST_FLOAT8_KERNEL}; leave this node in float, or use int8"
+            )
+            yield finding("float8-kernel", "float", promised.site, message, q.data)
+
+
+def transposed_convolutions(reading: Reading) -> Iterator[Finding]:
+    """Warn of quantized ConvTranspose: float on TensorRT for RTX, int8 on others, and the axis is disputed.
+
+    Source: NVIDIA/TensorRT issues 1694 and 2380 name axis 0, ModelOpt writes axis 1.
+    """
+    for promised in reading.promises:
+        weight = promised.weight
+        if promised.site.op != "ConvTranspose" or weight is None or weight.pair is None:
+            continue
+        message = "TensorRT for RTX runs it in float, other TensorRT may not; try trtexec on your GPU"
+        many = weight.pair.scale_shape
+        if many and many[0] != 1:
+            message = (
+                f"weight {weight.pair.data!r} has {many[0]} scales along axis {weight.pair.axis}, and "
+                f"releases disagree on the axis; use per_tensor; {message}"
+            )
+        yield finding("conv-transpose", "warning", promised.site, message, weight.tensor)
+
+
+def recurrent_weights(reading: Reading) -> Iterator[Finding]:
+    """Warn of quantized weights of LSTM, GRU and RNN: only the product with the input uses them."""
+    for site in reading.sites:
+        if site.op not in RECURRENT_OPS:
+            continue
+        makers = [site.scope.maker(site.input(slot)) for slot in (1, 2)]
+        if any(maker is not None and maker.op == "DequantizeLinear" for maker in makers):
+            message = "its weights are quantized, and TensorRT runs its loop in float; leave them in float"
+            yield finding("recurrent", "warning", site, message)
+
+
+RULES: tuple[Rule, ...] = (
+    one_side,
+    weight_only_form,
+    one_row,
+    activation_scales,
+    weight_axes,
+    float8_kernels,
+    transposed_convolutions,
+    recurrent_weights,
+)

@@ -1,0 +1,41 @@
+"""The rule about residual sums: the skip branch has a pair, or the sum runs in float."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnxfq.graph.model import Model
+from onnxfq.placement.residual_adds import residual_skip
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.findings import Finding
+from onnxfq.targets.tensorrt.rules.operands import operand
+from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OPS
+
+
+def skip_branches(reading: Reading) -> Iterator[Finding]:
+    """Warn of a residual sum in the main graph whose skip branch has no pair, by policies/residual.py.
+
+    Source: NVIDIA/TensorRT issue 1992. TensorRT for RTX builds either way; the sum then keeps a float copy.
+    """
+    sums = {site.name: site for site in reading.main.sites if site.op == "Add" and site.node.name}
+    quantized = {p.site.name for p in reading.promises if p.expects == "low"}
+    if not sums or not quantized:
+        return
+    graph = Model(reading.proto, "", "").graph()
+    low = quantized | {node.name for node in graph.nodes if node.op in QUANTIZE_OPS}
+    for node in graph.nodes:
+        skip = residual_skip(node, low) if node.name in sums else None
+        if skip is None or skip.why_float:
+            continue
+        site = sums[node.name]
+        tensor = site.input(skip.slot)
+        maker = site.scope.maker(tensor)
+        if operand(site, skip.slot).pair is None and (maker is None or maker.op not in DEQUANTIZE_OPS):
+            message = (
+                f"its skip branch {tensor!r} has no pair, so the sum stays in float and fuses into no "
+                "convolution; put a pair on it"
+            )
+            yield finding("skip-branch", "warning", site, message, tensor)
+
+
+RULES: tuple[Rule, ...] = (skip_branches,)

@@ -1,0 +1,104 @@
+"""Rules about scales and zero points: their values, their number, and that they are constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.findings import Finding
+from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer
+
+# The last one is refused as an operator.
+_DYNAMIC = {*DYNAMIC_OPS, "DynamicQuantizeLinear"}
+
+
+def zero_points(reading: Reading) -> Iterator[Finding]:
+    """Refuse zero points other than 0.
+
+    Source: NvInfer.h, IQuantizeLayer; parser: "Non-zero zero point is not supported".
+    """
+    for q in _first_with(reading, 2):
+        if q.zero_point is not None and np.any(q.zero_point):
+            values = np.unique(np.asarray(q.zero_point).astype(np.float64))
+            shown = ", ".join(f"{value:g}" for value in values[:3]) + (" ..." if len(values) > 3 else "")
+            message = f"zero point of {q.data!r} is {shown}, and TensorRT takes 0 only; use symmetric: true"
+            yield finding("zero-point", "refused", q.site, message, q.data)
+
+
+def scale_values(reading: Reading) -> Iterator[Finding]:
+    """Refuse scales that are 0, negative or NaN, and name infinite ones, which TensorRT takes.
+
+    Source: NVIDIA/TensorRT operator reference, Quantize; parser: "Scale coefficients must all be positive".
+    """
+    for q in _first_with(reading, 1):
+        if q.scale is None or q.scale.dtype == np.uint8:  # MXFP8 keeps exponents in bytes
+            continue
+        values = np.asarray(q.scale).astype(np.float64).ravel()
+        bad = values[~(values > 0)]
+        if len(bad):
+            message = (
+                f"scale of {q.data!r} is {bad[0]:g} in {len(bad)} of {len(values)}, and TensorRT takes "
+                "positive scales only; calibrate again, a channel of zeros needs some positive scale"
+            )
+            yield finding("scale-value", "refused", q.site, message, q.data)
+        elif np.isinf(values).any():
+            message = f"scale of {q.data!r} is infinite, and TensorRT takes it and gives NaN; calibrate again"
+            yield finding("scale-value", "wrong", q.site, message, q.data)
+
+
+def scale_counts(reading: Reading) -> Iterator[Finding]:
+    """Refuse a number of scales other than the length of its axis.
+
+    Parser: "The number of scales is not equal to the number of output channels". One scale is one for all.
+    """
+    for q in _first_with(reading, 1):
+        if not q.scale_shape or len(q.scale_shape) != 1 or q.shape is None or q.axis is None:
+            continue
+        count = q.scale_shape[0]
+        if not 0 <= q.axis < len(q.shape):
+            message = (
+                f"scale of {q.data!r} goes along axis {q.axis}, and it has {len(q.shape)}; write its axis"
+            )
+            yield finding("scale-count", "refused", q.site, message, q.data)
+        elif count != 1 and q.shape[q.axis] not in (None, count):
+            message = (
+                f"{q.data!r} has {q.shape[q.axis]} slices along axis {q.axis} and {count} scales; give one "
+                "for each, or name the right axis"
+            )
+            yield finding("scale-count", "refused", q.site, message, q.data)
+
+
+def runtime_scales(reading: Reading) -> Iterator[Finding]:
+    """Refuse scales that are computed from data or fed; the parser of TensorRT for RTX 1.7.1 crashes.
+
+    Source: NVIDIA/TensorRT operator reference, Quantize: the scale is a build-time constant. The operators
+    of `DYNAMIC_OPS` give scales that a DQ may read.
+    """
+    for q in _first_with(reading, 1):
+        name, scope = q.site.input(1), q.site.scope
+        maker = scope.maker(name)
+        while maker is not None and maker.op in DEQUANTIZE_OPS:  # of a scale that is quantized itself
+            scope, name = maker.scope, maker.input(0)
+            maker = scope.maker(name)
+        if scope.is_constant(name) or (maker is not None and maker.op in _DYNAMIC):
+            continue
+        message = (
+            f"scale of {q.data!r} is computed while running, and TensorRT needs a constant; store its value"
+        )
+        yield finding("runtime-scale", "refused", q.site, message, q.data)
+
+
+def _first_with(reading: Reading, slot: int) -> Iterator[Quantizer]:
+    """Yield the first Q or DQ that reads each scale (slot 1) or zero point (slot 2): each is told once."""
+    seen: set[tuple[int, str]] = set()
+    for q in reading.quantizers:
+        owner = q.site.scope.owner(q.site.input(slot))
+        key = (id(owner), q.site.input(slot))
+        if q.site.input(slot) and key not in seen:
+            seen.add(key)
+            yield q
+
+
+RULES: tuple[Rule, ...] = (zero_points, scale_values, scale_counts, runtime_scales)

@@ -1,0 +1,211 @@
+"""A model as rules see it: graphs within graphs, who makes and who reads a tensor, its type and values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxfq.graph.normalize.inline_functions import inlined
+from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.ops import SIZES
+from onnxfq.targets.tensorrt.qkv_projections import FOLDED
+
+Shape = tuple[int | None, ...]
+
+# What may stand between an initializer and a scale: enough for what exporters write.
+_ARITHMETIC = frozenset(
+    {"Add", "Cast", "Div", "Flatten", "Identity", "Mul", "Reshape", "Squeeze", "Sub", "Unsqueeze"}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A node and the graph that it stands in."""
+
+    node: onnx.NodeProto
+    scope: Scope
+
+    @property
+    def name(self) -> str:
+        """Its name, or that of its first output when it has none."""
+        return str(self.node.name or self.node.output[0])
+
+    @property
+    def op(self) -> str:
+        """Its op type; TensorRT's parser looks at no domain."""
+        return str(self.node.op_type)
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Return the value of an attribute, or `default`."""
+        for attribute in self.node.attribute:
+            if attribute.name == name:
+                return onnx.helper.get_attribute_value(attribute)
+        return default
+
+    def input(self, slot: int) -> str:
+        """Return the name of input `slot`, empty when it is left out."""
+        return str(self.node.input[slot]) if slot < len(self.node.input) else ""
+
+
+class Scope:
+    """One graph, its bodies below it, and the graph around it."""
+
+    def __init__(self, graph: onnx.GraphProto, opset: int, parent: Scope | None = None) -> None:
+        """Read `graph`; parent: the graph whose node has it as a body."""
+        self.graph, self.opset, self.parent = graph, opset, parent
+        self.sites = [Site(node, self) for node in graph.node]
+        self.bodies = [
+            Scope(body, opset, self)
+            for node in graph.node
+            for attribute in node.attribute
+            for body in (attribute.g, *attribute.graphs)
+            if body.node or body.output
+        ]
+        self._makers = {name: site for site in self.sites for name in site.node.output if name}
+        self._constants = {tensor.name: tensor for tensor in graph.initializer}
+        self._values: dict[str, NDArray[Any] | None] = {}
+        self.concat_pairs: dict[str, Any] = {}
+        """What `operands` has found behind the inputs of each Concat, by the name of its output."""
+        self._readers: dict[str, list[Site]] = defaultdict(list)
+        for site in self.sites:
+            for name in site.node.input:
+                self._readers[name].append(site)
+        self._infos = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.input, *graph.output)}
+
+    def all_sites(self) -> Iterator[Site]:
+        """Yield the nodes of this graph, each body's after them."""
+        yield from self.sites
+        for body in self.bodies:
+            yield from body.all_sites()
+
+    def all_scopes(self) -> Iterator[Scope]:
+        """Yield this graph and every body below it."""
+        yield self
+        for body in self.bodies:
+            yield from body.all_scopes()
+
+    def owner(self, tensor: str) -> Scope | None:
+        """Return the graph that has `tensor`: this one or one around it; None when no graph has."""
+        scope: Scope | None = self
+        while scope is not None:
+            if tensor in scope._makers or tensor in scope._constants or tensor in scope._infos:
+                return scope
+            scope = scope.parent
+        return None
+
+    def maker(self, tensor: str) -> Site | None:
+        """Return the node that gives `tensor`; None for constants and inputs."""
+        owner = self.owner(tensor)
+        return None if owner is None else owner._makers.get(tensor)
+
+    def readers(self, tensor: str) -> list[Site]:
+        """Return the nodes, here and in the bodies below, that read `tensor` of this graph."""
+        return [site for scope in self.all_scopes() for site in scope._readers.get(tensor, ())]
+
+    def initializer(self, tensor: str) -> onnx.TensorProto | None:
+        """Return the stored constant called `tensor`: an initializer, or what a Constant node holds."""
+        owner = self.owner(tensor)
+        if owner is None:
+            return None
+        if tensor in owner._constants:
+            return owner._constants[tensor]
+        maker = owner._makers.get(tensor)
+        return maker.attribute("value") if maker is not None and maker.op == "Constant" else None
+
+    def is_constant(self, tensor: str) -> bool:
+        """Tell whether `tensor` follows from constants alone, quantized on the way or not."""
+        pending, seen = [(self, tensor)], set()
+        while pending:
+            scope, name = pending.pop()
+            owner = scope.owner(name)
+            if owner is None:
+                return False
+            if (id(owner), name) in seen or name in owner._constants:
+                continue
+            seen.add((id(owner), name))
+            maker = owner._makers.get(name)
+            if maker is None:
+                return False
+            pending += [(owner, given) for given in maker.node.input if given]
+        return True
+
+    def value(self, tensor: str) -> NDArray[Any] | None:
+        """Return the values of a constant, arithmetic on constants included; None for all else."""
+        owner = self.owner(tensor)
+        if owner is None:
+            return None
+        if tensor not in owner._values:
+            owner._values[tensor] = owner._evaluate(tensor)
+        return owner._values[tensor]
+
+    def _evaluate(self, tensor: str) -> NDArray[Any] | None:
+        stored = self.initializer(tensor)
+        if stored is not None:
+            return np.asarray(numpy_helper.to_array(stored))
+        maker = self._makers.get(tensor)
+        if maker is None or maker.op not in {*_ARITHMETIC, "Constant"}:
+            return None
+        values = {name: self.value(name) for name in maker.node.input if name}
+        if any(value is None for value in values.values()):
+            return None
+        names = [onnx.helper.make_empty_tensor_value_info(name) for name in (*values, tensor)]
+        graph = onnx.helper.make_graph([maker.node], "constant", names[:-1], names[-1:])
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", self.opset)])
+        return np.asarray(ReferenceEvaluator(model).run(None, values)[0])
+
+    def is_number(self, tensor: str) -> bool:
+        """Tell whether `tensor` is one number that TensorRT folds from constants and shapes."""
+        shape = self.shape(tensor)
+        if shape is None or any(size != 1 for size in shape):
+            return False
+        pending, seen = [tensor], set()
+        while pending:
+            name = pending.pop()
+            if name in seen or self.value(name) is not None:
+                continue
+            seen.add(name)
+            maker = self.maker(name)
+            if maker is None or maker.op not in SIZES | FOLDED:
+                return False
+            pending += [] if maker.op in SIZES else [given for given in maker.node.input if given]
+        return True
+
+    def dtype(self, tensor: str) -> int:
+        """Return the ONNX element type of `tensor`; 0 when it is not known."""
+        stored = self.initializer(tensor)
+        if stored is not None:
+            return int(stored.data_type)
+        owner = self.owner(tensor)
+        info = None if owner is None else owner._infos.get(tensor)
+        return 0 if info is None else int(info.elem_type)
+
+    def shape(self, tensor: str) -> Shape | None:
+        """Return the shape of `tensor`, None for open dimensions; None when its rank is not known."""
+        stored = self.initializer(tensor)
+        if stored is not None:
+            return tuple(stored.dims)
+        owner = self.owner(tensor)
+        info = None if owner is None else owner._infos.get(tensor)
+        if info is None or not info.HasField("shape"):
+            return None
+        return tuple(d.dim_value if d.HasField("dim_value") else None for d in info.shape.dim)
+
+
+def inferred(proto: onnx.ModelProto, known: frozenset[str]) -> onnx.ModelProto:
+    """Return `proto` without local functions, with types and shapes as far as ONNX infers them.
+
+    known: names of functions to keep, for which the target has an operator of its own.
+    """
+    if proto.functions:
+        given, proto = proto, onnx.ModelProto()
+        proto.CopyFrom(given)
+        proto = inlined(proto, known)
+    return with_shapes(proto)

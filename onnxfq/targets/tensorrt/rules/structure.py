@@ -1,0 +1,88 @@
+"""Rules about the graph itself: operators, node names, bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+
+from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.findings import Finding
+from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OPS
+
+UNSUPPORTED = frozenset(
+    "AffineGrid Bernoulli BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CenterCropPad Col2Im "
+    "Compress ConcatFromSequence ConvInteger CumProd DFT DeformConv Det DynamicQuantizeLinear ImageDecoder "
+    "MatMulInteger MaxRoiPool MaxUnpool MelWeightMatrix Multinomial NegativeLogLikelihoodLoss Optional "
+    "OptionalGetElement OptionalHasElement QLinearConv QLinearMatMul RegexFullMatch SequenceAt "
+    "SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap "
+    "SoftmaxCrossEntropyLoss SplitToSequence StringConcat StringNormalizer StringSplit SwiGLU "
+    "TfIdfVectorizer Unique".split()
+)
+"""Operators of ONNX that the parser of TensorRT for RTX 1.7.1 says it does not support."""
+EXTRA = frozenset(
+    "GroupQueryAttention MultiHeadAttention QMoE SkipSimplifiedLayerNormalization TRT_Attention "
+    "TRT_BlockDequantize TRT_BlockQuantize TRT_DynamicQuantize TRT_FP4DynamicQuantize "
+    "TRT_FP8DequantizeLinear TRT_FP8QuantizeLinear TRT_INT4DequantizeLinear TRT_INT4QuantizeLinear "
+    "TRT_KVCacheUpdate TRT_MXFP8DequantizeLinear TRT_MXFP8DynamicQuantize TRT_MXFP8QuantizeLinear TRT_MoE "
+    "TRT_QuantizedAttention".split()
+)
+"""Operators that it has of its own, whatever their domain. MatMulNBits it names and cannot load."""
+STANDARD = frozenset(s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain in ("", "ai.onnx"))
+"""All operators of ONNX: the parser looks at no domain, so a name of these is one of these."""
+
+
+def operators(reading: Reading) -> Iterator[Finding]:
+    """Refuse operators that the parser lacks; plugins of one's own are not looked for.
+
+    Source: OnnxParser.supports_operator of TensorRT for RTX 1.7.1, which the tests compare.
+    """
+    for site in reading.sites:
+        if site.op in (STANDARD - UNSUPPORTED) | EXTRA:
+            continue
+        if site.op == "FakeQuantize" or site.op == "DynamicFakeQuantize":
+            remedy = "insert standard Q/DQ, `onnxfq insert --as qdq`"
+        elif site.op in QUANTIZED_OPS:
+            remedy = "quantize with QuantizeLinear and DequantizeLinear, symmetric"
+        else:
+            remedy = "rewrite it in ONNX operators, or load a plugin of this name"
+        message = f"TensorRT's parser has no operator {site.op} of domain {site.node.domain!r}; {remedy}"
+        yield finding("operator", "refused", site, message)
+
+
+def unique_names(reading: Reading) -> Iterator[Finding]:
+    """Refuse Q and DQ nodes of equal names. Parser: "the new name is already in use"."""
+    seen: set[str] = set()
+    for site in reading.sites:
+        name = str(site.node.name)
+        if not name or (site.op not in QUANTIZE_OPS and site.op not in DEQUANTIZE_OPS):
+            continue
+        if name in seen:
+            message = "another Q or DQ has this name, and TensorRT needs unique ones; rename one"
+            yield finding("duplicate-name", "refused", site, message)
+        seen.add(name)
+
+
+def something_quantized(reading: Reading) -> Iterator[Finding]:
+    """Warn of a model that multiplies in float alone: it may be the one before quantizing."""
+    weighted = [site for site in reading.sites if site.op in WEIGHTED_INPUTS]
+    if weighted and not reading.quantizers:
+        message = "it is in float, as is the whole model; check the file that `onnxfq quantize` has written"
+        yield finding("not-quantized", "warning", weighted[0], message)
+
+
+def outside_branches(reading: Reading) -> Iterator[Finding]:
+    """Name a node in an If, Loop or Scan body whose DQ stands outside: the builder keeps it in float."""
+    for promised in reading.promises:
+        for operand in promised.operands:
+            if operand.crossed:
+                message = (
+                    f"its input {operand.tensor!r} is dequantized outside of this body, and TensorRT moves "
+                    "no DQ into one; put the pair into the body"
+                )
+                yield finding("outside-body", "float", promised.site, message, operand.tensor)
+                break
+
+
+RULES: tuple[Rule, ...] = (operators, unique_names, something_quantized, outside_branches)

@@ -1,0 +1,80 @@
+"""Shapes for which low precision gains nothing: they stay in float where a recipe asks for it.
+
+The numbers are those of NVIDIA's Model Optimizer, which leaves such nodes out by default. TensorRT for RTX
+1.7.1 has int8 kernels for them all; whether they are faster only a GPU tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import prod
+
+import onnx_graphsurgeon as gs
+
+from onnxfq.placement.weighted_ops import NodeDecision
+
+FEWEST = 16
+"""Channels, or rows and columns of a matrix."""
+MULTIPLE = 8
+
+
+def leave_out_small(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list[NodeDecision]:
+    """Return `decisions` with the reason where a node is too small; others as they are."""
+    by_name = {node.name: node for node in nodes}
+    made = []
+    for decision in decisions:
+        node = by_name.get(decision.node)
+        why = _too_small(node, decision) if node is not None and decision.placements else ""
+        made.append(replace(decision, placements=(), why_float=why) if why else decision)
+    return made
+
+
+def _too_small(node: gs.Node, decision: NodeDecision) -> str:
+    if node.op == "Conv":
+        shape = _known(node.inputs[1].shape)
+        is_float8 = decision.placements[0].spec.qtype.is_float
+        return "" if shape is None else _conv(node, shape, is_float8)
+    if node.op in ("MatMul", "Gemm"):
+        return _product(node)
+    return ""
+
+
+def _conv(node: gs.Node, shape: Sequence[int], is_float8: bool) -> str:
+    group = int(node.attrs.get("group", 1))
+    out, into, window = shape[0], shape[1] * group, shape[2:]
+    found = f"{into} channels in and {out} out"
+    if is_float8:
+        return f"float8 gains from more than {FEWEST} channels: {found}" if min(into, out) <= FEWEST else ""
+    if group > 1:
+        small = out % MULTIPLE or prod(window) < 3
+        rule = f"grouped int8 gains from a multiple of {MULTIPLE} channels and windows of 3 and more"
+        return f"{rule}: {found}, window {list(window)}" if small else ""
+    if min(into, out) >= FEWEST:
+        return ""
+    square = len(set(window)) == 1
+    even = into % MULTIPLE == 0 or out % MULTIPLE == 0
+    first = not node.inputs[0].inputs
+    if square and even and (first or max(into, out) >= FEWEST):
+        return ""
+    return f"int8 gains from {FEWEST} channels: {found}"
+
+
+def _product(node: gs.Node) -> str:
+    left, right = (tensor.shape for tensor in node.inputs[:2])
+    if left is None or right is None or len(right) < 2:
+        return ""
+    turned = [bool(node.attrs.get(name, 0)) for name in ("transA", "transB")]
+    rows = left[-1 if turned[0] else -2] if len(left) > 1 else 1
+    summed, columns = (right[-1], right[-2]) if turned[1] else (right[-2], right[-1])
+    if rows == 1 or columns == 1:
+        return f"a product with a vector: [{rows}, {summed}] by [{summed}, {columns}]"
+    small = [size for size in (summed, columns) if isinstance(size, int) and size < FEWEST]
+    return f"a product gains from matrices of {FEWEST} and more: {small[0]}" if small else ""
+
+
+def _known(shape: Sequence[int | str] | None) -> list[int] | None:
+    if shape is None:
+        return None
+    sizes = [size for size in shape if isinstance(size, int)]
+    return sizes if len(sizes) == len(shape) else None

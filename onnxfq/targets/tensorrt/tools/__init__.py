@@ -1,0 +1,1 @@
+"""Commands and files of TensorRT's tools."""

@@ -1,0 +1,103 @@
+"""The commands that build and try a model with TensorRT, as lists of words.
+
+Options as in NVIDIA's reference of trtexec and its migration guide from TensorRT 10 to 11: from 11 on every
+network is strongly typed, and --stronglyTyped, needed for 10, says nothing any more. Precision flags are
+never given: under strong typing the graph has the precision. Polygraphy as of 0.53.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Mapping, Sequence
+
+from onnxfq.targets.tensorrt.builder.profiles import Profile
+
+RELEASES = (10, 11)
+"""Major versions of TensorRT that commands are written for."""
+
+COSINE = 0.99
+"""Of outputs with those of ONNX Runtime: fused kernels round at other places than single operators."""
+
+TENSORS_FILE = "tensorrt.json"
+"""What TensorRT computed, tensor by tensor."""
+
+_ENDS = ("min", "opt", "max")
+
+
+def trtexec(release: int, profiles: Mapping[str, Profile], first: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return the command that builds `model.onnx`, tells of each layer and times it on the first sample.
+
+    first: shapes of the first sample by input, those of its raw files `NAME.bin`.
+    """
+    words = ["trtexec", "--onnx=model.onnx", "--saveEngine=model.plan"]
+    words += ["--stronglyTyped"] if release < 11 else []
+    for number, end in enumerate(_ENDS):
+        shapes = [f"{_named(name)}:{_sizes(profile[number])}" for name, profile in profiles.items()]
+        words += [f"--{end}Shapes={','.join(shapes)}"] if shapes else []
+    open_inputs = [f"{_named(name)}:{_sizes(first[name])}" for name in profiles]
+    words += [f"--shapes={','.join(open_inputs)}"] if open_inputs else []
+    files = [f"{_named(name)}:raw/{file_name(name)}.bin" for name in first]
+    words.append(f"--loadInputs={','.join(files)}")
+    return [*words, "--profilingVerbosity=detailed", "--dumpLayerInfo", "--exportLayerInfo=layers.json"]
+
+
+def polygraphy(release: int, profiles: Mapping[str, Profile], expected: bool) -> list[str]:
+    """Return the command that builds `model.onnx`, runs all samples and compares with what is expected.
+
+    expected: whether there is something to compare with.
+    """
+    words = _polygraphy_run(release, profiles)
+    if expected:
+        words += ["--load-outputs", "outputs.json", "--compare", "cosine_similarity"]
+        words += ["--cosine-similarity-threshold", str(COSINE)]
+    return [*words, "--validate"]
+
+
+def polygraphy_tensors(
+    release: int, profiles: Mapping[str, Profile], tensors: Sequence[str], saved: str = TENSORS_FILE
+) -> list[str]:
+    """Return the command that builds `model.onnx` with `tensors` as outputs and saves their values.
+
+    An engine with more outputs fuses less than the one without.
+    """
+    return [*_polygraphy_run(release, profiles), "--trt-outputs", *tensors, "--save-outputs", saved]
+
+
+def _polygraphy_run(release: int, profiles: Mapping[str, Profile]) -> list[str]:
+    words = ["polygraphy", "run", "model.onnx", "--trt"]
+    words += ["--strongly-typed"] if release < 11 else []
+    for number, end in enumerate(_ENDS):
+        shapes = [f"{name}:[{','.join(map(str, profile[number]))}]" for name, profile in profiles.items()]
+        words += [f"--trt-{end}-shapes", *shapes] if shapes else []
+    return [*words, "--load-inputs", "inputs.json"]
+
+
+def script(commands: Sequence[Sequence[str]]) -> str:
+    """Return a POSIX shell script that runs `commands` in its own folder until one fails."""
+    lines = ["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *(shlex.join(words) for words in commands)]
+    return "\n".join(lines) + "\n"
+
+
+_LONGEST = 200
+"""Bytes of the name of a file that may get an ending."""
+
+
+def file_name(tensor: str) -> str:
+    """Return a name for a file of `tensor`: what is no letter, digit, dot or dash becomes an underscore.
+
+    Of a long one the beginning and a hash: file systems take 255 bytes.
+    """
+    name = "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in tensor)
+    if len(name.encode()) <= _LONGEST:
+        return name
+    return f"{name[: _LONGEST // 4]}-{hashlib.sha256(tensor.encode()).hexdigest()[:16]}"
+
+
+def _named(tensor: str) -> str:
+    """Return a tensor's name as trtexec reads it: in quotes where it has a colon or a comma."""
+    return f"'{tensor}'" if set(tensor) & set(":,") else tensor
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
