@@ -28,8 +28,7 @@ from onnxfq.graph.io.save import save
 from onnxfq.graph.model import Model
 from onnxfq.numerics.aimet_range import adjust_min_max
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
-from onnxfq.pipeline import QuantizeResult, RunOptions, open_feeds, quantize
-from onnxfq.pipeline import evaluate_models as evaluate
+from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.report.html import write_report
 from onnxfq.runtime.custom_ops import custom_ops_path, register_custom_ops, use_custom_ops
 from onnxfq.runtime.kernels import fake_quantize
@@ -37,11 +36,13 @@ from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.check import check
 from onnxfq.stages.compare import Comparison, compare
 from onnxfq.stages.convert import Conversion, convert
+from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.handoff import Handoff, handoff
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.inspect import inspect_model
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.tensorrt.builder.build import BuildOptions
 from onnxfq.targets.tensorrt.rules.findings import CheckResult, Finding

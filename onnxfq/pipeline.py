@@ -4,90 +4,55 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics import DATA_MODULUS, Statistics
-from onnxfq.data import DEFAULT_BATCH, Data, DataOptions, Feed, Feeds, sample_digest
-from onnxfq.data.labels import read_labels
+from onnxfq.calibration.statistics import Statistics
+from onnxfq.data import Data, Feed, Feeds, sample_digest
 from onnxfq.data.replay import FirstSeen, KeptFeeds
-from onnxfq.documents.cast_plan import ALL_FLOAT32, HALF_TYPES, FloatOptions, FloatPlan
+from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions, FloatPlan
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
-from onnxfq.errors import DataError, ModelError, RecipeError
+from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.io.data_files import check_model_output
 from onnxfq.graph.io.external_tensors import held, is_large, scratch_for
 from onnxfq.graph.io.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.io.save import save
 from onnxfq.graph.io.scratch_file import Scratch, weights_in
 from onnxfq.graph.model import Model
-from onnxfq.graph.normalize.steps import name_nodes
-from onnxfq.graph.signature import input_specs, number_outputs, output_names
+from onnxfq.graph.signature import number_outputs, output_names
 from onnxfq.interchange import GivenFile, read_given
 from onnxfq.interchange.apply import Fitted
+from onnxfq.numerics.half_types import HALF_TYPES
 from onnxfq.passes.cast_floats import cast_floats
-from onnxfq.passes.integer_matmul import integer_products
-from onnxfq.runtime.device_choice import DeviceChoice, choose_device
+from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.runtime.unsupported_ops import cannot_run
 from onnxfq.stages.calibrate import calibrate, calibrated_part
 from onnxfq.stages.cast import decide_floats
-from onnxfq.stages.evaluate import evaluate
+from onnxfq.stages.evaluate import _runnable
 from onnxfq.stages.external_encodings import calibrate_rest, left_in_float, planned_with, rest_of
 from onnxfq.stages.half_scales import with_half_scales
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq, with_provenance
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.score import score_models
+from onnxfq.support.digests import DATA_MODULUS
 from onnxfq.targets.onnxruntime.releases import release_of
 
 log = logging.getLogger(__name__)
 
-Kernels = Literal["float", "integer"]
 Missing = Literal["stop", "float"]
 """What is done with activations that a file of encodings lacks, and no data is given for."""
-
-MOST_THREADS = 1024
-"""More are a slip of the hand, and each would take memory before the first of them did anything."""
-
-StageProgress = Callable[[str, int, int | None], None]
-"""Called with the stage's name, the number of feeds done and, where known, of how many."""
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How models are run.
-
-    batch: samples a run where the model leaves it open; 0 for feeds as they come. threads: 0 for one a
-    core. progress: hears of every feed. data: how the data is read. device: "auto" is a GPU where one works
-    and has room. Raises DataError for a batch below 0 and threads below 0 or above MOST_THREADS.
-    """
-
-    batch: int = DEFAULT_BATCH
-    threads: int = 0
-    progress: StageProgress | None = None
-    data: DataOptions = DataOptions()
-    device: DeviceChoice = "auto"
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be meant."""
-        if self.batch < 0:
-            raise DataError(f"batch {self.batch} is below 0; give samples a run, or 0 for feeds as they come")
-        if not 0 <= self.threads <= MOST_THREADS:
-            raise DataError(f"threads {self.threads} is not in 0 to {MOST_THREADS}; give 0 for one a core")
-
-    def stage(self, name: str, feeds: int | None = None) -> Callable[[int], None] | None:
-        """Return the progress callback of one stage that goes through `feeds` feeds."""
-        progress = self.progress
-        return None if progress is None else lambda done: progress(name, done, feeds)
 
 
 @dataclass(frozen=True)
@@ -113,13 +78,6 @@ class QuantizeResult:
     fitted: Fitted | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     scratch: Scratch | None = field(default=None, repr=False, compare=False)
-
-
-def open_feeds(
-    model: onnx.ModelProto, data: Data, batch: int = DEFAULT_BATCH, options: DataOptions | None = None
-) -> Feeds:
-    """Return feeds of `data` that are checked against the inputs of `model` as they are read."""
-    return Feeds(data, input_specs(model), batch, options)
 
 
 def quantize(
@@ -222,7 +180,7 @@ def quantize(
     # Without a feed there is nothing to tell of any candidate, least of all that it is equal.
     candidates = {"fake-quant": simulation} | ({} if no_kernels else {"Q/DQ": run})
     comparable = bool(number_outputs(reference))
-    evaluation = evaluate(
+    evaluation = score_models(
         reference,
         candidates if kept.feeds and comparable else {},
         kept.feeds if comparable else (),
@@ -293,60 +251,6 @@ def _statistics(
     return collect_statistics(model, plan, kept, observing)
 
 
-def evaluate_models(
-    reference: str | Path | onnx.ModelProto,
-    candidate: str | Path | onnx.ModelProto | Mapping[str, str | Path | onnx.ModelProto],
-    data: Data,
-    *,
-    labels: str | Path | NDArray[Any] | None = None,
-    per_tensor: bool = False,
-    kernels: Kernels = "float",
-    options: RunOptions | None = None,
-) -> Evaluation:
-    """Compare one candidate, or several by name, with the reference on the same feeds, gone through once.
-
-    labels: integers in the order of the feeds, or a .npy, .npz or text file of them. per_tensor: score
-    each quantized inner tensor too, in the order of computation. kernels: "integer" sums int8 products of
-    Q/DQ candidates in whole numbers, as fused kernels do. Raises an OnnxfqError in one line.
-    """
-    options = options or RunOptions()
-    given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
-    base = _runnable(read_model(reference)[0])
-    candidates = {name: _runnable(read_model(model)[0]) for name, model in given.items()}
-    notes: list[str] = []
-    if kernels == "integer":
-        for name, proto in candidates.items():
-            candidates[name] = _with_integers(name, proto, notes)
-    quantized = {name for proto in candidates.values() for name in _quantized_tensors(proto, base)}
-    # In the order of computation: the first that is low is where to look.
-    tensors = [name for node in base.graph.node for name in node.output if name in quantized]
-    # Whether samples are enough and differ is a question of calibrating.
-    feeds = open_feeds(base, data, options.batch, replace(options.data, survey=False))
-    found = evaluate(
-        base,
-        candidates,
-        feeds,
-        reference_name=_label(reference, "float"),
-        labels=read_labels(labels) if isinstance(labels, (str, Path)) else labels,
-        tensors=tensors if per_tensor else (),
-        threads=options.threads,
-        progress=options.stage("evaluate", feeds.runs),
-        device=options.device,
-    )
-    return found.model_copy(update={"notes": (*found.notes, *notes)})
-
-
-def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
-    """Return the candidate with integer products. Raises ModelError when it has none."""
-    made = integer_products(proto)
-    if not made.products:
-        why = next(iter(made.left.values()), "nothing in it multiplies two Q/DQ tensors")
-        raise ModelError(f"{name} has no product of int8 numbers: {why}; evaluate it with float kernels")
-    left = "".join(f"; {node!r} in float: {why}" for node, why in made.left.items())
-    notes.append(f"{name}: {len(made.products)} products summed in whole numbers{left}")
-    return made.proto
-
-
 def _try(path: Path, weights: Path | None, feed: Feed | None, threads: int) -> None:
     """Read the model at `path` back, with its data file, and run it on `feed`. Raises ModelError."""
     proto, _, _ = read_model(path, weights)
@@ -355,28 +259,6 @@ def _try(path: Path, weights: Path | None, feed: Feed | None, threads: int) -> N
     for name, array in zip(output_names(proto), Session(proto, threads, exact=True).run(feed), strict=True):
         if isinstance(array, np.ndarray) and array.dtype.kind == "f" and np.isnan(array).any():
             log.warning("output %s of the quantized model is NaN on the first feed", name)
-
-
-def _runnable(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy as it is, but for doubled node names, which ONNX allows and ONNX Runtime refuses."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model)
-    name_nodes(proto)
-    return proto
-
-
-def _label(model: object, otherwise: str) -> str:
-    return Path(model).name if isinstance(model, (str, Path)) else otherwise
-
-
-def _quantized_tensors(candidate: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[str]:
-    """Yield the tensors computed in `reference` whose quantized form is computed in `candidate`."""
-    computed = {name for node in reference.graph.node for name in node.output}
-    for node in candidate.graph.node:
-        for name in node.output:
-            tensor, _, kind = name.rpartition("/")
-            if kind in ("dq", "fq"):
-                yield from {tensor, tensor.removesuffix("/equalized")} & computed
 
 
 class _Clock:

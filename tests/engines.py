@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from onnxfq.documents.cast_plan import HALF_TYPES, FloatName, FloatOptions
+from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
+from onnxfq.numerics.half_types import HALF_TYPES, FloatName
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.placement.float_casts import plan_floats

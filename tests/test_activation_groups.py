@@ -34,7 +34,7 @@ from onnxfq.numerics.granularity import BlockShape, Granularity, PerAxis
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.pipeline import open_feeds, quantize
+from onnxfq.pipeline import quantize
 from onnxfq.report.calibrator_table import calibrator_rows, calibrator_table
 from onnxfq.report.tensor_errors import tensor_errors
 from onnxfq.runtime.observing_session import channel_block, observing_session
@@ -44,6 +44,7 @@ from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import make_plan
 
 NETWORKS = {name: make for name, make in BUILDERS.items() if name not in ("attention", "same_tensor_twice")}

@@ -31,10 +31,11 @@ from test_agreement import twins, with_outputs
 
 import onnxfq
 from onnxfq.documents.encodings import Encodings
-from onnxfq.documents.plan import Placement, Plan, Use
+from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import RECIPES, Recipe, load_recipe
 from onnxfq.errors import ModelError, PlanError, RecipeError
 from onnxfq.graph.model import default_opset
+from onnxfq.graph.slots import Use
 from onnxfq.numerics.affine import dequantize, fake_quantize
 from onnxfq.numerics.block_scales import dynamic_fake_quantize
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
@@ -48,7 +49,7 @@ from onnxfq.report.text import plan_summary, quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import cannot_run
 from onnxfq.stages.derived_scales import encode_constant
-from onnxfq.stages.evaluate import evaluate
+from onnxfq.stages.score import score_models
 
 # qtype, scale_type, block_size
 FORMATS = {
@@ -578,7 +579,7 @@ def test_quantize_says_what_was_not_run(tmp_path: Path):
         assert note in text
     onnx.checker.check_model(onnx.load(tmp_path / "m.onnx"))
     with pytest.raises(ModelError) as caught:
-        evaluate(proto, {"trt": onnx.load(tmp_path / "m.onnx")}, [feed_for(proto)])
+        score_models(proto, {"trt": onnx.load(tmp_path / "m.onnx")}, [feed_for(proto)])
     assert str(caught.value) == f"the model cannot be run: {why}; run the fake-quant model in its place"
 
 

@@ -17,9 +17,9 @@ from onnx import numpy_helper
 from onnxfq.cli.main import main
 from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.graph.boundaries import boundaries
-from onnxfq.pipeline import RunOptions
 from onnxfq.stages.compare import Comparison, compare
 from onnxfq.stages.handoff import handoff
+from onnxfq.stages.options import RunOptions
 from onnxfq.stages.runners import RUNNERS, runner
 from onnxfq.targets.tensorrt.tools.commands import TENSORS_FILE
 from onnxfq.targets.tensorrt.tools.polygraphy_json import outputs_json

@@ -30,10 +30,10 @@ from onnxfq.interchange.quantized_models.dequantize import Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
 from onnxfq.interchange.quantized_models.stored_weights import grid_of
 from onnxfq.numerics.affine import dequantize
-from onnxfq.pipeline import evaluate_models
 from onnxfq.runtime.session import Session
 from onnxfq.stages.check import check
 from onnxfq.stages.convert import Conversion, convert
+from onnxfq.stages.evaluate import evaluate
 from onnxfq.targets.tensorrt.builder.build import BuildOptions, builder_installed
 
 MODELS = ["conv_relu", "two_branch", "downsample", "shared_weight", "gemm", "attention", "left_constant"]
@@ -122,7 +122,7 @@ def test_real_models(file: str, per_channel: bool, tmp_path: Path, monkeypatch: 
     source = by_ort(proto, feeds, tmp_path, per_channel=per_channel)
     result = convert(source, data=feeds)
     if "resnet20" in file:
-        scores = evaluate_models(proto, {"source": source, "result": result.qdq}, feeds).candidates
+        scores = evaluate(proto, {"source": source, "result": result.qdq}, feeds).candidates
         before, after = (one.outputs[0].sqnr_db for one in scores)
         assert after >= before - 0.5
     else:

@@ -14,11 +14,12 @@ from builders import build, shared_weight, stage, two_branch, weights
 from onnxfq.data.labels import read_labels
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
-from onnxfq.pipeline import MOST_THREADS, RunOptions, evaluate_models, quantize
+from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import PlacedFeed, Session
-from onnxfq.stages import evaluate as evaluation
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.stages.options import MOST_THREADS, RunOptions
+from onnxfq.stages.score import score_models
 
 REFERENCE = build("g (float[N,3] x) => (float[N,3] y) { y = Identity (x) }")
 DOUBLED = build("g (float[N,3] x) => (float[N,3] y) { y = Add (x, x) }")
@@ -29,7 +30,7 @@ LABELS = np.int64([1, 2])
 
 def test_scores_by_hand() -> None:
     """SQNR, cosine, largest error and agreement of known models are the known figures."""
-    result = evaluate(
+    result = score_models(
         REFERENCE, {"same": REFERENCE, "twice": DOUBLED, "minus": NEGATED}, [{"x": X[:1]}, {"x": X[1:]}]
     )
     same, twice, minus = (c.outputs[0] for c in result.candidates)
@@ -43,7 +44,7 @@ def test_scores_by_hand() -> None:
 
 def test_accuracy_counts_labels() -> None:
     """Accuracy is the share of labels met by the argmax of the first output."""
-    result = evaluate(REFERENCE, {"minus": NEGATED}, [{"x": X}], labels=LABELS)
+    result = score_models(REFERENCE, {"minus": NEGATED}, [{"x": X}], labels=LABELS)
     assert result.accuracy == 0.5
     assert result.candidates[0].accuracy == 0.0
 
@@ -52,7 +53,7 @@ def test_accuracy_counts_labels() -> None:
 def test_number_of_labels(count: int) -> None:
     """Labels and rows must be equally many; both numbers are told."""
     with pytest.raises(DataError, match=rf"{count} labels for .*2 rows of output 'y'; give one label a row"):
-        evaluate(REFERENCE, {"minus": NEGATED}, [{"x": X}], labels=np.zeros(count, np.int64))
+        score_models(REFERENCE, {"minus": NEGATED}, [{"x": X}], labels=np.zeros(count, np.int64))
 
 
 def test_too_few_labels_are_found_early() -> None:
@@ -63,7 +64,7 @@ def test_too_few_labels_are_found_early() -> None:
         raise AssertionError("a second feed was read")
 
     with pytest.raises(DataError, match="1 labels"):
-        evaluate(REFERENCE, {"minus": NEGATED}, feeds(), labels=LABELS[:1])
+        score_models(REFERENCE, {"minus": NEGATED}, feeds(), labels=LABELS[:1])
 
 
 def test_equalized_channels_are_compared_as_they_were() -> None:
@@ -79,7 +80,7 @@ def test_equalized_channels_are_compared_as_they_were() -> None:
     assert "h/equalized/dq" in {name for node in written.graph.node for name in node.output}
     candidates = {"qdq": written, "fakequant": insert_fake_quantize(*made)}
     for given in (candidates, {"qdq": written}):
-        result = evaluate_models(proto, given, [staged.feed], per_tensor=True)
+        result = evaluate(proto, given, [staged.feed], per_tensor=True)
         (inner,) = {one.tensors for one in result.candidates}
         assert [score.output for score in inner] == ["h"] and 20 < inner[0].sqnr_db < 80
 
@@ -95,7 +96,7 @@ def test_a_model_without_numbers_is_quantized_and_not_compared(tmp_path: Path) -
     assert result.evaluation.notes == ("not compared: no output of the model holds numbers",)
     assert not result.evaluation.candidates and onnx.load(tmp_path / "q.onnx") == result.qdq
     with pytest.raises(ModelError, match="no output of numbers; there is nothing to compare"):
-        evaluate_models(proto, tmp_path / "q.onnx", feeds)
+        evaluate(proto, tmp_path / "q.onnx", feeds)
 
 
 @pytest.mark.parametrize("given", [{"threads": -1}, {"threads": MOST_THREADS + 1}, {"batch": -1}], ids=str)
@@ -110,7 +111,7 @@ def test_inner_tensors(insert) -> None:
     """With per_tensor each computed activation has a score; those of model inputs have none to compare."""
     staged = stage(two_branch())
     candidate = insert(staged.model, staged.plan, staged.encodings)
-    result = evaluate_models(staged.model.proto, candidate, [staged.feed], per_tensor=True)
+    result = evaluate(staged.model.proto, candidate, [staged.feed], per_tensor=True)
     assert [t.output for t in result.candidates[0].tensors] == ["h", "r1", "r2"]
     assert all(20 < t.sqnr_db < 80 and t.top1_agreement is None for t in result.candidates[0].tensors)
 
@@ -124,7 +125,7 @@ def test_inner_tensors_stand_in_the_order_of_computation() -> None:
     )
     staged = stage(proto)
     candidate = insert_qdq(staged.model, staged.plan, staged.encodings)
-    result = evaluate_models(proto, candidate, [staged.feed], per_tensor=True)
+    result = evaluate(proto, candidate, [staged.feed], per_tensor=True)
     assert [score.output for score in result.candidates[0].tensors] == ["z", "b"]
     lines = result.table().splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["candidate", "z", "b"] and max(map(len, lines)) < 80
@@ -134,14 +135,14 @@ def test_other_outputs_are_refused() -> None:
     """A candidate with other outputs is no candidate."""
     other = build("g (float[N,3] x) => (float[N,3] z) { z = Neg (x) }")
     with pytest.raises(ModelError, match="other has outputs z, the reference y"):
-        evaluate(REFERENCE, {"other": other}, [{"x": X}])
+        score_models(REFERENCE, {"other": other}, [{"x": X}])
 
 
 def test_other_shapes_are_refused() -> None:
     """A candidate whose output has another shape is refused with both shapes."""
     other = build("g (float[N,3] x) => (float[M,N] y) { y = Transpose (x) }")
     with pytest.raises(ModelError, match=r"other: 'y' has shape \[3, 2\], the reference \[2, 3\]"):
-        evaluate(REFERENCE, {"other": other}, [{"x": X}])
+        score_models(REFERENCE, {"other": other}, [{"x": X}])
 
 
 def test_sizes_that_follow_from_values() -> None:
@@ -153,9 +154,9 @@ def test_sizes_that_follow_from_values() -> None:
     float_model, other = (build(text.format(name), constants) for name in ("x", "z"))
     unlike = np.float32([[1, 2, 3], [4, 5, 6]])
     alike = np.float32([[1, -2, 3], [-4, 5, 6]])
-    (both,) = evaluate(float_model, {"other": other}, [{"x": unlike}, {"x": alike}]).candidates
+    (both,) = score_models(float_model, {"other": other}, [{"x": unlike}, {"x": alike}]).candidates
     assert [(s.output, s.sqnr_db > 100) for s in both.outputs] == [("kept", True), ("y", False)]
-    found = evaluate(float_model, {"other": other}, [{"x": unlike}])
+    found = score_models(float_model, {"other": other}, [{"x": unlike}])
     assert [s.output for s in found.candidates[0].outputs] == ["y"]
     assert found.notes == (
         "other: 'kept' not compared on 1 of 1 feeds, for its size follows from the values: first it has "
@@ -166,7 +167,7 @@ def test_sizes_that_follow_from_values() -> None:
 
 def test_table_and_file(tmp_path: Path) -> None:
     """The table has a line a candidate; the file is JSON and reads back."""
-    result = evaluate(REFERENCE, {"same": REFERENCE, "minus": NEGATED}, [{"x": X}], labels=LABELS)
+    result = score_models(REFERENCE, {"same": REFERENCE, "minus": NEGATED}, [{"x": X}], labels=LABELS)
     lines = result.table().splitlines()
     assert [line.split()[0] for line in lines] == ["candidate", "float", "same", "minus"]
     result.save(tmp_path / "e.json")
@@ -215,7 +216,7 @@ def test_doubled_node_names_are_run() -> None:
     proto = shared_weight()
     for node in proto.graph.node:
         node.name = "same"
-    result = evaluate_models(
+    result = evaluate(
         proto, shared_weight(), [{"x": np.ones((2, 4), np.float32)}], options=RunOptions(batch=0)
     )
     assert result.candidates[0].outputs[0].sqnr_db == math.inf
@@ -228,7 +229,7 @@ def test_outputs_without_numbers_are_left_out(caplog: pytest.LogCaptureFixture) 
             y = Relu (x) s = Identity (words) q = SequenceConstruct (x, y) }""",
         {"words": np.asarray(["a", "b"], object)},
     )
-    result = evaluate(proto, {"same": proto}, [{"x": X}])
+    result = score_models(proto, {"same": proto}, [{"x": X}])
     assert [score.output for score in result.candidates[0].outputs] == ["y"]
     assert [record.getMessage() for record in caplog.records] == [
         "output s holds no numbers and is not compared",
@@ -240,7 +241,7 @@ def test_no_output_of_numbers() -> None:
     """A model with nothing to compare is an error."""
     proto = build("g (float[N,3] x) => (seq(float[N,3]) q) { q = SequenceConstruct (x, x) }")
     with pytest.raises(ModelError, match="the model has no output of numbers"):
-        evaluate(proto, {"same": proto}, [{"x": X}])
+        score_models(proto, {"same": proto}, [{"x": X}])
 
 
 class Narrow(Session):
@@ -267,17 +268,17 @@ def test_a_gpu_without_room(device, monkeypatch, caplog) -> None:
     staged = stage(two_branch())
     candidates = {"q": insert_qdq(staged.model, staged.plan, staged.encodings)}
     feeds = [staged.feed] * 3
-    expected = evaluate(two_branch(), candidates, feeds, device="cpu")
+    expected = score_models(two_branch(), candidates, feeds, device="cpu")
     Narrow.made = 0
-    monkeypatch.setattr(evaluation, "choose_device", lambda wanted: "cuda")
-    monkeypatch.setattr(evaluation, "Session", Narrow)
+    monkeypatch.setattr(score, "choose_device", lambda wanted: "cuda")
+    monkeypatch.setattr(score, "Session", Narrow)
     of = PlacedFeed.of
     monkeypatch.setattr(PlacedFeed, "of", staticmethod(lambda feed, device: of(feed, "cpu")))
     if device == "cuda":
         with pytest.raises(DeviceMemoryError):
-            evaluate(two_branch(), candidates, iter(feeds), device=device)
+            score_models(two_branch(), candidates, iter(feeds), device=device)
         return
-    assert evaluate(two_branch(), candidates, iter(feeds), device=device) == expected
+    assert score_models(two_branch(), candidates, iter(feeds), device=device) == expected
     assert Narrow.made == 4
     assert [record.message for record in caplog.records] == [
         "running on the CPU: the GPU has no room; give a smaller batch, or run on the CPU"

@@ -16,9 +16,10 @@ from test_agreement import with_outputs
 
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.cli.main import main
-from onnxfq.documents.cast_plan import HALF_TYPES, FloatOptions, FloatPlan
+from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.errors import DataError
 from onnxfq.graph.normalize.shapes import add_shapes
+from onnxfq.numerics.half_types import HALF_TYPES
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.placement.half_range import masks, unfit

@@ -18,9 +18,9 @@ from builders import build, conv_relu, feed_for, gemm, linear, qdq_of, stage, we
 
 from onnxfq.cli.main import main
 from onnxfq.errors import OutputError
-from onnxfq.pipeline import RunOptions
 from onnxfq.runtime.session import Session
 from onnxfq.stages.handoff import SAMPLES, handoff
+from onnxfq.stages.options import RunOptions
 from onnxfq.targets.tensorrt.rules.findings import CheckResult
 from onnxfq.targets.tensorrt.tools import commands
 from onnxfq.targets.tensorrt.tools.polygraphy_json import inputs_json, outputs_json

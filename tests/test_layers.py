@@ -16,95 +16,36 @@ MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-LAYERS = [
-    {"errors"},
-    {
-        "qtypes",
-        "float_types",
-        "granularity",
-        "metrics",
-        "files",
-        "package_files",
-        "temporary",
-        "text_table",
-        "version",
-    },
-    {
-        "aimet_range",
-        "deployed",
-        "documents",
-        "dynamic_scales",
-        "float_grid",
-        "numerics",
-        "qparams",
-        "rounding",
-        "spec",
-    },
-    {"encoding", "float_plan", "plan", "recipe", "statistics", "feeds", "labels", "scores", "calibrators"},
-    {"graph", "half_scales", "made_scales"},
-    {"interchange", "policies", "passes", "runtime"},
-    {
-        "accumulation",
-        "calibration",
-        "distribution",
-        "evaluation",
-        "float_remainder",
-        "given_encodings",
-        "insertion",
-        "observation",
-        "observers",
-        "planning",
-        "targets",
-        "torch",
-    },
-    {"comparison", "conversion", "handoff", "pipeline", "reporting", "demo"},
-    {"cli"},
-    {"", "__main__"},
-]
-LAYER_OF = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-# Neighbours of one layer that build on each other; each is needed, and none runs the other way.
-NEIGHBOURS = {
-    ("files", "temporary"),
-    ("float_grid", "rounding"),
-    ("numerics", "rounding"),
-    ("numerics", "float_grid"),
-    ("dynamic_scales", "rounding"),
-    ("dynamic_scales", "float_grid"),
-    ("dynamic_scales", "numerics"),
-    ("spec", "documents"),
-    ("spec", "dynamic_scales"),
-    ("aimet_range", "qparams"),
-    ("recipe", "calibrators"),
-    ("recipe", "plan"),
-    ("labels", "feeds"),
-    ("feeds", "statistics"),
-    ("calibrators", "statistics"),
-    ("distribution", "observation"),
-    ("distribution", "observers"),
-    ("observation", "accumulation"),
-    ("observation", "observers"),
-    ("observers", "accumulation"),
-    ("float_plan", "plan"),
-    ("float_remainder", "observation"),
-    ("given_encodings", "calibration"),
-    ("given_encodings", "planning"),
-    ("insertion", "calibration"),
-    ("float_remainder", "observers"),
-    ("conversion", "pipeline"),
-    ("comparison", "pipeline"),
-    ("handoff", "pipeline"),
-    ("reporting", "conversion"),
-    ("reporting", "pipeline"),
-    ("demo", "pipeline"),
-    ("demo", "reporting"),
-}
+ROOMS = (
+    "errors",
+    "version",
+    "support",
+    "numerics",
+    "data",
+    "graph",
+    "calibration",
+    "runtime",
+    "documents",
+    "placement",
+    "interchange",
+    "passes",
+    "targets",
+    "torch",
+    "stages",
+    "pipeline",
+    "report",
+    "cli",
+    "__main__",
+    "",
+)
+"""The folders and files of the package, the ground first: each imports from those before it only."""
 HOMES = {
     "onnxruntime": {"runtime"},
-    "PIL": {"feeds"},
+    "PIL": {"data"},
     "torch": {"torch"},
-    "ray": {"distribution"},
+    "ray": {"stages"},
     "tensorrt_rtx": {"targets"},
-    "onnx_graphsurgeon": {"graph", "passes", "policies", "planning"},
+    "onnx_graphsurgeon": {"graph", "passes", "placement", "targets", "stages"},
 }
 
 
@@ -128,28 +69,41 @@ def imports(module: str) -> set[str]:
     return found
 
 
-def test_every_module_has_a_layer() -> None:
-    """A new module or folder is given a place in the layers."""
-    assert {part_of(module) for module in MODULES} == set(LAYER_OF)
+def folder_of(module: str) -> str:
+    """Return the folder that the file of `module` is in."""
+    return str(MODULES[module].parent.relative_to(PACKAGE))
+
+
+def assert_no_cycle(edges: dict[str, set[str]]) -> None:
+    """Take away what needs nothing that is left, until nothing is left."""
+    while edges:
+        free = [name for name, needs in edges.items() if not needs & set(edges)]
+        assert free, f"a cycle among {sorted(edges)}"
+        for name in free:
+            del edges[name]
+
+
+def test_every_module_has_a_room() -> None:
+    """A new folder or file at the top is given a place in the list."""
+    assert {part_of(module) for module in MODULES} == set(ROOMS)
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_look_down(module: str) -> None:
-    """A module imports lower layers, its own folder, and the listed neighbours only."""
-    mine = part_of(module)
+    """A module imports from its own room and from rooms below only."""
+    below = ROOMS[: ROOMS.index(part_of(module)) + 1]
     for other in imports(module):
-        if other.split(".")[0] != "onnxfq":
-            continue
-        theirs = part_of(other)
-        allowed = theirs == mine or LAYER_OF[theirs] < LAYER_OF[mine] or (mine, theirs) in NEIGHBOURS
-        assert allowed, f"{module} imports {other}"
+        if other.split(".")[0] == "onnxfq":
+            assert part_of(other) in below, f"{module} imports {other}"
 
 
-def test_neighbours_are_needed() -> None:
-    """An exception that nothing uses any more is removed."""
-    used = {(part_of(m), part_of(o)) for m in MODULES for o in imports(m) if o.startswith("onnxfq")}
-    assert NEIGHBOURS <= used
-    assert {(b, a) for a, b in NEIGHBOURS} & used == set()
+def test_folders_have_no_cycle() -> None:
+    """Folders, those inside a room too, import each other in one direction only."""
+    edges: dict[str, set[str]] = {folder_of(module): set() for module in MODULES}
+    for module in MODULES:
+        if MODULES[module].name != "__init__.py":
+            edges[folder_of(module)] |= {folder_of(o) for o in imports(module) if o in MODULES}
+    assert_no_cycle({folder: needs - {folder} for folder, needs in edges.items()})
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -162,12 +116,7 @@ def test_foreign_libraries_have_one_home(module: str) -> None:
 
 def test_modules_have_no_cycle() -> None:
     """Imports between modules, packages included, make no cycle."""
-    edges = {m: {o for o in imports(m) if o in MODULES and o != m} for m in MODULES}
-    while edges:
-        free = [module for module, needs in edges.items() if not needs & set(edges)]
-        assert free, f"a cycle among {sorted(edges)}"
-        for module in free:
-            del edges[module]
+    assert_no_cycle({m: {o for o in imports(m) if o in MODULES and o != m} for m in MODULES})
 
 
 @pytest.mark.parametrize("statement", ["import onnxfq", "import onnxfq.cli.main"])

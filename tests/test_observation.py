@@ -18,7 +18,7 @@ import pytest
 from builders import build, conv_relu, feed_for, planned, two_branch, weights
 from onnx import TensorProto, helper
 
-from onnxfq.calibration.statistics import DATA_MODULUS, Statistics, TensorStatistics
+from onnxfq.calibration.statistics import Statistics, TensorStatistics
 from onnxfq.data import Feed, sample_digest
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import RECIPES
@@ -33,6 +33,7 @@ from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
 from onnxfq.stages.observe_ray import collect_on_ray
 from onnxfq.stages.observers import ObserveOptions, Observer
 from onnxfq.stages.plan import make_plan, observation_plan
+from onnxfq.support.digests import DATA_MODULUS
 
 
 def narrow_channels() -> onnx.ModelProto:

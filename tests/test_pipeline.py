@@ -22,9 +22,11 @@ from onnxfq.errors import (
     SpecError,
     StatisticsError,
 )
-from onnxfq.pipeline import RunOptions, evaluate_models, quantize
+from onnxfq.pipeline import quantize
 from onnxfq.report.html import render_report
 from onnxfq.report.text import quantize_summary
+from onnxfq.stages.evaluate import evaluate
+from onnxfq.stages.options import RunOptions
 
 FEEDS = [feed_for(conv_relu(), seed, count=2) for seed in range(3)]
 
@@ -97,7 +99,7 @@ def test_the_comparison_keeps_few_feeds(count: int) -> None:
     result = quantize(conv_relu(), iter(feeds), options=RunOptions(batch=1))
     stride = next(2**k for k in range(9) if -(-count // 2**k) <= CHECK_FEEDS)
     assert (result.statistics.feeds, result.evaluation.feeds) == (count, len(feeds[::stride]))
-    spread = evaluate_models(conv_relu(), result.qdq, feeds[::stride], options=RunOptions(batch=1))
+    spread = evaluate(conv_relu(), result.qdq, feeds[::stride], options=RunOptions(batch=1))
     assert spread.candidates[0].outputs == result.evaluation.candidates[1].outputs
 
 

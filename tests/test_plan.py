@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from onnxfq.documents.plan import Coverage, Placement, Plan, QuantizableNode, Skipped, Use
+from onnxfq.documents.plan import Coverage, Placement, Plan, QuantizableNode, Skipped
 from onnxfq.errors import PlanError
+from onnxfq.graph.slots import Use
 from onnxfq.numerics.spec import QuantSpec
 
 SPEC = QuantSpec(qtype="int8")

@@ -18,14 +18,14 @@ from builders import build, weights
 from onnxfq.calibration.calibrators import CALIBRATORS
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.data import Feed
+from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
-from onnxfq.graph.signature import input_specs
-from onnxfq.pipeline import open_feeds
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.insert import insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import MergingObserver, ObserveOptions
+from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import make_plan
 from onnxfq.support.resources import package_file
 

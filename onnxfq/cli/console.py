@@ -13,8 +13,8 @@ from rich.console import Console
 
 from onnxfq.cli.progress import Bar, Lines
 from onnxfq.data import DataOptions
-from onnxfq.pipeline import RunOptions
 from onnxfq.runtime.device_choice import DeviceChoice
+from onnxfq.stages.options import RunOptions
 
 
 def say(text: str, quiet: bool = False) -> None:

@@ -13,10 +13,12 @@ from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import OutputError
 from onnxfq.graph.io.save import save
-from onnxfq.pipeline import QuantizeResult, RunOptions, evaluate_models, quantize
+from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.report.html import write_report
 from onnxfq.report.plot import error_figure, save_figure
 from onnxfq.report.tensor_errors import tensor_errors
+from onnxfq.stages.evaluate import evaluate
+from onnxfq.stages.options import RunOptions
 from onnxfq.support.resources import package_file
 
 # models/digits.py splits the same way: the network was trained on the images before these.
@@ -67,7 +69,7 @@ def run_demo(folder: str | Path) -> DemoResult:
         path = folder / f"digits_{recipe.name.replace('-', '_')}.onnx"
         results[name] = quantize(model, calibration, path, recipe=recipe, options=options)
         files.append(path)
-    evaluation = evaluate_models(
+    evaluation = evaluate(
         model,
         {name: result.qdq for name, result in results.items()},
         scoring,

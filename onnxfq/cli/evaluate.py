@@ -20,7 +20,8 @@ from onnxfq.cli.options import (
     ThreadsOption,
 )
 from onnxfq.data import DataOptions
-from onnxfq.pipeline import Kernels, evaluate_models
+from onnxfq.stages.evaluate import Kernels
+from onnxfq.stages.evaluate import evaluate as evaluate_models
 
 
 @with_data_options

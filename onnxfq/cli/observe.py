@@ -26,10 +26,10 @@ from onnxfq.documents.plan import Plan
 from onnxfq.errors import StatisticsError
 from onnxfq.graph.io.data_files import check_model_output
 from onnxfq.graph.io.load import load
-from onnxfq.pipeline import open_feeds
 from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
 from onnxfq.stages.observe_ray import collect_on_ray
 from onnxfq.stages.observers import DEFAULT_MEMORY, ObserveOptions
+from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import observation_plan
 
 INTERRUPTED = 130

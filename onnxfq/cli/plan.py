@@ -26,10 +26,10 @@ from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.graph.io.data_files import check_model_output
 from onnxfq.graph.io.load import load
 from onnxfq.interchange import read_given
-from onnxfq.pipeline import open_feeds
 from onnxfq.report.text import plan_summary
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.external_encodings import planned_with
+from onnxfq.stages.options import open_feeds
 
 
 @with_data_options

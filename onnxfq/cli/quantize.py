@@ -31,11 +31,12 @@ from onnxfq.cli.options import (
     data_option,
 )
 from onnxfq.data import DataOptions
-from onnxfq.documents.cast_plan import FloatName, FloatOptions
+from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.errors import OutputError
 from onnxfq.graph.io.data_files import check_model_output
 from onnxfq.graph.io.save import save
+from onnxfq.numerics.half_types import FloatName
 from onnxfq.report.html import write_report
 from onnxfq.report.text import quantize_summary
 from onnxfq.support.files import check_writable

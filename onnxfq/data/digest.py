@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxfq.calibration.statistics import DATA_MODULUS
 from onnxfq.data.inputs import Feed
+from onnxfq.support.digests import DATA_MODULUS
 
 
 def sample_digest(sample: Feed) -> int:

@@ -9,32 +9,23 @@ from typing import Literal, NamedTuple
 import pydantic
 
 from onnxfq.errors import PlanError
+from onnxfq.graph.io.existing import Existing
+from onnxfq.graph.slots import TensorUses, Use
 from onnxfq.numerics.float_types import FloatType
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.support.records import Record, first_repeated, read_document, write_document
 
-Existing = Literal["refuse", "keep", "requantize"]
-"""What is done with a model that is quantized already."""
 Role = Literal["activation", "weight"]
 
 
-class Use(NamedTuple):
-    """One input slot of one node: where a quantized value is read."""
-
-    node: str
-    input: int
-
-
-class Placement(Record):
+class Placement(TensorUses):
     """One tensor that is quantized: its spec, the input slots that read the quantized value, and why.
 
     float_type: of its elements; its scales are numbers of that type.
     """
 
-    tensor: str
     role: Role
     spec: QuantSpec
-    uses: tuple[Use, ...]
     why: str
     float_type: FloatType = "float32"
 

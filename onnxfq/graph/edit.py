@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
+from typing import TypeVar
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.documents.plan import Placement
 from onnxfq.errors import PlanError, nearest
 from onnxfq.graph.normalize.steps import unused
 from onnxfq.graph.queries import all_tensors, scopes
+from onnxfq.graph.slots import TensorUses
+
+Placed = TypeVar("Placed", bound=TensorUses)
 
 _BEFORE = 64
 """How many nodes before the last one found the next is looked for first."""
@@ -28,7 +31,7 @@ class Editor:
         self._made: dict[str, gs.Constant] = {}
         self._last: dict[int, int] = {}
 
-    def tensor(self, placement: Placement) -> gs.Tensor:
+    def tensor(self, placement: TensorUses) -> gs.Tensor:
         """Return the placed tensor. Raises PlanError with the nearest names when the graph lacks it."""
         try:
             return self._tensors[placement.tensor]
@@ -49,7 +52,7 @@ class Editor:
         owners = (scope for scope in scopes(self.graph) if any(tensor is given for given in scope.inputs))
         return next(owners, self.graph)
 
-    def by_scope(self, placement: Placement) -> list[Placement]:
+    def by_scope(self, placement: Placed) -> list[Placed]:
         """Return `placement` once for each graph or body that uses it, with the uses there.
 
         TensorRT wants a pair in the body of its reader; between two of them it falls back to float.
@@ -71,7 +74,7 @@ class Editor:
             for numbers in parts.values()
         ]
 
-    def rewire(self, placement: Placement, replacement: gs.Tensor) -> None:
+    def rewire(self, placement: TensorUses, replacement: gs.Tensor) -> None:
         """Make every use of `placement`, one of `by_scope`, read `replacement` in place of its tensor.
 
         Raises PlanError when a use names a slot that reads another tensor.
@@ -86,7 +89,7 @@ class Editor:
                 )
             node.inputs[use.input] = replacement
 
-    def insert_before(self, placement: Placement, tensor: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
+    def insert_before(self, placement: TensorUses, tensor: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
         """Add `nodes`, which read the placed `tensor`, to the scope of the uses of `placement`.
 
         They come right after the node that gives the tensor, first of all when it comes from outside, and

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto
 
-from onnxfq.documents.cast_plan import HalfType
 from onnxfq.graph.model import all_nodes
+from onnxfq.numerics.half_types import HalfType
 
 QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 """Operators whose real operands, scales included, all have one float type."""

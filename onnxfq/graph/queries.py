@@ -9,9 +9,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
-from onnxfq.documents.plan import Use
 from onnxfq.errors import ModelError
 from onnxfq.graph.ops import FLOAT_PRODUCTS, QUANTIZED_OPS, STANDARD_DOMAINS, is_weighted
+from onnxfq.graph.slots import Use
 from onnxfq.numerics.float_types import FLOAT_DTYPES, FloatType
 
 

@@ -4,20 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import onnx
-
-from onnxfq.data import InputSpec
-from onnxfq.errors import ModelError
-
-
-def input_specs(proto: onnx.ModelProto) -> tuple[InputSpec, ...]:
-    """Return the inputs a caller has to feed; bfloat16 ones are fed as float32, for NumPy has no bfloat16.
-
-    Raises ModelError for inputs that are not tensors.
-    """
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    return tuple(_spec(value) for value in proto.graph.input if value.name not in constants)
 
 
 def output_names(proto: onnx.ModelProto) -> tuple[str, ...]:
@@ -33,21 +20,6 @@ def number_outputs(proto: onnx.ModelProto) -> tuple[str, ...]:
         if value.type.WhichOneof("value") in (None, "tensor_type")
         and value.type.tensor_type.elem_type != onnx.TensorProto.STRING
     )
-
-
-def _spec(value: onnx.ValueInfoProto) -> InputSpec:
-    if not value.type.HasField("tensor_type"):
-        raise ModelError(f"input {value.name!r} is not a tensor; onnxfq feeds tensors only")
-    tensor = value.type.tensor_type
-    if tensor.elem_type not in onnx.TensorProto.DataType.values()[1:]:
-        raise ModelError(f"input {value.name!r} has no known element type; export the model again")
-    half = tensor.elem_type == onnx.TensorProto.BFLOAT16
-    dtype = np.dtype(np.float32 if half else onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    if not tensor.HasField("shape"):
-        return InputSpec(value.name, dtype, None)
-    # A dimension without a value, or with 0 or -1 as some exporters write, is open.
-    shape = tuple(d.dim_value if d.dim_value > 0 else None for d in tensor.shape.dim)
-    return InputSpec(value.name, dtype, shape)
 
 
 def with_outputs(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:

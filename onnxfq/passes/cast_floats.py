@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfq.documents.cast_plan import HALF_TYPES, FloatPlan
+from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.graph.constants import make_tensor
 from onnxfq.graph.half_types import QUANTIZERS, captured_names, half_outputs, half_slots
 from onnxfq.graph.io.external_tensors import tensor_array
@@ -16,6 +16,7 @@ from onnxfq.graph.model import all_nodes, default_opset
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import unused
 from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.numerics.half_types import HALF_TYPES
 
 _FLOAT = int(TensorProto.FLOAT)
 

@@ -15,12 +15,13 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.documents.plan import Placement, Plan, Use
+from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import ModelError, PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.graph.queries import float_type
+from onnxfq.graph.slots import Use
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.custom_domain import DOMAIN

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import onnx_graphsurgeon as gs
 
 from onnxfq.calibration.calibrators.fixed import is_fixed
-from onnxfq.documents.plan import Placement, Use
+from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.slots import Use
 from onnxfq.numerics.spec import QuantSpec
 
 _NOTE = ", equalized: its channels have scales that are powers of two apart"

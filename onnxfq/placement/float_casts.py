@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto
 
 from onnxfq.calibration.statistics import TensorStatistics
-from onnxfq.documents.cast_plan import HALF_TYPES, FloatOptions, FloatPlan, HalfType
+from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.documents.plan import Skipped
 from onnxfq.graph.half_types import QUANTIZERS, half_slots
 from onnxfq.graph.io.external_tensors import tensor_array
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.numerics.half_types import HALF_TYPES, HalfType
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.placement.half_range import masks, smallest_magnitude, unfit, unfit_constant
 

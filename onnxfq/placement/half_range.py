@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics import TensorStatistics
-from onnxfq.documents.cast_plan import HalfType
+from onnxfq.numerics.half_types import HalfType
 
 MARGIN = 2.0
 """Other data than that observed may go this much further."""

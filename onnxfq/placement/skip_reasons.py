@@ -8,10 +8,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement, Skipped
+from onnxfq.graph.follow import carried_from
 from onnxfq.graph.ops import is_weighted, why_opaque
 from onnxfq.graph.queries import all_nodes, all_tensors, dtype_name, float_type, nodes_out_of_reach
 from onnxfq.placement.target_policy import TargetPolicy
-from onnxfq.targets.tensorrt.qkv_projections import carried_from
 
 _FLOATS = (np.float32, np.float16, np.float64)
 # What NumPy lacks comes as ONNX's number; these are bfloat16 and the float8 types.

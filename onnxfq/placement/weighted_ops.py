@@ -9,11 +9,12 @@ from typing import Any
 import onnx_graphsurgeon as gs
 
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
-from onnxfq.documents.plan import Placement, Use
+from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
 from onnxfq.errors import RecipeError
 from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
 from onnxfq.graph.queries import dtype_name, float_type, is_dequantized, producer_op, weight_source
+from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor, open_axis
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
 from onnxfq.placement.target_policy import Operands, TargetPolicy

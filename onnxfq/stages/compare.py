@@ -17,7 +17,7 @@ from onnxfq.graph.boundaries import QUANTIZERS, boundaries
 from onnxfq.graph.io.external_tensors import tensor_array
 from onnxfq.graph.io.load import read_model
 from onnxfq.numerics.metrics import ErrorSums
-from onnxfq.pipeline import RunOptions, open_feeds
+from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.runners import Values, runner
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines

@@ -17,6 +17,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Override, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, RecipeError, nearest
+from onnxfq.graph.follow import MOVES, SPLITS
 from onnxfq.graph.io.data_files import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.io.save import save
@@ -24,13 +25,13 @@ from onnxfq.graph.model import Model, all_nodes
 from onnxfq.graph.ops import QUANTIZED_OPS
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
-from onnxfq.pipeline import RunOptions, evaluate_models, open_feeds
 from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
-from onnxfq.targets.tensorrt.qkv_projections import MOVES, SPLITS
 
 TARGETS = ("tensorrt",)
 
@@ -86,7 +87,7 @@ def convert(
     qdq = insert_qdq(loaded, plan, encodings)
     evaluation = None
     if data is not None:
-        evaluation = evaluate_models(given, {"converted": qdq}, data, options=options)
+        evaluation = evaluate(given, {"converted": qdq}, data, options=options)
     if output is not None:
         save(qdq, output)
     return Conversion(source, qdq, plan, dict(form.changes), evaluation, loaded.notes)

@@ -1,249 +1,99 @@
-"""`evaluate`: how far candidates are from the reference on the same feeds, and how right each is."""
+"""`evaluate`: a reference and candidates, given as files or protos, on the same feeds."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.data import Feed
-from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
-from onnxfq.errors import DataError, DeviceMemoryError, ModelError
-from onnxfq.graph.signature import number_outputs, output_names, with_outputs
-from onnxfq.numerics.metrics import ErrorSums
-from onnxfq.passes.equalize import with_restored_channels
-from onnxfq.runtime.device_choice import DeviceChoice, choose_device, fall_back
-from onnxfq.runtime.device_memory import Device
-from onnxfq.runtime.session import PlacedFeed, Progress, Session
+from onnxfq.data import Data
+from onnxfq.data.labels import read_labels
+from onnxfq.documents.scores import Evaluation
+from onnxfq.errors import ModelError
+from onnxfq.graph.io.load import read_model
+from onnxfq.graph.normalize.steps import name_nodes
+from onnxfq.passes.integer_matmul import integer_products
+from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.score import score_models
 
-log = logging.getLogger(__name__)
+Kernels = Literal["float", "integer"]
 
 
 def evaluate(
-    reference: onnx.ModelProto,
-    candidates: Mapping[str, onnx.ModelProto],
-    feeds: Iterable[Feed],
+    reference: str | Path | onnx.ModelProto,
+    candidate: str | Path | onnx.ModelProto | Mapping[str, str | Path | onnx.ModelProto],
+    data: Data,
     *,
-    reference_name: str = "float",
-    labels: NDArray[Any] | None = None,
-    tensors: Sequence[str] = (),
-    threads: int = 0,
-    progress: Progress | None = None,
-    device: DeviceChoice = "auto",
+    labels: str | Path | NDArray[Any] | None = None,
+    per_tensor: bool = False,
+    kernels: Kernels = "float",
+    options: RunOptions | None = None,
 ) -> Evaluation:
-    """Run the reference and every candidate on each feed, once, and return the scores.
+    """Compare one candidate, or several by name, with the reference on the same feeds, gone through once.
 
-    labels: integers, one for each row of the first output in the order of the feeds. tensors: names of
-    inner tensors of the reference to compare with the quantized ones of the candidates. Outputs that
-    hold no numbers, as sequences and strings, are left out with a note, and so is what has another size
-    along an axis that the reference leaves open, as the boxes that a detector keeps, on that feed. device: of
-    all sessions; "auto" is a GPU where one works and has room. Raises ModelError when a candidate's outputs
-    differ from the reference's, DataError when labels and rows differ in number, RuntimeLibraryError and
-    DeviceMemoryError for a GPU that was asked for by name.
+    labels: integers in the order of the feeds, or a .npy, .npz or text file of them. per_tensor: score
+    each quantized inner tensor too, in the order of computation. kernels: "integer" sums int8 products of
+    Q/DQ candidates in whole numbers, as fused kernels do. Raises an OnnxfqError in one line.
     """
-    names = output_names(reference)
-    for name, proto in candidates.items():
-        if output_names(proto) != names:
-            raise ModelError(
-                f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}"
-            )
-    names = number_outputs(reference)
-    if candidates and not names:
-        raise ModelError("the model has no output of numbers; there is nothing to compare")
-    for name in output_names(reference):
-        if name not in names:
-            log.warning("output %s holds no numbers and is not compared", name)
-    sizes = _declared(reference)
-    runs = [_Run(name, proto, names, tensors, sizes) for name, proto in candidates.items()]
-    sides = [_Side(reference, [*names, *tensors], exact=False), *(run.side for run in runs)]
-    right, done, row = 0, 0, 0
-    for expected, *results in _outputs(sides, feeds, threads, device):
-        truth = None
-        if labels is not None:
-            truth = labels[row : row + _rows(expected[0])]
-            row += _rows(expected[0])
-            if row > labels.size:
-                raise DataError(_label_count(labels, f"at least {row}", names[0]))
-            right += _right(expected[0], truth)
-        for run, got in zip(runs, results, strict=True):
-            run.add(got, expected, truth)
-        done += 1
-        if progress is not None:
-            progress(done)
-    if labels is not None and row != labels.size:
-        raise DataError(_label_count(labels, str(row), names[0]))
-    return Evaluation(
-        reference=reference_name,
-        feeds=done,
-        accuracy=right / row if labels is not None else None,
-        candidates=tuple(run.score(done, row if labels is not None else 0) for run in runs),
-        notes=tuple(note for run in runs for note in run.notes(done)),
+    options = options or RunOptions()
+    given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
+    base = _runnable(read_model(reference)[0])
+    candidates = {name: _runnable(read_model(model)[0]) for name, model in given.items()}
+    notes: list[str] = []
+    if kernels == "integer":
+        for name, proto in candidates.items():
+            candidates[name] = _with_integers(name, proto, notes)
+    quantized = {name for proto in candidates.values() for name in _quantized_tensors(proto, base)}
+    # In the order of computation: the first that is low is where to look.
+    tensors = [name for node in base.graph.node for name in node.output if name in quantized]
+    # Whether samples are enough and differ is a question of calibrating.
+    feeds = open_feeds(base, data, options.batch, replace(options.data, survey=False))
+    found = score_models(
+        base,
+        candidates,
+        feeds,
+        reference_name=_label(reference, "float"),
+        labels=read_labels(labels) if isinstance(labels, (str, Path)) else labels,
+        tensors=tensors if per_tensor else (),
+        threads=options.threads,
+        progress=options.stage("evaluate", feeds.runs),
+        device=options.device,
     )
+    return found.model_copy(update={"notes": (*found.notes, *notes)})
 
 
-@dataclass(frozen=True)
-class _Side:
-    """A model that is run, and what of it is fetched."""
-
-    proto: onnx.ModelProto
-    fetches: Sequence[str]
-    exact: bool
-
-    def session(self, threads: int, device: Device) -> Session:
-        return Session(with_outputs(self.proto, self.fetches), threads, self.exact, device=device)
-
-
-def _outputs(
-    sides: Sequence[_Side], feeds: Iterable[Feed], threads: int, wanted: DeviceChoice
-) -> Iterator[list[list[NDArray[Any]]]]:
-    """Yield of every feed what each side gives. Whether all of it runs on a GPU, the first feed shows."""
-    device = choose_device(wanted)
-    sessions: list[Session] = []
-
-    def run(feed: Feed) -> list[list[NDArray[Any]]]:
-        if not sessions:
-            sessions.extend(side.session(threads, device) for side in sides)
-        # Copied to a GPU once, not for each of the models.
-        given = feed if device == "cpu" else PlacedFeed.of(feed, device)
-        return [one.run(given, side.fetches) for one, side in zip(sessions, sides, strict=True)]
-
-    for number, feed in enumerate(feeds):
-        try:
-            results = run(feed)
-        except (DataError, DeviceMemoryError, ModelError) as error:
-            if number:
-                raise
-            device = fall_back(wanted, device, error)
-            sessions.clear()
-            results = run(feed)
-        yield results
+def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
+    """Return the candidate with integer products. Raises ModelError when it has none."""
+    made = integer_products(proto)
+    if not made.products:
+        why = next(iter(made.left.values()), "nothing in it multiplies two Q/DQ tensors")
+        raise ModelError(f"{name} has no product of int8 numbers: {why}; evaluate it with float kernels")
+    left = "".join(f"; {node!r} in float: {why}" for node, why in made.left.items())
+    notes.append(f"{name}: {len(made.products)} products summed in whole numbers{left}")
+    return made.proto
 
 
-@dataclass
-class _Run:
-    """One candidate while the feeds go through."""
-
-    name: str
-    proto: onnx.ModelProto
-    outputs: Sequence[str]
-    tensors: Sequence[str]
-    sizes: Mapping[str, Sequence[int | None]]
-    right: int = 0
-    side: _Side = field(init=False)
-    fetches: list[str] = field(init=False)
-    sums: list[ErrorSums] = field(init=False)
-    agreed: list[tuple[int, int]] = field(init=False)
-    unlike: dict[str, list[str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        made = {name for node in self.proto.graph.node for name in node.output}
-        # The quantized form of an inner tensor, where the candidate has one.
-        self.proto, restored = with_restored_channels(self.proto, self.tensors)
-        inner = [
-            restored.get(t, next((n for n in (f"{t}/dq", f"{t}/fq", t) if n in made), t))
-            for t in self.tensors
-        ]
-        self.fetches = [*self.outputs, *inner]
-        self.side = _Side(self.proto, self.fetches, exact=True)
-        self.sums = [ErrorSums()] * len(self.fetches)
-        self.agreed = [(0, 0)] * len(self.fetches)
-
-    def add(self, got: list[NDArray[Any]], expected: list[NDArray[Any]], truth: NDArray[Any] | None) -> None:
-        for i, (want, have) in enumerate(zip(expected, got, strict=True)):
-            if not isinstance(want, np.ndarray) or want.dtype.kind not in "fiub":
-                raise ModelError(
-                    f"output {self.fetches[i]!r} holds no numbers; only numeric tensors are compared"
-                )
-            if want.shape != have.shape:
-                name = [*self.outputs, *self.tensors][i]
-                shapes = f"has shape {list(have.shape)}, the reference {list(want.shape)}"
-                if (truth is not None and not i) or not self._is_open(name, want.shape, have.shape):
-                    raise ModelError(f"{self.name}: {self.fetches[i]!r} {shapes}")
-                self.unlike.setdefault(name, []).append(shapes)
-                continue
-            self.sums[i] = self.sums[i] + ErrorSums.of(want, have)
-            same, rows = _agreement(want, have)
-            self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
-        if truth is not None:
-            self.right += _right(got[0], truth)
-
-    def _is_open(self, name: str, want: Sequence[int], have: Sequence[int]) -> bool:
-        """Tell whether two shapes of `name` differ only along axes that the reference leaves open."""
-        if len(want) != len(have):
-            return False
-        sizes = self.sizes.get(name, [None] * len(want))
-        return all(a == b or size is None for a, b, size in zip(want, have, sizes, strict=True))
-
-    def notes(self, feeds: int) -> Iterator[str]:
-        """Yield what was not compared, and why."""
-        for name, shapes in self.unlike.items():
-            yield (
-                f"{self.name}: {name!r} not compared on {len(shapes)} of {feeds} feeds, for its size follows "
-                f"from the values: first it {shapes[0]}"
-            )
-
-    def score(self, feeds: int, rows: int) -> CandidateScore:
-        scores = [
-            OutputScore(
-                output=name,
-                sqnr_db=sums.sqnr_db,
-                cosine=sums.cosine,
-                largest_error=sums.largest,
-                top1_agreement=same / count if count else None,
-            )
-            for name, sums, (same, count) in zip(
-                [*self.outputs, *self.tensors], self.sums, self.agreed, strict=True
-            )
-        ]
-        split = len(self.outputs)
-        compared = [len(self.unlike.get(score.output, ())) < feeds for score in scores]
-        return CandidateScore(
-            candidate=self.name,
-            outputs=tuple(
-                score for score, seen in zip(scores[:split], compared[:split], strict=True) if seen
-            ),
-            tensors=tuple(
-                score.model_copy(update={"top1_agreement": None})
-                for score, seen in zip(scores[split:], compared[split:], strict=True)
-                if seen
-            ),
-            accuracy=self.right / rows if rows else None,
-        )
+def _runnable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy as it is, but for doubled node names, which ONNX allows and ONNX Runtime refuses."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model)
+    name_nodes(proto)
+    return proto
 
 
-def _declared(reference: onnx.ModelProto) -> dict[str, list[int | None]]:
-    """Return the sizes of outputs and inner tensors as the model declares them; None for an open axis."""
-    found = {}
-    for value in (*reference.graph.output, *reference.graph.value_info):
-        if value.type.tensor_type.HasField("shape"):
-            dims = value.type.tensor_type.shape.dim
-            found[value.name] = [d.dim_value if d.HasField("dim_value") else None for d in dims]
-    return found
+def _label(model: object, otherwise: str) -> str:
+    return Path(model).name if isinstance(model, (str, Path)) else otherwise
 
 
-def _label_count(labels: NDArray[Any], rows: str, output: str) -> str:
-    return f"{labels.size} labels for {rows} rows of output {output!r}; give one label a row"
-
-
-def _rows(output: NDArray[Any]) -> int:
-    return int(np.prod(output.shape[:-1])) if output.ndim else 1
-
-
-def _right(output: NDArray[Any], truth: NDArray[Any]) -> int:
-    if output.ndim < 2:
-        raise DataError(f"labels need an output of [rows, classes], got shape {list(output.shape)}")
-    predicted = output.argmax(-1).ravel()
-    return int((predicted[: truth.size] == truth).sum())
-
-
-def _agreement(want: NDArray[Any], have: NDArray[Any]) -> tuple[int, int]:
-    # [rows, classes] or [batch, positions, classes]; the last axis of an image is no class.
-    if want.ndim not in (2, 3) or want.shape[-1] < 2 or want.size == 0:
-        return 0, 0
-    same = want.argmax(-1) == have.argmax(-1)
-    return int(same.sum()), int(same.size)
+def _quantized_tensors(candidate: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[str]:
+    """Yield the tensors computed in `reference` whose quantized form is computed in `candidate`."""
+    computed = {name for node in reference.graph.node for name in node.output}
+    for node in candidate.graph.node:
+        for name in node.output:
+            tensor, _, kind = name.rpartition("/")
+            if kind in ("dq", "fq"):
+                yield from {tensor, tensor.removesuffix("/equalized")} & computed

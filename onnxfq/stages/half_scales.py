@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from onnxfq.documents.cast_plan import HALF_TYPES, FloatName
 from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.numerics.half_types import HALF_TYPES, FloatName
 
 
 def with_half_scales(encodings: Encodings, name: FloatName) -> Encodings:

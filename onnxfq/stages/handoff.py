@@ -17,15 +17,16 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Data, Feed
+from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import OutputError
 from onnxfq.graph.boundaries import boundaries
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
-from onnxfq.graph.signature import input_specs, output_names
-from onnxfq.pipeline import RunOptions, open_feeds
+from onnxfq.graph.signature import output_names
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import cannot_run
 from onnxfq.stages.check import check
+from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.support.files import check_writable, replacing, write_text
 from onnxfq.targets.tensorrt.builder.build import BuildOptions
 from onnxfq.targets.tensorrt.builder.profiles import Profile, covering, profiles

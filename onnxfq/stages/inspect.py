@@ -10,11 +10,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxfq.data.model_inputs import input_specs
 from onnxfq.graph.io.external_tensors import tensor_array, tensor_bytes
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import all_graphs, all_nodes, default_opset
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
-from onnxfq.graph.signature import input_specs, output_names
+from onnxfq.graph.signature import output_names
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 

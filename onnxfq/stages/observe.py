@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics import DATA_MODULUS, GroupStatistics, Statistics, TensorStatistics
+from onnxfq.calibration.statistics import GroupStatistics, Statistics, TensorStatistics
 from onnxfq.data import Feed, owned, sample_digest
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import StatisticsError
@@ -29,6 +29,7 @@ from onnxfq.runtime.device_memory import Device
 from onnxfq.runtime.gpus import gpus
 from onnxfq.stages.accumulators import state_bytes, usual_bytes
 from onnxfq.stages.observers import Groups, MergingObserver, ObserveOptions, Observer, groups_of, observer_on
+from onnxfq.support.digests import DATA_MODULUS
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics import DATA_MODULUS, GroupStatistics, Statistics, TensorStatistics
+from onnxfq.calibration.statistics import GroupStatistics, Statistics, TensorStatistics
 from onnxfq.calibration.statistics.tensor import STATE_INFINITIES, STATE_NANS, state_ranges
 from onnxfq.data import Feed
 from onnxfq.data.options import Nonfinite
@@ -45,6 +45,7 @@ from onnxfq.runtime.observing_session import observing_session
 from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.stages.accumulators import ChannelRanges, GroupAccumulator, TensorAccumulator, refuse_nonfinite
+from onnxfq.support.digests import DATA_MODULUS
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
 
 DEFAULT_MEMORY = 256 << 20

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped, Use
+from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import Model
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
 from onnxfq.graph.queries import all_nodes, all_tensors, is_dequantized, nodes_out_of_reach, read_in_float
+from onnxfq.graph.slots import Use
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.log_spectra import leave_out_log_spectra
 from onnxfq.placement.residual_adds import residual_skip

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
-from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped, Use
+from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
 from onnxfq.errors import ModelError, RecipeError
+from onnxfq.graph.slots import Use
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
 from onnxfq.placement.target_policy import Operands
 from onnxfq.placement.weighted_ops import refuse

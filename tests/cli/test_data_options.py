@@ -12,7 +12,8 @@ from builders import conv_relu
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.main import main
 from onnxfq.data import DataOptions
-from onnxfq.pipeline import RunOptions, quantize
+from onnxfq.pipeline import quantize
+from onnxfq.stages.options import RunOptions
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 3, 6, 6)).astype(np.uint8)
 MODULE = "import numpy as np\ndef feeds():\n    yield {'x': np.load('pixels.npy') / np.float32(255)}\n"

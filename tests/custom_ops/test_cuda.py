@@ -28,10 +28,10 @@ from onnxfq.runtime.gpus import gpus
 from onnxfq.runtime.providers import cuda_problem, providers
 from onnxfq.runtime.self_test import self_test
 from onnxfq.stages.calibrate import calibrate
-from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.score import score_models
 
 try:
     HAVE_GPU = bool(gpus())
@@ -218,7 +218,7 @@ def test_models_are_compared_on_the_gpu(name: str) -> None:
         "fake-quant": insert_fake_quantize(model, plan, encodings),
         "Q/DQ": insert_qdq(model, plan, encodings),
     }
-    scores = [evaluate(proto, candidates, [feed], device=device) for device in ("cpu", "cuda")]
+    scores = [score_models(proto, candidates, [feed], device=device) for device in ("cpu", "cuda")]
     for on_cpu, on_gpu in zip(*(one.candidates for one in scores), strict=True):
         for wanted, found in zip(on_cpu.outputs, on_gpu.outputs, strict=True):
             assert abs(wanted.sqnr_db - found.sqnr_db) < 1

@@ -16,9 +16,10 @@ from ort_quantizer import MEASURED, by_ort
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.errors import DataError, PlanError
 from onnxfq.graph.io.load import load
-from onnxfq.pipeline import QuantizeResult, RunOptions, quantize
+from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.options import RunOptions
 
 METHODS = ["minmax", "percentile", "entropy", "mse"]
 ONE_BY_ONE = RunOptions(batch=1)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from onnxfq.calibration.statistics.bins import BIN_COUNT, BIN_SHIFT, NEGATIVE, bin_edges
 from onnxfq.calibration.statistics.groups import GroupStatistics
-from onnxfq.calibration.statistics.statistics import DATA_MODULUS, Statistics, wider
+from onnxfq.calibration.statistics.statistics import Statistics, wider
 from onnxfq.calibration.statistics.tensor import TensorStatistics, empty_state
 
 __all__ = [
     "BIN_COUNT",
     "BIN_SHIFT",
-    "DATA_MODULUS",
     "GroupStatistics",
     "NEGATIVE",
     "Statistics",

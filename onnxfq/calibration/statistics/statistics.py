@@ -15,10 +15,9 @@ from onnxfq.calibration.statistics.groups import GroupStatistics, pack_groups, u
 from onnxfq.calibration.statistics.tensor import TensorStatistics
 from onnxfq.errors import StatisticsError, nearest
 from onnxfq.numerics.granularity import Granularity, PerTensor
+from onnxfq.support.digests import DATA_MODULUS
 from onnxfq.support.files import UNREADABLE, load_npz, replacing
 from onnxfq.support.records import one_line
-
-DATA_MODULUS = 1 << 256
 
 FORMAT = "onnxfq.stats/1"
 _COLUMNS = (

@@ -12,10 +12,10 @@ import google.protobuf.message
 import onnx
 from onnx import external_data_helper, shape_inference
 
-from onnxfq.documents.plan import Existing
 from onnxfq.errors import ModelError
 from onnxfq.graph.io import external_tensors as stored
 from onnxfq.graph.io.data_files import data_path
+from onnxfq.graph.io.existing import Existing
 from onnxfq.graph.io.external_tensors import (
     LIMIT,
     PACKED_TYPES,

@@ -10,22 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import prod
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.documents.plan import Placement, Use
+from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
-from onnxfq.graph.ops import SIZES
+from onnxfq.graph.follow import MOVES, carried_from, follow, readers_of
+from onnxfq.graph.slots import Use
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import NodeDecision, place_activation, refuse
 from onnxfq.targets.tensorrt.attention import attentions
-
-MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-SPLITS = frozenset({"Gather", "Slice", "Split"})
-SCALES = frozenset({"Div", "Mul"})
-FOLDED = frozenset({"Cast", "Div", "Gather", "Mul", "Slice", "Sqrt", "Squeeze", "Unsqueeze"})
-"""What TensorRT folds behind `SIZES` to one number, as exporters write a factor. It folds no Pow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,61 +72,9 @@ def one_pair_a_product(
 
 def parts_of(tensor: gs.Tensor) -> Iterator[Part]:
     """Yield every reader of what moves, splits and, behind a split, factors make of `tensor`."""
-    for node, slot in _readers(tensor):
-        for reader, place, is_whole in _followed(node, slot, True):
+    for node, slot in readers_of(tensor):
+        for reader, place, is_whole in follow(node, slot, True):
             yield Part(reader, place, Use(node.name, slot), is_whole)
-
-
-def carried_from(node: gs.Node, slot: int) -> Iterator[gs.Tensor]:
-    """Yield all that moves, splits and factors make of what `node` reads at `slot`."""
-    if _passes(node, slot, False):
-        for output in node.outputs:
-            yield output
-            for reader, place in _readers(output):
-                yield from carried_from(reader, place)
-
-
-def _followed(node: gs.Node, slot: int, whole: bool) -> Iterator[tuple[gs.Node, int, bool]]:
-    if not _passes(node, slot, whole):
-        yield node, slot, whole
-        return
-    whole = whole and node.op not in SPLITS
-    for output in node.outputs:
-        for reader, place in _readers(output):
-            yield from _followed(reader, place, whole)
-
-
-def _passes(node: gs.Node, slot: int, whole: bool) -> bool:
-    """Tell whether `node` only moves, splits or scales what it reads at `slot`."""
-    if node.op in SCALES:
-        by_number = (slot == 0 or node.op == "Mul") and _is_number(node.inputs[1 - slot])
-        return by_number and not whole
-    return slot == 0 and node.op in MOVES | SPLITS
-
-
-def _readers(tensor: gs.Tensor) -> Iterator[tuple[gs.Node, int]]:
-    """Yield all that reads the values of `tensor`, by slot; not what asks for its shape."""
-    seen = {id(node): node for node in tensor.outputs if node.op not in SIZES}
-    for node in seen.values():
-        yield from ((node, slot) for slot, read in enumerate(node.inputs) if read is tensor)
-
-
-def _is_number(tensor: gs.Tensor) -> bool:
-    """Tell whether `tensor` is one number that TensorRT knows: a constant, or folded from shapes."""
-    shape = tensor.shape
-    if shape is None or not all(isinstance(size, int) for size in shape) or prod(shape) != 1:
-        return False
-    level, seen = [tensor], set()
-    while level:
-        current = level.pop()
-        if isinstance(current, gs.Constant) or current.name in seen:
-            continue
-        seen.add(current.name)
-        maker = current.inputs[0] if current.inputs else None
-        if maker is None or maker.op not in SIZES | FOLDED:
-            return False
-        level += [] if maker.op in SIZES else list(maker.inputs)
-    return True
 
 
 def _multiplies_weight(node: gs.Node, decision: NodeDecision | None) -> bool:
@@ -156,7 +98,7 @@ def _with_bias(node: gs.Node) -> gs.Tensor:
 
 def _on_the_way(whole: gs.Tensor) -> Iterator[gs.Tensor]:
     yield whole
-    for node, slot in _readers(whole):
+    for node, slot in readers_of(whole):
         yield from carried_from(node, slot)
 
 

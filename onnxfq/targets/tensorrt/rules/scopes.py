@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from onnxfq.graph.follow import FOLDED
 from onnxfq.graph.normalize.inline_functions import inlined
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import SIZES
-from onnxfq.targets.tensorrt.qkv_projections import FOLDED
 
 Shape = tuple[int | None, ...]
 
