@@ -16,6 +16,7 @@ from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import PlacedFeed, Session
+from onnxfq.stages import score
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.options import MOST_THREADS, RunOptions
