@@ -119,8 +119,17 @@ def test_modules_have_no_cycle() -> None:
     assert_no_cycle({m: {o for o in imports(m) if o in MODULES and o != m} for m in MODULES})
 
 
-@pytest.mark.parametrize("statement", ["import onnxfq", "import onnxfq.cli.main"])
-def test_torch_is_not_imported(statement: str) -> None:
-    """torch, an extra that takes seconds, is left alone until it is asked for."""
-    code = f"{statement}; import sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+@pytest.mark.parametrize(
+    ("statement", "libraries"),
+    [
+        ("import onnxfq, onnxfq.cli.main", "numpy onnx onnxruntime pydantic"),
+        ("from onnxfq import quantize, evaluate, check", "torch matplotlib jinja2 rich ray"),
+    ],
+)
+def test_slow_libraries_are_not_imported(statement: str, libraries: str) -> None:
+    """A library that takes a good part of a second is left alone until it is asked for."""
+    code = (
+        f"{statement}; import sys; sys.exit(' '.join(set({libraries.split()!r}) & sys.modules.keys()) or 0)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
