@@ -14,6 +14,7 @@ from .errors import OnnxfqError as OnnxfqError
 from .graph.io.load import load as load
 from .graph.io.save import save as save
 from .graph.model import Model as Model
+from .interchange import export_encodings as export_encodings
 from .numerics.aimet_range import adjust_min_max as adjust_min_max
 from .numerics.qparams import ParamRules as ParamRules
 from .numerics.qparams import choose_qparams as choose_qparams
@@ -30,6 +31,10 @@ from .stages.compare import Comparison as Comparison
 from .stages.compare import compare as compare
 from .stages.convert import Conversion as Conversion
 from .stages.convert import convert as convert
+from .stages.diff import diff_models as diff_models
+from .stages.encoding_sources import PlannedEncodings as PlannedEncodings
+from .stages.encoding_sources import match_encodings as match_encodings
+from .stages.encoding_sources import plan_encodings as plan_encodings
 from .stages.evaluate import evaluate as evaluate
 from .stages.handoff import Handoff as Handoff
 from .stages.handoff import handoff as handoff
@@ -37,10 +42,12 @@ from .stages.insert import insert_fake_quantize as insert_fake_quantize
 from .stages.insert import insert_qdq as insert_qdq
 from .stages.inspect import inspect_model as inspect_model
 from .stages.observe import collect_statistics as collect_statistics
+from .stages.observe_ray import collect_on_ray as collect_on_ray
 from .stages.observers import ObserveOptions as ObserveOptions
 from .stages.options import RunOptions as RunOptions
 from .stages.options import open_feeds as open_feeds
 from .stages.plan import make_plan as make_plan
+from .stages.plan import observation_plan as observation_plan
 from .targets.tensorrt.builder.build import BuildOptions as BuildOptions
 from .targets.tensorrt.rules.findings import CheckResult as CheckResult
 from .targets.tensorrt.rules.findings import Finding as Finding

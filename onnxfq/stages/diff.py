@@ -1,4 +1,4 @@
-"""`difference`: what differs between two quantized models."""
+"""`diff_models`: what differs between two quantized models."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Differences(Record):
         return "\n".join(table_lines(rows, names=(0, 2, 3)))
 
 
-def difference(
+def diff_models(
     first: str | Path | onnx.ModelProto, second: str | Path | onnx.ModelProto, tolerance: float = 0.0
 ) -> Differences:
     """Compare two models: opset, operators, placement, types, granularity, scales, zero points and constants.

@@ -12,9 +12,11 @@ from onnxfq.numerics.half_types import HALF_TYPES, FloatName
 def with_half_scales(encodings: Encodings, name: FloatName) -> Encodings:
     """Return `encodings` with every float32 scale rounded to the half type where it is a normal number there.
 
-    Weights are encoded and activations rounded with these, in the simulation too. Scales that a rule of a
-    block format makes are left as they are.
+    With "fp32" they stay as they are. Weights are encoded and activations rounded with these, in the
+    simulation too. Scales that a rule of a block format makes are left as they are.
     """
+    if name not in HALF_TYPES:
+        return encodings
     return encodings.model_copy(update={"encodings": tuple(_rounded(e, name) for e in encodings.encodings)})
 
 

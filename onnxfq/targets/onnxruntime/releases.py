@@ -71,6 +71,8 @@ class Release:
 
         Raises ModelError when none will do, or when the release has no kernels for something in it.
         """
+        if self is _ANY:
+            return proto
         self.check_opset(default_opset(proto), f"recipe {recipe} needs")
         lowest, why = _needed_ir(proto)
         if lowest > self.ir_version:
@@ -90,8 +92,16 @@ class Release:
         return kept
 
 
-def release_of(words: str) -> Release:
-    """Return the release that `words` name, as `onnxruntime==1.18`. Raises RecipeError for others."""
+_ANY = Release("of any version", 1 << 31, 1 << 31)
+
+
+def release_of(words: str | None) -> Release:
+    """Return the release that `words` name, as `onnxruntime==1.18`; for None one that reads everything.
+
+    Raises RecipeError for others.
+    """
+    if words is None:
+        return _ANY
     found = _FORM.fullmatch(words.strip())
     known = [f"{major}.{minor}" for major, minor in _RELEASES]
     if found is None:
