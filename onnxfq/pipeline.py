@@ -21,11 +21,12 @@ from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, RecipeError
+from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_in
+from onnxfq.graph.external.sizes import is_large
+from onnxfq.graph.external.weightless import with_weights
 from onnxfq.graph.io.data_files import check_model_output
-from onnxfq.graph.io.external_tensors import held, is_large, scratch_for
 from onnxfq.graph.io.load import MIN_OPSET, normalised, read_model
 from onnxfq.graph.io.save import save
-from onnxfq.graph.io.scratch_file import Scratch, weights_in
 from onnxfq.graph.model import Model
 from onnxfq.graph.signature import number_outputs, output_names
 from onnxfq.interchange import GivenFile, read_given
@@ -199,7 +200,7 @@ def quantize(
         tried = None if no_kernels or not kept.feeds else kept.feeds[0]
         save(qdq, output, lambda path, weights: _try(path, weights, tried, options.threads))
     if scratch is not None and not is_large(loaded.proto):
-        qdq, simulation = held(qdq), held(simulation)
+        qdq, simulation = with_weights(qdq), with_weights(simulation)
     return QuantizeResult(
         model=loaded,
         recipe=chosen,

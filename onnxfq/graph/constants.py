@@ -10,8 +10,9 @@ from onnx import helper, numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from onnxfq.errors import ModelError, PlanError
-from onnxfq.graph.io.external_tensors import PACKED_TYPES, keep_in_scratch, tensor_array
-from onnxfq.graph.io.scratch_file import current_scratch
+from onnxfq.graph.external.scratch_file import current_scratch
+from onnxfq.graph.external.sizes import PACKED_TYPES
+from onnxfq.graph.external.tensor import tensor_array, tensor_content
 from onnxfq.graph.model import Model
 
 _FEW = 1 << 16
@@ -36,12 +37,9 @@ def make_tensor(name: str, values: NDArray[np.generic]) -> onnx.TensorProto:
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
     if kind in PACKED_TYPES:
         tensor = numpy_helper.from_array(array, name)
-        content = np.frombuffer(tensor.raw_data, np.uint8)
-    else:
-        tensor = onnx.TensorProto(name=name, dims=array.shape, data_type=kind)
-        content = array.reshape(-1).view(np.uint8)
-    keep_in_scratch(tensor, content, scratch)
-    return tensor
+        return scratch.store(tensor, tensor_content(tensor))
+    tensor = onnx.TensorProto(name=name, dims=array.shape, data_type=kind)
+    return scratch.store(tensor, array.reshape(-1).view(np.uint8))
 
 
 def constant_array(tensor: gs.Constant) -> NDArray[np.generic]:

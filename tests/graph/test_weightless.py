@@ -9,8 +9,8 @@ from builders import build, if_body, linear, weights
 from onnx import numpy_helper, shape_inference
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.external.weightless import split_weights, without_weights
 from onnxfq.graph.io.load import load
-from onnxfq.graph.io.weightless import split_weights, without_weights
 from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.runtime.session import Session
 

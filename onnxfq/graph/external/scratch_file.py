@@ -1,7 +1,7 @@
-"""Where the weights of large models are put while they are made: a file without a name, of the process alone.
+"""Scratch files: unnamed files of this process for the weights that it makes.
 
-So that of a model of several GB only one weight at a time is in memory. The file goes with its `Scratch`, or
-with the process, however that ends.
+Of a model of several GB only one weight at a time is in memory. A file goes with its `Scratch`, or with the
+process, however that ends.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import IO, cast
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from onnxfq.errors import OutputError
+from onnxfq.graph.external import sizes
+from onnxfq.graph.external.tensor import SCRATCH, attach, scratch_files, strip_values
 
-PREFIX = "onnxfq-scratch:"
-"""How a tensor says in place of a path that its values are in a scratch file; the rest is its number."""
-
-_open: weakref.WeakValueDictionary[str, Scratch] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
@@ -34,27 +33,26 @@ class Scratch:
         """Open a file in the file system of `folder`, else where the system has its temporary files."""
         self._folder = folder or Path(tempfile.gettempdir())
         try:
-            self._file = cast(BinaryIO, tempfile.TemporaryFile(dir=self._folder, buffering=0))
+            self._file = cast(IO[bytes], tempfile.TemporaryFile(dir=self._folder, buffering=0))
         except OSError as error:
             raise self._refused(error) from None
         weakref.finalize(self, self._file.close)
-        self.location = f"{PREFIX}{next(_numbers)}"
-        _open[self.location] = self
+        self._location = f"{SCRATCH}{next(_numbers)}"
+        scratch_files[self._location] = self._file
 
-    def append(self, values: NDArray[np.uint8]) -> int:
-        """Write `values` at the end; return where they start. Raises OutputError when the disk is full."""
+    def store(self, tensor: onnx.TensorProto, content: NDArray[np.uint8]) -> onnx.TensorProto:
+        """Write `content` to the file; return a copy of `tensor` that refers to it there.
+
+        Raises OutputError when the disk is full.
+        """
         offset = self._file.seek(0, 2)
-        rest = np.ascontiguousarray(values).reshape(-1).data
+        rest = content.data
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             raise self._refused(error) from None
-        return offset
-
-    def read(self, offset: int, length: int) -> NDArray[np.uint8]:
-        """Return bytes that were written, mapped."""
-        return np.memmap(self._file, np.uint8, "r", offset=offset, shape=(length,))
+        return attach(strip_values(tensor), self._location, offset, content.size)
 
     def _refused(self, error: OSError) -> OutputError:
         return OutputError(
@@ -62,12 +60,12 @@ class Scratch:
         )
 
 
-def scratch_at(location: str) -> Scratch:
-    """Return the scratch that a tensor's `location` names. Raises ValueError when it is gone."""
-    try:
-        return _open[location]
-    except KeyError:
-        raise ValueError("the temporary file of its values is gone; keep the result of quantize") from None
+def scratch_for(proto: onnx.ModelProto, folder: Path | None) -> Scratch | None:
+    """Return where weights made from those of `proto` go; None where they stay in memory.
+
+    folder: where the output goes, for there must be room for them; None for no output.
+    """
+    return Scratch(folder) if sizes.weight_bytes(proto) > sizes.IN_MEMORY else None
 
 
 _current: ContextVar[Scratch | None] = ContextVar("onnxfq_scratch", default=None)
