@@ -26,6 +26,8 @@ from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
 from onnxfq.pipeline import quantize
 from onnxfq.stages.calibrate import encode_weights
+from onnxfq.stages.check import check
+from onnxfq.stages.handoff import handoff
 from onnxfq.stages.plan import make_plan
 
 
@@ -152,6 +154,21 @@ def test_weights_in_the_file_or_in_memory_give_one_model(
     assert tensors[0] == tensors[1]
     del one.graph.initializer[:], other.graph.initializer[:]
     assert one == other
+
+
+@pytest.mark.parametrize("name", ["conv_relu", "tied_embedding", "if_body", "transposed_weight"])
+def test_scales_in_the_file_are_read_by_rules(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Findings, and what is handed over, do not depend on where scales and weights are kept."""
+    path, feed = tmp_path / "q.onnx", feed_for(BUILDERS[name]())
+    quantize(BUILDERS[name](), [feed], path)
+    found = check(path)
+    request.getfixturevalue("everything_in_its_file")
+    assert any(is_external(t) for t in load(path, "keep").proto.graph.initializer if "scale" in t.name)
+    assert check(path) == found
+    handed = handoff(path, tmp_path / "folder", data=[feed]).check
+    assert handed == found and (tmp_path / "folder" / "model.onnx").read_bytes() == path.read_bytes()
 
 
 @pytest.mark.usefixtures("everything_in_its_file")
