@@ -31,7 +31,7 @@ def make_constant(name: str, values: NDArray[np.generic]) -> gs.Constant:
 def make_tensor(name: str, values: NDArray[np.generic]) -> onnx.TensorProto:
     """Make a tensor of any dtype; where a scratch file is open, one of many values refers to it there."""
     array = np.ascontiguousarray(values).reshape(values.shape)
-    scratch = current_scratch()
+    scratch = current_scratch.get()
     if scratch is None or array.nbytes <= _FEW:
         return numpy_helper.from_array(array, name)
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)

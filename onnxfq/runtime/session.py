@@ -177,7 +177,7 @@ class Session:
         # What has several elements a byte stays inside: arrays cannot hold it.
         tensors = [t for t in large_tensors(model) if t.data_type not in PACKED_TYPES]
         if not tensors:
-            return bytes(model.SerializeToString())
+            return bytes(with_weights(model).SerializeToString())
         self._arrays = {tensor.name: _runtime_value(tensor) for tensor in tensors}
         if self.device == "cpu":
             _share(self._arrays, options, files.enter_context(scratch_folder()))

@@ -21,7 +21,7 @@ from onnxfq.graph import constants as constants_module
 from onnxfq.graph.external import sizes
 from onnxfq.graph.external.scratch_file import Scratch, weights_in
 from onnxfq.graph.external.streaming import _read_varint, _varint, read_without_values, serialized
-from onnxfq.graph.external.tensor import embed, is_external, tensor_array
+from onnxfq.graph.external.tensor import attach, embed, is_external, tensor_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
 from onnxfq.pipeline import quantize
@@ -169,6 +169,18 @@ def test_scales_in_the_file_are_read_by_rules(
     assert check(path) == found
     handed = handoff(path, tmp_path / "folder", data=[feed]).check
     assert handed == found and (tmp_path / "folder" / "model.onnx").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.usefixtures("everything_in_its_file")
+def test_a_body_cannot_name_another_file(tmp_path: Path) -> None:
+    """A reference out of the folder is refused in a body too, whatever its tensor is called."""
+    proto, path = BUILDERS["if_body"](), tmp_path / "m.onnx"
+    body = next(node for node in proto.graph.node if node.op_type == "If").attribute[0].g
+    outer = next(t for t in proto.graph.initializer if len(t.raw_data) > 8)
+    attach(body.initializer.add(name=outer.name, data_type=outer.data_type, dims=[1]), "/etc/hostname", 0, 4)
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match="'/etc/hostname' is no path inside of the folder"):
+        load(path)
 
 
 @pytest.mark.usefixtures("everything_in_its_file")

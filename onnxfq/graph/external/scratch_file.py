@@ -68,19 +68,15 @@ def scratch_for(proto: onnx.ModelProto, folder: Path | None) -> Scratch | None:
     return Scratch(folder) if sizes.weight_bytes(proto) > sizes.IN_MEMORY else None
 
 
-_current: ContextVar[Scratch | None] = ContextVar("onnxfq_scratch", default=None)
-
-
-def current_scratch() -> Scratch | None:
-    """Return the scratch that constants made now go to; None where they stay in memory."""
-    return _current.get()
+current_scratch: ContextVar[Scratch | None] = ContextVar("onnxfq_scratch", default=None)
+"""Where constants made now go; None where they stay in memory."""
 
 
 @contextmanager
 def weights_in(scratch: Scratch | None) -> Iterator[None]:
     """Let large constants that are made meanwhile go to `scratch`."""
-    before = _current.set(scratch)
+    before = current_scratch.set(scratch)
     try:
         yield
     finally:
-        _current.reset(before)
+        current_scratch.reset(before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -29,16 +28,12 @@ PACKED_TYPES = frozenset(
 )
 """Types with several elements a byte, which arrays do not have."""
 
-_ELEMENT_BYTES = {
-    int(kind): np.dtype(helper.tensor_dtype_to_np_dtype(kind)).itemsize
-    for kind in TensorProto.DataType.values()
-    if kind not in (TensorProto.UNDEFINED, TensorProto.STRING)
-}
+_NUMBERS = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED, TensorProto.STRING}
 
 
 def element_bytes(data_type: int) -> int | None:
     """Return the bytes of an element; None for strings and for types that the installed onnx lacks."""
-    return _ELEMENT_BYTES.get(data_type)
+    return int(helper.tensor_dtype_to_np_dtype(data_type).itemsize) if data_type in _NUMBERS else None
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:

@@ -19,8 +19,8 @@ _FIELDS = frozenset({"location", "offset", "length", "checksum", "basepath"})
 """Fields of a reference to a data file."""
 
 
-def resolve(tensor: onnx.TensorProto, model: Path, data: Path | None = None) -> None:
-    """Point `tensor`, of the model at `model`, to its values by an absolute path.
+def resolve(tensor: onnx.TensorProto, model: Path, data: Path | None = None) -> ExternalTensor:
+    """Point `tensor`, of the model at `model`, to its values by an absolute path; return them.
 
     data: the data file, where it is not beside the model yet. Raises ValueError for a place that is none,
     OSError for a missing file.
@@ -35,7 +35,7 @@ def resolve(tensor: onnx.TensorProto, model: Path, data: Path | None = None) -> 
     length = size - values.offset if values.length is None else values.length
     if values.offset < 0 or length < 0 or values.offset + length > size:
         raise ValueError(f"{length} bytes at {values.offset} are beyond its {size}")
-    attach(tensor, path, values.offset, length)
+    return ExternalTensor.of(attach(tensor, path, values.offset, length))
 
 
 def data_path(model: Path, location: str) -> Path:

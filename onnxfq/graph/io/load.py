@@ -16,7 +16,7 @@ from onnxfq.errors import ModelError
 from onnxfq.graph.external import sizes
 from onnxfq.graph.external.scratch_file import current_scratch
 from onnxfq.graph.external.streaming import read_without_values, serialized
-from onnxfq.graph.external.tensor import ExternalTensor, embed, is_external, tensor_content
+from onnxfq.graph.external.tensor import ExternalTensor, embed, is_external
 from onnxfq.graph.external.weightless import check_model, move_weights
 from onnxfq.graph.io.data_files import resolve
 from onnxfq.graph.io.existing import Existing
@@ -103,7 +103,7 @@ def read_model(
 
 
 def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
-    digest, scratch = hashlib.sha256(), current_scratch()
+    digest, scratch = hashlib.sha256(), current_scratch.get()
     try:
         inside = 0
         for tensor in external_data_helper._get_all_tensors(proto):
@@ -137,10 +137,9 @@ def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, s
         if not is_external(tensor):
             continue
         try:
-            hashed = ExternalTensor.of(tensor).location == str(path.absolute())
-            resolve(tensor, path, data)
-            if not hashed:
-                digest.update(tensor_content(tensor).data)
+            values = resolve(tensor, path, data)
+            if values.location != str(path.absolute()):  # else it is hashed with the file
+                digest.update(values.content().data)
             if number >= initializers or sizes.tensor_bytes(tensor) <= sizes.SMALL:
                 tensor.CopyFrom(embed(tensor))
         except (OSError, onnx.checker.ValidationError, ValueError) as fault:
