@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import onnx
 
-from onnxfq.graph.io.external_tensors import element_bytes
+from onnxfq.graph.external.sizes import element_bytes
 from onnxfq.graph.model import bodies
 
 

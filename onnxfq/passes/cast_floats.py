@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.graph.constants import make_tensor
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.half_types import QUANTIZERS, captured_names, half_outputs, half_slots
-from onnxfq.graph.io.external_tensors import tensor_array
 from onnxfq.graph.model import all_nodes, default_opset
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import unused

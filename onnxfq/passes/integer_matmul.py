@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfq.graph.io.external_tensors import tensor_array
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.model import all_nodes
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import unused

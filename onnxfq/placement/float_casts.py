@@ -18,8 +18,8 @@ from onnx import AttributeProto, TensorProto
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.documents.plan import Skipped
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.half_types import QUANTIZERS, half_slots
-from onnxfq.graph.io.external_tensors import tensor_array
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import STANDARD_DOMAINS

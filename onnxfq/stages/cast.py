@@ -12,7 +12,7 @@ from onnxfq.data import Feed
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import DataError
-from onnxfq.graph.io.scratch_file import weights_in
+from onnxfq.graph.external.scratch_file import weights_in
 from onnxfq.graph.model import Model
 from onnxfq.numerics.half_types import HALF_TYPES
 from onnxfq.numerics.spec import QuantSpec

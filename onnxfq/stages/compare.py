@@ -14,7 +14,7 @@ import onnx
 from onnxfq.data import Data
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.boundaries import QUANTIZERS, boundaries
-from onnxfq.graph.io.external_tensors import tensor_array
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.io.load import read_model
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.stages.options import RunOptions, open_feeds

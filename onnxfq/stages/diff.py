@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.graph.io.external_tensors import tensor_array
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import all_graphs, all_nodes
 from onnxfq.stages.inspect import Inspection, QuantizedTensor, inspect_model

@@ -7,8 +7,8 @@ import onnx
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
+from onnxfq.graph.external.scratch_file import weights_in
 from onnxfq.graph.io.load import MIN_OPSET
-from onnxfq.graph.io.scratch_file import weights_in
 from onnxfq.graph.model import Model
 from onnxfq.numerics.half_types import FloatName
 from onnxfq.numerics.storage_types import deployed_qtype

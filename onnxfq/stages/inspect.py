@@ -11,7 +11,8 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data.model_inputs import input_specs
-from onnxfq.graph.io.external_tensors import tensor_array, tensor_bytes
+from onnxfq.graph.external.sizes import tensor_bytes
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import all_graphs, all_nodes, default_opset
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS

@@ -22,8 +22,8 @@ from onnxfq.data.options import Nonfinite
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError
 from onnxfq.graph.edit import Editor
-from onnxfq.graph.io.external_tensors import is_large
-from onnxfq.graph.io.weightless import split_weights
+from onnxfq.graph.external.sizes import is_large
+from onnxfq.graph.external.weightless import split_weights
 from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PerTensor

@@ -10,9 +10,10 @@ import onnx
 from onnxfq.data import Data, Feed
 from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.recipe import Recipe
-from onnxfq.graph.io.external_tensors import held, is_large, scratch_for
+from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_in
+from onnxfq.graph.external.sizes import is_large
+from onnxfq.graph.external.weightless import with_weights
 from onnxfq.graph.io.load import normalised, read_model
-from onnxfq.graph.io.scratch_file import Scratch, weights_in
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.runtime.device_choice import choose_device
@@ -47,7 +48,7 @@ class QuantizeInputs:
 
     def take_in(self, proto: onnx.ModelProto) -> onnx.ModelProto:
         """Return `proto` with its weights in memory, but for large models."""
-        return proto if self.scratch is None or is_large(self.model.proto) else held(proto)
+        return proto if self.scratch is None or is_large(self.model.proto) else with_weights(proto)
 
 
 def open_inputs(

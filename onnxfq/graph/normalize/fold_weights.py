@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.graph.io.external_tensors import is_stored
+from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.model import all_graphs, all_nodes, bodies
 from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.support.records import one_line
@@ -33,7 +33,7 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
     is computed once, when an engine is built, gains nothing from fewer bits. In float, by ONNX's reference.
     Weights that stay in a file, and quantized ones, are left as they are.
     """
-    constants = {t.name: t for t in proto.graph.initializer if not is_stored(t)}
+    constants = {t.name: t for t in proto.graph.initializer if not is_external(t)}
     makers = {name: node for node in proto.graph.node for name in node.output if name}
     fixed = _fixed(proto, constants)
     outputs = {value.name for graph in all_graphs(proto.graph) for value in graph.output}

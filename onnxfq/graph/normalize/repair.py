@@ -13,7 +13,7 @@ import onnx
 from onnx import shape_inference
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.io.weightless import without_weights
+from onnxfq.graph.external.weightless import without_weights
 from onnxfq.graph.model import all_graphs, all_nodes, bodies
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.graph.io.external_tensors import tensor_array, without_stored
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.external.weightless import change_without_weights
 from onnxfq.graph.model import all_graphs, all_nodes
 from onnxfq.graph.normalize.inline_functions import inlined
 from onnxfq.graph.ops import QUANTIZED_OPS
@@ -35,7 +36,7 @@ def inline_functions(proto: onnx.ModelProto) -> str:
     count = sum(f.name not in kept for f in proto.functions)
     if not count:
         return ""
-    proto.CopyFrom(without_stored(proto, lambda bare: inlined(bare, kept)))
+    proto.CopyFrom(change_without_weights(proto, lambda bare: inlined(bare, kept)))
     return f"{count} local function(s) inlined, so that their operators can be quantized"
 
 

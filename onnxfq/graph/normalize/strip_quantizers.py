@@ -7,7 +7,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.io.external_tensors import tensor_array
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.model import all_graphs, all_nodes
 from onnxfq.graph.ops import QUANTIZED_OPS
 from onnxfq.numerics.affine import dequantize

@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from onnx import helper, numpy_helper
 
 from onnxfq.errors import ModelError, nearest
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.half_types import captured_names
-from onnxfq.graph.io.external_tensors import tensor_array
 from onnxfq.graph.model import all_nodes, default_opset
 from onnxfq.graph.normalize.steps import unused
 from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS

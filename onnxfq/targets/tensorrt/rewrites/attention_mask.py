@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxfq.graph.io.external_tensors import is_stored
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.model import all_graphs, all_nodes, default_opset
 from onnxfq.graph.normalize.steps import unused
 from onnxfq.graph.ops import STANDARD_DOMAINS
@@ -115,9 +115,9 @@ def _is_product(node: onnx.NodeProto | None, makers: dict[str, onnx.NodeProto], 
 
 
 def _is_zero(tensor: onnx.TensorProto | None) -> bool:
-    if tensor is None or is_stored(tensor) or any(size != 1 for size in tensor.dims):
+    if tensor is None or any(size != 1 for size in tensor.dims):
         return False
-    return not np.any(numpy_helper.to_array(tensor))
+    return not np.any(tensor_array(tensor))
 
 
 def _move(one: _Guarded, graph: onnx.GraphProto, proto: onnx.ModelProto, taken: set[str]) -> None:

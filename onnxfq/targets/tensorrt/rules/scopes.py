@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.follow import FOLDED
 from onnxfq.graph.normalize.inline_functions import inlined
 from onnxfq.graph.normalize.shapes import with_shapes
@@ -149,7 +149,7 @@ class Scope:
     def _evaluate(self, tensor: str) -> NDArray[Any] | None:
         stored = self.initializer(tensor)
         if stored is not None:
-            return np.asarray(numpy_helper.to_array(stored))
+            return tensor_array(stored)
         maker = self._makers.get(tensor)
         if maker is None or maker.op not in {*_ARITHMETIC, "Constant"}:
             return None
