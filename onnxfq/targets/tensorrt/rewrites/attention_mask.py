@@ -7,6 +7,7 @@ MatMul. TensorRT for RTX 1.7.1 fuses no attention with that between its products
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import onnx
@@ -16,6 +17,7 @@ from onnxfq.graph.io.external_tensors import is_stored
 from onnxfq.graph.model import all_graphs, all_nodes, default_opset
 from onnxfq.graph.normalize.steps import unused
 from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.graph.patterns.attention import Attention, Form, find_above, form_of_ops, match_attention
 
 # Between the product of queries and keys and the mask: the scale.
 _SCALES = ("Cast", "Div", "Identity", "Mul")
@@ -29,6 +31,7 @@ class _Guarded:
 
     add: onnx.NodeProto
     slot: int
+    softmax: onnx.NodeProto
     nan: onnx.NodeProto
     where: onnx.NodeProto
     mix: onnx.NodeProto
@@ -68,50 +71,39 @@ def _guarded(graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto]) -> 
         for name in node.input:
             readers.setdefault(name, []).append(node)
     kept = {value.name for value in graph.output}
+    form = form_of_ops(lambda node: [makers.get(name) for name in node.input], op=attrgetter("op_type"))
     found = []
-    for where in graph.node:
-        nan = _made_by(makers, where, 0, "IsNaN") if where.op_type == "Where" else None
-        soft = None if nan is None else _made_by(makers, nan, 0, "Softmax")
-        add = None if soft is None else _made_by(makers, soft, 0, "Add")
-        if nan is None or soft is None or add is None or where.input[2] != soft.output[0]:
+    for node in graph.node:
+        attention = match_attention(node, form)
+        one = None if attention is None else _match_guard(attention, form)
+        if one is None or not _is_zero(constants.get(one.where.input[1])):
             continue
-        inner = (add.output[0], soft.output[0], nan.output[0], where.output[0])
-        mixes = readers.get(where.output[0], [])
-        slot = _mask_slot(add, makers)
-        alone = len(readers[add.output[0]]) == len(readers[nan.output[0]]) == len(mixes) == 1
-        if not alone or len(readers[soft.output[0]]) != 2 or kept.intersection(inner) or slot is None:
-            continue
-        mix = mixes[0]
-        if (
-            mix.op_type == "MatMul"
-            and mix.input[0] == where.output[0]
-            and _is_zero(constants.get(where.input[1]))
-        ):
-            found.append(_Guarded(add, slot, nan, where, mix))
+        inner = [made.output[0] for made in (one.add, one.nan, one.where, one.softmax)]
+        if [len(readers[name]) for name in inner] == [1, 1, 1, 2] and not kept.intersection(inner):
+            found.append(one)
     return found
 
 
-def _made_by(
-    makers: dict[str, onnx.NodeProto], node: onnx.NodeProto, slot: int, op: str
-) -> onnx.NodeProto | None:
-    maker = makers.get(node.input[slot])
-    return maker if maker is not None and maker.op_type == op and maker.domain in STANDARD_DOMAINS else None
+def _match_guard(found: Attention[onnx.NodeProto], form: Form[onnx.NodeProto]) -> _Guarded | None:
+    """Return the guard between the Softmax and the mix of `found`; None where there is none."""
+    softmax, where, add = found.softmax, form.makers(found.mix)[0], form.makers(found.softmax)[0]
+    nan = None if where is None else form.makers(where)[0]
+    if where is None or nan is None or add is None:
+        return None
+    if [node.op_type for node in (nan, where, add)] != ["IsNaN", "Where", "Add"]:
+        return None
+    if any(node.domain not in STANDARD_DOMAINS for node in (nan, softmax, add)):
+        return None
+    # The mask is what is added to the scores: that input of the two which is no product, scaled.
+    masks = [slot for slot, maker in enumerate(form.makers(add)) if not _is_scores(maker, form)]
+    if len(masks) != 1 or {nan.input[0], where.input[2]} != {softmax.output[0]}:
+        return None
+    return _Guarded(add, masks[0], softmax, nan, where, found.mix)
 
 
-def _mask_slot(add: onnx.NodeProto, makers: dict[str, onnx.NodeProto]) -> int | None:
-    """Return the input of `add` that is not the scores; None where it cannot be told which that is."""
-    scores = [slot for slot in (0, 1) if _is_product(makers.get(add.input[slot]), makers, _STEPS)]
-    return 1 - scores[0] if len(scores) == 1 else None
-
-
-def _is_product(node: onnx.NodeProto | None, makers: dict[str, onnx.NodeProto], steps: int) -> bool:
-    if node is None or not steps:
-        return False
-    if node.op_type == "MatMul":
-        return True
-    return node.op_type in _SCALES and any(
-        _is_product(makers.get(name), makers, steps - 1) for name in node.input
-    )
+def _is_scores(node: onnx.NodeProto | None, form: Form[onnx.NodeProto]) -> bool:
+    product = find_above([node], form.makers, form.is_product, lambda n: n.op_type in _SCALES, _STEPS)
+    return product is not None
 
 
 def _is_zero(tensor: onnx.TensorProto | None) -> bool:
@@ -158,7 +150,7 @@ def _move(one: _Guarded, graph: onnx.GraphProto, proto: onnx.ModelProto, taken: 
             nodes += [most, masked, shown]
         nodes.append(copy)
         if node.name == one.mix.name:
-            copy.input[0], copy.output[0] = one.where.input[2], mixed
+            copy.input[0], copy.output[0] = one.softmax.output[0], mixed
             nodes.append(guard)
     del graph.node[:]
     graph.node.extend(nodes)

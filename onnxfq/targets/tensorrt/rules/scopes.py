@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,9 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.graph.follow import FOLDED
+from onnxfq.graph.follow import is_known_number
 from onnxfq.graph.normalize.inline_functions import inlined
 from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.ops import SIZES
 
 Shape = tuple[int | None, ...]
 
@@ -54,6 +54,55 @@ class Site:
         """Return the name of input `slot`, empty when it is left out."""
         return str(self.node.input[slot]) if slot < len(self.node.input) else ""
 
+    @property
+    def inputs(self) -> list[Value]:
+        """What it reads, by slot."""
+        return [self.scope.tensor(name) for name in self.node.input]
+
+    @property
+    def outputs(self) -> list[Value]:
+        """What it gives."""
+        return [self.scope.tensor(name) for name in self.node.output]
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor and the graph that has it, with the properties that patterns ask for (`graph.wiring`)."""
+
+    name: str
+    scope: Scope
+
+    @property
+    def shape(self) -> Shape | None:
+        """Its shape, None for open dimensions; None when its rank is not known."""
+        return self.scope.shape(self.name)
+
+    @property
+    def inputs(self) -> list[Site]:
+        """The node that gives it; empty for constants and inputs."""
+        maker = self.scope.maker(self.name)
+        return [] if maker is None else [maker]
+
+    @property
+    def outputs(self) -> list[Site]:
+        """The nodes that read it."""
+        return self.scope.readers(self.name)
+
+    @property
+    def is_constant(self) -> bool:
+        """Tell whether it follows from constants alone, quantized on the way or not."""
+        return self.scope.is_constant(self.name)
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether its values are known, or it is an input that is left out."""
+        return not self.name or self.scope.value(self.name) is not None
+
+    @property
+    def is_number(self) -> bool:
+        """Tell whether it is one number that TensorRT folds from constants and shapes."""
+        return is_known_number(self, attrgetter("is_known"))
+
 
 class Scope:
     """One graph, its bodies below it, and the graph around it."""
@@ -72,6 +121,7 @@ class Scope:
         self._makers = {name: site for site in self.sites for name in site.node.output if name}
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
         self._values: dict[str, NDArray[Any] | None] = {}
+        self._tensors: dict[str, Value] = {}
         self.concat_pairs: dict[str, Any] = {}
         """What `operands` has found behind the inputs of each Concat, by the name of its output."""
         self._readers: dict[str, list[Site]] = defaultdict(list)
@@ -100,6 +150,11 @@ class Scope:
                 return scope
             scope = scope.parent
         return None
+
+    def tensor(self, name: str) -> Value:
+        """Return the tensor called `name`, the same object for each of its readers."""
+        owner = self.owner(name) or self
+        return owner._tensors.setdefault(name, Value(name, owner))
 
     def maker(self, tensor: str) -> Site | None:
         """Return the node that gives `tensor`; None for constants and inputs."""
@@ -163,20 +218,7 @@ class Scope:
 
     def is_number(self, tensor: str) -> bool:
         """Tell whether `tensor` is one number that TensorRT folds from constants and shapes."""
-        shape = self.shape(tensor)
-        if shape is None or any(size != 1 for size in shape):
-            return False
-        pending, seen = [tensor], set()
-        while pending:
-            name = pending.pop()
-            if name in seen or self.value(name) is not None:
-                continue
-            seen.add(name)
-            maker = self.maker(name)
-            if maker is None or maker.op not in SIZES | FOLDED:
-                return False
-            pending += [] if maker.op in SIZES else [given for given in maker.node.input if given]
-        return True
+        return self.tensor(tensor).is_number
 
     def dtype(self, tensor: str) -> int:
         """Return the ONNX element type of `tensor`; 0 when it is not known."""
