@@ -24,19 +24,19 @@ Passes = Callable[[Node, int, bool], bool]
 """Tells whether a node only moves, splits or scales what it reads at a slot, which is still whole or not."""
 
 
-def is_stored(tensor: Tensor) -> bool:
+def is_constant(tensor: Tensor) -> bool:
     """Tell whether `tensor` is a constant of a graphsurgeon graph."""
     return isinstance(tensor, gs.Constant)
 
 
-def is_known_number(tensor: Tensor, is_constant: Callable[[Tensor], bool] = is_stored) -> bool:
+def is_known_number(tensor: Tensor, is_known: Callable[[Tensor], bool] = is_constant) -> bool:
     """Tell whether `tensor` is one number that is known at build time: a constant, or folded from shapes."""
     if tensor.shape is None or any(size != 1 for size in tensor.shape):
         return False
     level, seen = [tensor], set()
     while level:
         current = level.pop()
-        if current.name in seen or is_constant(current):
+        if current.name in seen or is_known(current):
             continue
         seen.add(current.name)
         maker = current.inputs[0] if current.inputs else None
@@ -55,26 +55,28 @@ def passes_through(
     return slot == 0 and node.op in MOVES | SPLITS
 
 
-def carried_from(node: Node, slot: int, passes: Passes = passes_through) -> Iterator[Tensor]:
-    """Yield all that moves, splits and factors make of what `node` reads at `slot`."""
-    if passes(node, slot, False):
-        for output in node.outputs:
-            yield output
-            for reader, place in readers_of(output):
-                yield from carried_from(reader, place, passes)
-
-
 def follow(
-    node: Node, slot: int, whole: bool, passes: Passes = passes_through
-) -> Iterator[tuple[Node, int, bool]]:
-    """Yield every slot that the values read by `node` at `slot` reach, and whether they are still whole."""
-    if not passes(node, slot, whole):
-        yield node, slot, whole
-        return
-    whole = whole and node.op not in SPLITS
-    for output in node.outputs:
+    node: Node, slot: int, whole: bool = False, passes: Passes = passes_through
+) -> Iterator[tuple[Node, int, bool, bool]]:
+    """Yield every slot that the values read by `node` at `slot` reach: whether whole, and whether they go on.
+
+    Args:
+        node: the first to read them.
+        slot: the input of it that reads them.
+        whole: whether nothing is split off yet.
+        passes: whether a node only moves, splits or scales what it reads at a slot.
+    """
+    goes_on = passes(node, slot, whole)
+    yield node, slot, whole, goes_on
+    for output in node.outputs if goes_on else ():
         for reader, place in readers_of(output):
-            yield from follow(reader, place, whole, passes)
+            yield from follow(reader, place, whole and node.op not in SPLITS, passes)
+
+
+def carried_from(node: Node, slot: int) -> Iterator[Tensor]:
+    """Yield all that moves, splits and factors make of what `node` reads at `slot`."""
+    for reached, _, _, goes_on in follow(node, slot):
+        yield from reached.outputs if goes_on else ()
 
 
 def readers_of(tensor: Tensor) -> Iterator[tuple[Node, int]]:

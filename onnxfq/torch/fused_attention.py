@@ -7,7 +7,8 @@ one site and stays whole by itself.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,17 +20,18 @@ from onnxfq.torch.functional import is_product
 from onnxfq.torch.plain_attention import with_mask, without_empty_rows
 from onnxfq.torch.traced import Traces, has_own_code
 
-_SOFTMAX: tuple[Any, ...] = (torch.softmax, F.softmax, "softmax")
+_LAYERS = (nn.Softmax, nn.Dropout, nn.Identity)
+_SOFTMAX: tuple[Any, ...] = (torch.softmax, F.softmax, "softmax", nn.Softmax)
 _BEHIND: tuple[Any, ...] = (
     *(F.dropout, torch.where, torch.nan_to_num, "nan_to_num", "masked_fill"),
-    without_empty_rows,
+    *(nn.Dropout, nn.Identity, without_empty_rows),
 )
 # Scale and mask.
 _BEFORE: tuple[Any, ...] = (
     *(operator.add, operator.iadd, operator.mul, operator.imul, operator.sub),
     *(operator.truediv, operator.itruediv, torch.add, torch.mul, torch.div),
     *(torch.where, torch.masked_fill, "add", "mul", "div", "masked_fill", "where"),
-    with_mask,
+    *(nn.Dropout, nn.Identity, with_mask),
 )
 
 
@@ -38,26 +40,22 @@ def attentions(model: nn.Module, traces: Traces) -> Iterator[tuple[str, str]]:
     for path, module in model.named_modules():
         if not has_own_code(module) or not traces.of(module).graphs:
             continue
-        form, start = _form_of(module), f"{path}." if path else ""
+        start = f"{path}." if path else ""
+        form = Form(_makers_of, partial(_op, module), _SOFTMAX, _BEFORE, _BEHIND)
         for node in traces.of(module).graphs[-1].nodes:
             found = match_attention(node, form)
             if found is not None:
                 yield f"{start}{found.scores.name}", f"{start}{found.mix.name}"
 
 
-def _form_of(module: nn.Module) -> Form[fx.Node]:
-    """Return how the traced forward of `module` writes attention."""
-
-    def calls(layers: tuple[type[nn.Module], ...], functions: tuple[Any, ...]) -> Callable[[fx.Node], bool]:
-        def is_called(node: fx.Node) -> bool:
-            if node.op == "call_module":
-                return isinstance(module.get_submodule(str(node.target)), layers)
-            return node.op in ("call_function", "call_method") and node.target in functions
-
-        return is_called
-
-    before, behind = (calls((nn.Dropout, nn.Identity), functions) for functions in (_BEFORE, _BEHIND))
-    return Form(_makers_of, is_product, calls((nn.Softmax,), _SOFTMAX), before, behind)
+def _op(module: nn.Module, node: fx.Node) -> Any:
+    """Return what `node` calls: a function, a method by name, a kind of layer; "MatMul" for products."""
+    if is_product(node):
+        return "MatMul"
+    if node.op == "call_module":
+        layer = module.get_submodule(str(node.target))
+        return next((kind for kind in _LAYERS if isinstance(layer, kind)), None)
+    return node.target if node.op in ("call_function", "call_method") else None
 
 
 def _makers_of(node: fx.Node) -> list[fx.Node | None]:

@@ -16,7 +16,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.pipeline import quantize
 from onnxfq.stages.plan import make_plan
-from onnxfq.targets.tensorrt.attention import count_tokens, head_size
+from onnxfq.targets.tensorrt.attention import count_tokens
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
 
@@ -195,7 +195,7 @@ def test_the_exporters_of_torch(dynamo, masked, tmp_path: Path):
     )
     graph = load(path).graph()
     (found,) = find_attentions(graph.nodes)
-    assert (head_size(found), count_tokens(found)) == (16, 8)
+    assert (found.scores.inputs[0].shape[-1], count_tokens(found)) == (16, 8)
     assert found.scores.op == found.mix.op == "MatMul" and found.scores is not found.mix
     # The inputs of both linear layers, the Softmax, and one pair for queries, keys and values.
     assert len(make_plan(load(path), load_recipe("tensorrt-int8")).activations) == 4

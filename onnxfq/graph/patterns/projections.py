@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from onnxfq.graph.follow import MOVES, Node, Passes, Tensor, carried_from, follow, passes_through, readers_of
+from onnxfq.graph.follow import MOVES, Node, Passes, Tensor, follow, passes_through, readers_of
 from onnxfq.graph.slots import Use
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Input `slot` of `reader`, made of a product by moves, splits and factors alone.
+    """Input `slot` of `reader`, a tensor made of a product by moves, splits and factors alone.
 
     entry: the slot at which the way to it leaves the product. whole: whether nothing was split off.
     """
@@ -19,12 +19,8 @@ class Part:
     entry: Use
     reader: Node
     slot: int
+    tensor: Tensor
     whole: bool
-
-    @property
-    def tensor(self) -> Tensor:
-        """What is read."""
-        return self.reader.inputs[self.slot]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +53,11 @@ def match_projection(
     parts: list[Part] = []
     carried = [whole]
     for node, slot in readers_of(whole):
-        entry = Use(node.name, slot)
-        parts += [Part(entry, *found) for found in follow(node, slot, True, passes)]
-        carried += carried_from(node, slot, passes)
+        for reader, place, is_whole, goes_on in follow(node, slot, True, passes):
+            if goes_on:
+                carried += reader.outputs
+            else:
+                parts.append(Part(Use(node.name, slot), reader, place, reader.inputs[place], is_whole))
     return Projection(whole, tuple(parts), tuple(carried))
 
 

@@ -32,8 +32,7 @@ def all_or_none(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list
     """
     found = {decision.node: decision for decision in decisions}
     for attention in find_attentions(nodes):
-        for decision, why in list(_projections(found, attention)):
-            found[decision.node] = replace(decision, placements=(), why_float=why)
+        found |= {decision.node: decision for decision in _projections(found, attention)}
         first, second = (found.get(node.name) for node in (attention.scores, attention.mix))
         if first is None or second is None:
             continue
@@ -54,10 +53,8 @@ def all_or_none(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list
     return [found[decision.node] for decision in decisions]
 
 
-def _projections(
-    found: dict[str, NodeDecision], attention: Attention[gs.Node]
-) -> Iterator[tuple[NodeDecision, str]]:
-    """Yield weight-only products behind an attention of one sample, and why TensorRT makes them float."""
+def _projections(found: dict[str, NodeDecision], attention: Attention[gs.Node]) -> Iterator[NodeDecision]:
+    """Yield weight-only products behind an attention of one sample, as float, for TensorRT makes them so."""
     if _size(attention.scores.inputs[0], 0) != 1 or count_tokens(attention) == 1:
         return
     for node in readers_behind(attention.mix.outputs[0], MOVES_BEHIND):
@@ -69,7 +66,7 @@ def _projections(
                 f"behind the attention of {attention.mix.name!r}, with a batch fixed at 1, TensorRT makes "
                 "weights float before each run; export the model with an open batch to have it quantized"
             )
-            yield decision, why
+            yield replace(decision, placements=(), why_float=why)
 
 
 def _is_static(decision: NodeDecision) -> bool:
@@ -93,11 +90,6 @@ def exceed_limit(is_float8: bool, head: int | None, tokens: int | None) -> str:
     return ""
 
 
-def head_size(attention: Attention[gs.Node]) -> int | None:
-    """Return how many numbers a query has; None when that is not known."""
-    return _size(attention.scores.inputs[0], -1)
-
-
 def count_tokens(attention: Attention[gs.Node]) -> int | None:
     """Return how many queries or keys there are, the larger number of the two; None when neither is known."""
     queries, keys = attention.scores.inputs[:2]
@@ -107,7 +99,7 @@ def count_tokens(attention: Attention[gs.Node]) -> int | None:
 def _not_fused(attention: Attention[gs.Node], decision: NodeDecision) -> str:
     """Return why both products run by themselves; empty when they are fused, or it is not known."""
     is_float8 = decision.placements[0].spec.qtype.is_float
-    limit = exceed_limit(is_float8, head_size(attention), count_tokens(attention))
+    limit = exceed_limit(is_float8, _size(attention.scores.inputs[0], -1), count_tokens(attention))
     return f"not fused: TensorRT's {'float8' if is_float8 else 'int8'} attention has {limit}" if limit else ""
 
 

@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
-from onnxfq.graph.follow import is_stored
+from onnxfq.graph.follow import is_constant
 from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.graph.patterns.projections import Part, Projection, match_projection
 from onnxfq.graph.slots import Use
@@ -40,7 +40,7 @@ def one_pair_a_product(
     for node in nodes:
         if not _multiplies_weight(node, found.get(node.name)):
             continue
-        split = match_projection(node, is_stored)
+        split = match_projection(node, is_constant)
         several = len({part.tensor.name for part in split.parts}) > 1
         if not several or not split.is_read_by(takers) or any(t.name in unrounded for t in split.carried):
             continue

@@ -6,18 +6,19 @@ MatMul. TensorRT for RTX 1.7.1 fuses no attention with that between its products
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxfq.graph.io.external_tensors import is_stored
 from onnxfq.graph.model import all_graphs, all_nodes, default_opset
-from onnxfq.graph.normalize.steps import unused
+from onnxfq.graph.normalize.decompose_attention import Parts
 from onnxfq.graph.ops import STANDARD_DOMAINS
-from onnxfq.graph.patterns.attention import Attention, Form, find_above, form_of_ops, match_attention
+from onnxfq.graph.patterns.attention import PRODUCTS, Attention, Form, match_attention
 
 # Between the product of queries and keys and the mask: the scale.
 _SCALES = ("Cast", "Div", "Identity", "Mul")
@@ -36,11 +37,6 @@ class _Guarded:
     where: onnx.NodeProto
     mix: onnx.NodeProto
 
-    @property
-    def mask(self) -> str:
-        """Name of what is added to the scores."""
-        return str(self.add.input[self.slot])
-
 
 def move_guards(proto: onnx.ModelProto) -> str:
     """Let masked rows be found in the mask, not by NaN, in place; return what was done.
@@ -56,22 +52,17 @@ def move_guards(proto: onnx.ModelProto) -> str:
         for one in found:
             _move(one, graph, proto, taken)
         moved += len(found)
-    return (
-        f"{moved} guard(s) against masked rows moved behind their attention, so that it can be fused"
-        if moved
-        else ""
-    )
+    if not moved:
+        return ""
+    return f"{moved} guard(s) against masked rows moved behind their attention, so that it can be fused"
 
 
 def _guarded(graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto]) -> list[_Guarded]:
     """Return every guarded attention of `graph` itself."""
     makers = {name: node for node in graph.node for name in node.output}
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in all_nodes(graph):  # what a body reads must stay as well
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
+    readers = Counter(name for node in all_nodes(graph) for name in node.input)  # bodies read as well
     kept = {value.name for value in graph.output}
-    form = form_of_ops(lambda node: [makers.get(name) for name in node.input], op=attrgetter("op_type"))
+    form = Form(lambda node: [makers.get(name) for name in node.input], attrgetter("op_type"))
     found = []
     for node in graph.node:
         attention = match_attention(node, form)
@@ -79,7 +70,7 @@ def _guarded(graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto]) -> 
         if one is None or not _is_zero(constants.get(one.where.input[1])):
             continue
         inner = [made.output[0] for made in (one.add, one.nan, one.where, one.softmax)]
-        if [len(readers[name]) for name in inner] == [1, 1, 1, 2] and not kept.intersection(inner):
+        if [readers[name] for name in inner] == [1, 1, 1, 2] and not kept.intersection(inner):
             found.append(one)
     return found
 
@@ -95,15 +86,11 @@ def _match_guard(found: Attention[onnx.NodeProto], form: Form[onnx.NodeProto]) -
     if any(node.domain not in STANDARD_DOMAINS for node in (nan, softmax, add)):
         return None
     # The mask is what is added to the scores: that input of the two which is no product, scaled.
-    masks = [slot for slot, maker in enumerate(form.makers(add)) if not _is_scores(maker, form)]
+    scores = [form.find_above([maker], PRODUCTS, _SCALES, _STEPS) for maker in form.makers(add)]
+    masks = [slot for slot, product in enumerate(scores) if product is None]
     if len(masks) != 1 or {nan.input[0], where.input[2]} != {softmax.output[0]}:
         return None
     return _Guarded(add, masks[0], softmax, nan, where, found.mix)
-
-
-def _is_scores(node: onnx.NodeProto | None, form: Form[onnx.NodeProto]) -> bool:
-    product = find_above([node], form.makers, form.is_product, lambda n: n.op_type in _SCALES, _STEPS)
-    return product is not None
 
 
 def _is_zero(tensor: onnx.TensorProto | None) -> bool:
@@ -114,30 +101,20 @@ def _is_zero(tensor: onnx.TensorProto | None) -> bool:
 
 def _move(one: _Guarded, graph: onnx.GraphProto, proto: onnx.ModelProto, taken: set[str]) -> None:
     """Take the guard out of `graph`, and put it behind the second product."""
-
-    def free(what: str) -> str:
-        name = unused(f"{one.mask}/{what}", taken)
-        taken.add(name)
-        return name
-
-    zero, output = one.where.input[1], one.mix.output[0]
+    zero, mask = one.where.input[1], one.add.input[one.slot]
+    parts = Parts(mask, taken)
     kind = next(t.data_type for t in proto.graph.initializer if t.name == zero)
-    never, axis = free("never"), free("axis")
-    proto.graph.initializer.append(helper.make_tensor(never, kind, [], [-np.inf]))
-    most, masked, shown = (helper.make_node(op, [], [free(what)]) for op, what in _BEFORE)
-    most.input.append(one.mask)
+    never = parts.constant("never", [-np.inf], kind)
     if default_opset(proto) >= _AXES_ARE_AN_INPUT:
-        proto.graph.initializer.append(numpy_helper.from_array(np.array([-1]), axis))
-        most.input.append(axis)
+        parts.constants.append(numpy_helper.from_array(np.array([-1]), parts.free("axis")))
+        most = parts.add("most", "ReduceMax", [mask, parts.constants[-1].name])
     else:
-        most.attribute.append(helper.make_attribute("axes", [-1]))
-    masked.input.extend([most.output[0], never])
-    shown.input.extend([masked.output[0], zero, one.mask])
-    mixed = free("mix")
-    guard = helper.make_node("Where", [masked.output[0], zero, mixed], [output])
-    for node in (most, masked, shown):
-        node.name = node.output[0]
-    guard.name = free("guard")
+        most = parts.add("most", "ReduceMax", [mask], axes=[-1])
+    masked = parts.add("masked", "Equal", [most, never])
+    shown = parts.add("shown", "Where", [masked, zero, mask])
+    mixed = parts.free("mix")
+    parts.add("guard", "Where", [masked, zero, mixed], one.mix.output[0])
+    proto.graph.initializer.extend(parts.constants)
 
     nodes = []
     for node in graph.node:
@@ -146,14 +123,11 @@ def _move(one: _Guarded, graph: onnx.GraphProto, proto: onnx.ModelProto, taken: 
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         if node.name == one.add.name:
-            copy.input[one.slot] = shown.output[0]
-            nodes += [most, masked, shown]
+            copy.input[one.slot] = shown
+            nodes += parts.nodes[:-1]
         nodes.append(copy)
         if node.name == one.mix.name:
             copy.input[0], copy.output[0] = one.softmax.output[0], mixed
-            nodes.append(guard)
+            nodes.append(parts.nodes[-1])
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-_BEFORE = (("ReduceMax", "most"), ("Equal", "masked"), ("Where", "shown"))

@@ -5,14 +5,12 @@ Tried on TensorRT for RTX 1.7.1. Placement goes by the same patterns and limits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
 
 from onnx import TensorProto
 
 from onnxfq.graph.follow import Node, passes_through, readers_behind
-from onnxfq.graph.patterns.attention import Form, form_of_ops, makers_of, match_attention
+from onnxfq.graph.patterns.attention import PRODUCTS, Attention, Form, makers_of, match_attention
 from onnxfq.graph.patterns.projections import match_projection
 from onnxfq.targets.tensorrt.attention import MOVES_BEHIND, exceed_limit
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
@@ -23,16 +21,7 @@ from onnxfq.targets.tensorrt.rules.scopes import Site
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # Pairs in place of guards: TensorRT for RTX 1.7.1 fuses nothing with a guard between the products.
-_QUANTIZED_FORM: Form[Site] = form_of_ops(makers_of, {*QUANTIZE_OPS, "Cast", "Dropout", "Identity"})
-
-
-@dataclass(frozen=True, eq=False)
-class Attended:
-    """An attention and the four operands of its products."""
-
-    scores: Site
-    mix: Site
-    operands: tuple[Operand, Operand, Operand, Operand]
+_QUANTIZED_FORM: Form[Site] = Form(makers_of, behind={*QUANTIZE_OPS, "Cast", "Dropout", "Identity"})
 
 
 def attention_operators(reading: Reading) -> Iterator[Finding]:
@@ -52,12 +41,12 @@ def attentions(reading: Reading) -> Iterator[Finding]:
     Source: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; for int8 a quantized
     reader too, heads of 16, 32 or 64 and up to 512 tokens; for float8 heads of up to 256.
     """
-    for found in filter(None, (_attended(site) for site in reading.sites)):
-        pairs = [o.pair for o in found.operands if o.pair is not None]
+    for found, operands in _attentions(reading):
+        pairs = [o.pair for o in operands if o.pair is not None]
         shape = found.scores.inputs[0].shape
         if not pairs or shape is None or len(shape) != 4:
             continue
-        why = _not_fused(found, shape[-1], shape[-2])
+        why = _not_fused(found, operands, shape[-1], shape[-2])
         if why:
             message = f"its attention, up to {found.mix.name!r}, is not fused: {why}"
             yield finding("attention", "warning", found.scores, message)
@@ -70,10 +59,10 @@ def projections(reading: Reading) -> Iterator[Finding]:
     with a batch of 2 or an open one, nor in float32, where attention is not fused.
     """
     weight_only = {p.site.name: p for p in reading.promises if p.expects == "weight-only"}
-    for found in filter(None, (_attended(site) for site in reading.sites)):
+    for found, operands in _attentions(reading):
         output = found.mix.outputs[0]
         shape = found.scores.inputs[0].shape
-        fused = output.scope.dtype(output.name) in _HALVES and all(o.pair is None for o in found.operands)
+        fused = output.scope.dtype(output.name) in _HALVES and all(o.pair is None for o in operands)
         if not fused or shape is None or len(shape) != 4 or shape[0] != 1 or shape[2] == 1:
             continue
         for site in readers_behind(output, MOVES_BEHIND):
@@ -91,14 +80,15 @@ def parts(reading: Reading) -> Iterator[Finding]:
 
     Tried on TensorRT for RTX 1.7.1, where few ways to write the split keep it low: so a warning.
     """
-    takers = {id(maker) for site in reading.sites for maker in _quantizers(site)}
+    pairs = [one.pair for _, operands in _attentions(reading) for one in operands if one.pair is not None]
+    takers = {id(maker) for pair in pairs for maker in pair.site.inputs[0].inputs if maker.op in QUANTIZE_OPS}
     scopes = reading.main.all_scopes()
     outputs = {id(scope.tensor(output.name)) for scope in scopes for output in scope.graph.output}
     for promised in reading.promises:
         site = promised.site
         if site.op not in ("MatMul", "Gemm") or promised.expects != "low" or promised.weight is None:
             continue
-        found = match_projection(site, attrgetter("is_constant"), _passes)
+        found = match_projection(site, lambda tensor: tensor.scope.is_constant(tensor.name), _passes)
         several = len({part.reader.name for part in found.parts}) > 1
         if several and found.is_read_by(takers) and not outputs.intersection(map(id, found.carried)):
             message = (
@@ -110,26 +100,19 @@ def parts(reading: Reading) -> Iterator[Finding]:
 
 def _passes(node: Node, slot: int, whole: bool) -> bool:
     """Tell whether `node` moves, splits or scales, a factor in front of the split included."""
-    return passes_through(node, slot, False, attrgetter("is_number"))
+    return passes_through(node, slot, False, lambda tensor: tensor.scope.is_number(tensor.name))
 
 
-def _quantizers(mix: Site) -> Iterator[Site]:
-    """Yield the Q of each quantized input of the attention that ends in `mix`."""
-    found = _attended(mix)
-    for read in () if found is None else found.operands:
-        maker = None if read.pair is None else read.pair.site.scope.maker(read.pair.data)
-        if maker is not None and maker.op in QUANTIZE_OPS:
-            yield maker
-
-
-def _not_fused(found: Attended, head: int | None, tokens: int | None) -> str:
-    bare = [o.tensor for o in found.operands if o.pair is None]
-    halves = [{o.pair is None for o in found.operands[i : i + 2]} for i in (0, 2)]
+def _not_fused(
+    found: Attention[Site], operands: Sequence[Operand], head: int | None, tokens: int | None
+) -> str:
+    bare = [o.tensor for o in operands if o.pair is None]
+    halves = [{o.pair is None for o in operands[i : i + 2]} for i in (0, 2)]
     if any(len(half) > 1 for half in halves):
         return ""  # a product with one side in float: placement.one_side tells
     if bare:
         return f"{', '.join(map(repr, bare))} stays in float; quantize all four inputs or none"
-    q = found.operands[0].pair
+    q = operands[0].pair
     is_float8 = q is not None and q.qtype == TensorProto.FLOAT8E4M3FN
     limit = exceed_limit(is_float8, head, tokens)
     if limit and is_float8:
@@ -143,15 +126,16 @@ def _not_fused(found: Attended, head: int | None, tokens: int | None) -> str:
     return ""
 
 
-def _attended(mix: Site) -> Attended | None:
-    if mix.op != "MatMul":
-        return None
-    weights = operand(mix, 0)
-    found = match_attention(mix, _QUANTIZED_FORM, None if weights.pair is None else weights.pair.site)
-    if found is None:
-        return None
-    scores = found.scores
-    return Attended(scores, mix, (operand(scores, 0), operand(scores, 1), weights, operand(mix, 1)))
+def _attentions(reading: Reading) -> Iterator[tuple[Attention[Site], tuple[Operand, ...]]]:
+    """Yield every attention, and both operands of its scores and of its mix."""
+    for mix in reading.sites:
+        if mix.op not in PRODUCTS:
+            continue
+        weights = operand(mix, 0)
+        found = match_attention(mix, _QUANTIZED_FORM, None if weights.pair is None else weights.pair.site)
+        if found is not None:
+            scores = found.scores
+            yield found, (operand(scores, 0), operand(scores, 1), weights, operand(mix, 1))
 
 
 RULES: tuple[Rule, ...] = (attention_operators, attentions, projections, parts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor and the graph that has it, with the properties that patterns ask for (`graph.wiring`)."""
+    """A tensor and the graph that has it, with the properties that patterns ask for (`graph.follow`)."""
 
     name: str
     scope: Scope
@@ -87,21 +86,6 @@ class Value:
     def outputs(self) -> list[Site]:
         """The nodes that read it."""
         return self.scope.readers(self.name)
-
-    @property
-    def is_constant(self) -> bool:
-        """Tell whether it follows from constants alone, quantized on the way or not."""
-        return self.scope.is_constant(self.name)
-
-    @property
-    def is_known(self) -> bool:
-        """Tell whether its values are known, or it is an input that is left out."""
-        return not self.name or self.scope.value(self.name) is not None
-
-    @property
-    def is_number(self) -> bool:
-        """Tell whether it is one number that TensorRT folds from constants and shapes."""
-        return is_known_number(self, attrgetter("is_known"))
 
 
 class Scope:
@@ -218,7 +202,9 @@ class Scope:
 
     def is_number(self, tensor: str) -> bool:
         """Tell whether `tensor` is one number that TensorRT folds from constants and shapes."""
-        return self.tensor(tensor).is_number
+        return is_known_number(
+            self.tensor(tensor), lambda read: not read.name or read.scope.value(read.name) is not None
+        )
 
     def dtype(self, tensor: str) -> int:
         """Return the ONNX element type of `tensor`; 0 when it is not known."""
