@@ -57,8 +57,8 @@ class _Attention:
 
 
 @dataclass
-class _Parts:
-    """The nodes and constants that one Attention becomes."""
+class Parts:
+    """New nodes and constants, named after `name` where no name in `taken` is in the way."""
 
     name: str
     taken: set[str]
@@ -67,18 +67,19 @@ class _Parts:
 
     def add(self, what: str, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
         """Append a node named for `what` it makes; return its output, of that name unless one is given."""
-        name = self._free(what)
+        name = self.free(what)
         self.nodes.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
         return output or name
 
     def constant(self, what: str, values: Sequence[float], dtype: int = TensorProto.INT64) -> str:
         """Append a constant, one number of rank 0 or several of rank 1; return its name."""
-        name = self._free(what)
+        name = self.free(what)
         shape = [] if len(values) == 1 and dtype != TensorProto.INT64 else [len(values)]
         self.constants.append(helper.make_tensor(name, dtype, shape, values))
         return name
 
-    def _free(self, what: str) -> str:
+    def free(self, what: str) -> str:
+        """Return a name for `what`, which is taken from then on."""
         name = unused(f"{self.name}/{what}", self.taken)
         self.taken.add(name)
         return name
@@ -103,7 +104,7 @@ def write_out_attention(proto: onnx.ModelProto) -> str:
             if found is None:
                 nodes.append(_copied(node))
                 continue
-            parts = _Parts(node.name, taken)
+            parts = Parts(node.name, taken)
             _write(found, parts)
             nodes += parts.nodes
             proto.graph.initializer.extend(parts.constants)
@@ -198,7 +199,7 @@ def _mask(name: str, keys: _Value, values: Mapping[str, _Value], *, past: bool) 
     return values[name].dtype
 
 
-def _write(attention: _Attention, parts: _Parts) -> None:
+def _write(attention: _Attention, parts: Parts) -> None:
     """Append the nodes that compute what `attention` does."""
     q, k, v = (_split(attention, parts, slot) for slot in range(3))
     k, v = (_with_past(attention, parts, now, slot) for now, slot in ((k, 1), (v, 2)))
@@ -233,7 +234,7 @@ def _write(attention: _Attention, parts: _Parts) -> None:
 _OPERANDS = ("queries", "keys", "values")
 
 
-def _split(attention: _Attention, parts: _Parts, slot: int) -> str:
+def _split(attention: _Attention, parts: Parts, slot: int) -> str:
     """Return operand `slot` as [batch, heads, positions, size]."""
     given, what = attention.input(slot), _OPERANDS[slot]
     if not attention.merged_heads:
@@ -246,7 +247,7 @@ def _split(attention: _Attention, parts: _Parts, slot: int) -> str:
     return parts.add(what, "Transpose", [apart], perm=_SWAPPED)
 
 
-def _with_past(attention: _Attention, parts: _Parts, now: str, slot: int) -> str:
+def _with_past(attention: _Attention, parts: Parts, now: str, slot: int) -> str:
     """Return keys or values behind those of the past; they are an output too where one is asked for."""
     past, output = attention.input(slot + 3), _name(attention.node.output, slot)
     what = f"all_{_OPERANDS[slot]}"
@@ -255,7 +256,7 @@ def _with_past(attention: _Attention, parts: _Parts, now: str, slot: int) -> str
     return parts.add(what, "Identity", [now], output) if output else now
 
 
-def _repeated(attention: _Attention, parts: _Parts, given: str, slot: int) -> str:
+def _repeated(attention: _Attention, parts: Parts, given: str, slot: int) -> str:
     """Return keys or values with a head for each of the queries'."""
     if attention.shared == 1:
         return given
@@ -268,7 +269,7 @@ def _repeated(attention: _Attention, parts: _Parts, given: str, slot: int) -> st
     return parts.add(f"{what}_repeated", "Reshape", [several, shape])
 
 
-def _bias(attention: _Attention, parts: _Parts, queries: str, keys: str) -> str:
+def _bias(attention: _Attention, parts: Parts, queries: str, keys: str) -> str:
     """Return what is added to the scores, minus infinity where a query may not look; empty for nothing."""
     mask = attention.input(3)
     if attention.masked == TensorProto.BOOL:
@@ -285,7 +286,7 @@ def _bias(attention: _Attention, parts: _Parts, queries: str, keys: str) -> str:
     return parts.add("bias", "Add", [mask, causal]) if mask else causal
 
 
-def _causal(attention: _Attention, parts: _Parts, queries: str, keys: str) -> str:
+def _causal(attention: _Attention, parts: Parts, queries: str, keys: str) -> str:
     """Return [queries, keys] with minus infinity right of the diagonal, which starts behind the past."""
     lengths = [
         parts.add(f"{what}_length", "Shape", [x], start=2, end=3)

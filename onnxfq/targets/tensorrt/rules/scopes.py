@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.follow import FOLDED
+from onnxfq.graph.follow import is_known_number
 from onnxfq.graph.normalize.inline_functions import inlined
 from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.ops import SIZES
 
 Shape = tuple[int | None, ...]
 
@@ -54,6 +53,40 @@ class Site:
         """Return the name of input `slot`, empty when it is left out."""
         return str(self.node.input[slot]) if slot < len(self.node.input) else ""
 
+    @property
+    def inputs(self) -> list[Value]:
+        """What it reads, by slot."""
+        return [self.scope.tensor(name) for name in self.node.input]
+
+    @property
+    def outputs(self) -> list[Value]:
+        """What it gives."""
+        return [self.scope.tensor(name) for name in self.node.output]
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor and the graph that has it, with the properties that patterns ask for (`graph.follow`)."""
+
+    name: str
+    scope: Scope
+
+    @property
+    def shape(self) -> Shape | None:
+        """Its shape, None for open dimensions; None when its rank is not known."""
+        return self.scope.shape(self.name)
+
+    @property
+    def inputs(self) -> list[Site]:
+        """The node that gives it; empty for constants and inputs."""
+        maker = self.scope.maker(self.name)
+        return [] if maker is None else [maker]
+
+    @property
+    def outputs(self) -> list[Site]:
+        """The nodes that read it."""
+        return self.scope.readers(self.name)
+
 
 class Scope:
     """One graph, its bodies below it, and the graph around it."""
@@ -72,6 +105,7 @@ class Scope:
         self._makers = {name: site for site in self.sites for name in site.node.output if name}
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
         self._values: dict[str, NDArray[Any] | None] = {}
+        self._tensors: dict[str, Value] = {}
         self.concat_pairs: dict[str, Any] = {}
         """What `operands` has found behind the inputs of each Concat, by the name of its output."""
         self._readers: dict[str, list[Site]] = defaultdict(list)
@@ -100,6 +134,11 @@ class Scope:
                 return scope
             scope = scope.parent
         return None
+
+    def tensor(self, name: str) -> Value:
+        """Return the tensor called `name`, the same object for each of its readers."""
+        owner = self.owner(name) or self
+        return owner._tensors.setdefault(name, Value(name, owner))
 
     def maker(self, tensor: str) -> Site | None:
         """Return the node that gives `tensor`; None for constants and inputs."""
@@ -163,20 +202,9 @@ class Scope:
 
     def is_number(self, tensor: str) -> bool:
         """Tell whether `tensor` is one number that TensorRT folds from constants and shapes."""
-        shape = self.shape(tensor)
-        if shape is None or any(size != 1 for size in shape):
-            return False
-        pending, seen = [tensor], set()
-        while pending:
-            name = pending.pop()
-            if name in seen or self.value(name) is not None:
-                continue
-            seen.add(name)
-            maker = self.maker(name)
-            if maker is None or maker.op not in SIZES | FOLDED:
-                return False
-            pending += [] if maker.op in SIZES else [given for given in maker.node.input if given]
-        return True
+        return is_known_number(
+            self.tensor(tensor), lambda read: not read.name or read.scope.value(read.name) is not None
+        )
 
     def dtype(self, tensor: str) -> int:
         """Return the ONNX element type of `tensor`; 0 when it is not known."""
