@@ -7,11 +7,8 @@ from math import prod
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.ops import SIZES
+from onnxfq.graph.ops import MOVES, SCALES, SIZES, SPLITS
 
-MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-SPLITS = frozenset({"Gather", "Slice", "Split"})
-SCALES = frozenset({"Div", "Mul"})
 FOLDED = frozenset({"Cast", "Div", "Gather", "Mul", "Slice", "Sqrt", "Squeeze", "Unsqueeze"})
 """What TensorRT folds behind `SIZES` to one number, as exporters write a factor. It folds no Pow."""
 

@@ -8,9 +8,6 @@ from onnx import TensorProto
 from onnxfq.graph.model import all_nodes
 from onnxfq.numerics.half_types import HalfType
 
-QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
-"""Operators whose real operands, scales included, all have one float type."""
-
 
 def half_slots(node: onnx.NodeProto, opset: int, half: HalfType) -> frozenset[int]:
     """Return the inputs of a standard operator that may be of the half type, by ONNX's schema."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -11,6 +11,9 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 # graphsurgeon logs to the console on its own; what a user must know is said by onnxfq.
 G_LOGGER.severity = G_LOGGER.CRITICAL
+
+Existing = Literal["refuse", "keep", "requantize"]
+"""What is done with a model that is quantized already."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.ops import FLOAT_PRODUCTS, QUANTIZED_OPS, STANDARD_DOMAINS, is_weighted
+from onnxfq.graph.ops import FLOAT_PRODUCTS, QUANTIZED_OPS, STANDARD_DOMAINS, TRANSPOSES, is_weighted
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.float_types import FLOAT_DTYPES, FloatType
 
@@ -36,9 +36,7 @@ def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ())
     """
     tensor, use = node.inputs[slot], Use(node.name, slot)
     moves: list[gs.Node] = []
-    while (
-        isinstance(tensor, gs.Variable) and tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity")
-    ):
+    while isinstance(tensor, gs.Variable) and tensor.inputs and tensor.inputs[0].op in TRANSPOSES:
         move = tensor.inputs[0]
         readers = [reader for reader in tensor.outputs if not any(reader is m for m in moves)]
         if tensor.name in read_in_float or not all(is_weighted(reader) for reader in readers):
@@ -73,7 +71,7 @@ def float_type(tensor: gs.Tensor) -> FloatType | None:
 
 def is_dequantized(tensor: gs.Tensor) -> bool:
     """Tell whether the model itself quantizes `tensor` already, through Transpose and Identity nodes too."""
-    while tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
+    while tensor.inputs and tensor.inputs[0].op in TRANSPOSES:
         tensor = tensor.inputs[0].inputs[0]
     return bool(tensor.inputs) and tensor.inputs[0].op in QUANTIZED_OPS - FLOAT_PRODUCTS
 

@@ -10,12 +10,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.graph.constants import make_tensor
-from onnxfq.graph.half_types import QUANTIZERS, captured_names, half_outputs, half_slots
+from onnxfq.graph.half_types import captured_names, half_outputs, half_slots
 from onnxfq.graph.io.external_tensors import tensor_array
 from onnxfq.graph.model import all_nodes, default_opset
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import unused
-from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.graph.ops import QDQ_OPS, STANDARD_DOMAINS
 from onnxfq.numerics.half_types import HALF_TYPES
 
 _FLOAT = int(TensorProto.FLOAT)
@@ -104,7 +104,7 @@ class _Caster:
 
     def _is_free(self, node: onnx.NodeProto) -> bool:
         """Tell whether all float operands of `node` have one type, as those of Q and DQ."""
-        return node.domain not in STANDARD_DOMAINS or node.op_type in QUANTIZERS
+        return node.domain not in STANDARD_DOMAINS or node.op_type in QDQ_OPS
 
     def _input_type(self, value: onnx.ValueInfoProto) -> int:
         if not self.plan.io or value.name in self.kept_tensors or value.name in self.fixed:

@@ -21,7 +21,7 @@ from onnxfq.graph.io.external_tensors import tensor_array
 from onnxfq.graph.model import all_nodes
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import unused
-from onnxfq.graph.ops import STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.passes.integer_bounds import EXACT, Operand, attribute, longest, outer_axis
 
 Array = NDArray[Any]
@@ -155,7 +155,7 @@ class _Rewriter:
         found = {a.name: a.f for a in node.attribute if a.name in _FACTORS}
         alpha, beta = (float(found.get(name, 1.0)) for name in _FACTORS)
         # Behind the channels of a convolution come its places: as many as its weight has.
-        places = len(operands[1].shape) - 2 if node.op_type in ("Conv", "ConvTranspose") else 0
+        places = len(operands[1].shape) - 2 if node.op_type in CONVOLUTIONS else 0
         total = self._sums(node, operands)
         factor = self._factor(node, operands, places) * np.float32(alpha)
         scale = self._constant(f"{output}/scale", factor)

@@ -19,7 +19,7 @@ from typing import Literal
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.ops import SIZES, is_weighted
+from onnxfq.graph.ops import MOVES, REPEATS, SIZES, SPLITS, is_weighted
 from onnxfq.graph.queries import all_nodes, bodies
 from onnxfq.placement.weighted_ops import NodeDecision
 
@@ -30,10 +30,8 @@ _Kind = Literal["fixed", "linear", "power"]
 are added. power: made of squares or magnitudes of such, by sums and products with what is fixed."""
 
 # Linear in their first input, the others being fixed.
-_MOVES = frozenset(
-    "Cast DFT Div Expand Flatten Gather Identity Neg Pad ReduceMean ReduceSum Reshape STFT Slice Split "
-    "Squeeze Tile Transpose Unsqueeze".split()
-)
+_LINEAR = MOVES | SPLITS | REPEATS
+_LINEAR |= {"Cast", "DFT", "Div", "Neg", "Pad", "ReduceMean", "ReduceSum", "STFT"}
 _SUMS = frozenset({"Add", "Concat", "Sub", "Sum"})
 _PRODUCTS = frozenset({"Conv", "Einsum", "Gemm", "MatMul", "Mul"})
 _FLOORS = frozenset({"Clip", "Max", "Min", "ReduceMax", "Sqrt"})
@@ -104,7 +102,7 @@ def _made_kind(node: gs.Node, read: Sequence[_Kind | None]) -> _Kind | None:
         return None
     (kind,) = data
     alone = sum(one == kind for one in read) == 1
-    if node.op in _SUMS or (alone and node.op in _PRODUCTS) or (read[0] == kind and node.op in _MOVES):
+    if node.op in _SUMS or (alone and node.op in _PRODUCTS) or (read[0] == kind and node.op in _LINEAR):
         return kind
     if node.op in _SQUARES or (node.op == "Mul" and node.inputs[0] is node.inputs[1]):
         return "power"

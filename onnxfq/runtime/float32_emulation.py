@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from onnxfq.graph.model import all_graphs, all_nodes
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import unused
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
 
 BFLOAT16: frozenset[int] = frozenset({TensorProto.BFLOAT16})
 HALVES: frozenset[int] = BFLOAT16 | {TensorProto.FLOAT16}
@@ -67,7 +68,7 @@ def _types(proto: onnx.ModelProto) -> Iterator[tuple[str, int]]:
         }
         known |= {t.name: t.data_type for t in graph.initializer}
     for node in all_nodes(proto.graph):
-        if node.domain == "onnxfq" and node.output[0] not in known:
+        if node.domain == ONNXFQ_DOMAIN and node.output[0] not in known:
             known[node.output[0]] = known.get(node.input[0], 0)
     yield from known.items()
 
@@ -102,7 +103,7 @@ def _own_ends(proto: onnx.ModelProto, taken: set[str], types: dict[str, int]) ->
 def _with_casts(
     node: onnx.NodeProto, taken: set[str], types: dict[str, int], halves: frozenset[int]
 ) -> Iterator[onnx.NodeProto]:
-    if node.domain == "onnxfq" or node.op_type in _ANY_TYPE:
+    if node.domain == ONNXFQ_DOMAIN or node.op_type in _ANY_TYPE:
         yield node
         return
     for slot, name in enumerate(node.input):

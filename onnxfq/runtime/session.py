@@ -27,6 +27,7 @@ from onnxfq.graph.io.external_tensors import (
 )
 from onnxfq.graph.io.weightless import split_weights
 from onnxfq.graph.model import all_nodes
+from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.runtime.c_api import no_memory
 from onnxfq.runtime.custom_ops import register_libraries
 from onnxfq.runtime.device_memory import Device
@@ -136,7 +137,7 @@ class Session:
         elif as_written:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        elif any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in all_nodes(proto.graph)):
+        elif any(node.op_type in QDQ_OPS for node in all_nodes(proto.graph)):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
             with ExitStack() as files:

@@ -12,6 +12,7 @@ from onnxfq.errors import OnnxfqError
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.graph.signature import with_outputs
 from onnxfq.runtime.session import Session
 
 _TYPES = {
@@ -33,7 +34,7 @@ def with_found_types(model: Model) -> tuple[Model, str]:
     if not asked:
         return model, ""
     try:
-        found = Session(_with_outputs(model.proto, asked), 1).output_types
+        found = Session(with_outputs(model.proto, asked), 1).output_types
     except OnnxfqError as error:
         return model, str(error)
     return _with_values(model, {n: (_TYPES[found[n]], None) for n in asked if found.get(n) in _TYPES}), ""
@@ -52,7 +53,7 @@ def with_run_ranks(model: Model, feed: Feed) -> Model:
     Sizes stay open: the next feed may have others. Raises DataError when the model cannot run on it.
     """
     asked = lacks_ranks(model)
-    session = Session(_with_outputs(model.proto, list(asked)), 1)
+    session = Session(with_outputs(model.proto, asked), 1)
     found = zip(asked, session.run(feed, asked), strict=True)
     kinds = {name: _TYPES.get(session.output_types[name]) for name in asked}
     return _with_values(
@@ -66,14 +67,6 @@ def _read_by_weighted(model: Model, known: set[str]) -> list[str]:
     known = known | {tensor.name for tensor in graph.initializer}
     readers = [node for node in graph.node if node.op_type in WEIGHTED_INPUTS or node.op_type == "Add"]
     return list(dict.fromkeys(n for node in readers for n in node.input[:2] if n not in known))
-
-
-def _with_outputs(proto: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
-    probe = onnx.ModelProto()
-    probe.CopyFrom(proto)
-    have = {output.name for output in probe.graph.output}
-    probe.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in names if n not in have)
-    return probe
 
 
 def _with_values(model: Model, values: dict[str, tuple[int, list[None] | None]]) -> Model:

@@ -13,9 +13,10 @@ import onnx
 
 from onnxfq.data import Data
 from onnxfq.errors import DataError, ModelError
-from onnxfq.graph.boundaries import QUANTIZERS, boundaries
+from onnxfq.graph.boundaries import boundaries
 from onnxfq.graph.io.external_tensors import tensor_array
 from onnxfq.graph.io.load import read_model
+from onnxfq.graph.ops import ONNX_QUANTIZERS
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.runners import Values, runner
@@ -113,7 +114,7 @@ def compare(
     """
     options = options or RunOptions()
     proto, _, source = read_model(model)
-    if not any(node.op_type in QUANTIZERS for node in proto.graph.node):
+    if not any(node.op_type in ONNX_QUANTIZERS for node in proto.graph.node):
         raise ModelError(f"{source} has no QuantizeLinear in its main graph; give a Q/DQ model")
     runners = [runner(name) for name in (a, b)]
     given = list(islice(open_feeds(proto, data, options.batch, options.data), feeds))

@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from onnxfq.graph.io.external_tensors import tensor_array
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.stages.inspect import Inspection, QuantizedTensor, inspect_model
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
+
+_HAS_SCALE = QDQ_OPS | {"FakeQuantize"}
 
 
 class Difference(Record):
@@ -103,8 +106,7 @@ def _scales(proto: onnx.ModelProto) -> dict[str, NDArray[Any]]:
     return {
         node.input[0]: np.asarray(tensor_array(constants[node.input[1]]), np.float64)
         for node in all_nodes(proto.graph)
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear", "FakeQuantize")
-        and node.input[1] in constants
+        if node.op_type in _HAS_SCALE and node.input[1] in constants
     }
 
 
@@ -147,7 +149,7 @@ def _of_constants(protos: Sequence[onnx.ModelProto], tolerance: float) -> list[D
         name
         for proto in protos
         for node in all_nodes(proto.graph)
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear", "FakeQuantize")
+        if node.op_type in _HAS_SCALE
         for name in node.input[1:]
     }
     first, second = (

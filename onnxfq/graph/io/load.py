@@ -15,7 +15,6 @@ from onnx import external_data_helper, shape_inference
 from onnxfq.errors import ModelError
 from onnxfq.graph.io import external_tensors as stored
 from onnxfq.graph.io.data_files import data_path
-from onnxfq.graph.io.existing import Existing
 from onnxfq.graph.io.external_tensors import (
     LIMIT,
     PACKED_TYPES,
@@ -33,7 +32,7 @@ from onnxfq.graph.io.external_tensors import (
 from onnxfq.graph.io.scratch_file import current_scratch
 from onnxfq.graph.io.streaming import read_without_values, serialized
 from onnxfq.graph.io.weightless import without_weights
-from onnxfq.graph.model import Model, all_graphs, all_nodes
+from onnxfq.graph.model import Existing, Model, all_graphs, all_nodes
 from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.decompose_attention import write_out_attention
 from onnxfq.graph.normalize.fold_weights import fold_computed_weights

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from onnxfq.graph.model import all_graphs, all_nodes
 from onnxfq.graph.normalize.steps import unused
+from onnxfq.graph.ops import STANDARD_DOMAINS
 
 # Between [batch, positions, heads, size] and [batch, heads, positions, size]; and keys for the product.
 _SWAPPED = (0, 2, 1, 3)
@@ -133,7 +134,7 @@ def _values(proto: onnx.ModelProto) -> dict[str, _Value]:
 
 def _read(node: onnx.NodeProto, values: Mapping[str, _Value]) -> _Attention | None:
     """Return what is known of `node`; None when it is no Attention or has to stay whole."""
-    if node.op_type != "Attention" or node.domain not in ("", "ai.onnx"):
+    if node.op_type != "Attention" or node.domain not in STANDARD_DOMAINS:
         return None
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     operands = [values[name] for name in node.input[:3] if name in values]

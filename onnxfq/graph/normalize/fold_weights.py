@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.io.external_tensors import is_stored
 from onnxfq.graph.model import all_graphs, all_nodes, bodies
-from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, TRANSPOSES, WEIGHTED_INPUTS
 from onnxfq.support.records import one_line
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,6 @@ MOST_ELEMENTS = 1 << 26
 # What one has no use for as a constant, or what gives other numbers each time.
 _NEVER = QUANTIZED_OPS | {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"}
 _NEVER |= {"RandomUniform", "RandomUniformLike"}
-_MOVED = ("Transpose", "Identity")
 
 
 def fold_computed_weights(proto: onnx.ModelProto) -> str:
@@ -84,7 +83,7 @@ def _wanted(
 
 def _is_plain(name: str, constants: dict[str, TensorProto], makers: dict[str, onnx.NodeProto]) -> bool:
     """Tell whether `name` is a constant, or a transposed one, which is quantized as it is stored."""
-    while name not in constants and name in makers and makers[name].op_type in _MOVED:
+    while name not in constants and name in makers and makers[name].op_type in TRANSPOSES:
         name = makers[name].input[0]
     return name in constants
 

@@ -17,11 +17,11 @@ from onnx.reference import ReferenceEvaluator
 from onnxfq.graph.io.external_tensors import tensor_array, without_stored
 from onnxfq.graph.model import all_graphs, all_nodes
 from onnxfq.graph.normalize.inline_functions import inlined
-from onnxfq.graph.ops import QUANTIZED_OPS
+from onnxfq.graph.ops import QUANTIZED_OPS, RESHAPES, STANDARD_DOMAINS
 
-# Ops that move, relabel or convert values, one to one: folded, a constant has as many as before.
+# Folded, a constant has as many values as before.
 # Transpose is not here: a weight under it may have other readers, and a DQ before it is as good.
-_MOVES = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
+_FOLDABLE = RESHAPES | {"Cast"}
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
@@ -189,8 +189,8 @@ def _fold_moves(
     gone, folded = [], []
     for number, node in enumerate(graph.node):
         foldable = (
-            (node.op_type in _MOVES or (node.op_type == "Transpose" and node.output[0] not in read_here))
-            and node.domain in ("", "ai.onnx")
+            (node.op_type in _FOLDABLE or (node.op_type == "Transpose" and node.output[0] not in read_here))
+            and node.domain in STANDARD_DOMAINS
             and all(name in constants for name in node.input)
             and node.output[0] not in outputs
         )
@@ -261,7 +261,7 @@ def _rename(graph: onnx.GraphProto, changes: dict[str, str]) -> None:
 
 def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """Return the tensor of a Constant node in whichever attribute it stands; None for other nodes."""
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+    if node.op_type != "Constant" or node.domain not in STANDARD_DOMAINS:
         return None
     attribute = node.attribute[0]
     if attribute.name == "value":

@@ -9,11 +9,8 @@ from onnx import helper, numpy_helper
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.external_tensors import tensor_array
 from onnxfq.graph.model import all_graphs, all_nodes
-from onnxfq.graph.ops import QUANTIZED_OPS
+from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, ONNX_QUANTIZERS, QUANTIZED_OPS
 from onnxfq.numerics.affine import dequantize
-
-_ROUNDED = ("FakeQuantize", "DynamicFakeQuantize")
-_TO_INTEGERS = ("QuantizeLinear", "DynamicQuantizeLinear")
 
 
 def strip_quantizers(proto: onnx.ModelProto, source: str) -> str:
@@ -29,14 +26,14 @@ def strip_quantizers(proto: onnx.ModelProto, source: str) -> str:
         for node in graph.node:
             if node.op_type == "DequantizeLinear":
                 producer = made.get(node.input[0])
-                if producer is not None and producer.op_type in _TO_INTEGERS:
+                if producer is not None and producer.op_type in ONNX_QUANTIZERS:
                     _stand_aside(node, producer.input[0])
                 elif node.input[0] in constants:
                     _store_numbers(proto, node, constants)
                 else:
                     raise _no_pair(node, source)
                 count += 1
-            elif node.op_type in _ROUNDED:
+            elif node.op_type in FAKE_QUANTIZE_OPS:
                 _stand_aside(node, node.input[0])
                 count += 1
     _remove_unread(proto)
@@ -84,7 +81,7 @@ def _remove_unread(proto: onnx.ModelProto) -> None:
     for graph in all_graphs(proto.graph):
         for number in reversed(range(len(graph.node))):
             node = graph.node[number]
-            if node.op_type in _TO_INTEGERS and read.isdisjoint(node.output):
+            if node.op_type in ONNX_QUANTIZERS and read.isdisjoint(node.output):
                 del graph.node[number]
     read = {name for node in all_nodes(proto.graph) for name in node.input}
     read |= {value.name for graph in all_graphs(proto.graph) for value in graph.output}

@@ -24,16 +24,14 @@ from onnxfq.graph.half_types import captured_names
 from onnxfq.graph.io.external_tensors import tensor_array
 from onnxfq.graph.model import all_nodes, default_opset
 from onnxfq.graph.normalize.steps import unused
-from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.interchange.quantized_models.stored_weights import Grid, grid_of
 
 # Their outputs are never negative, or are so when their first input is not.
 _POSITIVE = frozenset({"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Sqrt"})
-_AS_BEFORE = frozenset(
-    "AveragePool Flatten GlobalAveragePool Identity MaxPool Reshape Slice Squeeze Transpose Unsqueeze".split()
-)
-# What they give has the range and the grid of what they read.
-_MOVES = frozenset("Flatten Gather Identity MaxPool Reshape Slice Split Squeeze Transpose Unsqueeze".split())
+_AS_BEFORE = MOVES | {"AveragePool", "GlobalAveragePool", "MaxPool", "Slice"}
+# The data movement through which onnxruntime's quantizer passes quantized numbers: it keeps their range.
+_MOVES = MOVES | SPLITS | {"MaxPool"}
 
 
 @dataclass

@@ -15,7 +15,8 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
-from onnxfq.graph.follow import MOVES, carried_from, follow, readers_of
+from onnxfq.graph.follow import carried_from, follow, readers_of
+from onnxfq.graph.ops import MOVES
 from onnxfq.graph.slots import Use
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import NodeDecision, place_activation, refuse

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from onnxfq.graph.follow import MOVES, SCALES, SPLITS
-from onnxfq.graph.ops import SIZES
+from onnxfq.graph.ops import MOVES, SCALES, SIZES, SPLITS
 from onnxfq.targets.tensorrt.attention import FLOAT8_HEAD, INT8_HEADS, INT8_TOKENS
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
 from onnxfq.targets.tensorrt.rules.findings import Finding

@@ -16,14 +16,12 @@ from onnx.reference import ReferenceEvaluator
 from onnxfq.graph.follow import FOLDED
 from onnxfq.graph.normalize.inline_functions import inlined
 from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.ops import SIZES
+from onnxfq.graph.ops import RESHAPES, SCALES, SIZES
 
 Shape = tuple[int | None, ...]
 
 # What may stand between an initializer and a scale: enough for what exporters write.
-_ARITHMETIC = frozenset(
-    {"Add", "Cast", "Div", "Flatten", "Identity", "Mul", "Reshape", "Squeeze", "Sub", "Unsqueeze"}
-)
+_ARITHMETIC = RESHAPES | SCALES | {"Add", "Cast", "Sub"}
 
 
 @dataclass(frozen=True, eq=False)
