@@ -119,9 +119,6 @@ STANDARD_DOMAINS = (None, "", "ai.onnx")
 ONNXFQ_DOMAIN = "onnxfq"
 """Domain of the custom-op library."""
 
-TENSORRT_DOMAIN = "trt"
-"""Domain of the operators that TensorRT's parser adds."""
-
 
 def is_weighted(node: gs.Node) -> bool:
     """Tell whether `node` is a standard operator that multiplies two tensors and sums the products."""

@@ -13,6 +13,9 @@ from onnxfq.numerics.spec import QuantSpec
 VERSION = 1
 
 
+TENSORRT_DOMAIN = "trt"
+
+
 def custom_node(op: str, name: str, domain: str = ONNXFQ_DOMAIN, **fields: object) -> gs.Node:
     """Make a node of `domain`; fields are attrs, inputs, outputs."""
     return gs.Node(op=op, name=name, domain=domain, **fields)

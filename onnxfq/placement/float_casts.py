@@ -19,6 +19,7 @@ from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.documents.plan import Skipped
 from onnxfq.graph.half_types import half_slots
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.external_tensors import tensor_array
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.normalize.shapes import with_shapes
@@ -86,25 +87,14 @@ def plan_floats(
     )
 
 
-class _Graph:
+class _Graph(GraphIndex):
     """The main graph of a model as the rules ask for it."""
 
     def __init__(self, proto: onnx.ModelProto, half: HalfType) -> None:
+        super().__init__(with_shapes(proto).graph)
         self.half, self.opset = half, default_opset(proto)
-        graph = with_shapes(proto).graph
-        self.nodes = list(graph.node)
-        self.constants: dict[str, TensorProto] = {t.name: t for t in graph.initializer}
-        self.types = {t.name: t.data_type for t in graph.initializer}
-        self.no_tensors: set[str] = set()
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            self.types[value.name] = value.type.tensor_type.elem_type
-            if value.type.WhichOneof("value") not in (None, "tensor_type"):
-                self.no_tensors.add(value.name)
-        self.makers = {name: node for node in self.nodes for name in node.output if name}
-        self.readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in self.nodes:
-            for name in dict.fromkeys(node.input):
-                self.readers.setdefault(name, []).append(node)
+        kinds = {name: value.type.WhichOneof("value") for name, value in self.values.items()}
+        self.no_tensors = {name for name, kind in kinds.items() if kind not in (None, "tensor_type")}
 
     def floats(self, names: object) -> list[str]:
         """Return those of `names` that hold float32."""

@@ -8,7 +8,7 @@ import onnx
 
 from onnxfq.errors import ModelError, RuntimeLibraryError
 from onnxfq.graph.model import all_nodes
-from onnxfq.graph.ops import ONNXFQ_DOMAIN, TENSORRT_DOMAIN
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.support.records import one_line
 from onnxfq.support.resources import custom_ops_library
@@ -29,7 +29,7 @@ _KNOWN_DOMAINS = frozenset(
         "com.microsoft.nchwc",
         "com.ms.internal.nhwc",
         "org.pytorch.aten",
-        TENSORRT_DOMAIN,
+        "trt",
     }
 )
 

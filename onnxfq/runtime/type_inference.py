@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import onnx
@@ -9,6 +10,7 @@ from onnx import TensorProto, helper
 
 from onnxfq.data import Feed
 from onnxfq.errors import OnnxfqError
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
@@ -29,8 +31,8 @@ def with_found_types(model: Model) -> tuple[Model, str]:
     A session is made and nothing is run. Where it cannot be made, the model is returned as it is, with the
     reason: what has no known type stays in float, and the plan says so.
     """
-    graph = model.proto.graph
-    asked = _read_by_weighted(model, {v.name for v in (*graph.input, *graph.output, *graph.value_info)})
+    index = GraphIndex(model.proto.graph)
+    asked = _read_by_weighted(index, index.values)
     if not asked:
         return model, ""
     try:
@@ -42,9 +44,8 @@ def with_found_types(model: Model) -> tuple[Model, str]:
 
 def lacks_ranks(model: Model) -> tuple[str, ...]:
     """Return what operators to quantize read, in the main graph, without a rank that ONNX can find."""
-    graph = model.proto.graph
-    values = (*graph.input, *graph.output, *graph.value_info)
-    return tuple(_read_by_weighted(model, {v.name for v in values if v.type.tensor_type.HasField("shape")}))
+    index = GraphIndex(model.proto.graph)
+    return tuple(_read_by_weighted(index, [name for name in index.values if index.shape(name) is not None]))
 
 
 def with_run_ranks(model: Model, feed: Feed) -> Model:
@@ -61,12 +62,11 @@ def with_run_ranks(model: Model, feed: Feed) -> Model:
     )
 
 
-def _read_by_weighted(model: Model, known: set[str]) -> list[str]:
+def _read_by_weighted(index: GraphIndex, known: Iterable[str]) -> list[str]:
     """Return what weighted operators and sums read and is neither `known` nor a constant."""
-    graph = model.proto.graph
-    known = known | {tensor.name for tensor in graph.initializer}
-    readers = [node for node in graph.node if node.op_type in WEIGHTED_INPUTS or node.op_type == "Add"]
-    return list(dict.fromkeys(n for node in readers for n in node.input[:2] if n not in known))
+    readers = [node for node in index.nodes if node.op_type in WEIGHTED_INPUTS or node.op_type == "Add"]
+    left_out = {*known, *index.constants}
+    return list(dict.fromkeys(n for node in readers for n in node.input[:2] if n not in left_out))
 
 
 def _with_values(model: Model, values: dict[str, tuple[int, list[None] | None]]) -> Model:

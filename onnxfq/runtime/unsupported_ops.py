@@ -8,10 +8,9 @@ import onnx
 from onnx import TensorProto
 
 from onnxfq.graph.model import all_nodes
-from onnxfq.graph.ops import TENSORRT_DOMAIN
 
 # Operators that only TensorRT's parser knows.
-_FOREIGN_DOMAINS = {TENSORRT_DOMAIN: "TensorRT"}
+_FOREIGN_DOMAINS = {"trt": "TensorRT"}
 
 NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
 """Types of which onnxruntime 1.31.1 has no QuantizeLinear and no DequantizeLinear."""

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.external_tensors import is_stored
-from onnxfq.graph.model import all_graphs, all_nodes, bodies
+from onnxfq.graph.model import bodies
 from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, TRANSPOSES, WEIGHTED_INPUTS
 from onnxfq.support.records import one_line
 
@@ -33,9 +34,9 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
     Weights that stay in a file, and quantized ones, are left as they are.
     """
     constants = {t.name: t for t in proto.graph.initializer if not is_stored(t)}
-    makers = {name: node for node in proto.graph.node for name in node.output if name}
+    makers = GraphIndex(proto.graph).makers
     fixed = _fixed(proto, constants)
-    outputs = {value.name for graph in all_graphs(proto.graph) for value in graph.output}
+    outputs = GraphIndex.of_model(proto).outputs
     wanted = [name for name in _wanted(proto, constants, makers, fixed) if name not in outputs]
     folded = 0
     for name in wanted:
@@ -44,12 +45,12 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
             continue
         constants[name] = numpy_helper.from_array(value, name)
         proto.graph.initializer.append(constants[name])
-        node = makers.pop(name)
+        node = makers[name]
         node.output[list(node.output).index(name)] = ""
         folded += 1
     if not folded:
         return ""
-    _drop_unused(proto, outputs)
+    _drop_unused(proto)
     return f"{folded} weight(s) that the graph computes from constants evaluated"
 
 
@@ -116,17 +117,17 @@ def _evaluated(
         return None
 
 
-def _drop_unused(proto: onnx.ModelProto, outputs: set[str]) -> None:
+def _drop_unused(proto: onnx.ModelProto) -> None:
     """Remove nodes of the main graph, and constants, that nothing reads any more."""
     while True:
-        read = {name for node in all_nodes(proto.graph) for name in node.input if name} | outputs
-        kept = [node for node in proto.graph.node if any(name in read for name in node.output)]
+        used = GraphIndex.of_model(proto).used
+        kept = [node for node in proto.graph.node if any(name in used for name in node.output)]
         if len(kept) == len(proto.graph.node):
             break
         copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
         del proto.graph.node[:]
         proto.graph.node.extend(copies)
-    tensors = [tensor for tensor in proto.graph.initializer if tensor.name in read]
+    tensors = [tensor for tensor in proto.graph.initializer if tensor.name in used]
     if len(tensors) < len(proto.graph.initializer):
         del proto.graph.initializer[:]
         proto.graph.initializer.extend(tensors)

@@ -6,7 +6,7 @@ string when there was nothing to do.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.external_tensors import tensor_array, without_stored
 from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.inline_functions import inlined
 from onnxfq.graph.ops import QUANTIZED_OPS, RESHAPES, STANDARD_DOMAINS
 
@@ -74,16 +76,12 @@ def drop_initializer_inputs(proto: onnx.ModelProto) -> str:
 def name_tensors(proto: onnx.ModelProto) -> str:
     """Give tensors in bodies names that nothing else in the model has: branches of an If often share them."""
     graphs = all_graphs(proto.graph)
-    known = {name for graph in graphs for name in _defined(graph)}
+    known = Names(name for graph in graphs for name in _defined(graph))
     taken: set[str] = set()
     renamed = 0
     for graph in graphs:
         own = list(dict.fromkeys(_defined(graph)))
-        changes = {}
-        for name in own:
-            if name in taken:
-                changes[name] = unused(name, known)
-                known.add(changes[name])
+        changes = {name: known.claim(name) for name in own if name in taken}
         if changes:
             _rename(graph, changes)
         taken.update(own)
@@ -168,10 +166,9 @@ def fold_moves(proto: onnx.ModelProto) -> str:
         folded += _fold_moves(graph, constants, proto, inside=depth > 0)
     if not folded:
         return ""
-    used = {name for node in all_nodes(proto.graph) for name in node.input}
-    used |= {value.name for graph in all_graphs(proto.graph) for value in graph.output}
+    used = GraphIndex.of_model(proto).used
     notes = [note for graph in all_graphs(proto.graph) for note in graph.quantization_annotation]
-    used |= {entry.value for note in notes for entry in note.quant_parameter_tensor_names}
+    used = used | {entry.value for note in notes for entry in note.quant_parameter_tensor_names}
     before = {t.name for t in proto.graph.initializer}
     kept_tensors = [t for t in proto.graph.initializer if t.name in used]
     added = [constants[name] for name in folded if name in used and name not in before]
@@ -218,25 +215,15 @@ def name_nodes(proto: onnx.ModelProto) -> str:
 
 
 def _name_nodes(nodes: list[onnx.NodeProto]) -> int:
-    taken: set[str] = {node.name for node in nodes if node.name}
+    taken = Names(node.name for node in nodes if node.name)
     seen: set[str] = set()
     renamed = 0
     for index, node in enumerate(nodes):
         if not node.name or node.name in seen:
-            node.name = unused(node.name or f"{node.op_type}_{index}", taken)
-            taken.add(node.name)
+            node.name = taken.claim(node.name or f"{node.op_type}_{index}")
             renamed += 1
         seen.add(node.name)
     return renamed
-
-
-def unused(name: str, taken: Collection[str]) -> str:
-    """Return `name`, or `name_2`, `name_3` ... when it is among `taken`."""
-    free, number = name, 1
-    while free in taken:
-        number += 1
-        free = f"{name}_{number}"
-    return free
 
 
 def _defined(graph: onnx.GraphProto) -> Iterator[str]:

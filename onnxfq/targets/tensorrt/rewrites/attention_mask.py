@@ -12,9 +12,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.external_tensors import is_stored
-from onnxfq.graph.model import all_graphs, all_nodes, default_opset
-from onnxfq.graph.normalize.steps import unused
+from onnxfq.graph.model import all_graphs, default_opset
+from onnxfq.graph.names import Names
 from onnxfq.graph.ops import STANDARD_DOMAINS
 
 # Between the product of queries and keys and the mask: the scale.
@@ -45,8 +46,8 @@ def move_guards(proto: onnx.ModelProto) -> str:
     proto: at opset 13 or above, names unique. Rows of the mask that are minus infinity throughout are added
     as 0, and what comes of them is replaced by 0 behind the second product: the same numbers to the bit.
     """
-    constants = {t.name: t for t in proto.graph.initializer}
-    taken = {name for n in all_nodes(proto.graph) for name in (n.name, *n.input, *n.output)} | set(constants)
+    index = GraphIndex.of_model(proto)
+    constants, taken = index.constants, index.names
     moved = 0
     for graph in all_graphs(proto.graph):
         found = _guarded(graph, constants)
@@ -62,12 +63,9 @@ def move_guards(proto: onnx.ModelProto) -> str:
 
 def _guarded(graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto]) -> list[_Guarded]:
     """Return every guarded attention of `graph` itself."""
-    makers = {name: node for node in graph.node for name in node.output}
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in all_nodes(graph):  # what a body reads must stay as well
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
-    kept = {value.name for value in graph.output}
+    index = GraphIndex(graph)
+    makers, readers = index.makers, index.readers
+    kept = index.outputs | index.captured
     found = []
     for where in graph.node:
         nan = _made_by(makers, where, 0, "IsNaN") if where.op_type == "Where" else None
@@ -120,13 +118,11 @@ def _is_zero(tensor: onnx.TensorProto | None) -> bool:
     return not np.any(numpy_helper.to_array(tensor))
 
 
-def _move(one: _Guarded, graph: onnx.GraphProto, proto: onnx.ModelProto, taken: set[str]) -> None:
+def _move(one: _Guarded, graph: onnx.GraphProto, proto: onnx.ModelProto, taken: Names) -> None:
     """Take the guard out of `graph`, and put it behind the second product."""
 
     def free(what: str) -> str:
-        name = unused(f"{one.mask}/{what}", taken)
-        taken.add(name)
-        return name
+        return taken.claim(f"{one.mask}/{what}")
 
     zero, output = one.where.input[1], one.mix.output[0]
     kind = next(t.data_type for t in proto.graph.initializer if t.name == zero)

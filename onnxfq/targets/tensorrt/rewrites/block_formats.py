@@ -23,9 +23,8 @@ from onnxfq.documents.plan import Placement
 from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
-from onnxfq.graph.ops import TENSORRT_DOMAIN
 from onnxfq.numerics.affine import quantize
-from onnxfq.passes.custom_domain import custom_node, import_domain
+from onnxfq.passes.custom_domain import TENSORRT_DOMAIN, custom_node, import_domain
 
 _EXPONENT_BIAS = 127
 

@@ -14,7 +14,7 @@ import onnx
 from onnx import numpy_helper, parser
 
 from onnxfq.graph.model import all_nodes, default_opset
-from onnxfq.graph.ops import TENSORRT_DOMAIN
+from onnxfq.passes.custom_domain import TENSORRT_DOMAIN
 
 QUANTIZE = "TRT_MXFP8DynamicQuantize"
 DEQUANTIZE = "TRT_MXFP8DequantizeLinear"
