@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -120,6 +121,13 @@ def all_graphs(graph: Graph) -> list[Graph]:
 def all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return the nodes of `graph` and of every body below it, those of a body behind the node around it."""
     return [n for node in graph.node for n in (node, *(m for body in bodies(node) for m in all_nodes(body)))]
+
+
+def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Make copies of `nodes`, which may be of `graph` itself, the nodes of `graph`."""
+    copies = onnx.GraphProto(node=nodes)
+    graph.ClearField("node")
+    graph.node.extend(copies.node)
 
 
 def restore_annotations(proto: onnx.ModelProto, like: onnx.ModelProto) -> None:

@@ -13,7 +13,7 @@ from onnxfq.graph.constants import make_tensor
 from onnxfq.graph.half_types import half_outputs, half_slots
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.external_tensors import tensor_array
-from onnxfq.graph.model import default_opset
+from onnxfq.graph.model import default_opset, replace_nodes
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import QDQ_OPS, STANDARD_DOMAINS
 from onnxfq.numerics.half_types import HALF_TYPES
@@ -68,9 +68,7 @@ class _Caster:
                 if self._is_float(name):
                     nodes[-1].output[position] = self._give(node, position)
                     nodes += self._casts(name, wanted)
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del self.graph.node[:]
-        self.graph.node.extend(copies)
+        replace_nodes(self.graph, nodes)
         self._retype_values()
 
     def _wanted(self) -> dict[str, set[int]]:

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.external_tensors import tensor_array
+from onnxfq.graph.model import replace_nodes
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.passes.integer_bounds import EXACT, Operand, attribute, longest, outer_axis
@@ -64,24 +65,18 @@ class _Rewriter:
     def run(self) -> None:
         for node in list(self.graph.node):
             if node.op_type not in WEIGHTED_INPUTS or node.domain not in STANDARD_DOMAINS:
-                self._keep(node)
+                self.nodes.append(node)
                 continue
             operands, why = self._operands(node)
             if why:
                 self.left[node.name] = why
-                self._keep(node)
+                self.nodes.append(node)
             elif operands:
                 self._rewrite(node, operands)
                 self.products.append(node.name)
             else:
-                self._keep(node)
-        del self.graph.node[:]
-        self.graph.node.extend(self.nodes)
-
-    def _keep(self, node: onnx.NodeProto) -> None:
-        kept = onnx.NodeProto()
-        kept.CopyFrom(node)
-        self.nodes.append(kept)
+                self.nodes.append(node)
+        replace_nodes(self.graph, self.nodes)
 
     def _operands(self, node: onnx.NodeProto) -> tuple[list[Operand], str]:
         """Return both multiplied inputs of an int8 product; else none, and why not if one is quantized."""

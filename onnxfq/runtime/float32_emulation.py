@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.model import all_graphs, all_nodes, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
@@ -38,10 +38,7 @@ def widened(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> onnx.M
     for graph in reversed(
         all_graphs(made.graph)
     ):  # bodies first: their nodes are copied with the node around
-        nodes = [new for node in graph.node for new in _with_casts(node, taken, types, halves)]
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(copies)
+        replace_nodes(graph, [n for node in graph.node for n in _with_casts(node, taken, types, halves)])
         # The types of what was renamed are those of the casts now, and ONNX Runtime finds them itself.
         del graph.value_info[:]
     return made

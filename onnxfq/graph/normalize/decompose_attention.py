@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import all_graphs
+from onnxfq.graph.model import all_graphs, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.ops import STANDARD_DOMAINS
 
@@ -98,7 +98,7 @@ def write_out_attention(proto: onnx.ModelProto) -> str:
         for node in graph.node:
             found = None if dequantized.intersection(node.input[:3]) else _read(node, index)
             if found is None:
-                nodes.append(_copied(node))
+                nodes.append(node)
                 continue
             parts = _Parts(node.name, taken)
             _write(found, parts)
@@ -106,15 +106,8 @@ def write_out_attention(proto: onnx.ModelProto) -> str:
             proto.graph.initializer.extend(parts.constants)
             count += 1
         if count > before:
-            del graph.node[:]
-            graph.node.extend(nodes)
+            replace_nodes(graph, nodes)
     return f"{count} Attention written as MatMul, Softmax, MatMul, to have both quantized" if count else ""
-
-
-def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy
 
 
 def _value(index: GraphIndex, name: str) -> _Value | None:

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.external_tensors import is_stored
-from onnxfq.graph.model import bodies
+from onnxfq.graph.model import bodies, replace_nodes
 from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, TRANSPOSES, WEIGHTED_INPUTS
 from onnxfq.support.records import one_line
 
@@ -124,9 +124,7 @@ def _drop_unused(proto: onnx.ModelProto) -> None:
         kept = [node for node in proto.graph.node if any(name in used for name in node.output)]
         if len(kept) == len(proto.graph.node):
             break
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
-        del proto.graph.node[:]
-        proto.graph.node.extend(copies)
+        replace_nodes(proto.graph, kept)
     tensors = [tensor for tensor in proto.graph.initializer if tensor.name in used]
     if len(tensors) < len(proto.graph.initializer):
         del proto.graph.initializer[:]

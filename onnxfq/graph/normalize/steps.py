@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.external_tensors import tensor_array, without_stored
-from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.model import all_graphs, all_nodes, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.inline_functions import inlined
 from onnxfq.graph.ops import QUANTIZED_OPS, RESHAPES, STANDARD_DOMAINS
@@ -122,7 +122,7 @@ def constants_to_initializers(proto: onnx.ModelProto) -> str:
             proto.graph.initializer.append(tensor)
             made += 1
         if made:
-            _replace_nodes(graph, kept)
+            replace_nodes(graph, kept)
         moved += made
     if not moved + hoisted:
         return ""
@@ -148,7 +148,7 @@ def _hoist_initializers(body: onnx.GraphProto, main: onnx.GraphProto, outputs: s
     main.initializer.extend(out)
     del body.initializer[:]
     if nodes:
-        _replace_nodes(body, [*nodes, *body.node])
+        replace_nodes(body, [*nodes, *body.node])
     return len(out)
 
 
@@ -287,13 +287,3 @@ def _evaluate(
     graph = onnx.helper.make_graph([node], "fold", values[: len(node.input)], values[len(node.input) :])
     model = onnx.helper.make_model(graph, opset_imports=list(proto.opset_import))
     return np.asarray(ReferenceEvaluator(model).run(None, inputs)[0])
-
-
-def _replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    copies = []
-    for node in nodes:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copies.append(copy)
-    del graph.node[:]
-    graph.node.extend(copies)
