@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import pydantic
 
 from onnxfq.errors import PlanError
-from onnxfq.graph.io.existing import Existing
+from onnxfq.graph.model import Existing
 from onnxfq.graph.slots import TensorUses, Use
 from onnxfq.numerics.float_types import FloatType
 from onnxfq.numerics.spec import QuantSpec

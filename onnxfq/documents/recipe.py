@@ -14,7 +14,7 @@ import pydantic
 from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, calibrator_by_name
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import RecipeError, SpecError, nearest
-from onnxfq.graph.io.existing import Existing
+from onnxfq.graph.model import Existing
 from onnxfq.numerics.spec import NumberFormat, check_block_shape, check_dynamic
 from onnxfq.support.records import Record, parse, read_document
 

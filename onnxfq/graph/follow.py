@@ -7,16 +7,13 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.ops import SIZES
+from onnxfq.graph.ops import MOVES, SCALES, SIZES, SPLITS
 
 Node = Any
 """A node of graphsurgeon, or another with its properties: name, op, inputs, outputs."""
 Tensor = Any
 """A tensor of graphsurgeon, or another with its properties: name, shape, inputs, outputs."""
 
-MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-SPLITS = frozenset({"Gather", "Slice", "Split"})
-SCALES = frozenset({"Div", "Mul"})
 FOLDED = frozenset({"Cast", "Div", "Gather", "Mul", "Slice", "Sqrt", "Squeeze", "Unsqueeze"})
 """What makes a factor of sizes, as exporters write it, and is folded to one number; a Pow is not."""
 

@@ -13,6 +13,7 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
+from onnxfq.graph.index import GraphIndex
 
 _EQUALIZED, _FACTORS = "/equalized", "/channel_factors"
 
@@ -73,7 +74,7 @@ def with_restored_channels(
 
     Only of those of `tensors` whose pair is behind a Mul; a model without any is returned itself.
     """
-    made = {name for node in proto.graph.node for name in node.output}
+    made = GraphIndex(proto.graph).makers
     found = [name for name in tensors if f"{name}{_EQUALIZED}/dq" in made]
     if not found:
         return proto, {}

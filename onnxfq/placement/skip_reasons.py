@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.documents.plan import Placement, Skipped
 from onnxfq.graph.follow import carried_from, is_constant
 from onnxfq.graph.ops import is_weighted, why_opaque
-from onnxfq.graph.queries import all_nodes, all_tensors, dtype_name, float_type, nodes_out_of_reach
+from onnxfq.graph.queries import all_tensors, dtype_name, float_type, nodes_by_graph, nodes_out_of_reach
 from onnxfq.placement.target_policy import TargetPolicy
 
 _FLOATS = (np.float32, np.float16, np.float64)
@@ -42,7 +42,7 @@ def float_tensors(
 def opaque_operators(graph: gs.Graph) -> Iterator[Skipped]:
     """Yield a reason for operators that multiply inside, as LSTM and fused attention, or out of reach."""
     beyond = nodes_out_of_reach(graph)
-    for node in all_nodes(graph):
+    for node in nodes_by_graph(graph):
         why = why_opaque(node)
         if node.name in beyond and is_weighted(node):
             around = beyond[node.name]
@@ -77,7 +77,7 @@ def _why(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> str:
 
 def _wholes(graph: gs.Graph, placements: Sequence[Placement]) -> dict[str, str]:
     """Return the quantized activation that moves and splits make a tensor of, by the tensor's name."""
-    nodes = {node.name: node for node in all_nodes(graph)}
+    nodes = {node.name: node for node in nodes_by_graph(graph)}
     return {
         tensor.name: placement.tensor
         for placement in placements

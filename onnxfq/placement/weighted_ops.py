@@ -12,7 +12,7 @@ from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
 from onnxfq.errors import RecipeError
-from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
+from onnxfq.graph.ops import CONVOLUTIONS, WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
 from onnxfq.graph.queries import dtype_name, float_type, is_dequantized, producer_op, weight_source
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor, open_axis
@@ -161,7 +161,7 @@ def _activation_granularity(
         return BlockShape(scheme.block_shape), f", blocks of {list(scheme.block_shape)}"
     if scheme.granularity == "per_axis":
         axis = summed_axis(node, slot, rank)
-        axis = 1 if axis is None and node.op in ("Conv", "ConvTranspose") else axis
+        axis = 1 if axis is None and node.op in CONVOLUTIONS else axis
         return (PerTensor(), "") if axis is None else (PerAxis(axis), ", a scale for each channel of it")
     axis = _block_axis(node, slot, rank, policy)
     if axis is None and not scheme.dynamic:

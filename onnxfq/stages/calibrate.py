@@ -18,7 +18,8 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, StatisticsError
 from onnxfq.graph.constants import weight_array
-from onnxfq.graph.model import Model, body_of_tensors
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PerTensor
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.spec import QuantSpec
@@ -112,7 +113,7 @@ def calibrated_part(plan: Plan, without_values: tuple[str, ...]) -> Plan:
 def _without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[str, ...]:
     """Return the activations that no run gave a finite value; say so, a line for each branch."""
     absent = tuple(p.tensor for p in plan.activations if not statistics[p.tensor].finite)
-    places = body_of_tensors(model.proto) if absent else {}
+    places = GraphIndex.of_model(model.proto).enclosing if absent else {}
     told: dict[str, list[str]] = {}
     for tensor in absent:
         told.setdefault(places.get(tensor, ""), []).append(tensor)

@@ -17,12 +17,11 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Override, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, RecipeError, nearest
-from onnxfq.graph.follow import MOVES, SPLITS
 from onnxfq.graph.io.data_files import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.io.save import save
 from onnxfq.graph.model import Model, all_nodes
-from onnxfq.graph.ops import QUANTIZED_OPS
+from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
 from onnxfq.stages.calibrate import calibrate

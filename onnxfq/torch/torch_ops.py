@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import SpecError
-from onnxfq.passes.custom_domain import DOMAIN, VERSION
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
+from onnxfq.passes.custom_domain import VERSION
 from onnxfq.passes.recognize_fake_quantize import qtype_of_limits
 from onnxfq.torch.functions import fake_quantize
 
@@ -27,7 +28,7 @@ _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
 _PARAMETER = onnx.defs.OpSchema.FormalParameter
 _SCHEMA = onnx.defs.OpSchema(
     "FakeQuantize",
-    DOMAIN,
+    ONNXFQ_DOMAIN,
     VERSION,
     inputs=[_PARAMETER("x", "T"), _PARAMETER("scale", "S"), _PARAMETER("zero_point", "S")],
     outputs=[_PARAMETER("y", "T")],
@@ -38,7 +39,9 @@ _SCHEMA = onnx.defs.OpSchema(
         onnx.defs.OpSchema.Attribute("axis", onnx.defs.OpSchema.AttrType.INT, required=False),
     ],
 )
-_FAKE_QUANTIZE = onnxscript.values.Op(onnxscript.values.Opset(DOMAIN, VERSION), "FakeQuantize", _SCHEMA)
+_FAKE_QUANTIZE = onnxscript.values.Op(
+    onnxscript.values.Opset(ONNXFQ_DOMAIN, VERSION), "FakeQuantize", _SCHEMA
+)
 
 
 def _node(x: Any, scale: Any, zero_point: Any, low: int, high: int, axis: int | None = None) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from onnxfq.graph.follow import MOVES, Node, Passes, Tensor, follow, passes_through, readers_of
+from onnxfq.graph.follow import Node, Passes, Tensor, follow, passes_through, readers_of
+from onnxfq.graph.ops import MOVES
 from onnxfq.graph.slots import Use
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from onnxfq.graph.edit import Editor
-from onnxfq.graph.queries import bodies
+from onnxfq.graph.model import bodies
 from onnxfq.passes.observe.subgraph_owners import Holder, insert_tensors, place_of_state
 
 
@@ -39,7 +39,7 @@ class CarriedState:
         for holder, at, outside in reversed(self._steps):
             outer = self._variable("outer")
             if holder.node.op == "If":
-                for body in bodies(holder.node).values():
+                for body in bodies(holder.node):
                     body.outputs.append(changed if body is holder.body else self._unchanged(body, outside))
                 holder.node.outputs.append(outer)
             else:

@@ -22,7 +22,7 @@ from onnxfq.calibration.statistics import BIN_COUNT
 from onnxfq.errors import PlanError
 from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
-from onnxfq.graph.queries import bodies
+from onnxfq.graph.model import bodies
 from onnxfq.passes.observe.subgraph_owners import Holder, insert_tensors, place_of_state
 
 RESULTS = ("range", "counts", "bins", "bin_counts")
@@ -90,7 +90,7 @@ def _through_if(
     editor: Editor, holder: Holder, results: Sequence[gs.Variable], observed: Observed
 ) -> list[gs.Variable]:
     outer = _results(editor, observed, "outer")
-    for body in bodies(holder.node).values():
+    for body in bodies(holder.node):
         if body is holder.body:
             body.outputs.extend(results)
             continue

@@ -6,7 +6,6 @@ MatMul. TensorRT for RTX 1.7.1 fuses no attention with that between its products
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -15,7 +14,9 @@ import onnx
 from onnx import numpy_helper
 
 from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.model import all_graphs, all_nodes, default_opset
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import all_graphs, default_opset
+from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.decompose_attention import Parts
 from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.graph.patterns.attention import PRODUCTS, Attention, Form, match_attention
@@ -44,8 +45,8 @@ def move_guards(proto: onnx.ModelProto) -> str:
     proto: at opset 13 or above, names unique. Rows of the mask that are minus infinity throughout are added
     as 0, and what comes of them is replaced by 0 behind the second product: the same numbers to the bit.
     """
-    constants = {t.name: t for t in proto.graph.initializer}
-    taken = {name for n in all_nodes(proto.graph) for name in (n.name, *n.input, *n.output)} | set(constants)
+    index = GraphIndex.of_model(proto)
+    constants, taken = index.constants, index.names
     moved = 0
     for graph in all_graphs(proto.graph):
         found = _guarded(graph, constants)
@@ -59,9 +60,9 @@ def move_guards(proto: onnx.ModelProto) -> str:
 
 def _guarded(graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto]) -> list[_Guarded]:
     """Return every guarded attention of `graph` itself."""
-    makers = {name: node for node in graph.node for name in node.output}
-    readers = Counter(name for node in all_nodes(graph) for name in node.input)  # bodies read as well
-    kept = {value.name for value in graph.output}
+    index = GraphIndex(graph)
+    makers, readers = index.makers, index.readers
+    kept = index.outputs | index.captured
     form = Form(lambda node: [makers.get(name) for name in node.input], attrgetter("op_type"))
     found = []
     for node in graph.node:
@@ -70,7 +71,7 @@ def _guarded(graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto]) -> 
         if one is None or not _is_zero(constants.get(one.where.input[1])):
             continue
         inner = [made.output[0] for made in (one.add, one.nan, one.where, one.softmax)]
-        if [readers[name] for name in inner] == [1, 1, 1, 2] and not kept.intersection(inner):
+        if [len(readers[name]) for name in inner] == [1, 1, 1, 2] and not kept.intersection(inner):
             found.append(one)
     return found
 
@@ -99,7 +100,7 @@ def _is_zero(tensor: onnx.TensorProto | None) -> bool:
     return not np.any(tensor_array(tensor))
 
 
-def _move(one: _Guarded, graph: onnx.GraphProto, proto: onnx.ModelProto, taken: set[str]) -> None:
+def _move(one: _Guarded, graph: onnx.GraphProto, proto: onnx.ModelProto, taken: Names) -> None:
     """Take the guard out of `graph`, and put it behind the second product."""
     zero, mask = one.where.input[1], one.add.input[one.slot]
     parts = Parts(mask, taken)

@@ -20,8 +20,8 @@ from onnx import TensorProto
 from onnxfq.graph.constant_integers import Numbers, known_numbers
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
+from onnxfq.graph.model import all_graphs
 from onnxfq.graph.patterns.projections import only_readers
-from onnxfq.graph.queries import scopes
 
 _TYPES = frozenset({np.dtype(np.int8), TensorProto.INT8, TensorProto.FLOAT8E4M3FN})
 
@@ -47,7 +47,7 @@ class _Divisible:
 def divide_products(editor: Editor) -> int:
     """Divide all such products of a Q/DQ graph and its bodies, in place; return how many there were."""
     divided = 0
-    for scope in scopes(editor.graph):
+    for scope in all_graphs(editor.graph):
         outputs = {id(tensor) for tensor in scope.outputs}
         for node in list(scope.nodes):
             found = _divisible(node, outputs)
