@@ -26,8 +26,7 @@ from onnxfq.errors import OnnxfqError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
 from onnxfq.graph.model import Model
-from onnxfq.numerics.aimet_range import adjust_min_max
-from onnxfq.numerics.qparams import ParamRules, choose_qparams
+from onnxfq.numerics.qparams import ParamRules, adjust_min_max, choose_qparams
 from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.report.html import write_report
 from onnxfq.runtime.custom_ops import custom_ops_path, register_custom_ops, use_custom_ops

@@ -16,7 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from onnxfq.calibration.statistics import TensorStatistics, empty_state
 from onnxfq.errors import SpecError
 from onnxfq.numerics.affine import FLOAT_TYPES, as_qtype, check_names, float32_array, float_array
-from onnxfq.numerics.block_scales import check_rule, scale_shape
+from onnxfq.numerics.block_scales import check_rule
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.rounding import Float32Array
 from onnxfq.runtime.c_api import c_library
@@ -92,7 +94,7 @@ def dynamic_fake_quantize(
     check_names(rounding=rounding)
     check_rule(qtype, scale_type, symmetric, global_scale)
     values = np.ascontiguousarray(float_array(x)).reshape(np.shape(x))
-    params = scale_shape(values.shape, axis, block_size, block_shape)
+    params = Layout(Granularity.of(axis, block_size, block_shape), values.shape).scale_shape
     scale = np.empty(params, np.float32)
     zero_point = np.zeros(params, np.float32)
     result = np.empty_like(values) if out is None else _checked_out(out, values)

@@ -24,7 +24,7 @@ from onnxfq.torch.functions import (
     round_straight_through,
     scale_gradient,
 )
-from onnxfq.torch.observers import Observer, OwnTypes, blocks_of, lasting, make_observer
+from onnxfq.torch.observers import Observer, OwnTypes, lasting, make_observer
 from onnxfq.torch.onnx_node import exporting
 
 Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
@@ -70,7 +70,6 @@ class FakeQuantize(OwnTypes):
         super().__init__()
         self.spec = QuantSpec(qtype=spec) if isinstance(spec, str) else spec
         self.grid = Grid.of(self.spec.qtype, rounding, arithmetic, saturate)
-        self.blocks = blocks_of(self.spec)
         self.observer = make_observer(observer, self.spec) if isinstance(observer, str) else observer
         self.observer_enabled = self.observer is not None
         self.fake_quant_enabled = True
@@ -125,7 +124,7 @@ class FakeQuantize(OwnTypes):
         scale, zero_point = self._effective(count)
         work = torch.float64 if x.dtype == torch.float64 else torch.float32
         zeros = None if zero_point is None else zero_point.to(work)
-        return quantize_to(x, scale.to(work), zeros, self.grid, self.blocks)
+        return quantize_to(x, scale.to(work), zeros, self.grid, self.spec.granularity)
 
     def _effective(self, elements: int = 0) -> tuple[Tensor, Tensor | None]:
         """Return (scale, zero point) as they are used; elements: how many share one, for gradients."""
@@ -209,7 +208,7 @@ class FakeQuantize(OwnTypes):
     def _params_of(self, rmin: Tensor, rmax: Tensor) -> tuple[Tensor, Tensor]:
         spec = self.spec
         with torch.no_grad():
-            rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional", self.float_type)
+            rules = spec.param_rules(self.float_type)
             scale, zero = range_to_params(rmin, rmax, spec.qtype, spec.symmetric, rules)
             return scale.float(), torch.zeros_like(scale) if zero is None else zero
 

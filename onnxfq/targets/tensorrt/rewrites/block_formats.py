@@ -107,12 +107,14 @@ def _onnx_type(placement: Placement) -> int:
 
 
 def _blocks(encoding: Encoding) -> dict[str, Any]:
-    return {"axis": encoding.spec.axis, "block_size": encoding.spec.block_size}
+    return encoding.spec.granularity.attributes
 
 
 def _codes(tensor: gs.Constant, encoding: Encoding) -> NDArray[Any]:
     spec = encoding.spec
-    return quantize(constant_array(tensor), encoding.scale_array, qtype=spec.qtype, **spec.blocks)
+    return quantize(
+        constant_array(tensor), encoding.scale_array, qtype=spec.qtype, granularity=spec.granularity
+    )
 
 
 def _constant(editor: Editor, name: str, values: NDArray[Any]) -> gs.Constant:
@@ -124,15 +126,16 @@ def _pair(editor: Editor, tensor: gs.Tensor, encoding: Encoding, scale_type: int
     spec = encoding.spec
     codes, scales = editor.variable(f"{tensor.name}/q"), editor.variable(f"{tensor.name}/block_scale")
     codes.dtype, codes.shape = spec.qtype.onnx_type, tensor.shape
-    assert spec.axis is not None and spec.block_size is not None, "other specs have other forms"
-    size = tensor.shape[spec.axis] if tensor.shape else None
-    if not isinstance(size, int) or size % spec.block_size:
+    axis, block = spec.granularity.axis, spec.granularity.block_size
+    assert axis is not None and block is not None, "other specs have other forms"
+    size = tensor.shape[axis] if tensor.shape else None
+    if not isinstance(size, int) or size % block:
         raise PlanError(
-            f"tensor {tensor.name!r}: TensorRT needs blocks of {spec.block_size} that divide axis "
-            f"{spec.axis}, got shape {tensor.shape}; remove the tensor from the plan"
+            f"tensor {tensor.name!r}: TensorRT needs blocks of {block} that divide axis {axis}, "
+            f"got shape {tensor.shape}; remove the tensor from the plan"
         )
     scales.dtype, scales.shape = scale_type, list(tensor.shape)
-    scales.shape[spec.axis] = size // spec.block_size
+    scales.shape[axis] = size // block
     return [codes, scales]
 
 
