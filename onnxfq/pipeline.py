@@ -30,7 +30,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.signature import number_outputs, output_names
 from onnxfq.interchange import GivenFile, read_given
 from onnxfq.interchange.apply import Fitted
-from onnxfq.numerics.half_types import HALF_TYPES
+from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.session import Session

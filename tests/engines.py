@@ -13,7 +13,7 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
-from onnxfq.numerics.half_types import HALF_TYPES, FloatName
+from onnxfq.numerics.float_types import HALF_TYPES, FloatName
 from onnxfq.numerics.layout import Layout
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.passes.insert_qdq import InsertQdq

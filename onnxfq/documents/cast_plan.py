@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxfq.documents.plan import Skipped
-from onnxfq.numerics.half_types import FloatName
+from onnxfq.numerics.float_types import FloatName
 from onnxfq.support.records import Record
 
 

@@ -45,10 +45,6 @@ ARITHMETICS: dict[str, Callable[[Float32Array, Float32Array], Float32Array]] = {
 }
 
 
-# What x may be; fake quantization returns the same.
-FLOAT_TYPES = tuple(FLOAT_DTYPES.values())
-
-
 def quantize(
     x: ArrayLike,
     scale: ArrayLike,
@@ -162,9 +158,9 @@ def as_qtype(qtype: QType | str) -> QType:
 
 
 def float_array(x: ArrayLike) -> NDArray[Any]:
-    """Return x as an array of one of `FLOAT_TYPES`. Raises SpecError: converting would hide a rounding."""
+    """Return x as an array of one of `FLOAT_DTYPES`. Raises SpecError: converting would hide a rounding."""
     values = np.asarray(x)
-    if values.dtype not in FLOAT_TYPES:
+    if values.dtype not in FLOAT_DTYPES:
         raise SpecError(
             f"x must be float32, float16 or bfloat16, got {values.dtype}; "
             "convert it with astype(numpy.float32)"

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics.float_types import FloatType, largest, round_scale, smallest_scale, step_at_one
+from onnxfq.numerics.float_types import FLOATS, FloatType, round_scale
 from onnxfq.numerics.qtypes import QType
 
-MIN_SCALE = smallest_scale("float32")
-_LARGEST = largest("float32")
+MIN_SCALE = FLOATS["float32"].smallest_scale
+_LARGEST = FLOATS["float32"].largest
 
 
 _LARGEST_POWER = 2.0**127
@@ -61,7 +61,7 @@ def choose_qparams(
     else:
         scale = (high - low) / (qtype.qmax - qtype.qmin)
     dead = scale == 0.0
-    limited = np.clip(scale, smallest_scale(rules.float_type), _LARGEST)
+    limited = np.clip(scale, FLOATS[rules.float_type].smallest_scale, _LARGEST)
     if rules.power_of_two:
         limited = _next_power_of_two(limited)
     scale32 = round_scale(np.where(dead, 1.0, limited), rules.float_type)
@@ -120,8 +120,8 @@ def reach(qtype: QType, symmetric: bool, float_type: FloatType) -> float:
     """
     if float_type == "float32":
         return _LARGEST
-    beyond = step_at_one(float_type) + (0.0 if symmetric else 1.0 / (qtype.qmax - qtype.qmin))
-    return largest(float_type) * (1.0 - beyond)
+    beyond = FLOATS[float_type].step + (0.0 if symmetric else 1.0 / (qtype.qmax - qtype.qmin))
+    return FLOATS[float_type].largest * (1.0 - beyond)
 
 
 def _next_power_of_two(scale: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.numerics.affine import quantize
-from onnxfq.numerics.float_types import FLOAT_DTYPES, holds
+from onnxfq.numerics.float_types import FLOATS, holds
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.spec import QuantSpec
@@ -257,7 +257,7 @@ def _clip(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Enc
             "axis from the plan"
         )
     offset, scale = encoding.zero_point_array, encoding.scale_array
-    dtype = FLOAT_DTYPES[placement.float_type]
+    dtype = FLOATS[placement.float_type].dtype
     with np.errstate(over="ignore"):
         low, high = (np.asarray((q - offset) * scale, dtype) for q in (qtype.qmin, qtype.qmax))
         steps = [np.rint(real.astype(np.float32) / scale) + offset for real in (low, high)]
@@ -283,7 +283,7 @@ def _parameters(
     is not 0 and output_dtype tells the type: never both, never neither.
     """
     name = placement.tensor
-    scale = params.scale.astype(FLOAT_DTYPES[placement.float_type])
+    scale = params.scale.astype(FLOATS[placement.float_type].dtype)
     constants = [editor.constant(f"{name}/scale", lambda n: make_constant(n, scale))]
     if opset < _OUTPUT_DTYPE_OPSET or np.any(params.zero_point):
         values = params.zero_point.astype(carrier.dtype)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics.float_types import FloatType, smallest_scale
+from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
 from onnxfq.numerics.qtypes import QType, qtype_by_name
@@ -29,7 +29,7 @@ from onnxfq.torch import kernels
 from onnxfq.torch.arithmetic import Grid, View, in_steps, round_to_grid
 from onnxfq.torch.onnx_node import exporting, onnx_node
 
-_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_TYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
 
 
 def fake_quantize(
@@ -315,7 +315,7 @@ def range_to_params(
     else:
         width = (high - low) / (grid.qmax - grid.qmin)
     limited = torch.where(
-        width == 0, torch.ones_like(width), width.clamp(smallest_scale(rules.float_type), _LARGEST)
+        width == 0, torch.ones_like(width), width.clamp(FLOATS[rules.float_type].smallest_scale, _LARGEST)
     )
     if rules.power_of_two:
         limited = _next_power_of_two(limited.detach())

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from onnxfq.errors import SpecError, StatisticsError, nearest
-from onnxfq.numerics.float_types import FloatType, smallest_scale
+from onnxfq.numerics.float_types import FLOATS, HALF_TYPES, FloatType
 from onnxfq.numerics.qparams import ParamRules
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import Grid
@@ -29,7 +29,7 @@ from onnxfq.torch.onnx_node import exporting
 
 Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
 LEARNED = ("nothing", "scale", "scale_zero_point", "range")
-_HALF_TYPES: dict[torch.dtype, FloatType] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_HALF_TYPES: dict[torch.dtype, FloatType] = {getattr(torch, h.name): h.name for h in HALF_TYPES.values()}
 _SWITCHES = ("observer_enabled", "fake_quant_enabled")
 
 
@@ -136,7 +136,7 @@ class FakeQuantize(OwnTypes):
             return scale, zero_point
         factor = lsq_factor(elements, self.spec.qtype)
         # A step of training may push a scale through 0: its size counts, never less than the least scale.
-        scale = scale_gradient(scale, factor).abs().clamp(min=smallest_scale(self.float_type))
+        scale = scale_gradient(scale, factor).abs().clamp(min=FLOATS[self.float_type].smallest_scale)
         if self.float_type != "float32":  # the difference is exact, and so is the sum
             scale = scale + (next_half(scale.detach(), self.float_type) - scale.detach())
         if zero_point is not None and self.learned == "scale_zero_point":

@@ -18,12 +18,13 @@ from onnxfq.graph.io.external_tensors import tensor_array, without_stored
 from onnxfq.graph.model import all_graphs, all_nodes
 from onnxfq.graph.normalize.inline_functions import inlined
 from onnxfq.graph.ops import QUANTIZED_OPS
+from onnxfq.numerics.float_types import FLOAT_CODES
 
 # Ops that move, relabel or convert values, one to one: folded, a constant has as many as before.
 # Transpose is not here: a weight under it may have other readers, and a DQ before it is as good.
 _MOVES = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
 
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+_FLOATS = FLOAT_CODES | {TensorProto.DOUBLE}
 
 
 def inline_functions(proto: onnx.ModelProto) -> str:

@@ -24,6 +24,7 @@ from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.numerics.affine import quantize
+from onnxfq.numerics.float_types import FLOATS
 from onnxfq.passes.custom_domain import TENSORRT_DOMAIN, custom_node, import_domain
 
 _EXPONENT_BIAS = 127
@@ -46,7 +47,7 @@ def insert_tensorrt_blocks(
 def _mxfp8(
     editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, out: gs.Tensor
 ) -> list[gs.Node]:
-    blocks = _blocks(encoding)
+    blocks = encoding.spec.granularity.attributes
     if isinstance(tensor, gs.Constant):
         exponents = np.frexp(encoding.scale_array)[1] - 1 + _EXPONENT_BIAS
         pair = [
@@ -65,14 +66,14 @@ def _mxfp8(
                 pair,
             )
         ]
-    real = blocks | {"output_dtype": _onnx_type(placement)}
+    real = blocks | {"output_dtype": FLOATS[placement.float_type].onnx_type}
     return [*nodes, _tensorrt_node("TRT_MXFP8DequantizeLinear", f"{tensor.name}/dq", real, pair, [out])]
 
 
 def _nvfp4(
     editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, out: gs.Tensor
 ) -> list[gs.Node]:
-    name, blocks = tensor.name, _blocks(encoding)
+    name, blocks = tensor.name, encoding.spec.granularity.attributes
     shared = _constant(editor, f"{name}/global_scale", np.asarray(encoding.global_scale, np.float32))
     if isinstance(tensor, gs.Constant):
         codes = _constant(editor, f"{name}/q", _codes(tensor, encoding))
@@ -97,17 +98,8 @@ def _nvfp4(
     return [
         *nodes,
         gs.Node("DequantizeLinear", f"{name}/dq_float32", blocks, [codes, scale], [real]),
-        gs.Node("Cast", f"{name}/dq", {"to": _onnx_type(placement)}, [real], [out]),
+        gs.Node("Cast", f"{name}/dq", {"to": FLOATS[placement.float_type].onnx_type}, [real], [out]),
     ]
-
-
-def _onnx_type(placement: Placement) -> int:
-    types = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
-    return int(types[placement.float_type])
-
-
-def _blocks(encoding: Encoding) -> dict[str, Any]:
-    return encoding.spec.granularity.attributes
 
 
 def _codes(tensor: gs.Constant, encoding: Encoding) -> NDArray[Any]:

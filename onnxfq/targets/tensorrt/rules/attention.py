@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from onnxfq.graph.follow import MOVES, SCALES, SPLITS
 from onnxfq.graph.ops import SIZES
+from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.targets.tensorrt.attention import FLOAT8_HEAD, INT8_HEADS, INT8_TOKENS
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
 from onnxfq.targets.tensorrt.rules.findings import Finding
@@ -22,7 +23,7 @@ _AFTER = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
 # Rows that see nothing are replaced by 0 behind the second product.
 _GUARDED = _AFTER | {"Where"}
 _STEPS = 6
-_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_HALVES = tuple(half.onnx_type for half in HALF_TYPES.values())
 
 
 @dataclass(frozen=True, eq=False)
