@@ -54,8 +54,26 @@ def test_json_round_trip(name):
 
 
 @pytest.mark.parametrize(
+    ("granularity", "fields"),
+    [
+        (PER_TENSOR, '"axis":null,"block_size":null,"block_shape":null'),
+        (Granularity(-1, 32), '"axis":-1,"block_size":32,"block_shape":null'),
+        (Granularity(block_shape=(1, -1)), '"axis":null,"block_size":null,"block_shape":[1,-1]'),
+    ],
+    ids=str,
+)
+def test_files_have_the_granularity_as_fields_of_the_spec(granularity, fields):
+    """Files of the versions before are read, and new ones look the same."""
+    spec = QuantSpec(qtype="int8", granularity=granularity)
+    text = spec.model_dump_json()
+    assert f',{fields},"dynamic":false,"equalized":false}}' in text
+    assert QuantSpec.model_validate_json(text) == spec
+
+
+@pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"qtype": "int8", "axis": "x"}, "granularity.axis"),
         ({"qtype": "int8", "block_size": 4}, "block_size without axis; give the axis the blocks run along"),
         ({"qtype": "int8", "axis": 0, "block_size": 0}, "block_size must be at least 1, got 0"),
         ({"qtype": "uint4"}, "symmetric needs a signed qtype, got uint4; use int4 or symmetric: false"),

@@ -45,29 +45,34 @@ class Layout:
         not fit.
         """
         rank, axis, block_size = len(shape), granularity.axis, granularity.block_size
-        fit = f"parameter of shape {list(params)} does not fit x of shape {list(shape)}"
         exact = Layout(granularity, shape)
         if granularity.block_shape is not None:
             if tuple(params) != exact.scale_shape:
-                raise SpecError(f"{fit}: blocks of {list(granularity.block_shape)} need {list(exact.counts)}")
+                raise _misfit(
+                    params, shape, f": blocks of {list(granularity.block_shape)} need {list(exact.counts)}"
+                )
             return exact
         if all(n == 1 for n in params):
             return Layout(PER_TENSOR, shape)
         if len(params) == 1 and rank != 1 and not block_size:
             if axis is None:
-                raise SpecError(f"{fit} without an axis; give the axis the values run along")
+                raise _misfit(params, shape, " without an axis; give the axis the values run along")
             at = normalize_axis(axis, rank)
             if params[0] != shape[at]:
-                raise SpecError(f"{fit} along axis {at}; give {shape[at]} values or another axis")
+                raise _misfit(params, shape, f" along axis {at}; give {shape[at]} values or another axis")
             return exact
         if len(params) != rank:
-            raise SpecError(f"{fit}; give one value, one per index of axis, or as many dimensions as x")
+            raise _misfit(
+                params, shape, "; give one value, one per index of axis, or as many dimensions as x"
+            )
         blocks = [max(-(-n // max(p, 1)), 1) for n, p in zip(shape, params, strict=True)]
         if axis is not None and block_size:
             blocks[normalize_axis(axis, rank)] = block_size
         for d, (n, p, block) in enumerate(zip(shape, params, blocks, strict=True)):
             if -(-n // block) != p and not (n == 0 and p <= 1):
-                raise SpecError(f"{fit}: dimension {d} in blocks of {block} needs {-(-n // block)} values")
+                raise _misfit(
+                    params, shape, f": dimension {d} in blocks of {block} needs {-(-n // block)} values"
+                )
         sizes = (-1 if p == 1 else block for p, block in zip(params, blocks, strict=True))
         return Layout(Granularity(block_shape=tuple(sizes)), shape)
 
@@ -148,6 +153,10 @@ def open_axis(granularity: Granularity, shape: Sequence[int | str]) -> int | Non
     sizes = _block_sizes(granularity, shape)
     pairs = enumerate(zip(shape, sizes, strict=True))
     return next((d for d, (n, block) in pairs if not isinstance(n, int) and block is not n), None)
+
+
+def _misfit(params: Sequence[int], shape: Sequence[int], why: str) -> SpecError:
+    return SpecError(f"parameter of shape {list(params)} does not fit x of shape {list(shape)}{why}")
 
 
 def _block_sizes(granularity: Granularity, shape: Sequence[Size]) -> tuple[Size | int, ...]:
