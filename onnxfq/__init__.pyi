@@ -15,8 +15,8 @@ from .graph.io.load import load as load
 from .graph.io.save import save as save
 from .graph.model import Model as Model
 from .interchange import export_encodings as export_encodings
-from .numerics.aimet_range import adjust_min_max as adjust_min_max
 from .numerics.qparams import ParamRules as ParamRules
+from .numerics.qparams import adjust_min_max as adjust_min_max
 from .numerics.qparams import choose_qparams as choose_qparams
 from .pipeline import QuantizeResult as QuantizeResult
 from .pipeline import quantize as quantize

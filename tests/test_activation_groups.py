@@ -30,7 +30,8 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import PlanError, RecipeError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
-from onnxfq.numerics.granularity import BlockShape, Granularity, PerAxis
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
@@ -63,10 +64,10 @@ def by_groups(target: str = "onnxruntime", **activations: Any) -> Recipe:
 
 def parts_of(x: NDArray[np.float32], granularity: Granularity) -> list[NDArray[np.float32]]:
     """The elements of each group, said with NumPy's slices."""
-    shape = granularity.param_shape(x.shape)
-    if isinstance(granularity, PerAxis):
+    shape = Layout(granularity, x.shape).scale_shape
+    if granularity.axis is not None:
         return [np.take(x, [i], axis=granularity.axis) for i in range(shape[0])]
-    assert isinstance(granularity, BlockShape)
+    assert granularity.block_shape is not None
     sizes = [n if b == -1 else b for n, b in zip(x.shape, granularity.block_shape, strict=True)]
     return [
         x[tuple(slice(i * size, (i + 1) * size) for i, size in zip(at, sizes, strict=True))]
@@ -101,7 +102,9 @@ def test_statistics_are_those_of_the_groups(name: str, changes: dict[str, Any]) 
     found = collect_statistics(model, plan, feeds)
     values = activations(model, plan, feeds)
     grouped = [p for p in plan.activations if p.tensor in found.groups]
-    assert grouped or not any(p.spec.axis is not None or p.spec.block_shape for p in plan.activations)
+    assert grouped or not any(
+        p.spec.granularity.axis is not None or p.spec.granularity.block_shape for p in plan.activations
+    )
     for placement in grouped:
         groups = found.of_groups(placement.tensor, placement.spec.granularity)
         parts = parts_of(values[placement.tensor], placement.spec.granularity)
@@ -117,11 +120,16 @@ def test_what_the_groups_of_an_operator_are() -> None:
         make_plan(model, by_groups("simulation", **changes)).activations[0].spec.granularity
         for model in (conv, product)
         for changes in (PER_AXIS, BLOCKED)
-    ] == [PerAxis(1), BlockShape((-1, 3, -1, -1)), PerAxis(1), BlockShape((-1, 3))]
+    ] == [
+        Granularity(1),
+        Granularity(block_shape=(-1, 3, -1, -1)),
+        Granularity(1),
+        Granularity(block_shape=(-1, 3)),
+    ]
     asked = by_groups("simulation", granularity="block_shape", block_shape=[-1, 1, 2, 2])
-    assert make_plan(conv, asked).activations[0].spec.granularity == BlockShape((-1, 1, 2, 2))
+    assert make_plan(conv, asked).activations[0].spec.granularity == Granularity(block_shape=(-1, 1, 2, 2))
     plan = make_plan(product, asked)
-    assert plan.activations[0].spec.granularity.param_shape((4, 7)) == ()
+    assert Layout(plan.activations[0].spec.granularity, (4, 7)).scale_shape == ()
     assert plan.activations[0].why.endswith("per tensor: block_shape [-1, 1, 2, 2] is not for its 2 axes")
 
 
@@ -188,7 +196,7 @@ def test_a_tensor_of_more_groups_than_fit_is_told(observed, caplog) -> None:
 def test_memory_of_groups_is_bounded() -> None:
     """A channel takes a fraction of a whole tensor's histogram, however many feeds come."""
     assert usual_bytes((64,)) < 64 * usual_bytes(None) / 10
-    made = GroupAccumulator("t", PerAxis(1), (64,), stop=True, feed_ranges=False)
+    made = GroupAccumulator("t", Granularity(1), (64,), stop=True, feed_ranges=False)
     rng = np.random.default_rng(0)
     for number in range(100):
         ones = [TensorStatistics.from_array(x) for x in rng.standard_normal((64, 500)).astype(np.float32)]
@@ -569,7 +577,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @st.composite
 def statistics_of_groups(draw: st.DrawFn, groups: int = 3) -> GroupStatistics:
     """Statistics of some feeds of three channels, made by an accumulator."""
-    made = GroupAccumulator("t", PerAxis(1), (groups,), stop=False, feed_ranges=False)
+    made = GroupAccumulator("t", Granularity(1), (groups,), stop=False, feed_ranges=False)
     for number in range(draw(st.integers(0, 3))):
         values = st.floats(width=32) | st.sampled_from([0.0, 1.0, -2.5])
         rows = draw(st.lists(st.lists(values, min_size=groups, max_size=groups), max_size=5))
@@ -601,7 +609,7 @@ def test_merging_is_associative_and_commutative(
 
 def test_counts_beyond_32_bits() -> None:
     """Where a count may need more, all of them get 64 bits and none is lost."""
-    made = GroupAccumulator("t", PerAxis(0), (2,), stop=True, feed_ranges=False)
+    made = GroupAccumulator("t", Granularity(0), (2,), stop=True, feed_ranges=False)
     count = (1 << 31) + 7
     for feed in range(3):
         made.add(

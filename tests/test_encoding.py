@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from keyword_numerics import fake_quantize
 
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.errors import PlanError, SpecError
-from onnxfq.numerics.affine import fake_quantize
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 

@@ -20,7 +20,7 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import SpecError, StatisticsError
 from onnxfq.graph.io.load import load
-from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.report.calibrator_table import calibrator_rows
@@ -145,7 +145,7 @@ def test_ranges_of_channels() -> None:
     for name, one in whole.tensors.items():
         assert np.array_equal(one.counts, statistics[name].counts), name
         assert (one.rmin, one.rmax, one.zeros) == (statistics[name].rmin, statistics[name].rmax, one.zeros)
-    assert plan.placements[2].spec.observed_granularity == PerTensor()
+    assert plan.placements[2].spec.observed_granularity == PER_TENSOR
 
 
 def test_file_and_merge(tmp_path: Path) -> None:

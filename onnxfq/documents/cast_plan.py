@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxfq.documents.plan import Skipped
-from onnxfq.numerics.half_types import HALF_TYPES, FloatName
+from onnxfq.numerics.float_types import HALF_TYPES, FloatName
 from onnxfq.support.records import Record
 
 

@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 from onnxfq.errors import PlanError, SpecError, nearest
 from onnxfq.numerics.affine import fake_quantize, quantize
 from onnxfq.numerics.block_scales import dynamic_fake_quantize
-from onnxfq.numerics.granularity import BlockShape, PerAxis, PerTensor
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.support.records import Record, first_repeated, read_document, write_document
@@ -55,9 +54,10 @@ class Encoding(Record):
 
     def _check_counts(self) -> None:
         granularity = self.spec.granularity
-        ranks = {PerTensor: 0, PerAxis: 1}
-        rank = ranks.get(type(granularity), len(self.param_shape))
-        if isinstance(granularity, BlockShape):
+        rank = 0 if granularity.axis is None else 1
+        if granularity.block_size is not None:
+            rank = len(self.param_shape)
+        if granularity.block_shape is not None:
             rank = len(granularity.block_shape)
         if len(self.param_shape) != rank or min(self.param_shape, default=0) < 0:
             raise ValueError(
@@ -178,9 +178,11 @@ class Encoding(Record):
                 symmetric=spec.symmetric,
                 scale_type=spec.scale_type,
                 global_scale=self.global_scale,
-                **spec.blocks,
+                granularity=spec.granularity,
             )[0]
-        return fake_quantize(x, self.scale_array, self.zero_point_array, qtype=spec.grid, **spec.blocks)
+        return fake_quantize(
+            x, self.scale_array, self.zero_point_array, qtype=spec.grid, granularity=spec.granularity
+        )
 
     @property
     def rmin(self) -> float:

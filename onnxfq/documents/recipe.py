@@ -15,7 +15,8 @@ from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, calibrator_by_nam
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.graph.model import Existing
-from onnxfq.numerics.spec import NumberFormat, check_block_shape, check_dynamic
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.spec import NumberFormat, check_dynamic, refuse_as_value_error
 from onnxfq.support.records import Record, parse, read_document
 
 ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", "block_shape"]
@@ -68,7 +69,8 @@ class Scheme(NumberFormat):
             raise ValueError("granularity blocked and block_size go together; give both or neither")
         if (self.granularity == "block_shape") != (self.block_shape is not None):
             raise ValueError("granularity block_shape and block_shape go together; give both or neither")
-        check_block_shape(self.block_shape)
+        with refuse_as_value_error():
+            Granularity(block_shape=self.block_shape)
         return self
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import onnx
-from onnx import TensorProto
 
-from onnxfq.numerics.half_types import HalfType
+from onnxfq.numerics.float_types import FloatInfo
 
 
-def half_slots(node: onnx.NodeProto, opset: int, half: HalfType) -> frozenset[int]:
+def half_slots(node: onnx.NodeProto, opset: int, half: FloatInfo) -> frozenset[int]:
     """Return the inputs of a standard operator that may be of the half type, by ONNX's schema."""
     schema = _schema(node, opset)
     return frozenset() if schema is None else _slots(schema, schema.inputs, len(node.input), half)
 
 
-def half_outputs(node: onnx.NodeProto, opset: int, half: HalfType) -> frozenset[int]:
+def half_outputs(node: onnx.NodeProto, opset: int, half: FloatInfo) -> frozenset[int]:
     """Return the outputs of a standard operator that are of the half type when its inputs are."""
     if node.op_type == "LayerNormalization":  # the others are statistics, of the type of stash_type
         return frozenset({0})
@@ -33,10 +32,9 @@ def _slots(
     schema: onnx.defs.OpSchema,
     formals: list[onnx.defs.OpSchema.FormalParameter],
     count: int,
-    half: HalfType,
+    half: FloatInfo,
 ) -> frozenset[int]:
-    wanted = "tensor(bfloat16)" if half.onnx_type == TensorProto.BFLOAT16 else "tensor(float16)"
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     # The last parameter may be repeated.
     types = [formals[min(slot, len(formals) - 1)].type_str for slot in range(count)] if formals else []
-    return frozenset(slot for slot, name in enumerate(types) if wanted in allowed.get(name, {name}))
+    return frozenset(slot for slot, name in enumerate(types) if half.onnx_name in allowed.get(name, {name}))

@@ -13,7 +13,7 @@ from onnxfq.errors import ModelError
 from onnxfq.graph.model import all_graphs, bodies
 from onnxfq.graph.ops import FLOAT_PRODUCTS, QUANTIZED_OPS, STANDARD_DOMAINS, TRANSPOSES, is_weighted
 from onnxfq.graph.slots import Use
-from onnxfq.numerics.float_types import FLOAT_DTYPES, FloatType
+from onnxfq.numerics.float_types import FLOATS, FloatType
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def float_type(tensor: gs.Tensor) -> FloatType | None:
     if tensor.dtype is None:
         return None
     if isinstance(tensor.dtype, int):  # graphsurgeon keeps ONNX's number where NumPy has no type
-        return "bfloat16" if tensor.dtype == TensorProto.BFLOAT16 else None
-    return next((name for name, dtype in FLOAT_DTYPES.items() if dtype == np.dtype(tensor.dtype)), None)
+        return next((name for name, info in FLOATS.items() if info.onnx_type == tensor.dtype), None)
+    return next((name for name, info in FLOATS.items() if info.dtype == np.dtype(tensor.dtype)), None)
 
 
 def is_dequantized(tensor: gs.Tensor) -> bool:

@@ -16,7 +16,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import default_opset, replace_nodes
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import QDQ_OPS, STANDARD_DOMAINS
-from onnxfq.numerics.half_types import HALF_TYPES
+from onnxfq.numerics.float_types import HALF_TYPES
 
 _FLOAT = int(TensorProto.FLOAT)
 
@@ -119,7 +119,7 @@ class _Caster:
         values = tensor_array(tensor)
         # What fits but for numbers that stand for minus infinity; an infinity stays one.
         values = np.where(np.isfinite(values), np.maximum(values, np.float32(-self.half.largest)), values)
-        cast = values.astype(helper.tensor_dtype_to_np_dtype(self.half.onnx_type))
+        cast = values.astype(self.half.dtype)
         made = make_tensor(free, cast)
         if free == name:
             tensor.CopyFrom(made)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx
 import onnx_graphsurgeon as gs
 
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
-from onnxfq.numerics.spec import QuantSpec
 
 VERSION = 1
 
@@ -19,15 +16,6 @@ TENSORRT_DOMAIN = "trt"
 def custom_node(op: str, name: str, domain: str = ONNXFQ_DOMAIN, **fields: object) -> gs.Node:
     """Make a node of `domain`; fields are attrs, inputs, outputs."""
     return gs.Node(op=op, name=name, domain=domain, **fields)
-
-
-def block_attributes(spec: QuantSpec) -> dict[str, Any]:
-    """Return the granularity of `spec` as the attributes that the operators of `onnxfq` take."""
-    return {
-        key: list(value) if key == "block_shape" else value
-        for key, value in spec.blocks.items()
-        if value is not None
-    }
 
 
 def import_domain(graph: gs.Graph, domain: str = ONNXFQ_DOMAIN) -> None:

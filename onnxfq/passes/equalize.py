@@ -14,6 +14,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.index import GraphIndex
+from onnxfq.numerics.granularity import PER_TENSOR
 
 _EQUALIZED, _FACTORS = "/equalized", "/channel_factors"
 
@@ -26,7 +27,7 @@ def channel_factors(encoding: Encoding) -> NDArray[np.float32]:
 
 def common_encoding(encoding: Encoding) -> Encoding:
     """Return the encoding, per tensor, of equalized channels that were divided by their factors."""
-    spec = encoding.spec.model_copy(update={"axis": None, "equalized": False})
+    spec = encoding.spec.model_copy(update={"granularity": PER_TENSOR, "equalized": False})
     zero_point = encoding.zero_point_array[:1].reshape(())
     return Encoding.of(
         encoding.tensor, spec, np.max(encoding.scale_array, keepdims=True)[0:1].reshape(()), zero_point
@@ -41,7 +42,7 @@ def to_common_scale(editor: Editor, tensor: gs.Tensor, encoding: Encoding) -> li
     factors = channel_factors(encoding)
     if (factors == 1.0).all():
         return []
-    shape = [-1 if axis == encoding.spec.axis else 1 for axis in range(len(tensor.shape))]
+    shape = [-1 if axis == encoding.spec.granularity.axis else 1 for axis in range(len(tensor.shape))]
     values = (np.float32(1.0) / factors).reshape(shape)
     name = f"{tensor.name}{_EQUALIZED}"
     constant = editor.constant(f"{tensor.name}{_FACTORS}", lambda n: make_constant(n, values))

@@ -23,6 +23,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.queries import float_type
 from onnxfq.graph.slots import Use
+from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 
@@ -219,11 +220,9 @@ def _said(node: gs.Node) -> tuple[QuantSpec, np.ndarray[Any, Any], np.ndarray[An
         scale, axis = scale.reshape(()), None
     zeros = np.broadcast_to(zeros.reshape(()) if zeros.size == 1 else zeros.reshape(scale.shape), scale.shape)
     symmetric = not zeros.any() and qtype.qmin < 0 < qtype.qmax
-    fields: dict[str, Any] = {"axis": axis, "block_size": size}
     if scale.ndim > 1 and blocks is None and size is None:
         raise ModelError(
             f"tensor {name!r}: a scale of shape {list(scale.shape)} needs block_size or block_shape; add it"
         )
-    if blocks is not None:
-        fields = {"block_shape": tuple(blocks)}
-    return QuantSpec(qtype=qtype, symmetric=symmetric, **fields), scale, zeros.astype(np.int32)
+    granularity = Granularity.of(axis, size, blocks)
+    return QuantSpec(qtype=qtype, symmetric=symmetric, granularity=granularity), scale, zeros.astype(np.int32)

@@ -24,7 +24,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import MOVES, QDQ_OPS, RECURRENT_OPS, SCALES, SPLITS, STANDARD_DOMAINS
-from onnxfq.numerics.half_types import HALF_TYPES, HalfType
+from onnxfq.numerics.float_types import HALF_TYPES, FloatInfo
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.placement.half_range import masks, smallest_magnitude, unfit, unfit_constant
 
@@ -90,7 +90,7 @@ def plan_floats(
 class _Graph(GraphIndex):
     """The main graph of a model as the rules ask for it."""
 
-    def __init__(self, proto: onnx.ModelProto, half: HalfType) -> None:
+    def __init__(self, proto: onnx.ModelProto, half: FloatInfo) -> None:
         super().__init__(with_shapes(proto).graph)
         self.half, self.opset = half, default_opset(proto)
         kinds = {name: value.type.WhichOneof("value") for name, value in self.values.items()}
@@ -159,7 +159,7 @@ def _why(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, str]) -> str
         return "" if node.op_type.startswith("TRT_MXFP8") else f"types of domain {node.domain} are not known"
     if node.op_type in SUMS:
         return SUMS[node.op_type]
-    if node.op_type == "ConvTranspose" and graph.half.onnx_type == TensorProto.BFLOAT16:
+    if node.op_type == "ConvTranspose" and graph.half.name == "bfloat16":
         return "TensorRT for RTX 1.7.1 builds no quantized ConvTranspose in bfloat16"
     if not inputs:
         return "it makes float32 of another type"
@@ -240,7 +240,6 @@ def _scale_fits(graph: _Graph, node: onnx.NodeProto) -> bool:
     scale = graph.array(node.input[1])
     if scale is None or graph.types.get(node.input[1]) != TensorProto.FLOAT:
         return False
-    kind = onnx.helper.tensor_dtype_to_np_dtype(graph.half.onnx_type)
     with np.errstate(over="ignore"):
-        rounded = scale.astype(kind).astype(np.float32)
+        rounded = scale.astype(graph.half.dtype).astype(np.float32)
     return bool(np.all(rounded == scale) and np.all(scale >= graph.half.smallest))

@@ -11,11 +11,13 @@ from onnxfq.documents.plan import Placement, Skipped
 from onnxfq.graph.follow import carried_from, is_constant
 from onnxfq.graph.ops import is_weighted, why_opaque
 from onnxfq.graph.queries import all_tensors, dtype_name, float_type, nodes_by_graph, nodes_out_of_reach
+from onnxfq.numerics.float_types import FLOAT_CODES, FLOAT_DTYPES
+from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.placement.target_policy import TargetPolicy
 
-_FLOATS = (np.float32, np.float16, np.float64)
-# What NumPy lacks comes as ONNX's number; these are bfloat16 and the float8 types.
-_FLOAT_CODES = (16, 17, 18, 19, 20)
+_FLOATS = (*FLOAT_DTYPES, np.float64)
+# What NumPy lacks comes as ONNX's number: bfloat16 and the float8 types.
+_FLOAT_CODES = FLOAT_CODES | {one.onnx_type for one in QTYPES.values() if one.is_float and one.bits == 8}
 
 
 def float_tensors(

@@ -12,7 +12,7 @@ from onnxfq.calibration.calibrators.grid_error import range_sqnr_db
 from onnxfq.calibration.calibrators.groups import group_sqnr_db, observed_ranges
 from onnxfq.calibration.statistics import GroupStatistics, Statistics, TensorStatistics
 from onnxfq.documents.plan import Plan
-from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.stages.calibrate import replaced_calibrator
 from onnxfq.support.tables import table_lines
@@ -48,7 +48,7 @@ def calibrator_rows(plan: Plan, statistics: Statistics, calibrator: str | None =
         spec = replaced_calibrator(placement.spec, calibrator)
         if spec.equalized:
             continue
-        if spec.observed_granularity == PerTensor():
+        if spec.observed_granularity == PER_TENSOR:
             rows += _rows(placement.tensor, spec, statistics[placement.tensor])
         else:
             groups = statistics.of_groups(placement.tensor, spec.observed_granularity)

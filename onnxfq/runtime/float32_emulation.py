@@ -18,9 +18,10 @@ from onnxfq.graph.model import all_graphs, all_nodes, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
+from onnxfq.numerics.float_types import HALF_TYPES
 
-BFLOAT16: frozenset[int] = frozenset({TensorProto.BFLOAT16})
-HALVES: frozenset[int] = BFLOAT16 | {TensorProto.FLOAT16}
+BFLOAT16 = frozenset({HALF_TYPES["bf16"].onnx_type})
+HALVES = frozenset(half.onnx_type for half in HALF_TYPES.values())
 
 _HALF = TensorProto.BFLOAT16
 # What has kernels for every type, or says its types in attributes.

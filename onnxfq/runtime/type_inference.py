@@ -15,14 +15,10 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.graph.signature import with_outputs
+from onnxfq.numerics.float_types import FLOATS
 from onnxfq.runtime.session import Session
 
-_TYPES = {
-    "tensor(float)": TensorProto.FLOAT,
-    "tensor(float16)": TensorProto.FLOAT16,
-    "tensor(bfloat16)": TensorProto.BFLOAT16,
-    "tensor(double)": TensorProto.DOUBLE,
-}
+_TYPES = {info.onnx_name: info.onnx_type for info in FLOATS.values()} | {"tensor(double)": TensorProto.DOUBLE}
 
 
 def with_found_types(model: Model) -> tuple[Model, str]:

@@ -20,8 +20,8 @@ from onnxfq.errors import PlanError, StatisticsError
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
-from onnxfq.numerics.granularity import PerTensor
-from onnxfq.numerics.qparams import ParamRules, choose_qparams
+from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.stages.derived_scales import encode_constant, encode_dynamic
 
@@ -134,7 +134,7 @@ def _encode_activation(placement: Placement, statistics: Statistics, calibrator:
     placement = placement.model_copy(update={"spec": spec})
     if spec.equalized:
         return Encoding.of(name, spec, *equalized_qparams(statistics.of_channels(name), spec))
-    groups = None if spec.granularity == PerTensor() else statistics.of_groups(name, spec.granularity)
+    groups = None if spec.granularity == PER_TENSOR else statistics.of_groups(name, spec.granularity)
     try:
         if groups is None:
             limits = calibrator_by_name(spec.calibrator)(statistics[name], spec)
@@ -171,7 +171,7 @@ def _tell_dead_groups(plan: Plan, statistics: Statistics) -> None:
 
 def _encode(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
     spec = placement.spec
-    rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional", placement.float_type)
+    rules = spec.param_rules(placement.float_type)
     return Encoding.of(placement.tensor, spec, *choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules))
 
 
@@ -202,7 +202,8 @@ def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encodin
 def _tell_dead_channels(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> None:
     """Log which channels of a weight are all zero: any scale is right for them, and 1 is taken."""
     dead = np.flatnonzero((rmin == 0) & (rmax == 0))
-    if placement.spec.axis is None or placement.spec.block_size is not None or not dead.size:
+    granularity = placement.spec.granularity
+    if granularity.axis is None or granularity.block_size is not None or not dead.size:
         return
     log.warning(
         "weight %r: %d of %d channels are all zero (%s); their scale is 1",

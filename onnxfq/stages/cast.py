@@ -14,7 +14,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import DataError
 from onnxfq.graph.external.scratch_file import weights_in
 from onnxfq.graph.model import Model
-from onnxfq.numerics.half_types import HALF_TYPES
+from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.placement.float_casts import plan_floats

@@ -104,11 +104,11 @@ def _recipe(form: FloatForm) -> Recipe:
         elif slots != {0, 1}:
             grid = next((form.grids[node.input[s]] for s in slots if node.input[s] in form.grids), None)
             weights = {}
-            if grid is not None and grid.block_size is not None:
+            if grid is not None and grid.granularity.block_size is not None:
                 weights = {
                     "qtype": "int4",
                     "granularity": "blocked",
-                    "block_size": grid.block_size,
+                    "block_size": grid.granularity.block_size,
                     "calibrator": "mse",
                 }
             overrides.append(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.numerics.half_types import HALF_TYPES, FloatName
+from onnxfq.numerics.float_types import HALF_TYPES, FloatName
 
 
 def with_half_scales(encodings: Encodings, name: FloatName) -> Encodings:
@@ -27,5 +26,5 @@ def _rounded(encoding: Encoding, name: FloatName) -> Encoding:
         return encoding
     if scale.min() < half.smallest or scale.max() > half.largest:
         return encoding
-    rounded = scale.astype(onnx.helper.tensor_dtype_to_np_dtype(half.onnx_type)).astype(np.float32)
+    rounded = scale.astype(half.dtype).astype(np.float32)
     return encoding.model_copy(update={"scale": tuple(float(s) for s in rounded.ravel())})

@@ -10,7 +10,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.graph.external.scratch_file import weights_in
 from onnxfq.graph.io.load import MIN_OPSET
 from onnxfq.graph.model import Model
-from onnxfq.numerics.half_types import FloatName
+from onnxfq.numerics.float_types import FloatName
 from onnxfq.numerics.storage_types import deployed_qtype
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq

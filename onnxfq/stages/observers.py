@@ -26,7 +26,7 @@ from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.external.weightless import split_weights
 from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import Model
-from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.passes.base import Pass
 from onnxfq.passes.observe.insert_merging import InsertMerging, StateNames
 from onnxfq.passes.observe.insert_observers import (
@@ -76,7 +76,7 @@ Groups = dict[str, tuple[int, ...]]
 
 def groups_of(model: Model, plan: Plan) -> Groups:
     """Return the groups that `plan` wants. Raises PlanError where their number is open."""
-    by_group = [p for p in plan.activations if p.spec.observed_granularity != PerTensor()]
+    by_group = [p for p in plan.activations if p.spec.observed_granularity != PER_TENSOR]
     if not by_group:
         return {}
     editor = Editor(model.graph())
@@ -95,7 +95,7 @@ def channels_of(model: Model, plan: Plan) -> dict[str, int]:
     if not equalized:
         return {}
     editor = Editor(model.graph())
-    return {p.tensor: int(editor.tensor(p).shape[p.spec.axis]) for p in equalized}
+    return {p.tensor: int(editor.tensor(p).shape[p.spec.granularity.axis]) for p in equalized}
 
 
 def observer_on(device: Device, model: Model, plan: Plan, options: ObserveOptions) -> Observer:

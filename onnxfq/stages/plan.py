@@ -17,6 +17,7 @@ from onnxfq.graph.queries import (
     read_in_float,
 )
 from onnxfq.graph.slots import Use
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.log_spectra import leave_out_log_spectra
 from onnxfq.placement.residual_adds import residual_skip
@@ -201,7 +202,7 @@ def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placemen
     uses = tuple(dict.fromkeys((*known.uses, *more.uses)))
     spec, why = known.spec, known.why
     if known.spec != more.spec:
-        same_kind = known.spec.model_copy(update=more.spec.blocks)
+        same_kind = known.spec.model_copy(update={"granularity": more.spec.granularity})
         if known.role == "activation" and same_kind == more.spec:
             raise RecipeError(
                 f"tensor {known.tensor!r} is summed along another axis by {known.uses[0].node!r} than by "
@@ -213,12 +214,12 @@ def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placemen
                 f"tensor {known.tensor!r} is asked to be {known.spec} for {known.uses[0].node!r} and "
                 f"{more.spec} for {decision.node!r}; override it by tensor name"
             )
-        if known.spec.block_size is not None:
+        if known.spec.granularity.block_size is not None:
             raise RecipeError(
                 f"weight {known.tensor!r} is blocked along different axes for {known.uses[0].node!r} and "
                 f"{decision.node!r}; leave one of them in float by an override"
             )
-        spec = known.spec.model_copy(update=dict.fromkeys(known.spec.blocks))
+        spec = known.spec.model_copy(update={"granularity": PER_TENSOR})
         why = "weight shared by operators with different channel axes, per tensor"
     return known.model_copy(update={"uses": uses, "spec": spec, "why": why})
 

@@ -24,24 +24,20 @@ from onnxfq.calibration.calibrators import calibrator_by_name
 from onnxfq.calibration.calibrators.groups import group_ranges
 from onnxfq.calibration.statistics import BIN_COUNT, BIN_SHIFT, TensorStatistics
 from onnxfq.errors import SpecError, StatisticsError, nearest
+from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.torch.arithmetic import Blocks
 
 Limits = tuple[Tensor, Tensor]
 """(rmin, rmax) float32, in the shape of the scale."""
 
 
-def blocks_of(spec: QuantSpec) -> Blocks:
-    """Return the granularity of `spec` as the functions on tensors take it."""
-    return Blocks(**spec.blocks)
-
-
 def group_limits(x: Tensor, spec: QuantSpec) -> Limits:
     """Return the smallest and largest element of each group of x that shares a scale, float32."""
     values = x.detach().float()
-    params = spec.granularity.param_shape(x.shape)
-    sizes = blocks_of(spec).sizes(x.shape, params)
-    if sizes is None:
+    layout = Layout(spec.granularity, x.shape)
+    params, sizes = layout.scale_shape, layout.block_sizes
+    if all(n == 1 for n in params):
         # Two passes: torch's aminmax takes longer than both together.
         return values.amin().reshape(params), values.amax().reshape(params)
     whole = [d for d, (n, block) in enumerate(zip(x.shape, sizes, strict=True)) if block >= n]
@@ -188,7 +184,7 @@ class Histogram(Observer):
     def __init__(self, spec: QuantSpec) -> None:
         """Raise SpecError for scales of parts of a tensor: statistics are of whole ones."""
         super().__init__(spec)
-        if spec.blocks != dict.fromkeys(spec.blocks):
+        if spec.granularity != PER_TENSOR:
             raise SpecError(
                 f"observer 'histogram' is per tensor, got {spec}; use minmax, or latest for a weight"
             )

@@ -20,6 +20,7 @@ from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.slots import Use
+from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
 from onnxfq.placement.target_policy import Operands
 from onnxfq.placement.weighted_ops import refuse
@@ -284,20 +285,20 @@ def _weight_spec(
     instead = ""
     if scheme.block_size is not None:
         if kind.summed_axis is not None:
-            blocks = {"axis": kind.summed_axis, "block_size": scheme.block_size}
-            return QuantSpec(**common, **blocks), f"blocks of {scheme.block_size} along its summed axis"
+            why = f"blocks of {scheme.block_size} along its summed axis"
+            blocks = Granularity(kind.summed_axis, scheme.block_size)
+            return QuantSpec(**common, granularity=blocks), why
         instead = f": blocks go along one summed axis, and {kind.op_types[0]} has none"
     if scheme.block_shape is not None:
         if len(scheme.block_shape) == rank:
-            return QuantSpec(
-                **common, block_shape=scheme.block_shape
-            ), f"blocks of {list(scheme.block_shape)}"
+            blocks = Granularity(block_shape=scheme.block_shape)
+            return QuantSpec(**common, granularity=blocks), str(blocks)
         instead = f": block_shape {list(scheme.block_shape)} is not for its {rank} axes"
     if per_tensor:
         return QuantSpec(**common), per_tensor
     if kind.channel_axis is None:
         return QuantSpec(**common), "per tensor: it has no channel axis"
-    return QuantSpec(**common, axis=kind.channel_axis), f"per output channel{instead}"
+    return QuantSpec(**common, granularity=Granularity(kind.channel_axis)), f"per output channel{instead}"
 
 
 def _what_target_says(site: Site, recipe: Recipe, placed: list[Placement]) -> str:

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from onnxfq.errors import SpecError
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
+from onnxfq.numerics.float_types import FLOATS
 from onnxfq.passes.custom_domain import VERSION
 from onnxfq.passes.recognize_fake_quantize import qtype_of_limits
 from onnxfq.torch.functions import fake_quantize
 
-_FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
+_FLOATS = [info.onnx_name for info in FLOATS.values()]
 _PARAMETER = onnx.defs.OpSchema.FormalParameter
 _SCHEMA = onnx.defs.OpSchema(
     "FakeQuantize",

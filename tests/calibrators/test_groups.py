@@ -8,7 +8,7 @@ import pytest
 from onnxfq.calibration.calibrators import CALIBRATORS, calibrator_by_name
 from onnxfq.calibration.calibrators.groups import group_ranges
 from onnxfq.calibration.statistics import TensorStatistics
-from onnxfq.numerics.affine import expand_params
+from onnxfq.numerics.layout import Layout, expand_params
 from onnxfq.numerics.spec import QuantSpec
 
 W = (np.random.default_rng(0).normal(size=(6, 5, 7)) * np.linspace(0.1, 3, 6)[:, None, None]).astype(
@@ -32,8 +32,8 @@ GROUPS = [
 def test_each_group_is_calibrated_by_itself(name, blocks):
     """The groups are those that `expand_params` gives the same scale, in the shape of a scale."""
     spec = QuantSpec(qtype="int4", calibrator=name, **blocks)
-    shape = spec.granularity.param_shape(W.shape)
-    ids = expand_params(np.arange(np.prod(shape, dtype=int)).reshape(shape), W.shape, **spec.blocks)
+    shape = Layout(spec.granularity, W.shape).scale_shape
+    ids = expand_params(np.arange(np.prod(shape, dtype=int)).reshape(shape), W.shape, spec.granularity)
     rmin, rmax = group_ranges(W, spec)
     assert rmin.shape == rmax.shape == shape and rmin.dtype == rmax.dtype == np.float64
     # A constant is the same in every feed: its moving average is its range.

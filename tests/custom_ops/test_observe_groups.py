@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxfq.calibration.statistics import BIN_COUNT, GroupStatistics, TensorStatistics, empty_state
-from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.granularity import PER_TENSOR
 
 Found = list[np.ndarray]
 
@@ -103,7 +103,7 @@ def test_states_of_groups_grow(ops, case: str, histogram: bool) -> None:
     states = np.tile(empty_state(histogram), (len(limits), 1))
     for _ in range(2):
         states = ops.merge_statistics(x, states, **blocks)
-    found = GroupStatistics.from_states(PerTensor(), (len(limits),), [states[:2], states[2:]])
+    found = GroupStatistics.from_states(PER_TENSOR, (len(limits),), [states[:2], states[2:]])
     kept = slice(None) if histogram else slice(0, 0)
     expected = [limits, 2 * counts, bins[kept], 2 * bin_counts[kept]]
     assert_same([found.ranges, found.totals, found.keys, found.counts], expected)

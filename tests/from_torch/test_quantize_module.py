@@ -539,7 +539,7 @@ def test_weights_only():
     model = network("transformer")
     plan = quantize_module(model, recipe(None, "int4", granularity="blocked", block_size=16))
     assert {p.role for p in plan.placements} == {"weight"}
-    assert all(p.spec.block_size == 16 for p in plan.placements)
+    assert all(p.spec.granularity.block_size == 16 for p in plan.placements)
     assert {s.why for s in plan.skipped} == {"recipe test quantizes weights only, and MatMul has none"}
 
 

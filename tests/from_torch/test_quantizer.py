@@ -17,6 +17,7 @@ from torch.ao.quantization import observer as peers
 import onnxfq
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import SpecError, StatisticsError
+from onnxfq.numerics.layout import Layout, expand_params
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.torch import FakeQuantize, compute_encodings, fake_quantize, is_initialized, learn_grids
@@ -71,8 +72,8 @@ def test_group_limits(blocks):
         torch.randn(5, 4, 7, generator=torch.Generator().manual_seed(3)),
     )
     low, high = group_limits(x, spec)
-    shape = spec.granularity.param_shape(x.shape)
-    ids = onnxfq.numerics.affine.expand_params(np.arange(low.numel()).reshape(shape), x.shape, **spec.blocks)
+    shape = Layout(spec.granularity, x.shape).scale_shape
+    ids = expand_params(np.arange(low.numel()).reshape(shape), x.shape, spec.granularity)
     for i in range(low.numel()):
         group = x.numpy()[ids == i]
         assert (low.flatten()[i], high.flatten()[i]) == (group.min(), group.max())

@@ -194,7 +194,7 @@ def test_blocks_of_a_transposed_convolution(tmp_path: Path) -> None:
     content = {"version": "1.0.0", "activation_encodings": [], "param_encodings": [entry]}
     _, found = fitted(transposed(), file(tmp_path, content), SCHEMES["int8"])
     (encoding,) = found.encodings
-    assert encoding.spec.block_shape == (2, 1, -1, -1)
+    assert encoding.spec.granularity.block_shape == (2, 1, -1, -1)
     np.testing.assert_array_equal(encoding.scale_array[:, :, 0, 0], [[1, 2, 3, 4], [5, 6, 7, 8]])
     model = load(transposed())
     scheme = {"qtype": "int4", "granularity": "block_shape", "block_shape": (1, 2, -1, -1)}
@@ -229,7 +229,10 @@ def test_channels_of_an_activation(tmp_path: Path) -> None:
     ]
     content = {"version": "2.0.0", "encodings": entries}
     _, found = fitted(small(), file(tmp_path, content), SCHEMES["int8"])
-    assert (by_tensor(found)["r"].spec.axis, by_tensor(found)["r"].scale) == (1, (1.0, 2.0, 4.0, 8.0))
+    assert (by_tensor(found)["r"].spec.granularity.axis, by_tensor(found)["r"].scale) == (
+        1,
+        (1.0, 2.0, 4.0, 8.0),
+    )
     with pytest.raises(RecipeError, match="'r': TensorRT takes one scale of an activation"):
         fitted(small(), file(tmp_path, content))
     entries[0]["y_scale"] = [1.0, 2.0]

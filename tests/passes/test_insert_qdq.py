@@ -23,11 +23,11 @@ from builders import (
     weights,
     with_weights,
 )
+from keyword_numerics import quantize
 
 from onnxfq.documents.encodings import Encodings
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
-from onnxfq.numerics.affine import quantize
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.passes.observe.insert_observers import InsertObservers

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnxfq.calibration.statistics.bins import BIN_COUNT, merge_counts
 from onnxfq.calibration.statistics.tensor import STATE_HEADER, TensorStatistics, state_ranges
 from onnxfq.errors import StatisticsError
-from onnxfq.numerics.granularity import Blocked, BlockShape, Granularity, PerAxis
+from onnxfq.numerics.granularity import Granularity
 
 MOST_GROUPS = (1 << 31) // BIN_COUNT
 """Keys are 32-bit integers; `statistics.h` has the same."""
@@ -147,7 +147,7 @@ def pack_groups(groups: Mapping[str, GroupStatistics]) -> dict[str, NDArray[Any]
     columns = [groups[name] for name in names]
     if len({len(one.feed_ranges) for one in columns}) > 1:
         raise StatisticsError(f"only some of the tensors {', '.join(names[:3])}, ... have feed_ranges")
-    blocks = [json.dumps(_words(one.granularity) | {"shape": one.shape}) for one in columns]
+    blocks = [json.dumps(one.granularity.attributes | {"shape": one.shape}) for one in columns]
     made = {
         "tensors": np.asarray(names, np.str_),
         "blocks": np.asarray(blocks, np.str_),
@@ -184,7 +184,7 @@ def unpack_groups(arrays: Mapping[str, NDArray[Any]]) -> dict[str, GroupStatisti
         held = slice(key, key + int(size))
         group, key = mine.stop, held.stop
         one = GroupStatistics(
-            _granularity(**words),
+            Granularity.of(**words),
             shape,
             ranges[mine],
             totals[mine],
@@ -197,18 +197,3 @@ def unpack_groups(arrays: Mapping[str, NDArray[Any]]) -> dict[str, GroupStatisti
             raise ValueError(f"the counts of the groups of tensor {str(name)!r} do not add up")
         groups[str(name)] = one
     return groups
-
-
-def _words(granularity: Granularity) -> dict[str, Any]:
-    fields = ("axis", "block_size", "block_shape")
-    return {name: getattr(granularity, name) for name in fields if hasattr(granularity, name)}
-
-
-def _granularity(
-    axis: int | None = None, block_size: int | None = None, block_shape: list[int] | None = None
-) -> Granularity:
-    if block_shape is not None:
-        return BlockShape(tuple(block_shape))
-    if axis is None:
-        raise ValueError("groups without an axis")
-    return PerAxis(axis) if block_size is None else Blocked(axis, block_size)

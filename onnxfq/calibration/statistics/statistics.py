@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnxfq.calibration.statistics.groups import GroupStatistics, pack_groups, unpack_groups
 from onnxfq.calibration.statistics.tensor import TensorStatistics
 from onnxfq.errors import StatisticsError, nearest
-from onnxfq.numerics.granularity import Granularity, PerTensor
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.support.digests import DATA_MODULUS
 from onnxfq.support.files import UNREADABLE, load_npz, replacing
 from onnxfq.support.records import one_line
@@ -76,7 +76,7 @@ class Statistics:
         observed, found = self[tensor], self.groups.get(tensor)
         if found is not None and found.granularity == granularity:
             return found
-        known = PerTensor() if found is None else found.granularity
+        known = PER_TENSOR if found is None else found.granularity
         raise StatisticsError(
             f"the statistics of tensor {tensor!r}, over {observed.elements} elements, are {known}, and the "
             f"plan wants them {granularity}; observe again with this plan"

@@ -14,12 +14,13 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import all_graphs, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.numerics.float_types import FLOAT_CODES
 
 # Between [batch, positions, heads, size] and [batch, heads, positions, size]; and keys for the product.
 _SWAPPED = (0, 2, 1, 3)
 _TURNED = (0, 1, 3, 2)
 
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+_FLOATS = FLOAT_CODES | {TensorProto.DOUBLE}
 
 # Attributes that leave an Attention whole, and the value that says nothing.
 _PLAIN = {"left_window_size": -1, "right_window_size": -1}

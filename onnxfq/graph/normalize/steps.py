@@ -21,12 +21,13 @@ from onnxfq.graph.model import all_graphs, all_nodes, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.inline_functions import inlined
 from onnxfq.graph.ops import QUANTIZED_OPS, RESHAPES, STANDARD_DOMAINS
+from onnxfq.numerics.float_types import FLOAT_CODES
 
 # Folded, a constant has as many values as before.
 # Transpose is not here: a weight under it may have other readers, and a DQ before it is as good.
 _FOLDABLE = RESHAPES | {"Cast"}
 
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+_FLOATS = FLOAT_CODES | {TensorProto.DOUBLE}
 
 
 def inline_functions(proto: onnx.ModelProto) -> str:

@@ -12,6 +12,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import all_graphs, all_nodes
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, ONNX_QUANTIZERS, QUANTIZED_OPS
 from onnxfq.numerics.affine import dequantize
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 
 
 def strip_quantizers(proto: onnx.ModelProto, source: str) -> str:
@@ -63,12 +64,9 @@ def _store_numbers(
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     codes, scale = (tensor_array(constants[name]) for name in node.input[:2])
     offset = tensor_array(constants[node.input[2]]) if len(node.input) > 2 else np.zeros(())
+    granularity = Granularity.of(attributes.get("axis", 1), attributes.get("block_size"))
     numbers = dequantize(
-        codes,
-        scale,
-        np.asarray(offset, np.float32),
-        axis=attributes.get("axis", 1) if scale.ndim else None,
-        block_size=attributes.get("block_size") or None,
+        codes, scale, np.asarray(offset, np.float32), granularity=granularity if scale.ndim else PER_TENSOR
     ).astype(scale.dtype)
     name = f"{node.output[0]}/numbers"
     proto.graph.initializer.append(numpy_helper.from_array(numbers, name))

@@ -17,7 +17,7 @@ from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.passes.base import Pass
-from onnxfq.passes.custom_domain import block_attributes, custom_node, import_domain
+from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.observe.insert_observers import clear_names, observed_groups
 from onnxfq.passes.observe.merge_channels import merge_channels
 from onnxfq.passes.observe.subgraph_owners import holders
@@ -68,7 +68,7 @@ class InsertMerging(Pass):
             clear_names(editor, name, [names.given, names.merged, names.of_feed])
             groups = observed_groups(placement, tensor)
             before = [] if groups is None else [prod(groups)]
-            attrs = {} if groups is None else block_attributes(placement.spec)
+            attrs = {} if groups is None else placement.spec.granularity.attributes
             given = gs.Variable(names.given, np.int64, [*before, empty_state().size])
             graph.inputs.append(given)
             if placement.spec.equalized:

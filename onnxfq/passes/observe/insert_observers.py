@@ -14,9 +14,10 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, SpecError
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.numerics.granularity import PerTensor, open_axis
+from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.numerics.layout import Layout, open_axis
 from onnxfq.passes.base import Pass
-from onnxfq.passes.custom_domain import block_attributes, custom_node, import_domain
+from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.observe.subgraph_owners import holders
 from onnxfq.passes.observe.subgraph_statistics import DTYPES, RESULTS, Observed, carry_out
 
@@ -39,7 +40,7 @@ def observed_groups(placement: Placement, tensor: gs.Tensor) -> tuple[int, ...] 
     Raises PlanError where the number of groups is open, or larger than an observer takes.
     """
     granularity, shape = placement.spec.observed_granularity, tensor.shape
-    if granularity == PerTensor():
+    if granularity == PER_TENSOR:
         return None
     where = f"tensor {placement.tensor!r} is {granularity}"
     if shape is None:
@@ -51,7 +52,7 @@ def observed_groups(placement: Placement, tensor: gs.Tensor) -> tuple[int, ...] 
                 f"{where}, and its axis {axis} is open: every group needs statistics of its own; fix that "
                 "dimension, or remove axis and block sizes from the plan"
             )
-        groups = granularity.param_shape([n if isinstance(n, int) else 1 for n in shape])
+        groups = Layout(granularity, [n if isinstance(n, int) else 1 for n in shape]).scale_shape
     except SpecError as error:
         raise PlanError(f"{where}: {error}") from None
     if prod(groups) > MOST_GROUPS:
@@ -91,7 +92,7 @@ class InsertObservers(Pass):
                 gs.Variable(observe_output(own, result), dtype, shape or [f"{name}/{result}"])
                 for result, dtype, shape in zip(OBSERVE_OUTPUTS, DTYPES, observed.shapes, strict=True)
             ]
-            attrs: dict[str, Any] = {} if observed.groups is None else block_attributes(placement.spec)
+            attrs: dict[str, Any] = {} if observed.groups is None else placement.spec.granularity.attributes
             ranges: list[gs.Variable] = []
             if placement.spec.equalized:
                 attrs = {"channel_ranges": 1}

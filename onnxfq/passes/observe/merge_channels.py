@@ -44,7 +44,7 @@ def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite:
     """
     tensor, names = editor.tensor(placement), ChannelNames.of(placement.tensor)
     clear_names(editor, placement.tensor, [*names.given, *names.merged])
-    axes = [axis for axis in range(len(tensor.shape)) if axis != placement.spec.axis]
+    axes = [axis for axis in range(len(tensor.shape)) if axis != placement.spec.granularity.axis]
     nodes: list[gs.Node] = []
 
     def add(op: str, name: str, inputs: Sequence[gs.Tensor], **attrs: object) -> gs.Variable:
@@ -65,7 +65,7 @@ def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite:
         is_finite = add("Equal", f"{placement.tensor}/channels/is_finite", [difference, zero])
     outputs = []
     for (end, reduce, merge, neutral), given, merged in zip(_ENDS, names.given, names.merged, strict=True):
-        state = gs.Variable(given, np.float32, [tensor.shape[placement.spec.axis]])
+        state = gs.Variable(given, np.float32, [tensor.shape[placement.spec.granularity.axis]])
         editor.graph.inputs.append(state)
         values = tensor
         if is_finite is not None:

@@ -12,6 +12,7 @@ from onnx import TensorProto
 from onnxfq.graph.follow import Node, passes_through, readers_behind
 from onnxfq.graph.patterns.attention import PRODUCTS, Attention, Form, makers_of, match_attention
 from onnxfq.graph.patterns.projections import match_projection
+from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.targets.tensorrt.attention import MOVES_BEHIND, exceed_limit
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
 from onnxfq.targets.tensorrt.rules.findings import Finding
@@ -19,7 +20,7 @@ from onnxfq.targets.tensorrt.rules.operands import Operand, operand
 from onnxfq.targets.tensorrt.rules.quantizers import QUANTIZE_OPS
 from onnxfq.targets.tensorrt.rules.scopes import Site
 
-_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_HALVES = tuple(half.onnx_type for half in HALF_TYPES.values())
 # Pairs in place of guards: TensorRT for RTX 1.7.1 fuses nothing with a guard between the products.
 _QUANTIZED_FORM: Form[Site] = Form(makers_of, behind={*QUANTIZE_OPS, "Cast", "Dropout", "Identity"})
 
