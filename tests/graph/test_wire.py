@@ -20,7 +20,7 @@ from onnxfq.errors import ModelError, OutputError
 from onnxfq.graph import constants as constants_module
 from onnxfq.graph.external import sizes
 from onnxfq.graph.external.scratch_file import Scratch, weights_in
-from onnxfq.graph.external.streaming import _read_varint, _varint, read_without_values, serialized
+from onnxfq.graph.external.streaming import _read_varint, _varint, read_without_values, serialize
 from onnxfq.graph.external.tensor import attach, embed, is_external, tensor_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
@@ -79,7 +79,7 @@ def test_streaming_writes_what_protobuf_reads(tmp_path: Path) -> None:
         path.write_bytes(proto.SerializeToString())
         for given_proto in (proto, read_without_values(path, 0)):
             stream = io.BytesIO()
-            stream.writelines(serialized(given_proto))
+            stream.writelines(serialize(given_proto))
             if given_proto is proto:
                 assert stream.getvalue() == proto.SerializeToString(deterministic=True)
             made = onnx.ModelProto.FromString(stream.getvalue())

@@ -40,7 +40,7 @@ def read_without_values(path: Path, large: int) -> onnx.ModelProto:
         return onnx.ModelProto.FromString(b"".join(message))
 
 
-def serialized(proto: onnx.ModelProto) -> Iterator[bytes | memoryview]:
+def serialize(proto: onnx.ModelProto) -> Iterator[bytes | memoryview]:
     """Yield `proto` as one message with all its values inside, a part at a time.
 
     Those in files come from there. Where there are none, the parts are what SerializeToString gives.

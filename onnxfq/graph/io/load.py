@@ -15,7 +15,7 @@ from onnx import external_data_helper, shape_inference
 from onnxfq.errors import ModelError
 from onnxfq.graph.external import sizes
 from onnxfq.graph.external.scratch_file import current_scratch
-from onnxfq.graph.external.streaming import read_without_values, serialized
+from onnxfq.graph.external.streaming import read_without_values, serialize
 from onnxfq.graph.external.tensor import ExternalTensor, embed, is_external
 from onnxfq.graph.external.weightless import check_model, move_weights
 from onnxfq.graph.io.data_files import resolve
@@ -118,7 +118,7 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
                 "the given model holds over 2 GB, more than one message can; save it with external data and "
                 "give its path"
             )
-        for part in serialized(proto):
+        for part in serialize(proto):
             digest.update(part)
         if scratch is not None:
             return move_weights(proto, scratch), digest.hexdigest(), _GIVEN

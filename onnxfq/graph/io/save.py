@@ -11,7 +11,7 @@ import onnx
 
 from onnxfq.errors import ModelError, OutputError
 from onnxfq.graph.external import sizes
-from onnxfq.graph.external.streaming import serialized
+from onnxfq.graph.external.streaming import serialize
 from onnxfq.graph.external.tensor import is_external, tensor_content
 from onnxfq.graph.external.weightless import check_model, split_weights
 from onnxfq.graph.io.data_files import own_data
@@ -47,7 +47,7 @@ def save(proto: onnx.ModelProto, path: str | Path, verify: Verify | None = None)
         with replacing(path) as temporary:
             if any(map(is_external, proto.graph.initializer)):
                 with temporary.open("wb") as stream:
-                    stream.writelines(serialized(proto))
+                    stream.writelines(serialize(proto))
             else:
                 temporary.write_bytes(proto.SerializeToString(deterministic=True))
             if verify is not None:
