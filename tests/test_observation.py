@@ -290,11 +290,11 @@ def test_temporary_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 KILLED = """
 import os, signal, sys
 import numpy as np, ray
-from onnxfq.distribution import collect_on_ray
-from onnxfq.graph.load import load
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import ObserveOptions
-from onnxfq.planning import observation_plan
+from onnxfq.stages.observe_ray import collect_on_ray
+from onnxfq.graph.io.load import load
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.plan import observation_plan
 
 model = load(sys.argv[1])
 plan = observation_plan(model)

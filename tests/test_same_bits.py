@@ -90,11 +90,11 @@ def one_by_one(data: Feed) -> Iterator[Feed]:
 OBSERVE = """
 import sys
 import numpy as np
-from onnxfq.graph.load import load
-from onnxfq.observation import collect_statistics
+from onnxfq.graph.io.load import load
+from onnxfq.stages.observe import collect_statistics
 from onnxfq.pipeline import open_feeds
-from onnxfq.planning import make_plan
-from onnxfq.recipe import load_recipe
+from onnxfq.stages.plan import make_plan
+from onnxfq.documents.recipe import load_recipe
 
 model = load(sys.argv[1])
 plan = make_plan(model, load_recipe("tensorrt-int8"))

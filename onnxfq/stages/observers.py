@@ -166,7 +166,7 @@ class Observer:
             if kind == GROUPED_HISTOGRAM.name:
                 values[name, HISTOGRAM.name] = value.whole()
             values[name, kind] = value
-        return tally.statistics(self._model.sha256, values)
+        return Statistics(self._model.sha256, tally.done, values, tally.complete, tally.data)
 
     def _gather(self, feeds: Iterable[Feed], tally: _Tally) -> dict[Key, Any]:
         """Return what `feeds` give, by tensor and kind."""
@@ -288,18 +288,21 @@ class MergingObserver(Observer):
         return Session(self._observed, threads, device=self._device)
 
 
+@dataclass
 class _Tally:
-    """The feeds of a run, counted."""
+    """The feeds of a run, counted. first: the number of the first in messages. data: the sum of digests."""
 
-    def __init__(self, first: int, progress: Progress | None, stopped: Callable[[], bool]) -> None:
-        self._first, self._progress, self._stopped = first, progress, stopped
-        self.done = 0
-        self._data, self._complete = 0, True
+    first: int
+    progress: Progress | None
+    stopped: Callable[[], bool]
+    done: int = 0
+    data: int = 0
+    complete: bool = True
 
     @property
     def number(self) -> int:
         """The number of the feed that comes now, for messages."""
-        return self._first + self.done
+        return self.first + self.done
 
     def over(self, runs: Iterable[tuple[Found, int]]) -> Iterator[Found]:
         """Yield what every feed gave, from this and its digest; count it once it has been added up.
@@ -309,13 +312,9 @@ class _Tally:
         for found, digest in runs:
             yield found
             self.done += 1
-            self._data = (self._data + digest) % DATA_MODULUS
-            if self._progress is not None:
-                self._progress(self.number)
-            self._complete = not self._stopped()
-            if not self._complete:
+            self.data = (self.data + digest) % DATA_MODULUS
+            if self.progress is not None:
+                self.progress(self.number)
+            self.complete = not self.stopped()
+            if not self.complete:
                 return
-
-    def statistics(self, sha256: str, values: dict[Key, Any]) -> Statistics:
-        """Return `values` as what the counted feeds gave to the model of that hash."""
-        return Statistics(sha256, self.done, values, self._complete, self._data)

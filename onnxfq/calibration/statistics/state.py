@@ -71,9 +71,7 @@ def read_state(states: NDArray[np.int64]) -> Results:
 
 def read_states(parts: Iterable[NDArray[np.int64]]) -> Results:
     """Return what operator Observe would give of groups whose states come some rows after the other."""
-    columns: Results = [np.zeros((0, 2), np.float32), np.zeros((0, 4), np.int64)]
-    columns += [np.zeros(0, np.int32), np.zeros(0, np.int64)]
-    read = [columns]
+    read = [read_state(empty_state(False, 0))]
     done = 0
     for states in parts:
         limits, totals, keys, counts = read_state(states)

@@ -35,7 +35,7 @@ def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite:
         nodes.append(gs.Node(op, made.name, attrs, list(inputs), [made]))
         return made
 
-    def constant(name: str, value: object, dtype: type) -> gs.Constant:
+    def constant(name: str, value: object, dtype: type = np.float32) -> gs.Constant:
         return editor.constant(
             f"onnxfq/channels/{name}", lambda n: make_constant(n, np.asarray(value, dtype))
         )
@@ -44,7 +44,7 @@ def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite:
     if not all_finite:
         # What is finite differs from itself by 0, an infinity or a NaN by NaN.
         difference = add("Sub", f"{placement.tensor}/channels/difference", [tensor, tensor])
-        zero = constant("zero", 0, np.float32)
+        zero = constant("zero", 0)
         is_finite = add("Equal", f"{placement.tensor}/channels/is_finite", [difference, zero])
     outputs = []
     for (reduce, merge, neutral), given, merged in zip(_ENDS, names.given, names.merged, strict=True):
@@ -52,9 +52,7 @@ def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite:
         editor.graph.inputs.append(state)
         values = tensor
         if is_finite is not None:
-            values = add(
-                "Where", f"{given}/finite", [is_finite, tensor, constant(merge, neutral, np.float32)]
-            )
+            values = add("Where", f"{given}/finite", [is_finite, tensor, constant(merge, neutral)])
         if opset < _AXES_AS_INPUT:
             of_run = add(reduce, f"{given}/of_run", [values], keepdims=0, axes=axes)
         else:
