@@ -10,7 +10,7 @@ import pytest
 from builders import build, conv_relu, planned, same_tensor_twice, shared_weight, stage, weights, with_weights
 
 from onnxfq.calibration.calibrators import CALIBRATORS
-from onnxfq.calibration.statistics import Statistics
+from onnxfq.calibration.statistics import HISTOGRAM, Statistics
 from onnxfq.errors import PlanError, SpecError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.qparams import choose_qparams
@@ -72,7 +72,7 @@ def with_feed_ranges(statistics: Statistics) -> Statistics:
         name: replace(one, feed_ranges=np.asarray([(one.rmin, one.rmax)], np.float32))
         for name, one in statistics.tensors.items()
     }
-    return Statistics(statistics.model_sha256, statistics.feeds, tensors)
+    return Statistics(statistics.model_sha256, statistics.feeds, HISTOGRAM.to_keys(tensors))
 
 
 def test_statistics_without_feed_ranges_name_the_tensor() -> None:
@@ -82,7 +82,7 @@ def test_statistics_without_feed_ranges_name_the_tensor() -> None:
         name: replace(one, feed_ranges=np.zeros((0, 2), np.float32))
         for name, one in staged.statistics.tensors.items()
     }
-    statistics = Statistics(staged.model.sha256, 1, bare)
+    statistics = Statistics(staged.model.sha256, 1, HISTOGRAM.to_keys(bare))
     with pytest.raises(
         StatisticsError, match="tensor 'x': calibrator moving_average needs the range of each"
     ):

@@ -89,10 +89,7 @@ def _dynamic_fake_quantize(device: Device) -> str:
 def _observe(device: Device) -> str:
     x = _values()
     expected = TensorStatistics.from_array(x)
-    limits, counts, bins, bin_counts = kernels.observe(x, device=device)
-    found = TensorStatistics(
-        float(limits[0]), float(limits[1]), *(int(n) for n in counts), bins=bins, counts=bin_counts
-    )
+    found = TensorStatistics.from_results(*kernels.observe(x, device=device))
     return _other_statistics(found, expected)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics import Statistics, TensorStatistics
+from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistics
 from onnxfq.data import Data
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
@@ -152,7 +152,8 @@ def _planned(
         tensors |= collect_statistics(model, part, feeds, observing).tensors
         form.changes["activation observed in the data, and made static"] += len(missing)
     placements = tuple(_minmax(p) if p.tensor in form.ranges else p for p in plan.placements)
-    return plan.model_copy(update={"placements": placements}), Statistics(model.sha256, 0, tensors)
+    statistics = Statistics(model.sha256, 0, HISTOGRAM.to_keys(tensors))
+    return plan.model_copy(update={"placements": placements}), statistics
 
 
 def _with_known_parts(

@@ -225,10 +225,7 @@ class Histogram(Observer):
             torch.stack(self.feed_ranges).cpu().numpy() if self.feed_ranges else np.zeros((0, 2), np.float32)
         )
         ends = (float(self.rmin), float(self.rmax)) if self.seen else (float("inf"), float("-inf"))
-        elements, nans, infinities, zeros = (int(n) for n in self.totals)
-        return TensorStatistics(
-            *ends, elements, nans, infinities, zeros, bins=bins, counts=counts[bins], feed_ranges=ranges
-        )
+        return TensorStatistics.from_results(ends, self.totals.tolist(), bins, counts[bins], ranges)
 
     def limits(self) -> Limits:
         """Return the calibrated range. Raises StatisticsError when NaN or infinities were seen."""
