@@ -240,7 +240,7 @@ def _statistics(
     if not plan.activations:
         digests = [sample_digest(feed) for feed in kept]  # kept to compare with; no run tells anything here
         return Statistics(model.sha256, len(digests), {}, data=sum(digests) % DATA_MODULUS)
-    ordered = any(p.spec.calibrator.partition(":")[0] == "moving_average" for p in plan.activations)
+    ordered = any(p.calibrator.is_ordered for p in plan.activations)
     observing = ObserveOptions(
         threads=options.threads,
         nonfinite=options.data.nonfinite,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.console import say
 from onnxfq.cli.options import (
@@ -61,13 +61,13 @@ def calibrate(
     if statistics is None and (encodings is None or table or table_csv is not None):
         raise typer.BadParameter("calibrate needs --statistics, or --encodings that hold every activation")
     if calibrator is not None:
-        calibrator_by_name(calibrator)
+        Calibrator.parse(calibrator)
     decided = Plan.load(plan)
     observed = None if statistics is None else Statistics.load(statistics)
     given = None if encodings is None else read_given(encodings)
     loaded = load(model, decided.existing)
     made, fitted = calibrate_with(given, loaded, decided, observed, calibrator)
-    made.save(output)
+    files = made.save(output)
     if observed is not None and (table or table_csv is not None):
         shown = decided if fitted is None else rest_of(decided, fitted)
         rows = calibrator_rows(shown, observed, calibrator)
@@ -78,6 +78,6 @@ def calibrate(
     for line in fitted.lines() if fitted is not None else ():
         say(line, quiet)
     say(f"calibrated {len(made.encodings)} tensors", quiet)
-    for written in (output, table_csv):
+    for written in (*files, table_csv):
         if written is not None:
             say(f"wrote      {written}", quiet)

@@ -58,7 +58,6 @@ class NumberFormat(Record):
     power_of_two: bool = False
     scale_type: Literal["float32", "e8m0", "e4m3"] = "float32"
     zero_point: Literal["integer", "fractional"] = "integer"
-    calibrator: str = "minmax"
 
     @pydantic.model_validator(mode="after")
     def _possible(self) -> NumberFormat:
@@ -88,7 +87,7 @@ def check_dynamic(numbers: NumberFormat, dynamic: bool) -> None:
 
 
 class QuantSpec(NumberFormat):
-    """Number format, granularity and calibrator of one tensor.
+    """Number format and granularity of one tensor.
 
     axis None: per tensor. axis: per axis. axis and block_size: blocked, as in ONNX's attributes.
     block_shape: one size for each dimension, -1 for the whole of it. dynamic: the scales are made from the

@@ -26,4 +26,4 @@ def _rounded(encoding: Encoding, name: FloatName) -> Encoding:
     if scale.min() < half.smallest or scale.max() > half.largest:
         return encoding
     rounded = scale.astype(onnx.helper.tensor_dtype_to_np_dtype(half.onnx_type)).astype(np.float32)
-    return encoding.model_copy(update={"scale": tuple(float(s) for s in rounded.ravel())})
+    return encoding.model_copy(update={"scale": rounded})

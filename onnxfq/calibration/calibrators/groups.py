@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.grid_error import Density, grid_error
 from onnxfq.calibration.statistics import GroupStatistics, TensorStatistics
 from onnxfq.numerics.granularity import normalize_axis
@@ -18,7 +18,7 @@ from onnxfq.numerics.spec import QuantSpec
 
 
 def group_ranges(
-    values: NDArray[np.float32], spec: QuantSpec
+    values: NDArray[np.float32], spec: QuantSpec, calibrator: Calibrator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (rmin, rmax) in the shape of a scale of `values`: one of each for a group that shares a scale.
 
@@ -26,27 +26,25 @@ def group_ranges(
     """
     shape = spec.granularity.param_shape(values.shape)
     sizes = _group_sizes(values.shape, spec)
-    if spec.calibrator == "minmax":
+    if calibrator == MINMAX:
         ends = [_reduced(end, values, sizes).astype(np.float64) for end in (np.minimum, np.maximum)]
     else:
-        method = calibrator_by_name(spec.calibrator)
-        ranges = [method(_as_feed(group), spec) for group in _groups(values, sizes)]
+        ranges = [calibrator(_as_feed(group), spec) for group in _groups(values, sizes)]
         ends = list(np.asarray(ranges, np.float64).reshape(-1, 2).T)
     return ends[0].reshape(shape), ends[1].reshape(shape)
 
 
 def observed_ranges(
-    statistics: GroupStatistics, spec: QuantSpec
+    statistics: GroupStatistics, spec: QuantSpec, calibrator: Calibrator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (rmin, rmax) in the shape of a scale of an activation: each group is calibrated by itself.
 
     A group that had no finite value gets the range [0, 0].
     """
-    if spec.calibrator == "minmax":
+    if calibrator == MINMAX:
         ends = statistics.ranges.astype(np.float64)
     else:
-        method = calibrator_by_name(spec.calibrator)
-        ends = np.asarray([method(one, spec) for one in statistics.each()], np.float64).reshape(-1, 2)
+        ends = np.asarray([calibrator(one, spec) for one in statistics.each()], np.float64).reshape(-1, 2)
     ends = np.where(np.isfinite(ends), ends, 0.0)
     return ends[:, 0].reshape(statistics.shape), ends[:, 1].reshape(statistics.shape)
 
