@@ -226,7 +226,7 @@ def test_what_needs_no_statistics_gets_no_observer(name, observed):
     assert [p.tensor for p in staged.plan.activations] == (["x"] if observed else [])
     assert [p.tensor for p in staged.plan.unobserved] == ([] if observed else ["x"])
     assert list(staged.statistics.tensors) == (["x"] if observed else [])
-    assert staged.encodings["x"].scale == ()
+    assert staged.encodings["x"].scale.size == 0
     assert "1 activations (1 dynamic), 1 weights" in plan_summary(staged.plan)
 
 

@@ -76,7 +76,7 @@ def _cast(numbers: NDArray[Any], dtype: type) -> NDArray[Any]:
     if numbers.dtype == dtype:
         return numbers.copy()
     with np.errstate(over="ignore", invalid="ignore"):
-        return numbers.astype(dtype)
+        return numbers.astype(dtype, order="C")
 
 
 def _spell(values: NDArray[Any], info: pydantic.SerializationInfo) -> Any:
