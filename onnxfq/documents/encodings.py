@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pydantic
 from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.calibration.calibrators import EXTERNAL, MINMAX, Calibrator
+from onnxfq.documents.array_fields import KEEP_ARRAYS, ScaleField, ZeroPointField, cast
 from onnxfq.documents.array_file import INLINE_LIMIT, array_path, restore_arrays, write_with_arrays
 from onnxfq.errors import PlanError, SpecError, nearest
 from onnxfq.numerics.affine import fake_quantize, quantize
@@ -36,61 +37,6 @@ def lift_calibrator(fields: Any) -> Any:
     return fields | {"spec": spec, "calibrator": EXTERNAL if name == "given" else name}
 
 
-def _to_numbers(values: Any) -> NDArray[Any]:
-    try:
-        numbers = np.asarray(values)
-    except (ValueError, OverflowError):
-        numbers = np.asarray(None)
-    if numbers.size and numbers.dtype.kind not in "fiu":
-        raise ValueError(f"must be a list of numbers, got {values!r:.40}")
-    return numbers
-
-
-def _lock(values: NDArray[Any], info: pydantic.ValidationInfo) -> NDArray[Any]:
-    """Return `values`, not shared with anyone, read-only and of param_shape where there are as many."""
-    shape = info.data.get("param_shape", ())
-    if values.size == prod(shape) and min(shape, default=0) >= 0:
-        values = values.reshape(shape)
-    values.flags.writeable = False
-    return values
-
-
-def _to_scale(values: Any, info: pydantic.ValidationInfo) -> NDArray[np.float32]:
-    return _lock(_cast(_to_numbers(values), np.float32), info)
-
-
-def _to_zero_point(values: Any, info: pydantic.ValidationInfo) -> NDArray[Any]:
-    """Return int32, or float32 where fractions are allowed; what breaks a rule as it is, for the message."""
-    numbers, spec = _to_numbers(values), info.data.get("spec")
-    fractional = spec is not None and spec.zero_point == "fractional"
-    dtype = np.float32 if fractional else np.int32
-    if not np.count_nonzero(numbers):
-        return _lock(np.zeros(numbers.shape, dtype), info)  # memory that is never touched
-    made = _cast(numbers, dtype)
-    exact = fractional or numbers.dtype == dtype or np.array_equal(made, numbers)
-    return _lock(made if exact else numbers.copy(), info)
-
-
-def _cast(numbers: NDArray[Any], dtype: type) -> NDArray[Any]:
-    """Return a copy of another type; what is beyond it becomes what no rule allows."""
-    if numbers.dtype == dtype:
-        return numbers.copy()
-    with np.errstate(over="ignore", invalid="ignore"):
-        return numbers.astype(dtype, order="C")
-
-
-def _spell(values: NDArray[Any], info: pydantic.SerializationInfo) -> Any:
-    """Return the elements in C order; the array itself in the context that an array file is written in."""
-    return values if info.context == KEEP_ARRAYS else tuple(values.ravel().tolist())
-
-
-KEEP_ARRAYS = "keep arrays"
-_Scale = Annotated[NDArray[np.float32], pydantic.PlainValidator(_to_scale), pydantic.PlainSerializer(_spell)]
-_ZeroPoint = Annotated[
-    NDArray[Any], pydantic.PlainValidator(_to_zero_point), pydantic.PlainSerializer(_spell)
-]
-
-
 class Encoding(Record):
     """Scale and zero point of one tensor under a `QuantSpec`.
 
@@ -104,8 +50,8 @@ class Encoding(Record):
     tensor: str
     spec: QuantSpec
     param_shape: tuple[int, ...]
-    scale: _Scale
-    zero_point: _ZeroPoint
+    scale: ScaleField
+    zero_point: ZeroPointField
     global_scale: float | None = None
     calibrator: Calibrator = MINMAX
 
@@ -172,7 +118,7 @@ class Encoding(Record):
                 f"{self.spec.scale_type}; calibrate again"
             )
         if shared is not None:
-            scale = np.append(scale, _cast(np.asarray(shared), np.float32))
+            scale = np.append(scale, cast(np.asarray(shared), np.float32))
         # No comparison with NaN is true.
         if scale.size and not 0 < scale.min() <= scale.max() < np.inf:
             raise ValueError(f"tensor {self.tensor!r}: every scale must be finite and positive")
