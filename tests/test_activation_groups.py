@@ -22,7 +22,7 @@ from test_bodies import staged as staged_bodies
 from test_half_models import as_type, half_feed
 from test_observation import feeds_of, file_bytes, narrow_channels
 
-from onnxfq.calibration.calibrators import CALIBRATORS, calibrator_by_name
+from onnxfq.calibration.calibrators import Calibrator, observing_names
 from onnxfq.calibration.statistics import BIN_COUNT, GroupStatistics, Observed, Statistics, TensorStatistics
 from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM, GroupSum
 from onnxfq.calibration.statistics.histogram import HISTOGRAM
@@ -236,13 +236,13 @@ def test_ranges_are_those_of_torch(observed, case: str) -> None:
         theirs = make(**kinds, averaging_constant=0.1) if averages else make(**kinds)
         for feed in feeds:
             theirs(torch.from_numpy(activations(model, plan, [feed])[name]))
-        method = calibrator_by_name("moving_average:0.1" if averages else "minmax")
+        method = Calibrator.parse("moving_average:0.1" if averages else "minmax")
         ours = np.asarray([method(one, placement.spec) for one in found.groups[name].each()], np.float32)
         np.testing.assert_array_equal(ours[:, 0], theirs.min_val.numpy())
         np.testing.assert_array_equal(ours[:, 1], theirs.max_val.numpy())
 
 
-@pytest.mark.parametrize("method", CALIBRATORS)
+@pytest.mark.parametrize("method", observing_names())
 def test_every_calibrator_gives_every_group_what_it_gives_a_tensor(method: str) -> None:
     """Scale and zero point of a channel are those that its values would have as a tensor."""
     model = load(two_branch())
@@ -260,7 +260,7 @@ def test_every_calibrator_gives_every_group_what_it_gives_a_tensor(method: str) 
             by_feed = np.split(x[:, channel], len(feeds))
             ranges = [(one.min(), one.max()) for one in by_feed]
             own = replace(own, feed_ranges=np.asarray(ranges, np.float32))
-            limits = calibrator_by_name(method)(own, spec)
+            limits = Calibrator.parse(method)(own, spec)
             scale, zero_point = choose_qparams(*limits, spec.qtype, spec.symmetric)
             assert (made.scale_array[channel], made.zero_point_array[channel]) == (scale, zero_point)
 
@@ -518,7 +518,7 @@ def test_the_table_has_a_row_for_all_groups() -> None:
     statistics = collect_statistics(model, plan, feeds)
     rows = calibrator_rows(plan, statistics)
     assert [row.calibrator for row in rows] == [
-        n for n in sorted(CALIBRATORS) if n not in ("auto", "moving_average")
+        n for n in sorted(observing_names()) if n not in ("auto", "moving_average")
     ]
     (chosen,) = [row for row in rows if row.chosen]
     made = calibrate(model, plan, statistics)["x"]

@@ -15,7 +15,7 @@ import onnx
 import pytest
 from builders import build, weights
 
-from onnxfq.calibration.calibrators import CALIBRATORS
+from onnxfq.calibration.calibrators import observing_names
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.data import Feed
 from onnxfq.data.model_inputs import input_specs
@@ -31,7 +31,7 @@ from onnxfq.support.resources import package_file
 
 MODELS = Path(os.environ.get("ONNXFQ_MODELS", "missing"))
 """A folder of trained networks, each in a folder of its own."""
-ORDER_FREE = sorted(name for name in CALIBRATORS if name != "moving_average")
+ORDER_FREE = sorted(name for name in observing_names() if name != "moving_average")
 
 
 def digits() -> tuple[Path, Feed]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.console import say
 from onnxfq.cli.options import (
@@ -60,7 +60,7 @@ def calibrate(
     if statistics is None and (encodings is None or table or table_csv is not None):
         raise typer.BadParameter("calibrate needs --statistics, or --encodings that hold every activation")
     if calibrator is not None:
-        calibrator_by_name(calibrator)
+        Calibrator.parse(calibrator)
     decided = Plan.load(plan)
     observed = None if statistics is None else Statistics.load(statistics)
     loaded = load(model, decided.existing)
@@ -69,7 +69,7 @@ def calibrate(
         matched.refuse_missing("give statistics from `onnxfq observe` with this plan")
     found = Statistics(loaded.sha256, 0, {}) if observed is None else observed
     _, made = matched.encode(loaded, found, calibrator)
-    made.save(output)
+    files = made.save(output)
     if observed is not None and (table or table_csv is not None):
         rows = calibrator_rows(matched.unknown, observed, calibrator)
         if table:
@@ -79,6 +79,6 @@ def calibrate(
     for line in matched.lines():
         say(line, quiet)
     say(f"calibrated {len(made.encodings)} tensors", quiet)
-    for written in (output, table_csv):
+    for written in (*files, table_csv):
         if written is not None:
             say(f"wrote      {written}", quiet)

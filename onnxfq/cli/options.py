@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onnxfq.calibration.calibrators import FORMS
+from onnxfq.calibration.calibrators import spellings
 from onnxfq.data import DEFAULT_BATCH
 from onnxfq.documents.recipe import RECIPES, Equalize, Recipe, load_recipe
 from onnxfq.runtime.custom_ops import use_custom_ops
@@ -47,7 +47,7 @@ CalibratorOption = Annotated[
     typer.Option(
         "--calibrator",
         metavar="NAME",
-        help=f"For activations, in place of the recipe's: {', '.join(FORMS)}.",
+        help=f"For activations, in place of the recipe's: {', '.join(spellings())}.",
         show_default=False,
     ),
 ]

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistics
 from onnxfq.data import Data
 from onnxfq.documents.encodings import Encoding, Encodings
@@ -178,8 +179,7 @@ def _with_known_parts(
 
 def _minmax(placement: Placement) -> Placement:
     """Return the placement with the range of the source, and no calibrator's own idea of it."""
-    spec = placement.spec.model_copy(update={"calibrator": "minmax"})
-    return placement.model_copy(update={"spec": spec})
+    return placement.model_copy(update={"calibrator": MINMAX})
 
 
 def _two_values(low: float, high: float) -> TensorStatistics:
@@ -207,4 +207,4 @@ def _encoded(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) 
 
 
 def _on_grid(placement: Placement, scale: NDArray[np.float32]) -> Encoding:
-    return Encoding.of(placement.tensor, placement.spec, scale, np.zeros(scale.shape, np.int32))
+    return placement.encode(scale, np.zeros(scale.shape, np.int32))

@@ -42,7 +42,7 @@ def gather_statistics(
     observing = replace(
         options.observing,
         nonfinite=options.data.nonfinite,
-        feed_ranges=any(p.spec.calibrator.partition(":")[0] == "moving_average" for p in plan.activations),
+        feed_ranges=any(p.calibrator.is_ordered for p in plan.activations),
         progress=options.stage("observe", inputs.runs),
     )
     return collect_statistics(model, plan, feeds, observing)

@@ -26,5 +26,4 @@ def _rounded(encoding: Encoding, name: FloatName) -> Encoding:
         return encoding
     if scale.min() < half.smallest or scale.max() > half.largest:
         return encoding
-    rounded = scale.astype(half.dtype).astype(np.float32)
-    return encoding.model_copy(update={"scale": tuple(float(s) for s in rounded.ravel())})
+    return encoding.model_copy(update={"scale": scale.astype(half.dtype).astype(np.float32)})

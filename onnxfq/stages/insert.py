@@ -65,7 +65,7 @@ def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) ->
     give equal files.
     """
     activations = {placement.tensor for placement in plan.activations}
-    methods = {e.spec.calibrator for e in encodings.encodings if e.tensor in activations}
+    methods = {str(e.calibrator) for e in encodings.encodings if e.tensor in activations}
     given, proto = proto, onnx.ModelProto()
     proto.CopyFrom(given)
     for key, value in (

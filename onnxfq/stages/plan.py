@@ -201,15 +201,16 @@ def _told_if_split(placement: Placement, tensors: dict[str, gs.Tensor]) -> Place
 def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placement:
     uses = tuple(dict.fromkeys((*known.uses, *more.uses)))
     spec, why = known.spec, known.why
-    if known.spec != more.spec:
-        same_kind = known.spec.model_copy(update={"granularity": more.spec.granularity})
-        if known.role == "activation" and same_kind == more.spec:
+    if (known.spec, known.calibrator) != (more.spec, more.calibrator):
+        same_kind = known.calibrator == more.calibrator
+        same_kind &= known.spec.model_copy(update={"granularity": more.spec.granularity}) == more.spec
+        if known.role == "activation" and same_kind:
             raise RecipeError(
                 f"tensor {known.tensor!r} is summed along another axis by {known.uses[0].node!r} than by "
                 f"{decision.node!r}, and is rounded once: {known.spec} or {more.spec}; leave one of the "
                 "two in float by an override"
             )
-        if known.role != "weight" or more.role != "weight" or same_kind != more.spec:
+        if known.role != "weight" or more.role != "weight" or not same_kind:
             raise RecipeError(
                 f"tensor {known.tensor!r} is asked to be {known.spec} for {known.uses[0].node!r} and "
                 f"{more.spec} for {decision.node!r}; override it by tensor name"

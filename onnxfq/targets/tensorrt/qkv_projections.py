@@ -80,7 +80,7 @@ def _joined(
             return []
         refuse(Operands(reader, (placement,), {}), policy)
         made.append(placement.model_copy(update={"uses": (part.entry,)}))
-    return made if len({placement.spec for placement in made}) == 1 else []
+    return made if len({(p.spec, p.calibrator) for p in made}) == 1 else []
 
 
 def _moved(decision: NodeDecision, part: Part, placement: Placement) -> NodeDecision:
