@@ -36,6 +36,8 @@ class Granularity:
     block_size: int | None = None
     block_shape: tuple[int, ...] | None = None
 
+    __pydantic_config__ = {"extra": "forbid"}
+
     def __post_init__(self) -> None:
         """Raise SpecError when the attributes do not go together."""
         blocks = self.block_shape

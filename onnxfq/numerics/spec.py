@@ -97,10 +97,16 @@ class QuantSpec(NumberFormat):
     dynamic: bool = False
     equalized: bool = False
 
+    @classmethod
+    def file_fields(cls) -> tuple[str, ...]:
+        """Return the names of the fields in a file, where those of the granularity are fields of the spec."""
+        named = {"granularity": _GRANULARITY}
+        return tuple(part for name in cls.model_fields for part in named.get(name, (name,)))
+
     @pydantic.model_validator(mode="before")
     @classmethod
     def _nest_granularity(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.keys().isdisjoint(_GRANULARITY):
+        if not isinstance(given, dict) or "granularity" in given:
             return given
         rest = {name: value for name, value in given.items() if name not in _GRANULARITY}
         return {"granularity": {name: given[name] for name in _GRANULARITY if name in given}} | rest

@@ -31,6 +31,11 @@ class Record(pydantic.BaseModel):
             del made.__dict__[name]  # pydantic copies what is cached too
         return made
 
+    @classmethod
+    def file_fields(cls) -> tuple[str, ...]:
+        """Return the names of the fields in a file."""
+        return tuple(cls.model_fields)
+
 
 R = TypeVar("R", bound=Record)
 
@@ -93,7 +98,7 @@ def parse(content: Any, record: type[R], error: type[OnnxfqError], source: str) 
         where = ": ".join(part for part in (source, ".".join(str(part) for part in first["loc"])) if part)
         message = one_line(first["msg"].removeprefix("Value error, "))
         if first["type"] == "extra_forbidden":
-            known = _record_at(record, first["loc"][:-1]).model_fields
+            known = _record_at(record, first["loc"][:-1]).file_fields()
             hint = nearest(str(first["loc"][-1]), known) or "; known: " + ", ".join(known)
             message = f"no such field{hint}"
         elif first["loc"] == ("format",):
