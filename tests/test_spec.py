@@ -46,9 +46,7 @@ def test_granularity_follows_from_axis_and_block(fields, granularity, text):
 @pytest.mark.parametrize("name", QTYPES)
 def test_json_round_trip(name):
     """A qtype is written by its name and read back as the value."""
-    spec = QuantSpec(
-        qtype=QTYPES[name], symmetric=QTYPES[name].is_float, axis=1, block_size=2, calibrator="mse"
-    )
+    spec = QuantSpec(qtype=QTYPES[name], symmetric=QTYPES[name].is_float, axis=1, block_size=2)
     assert spec.model_dump(mode="json")["qtype"] == name
     assert QuantSpec.model_validate_json(spec.model_dump_json()) == spec
 

@@ -1,14 +1,10 @@
-"""Facts about half types in ONNX: which operators take and give them, and what bodies read."""
+"""Facts about half types in ONNX: which operators take and give them."""
 
 from __future__ import annotations
 
 import onnx
 
-from onnxfq.graph.model import all_nodes
 from onnxfq.numerics.float_types import FloatInfo
-
-QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
-"""Operators whose real operands, scales included, all have one float type."""
 
 
 def half_slots(node: onnx.NodeProto, opset: int, half: FloatInfo) -> frozenset[int]:
@@ -23,17 +19,6 @@ def half_outputs(node: onnx.NodeProto, opset: int, half: FloatInfo) -> frozenset
         return frozenset({0})
     schema = _schema(node, opset)
     return frozenset() if schema is None else _slots(schema, schema.outputs, len(node.output), half)
-
-
-def captured_names(graph: onnx.GraphProto) -> set[str]:
-    """Return the names that bodies of `graph` read; some may be of their own."""
-    names = set()
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                names |= {name for inner in all_nodes(body) for name in inner.input}
-                names |= {value.name for value in body.output}
-    return names
 
 
 def _schema(node: onnx.NodeProto, opset: int) -> onnx.defs.OpSchema | None:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.calibration.calibrators import EXTERNAL
 from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, SpecError, nearest
 from onnxfq.graph.model import Model
-from onnxfq.interchange.external import GIVEN, Given, GivenTensor
+from onnxfq.interchange.external import Given, GivenTensor
 from onnxfq.interchange.recipe_overrides import tensor_names
 from onnxfq.interchange.shared_scales import moved_tensors
 from onnxfq.numerics.float_types import holds
@@ -126,7 +127,7 @@ def _why(name: str, given: Given) -> str:
 
 def _encoded(given: Given, tensor: GivenTensor, placement: Placement, shape: tuple[int, ...]) -> Encoding:
     """Return the encoding of a placed tensor. Raises PlanError when what is given does not fit it."""
-    spec = placement.spec.model_copy(update={"calibrator": GIVEN})
+    spec = placement.spec
 
     def fault(what: str) -> PlanError:
         return PlanError(f"{given.source}: {tensor.where}: tensor {placement.tensor!r} {what}")
@@ -150,7 +151,8 @@ def _encoded(given: Given, tensor: GivenTensor, placement: Placement, shape: tup
                 f"is {placement.float_type}, and its scale is no number of that type; quantize the float32 "
                 "model, with --float for a half type"
             )
-        return Encoding.of(placement.tensor, spec, scale, zero, tensor.global_scale)
+        made = placement.encode(scale, zero, tensor.global_scale)
+        return made.model_copy(update={"calibrator": EXTERNAL})
     except SpecError as wrong:
         raise fault(f"has scales that do not fit: {wrong}") from None
 

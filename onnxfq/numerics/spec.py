@@ -55,7 +55,6 @@ class NumberFormat(Record):
     power_of_two: bool = False
     scale_type: Literal["float32", "e8m0", "e4m3"] = "float32"
     zero_point: Literal["integer", "fractional"] = "integer"
-    calibrator: str = "minmax"
 
     @pydantic.model_validator(mode="after")
     def _possible(self) -> NumberFormat:
@@ -86,7 +85,7 @@ def check_dynamic(numbers: NumberFormat, dynamic: bool) -> None:
 
 
 class QuantSpec(NumberFormat):
-    """Number format, granularity and calibrator of one tensor.
+    """Number format and granularity of one tensor.
 
     granularity: which elements share a scale; its axis, block_size and block_shape are fields of the spec in
     files, and may be keywords. dynamic: the scales are made from the values while the model runs, as

@@ -5,19 +5,20 @@ from __future__ import annotations
 import onnx
 import onnx_graphsurgeon as gs
 
-DOMAIN = "onnxfq"
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
+
 VERSION = 1
 
 
 TENSORRT_DOMAIN = "trt"
 
 
-def custom_node(op: str, name: str, domain: str = DOMAIN, **fields: object) -> gs.Node:
+def custom_node(op: str, name: str, domain: str = ONNXFQ_DOMAIN, **fields: object) -> gs.Node:
     """Make a node of `domain`; fields are attrs, inputs, outputs."""
     return gs.Node(op=op, name=name, domain=domain, **fields)
 
 
-def import_domain(graph: gs.Graph, domain: str = DOMAIN) -> None:
+def import_domain(graph: gs.Graph, domain: str = ONNXFQ_DOMAIN) -> None:
     """Declare the domain among the operator sets that `graph` uses."""
     opsets = list(graph.import_domains or [])
     if all(o.domain != domain for o in opsets):

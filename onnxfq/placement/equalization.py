@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.calibration.calibrators.fixed import is_fixed
+from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.slots import Use
@@ -43,17 +43,15 @@ def equalize_depthwise(placements: Sequence[Placement], graph: gs.Graph, recipe:
 
 def _equalized(placement: Placement) -> Placement:
     # Whatever the calibrator of the recipe: each channel keeps its whole range.
-    spec = placement.spec.model_copy(
-        update={"granularity": Granularity(1), "equalized": True, "calibrator": "minmax"}
-    )
-    return placement.model_copy(update={"spec": spec, "why": placement.why + _NOTE})
+    spec = placement.spec.model_copy(update={"granularity": Granularity(1), "equalized": True})
+    return placement.model_copy(update={"spec": spec, "calibrator": MINMAX, "why": placement.why + _NOTE})
 
 
 def _can(
     placement: Placement, nodes: dict[str, gs.Node], weights: dict[Use, Placement], recipe: Recipe
 ) -> bool:
     spec: QuantSpec = placement.spec
-    if placement.role != "activation" or placement.float_type != "float32" or is_fixed(spec.calibrator):
+    if placement.role != "activation" or placement.float_type != "float32" or placement.calibrator.is_fixed:
         return False
     if spec.dynamic or spec.scale_type != "float32" or spec.granularity != PER_TENSOR:
         return False

@@ -8,11 +8,12 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
+from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
 from onnxfq.errors import RecipeError
-from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
+from onnxfq.graph.ops import CONVOLUTIONS, WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
 from onnxfq.graph.queries import dtype_name, float_type, is_dequantized, producer_op, weight_source
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
@@ -108,10 +109,12 @@ def place_activation(
         return None
     granularity, why = _activation_granularity(node, slot, scheme, policy)
     spec = QuantSpec(**_numbers(scheme), granularity=granularity, dynamic=scheme.dynamic)
+    # Dynamic scales are made of the whole range.
+    calibrator = MINMAX if scheme.dynamic else scheme.calibrator
     producer = producer_op(tensor)
     if producer in scheme.known_ranges and not scheme.dynamic:
         low, high = KNOWN_RANGES[producer]
-        spec = spec.model_copy(update={"calibrator": f"known:{producer}"})
+        calibrator = Calibrator(name="known", parameters=(producer,))
         why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
     use = Use(node.name, slot)
     return Placement(
@@ -121,14 +124,12 @@ def place_activation(
         uses=(use,),
         why=f"{what}{why}",
         float_type=float_type(tensor) or "float32",
+        calibrator=calibrator,
     )
 
 
 def _numbers(scheme: ActivationScheme | WeightScheme) -> dict[str, Any]:
-    fields = {name: getattr(scheme, name) for name in NumberFormat.model_fields}
-    if isinstance(scheme, ActivationScheme) and scheme.dynamic:
-        fields["calibrator"] = "minmax"  # the scales are made of the whole range
-    return fields
+    return {name: getattr(scheme, name) for name in NumberFormat.model_fields}
 
 
 def _needs_rank(node: gs.Node, slot: int, recipe: Recipe) -> bool:
@@ -162,7 +163,7 @@ def _activation_granularity(
         return Granularity(block_shape=scheme.block_shape), f", blocks of {list(scheme.block_shape)}"
     if scheme.granularity == "per_axis":
         axis = summed_axis(node, slot, rank)
-        axis = 1 if axis is None and node.op in ("Conv", "ConvTranspose") else axis
+        axis = 1 if axis is None and node.op in CONVOLUTIONS else axis
         return (PER_TENSOR, "") if axis is None else (Granularity(axis), ", a scale for each channel of it")
     axis = _block_axis(node, slot, rank, policy)
     if axis is None and not scheme.dynamic:
@@ -207,6 +208,7 @@ def _place(
         uses=(source.use,),
         why=f"weight of {node.op}, {why}",
         float_type=float_type(source.tensor) or "float32",
+        calibrator=scheme.calibrator,
     )
 
 

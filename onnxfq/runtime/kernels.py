@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxfq.calibration.statistics import TensorStatistics, empty_state
+from onnxfq.calibration.statistics import empty_state
+from onnxfq.calibration.statistics.state import read_state
 from onnxfq.errors import SpecError
 from onnxfq.numerics.affine import as_qtype, check_names, float32_array, float_array
 from onnxfq.numerics.block_scales import check_rule
@@ -155,9 +156,8 @@ def _observe_on_gpu(values: NDArray[np.float32], histogram: bool) -> Observation
         count, bins = ctypes.c_int64(values.size), ctypes.c_int(int(histogram))
         kind = ctypes.c_int32(FLOAT_DTYPES.index(values.dtype))
         place.call("merge_statistics", x, kind, count, merged, bins)
-    found = TensorStatistics.from_state(state)
-    counts = np.array([found.elements, found.nans, found.infinities, found.zeros], np.int64)
-    return np.array([found.rmin, found.rmax], np.float32), counts, found.bins, found.counts
+    limits, counts, keys, bin_counts = read_state(state)
+    return limits, counts, keys, bin_counts
 
 
 def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from onnxfq.calibration.statistics import TensorStatistics, empty_state
 from onnxfq.errors import OnnxfqError
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.numerics import affine as numerics
 from onnxfq.numerics import block_scales as dynamic_scales
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
@@ -88,16 +89,13 @@ def _dynamic_fake_quantize(device: Device) -> str:
 def _observe(device: Device) -> str:
     x = _values()
     expected = TensorStatistics.from_array(x)
-    limits, counts, bins, bin_counts = kernels.observe(x, device=device)
-    found = TensorStatistics(
-        float(limits[0]), float(limits[1]), *(int(n) for n in counts), bins=bins, counts=bin_counts
-    )
+    found = TensorStatistics.from_results(*kernels.observe(x, device=device))
     return _other_statistics(found, expected)
 
 
 def _session(device: Device) -> str:
     x, scale = _values(), np.full(37, 0.03, np.float32)
-    node = helper.make_node("FakeQuantize", ["x", "scale"], ["y"], domain="onnxfq", qtype="int8", axis=0)
+    node = helper.make_node("FakeQuantize", ["x", "scale"], ["y"], domain=ONNXFQ_DOMAIN, qtype="int8", axis=0)
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)]
     constants = [helper.make_tensor("scale", TensorProto.FLOAT, scale.shape, scale)]
@@ -108,7 +106,7 @@ def _session(device: Device) -> str:
 
 def _merging_session(device: Device) -> str:
     x, state = _values(), empty_state()
-    node = helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain="onnxfq")
+    node = helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain=ONNXFQ_DOMAIN)
     inputs = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape),
         helper.make_tensor_value_info("state", TensorProto.INT64, state.shape),
@@ -129,7 +127,7 @@ def _one_node(
     device: Device,
 ) -> Session:
     graph = helper.make_graph([node], "self_test", inputs, outputs, constants)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfq", 1)]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ONNXFQ_DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     return Session(model, 1, device=device)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
@@ -217,22 +218,24 @@ def _decide(site: Site, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[lis
         if role == "weight":
             assert site.kind is not None
             weights = recipe.weight_for(site.name, op_type, tensor)
-            common = _numbers(weights, recipe)
+            common, calibrator = _numbers(weights, recipe), weights.calibrator
             instead = POLICIES[recipe.target].per_tensor_weights.get(site.op_types[0], "")
             spec, why = _weight_spec(weights, common, site.kind, site.parameters[name].ndim, instead)
             why = f"weight of {op_type}, {why}"
         else:
             scheme = recipe.activation_for(site.name, op_type, tensor)
             spec = None if scheme is None else QuantSpec(**_numbers(scheme, recipe))
+            calibrator = MINMAX if scheme is None else scheme.calibrator
             why = "skip branch of a residual Add" if site.residual else f"input of {op_type}"
             producer = made_by.get(tensor, "")
             if spec is not None and scheme is not None and producer in scheme.known_ranges:
                 low, high = KNOWN_RANGES[producer]
-                spec = spec.model_copy(update={"calibrator": f"known:{producer}"})
+                calibrator = Calibrator(name="known", parameters=(producer,))
                 why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
         if spec is not None:
             use = Use(site.name, slot)
-            placed.append(Placement(tensor=tensor, role=role, spec=spec, uses=(use,), why=why))
+            fields = {"tensor": tensor, "role": role, "spec": spec, "uses": (use,), "why": why}
+            placed.append(Placement(**fields, calibrator=calibrator))
     if kept:
         return placed, kept
     if site.kind is not None and not site.kind.has_input and not _asked_for(recipe, site):

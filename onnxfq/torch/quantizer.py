@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.errors import SpecError, StatisticsError, nearest
 from onnxfq.numerics.float_types import FLOATS, HALF_TYPES, FloatType
 from onnxfq.numerics.qparams import ParamRules
@@ -61,16 +62,21 @@ class FakeQuantize(OwnTypes):
         rounding: str = "half_even",
         arithmetic: str = "divide",
         saturate: bool = True,
+        calibrator: str | Calibrator = MINMAX,
     ) -> None:
         """Round to `spec`, or symmetric and per tensor to the number format of that name.
 
-        observer: a name of `onnxfq.torch.observers`, or None when scales come from elsewhere. The others are
-        as in `fake_quantize`. Raises SpecError for unknown names.
+        observer: a name of `onnxfq.torch.observers`, or None when scales come from elsewhere. calibrator: of
+        the observers `latest` and `histogram`. The others are as in `fake_quantize`. Raises SpecError for
+        unknown names.
         """
         super().__init__()
         self.spec = QuantSpec(qtype=spec) if isinstance(spec, str) else spec
         self.grid = Grid.of(self.spec.qtype, rounding, arithmetic, saturate)
-        self.observer = make_observer(observer, self.spec) if isinstance(observer, str) else observer
+        self.calibrator = Calibrator.parse(calibrator)
+        if isinstance(observer, str):
+            observer = make_observer(observer, self.spec, self.calibrator)
+        self.observer = observer
         self.observer_enabled = self.observer is not None
         self.fake_quant_enabled = True
         self.learned: Learned = "nothing"

@@ -188,10 +188,10 @@ def test_known_ranges_of_the_recipe() -> None:
     """Outputs of an operator named in known_ranges have its range, and the plan says so; the rest not."""
     plan = planned(attention(), "tensorrt-fp8")
     found = {p.tensor: p for p in plan.activations}
-    assert found["p"].spec.calibrator == "known:Softmax"
+    assert found["p"].calibrator == "known:Softmax"
     assert found["p"].why == "input of MatMul; every output of Softmax lies in [0, 1]"
-    assert {p.spec.calibrator for name, p in found.items() if name != "p"} == {"minmax"}
-    other = {p.spec.calibrator for p in planned(attention(), "tensorrt-int8").activations}
+    assert {p.calibrator for name, p in found.items() if name != "p"} == {"minmax"}
+    other = {p.calibrator for p in planned(attention(), "tensorrt-int8").activations}
     assert other == {"auto"}
 
 
@@ -203,4 +203,4 @@ def test_an_operator_of_another_domain_has_no_known_range() -> None:
         local=1,
     )
     proto.graph.value_info.append(onnx.helper.make_tensor_value_info("s", onnx.TensorProto.FLOAT, ["N", 4]))
-    assert [p.spec.calibrator for p in planned(proto, "tensorrt-fp8").activations] == ["minmax"]
+    assert [p.calibrator for p in planned(proto, "tensorrt-fp8").activations] == ["minmax"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.grid_error import Density, grid_error
 from onnxfq.calibration.statistics import GroupStatistics, TensorStatistics
 from onnxfq.numerics.layout import Layout
@@ -16,34 +16,32 @@ from onnxfq.numerics.spec import QuantSpec
 
 
 def group_ranges(
-    values: NDArray[np.float32], spec: QuantSpec
+    values: NDArray[np.float32], spec: QuantSpec, calibrator: Calibrator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (rmin, rmax) in the shape of a scale of `values`: one of each for a group that shares a scale.
 
     Each group is calibrated by itself, as a tensor that is the same in every feed.
     """
     layout = Layout(spec.granularity, values.shape)
-    if spec.calibrator == "minmax":
+    if calibrator == MINMAX:
         low, high = layout.reduce(np.minimum, values, np.inf), layout.reduce(np.maximum, values, -np.inf)
         return low.astype(np.float64), high.astype(np.float64)
-    method = calibrator_by_name(spec.calibrator)
-    ranges = [method(_as_feed(group), spec) for group in layout.split(values)]
+    ranges = [calibrator(_as_feed(group), spec) for group in layout.split(values)]
     low, high = np.asarray(ranges, np.float64).reshape(-1, 2).T
     return low.reshape(layout.scale_shape), high.reshape(layout.scale_shape)
 
 
 def observed_ranges(
-    statistics: GroupStatistics, spec: QuantSpec
+    statistics: GroupStatistics, spec: QuantSpec, calibrator: Calibrator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (rmin, rmax) in the shape of a scale of an activation: each group is calibrated by itself.
 
     A group that had no finite value gets the range [0, 0].
     """
-    if spec.calibrator == "minmax":
+    if calibrator == MINMAX:
         ends = statistics.ranges.astype(np.float64)
     else:
-        method = calibrator_by_name(spec.calibrator)
-        ends = np.asarray([method(one, spec) for one in statistics.each()], np.float64).reshape(-1, 2)
+        ends = np.asarray([calibrator(one, spec) for one in statistics.each()], np.float64).reshape(-1, 2)
     ends = np.where(np.isfinite(ends), ends, 0.0)
     return ends[:, 0].reshape(statistics.shape), ends[:, 1].reshape(statistics.shape)
 

@@ -119,7 +119,7 @@ def _strict(encoding: Encoding) -> bool:
     """Tell whether the grid is AIMET's strict symmetric: signed, without the lowest number."""
     qtype = encoding.spec.qtype
     most = (1 << (qtype.bits - 1)) - 1
-    return bool(qtype.signed and (qtype.qmin, qtype.qmax) == (-most, most) and not any(encoding.zero_point))
+    return bool(qtype.signed and (qtype.qmin, qtype.qmax) == (-most, most) and not encoding.zero_point.any())
 
 
 def _unsigned(encoding: Encoding) -> tuple[bool, NDArray[np.int64]]:

@@ -7,10 +7,7 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.numerics.storage_types import deployed_qtype
 from onnxfq.placement.target_policy import Operands, TargetPolicy
-
-# onnxruntime 1.31.1 has QuantizeLinear for integers of 2, 4, 8 and 16 bits and for the float8 types.
-_NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
-
+from onnxfq.runtime.unsupported_ops import NO_KERNEL
 
 # With uint8 inputs these are fused above ORT_ENABLE_BASIC, however many scales the input has, and the fused
 # kernels (QLinearConv, QLinearMatMul, MatMulIntegerToFloat) fail unless it is one: tried on 1.31.1.
@@ -22,7 +19,7 @@ _DYNAMIC = QuantSpec(qtype="uint8", symmetric=False, dynamic=True)
 
 def _refuses(placement: Placement, operands: Operands) -> str:
     spec, base = placement.spec, placement.spec.qtype.base
-    if base in _NO_KERNEL:
+    if base in NO_KERNEL:
         return f"ONNX Runtime has no QuantizeLinear for {base}; use float8e4m3fn, or target simulation"
     if spec.zero_point == "fractional":
         return "ONNX Runtime takes integer zero points only; use zero_point: integer, or target simulation"

@@ -12,7 +12,7 @@ from math import prod
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
-from onnxfq.graph.ops import summed_axis
+from onnxfq.graph.ops import CONVOLUTIONS, summed_axis
 from onnxfq.graph.queries import weight_source
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
@@ -94,7 +94,7 @@ def _keeps_float(operands: Operands) -> str:
         shape = operands.weight_shapes.get(placement.tensor)
         if shape is None:
             continue
-        if operands.weight_only and node.op in ("Conv", "ConvTranspose"):
+        if operands.weight_only and node.op in CONVOLUTIONS:
             return f"TensorRT multiplies in float where only the weight of a {node.op} is quantized"
         base, window = _carrier(placement.spec.qtype), prod(shape[2:])
         if node.op == "Conv" and base == "float8e4m3fn" and window > LARGEST_FLOAT8_KERNEL:
