@@ -26,6 +26,7 @@ from onnxfq.errors import PlanError, RecipeError
 from onnxfq.graph.io.load import load
 from onnxfq.interchange import WRITERS, read_given
 from onnxfq.interchange.apply import fit
+from onnxfq.numerics.layout import Layout
 from onnxfq.stages.plan import make_plan
 
 FILES = [
@@ -250,7 +251,7 @@ def encodings_of(draw: Callable[..., Any] | None, plan: Plan, model: onnxfq.Mode
     made = []
     for placement in plan.placements:
         spec = placement.spec
-        shape = spec.granularity.param_shape(shapes.get(placement.tensor, ()))
+        shape = Layout(spec.granularity, shapes.get(placement.tensor, ())).scale_shape
         count = int(np.prod(shape, dtype=np.int64))
         scale, zero = [1.0] * count, [0] * count
         if draw is not None:
