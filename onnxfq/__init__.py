@@ -44,8 +44,8 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
-from onnxfq.targets.tensorrt.builder.build import BuildOptions
-from onnxfq.targets.tensorrt.rules.findings import CheckResult, Finding
+from onnxfq.targets.build_options import BuildOptions
+from onnxfq.targets.findings import CheckResult, Finding
 from onnxfq.version import VERSION as __version__
 
 if TYPE_CHECKING:

@@ -48,6 +48,7 @@ from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.score import score_models
 from onnxfq.support.digests import DATA_MODULUS
 from onnxfq.targets.onnxruntime.releases import release_of
+from onnxfq.targets.registry import prepare_model, target_by_name
 
 log = logging.getLogger(__name__)
 
@@ -119,10 +120,10 @@ def quantize(
     chosen = load_recipe(recipe)
     if calibrator is not None:
         chosen = chosen.with_calibrator(calibrator)
-    if chosen.target == "simulation":
+    if not target_by_name(chosen.target).is_written:
         raise RecipeError(
-            f"recipe {chosen.name}: quantize writes a model to hand over, and target simulation has none; "
-            "run the stages and insert fake-quant nodes, or name another target"
+            f"recipe {chosen.name}: quantize writes a model to hand over, and target {chosen.target} has "
+            "none; run the stages and insert fake-quant nodes, or name another target"
         )
     release = None if runtime is None else release_of(runtime)
     clock = _Clock()
@@ -132,7 +133,7 @@ def quantize(
     with weights_in(scratch):
         proto, sha256, source = read_model(model)
     reference = _runnable(proto)
-    loaded = normalised(proto, sha256, source, chosen.existing)
+    loaded = prepare_model(normalised(proto, sha256, source, chosen.existing), chosen.target)
     if release is not None:
         release.check_opset(loaded.opset, f"{source} is at")
     feeds = None if data is None else open_feeds(loaded.proto, data, options.batch, options.data)

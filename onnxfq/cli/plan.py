@@ -30,6 +30,7 @@ from onnxfq.report.text import plan_summary
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.external_encodings import planned_with
 from onnxfq.stages.options import open_feeds
+from onnxfq.targets.registry import prepare_model
 
 
 @with_data_options
@@ -53,7 +54,7 @@ def plan(
     check_model_output(output, model, data, encodings)
     given = None if encodings is None else read_given(encodings)
     chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
-    loaded = load(model, chosen.existing)
+    loaded = prepare_model(load(model, chosen.existing), chosen.target)
     unknown = lacks_ranks(loaded)
     feeds = None if data is None else open_feeds(loaded.proto, data, batch, described)
     ranked = with_run_ranks(loaded, next(iter(feeds))) if unknown and feeds is not None else loaded

@@ -1,4 +1,4 @@
-"""Nodes of domains beside ONNX's own: `onnxfq`, the custom-op library, and what TensorRT's parser adds."""
+"""Nodes of domains beside ONNX's own: `onnxfq`, the custom-op library, and those of targets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from onnxfq.numerics.spec import QuantSpec
 
 DOMAIN = "onnxfq"
 VERSION = 1
-
-
-TENSORRT_DOMAIN = "trt"
 
 
 def custom_node(op: str, name: str, domain: str = DOMAIN, **fields: object) -> gs.Node:

@@ -3,12 +3,12 @@
 A node stays when an operand or a result does not fit in the type, when it sums over many elements, when it is
 part of arithmetic on shapes and other integers, or when ONNX has no such operator for the type. Statistics
 in float32 are what NVIDIA advises for strongly typed networks; sums of MatMul and Conv are kept in float32
-by TensorRT itself, and LayerNormalization says so in its attribute stash_type.
+by the kernels themselves, and LayerNormalization says so in its attribute stash_type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -58,15 +58,32 @@ _CHEAP = frozenset(
     "Abs Add Ceil Clip Concat Div Expand Flatten Floor Gather Identity Max Min Mul Neg Pow Reciprocal "
     "Reshape Round Slice Split Sqrt Squeeze Sub Transpose Unsqueeze Where".split()
 )
-_FLOAT4 = frozenset({"TRT_FP4DynamicQuantize"})
+
+CastRule = Callable[[onnx.NodeProto, HalfType], str | None]
+"""Returns why a target wants a node in float32; empty where it may be cast, None for no word on it."""
+
+
+def no_rule(node: onnx.NodeProto, half: HalfType) -> str | None:
+    """Leave the decision to the rules that hold for every target."""
+    return None
 
 
 def plan_floats(
-    proto: onnx.ModelProto, statistics: Mapping[str, TensorStatistics], options: FloatOptions
+    proto: onnx.ModelProto,
+    statistics: Mapping[str, TensorStatistics],
+    options: FloatOptions,
+    rule: CastRule = no_rule,
 ) -> FloatPlan:
-    """Decide for each node of a Q/DQ model; statistics: of the tensors of its float model, by name."""
+    """Decide for each node of a Q/DQ model which float type it has.
+
+    Args:
+        proto: the Q/DQ model.
+        statistics: of the tensors of its float model, by name.
+        options: the half type, and whether inputs and outputs have it too.
+        rule: the word of the target, before the rules that hold for all.
+    """
     half = HALF_TYPES[options.name]
-    graph = _Graph(proto, half)
+    graph = _Graph(proto, half, rule)
     tensors = _unfit_tensors(graph, statistics)
     nodes = dict(_kept_nodes(graph, tensors, statistics))
     _keep_between(graph, nodes)
@@ -91,8 +108,8 @@ def plan_floats(
 class _Graph:
     """The main graph of a model as the rules ask for it."""
 
-    def __init__(self, proto: onnx.ModelProto, half: HalfType) -> None:
-        self.half, self.opset = half, default_opset(proto)
+    def __init__(self, proto: onnx.ModelProto, half: HalfType, rule: CastRule) -> None:
+        self.half, self.opset, self.rule = half, default_opset(proto), rule
         graph = with_shapes(proto).graph
         self.nodes = list(graph.node)
         self.constants: dict[str, TensorProto] = {t.name: t for t in graph.initializer}
@@ -165,14 +182,13 @@ def _why(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, str]) -> str
         return "it takes or gives a sequence or an optional, whose type is left as it is"
     if not inputs and not outputs:
         return ""
-    if node.op_type in _FLOAT4:
-        return "TensorRT's float4 is made of float32"
+    said = graph.rule(node, graph.half)
+    if said is not None:
+        return said
     if node.domain not in STANDARD_DOMAINS:
-        return "" if node.op_type.startswith("TRT_MXFP8") else f"types of domain {node.domain} are not known"
+        return f"types of domain {node.domain} are not known"
     if node.op_type in SUMS:
         return SUMS[node.op_type]
-    if node.op_type == "ConvTranspose" and graph.half.onnx_type == TensorProto.BFLOAT16:
-        return "TensorRT for RTX 1.7.1 builds no quantized ConvTranspose in bfloat16"
     if not inputs:
         return "it makes float32 of another type"
     for name in (*inputs, *outputs):
@@ -206,7 +222,7 @@ def _magnified(graph: _Graph, node: onnx.NodeProto, statistics: Mapping[str, Ten
 
 
 def _int4_reason(graph: _Graph, node: onnx.NodeProto) -> str:
-    """Return why a reader of int4 weights stays: TensorRT keeps those with scales of the model's type."""
+    """Return why a reader of int4 weights stays: such weights have scales of the type it computes in."""
     for name in node.input:
         maker = graph.makers.get(name)
         if maker is None or maker.op_type != "DequantizeLinear":

@@ -21,7 +21,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.graph.ops import SIZES, is_weighted
 from onnxfq.graph.queries import all_nodes, bodies
-from onnxfq.placement.weighted_ops import NodeDecision
+from onnxfq.placement.decision import NodeDecision
 
 MOST_BITS = 8
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_graphsurgeon as gs
@@ -17,22 +16,8 @@ from onnxfq.graph.queries import dtype_name, float_type, is_dequantized, produce
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor, open_axis
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
+from onnxfq.placement.decision import NodeDecision
 from onnxfq.placement.target_policy import Operands, TargetPolicy
-
-
-@dataclass(frozen=True)
-class NodeDecision:
-    """What is decided for one node: placements for all its needs, or a reason to leave it in float.
-
-    by_rule: float is what the target wants for this node, so it does not count in the coverage.
-    """
-
-    node: str
-    op_type: str
-    needs: tuple[Use, ...]
-    placements: tuple[Placement, ...] = ()
-    why_float: str = ""
-    by_rule: bool = False
 
 
 def decide_weighted(

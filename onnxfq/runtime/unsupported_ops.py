@@ -9,8 +9,8 @@ from onnx import TensorProto
 
 from onnxfq.graph.model import all_nodes
 
-# Operators that only TensorRT's parser knows.
-_FOREIGN_DOMAINS = {"trt": "TensorRT"}
+FOREIGN_DOMAINS: dict[str, str] = {}
+"""Operator sets that only one target has -> what to call it; registering a target adds its own."""
 
 # onnxruntime 1.31.1 has no QuantizeLinear and no DequantizeLinear of these, named as in the installed onnx.
 _NO_KERNEL = ("FLOAT4E2M1", "FLOAT6E2M3", "FLOAT6E3M2")
@@ -25,8 +25,8 @@ def cannot_run(proto: onnx.ModelProto, *, as_written: bool = True) -> str:
     nodes = all_nodes(proto.graph)
     with_body = {(function.domain, function.name) for function in proto.functions}
     for node in nodes:
-        if node.domain in _FOREIGN_DOMAINS and (node.domain, node.op_type) not in with_body:
-            return f"ONNX Runtime has no {node.op_type}, an operator of {_FOREIGN_DOMAINS[node.domain]}"
+        if node.domain in FOREIGN_DOMAINS and (node.domain, node.op_type) not in with_body:
+            return f"ONNX Runtime has no {node.op_type}, an operator of {FOREIGN_DOMAINS[node.domain]}"
     names = ("BFLOAT16", *_NO_KERNEL) if as_written else _NO_KERNEL
     missing = {TensorProto.DataType.Value(name): name for name in names if hasattr(TensorProto, name)}
     found = next((missing[kind] for kind in _types(proto, nodes) if kind in missing), None)

@@ -23,6 +23,7 @@ from onnxfq.numerics.granularity import PerTensor
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.stages.derived_scales import encode_constant, encode_dynamic
+from onnxfq.targets.registry import prepare_model
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ def calibrated_part(plan: Plan, without_values: tuple[str, ...]) -> Plan:
 def _without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[str, ...]:
     """Return the activations that no run gave a finite value; say so, a line for each branch."""
     absent = tuple(p.tensor for p in plan.activations if not statistics[p.tensor].finite)
-    places = body_of_tensors(model.proto) if absent else {}
+    places = body_of_tensors(prepare_model(model, plan.target).proto) if absent else {}
     told: dict[str, list[str]] = {}
     for tensor in absent:
         told.setdefault(places.get(tensor, ""), []).append(tensor)

@@ -13,6 +13,7 @@ from onnxfq.interchange.external import Given
 from onnxfq.interchange.recipe_overrides import recipe_with
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.registry import prepare_model
 
 
 def planned_with(given: Given | None, model: Model, recipe: Recipe) -> tuple[Plan, Fitted | None]:
@@ -22,6 +23,7 @@ def planned_with(given: Given | None, model: Model, recipe: Recipe) -> tuple[Pla
     """
     if given is None:
         return make_plan(model, recipe), None
+    model = prepare_model(model, recipe.target)
     chosen = recipe_with(given, recipe, model)
     try:
         plan = make_plan(model, chosen)
@@ -44,6 +46,7 @@ def calibrate_with(
 
     statistics: None where `given` holds every activation; PlanError otherwise.
     """
+    model = prepare_model(model, plan.target)
     fitted = None if given is None else fit(given, plan, model)
     if statistics is None and fitted is not None:
         fitted.refuse_missing("give statistics from `onnxfq observe` with this plan")

@@ -30,6 +30,7 @@ from onnxfq.runtime.gpus import gpus
 from onnxfq.stages.accumulators import state_bytes, usual_bytes
 from onnxfq.stages.observers import Groups, MergingObserver, ObserveOptions, Observer, groups_of, observer_on
 from onnxfq.support.digests import DATA_MODULUS
+from onnxfq.targets.registry import prepare_model
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ def collect_statistics(
     """
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
+    model = prepare_model(model, plan.target)
     device = choose_device(options.device)
     passes = _passes(plan, groups_of(model, plan), _rooms(device, options))
     skipped = 0 if start is None else start.feeds

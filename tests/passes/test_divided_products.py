@@ -14,7 +14,8 @@ from onnxfq.passes import insert_qdq as insert_qdq_module
 from onnxfq.runtime.session import Session
 from onnxfq.stages.check import check
 from onnxfq.stages.insert import insert_qdq
-from onnxfq.targets.tensorrt.builder.build import BuildOptions, builder_installed
+from onnxfq.targets.build_options import BuildOptions
+from onnxfq.targets.tensorrt.builder.build import builder_installed
 
 _HEADS = "".join(f"{n}2 = Reshape ({n}1, heads) " for n in "qkv")
 _TOKENS = "d = Shape (f) d2 = Gather <axis = 0> (d, last) "

@@ -7,6 +7,7 @@ from onnxfq.numerics.granularity import PerTensor
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.numerics.storage_types import deployed_qtype
 from onnxfq.placement.target_policy import Operands, TargetPolicy
+from onnxfq.targets.target import Target
 
 # onnxruntime 1.31.1 has QuantizeLinear for integers of 2, 4, 8 and 16 bits and for the float8 types.
 _NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
@@ -61,13 +62,12 @@ def _keeps_float(operands: Operands) -> str:
     return ""
 
 
-ONNXRUNTIME = TargetPolicy(
-    name="onnxruntime",
-    per_tensor_weights={},
-    # ONNX Runtime fuses an Add only with pairs on both inputs and the output.
-    residual=False,
-    channel_blocks=False,
-    bias="bias: added in float, so that no rounding of int32 biases is needed",
-    refuses=_refuses,
-    keeps_float=_keeps_float,
+ONNXRUNTIME = Target(
+    "onnxruntime",
+    # No pairs for residual sums: ONNX Runtime fuses an Add only with pairs on both inputs and the output.
+    TargetPolicy(
+        bias="bias: added in float, so that no rounding of int32 biases is needed",
+        refuses=_refuses,
+        keeps_float=_keeps_float,
+    ),
 )

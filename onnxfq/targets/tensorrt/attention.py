@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.placement.weighted_ops import NodeDecision
+from onnxfq.placement.decision import NodeDecision
 
 INT8_HEADS = (16, 32, 64)
 """Head sizes of the fused int8 kernel (NVIDIA, fused attention)."""

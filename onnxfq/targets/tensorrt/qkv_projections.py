@@ -17,8 +17,9 @@ from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.follow import MOVES, carried_from, follow, readers_of
 from onnxfq.graph.slots import Use
+from onnxfq.placement.decision import NodeDecision
 from onnxfq.placement.target_policy import Operands, TargetPolicy
-from onnxfq.placement.weighted_ops import NodeDecision, place_activation, refuse
+from onnxfq.placement.weighted_ops import place_activation, refuse
 from onnxfq.targets.tensorrt.attention import attentions
 
 

@@ -9,9 +9,9 @@ from onnx import TensorProto
 
 from onnxfq.graph.follow import MOVES, SCALES, SPLITS
 from onnxfq.graph.ops import SIZES
+from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.attention import FLOAT8_HEAD, INT8_HEADS, INT8_TOKENS
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
-from onnxfq.targets.tensorrt.rules.findings import Finding
 from onnxfq.targets.tensorrt.rules.operands import Operand, operand
 from onnxfq.targets.tensorrt.rules.quantizers import QUANTIZE_OPS
 from onnxfq.targets.tensorrt.rules.scopes import Scope, Site

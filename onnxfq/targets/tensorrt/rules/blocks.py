@@ -7,8 +7,8 @@ from math import prod
 
 from onnx import TensorProto
 
+from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
-from onnxfq.targets.tensorrt.rules.findings import Finding
 from onnxfq.targets.tensorrt.rules.operands import CONVOLUTIONS, Promise
 from onnxfq.targets.tensorrt.rules.quantizers import Quantizer
 
