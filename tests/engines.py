@@ -20,7 +20,7 @@ from onnxfq.stages.half_scales import with_half_scales
 from onnxfq.stages.insert import qdq_pass
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.profiles import profiles
-from onnxfq.targets.registry import target_by_name
+from onnxfq.targets.registry import prepare_model, target_by_name
 from onnxfq.targets.tensorrt.builder.build import Job, Report, capabilities, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
 from onnxfq.targets.tensorrt.rules.context import Reading, read
@@ -79,8 +79,9 @@ def unmeasured(
 
     floats: type of what is not quantized; no tensor is taken to be beyond it.
     """
-    loaded = load(model)
-    plan = make_plan(loaded, load_recipe(recipe))
+    chosen = load_recipe(recipe)
+    loaded = prepare_model(load(model), chosen.target)
+    plan = make_plan(loaded, chosen)
     encodings = []
     for placement in plan.placements:
         shape: tuple[int, ...] = ()
