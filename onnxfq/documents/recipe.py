@@ -15,6 +15,7 @@ from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, calibrator_by_nam
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.graph.io.existing import Existing
+from onnxfq.numerics.qtypes import BIAS_QTYPE
 from onnxfq.numerics.spec import NumberFormat, check_block_shape, check_dynamic
 from onnxfq.support.records import Record, parse, read_document
 
@@ -60,6 +61,12 @@ class Scheme(NumberFormat):
             if usual is not None and fields.get("block_size") is None:
                 return fields | {"block_size": usual}
         return fields
+
+    @pydantic.model_validator(mode="after")
+    def _no_bias(self) -> Scheme:
+        if self.qtype == BIAS_QTYPE:
+            raise ValueError(f"qtype {self.qtype} is for biases, which targets decide on; use int8")
+        return self
 
     @pydantic.model_validator(mode="after")
     def _blocks_have_a_size(self) -> Scheme:

@@ -64,7 +64,7 @@ class Editor:
             )
         parts: dict[int, list[int]] = {}
         for number, use in enumerate(placement.uses):
-            scope = self._scopes.get(use.node)
+            scope = self._scopes.get(use.node) if use.node else self.graph
             if scope is None:
                 hint = nearest(use.node, self._nodes)
                 raise PlanError(f"the plan names node {use.node!r}, which the model lacks{hint}")
@@ -79,7 +79,10 @@ class Editor:
 
         Raises PlanError when a use names a slot that reads another tensor.
         """
+        outputs = self.graph.outputs if any(not use.node for use in placement.uses) else []
         for use in placement.uses:
+            if not use.node:
+                continue
             node = self._nodes[use.node]
             read = node.inputs[use.input].name if 0 <= use.input < len(node.inputs) else None
             if read != placement.tensor:
@@ -88,6 +91,10 @@ class Editor:
                     f"{'nothing' if read is None else repr(read)}; make a new plan with `onnxfq plan`"
                 )
             node.inputs[use.input] = replacement
+        for number, tensor in enumerate(outputs):
+            if tensor.name == placement.tensor:  # an output of the model keeps its name
+                tensor.name, replacement.name = self.unused(f"{tensor.name}/float"), tensor.name
+                outputs[number] = replacement
 
     def insert_before(self, placement: TensorUses, tensor: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
         """Add `nodes`, which read the placed `tensor`, to the scope of the uses of `placement`.
@@ -95,7 +102,8 @@ class Editor:
         They come right after the node that gives the tensor, first of all when it comes from outside, and
         before the first use when it is a constant.
         """
-        scope = self._scopes[placement.uses[0].node]
+        node = placement.uses[0].node
+        scope = self._scopes[node] if node else self.graph
         if isinstance(tensor, gs.Constant):
             at = min(self._index(scope, self._nodes[use.node]) for use in placement.uses)
         else:

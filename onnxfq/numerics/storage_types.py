@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxfq.numerics.qtypes import QTYPES, QType
+from onnxfq.numerics.qtypes import QTYPES, QType, qtype_by_name
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def deployed_qtype(qtype: QType) -> QType | None:
     There is none where the installed onnx is older than the float type.
     """
     if qtype.min_opset is not None:
-        return QTYPES[qtype.base]
+        return qtype_by_name(qtype.base)
     if qtype.is_float:
         return None
     width = next(bits for bits in (4, 8, 16) if bits >= qtype.bits)

@@ -28,7 +28,7 @@ class Operands:
         if placement.tensor in self.weight_shapes:
             return self.weight_shapes[placement.tensor]
         found: Sequence[int | str] | None = next(
-            t.shape for t in self.node.inputs if t.name == placement.tensor
+            t.shape for t in (*self.node.inputs, *self.node.outputs) if t.name == placement.tensor
         )
         return found
 
@@ -40,7 +40,10 @@ class Operands:
 
 @dataclass(frozen=True)
 class Slots:
-    """Inputs and outputs of an operator that get a pair beside the inputs it multiplies, by position."""
+    """Inputs and outputs of an operator that get a pair beside the inputs it multiplies, by position.
+
+    Outputs get one where the recipe has one static scale for an activation.
+    """
 
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()

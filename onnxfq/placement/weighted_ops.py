@@ -34,7 +34,7 @@ def decide_weighted(
     placements, needs, why_float = [], [], ""
     shapes: dict[str, tuple[int, ...]] = {}
     for slot in WEIGHTED_INPUTS[node.op]:
-        placement = _place(node, slot, recipe, policy, read_in_float)
+        placement = place_input(node, slot, recipe, policy, read_in_float)
         if placement is None:
             continue
         source = weight_source(node, slot, read_in_float)
@@ -91,19 +91,25 @@ def place_activation(
     if scheme is None:
         return None
     granularity, why = _activation_granularity(node, slot, scheme, policy)
+    return activation_placement(tensor, scheme, granularity, (Use(node.name, slot),), f"{what}{why}")
+
+
+def activation_placement(
+    tensor: gs.Tensor, scheme: ActivationScheme, granularity: Granularity, uses: tuple[Use, ...], why: str
+) -> Placement:
+    """Return the placement of `tensor` by `scheme`, with the range that mathematics gives it where known."""
     spec = QuantSpec(**_numbers(scheme), **_fields(granularity), dynamic=scheme.dynamic)
     producer = producer_op(tensor)
     if producer in scheme.known_ranges and not scheme.dynamic:
         low, high = KNOWN_RANGES[producer]
         spec = spec.model_copy(update={"calibrator": f"known:{producer}"})
         why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
-    use = Use(node.name, slot)
     return Placement(
         tensor=tensor.name,
         role="activation",
         spec=spec,
-        uses=(use,),
-        why=f"{what}{why}",
+        uses=uses,
+        why=why,
         float_type=float_type(tensor) or "float32",
     )
 
@@ -171,9 +177,13 @@ def _block_axis(node: gs.Node, slot: int, rank: int, policy: TargetPolicy) -> in
     return summed_channels(node, slot) if axis is None and policy.channel_blocks else axis
 
 
-def _place(
-    node: gs.Node, slot: int, recipe: Recipe, policy: TargetPolicy, read_in_float: Collection[str]
+def place_input(
+    node: gs.Node, slot: int, recipe: Recipe, policy: TargetPolicy, read_in_float: Collection[str] = ()
 ) -> Placement | None:
+    """Place input `slot` of `node`: a constant as a weight, anything else as an activation.
+
+    read_in_float: as for `decide_weighted`. Returns None for an activation where the recipe is weight-only.
+    """
     source = weight_source(node, slot, read_in_float)
     if source is None:
         return place_activation(node, slot, recipe, policy, f"input of {node.op}")

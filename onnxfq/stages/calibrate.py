@@ -22,7 +22,7 @@ from onnxfq.graph.model import Model, body_of_tensors
 from onnxfq.numerics.granularity import PerTensor
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.stages.derived_scales import encode_constant, encode_dynamic
+from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic
 from onnxfq.targets.registry import prepare_model
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ def calibrate(
     _tell_dead_groups(plan, statistics)
     encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += encode_weights(model, plan) if weights is None else _of_plan(plan, weights)
+    encodings += encode_biases(model, plan, encodings)
     return Encodings(
         model_sha256=model.sha256,
         encodings=tuple(encodings),

@@ -12,6 +12,7 @@ from onnxfq.interchange.apply import Fitted, fit
 from onnxfq.interchange.external import Given
 from onnxfq.interchange.recipe_overrides import recipe_with
 from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.registry import prepare_model
 
@@ -68,7 +69,8 @@ def calibrate_rest(
     rest = rest_of(plan, fitted)
     made = calibrate(model, rest, statistics, calibrator)
     known = given | {encoding.tensor: encoding for encoding in made.encodings}
-    ordered = (p.tensor for p in (*plan.activations, *plan.unobserved, *plan.weights))
+    known |= {encoding.tensor: encoding for encoding in encode_biases(model, plan, known.values())}
+    ordered = (p.tensor for p in (*plan.activations, *plan.unobserved, *plan.weights, *plan.biases))
     return made.model_copy(
         update={
             "encodings": tuple(known[tensor] for tensor in ordered if tensor in known),
@@ -80,9 +82,9 @@ def calibrate_rest(
 
 
 def rest_of(plan: Plan, fitted: Fitted) -> Plan:
-    """Return the part of `plan` that the file has no values for."""
-    given = {encoding.tensor for encoding in fitted.encodings}
-    return plan.model_copy(update={"placements": tuple(p for p in plan.placements if p.tensor not in given)})
+    """Return the part of `plan` that the file has no values for, without biases: their scales are derived."""
+    known = {encoding.tensor for encoding in fitted.encodings} | {bias.tensor for bias in plan.biases}
+    return plan.model_copy(update={"placements": tuple(p for p in plan.placements if p.tensor not in known)})
 
 
 def left_in_float(plan: Plan, fitted: Fitted) -> Plan:

@@ -11,9 +11,11 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
 from onnxfq.graph.queries import all_nodes, all_tensors, is_dequantized, nodes_out_of_reach, read_in_float
 from onnxfq.graph.slots import Use
+from onnxfq.placement.biases import place_biases
 from onnxfq.placement.decision import NodeDecision
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.log_spectra import leave_out_log_spectra
+from onnxfq.placement.operators import decide_operators
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
 from onnxfq.placement.small_shapes import leave_out_small
@@ -37,15 +39,18 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
         refuse_quantized(graph, model.source)
     tensors = all_tensors(graph)
     recipe.check_names({node.name: node.op for node in all_nodes(graph)}, set(tensors))
-    decisions = _decide_weighted(graph, recipe, policy)
+    decisions = decide_operators(graph, _decide_weighted(graph, recipe, policy), recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = [_told_if_split(p, tensors) for p in _merge(decisions)]
     placements = equalize_depthwise(placements, graph, recipe)
+    biases = list(place_biases(placements, graph, recipe, policy))
+    placements += biases
     opaque = list(opaque_operators(graph))
     kept = {d.node: d.why_float for d in decisions if d.why_float} | {s.name: s.why for s in opaque}
     if not placements:
         untold = f". ONNX Runtime cannot tell the types either: {untold}" if untold else ""
         raise ModelError(_nothing_to_quantize(model.source, decisions, opaque) + untold)
+    added = {use.node: (use,) for placement in biases for use in placement.uses}
     skipped = [
         Skipped(name=d.node, kind="node", op_type=d.op_type, why=d.why_float)
         for d in decisions
@@ -58,7 +63,7 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
         placements=tuple(placements),
         nodes=tuple(
             [
-                QuantizableNode(node=d.node, op_type=d.op_type, needs=d.needs)
+                QuantizableNode(node=d.node, op_type=d.op_type, needs=(*d.needs, *added.get(d.node, ())))
                 for d in decisions
                 if not d.by_rule
             ]

@@ -42,6 +42,7 @@ class _Node(NamedTuple):
     name: str
     op: str
     inputs: tuple[_Tensor, ...]
+    outputs: tuple[_Tensor, ...] = ()
     attrs: Mapping[str, Any] = MappingProxyType({})
 
 
