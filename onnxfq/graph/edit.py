@@ -55,7 +55,7 @@ class Editor:
     def by_scope(self, placement: Placed) -> list[Placed]:
         """Return `placement` once for each graph or body that uses it, with the uses there.
 
-        TensorRT wants a pair in the body of its reader; between two of them it falls back to float.
+        A pair belongs in the body of its reader; builders fall back to float between two bodies.
         Raises PlanError when there is no use, or one names an unknown node.
         """
         if not placement.uses:

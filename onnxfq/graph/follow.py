@@ -13,7 +13,7 @@ MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Un
 SPLITS = frozenset({"Gather", "Slice", "Split"})
 SCALES = frozenset({"Div", "Mul"})
 FOLDED = frozenset({"Cast", "Div", "Gather", "Mul", "Slice", "Sqrt", "Squeeze", "Unsqueeze"})
-"""What TensorRT folds behind `SIZES` to one number, as exporters write a factor. It folds no Pow."""
+"""What builders fold behind `SIZES` to one number, as exporters write a factor. None folds Pow."""
 
 
 def carried_from(node: gs.Node, slot: int) -> Iterator[gs.Tensor]:
@@ -52,7 +52,7 @@ def readers_of(tensor: gs.Tensor) -> Iterator[tuple[gs.Node, int]]:
 
 
 def is_known_number(tensor: gs.Tensor) -> bool:
-    """Tell whether `tensor` is one number that TensorRT knows: a constant, or folded from shapes."""
+    """Tell whether `tensor` is one number that a builder knows: a constant, or folded from shapes."""
     shape = tensor.shape
     if shape is None or not all(isinstance(size, int) for size in shape) or prod(shape) != 1:
         return False

@@ -19,7 +19,7 @@ def check(
     """Return what `target` would not do as the Q/DQ `model` asks; nothing is changed or written.
 
     The rules need nothing installed. build: also parse and build the model with the builder of the target
-    (TensorRT for RTX: extra `tensorrt`; no GPU), and tell for each node in which precision it runs.
+    (an extra; no GPU), and tell for each node in which precision it runs.
     Raises ModelError for a model that cannot be read, RecipeError for a target without rules, and with build
     RuntimeLibraryError and DataError.
     """
