@@ -85,7 +85,7 @@ class Editor:
                 continue
             node = self._nodes[use.node]
             read = node.inputs[use.input].name if 0 <= use.input < len(node.inputs) else None
-            if read != placement.tensor:
+            if read not in (placement.tensor, self._tensors[placement.tensor].name):
                 raise PlanError(
                     f"the plan says input {use.input} of node {use.node!r} is {placement.tensor!r}, it reads "
                     f"{'nothing' if read is None else repr(read)}; make a new plan with `onnxfq plan`"

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import STANDARD_DOMAINS
-from onnxfq.graph.queries import all_nodes, float_type, is_dequantized, weight_source
+from onnxfq.graph.queries import all_nodes, float_type, is_dequantized, nodes_out_of_reach, weight_source
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PerTensor
 from onnxfq.placement.decision import NodeDecision
@@ -34,11 +34,11 @@ def decide_operators(
     """
     if not policy.operators:
         return weighted
-    found = {decision.node: decision for decision in weighted}
+    found, beyond = {decision.node: decision for decision in weighted}, nodes_out_of_reach(graph)
     for node in all_nodes(graph):
         slots = policy.operators.get(node.op)
         known = found.get(node.name) or NodeDecision(node.name, node.op, ())
-        if slots is None or node.domain not in STANDARD_DOMAINS or known.why_float:
+        if slots is None or known.why_float or node.name in beyond or node.domain not in STANDARD_DOMAINS:
             continue
         placements = tuple(_placements(node, slots, graph, recipe, policy))
         if placements:
