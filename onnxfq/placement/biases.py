@@ -9,9 +9,9 @@ import onnx_graphsurgeon as gs
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import channel_axis
-from onnxfq.graph.queries import all_nodes, float_type
+from onnxfq.graph.queries import float_type, nodes_by_graph
 from onnxfq.graph.slots import Use
-from onnxfq.numerics.granularity import PerAxis, PerTensor
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.target_policy import TargetPolicy
 
@@ -28,7 +28,7 @@ def place_biases(
     and whose weight has one, or one a channel.
     """
     placed = {use: placement for placement in placements for use in placement.uses}
-    for node in all_nodes(graph) if policy.bias_qtype else ():
+    for node in nodes_by_graph(graph) if policy.bias_qtype else ():
         if node.op not in _BIASED or len(node.inputs) <= _SLOT:
             continue
         bias, known = node.inputs[_SLOT], [placed.get(Use(node.name, slot)) for slot in (0, 1)]
@@ -41,7 +41,7 @@ def place_biases(
         yield Placement(
             tensor=bias.name,
             role="bias",
-            spec=QuantSpec(qtype=policy.bias_qtype, axis=0 if axis else None),
+            spec=QuantSpec(qtype=policy.bias_qtype, granularity=Granularity(0 if axis else None)),
             uses=(Use(node.name, _SLOT),),
             why=f"bias of {node.op}, at the scale of {data.tensor!r} times that of {weight.tensor!r}",
         )
@@ -50,7 +50,7 @@ def place_biases(
 def _has_one_scale(placement: Placement) -> bool:
     spec = placement.spec
     static = not spec.dynamic and spec.scale_type == "float32"
-    return placement.role == "activation" and static and spec.granularity == PerTensor()
+    return placement.role == "activation" and static and spec.granularity == PER_TENSOR
 
 
 def _is_plain(node: gs.Node, bias: gs.Tensor) -> bool:
@@ -66,8 +66,10 @@ def _axis_of(node: gs.Node, weight: Placement) -> bool | None:
     granularity, shape = weight.spec.granularity, node.inputs[1].shape
     if weight.role != "weight" or weight.spec.scale_type != "float32" or shape is None:
         return None
-    if granularity == PerTensor():
+    if granularity == PER_TENSOR:
         return False
     axis = channel_axis(node, 1, len(shape))
-    fits = axis is not None and granularity == PerAxis(axis) and shape[axis] == node.inputs[_SLOT].shape[0]
+    fits = (
+        axis is not None and granularity == Granularity(axis) and shape[axis] == node.inputs[_SLOT].shape[0]
+    )
     return True if fits else None

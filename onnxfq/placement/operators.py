@@ -10,9 +10,15 @@ import onnx_graphsurgeon as gs
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import STANDARD_DOMAINS
-from onnxfq.graph.queries import all_nodes, float_type, is_dequantized, nodes_out_of_reach, weight_source
+from onnxfq.graph.queries import (
+    float_type,
+    is_dequantized,
+    nodes_by_graph,
+    nodes_out_of_reach,
+    weight_source,
+)
 from onnxfq.graph.slots import Use
-from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.decision import NodeDecision
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.placement.weighted_ops import activation_placement, place_input, refuse
@@ -35,7 +41,7 @@ def decide_operators(
     if not policy.operators:
         return weighted
     found, beyond = {decision.node: decision for decision in weighted}, nodes_out_of_reach(graph)
-    for node in all_nodes(graph):
+    for node in nodes_by_graph(graph):
         slots = policy.operators.get(node.op)
         known = found.get(node.name) or NodeDecision(node.name, node.op, ())
         if slots is None or known.why_float or node.name in beyond or node.domain not in STANDARD_DOMAINS:
@@ -89,7 +95,7 @@ def _place_output(node: gs.Node, tensor: gs.Tensor, graph: gs.Graph, recipe: Rec
     scheme = recipe.activation_for(node.name, node.op, tensor.name)
     uses = tuple(_uses_of(tensor, graph.outputs))
     if scheme is not None and uses and scheme.granularity == "per_tensor" and not scheme.dynamic:
-        yield activation_placement(tensor, scheme, PerTensor(), uses, f"output of {node.op}")
+        yield activation_placement(tensor, scheme, PER_TENSOR, uses, f"output of {node.op}")
 
 
 def _uses_of(tensor: gs.Tensor, outputs: Collection[gs.Tensor]) -> Iterator[Use]:

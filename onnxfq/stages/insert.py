@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import onnx
 
+from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
+from onnxfq.graph.external.scratch_file import weights_in
 from onnxfq.graph.io.load import MIN_OPSET
 from onnxfq.graph.model import Model
-from onnxfq.numerics.half_types import FloatName
+from onnxfq.numerics.float_types import FloatName
 from onnxfq.numerics.storage_types import deployed_qtype
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.stages.calibrate import calibrated_part
 from onnxfq.stages.inspect import FORMAT_KEY
+from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.targets.registry import prepare_model, target_by_name
 from onnxfq.version import VERSION
 
@@ -22,16 +25,14 @@ TARGET_KEY = f"{_KEYS}target"
 """Metadata of a written model: the name of its target."""
 
 
-def insert_qdq(
-    model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: int = MIN_OPSET
-) -> onnx.ModelProto:
+def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: int = 0) -> onnx.ModelProto:
     """Return `model` with Q/DQ on every placed tensor, ready to hand over, at `lowest_opset` or above.
 
     Standard operators, and those of the target where it has a form of its own for a format. Raises PlanError
     for what does not belong together, RecipeError for a target that is not registered.
     """
     plan = calibrated_part(plan, encodings.without_values)
-    made = qdq_pass(plan, encodings, lowest_opset).run(prepare_model(model, plan.target))
+    made = qdq_pass(plan, encodings, max(lowest_opset, MIN_OPSET)).run(prepare_model(model, plan.target))
     proto = with_provenance(made.model.proto, plan, encodings)
     for placement in plan.placements:
         qtype = placement.spec.qtype
@@ -57,17 +58,24 @@ def insert_fake_quantize(
     return with_provenance(made.model.proto, plan, encodings)
 
 
-def with_provenance(
-    proto: onnx.ModelProto, plan: Plan, encodings: Encodings, floats: FloatName = "fp32"
-) -> onnx.ModelProto:
+def insert_forms(
+    inputs: QuantizeInputs, plan: Plan, encodings: Encodings, floats: FloatOptions
+) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """Return the model with FakeQuantize nodes, and with Q/DQ pairs at an opset that has `floats`."""
+    with weights_in(inputs.scratch):
+        simulation = insert_fake_quantize(inputs.model, plan, encodings)
+        return simulation, insert_qdq(inputs.model, plan, encodings, lowest_opset=floats.min_opset)
+
+
+def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) -> onnx.ModelProto:
     """Return `proto` with what it was made with and from in its metadata.
 
-    Version, recipe, target, type of what is float, calibrators of activations, hashes of the float model, of
+    Version, recipe, target, calibrators of activations, hashes of the float model, of
     the data and of the statistics, the kind of file that gave encodings. No time and no path: equal inputs
     give equal files.
     """
     activations = {placement.tensor for placement in plan.activations}
-    methods = {e.spec.calibrator for e in encodings.encodings if e.tensor in activations}
+    methods = {str(e.calibrator) for e in encodings.encodings if e.tensor in activations}
     given, proto = proto, onnx.ModelProto()
     proto.CopyFrom(given)
     for key, value in (
@@ -79,11 +87,16 @@ def with_provenance(
         ("encodings_from", encodings.source),
         ("target", plan.target),
         ("source_sha256", plan.model_sha256),
-        *([("float", floats)] if floats != "fp32" else []),
     ):
         name = f"{_KEYS}{key}"
         for entry in [p for p in proto.metadata_props if p.key == name]:
             proto.metadata_props.remove(entry)
         if value:
             proto.metadata_props.add(key=name, value=value)
+    return proto
+
+
+def with_float_type(proto: onnx.ModelProto, name: FloatName) -> onnx.ModelProto:
+    """Return `proto`, the caller's to lose, with the type of its non-quantized part in its metadata."""
+    proto.metadata_props.add(key="onnxfq.float", value=name)
     return proto

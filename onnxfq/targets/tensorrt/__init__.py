@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import onnx
-from onnx import TensorProto
 
 from onnxfq.graph.model import Model, all_nodes
 from onnxfq.graph.normalize.shapes import add_shapes
-from onnxfq.numerics.half_types import HalfType
+from onnxfq.numerics.float_types import FloatInfo
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.targets.target import Target
 from onnxfq.targets.tensorrt.policy import POLICY
@@ -35,12 +34,12 @@ def _prepare(model: Model) -> Model:
     return replace(model, proto=proto, notes=(*model.notes, note))
 
 
-def _keeps_float32(node: onnx.NodeProto, half: HalfType) -> str | None:
+def _keeps_float32(node: onnx.NodeProto, half: FloatInfo) -> str | None:
     if node.op_type == "TRT_FP4DynamicQuantize":
         return "TensorRT's float4 is made of float32"
     if node.domain == DOMAIN:
         return ""
-    if node.op_type == "ConvTranspose" and half.onnx_type == TensorProto.BFLOAT16:
+    if node.op_type == "ConvTranspose" and half.name == "bfloat16":
         return "TensorRT for RTX 1.7.1 builds no quantized ConvTranspose in bfloat16"
     return None
 
