@@ -48,9 +48,9 @@ from .stages.options import RunOptions as RunOptions
 from .stages.options import open_feeds as open_feeds
 from .stages.plan import make_plan as make_plan
 from .stages.plan import observation_plan as observation_plan
-from .targets.tensorrt.builder.build import BuildOptions as BuildOptions
-from .targets.tensorrt.rules.findings import CheckResult as CheckResult
-from .targets.tensorrt.rules.findings import Finding as Finding
+from .targets.build_options import BuildOptions as BuildOptions
+from .targets.findings import CheckResult as CheckResult
+from .targets.findings import Finding as Finding
 from .torch import export_torch as export_torch
 
 __version__: str

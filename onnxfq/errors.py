@@ -51,7 +51,7 @@ class OutputError(OnnxfqError):
 
 
 class RuntimeLibraryError(OnnxfqError):
-    """The custom-op library, an extra (ray, TensorRT for RTX) or a GPU is missing or refuses to work."""
+    """The custom-op library, an extra (ray, a builder) or a GPU is missing or refuses to work."""
 
 
 class DeviceMemoryError(OnnxfqError):

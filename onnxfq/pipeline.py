@@ -31,6 +31,7 @@ from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import open_inputs
 from onnxfq.stages.write import write_model
 from onnxfq.targets.onnxruntime.releases import release_of
+from onnxfq.targets.registry import target_by_name
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,10 @@ def quantize(
 def _chosen_recipe(recipe: str | Path | Recipe, calibrator: str | None) -> Recipe:
     """Load the recipe. Raises RecipeError for one whose target has nothing to write."""
     chosen = load_recipe(recipe)
-    if chosen.target == "simulation":
+    if not target_by_name(chosen.target).is_written:
         raise RecipeError(
-            f"recipe {chosen.name}: quantize writes a model to hand over, and target simulation has none; "
-            "run the stages and insert fake-quant nodes, or name another target"
+            f"recipe {chosen.name}: quantize writes a model to hand over, and target {chosen.target} has "
+            "none; run the stages and insert fake-quant nodes, or name another target"
         )
     return chosen if calibrator is None else chosen.with_calibrator(calibrator)
 

@@ -16,8 +16,8 @@ from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.insert import qdq_pass
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
@@ -269,7 +269,7 @@ def one_format(qtype: str, target: str = "onnxruntime", **changes: object) -> Re
 
 def qdq_of(staged: Staged) -> onnx.ModelProto:
     """Return the Q/DQ model."""
-    return InsertQdq(staged.plan, staged.encodings).run(staged.model).model.proto
+    return qdq_pass(staged.plan, staged.encodings).run(staged.model).model.proto
 
 
 def linear(k: int, n: int) -> onnx.ModelProto:

@@ -16,13 +16,14 @@ from onnxfq.graph.io.load import load
 from onnxfq.numerics.float_types import HALF_TYPES, FloatName
 from onnxfq.numerics.layout import Layout
 from onnxfq.passes.cast_floats import cast_floats
-from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.placement.float_casts import plan_floats
 from onnxfq.stages.half_scales import with_half_scales
+from onnxfq.stages.insert import qdq_pass
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.profiles import profiles
+from onnxfq.targets.registry import prepare_model, target_by_name
 from onnxfq.targets.tensorrt.builder.build import Job, Report, capabilities, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
-from onnxfq.targets.tensorrt.builder.profiles import profiles
 from onnxfq.targets.tensorrt.rules.context import Reading, read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
@@ -79,8 +80,9 @@ def unmeasured(
 
     floats: type of what is not quantized; no tensor is taken to be beyond it.
     """
-    loaded = load(model)
-    plan = make_plan(loaded, load_recipe(recipe))
+    chosen = load_recipe(recipe)
+    loaded = prepare_model(load(model), chosen.target)
+    plan = make_plan(loaded, chosen)
     encodings = []
     for placement in plan.placements:
         shape: tuple[int, ...] = ()
@@ -94,7 +96,9 @@ def unmeasured(
         encodings.append(Encoding.of(placement.tensor, placement.spec, scale, np.zeros(shape, np.int32)))
     made = Encodings(model_sha256=loaded.sha256, encodings=tuple(encodings))
     if floats == "fp32":
-        return InsertQdq(plan, made).run(loaded).model.proto
+        return qdq_pass(plan, made).run(loaded).model.proto
     made = with_half_scales(made, floats)
-    qdq = InsertQdq(plan, made, HALF_TYPES[floats].min_opset).run(loaded).model.proto
-    return cast_floats(qdq, plan_floats(qdq, {}, FloatOptions(floats)))
+    qdq = qdq_pass(plan, made, HALF_TYPES[floats].min_opset).run(loaded).model.proto
+    return cast_floats(
+        qdq, plan_floats(qdq, {}, FloatOptions(floats), target_by_name(plan.target).keeps_float32)
+    )

@@ -40,7 +40,6 @@ from onnxfq.graph.slots import Use
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, InsertFakeQuantize
-from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.pipeline import quantize
 from onnxfq.report.html import render_report
 from onnxfq.report.tensor_errors import tensor_errors
@@ -48,6 +47,7 @@ from onnxfq.report.text import plan_summary, quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import cannot_run
 from onnxfq.stages.derived_scales import encode_constant
+from onnxfq.stages.insert import qdq_pass
 from onnxfq.stages.score import score_models
 
 # qtype, scale_type, block_size
@@ -546,7 +546,7 @@ def test_forms_that_no_standard_model_has(recipe):
     """A simulation plan of such tensors cannot be written as Q/DQ: one line with the remedy."""
     staged = stage(linear(64, 6), fractional() if recipe == "fractional" else recipe)
     with pytest.raises(PlanError) as caught:
-        InsertQdq(staged.plan, staged.encodings).run(staged.model)
+        qdq_pass(staged.plan, staged.encodings).run(staged.model)
     assert str(caught.value).startswith("tensor 'x': target simulation has no form of ")
     assert str(caught.value).endswith("; insert fake-quant nodes instead")
 
@@ -556,7 +556,7 @@ def test_an_edited_plan_of_other_blocks():
     staged = stage(linear(40, 6), "nvfp4")
     plan = staged.plan.model_copy(update={"target": "tensorrt"})
     with pytest.raises(PlanError) as caught:
-        InsertQdq(plan, staged.encodings).run(staged.model)
+        qdq_pass(plan, staged.encodings).run(staged.model)
     assert str(caught.value) == (
         "tensor 'x': TensorRT needs blocks of 16 that divide axis 1, got shape ['N', 40]; remove the tensor "
         "from the plan"

@@ -17,12 +17,12 @@ from onnx import numpy_helper
 from onnxfq.cli.main import main
 from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.graph.boundaries import boundaries
+from onnxfq.interchange.polygraphy_json import outputs_json
 from onnxfq.stages.compare import Comparison, compare
 from onnxfq.stages.handoff import handoff
 from onnxfq.stages.options import RunOptions
-from onnxfq.stages.runners import RUNNERS, runner
+from onnxfq.stages.runners import runner
 from onnxfq.targets.tensorrt.tools.commands import TENSORS_FILE
-from onnxfq.targets.tensorrt.tools.polygraphy_json import outputs_json
 
 WHOLE = RunOptions(batch=0)
 """Feeds as they come."""
@@ -41,7 +41,7 @@ def three() -> onnx.ModelProto:
 
 def tensors_of(proto: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
     """Return what `onnxruntime` gives for each feed."""
-    return list(RUNNERS["onnxruntime"](proto, feeds, boundaries(proto), 1))
+    return list(runner("onnxruntime")(proto, feeds, boundaries(proto), 1))
 
 
 @pytest.mark.parametrize("make", [conv_relu, two_branch, attention, three])

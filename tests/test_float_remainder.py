@@ -29,7 +29,8 @@ from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import cannot_run
 from onnxfq.stages.check import check
 from onnxfq.stages.insert import insert_qdq
-from onnxfq.targets.tensorrt.builder.build import BuildOptions, builder_installed
+from onnxfq.targets.build_options import BuildOptions
+from onnxfq.targets.tensorrt.builder.build import builder_installed
 
 FP16, BF16 = FloatOptions("fp16"), FloatOptions("bf16")
 HALF = HALF_TYPES["fp16"]

@@ -32,10 +32,10 @@ from onnxfq.numerics import qtypes
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
-from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.insert import qdq_pass
 
 # The lowest opset that can carry each: 8 bits 13, float8 19, 4 and 16 bits 21, 2 bits 25.
 OPSETS = (
@@ -206,7 +206,7 @@ def test_clipped_per_tensor_only() -> None:
     many = Encoding.of("x", spec, np.ones(4, np.float32), np.zeros(4, np.int32))
     encodings = Encodings(model_sha256=staged.model.sha256, encodings=(many, staged.encodings["w"]))
     with pytest.raises(PlanError, match="tensor 'x': int5 activations are clipped per tensor, got int5"):
-        InsertQdq(plan, encodings).run(staged.model)
+        qdq_pass(plan, encodings).run(staged.model)
 
 
 @pytest.mark.parametrize("calibrator", ["minmax", "percentile", "entropy", "mse"])

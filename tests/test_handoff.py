@@ -18,12 +18,12 @@ from builders import build, conv_relu, feed_for, gemm, linear, qdq_of, stage, we
 
 from onnxfq.cli.main import main
 from onnxfq.errors import OutputError
+from onnxfq.interchange.polygraphy_json import inputs_json, outputs_json
 from onnxfq.runtime.session import Session
 from onnxfq.stages.handoff import SAMPLES, handoff
 from onnxfq.stages.options import RunOptions
-from onnxfq.targets.tensorrt.rules.findings import CheckResult
+from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.tensorrt.tools import commands
-from onnxfq.targets.tensorrt.tools.polygraphy_json import inputs_json, outputs_json
 
 PROFILE = {"x": ((1, 3, 6, 6), (4, 3, 6, 6), (8, 3, 6, 6))}
 

@@ -101,7 +101,7 @@ def test_another_model():
         ),
         pytest.param(
             lambda p: p["placements"][0].update(role="bias"),
-            "placements.0.role: Input should be 'activation' or 'weight'",
+            "placements.0.role: Input should be 'activation', 'weight' or 'bias'",
             id="role",
         ),
         pytest.param(

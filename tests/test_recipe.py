@@ -166,11 +166,6 @@ def test_an_override_starts_from_the_files_own_scheme(tmp_path):
             id="base",
         ),
         pytest.param(
-            "target: tensorflow",
-            "target: Input should be 'tensorrt', 'onnxruntime' or 'simulation'",
-            id="target",
-        ),
-        pytest.param(
             "activations: {known_ranges: [Softmx]}",
             "activations.known_ranges: no range is known for outputs of 'Softmx'; nearest: Softmax",
             id="known range",

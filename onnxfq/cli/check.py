@@ -8,16 +8,21 @@ import typer
 
 from onnxfq.cli.console import say
 from onnxfq.cli.options import JsonOption, ModelArgument, ShapeOption, shape_option
-from onnxfq.stages.check import TARGETS
 from onnxfq.stages.check import check as check_model
-from onnxfq.targets.tensorrt.builder.build import BuildOptions
+from onnxfq.targets.build_options import BuildOptions
+from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts
 
 
 def check(
     model: ModelArgument,
     target: Annotated[
-        str, typer.Option("--target", metavar="NAME", help=f"Whose rules: {', '.join(TARGETS)}.")
-    ] = "tensorrt",
+        str,
+        typer.Option(
+            "--target",
+            metavar="NAME",
+            help=f"Whose rules: {', '.join(collect_parts(lambda one: one.check))}.",
+        ),
+    ] = DEFAULT_TARGET,
     build: Annotated[
         bool,
         typer.Option(

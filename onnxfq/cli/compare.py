@@ -21,9 +21,9 @@ from onnxfq.cli.options import (
 from onnxfq.data import DataOptions
 from onnxfq.stages.compare import FEEDS, TOLERANCE_DB
 from onnxfq.stages.compare import compare as compare_runtimes
-from onnxfq.stages.runners import RUNNERS
+from onnxfq.stages.runners import runners
 
-_NAMES = f"{', '.join(RUNNERS)}, or a .json file of `polygraphy run --save-outputs`."
+_NAMES = f"{', '.join(runners())}, or a .json file of `polygraphy run --save-outputs`."
 
 
 @with_data_options

@@ -20,8 +20,8 @@ from onnxfq.cli.options import (
 )
 from onnxfq.data import DataOptions
 from onnxfq.report.conversion import conversion_summary
-from onnxfq.stages.convert import TARGETS
 from onnxfq.stages.convert import convert as convert_model
+from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts
 
 
 @with_data_options
@@ -30,8 +30,13 @@ def convert(
     output: OutputOption,
     described: DataOptions,
     target: Annotated[
-        str, typer.Option("--target", metavar="NAME", help=f"For whom: {', '.join(TARGETS)}.")
-    ] = "tensorrt",
+        str,
+        typer.Option(
+            "--target",
+            metavar="NAME",
+            help=f"For whom: {', '.join(collect_parts(lambda one: one.conversion))}.",
+        ),
+    ] = DEFAULT_TARGET,
     data: Annotated[str | None, data_option("To compare with, and to make dynamic scales constant.")] = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,

@@ -22,7 +22,7 @@ from onnxfq.cli.options import (
 from onnxfq.data import DataOptions
 from onnxfq.stages.handoff import SAMPLES
 from onnxfq.stages.handoff import handoff as write_folder
-from onnxfq.targets.tensorrt.builder.build import BuildOptions
+from onnxfq.targets.build_options import BuildOptions
 
 
 @with_data_options

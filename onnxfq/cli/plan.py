@@ -29,6 +29,7 @@ from onnxfq.report.text import plan_summary
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.encoding_sources import plan_encodings
 from onnxfq.stages.options import open_feeds
+from onnxfq.targets.registry import prepare_model
 
 
 @with_data_options
@@ -51,7 +52,7 @@ def plan(
     """Write a plan: a JSON file that a person can read, edit and feed back."""
     check_model_output(output, model, data, encodings)
     chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
-    loaded = load(model, chosen.existing)
+    loaded = prepare_model(load(model, chosen.existing), chosen.target)
     unknown = lacks_ranks(loaded)
     feeds = None if data is None else open_feeds(loaded.proto, data, batch, described)
     ranked = with_run_ranks(loaded, next(iter(feeds))) if unknown and feeds is not None else loaded

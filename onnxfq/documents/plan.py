@@ -19,13 +19,14 @@ from onnxfq.numerics.float_types import FloatType
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.support.records import Record, first_repeated, read_document, write_document
 
-Role = Literal["activation", "weight"]
+Role = Literal["activation", "weight", "bias"]
 
 
 class Placement(TensorUses):
     """One tensor that is quantized: its spec, the input slots that read the quantized value, and why.
 
-    float_type: of its elements; its scales are numbers of that type. calibrator: how its range is found.
+    role: a bias is a constant whose scale is that of the input times that of the weight. float_type: of its
+    elements; its scales are numbers of that type. calibrator: how its range is found.
     """
 
     role: Role
@@ -41,8 +42,10 @@ class Placement(TensorUses):
 
     @pydantic.model_validator(mode="after")
     def _dynamic_activation(self) -> Placement:
-        if self.spec.dynamic and self.role == "weight":
-            raise ValueError(f"weight {self.tensor!r} is dynamic, and its values are known; remove dynamic")
+        if self.spec.dynamic and self.role != "activation":
+            raise ValueError(
+                f"{self.role} {self.tensor!r} is dynamic, and its values are known; remove dynamic"
+            )
         return self
 
     def encode(
@@ -116,8 +119,13 @@ class Plan(Record):
 
     @property
     def weights(self) -> tuple[Placement, ...]:
-        """Placements whose values are constants of the model."""
+        """Placements of constants whose scales come from their values."""
         return tuple(p for p in self.placements if p.role == "weight")
+
+    @property
+    def biases(self) -> tuple[Placement, ...]:
+        """Placements whose scales follow from those of an input and a weight."""
+        return tuple(p for p in self.placements if p.role == "bias")
 
     def coverage(self) -> list[Coverage]:
         """Return the coverage of each quantizable op type, most frequent first."""

@@ -16,12 +16,12 @@ from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.graph.model import Existing
 from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.qtypes import BIAS_QTYPE
 from onnxfq.numerics.spec import NumberFormat, check_dynamic, refuse_as_value_error
 from onnxfq.support.records import Record, parse, read_document
 
 ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", "block_shape"]
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
-Target = Literal["tensorrt", "onnxruntime", "simulation"]
 SmallShapes = Literal["quantize", "float"]
 LogSpectra = Literal["float", "quantize"]
 Equalize = Literal["none", "depthwise"]
@@ -63,6 +63,12 @@ class Scheme(NumberFormat):
             if usual is not None and fields.get("block_size") is None:
                 return fields | {"block_size": usual}
         return fields
+
+    @pydantic.model_validator(mode="after")
+    def _no_bias(self) -> Scheme:
+        if self.qtype == BIAS_QTYPE:
+            raise ValueError(f"qtype {self.qtype} is for biases, which targets decide on; use int8")
+        return self
 
     @pydantic.model_validator(mode="after")
     def _blocks_have_a_size(self) -> Scheme:
@@ -183,8 +189,9 @@ class Override(Record):
 class Recipe(Record):
     """Target, schemes and overrides. Later overrides win over earlier ones.
 
-    activations None: weight-only; an override may still give some of them a scheme. target simulation: no
-    target refuses anything, and fake-quant models are all that is made. small_shapes: whether nodes too
+    target: the name of a registered one, looked up when a plan is made; with simulation nothing is refused,
+    and fake-quant models are all that is made. activations None: weight-only; an override may still give
+    some of them a scheme. small_shapes: whether nodes too
     small to gain from low precision are quantized all the same. log_spectra: whether the products that make
     a spectrum, whose logarithm is taken, are quantized to integers of 8 bits or less all the same. existing:
     of a model that is quantized in part already, keep what is and quantize the rest, or take it out first
@@ -192,7 +199,7 @@ class Recipe(Record):
     """
 
     name: str
-    target: Target
+    target: str
     activations: ActivationScheme | None
     weights: WeightScheme
     small_shapes: SmallShapes = "quantize"

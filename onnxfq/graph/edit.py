@@ -56,7 +56,7 @@ class Editor:
     def by_scope(self, placement: Placed) -> list[Placed]:
         """Return `placement` once for each graph or body that uses it, with the uses there.
 
-        TensorRT wants a pair in the body of its reader; between two of them it falls back to float.
+        A pair belongs in the body of its reader; builders fall back to float between two bodies.
         Raises PlanError when there is no use, or one names an unknown node.
         """
         if not placement.uses:
@@ -65,7 +65,7 @@ class Editor:
             )
         parts: dict[int, list[int]] = {}
         for number, use in enumerate(placement.uses):
-            scope = self._scopes.get(use.node)
+            scope = self._scopes.get(use.node) if use.node else self.graph
             if scope is None:
                 hint = nearest(use.node, self._nodes)
                 raise PlanError(f"the plan names node {use.node!r}, which the model lacks{hint}")
@@ -80,15 +80,22 @@ class Editor:
 
         Raises PlanError when a use names a slot that reads another tensor.
         """
+        outputs = self.graph.outputs if any(not use.node for use in placement.uses) else []
         for use in placement.uses:
+            if not use.node:
+                continue
             node = self._nodes[use.node]
             read = node.inputs[use.input].name if 0 <= use.input < len(node.inputs) else None
-            if read != placement.tensor:
+            if read not in (placement.tensor, self._tensors[placement.tensor].name):
                 raise PlanError(
                     f"the plan says input {use.input} of node {use.node!r} is {placement.tensor!r}, it reads "
                     f"{'nothing' if read is None else repr(read)}; make a new plan with `onnxfq plan`"
                 )
             node.inputs[use.input] = replacement
+        for number, tensor in enumerate(outputs):
+            if tensor.name == placement.tensor:  # an output of the model keeps its name
+                tensor.name, replacement.name = self.unused(f"{tensor.name}/float"), tensor.name
+                outputs[number] = replacement
 
     def insert_before(self, placement: TensorUses, tensor: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
         """Add `nodes`, which read the placed `tensor`, to the scope of the uses of `placement`.
@@ -96,7 +103,8 @@ class Editor:
         They come right after the node that gives the tensor, first of all when it comes from outside, and
         before the first use when it is a constant.
         """
-        scope = self._scopes[placement.uses[0].node]
+        node = placement.uses[0].node
+        scope = self._scopes[node] if node else self.graph
         if isinstance(tensor, gs.Constant):
             at = min(self._index(scope, self._nodes[use.node]) for use in placement.uses)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -29,13 +30,17 @@ class Model:
     all of it, bodies included, and constants as initializers of the main graph.
 
     proto: never changed in place. sha256: of the input file, external data included. source: what
-    messages call it. notes: what loading changed.
+    messages call it. notes: what loading changed. prepared: this model as targets want it, by their names;
+    None where that is this model itself.
     """
 
     proto: onnx.ModelProto
     sha256: str
     source: str
     notes: tuple[str, ...] = ()
+    prepared: dict[str, Model | None] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def opset(self) -> int:

@@ -33,7 +33,7 @@ def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ())
     """Return the constant behind input `slot` of `node`, or None when it is computed from data.
 
     A Transpose is looked through only if nothing but weighted operators reads what it gives, and it is
-    not in `read_in_float`: TensorRT folds it, and no float reader sees rounded values.
+    not in `read_in_float`: builders fold it, and no float reader sees rounded values.
     """
     tensor, use = node.inputs[slot], Use(node.name, slot)
     moves: list[gs.Node] = []

@@ -8,7 +8,10 @@ from onnxfq.support.records import Record
 
 
 class Use(NamedTuple):
-    """One input slot of one node: where a quantized value is read."""
+    """One input slot of one node: where a quantized value is read.
+
+    Without a node it is the output of the model at that position.
+    """
 
     node: str
     input: int

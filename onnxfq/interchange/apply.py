@@ -83,6 +83,8 @@ def fit(given: Given, plan: Plan, model: Model) -> Fitted:
         name = placement.tensor
         source = moves.get(name, name)
         tensor = given.tensors.get(source)
+        if placement.role == "bias":
+            continue  # its scale follows from those of the operands
         if tensor is not None and tensor.has_values:
             encodings.append(_encoded(given, tensor, placement, shapes.get(name, ())))
             if source != name:

@@ -77,7 +77,7 @@ def write_cache(encodings: Encodings, plan: Plan) -> Written:
     lost: dict[str, str] = {}
     for placement in calibrated_placements(encodings, plan):
         encoding = encodings[placement.tensor]
-        why = _WEIGHT if placement.role == "weight" else _why_not(encoding)
+        why = _WEIGHT if placement.role != "activation" else _why_not(encoding)
         if why:
             lost[encoding.tensor] = why
         elif "\n" in encoding.tensor:

@@ -37,7 +37,7 @@ def _reciprocal(x: Float32Array, scale: Float32Array) -> Float32Array:
     return x * (np.float32(1) / scale)
 
 
-# How x is measured in steps: divide is that of ONNX and TensorRT, reciprocal that of torch, which rounds
+# How x is measured in steps: divide is that of ONNX, reciprocal that of torch, which rounds
 # 1 / scale to float32 first. torch makes NaN the lowest value of the grid; here NaN stays NaN in both.
 ARITHMETICS: dict[str, Callable[[Float32Array, Float32Array], Float32Array]] = {
     "divide": _divide,

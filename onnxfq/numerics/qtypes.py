@@ -3,6 +3,7 @@
 | name                              | what                                                          |
 |-----------------------------------|---------------------------------------------------------------|
 | int2 ... int16, uint2 ... uint16  | integers of that width                                        |
+| int32                             | the integers of biases, and of nothing else                   |
 | int8[-127,127]                    | the same with limits of one's own, here the narrow range      |
 | float8e4m3fn, float8e5m2          | OCP 8-bit floats (FP8 formats for deep learning, 2022)        |
 | float8e4m3fnuz, float8e5m2fnuz    | 8-bit floats without negative zero (GraphCore, AMD)           |
@@ -84,7 +85,7 @@ class QType:
         elif self.bits in (2, 4):
             found = getattr(ml_dtypes, self.base)
         else:
-            found = f"{'' if self.signed else 'u'}int{8 if self.bits <= 8 else 16}"
+            found = f"{'' if self.signed else 'u'}int{next(n for n in (8, 16, 32) if n >= self.bits)}"
         dtype: np.dtype[np.generic] = np.dtype(found)
         return dtype
 
@@ -112,7 +113,7 @@ _ML_DTYPES = {
     "float4e2m1": "float4_e2m1fn",
 }
 
-_OPSETS = {name: 13 for name in ("int8", "uint8")}
+_OPSETS = {name: 13 for name in ("int8", "uint8", "int32")}
 _OPSETS |= {name: 19 for name in ("float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz")}
 _OPSETS |= {name: 21 for name in ("int4", "uint4", "int16", "uint16")}
 _OPSETS |= {"float4e2m1": 23, "int2": 25, "uint2": 25, "float6e2m3": 28, "float6e3m2": 28}
@@ -142,6 +143,9 @@ _ALL = (
 
 QTYPES: dict[str, QType] = {q.name: q for q in _ALL}
 
+BIAS_QTYPE = QType("int32", 32, True, -(2**31), 2**31 - 128)
+"""int32 as biases have it, up to the largest number below 2^31 that float32 arithmetic gives."""
+
 _LIMITED = re.compile(r"(u?int\d+)\[(-?\d+),(-?\d+)\]")
 
 
@@ -150,6 +154,8 @@ def qtype_by_name(name: str) -> QType:
 
     Raises SpecError that lists the nearest names, or the limits that are possible.
     """
+    if name == BIAS_QTYPE.name:
+        return BIAS_QTYPE
     if name in QTYPES:
         return QTYPES[name]
     limited = _LIMITED.fullmatch(name)

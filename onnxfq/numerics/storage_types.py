@@ -1,10 +1,10 @@
-"""What carries a number format in a written model: an ONNX type, or one of TensorRT's block formats."""
+"""What carries a number format in a written model: an ONNX type, or a block format."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxfq.numerics.qtypes import QTYPES, QType
+from onnxfq.numerics.qtypes import QTYPES, QType, qtype_by_name
 
 
 @dataclass(frozen=True)
@@ -16,16 +16,16 @@ class BlockFormat:
     block_size: int
 
 
-TENSORRT_BLOCKS = {
+BLOCK_FORMATS = {
     "MXFP8": BlockFormat("float8e4m3fn", "e8m0", 32),
     "NVFP4": BlockFormat("float4e2m1", "e4m3", 16),
 }
-"""The block formats with small scales that TensorRT has (IDynamicQuantizeLayer in NvInfer.h)."""
+"""Block formats with small scales that hardware has: OCP MX (2023), and NVFP4 of NVIDIA's Blackwell."""
 
 
-def tensorrt_blocks(qtype: QType, scale_type: str) -> str:
-    """Return the name in `TENSORRT_BLOCKS` of what has these numbers and scales; empty for none."""
-    for name, one in TENSORRT_BLOCKS.items():
+def block_format_name(qtype: QType, scale_type: str) -> str:
+    """Return the name in `BLOCK_FORMATS` of what has these numbers and scales; empty for none."""
+    for name, one in BLOCK_FORMATS.items():
         if (one.qtype, one.scale_type) == (qtype.name, scale_type):
             return name
     return ""
@@ -39,7 +39,7 @@ def deployed_qtype(qtype: QType) -> QType | None:
     There is none where the installed onnx is older than the float type.
     """
     if qtype.min_opset is not None:
-        return QTYPES[qtype.base]
+        return qtype_by_name(qtype.base)
     if qtype.is_float:
         return None
     width = next(bits for bits in (4, 8, 16) if bits >= qtype.bits)

@@ -1,4 +1,4 @@
-"""Nodes of domains beside ONNX's own: `onnxfq`, the custom-op library, and what TensorRT's parser adds."""
+"""Nodes of domains beside ONNX's own: `onnxfq`, the custom-op library, and those of targets."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import onnx_graphsurgeon as gs
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 
 VERSION = 1
-
-
-TENSORRT_DOMAIN = "trt"
 
 
 def custom_node(op: str, name: str, domain: str = ONNXFQ_DOMAIN, **fields: object) -> gs.Node:

@@ -29,7 +29,8 @@ class InsertFakeQuantize(Pass):
     """Simulate the plan in float32.
 
     Weights are rounded now and stored as constants. With switchable they get a node too, and all nodes
-    read the optional graph input `onnxfq/enabled`, so one session runs quantized and in float.
+    read the optional graph input `onnxfq/enabled`, so one session runs quantized and in float. Biases stay
+    float there: the node has no grid of 32 bits, and theirs is as fine as a product's.
     """
 
     plan: Plan
@@ -49,6 +50,8 @@ class InsertFakeQuantize(Pass):
             # An initializer that is also an input is a default that a caller may override.
             graph.inputs = [*graph.inputs, *enabled]
         for placement in self.plan.placements:
+            if self.switchable and placement.role == "bias":
+                continue
             tensor = editor.tensor(placement)
             encoding = self.encodings[placement.tensor]
             for part in editor.by_scope(placement):

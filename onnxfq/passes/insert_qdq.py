@@ -20,14 +20,12 @@ from onnxfq.numerics.float_types import FLOATS, holds
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.numerics.storage_types import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
+from onnxfq.numerics.storage_types import deployed_qtype
 from onnxfq.passes.base import Pass, PassResult
 from onnxfq.passes.chunked_rounding import by_rows
 from onnxfq.passes.equalize import common_encoding, factors_of_weights, to_common_scale
 from onnxfq.passes.onnx_blocks import OnnxParams, needs_blocks, one_axis
-from onnxfq.targets.tensorrt.rewrites.block_formats import insert_tensorrt_blocks
-from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import with_mxfp8_functions
-from onnxfq.targets.tensorrt.rewrites.split_projections import divide_products
+from onnxfq.passes.qdq_form import PLAIN, QdqForm
 
 # From this opset on QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.
 _OUTPUT_DTYPE_OPSET = 21
@@ -40,26 +38,24 @@ class InsertQdq(Pass):
     """Quantize placed activations at run time and placed weights now.
 
     An activation gets Q and DQ, shared by all its placed readers. A weight is stored as integers with
-    a DQ only: a quarter of the size, and the form that TensorRT keeps for weight-only layers.
+    a DQ only: a quarter of the size, and the form of weight-only layers.
 
     Odd widths and limits of one's own are carried by the next wider type: a weight holds no number outside
     its limits, an activation gets a Clip to the real numbers that the limits stand for in front of Q. That is
     exact: such a number divided by the scale is its integer to 2^-23 of its size. (Clip on the integers after
     Q says the same, but ONNX Runtime 1.31 has none for 16 bits.)
 
-    Scales have the type of their tensor, float16 or bfloat16 too: what TensorRT wants, and what makes the
-    result of DequantizeLinear fit its readers.
+    Scales have the type of their tensor, float16 or bfloat16 too: that makes the result of DequantizeLinear
+    fit its readers.
 
-    Of dynamic activations ONNX has one form, DynamicQuantizeLinear; MXFP8 and NVFP4 for TensorRT are written
-    as `tensorrt_blocks` says, MXFP8 with functions that ONNX Runtime can run. Other small scales of weights
-    are written as the float32 numbers that they are.
-
-    For TensorRT a product that is split into heads is written as one for each part, see `divided_products`.
+    ONNX has one form of dynamic activations, DynamicQuantizeLinear; `form` has those of the target. Other
+    small scales of weights are written as the float32 numbers that they are.
     """
 
     plan: Plan
     encodings: Encodings
     lowest_opset: int = 13
+    form: QdqForm = PLAIN
 
     @property
     def min_opset(self) -> int:
@@ -68,7 +64,7 @@ class InsertQdq(Pass):
         for placement in self.plan.placements:
             carrier = deployed_qtype(placement.spec.qtype)
             needs += [carrier.min_opset or 0] if carrier else []
-            standard = not self._for_tensorrt(placement)
+            standard = self.form.writer(placement) is None
             blocks = standard and needs_blocks(self.encodings[placement.tensor])
             needs += [_OUTPUT_DTYPE_OPSET] if blocks else []
             needs += [_HALF_OPSET] if placement.float_type != "float32" else []
@@ -84,24 +80,26 @@ class InsertQdq(Pass):
                     f"tensor {placement.tensor!r}: the installed onnx has no {spec.qtype}; upgrade "
                     "onnx, or insert fake-quant nodes instead"
                 )
-            if not (self._for_tensorrt(placement) or _standard(spec)):
+            if self.form.writer(placement) is not None:
+                continue
+            if not _standard(spec):
                 raise PlanError(
                     f"tensor {placement.tensor!r}: target {self.plan.target} has no form of {spec}; insert "
                     "fake-quant nodes instead"
                 )
             scales = self.encodings[placement.tensor].scale_array
-            if not (self._for_tensorrt(placement) or holds(scales, placement.float_type)):
+            if not holds(scales, placement.float_type):
                 raise PlanError(
                     f"tensor {placement.tensor!r}: a scale is no {placement.float_type} number, the type of "
                     "the tensor; calibrate again with this plan"
                 )
 
     def run(self, model: Model) -> PassResult:
-        """Apply the pass to a copy, as every pass; what only TensorRT knows gets a body where it can."""
+        """Apply the pass to a copy, as every pass; the form of the target has the last word."""
         made = super().run(model)
-        if not made.modified:
+        if not made.modified or self.form.finish is None:
             return made
-        return replace(made, model=replace(made.model, proto=with_mxfp8_functions(made.model.proto)))
+        return replace(made, model=replace(made.model, proto=self.form.finish(made.model.proto)))
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
         """Insert the pairs; unused float weights are removed."""
@@ -110,9 +108,10 @@ class InsertQdq(Pass):
         for placement in self.plan.placements:
             tensor = editor.tensor(placement)
             encoding = self.encodings[placement.tensor]
+            write = self.form.writer(placement)
             for part in editor.by_scope(placement):
-                if self._for_tensorrt(part):
-                    insert_tensorrt_blocks(editor, part, tensor, encoding)
+                if write is not None:
+                    write(editor, part, tensor, encoding)
                 elif part.spec.dynamic:
                     _insert_dynamic(editor, part, tensor)
                 elif isinstance(tensor, gs.Constant):
@@ -120,19 +119,9 @@ class InsertQdq(Pass):
                     _insert_on_weight(editor, part, tensor, _Written(encoding, opset, factor))
                 else:
                     _insert_on_activation(editor, part, tensor, _Written(encoding, opset))
-        if self.plan.target == "tensorrt":
-            divide_products(editor)
+        if self.form.edit is not None:
+            self.form.edit(editor)
         return bool(self.plan.placements)
-
-    def _for_tensorrt(self, placement: Placement) -> bool:
-        """Tell whether TensorRT has a form of its own for the placed tensor."""
-        spec = placement.spec
-        name = tensorrt_blocks(spec.qtype, spec.scale_type)
-        if self.plan.target != "tensorrt" or not name or spec.granularity.axis is None:
-            return False
-        if spec.granularity.block_size != TENSORRT_BLOCKS[name].block_size:
-            return False
-        return spec.dynamic == (placement.role == "activation")
 
 
 def _standard(spec: QuantSpec) -> bool:

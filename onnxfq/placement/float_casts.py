@@ -3,12 +3,12 @@
 A node stays when an operand or a result does not fit in the type, when it sums over many elements, when it is
 part of arithmetic on shapes and other integers, or when ONNX has no such operator for the type. Statistics
 in float32 are what NVIDIA advises for strongly typed networks; sums of MatMul and Conv are kept in float32
-by TensorRT itself, and LayerNormalization says so in its attribute stash_type.
+by the kernels themselves, and LayerNormalization says so in its attribute stash_type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -57,15 +57,32 @@ MAGNIFIERS = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 # They cost little and round what they give: between float32 and float32 they stay.
 _CHEAP = MOVES | SPLITS | SCALES
 _CHEAP |= set("Abs Add Ceil Clip Concat Expand Floor Max Min Neg Pow Reciprocal Round Sqrt Sub Where".split())
-_FLOAT4 = frozenset({"TRT_FP4DynamicQuantize"})
+
+CastRule = Callable[[onnx.NodeProto, FloatInfo], str | None]
+"""Returns why a target wants a node in float32; empty where it may be cast, None for no word on it."""
+
+
+def no_rule(node: onnx.NodeProto, half: FloatInfo) -> str | None:
+    """Leave the decision to the rules that hold for every target."""
+    return None
 
 
 def plan_floats(
-    proto: onnx.ModelProto, statistics: Mapping[str, TensorStatistics], options: FloatOptions
+    proto: onnx.ModelProto,
+    statistics: Mapping[str, TensorStatistics],
+    options: FloatOptions,
+    rule: CastRule = no_rule,
 ) -> FloatPlan:
-    """Decide for each node of a Q/DQ model; statistics: of the tensors of its float model, by name."""
+    """Decide for each node of a Q/DQ model which float type it has.
+
+    Args:
+        proto: the Q/DQ model.
+        statistics: of the tensors of its float model, by name.
+        options: the half type, and whether inputs and outputs have it too.
+        rule: the word of the target, before the rules that hold for all.
+    """
     half = HALF_TYPES[options.name]
-    graph = _Graph(proto, half)
+    graph = _Graph(proto, half, rule)
     tensors = _unfit_tensors(graph, statistics)
     nodes = dict(_kept_nodes(graph, tensors, statistics))
     _keep_between(graph, nodes)
@@ -90,9 +107,9 @@ def plan_floats(
 class _Graph(GraphIndex):
     """The main graph of a model as the rules ask for it."""
 
-    def __init__(self, proto: onnx.ModelProto, half: FloatInfo) -> None:
+    def __init__(self, proto: onnx.ModelProto, half: FloatInfo, rule: CastRule) -> None:
         super().__init__(with_shapes(proto).graph)
-        self.half, self.opset = half, default_opset(proto)
+        self.half, self.opset, self.rule = half, default_opset(proto), rule
         kinds = {name: value.type.WhichOneof("value") for name, value in self.values.items()}
         self.no_tensors = {name for name, kind in kinds.items() if kind not in (None, "tensor_type")}
 
@@ -153,14 +170,13 @@ def _why(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, str]) -> str
         return "it takes or gives a sequence or an optional, whose type is left as it is"
     if not inputs and not outputs:
         return ""
-    if node.op_type in _FLOAT4:
-        return "TensorRT's float4 is made of float32"
+    said = graph.rule(node, graph.half)
+    if said is not None:
+        return said
     if node.domain not in STANDARD_DOMAINS:
-        return "" if node.op_type.startswith("TRT_MXFP8") else f"types of domain {node.domain} are not known"
+        return f"types of domain {node.domain} are not known"
     if node.op_type in SUMS:
         return SUMS[node.op_type]
-    if node.op_type == "ConvTranspose" and graph.half.name == "bfloat16":
-        return "TensorRT for RTX 1.7.1 builds no quantized ConvTranspose in bfloat16"
     if not inputs:
         return "it makes float32 of another type"
     for name in (*inputs, *outputs):
@@ -194,7 +210,7 @@ def _magnified(graph: _Graph, node: onnx.NodeProto, statistics: Mapping[str, Ten
 
 
 def _int4_reason(graph: _Graph, node: onnx.NodeProto) -> str:
-    """Return why a reader of int4 weights stays: TensorRT keeps those with scales of the model's type."""
+    """Return why a reader of int4 weights stays: such weights have scales of the type it computes in."""
     for name in node.input:
         maker = graph.makers.get(name)
         if maker is None or maker.op_type != "DequantizeLinear":

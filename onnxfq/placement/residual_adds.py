@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.graph.ops import CONVOLUTIONS, is_weighted
 from onnxfq.graph.queries import distances_upward, float_type
 
-# What TensorRT folds into the weighted operator before it: its bias, its BatchNormalization.
+# What builders fold into the weighted operator before it: its bias, its BatchNormalization.
 _FOLDED = frozenset({"BatchNormalization", "Identity", "Add", "Mul"})
 # What may stand between the sum and its quantized reader.
 _ACTIVATIONS = frozenset({"Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSwish", "HardSigmoid"})

@@ -85,6 +85,7 @@ def _wholes(graph: gs.Graph, placements: Sequence[Placement]) -> dict[str, str]:
         for placement in placements
         if placement.role == "activation"
         for use in placement.uses
+        if use.node
         for tensor in carried_from(nodes[use.node], use.input)
     }
 

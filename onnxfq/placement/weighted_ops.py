@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_graphsurgeon as gs
@@ -19,22 +18,8 @@ from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.layout import open_axis
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
+from onnxfq.placement.decision import NodeDecision
 from onnxfq.placement.target_policy import Operands, TargetPolicy
-
-
-@dataclass(frozen=True)
-class NodeDecision:
-    """What is decided for one node: placements for all its needs, or a reason to leave it in float.
-
-    by_rule: float is what the target wants for this node, so it does not count in the coverage.
-    """
-
-    node: str
-    op_type: str
-    needs: tuple[Use, ...]
-    placements: tuple[Placement, ...] = ()
-    why_float: str = ""
-    by_rule: bool = False
 
 
 def decide_weighted(
@@ -51,7 +36,7 @@ def decide_weighted(
     placements, needs, why_float = [], [], ""
     shapes: dict[str, tuple[int, ...]] = {}
     for slot in WEIGHTED_INPUTS[node.op]:
-        placement = _place(node, slot, recipe, policy, read_in_float)
+        placement = place_input(node, slot, recipe, policy, read_in_float)
         if placement is None:
             continue
         source = weight_source(node, slot, read_in_float)
@@ -108,6 +93,13 @@ def place_activation(
     if scheme is None:
         return None
     granularity, why = _activation_granularity(node, slot, scheme, policy)
+    return activation_placement(tensor, scheme, granularity, (Use(node.name, slot),), f"{what}{why}")
+
+
+def activation_placement(
+    tensor: gs.Tensor, scheme: ActivationScheme, granularity: Granularity, uses: tuple[Use, ...], why: str
+) -> Placement:
+    """Return the placement of `tensor` by `scheme`, with the range that mathematics gives it where known."""
     spec = QuantSpec(**_numbers(scheme), granularity=granularity, dynamic=scheme.dynamic)
     # Dynamic scales are made of the whole range.
     calibrator = MINMAX if scheme.dynamic else scheme.calibrator
@@ -116,13 +108,12 @@ def place_activation(
         low, high = KNOWN_RANGES[producer]
         calibrator = Calibrator(name="known", parameters=(producer,))
         why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
-    use = Use(node.name, slot)
     return Placement(
         tensor=tensor.name,
         role="activation",
         spec=spec,
-        uses=(use,),
-        why=f"{what}{why}",
+        uses=uses,
+        why=why,
         float_type=float_type(tensor) or "float32",
         calibrator=calibrator,
     )
@@ -190,9 +181,13 @@ def _block_axis(node: gs.Node, slot: int, rank: int, policy: TargetPolicy) -> in
     return summed_channels(node, slot) if axis is None and policy.channel_blocks else axis
 
 
-def _place(
-    node: gs.Node, slot: int, recipe: Recipe, policy: TargetPolicy, read_in_float: Collection[str]
+def place_input(
+    node: gs.Node, slot: int, recipe: Recipe, policy: TargetPolicy, read_in_float: Collection[str] = ()
 ) -> Placement | None:
+    """Place input `slot` of `node`: a constant as a weight, anything else as an activation.
+
+    read_in_float: as for `decide_weighted`. Returns None for an activation where the recipe is weight-only.
+    """
     source = weight_source(node, slot, read_in_float)
     if source is None:
         return place_activation(node, slot, recipe, policy, f"input of {node.op}")

@@ -48,7 +48,7 @@ def tensor_errors(
         _row(model, placement, statistics, encodings[placement.tensor])
         for placement in plan.placements
         if not placement.spec.dynamic
-        and (placement.role == "weight" or placement.tensor in statistics.tensors)
+        and (placement.role != "activation" or placement.tensor in statistics.tensors)
     ]
 
 

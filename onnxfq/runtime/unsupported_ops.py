@@ -9,8 +9,8 @@ from onnx import TensorProto
 
 from onnxfq.graph.model import all_nodes
 
-# Operators that only TensorRT's parser knows.
-_FOREIGN_DOMAINS = {"trt": "TensorRT"}
+FOREIGN_DOMAINS: dict[str, str] = {"trt": "TensorRT"}
+"""Operator sets that only one target has -> what to call it; a target that is registered adds its own."""
 
 NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
 """Types of which onnxruntime 1.31.1 has no QuantizeLinear and no DequantizeLinear."""
@@ -25,8 +25,8 @@ def cannot_run(proto: onnx.ModelProto, *, as_written: bool = True) -> str:
     nodes = all_nodes(proto.graph)
     with_body = {(function.domain, function.name) for function in proto.functions}
     for node in nodes:
-        if node.domain in _FOREIGN_DOMAINS and (node.domain, node.op_type) not in with_body:
-            return f"ONNX Runtime has no {node.op_type}, an operator of {_FOREIGN_DOMAINS[node.domain]}"
+        if node.domain in FOREIGN_DOMAINS and (node.domain, node.op_type) not in with_body:
+            return f"ONNX Runtime has no {node.op_type}, an operator of {FOREIGN_DOMAINS[node.domain]}"
     names = ("bfloat16", *NO_KERNEL) if as_written else NO_KERNEL
     known = dict(TensorProto.DataType.items())  # the installed onnx may be older than a type
     missing = {known[name.upper()]: name for name in names if name.upper() in known}

@@ -21,7 +21,8 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
-from onnxfq.stages.derived_scales import encode_constant, encode_dynamic
+from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic
+from onnxfq.targets.registry import prepare_model
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ def calibrate(
     _tell_dead_groups(plan, statistics)
     encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += encode_weights(model, plan) if weights is None else _of_plan(plan, weights)
+    encodings += encode_biases(model, plan, encodings)
     return Encodings(
         model_sha256=model.sha256,
         encodings=tuple(encodings),
@@ -113,7 +115,7 @@ def calibrated_part(plan: Plan, without_values: tuple[str, ...]) -> Plan:
 def _without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[str, ...]:
     """Return the activations that no run gave a finite value; say so, a line for each branch."""
     absent = tuple(p.tensor for p in plan.activations if not statistics[p.tensor].finite)
-    places = GraphIndex.of_model(model.proto).enclosing if absent else {}
+    places = GraphIndex.of_model(prepare_model(model, plan.target).proto).enclosing if absent else {}
     told: dict[str, list[str]] = {}
     for tensor in absent:
         told.setdefault(places.get(tensor, ""), []).append(tensor)

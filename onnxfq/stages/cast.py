@@ -17,12 +17,13 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.cast_floats import cast_floats
-from onnxfq.placement.float_casts import plan_floats
-from onnxfq.stages.insert import with_float_type
+from onnxfq.placement.float_casts import no_rule, plan_floats
+from onnxfq.stages.insert import TARGET_KEY, with_float_type
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
+from onnxfq.targets.registry import target_by_name
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def decide_floats(
 ) -> FloatPlan:
     """Observe every float32 tensor of `model` over `feeds` and decide which nodes of `qdq` stay in float32.
 
+    The target that the metadata of `qdq` names has its word on them.
     Raises DataError without feeds: whether a tensor fits in 16 bits is only seen in data.
     """
     given = list(feeds)
@@ -82,7 +84,9 @@ def decide_floats(
     # Infinities are right here: masks have them, and a half type too.
     observing = replace(observing or ObserveOptions(), nonfinite="skip")
     statistics = collect_statistics(model, all_floats(model), given, observing)
-    return plan_floats(qdq, statistics.tensors, options)
+    target = next((entry.value for entry in qdq.metadata_props if entry.key == TARGET_KEY), "")
+    rule = target_by_name(target).keeps_float32 if target else no_rule
+    return plan_floats(qdq, statistics.tensors, options, rule)
 
 
 def all_floats(model: Model) -> Plan:

@@ -8,71 +8,23 @@ import onnx
 
 from onnxfq.errors import RecipeError, nearest
 from onnxfq.graph.io.load import read_model
-from onnxfq.targets.tensorrt.builder.build import BuildOptions, Built, build_model
-from onnxfq.targets.tensorrt.rules.all_rules import apply_rules, broken_by, coverage_of
-from onnxfq.targets.tensorrt.rules.context import Reading, read
-from onnxfq.targets.tensorrt.rules.findings import CheckResult, EngineNode, Finding, worst_first
-from onnxfq.targets.tensorrt.rules.structure import EXTRA
-
-TARGETS = ("tensorrt",)
-
-# A rule says what is to be known of them: this builder has no low-precision kernel, others may.
-_TOLD_BY_RULE = frozenset({"ConvTranspose"})
+from onnxfq.targets.build_options import BuildOptions
+from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts
 
 
 def check(
-    model: str | Path | onnx.ModelProto, target: str = "tensorrt", *, build: BuildOptions | None = None
+    model: str | Path | onnx.ModelProto, target: str = DEFAULT_TARGET, *, build: BuildOptions | None = None
 ) -> CheckResult:
     """Return what `target` would not do as the Q/DQ `model` asks; nothing is changed or written.
 
-    The rules need nothing installed. build: also parse and build the model with TensorRT for RTX (extra
-    `tensorrt`; no GPU), and tell for each node in which precision it runs.
-    Raises ModelError for a model that cannot be read, RecipeError for an unknown target, and with build
-    RuntimeLibraryError and DataError as `build_model` does.
+    The rules need nothing installed. build: also parse and build the model with the builder of the target
+    (an extra; no GPU), and tell for each node in which precision it runs.
+    Raises ModelError for a model that cannot be read, RecipeError for a target without rules, and with build
+    RuntimeLibraryError and DataError.
     """
-    if target not in TARGETS:
-        raise RecipeError(f"there are no rules for target {target!r}{nearest(target, TARGETS)}")
+    rules = collect_parts(lambda one: one.check)
+    if target not in rules:
+        raise RecipeError(f"there are no rules for target {target!r}{nearest(target, rules)}")
     proto, _, source = read_model(model)
-    reading = read(proto, EXTRA)
-    findings = apply_rules(reading)
-    broken = broken_by(findings, reading.promises)
-    built = Built("", (), ())
-    if build is not None:
-        built = build_model(reading, build)
-        findings += _unsaid(built, findings, broken)
-        broken = _broken_in_engines(reading, built)
-    return CheckResult(
-        source=source,
-        target=target,
-        findings=worst_first(findings),
-        coverage=coverage_of(reading.promises, broken),
-        builder=built.version and f"TensorRT for RTX {built.version}",
-        engine=built.nodes,
-    )
-
-
-def _unsaid(built: Built, findings: list[Finding], broken: set[str]) -> list[Finding]:
-    """Return what the builder shows and no rule has said: a rule's words name the cause and the remedy."""
-    new = [] if any(found.severity == "refused" for found in findings) else list(built.findings)
-    lost: dict[str, list[EngineNode]] = {}
-    for node in built.nodes:
-        if node.verdict != node.expects and node.node not in broken and node.op_type not in _TOLD_BY_RULE:
-            lost.setdefault(node.node, []).append(node)
-    return new + [_lost(nodes) for nodes in lost.values()]
-
-
-def _lost(nodes: list[EngineNode]) -> Finding:
-    first = nodes[0]
-    seen = ", ".join(f"{node.verdict} on {node.capability}" for node in nodes)
-    message = (
-        f"the graph promises {first.expects}, and the engine has {seen}; leave the node in float, or look at "
-        "what is fused with it"
-    )
-    return Finding(rule="engine", severity="float", node=first.node, op_type=first.op_type, message=message)
-
-
-def _broken_in_engines(reading: Reading, built: Built) -> set[str]:
-    """Return the promised nodes that some engine does not keep; all where there is no engine."""
-    if built.findings:
-        return {promised.site.name for promised in reading.promises}
-    return {node.node for node in built.nodes if node.verdict != node.expects}
+    return rules[target](proto, source, build)

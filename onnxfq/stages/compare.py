@@ -20,9 +20,10 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.ops import ONNX_QUANTIZERS
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.stages.options import RunOptions, open_feeds
-from onnxfq.stages.runners import Values, runner
+from onnxfq.stages.runners import runner
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
+from onnxfq.targets.target import Values
 
 TOLERANCE_DB = 20.0
 """SQNR below which two tensors differ: an error of 10 % of their size.
@@ -109,7 +110,7 @@ def compare(
 ) -> Comparison:
     """Run the Q/DQ `model` by `a` and `b` on the first feeds of `data` and compare tensor by tensor.
 
-    a, b: a name in `RUNNERS`, or a .json file that Polygraphy saved. Compared is what quantizers read, and
+    a, b: a name of `runners()`, or a .json file that Polygraphy saved. Compared is what quantizers read, and
     the outputs. Raises ModelError for a model without quantizers, DataError and RuntimeLibraryError for what
     cannot run.
     """

@@ -1,4 +1,4 @@
-"""`convert`: a model quantized for ONNX Runtime becomes one that TensorRT takes, and its cost is measured."""
+"""`convert`: a model quantized for ONNX Runtime becomes one that a target takes, and its cost is measured."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
-
-TARGETS = ("tensorrt",)
+from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts, prepare_model
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,11 @@ def convert(
     model: str | Path | onnx.ModelProto,
     output: str | Path | None = None,
     *,
-    target: str = "tensorrt",
+    target: str = DEFAULT_TARGET,
     data: Data | None = None,
     options: RunOptions | None = None,
 ) -> Conversion:
-    """Make a quantized model one that TensorRT takes, and write it to `output`.
+    """Make a quantized model one that `target` takes, and write it to `output`.
 
     Every node that multiplies quantized numbers in the source does so in the result: in symmetric int8 over
     the range that the source covers, with the source's own weights where int8 has their grid. data: real
@@ -69,8 +68,9 @@ def convert(
     quantized, or has an operator without a float form, RecipeError for an unknown target.
     """
     options = options or RunOptions()
-    if target not in TARGETS:
-        raise RecipeError(f"there is no conversion for target {target!r}{nearest(target, TARGETS)}")
+    recipes = collect_parts(lambda one: one.conversion)
+    if target not in recipes:
+        raise RecipeError(f"there is no conversion for target {target!r}{nearest(target, recipes)}")
     if output is not None:
         check_model_output(output, model, data)
     proto, sha256, source = read_model(model)
@@ -80,9 +80,9 @@ def convert(
     given.CopyFrom(proto)
     notes = standard_form(proto)
     form = Unfolding(proto, source, HANDLERS).run()
-    loaded = replace(load(form.proto), sha256=sha256, source=source)
+    loaded = prepare_model(replace(load(form.proto), sha256=sha256, source=source), target)
     form.changes.update({note: 1 for note in notes if "node(s)" in note and "name" in note})
-    plan, statistics = _planned(loaded, form, _recipe(form), data, options)
+    plan, statistics = _planned(loaded, form, _recipe(form, recipes[target]), data, options)
     encodings = _encoded(loaded, plan, statistics, form)
     qdq = insert_qdq(loaded, plan, encodings)
     evaluation = None
@@ -93,9 +93,9 @@ def convert(
     return Conversion(source, qdq, plan, dict(form.changes), evaluation, loaded.notes)
 
 
-def _recipe(form: FloatForm) -> Recipe:
-    """Return a recipe that quantizes what the source does: weights alone or in blocks are overrides."""
-    base = load_recipe("tensorrt-int8")
+def _recipe(form: FloatForm, name: str) -> Recipe:
+    """Return recipe `name` for what the source quantizes: weights alone or in blocks are overrides."""
+    base = load_recipe(name)
     overrides = []
     readers = {node.name: node for node in form.proto.graph.node}
     for name, slots in form.inputs.items():
@@ -134,8 +134,8 @@ def _planned(
     nodes = set(residual) | (set() if data is not None else {u.node for p in lost for u in p.uses})
     if data is None and len(lost) == len(plan.activations) and lost:
         raise DataError(
-            f"{model.source}: all of its activations get their scales while it runs, and TensorRT wants "
-            "constant ones; give data to find them in"
+            f"{model.source}: all of its activations get their scales while it runs, and the target "
+            "wants constant ones; give data to find them in"
         )
     if nodes:
         kept = tuple(Override(nodes=(name,), keep_float=True) for name in sorted(nodes))

@@ -1,14 +1,22 @@
-"""Encodings whose scales a rule makes, not a calibrator: MX and NVFP4 weights, dynamic activations."""
+"""Encodings with formula-derived scales: MX and NVFP4 weights, dynamic activations, biases."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.encodings import Encoding
-from onnxfq.documents.plan import Placement
+from onnxfq.documents.plan import Placement, Plan
+from onnxfq.errors import PlanError
+from onnxfq.graph.constants import weight_array
+from onnxfq.graph.model import Model
 from onnxfq.numerics.block_scales import ScaleRule, choose_scales, global_scale_of
+
+log = logging.getLogger(__name__)
 
 
 def encode_constant(placement: Placement, values: NDArray[np.float32]) -> Encoding:
@@ -25,3 +33,45 @@ def encode_dynamic(placement: Placement, observed: TensorStatistics | None = Non
         return Encoding.of_running_model(placement.tensor, spec)
     amax = max(-observed.rmin, observed.rmax)
     return Encoding.of_running_model(placement.tensor, spec, global_scale_of(amax, spec.qtype))
+
+
+def encode_biases(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> list[Encoding]:
+    """Return the encodings of biases: the scale of the input times that of the weight, zero point 0.
+
+    Args:
+        model: the float model, which holds the values.
+        plan: with biases, and the inputs and weights of the same nodes.
+        encodings: of those inputs and weights.
+
+    Source: ONNX QLinearConv. Raises PlanError for a bias whose input or weight has no encoding. Values beyond
+    the integers saturate, with a warning.
+    """
+    found = {encoding.tensor: encoding for encoding in encodings}
+    placed = {use: placement.tensor for placement in plan.placements for use in placement.uses}
+    made = []
+    for bias in plan.biases:
+        operands = [found.get(placed.get(bias.uses[0]._replace(input=slot), "")) for slot in (0, 1)]
+        data, weight = operands
+        if data is None or weight is None:
+            raise PlanError(
+                f"bias {bias.tensor!r} has the scale of its products, and an operand of "
+                f"{bias.uses[0].node!r} has none; remove the bias from the plan"
+            )
+        scale = np.maximum(data.scale_array * weight.scale_array, np.finfo(np.float32).tiny)
+        made.append(Encoding.of(bias.tensor, bias.spec, scale, np.zeros(scale.shape, np.int32)))
+        _warn_saturated(made[-1], np.asarray(weight_array(model, bias.tensor), np.float32))
+    return made
+
+
+def _warn_saturated(encoding: Encoding, values: NDArray[np.float32]) -> None:
+    with np.errstate(over="ignore"):
+        steps = np.abs(values / encoding.scale_array)
+    beyond = int((steps > encoding.spec.qtype.qmax).sum())
+    if beyond:
+        log.warning(
+            "bias %r: %d of %d values are beyond %s at the scale of its products, and saturate",
+            encoding.tensor,
+            beyond,
+            steps.size,
+            encoding.spec.qtype,
+        )

@@ -16,7 +16,9 @@ from onnxfq.interchange.apply import Fitted, fit
 from onnxfq.interchange.external import Given
 from onnxfq.interchange.recipe_overrides import recipe_with
 from onnxfq.stages.calibrate import calibrate, calibrated_part
+from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.registry import prepare_model
 
 Missing = Literal["stop", "float"]
 """What is done with activations that a file of encodings lacks, and no data is given for."""
@@ -41,8 +43,8 @@ class PlannedEncodings:
 
     @property
     def unknown(self) -> Plan:
-        """The part of the plan that the file has no values for."""
-        placements = tuple(p for p in self.plan.placements if p.tensor not in self.own)
+        """The part of the plan that the file has no values for; the scales of biases follow from others."""
+        placements = tuple(p for p in self.plan.placements if p.tensor not in self.own and p.role != "bias")
         return self.plan.model_copy(update={"placements": placements})
 
     def lines(self) -> list[str]:
@@ -82,10 +84,17 @@ class PlannedEncodings:
         Encodings of the file are taken as they are, the others are made by `calibrate`, whose errors are
         raised. The plan lacks activations that no run gave a value.
         """
-        made = calibrate(model, self.unknown, statistics, calibrator)
-        if self.matched is not None:
+        if self.matched is None:
+            made = calibrate(model, self.plan, statistics, calibrator)
+        else:
+            made = calibrate(model, self.unknown, statistics, calibrator)
+            plan = calibrated_part(self.plan, made.without_values)
             known = self.own | {encoding.tensor: encoding for encoding in made.encodings}
-            ordered = (p.tensor for p in (*self.plan.activations, *self.plan.unobserved, *self.plan.weights))
+            known |= {one.tensor: one for one in encode_biases(model, plan, known.values())}
+            whole = self.plan
+            ordered = (
+                p.tensor for p in (*whole.activations, *whole.unobserved, *whole.weights, *whole.biases)
+            )
             observed = bool(self.unknown.activations)
             made = made.model_copy(
                 update={
@@ -113,6 +122,7 @@ def plan_encodings(model: Model, recipe: Recipe, file: GivenFile | Given | None 
     if file is None:
         return PlannedEncodings(make_plan(model, recipe))
     given = file if isinstance(file, Given) else read_given(file)
+    model = prepare_model(model, recipe.target)
     chosen = recipe_with(given, recipe, model)
     try:
         plan = make_plan(model, chosen)
@@ -126,4 +136,5 @@ def plan_encodings(model: Model, recipe: Recipe, file: GivenFile | Given | None 
 
 def match_encodings(model: Model, plan: Plan, file: GivenFile | None) -> PlannedEncodings:
     """Return `plan` with what `file` has for it. Raises PlanError as `plan_encodings`."""
-    return PlannedEncodings(plan, None if file is None else fit(read_given(file), plan, model))
+    prepared = prepare_model(model, plan.target)
+    return PlannedEncodings(plan, None if file is None else fit(read_given(file), plan, prepared))

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Data, Feed
 from onnxfq.data.model_inputs import input_specs
-from onnxfq.errors import OutputError
-from onnxfq.graph.boundaries import boundaries
+from onnxfq.errors import OutputError, RecipeError, nearest
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names
@@ -28,11 +27,11 @@ from onnxfq.runtime.unsupported_ops import cannot_run
 from onnxfq.stages.check import check
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.support.files import check_writable, replacing, write_text
-from onnxfq.targets.tensorrt.builder.build import BuildOptions
-from onnxfq.targets.tensorrt.builder.profiles import Profile, covering, profiles
-from onnxfq.targets.tensorrt.rules.findings import CheckResult
-from onnxfq.targets.tensorrt.tools import commands
-from onnxfq.targets.tensorrt.tools.polygraphy_json import inputs_json, outputs_json
+from onnxfq.targets.build_options import BuildOptions
+from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.profiles import Profile, covering, profiles
+from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts
+from onnxfq.targets.target import Kit, Samples
 
 SAMPLES = 4
 """Feeds that go along."""
@@ -72,6 +71,7 @@ def handoff(
     model: str | Path | onnx.ModelProto,
     folder: str | Path,
     *,
+    target: str = DEFAULT_TARGET,
     data: Data | None = None,
     build: BuildOptions | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
@@ -80,13 +80,14 @@ def handoff(
     """Write the Q/DQ `model`, shapes, commands, samples with expected outputs and findings into `folder`.
 
     data: of which the first feeds go along; without any they are random numbers. shapes: of inputs with open
-    dimensions, as for `check`. build: build with TensorRT for RTX as well for the findings. Raises
-    OutputError for a folder that has files in it, and what reading the model and the data raise.
+    dimensions, as for `check`. build: build as well for the findings, as `check` does. Raises OutputError for
+    a folder that has files in it, RecipeError for a target without tools, and what reading the model and the
+    data raise.
     """
     options = options or RunOptions()
-    target = _checked_folder(Path(folder))
+    kit, path = _kit_of(target), _checked_folder(Path(folder))
     proto, _, source = read_model(model)
-    found = check(proto, build=build).model_copy(update={"source": source})
+    found = check(proto, target, build=build).model_copy(update={"source": source})
     notes = []
     if data is None:
         feeds = [_random_feed(proto, profiles(proto, shapes or {}))]
@@ -104,28 +105,29 @@ def handoff(
     texts = sorted(named - {name for arrays in (*feeds, *results) for name in arrays})
     if texts:
         notes.append(f"{', '.join(texts)} hold no numbers, and are left out of the samples")
-    with _filled(target):
+    with _filled(path):
         for name in ("inputs", "raw", *(["outputs"] if results else [])):
-            (target / name).mkdir()
-        out = _Folder(target)
-        save(proto, target / "model.onnx")
+            (path / name).mkdir()
+        out = _Folder(path)
+        save(proto, path / "model.onnx")
         out.files.append("model.onnx")
-        _write_samples(out, feeds, results)
+        _write_samples(out, kit, feeds, results)
         ends = {
             name: dict(zip(("min", "opt", "max"), profile, strict=True)) for name, profile in wanted.items()
         }
         out.text("profiles.json", json.dumps(ends, indent=2) + "\n")
         out.text("findings.json", found.model_dump_json(indent=2) + "\n")
-        for release in commands.RELEASES:
-            lines = [
-                commands.trtexec(release, wanted, first),
-                commands.polygraphy(release, wanted, bool(results)),
-            ]
-            out.text(f"tensorrt{release}.sh", commands.script(lines))
-            layers = commands.polygraphy_tensors(release, wanted, boundaries(proto))
-            out.text(f"layers{release}.sh", commands.script([layers]))
-        out.text("README.md", _readme(found, notes, bool(results)))
-    return Handoff(target, found, wanted, tuple(out.files), tuple(notes))
+        for name, text in kit.texts(Samples(proto, wanted, first, feeds, results)).items():
+            out.text(name, text)
+        out.text("README.md", kit.readme(found, notes, bool(results)))
+    return Handoff(path, found, wanted, tuple(out.files), tuple(notes))
+
+
+def _kit_of(target: str) -> Kit:
+    kits = collect_parts(lambda one: one.kit)
+    if target not in kits:
+        raise RecipeError(f"there are no tools to hand over to target {target!r}{nearest(target, kits)}")
+    return kits[target]
 
 
 def _checked_folder(path: Path) -> Path:
@@ -172,13 +174,10 @@ def _results(
 
 
 def _write_samples(
-    out: _Folder, feeds: Sequence[Feed], results: Sequence[Mapping[str, NDArray[Any]]]
+    out: _Folder, kit: Kit, feeds: Sequence[Feed], results: Sequence[Mapping[str, NDArray[Any]]]
 ) -> None:
-    out.text("inputs.json", inputs_json(feeds))
-    if results:
-        out.text("outputs.json", outputs_json(results))
     for name, array in feeds[0].items():
-        out.binary(f"raw/{commands.file_name(name)}.bin", np.ascontiguousarray(array).tobytes())
+        out.binary(f"raw/{kit.raw_name(name)}.bin", np.ascontiguousarray(array).tobytes())
     for number, feed in enumerate(feeds):
         out.binary(f"inputs/{number}.npz", _npz(feed))
     for number, result in enumerate(results):
@@ -186,7 +185,7 @@ def _write_samples(
 
 
 def _numbers(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return what is an array of numbers: texts, sequences and maps are no samples for TensorRT."""
+    """Return what is an array of numbers: texts, sequences and maps are no samples."""
     return {n: a for n, a in arrays.items() if isinstance(a, np.ndarray) and a.dtype.kind not in "OUS"}
 
 
@@ -194,34 +193,3 @@ def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     held = io.BytesIO()
     np.savez_compressed(held, allow_pickle=False, **arrays)
     return held.getvalue()
-
-
-def _readme(found: CheckResult, notes: Sequence[str], expected: bool) -> str:
-    lines = ["# Hand-over to TensorRT", ""]
-    lines += [f"- {note}" for note in notes] + ([""] if notes else [])
-    lines += ["| file | what it is |", "|---|---|"]
-    rows = [
-        ("model.onnx", "the model, with Q/DQ and all weights inside"),
-        (
-            "tensorrt10.sh, tensorrt11.sh",
-            "build, time and compare with trtexec and Polygraphy of that release",
-        ),
-        (
-            "layers10.sh, layers11.sh",
-            f"save what TensorRT computes in front of every QuantizeLinear into {commands.TENSORS_FILE}",
-        ),
-        ("profiles.json", "smallest, most frequent and largest shape of inputs with open dimensions"),
-        ("inputs.json" + (", outputs.json" if expected else ""), "samples for Polygraphy (0.53 or later)"),
-        ("inputs/" + (", outputs/" if expected else ""), "the same as .npz files"),
-        ("raw/", "the first sample raw, for trtexec"),
-        ("findings.json", "what `onnxfq check` found"),
-    ]
-    lines += [f"| {name} | {what} |" for name, what in rows]
-    lines += ["", "## Findings", "", "```text", found.table(), "```", ""]
-    lines.append(
-        "A layer that should run in low precision and shows Float or Half in `layers.json` was not fused; "
-        "compare its name with the coverage above."
-    )
-    lines += ["", "## Where TensorRT differs", "", "```sh", "sh layers11.sh"]
-    lines += [f"onnxfq compare model.onnx --data inputs --batch 0 --b {commands.TENSORS_FILE}", "```"]
-    return "\n".join(lines) + "\n"

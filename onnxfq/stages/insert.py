@@ -17,22 +17,33 @@ from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.stages.calibrate import calibrated_part
 from onnxfq.stages.inspect import FORMAT_KEY
 from onnxfq.stages.quantize_inputs import QuantizeInputs
+from onnxfq.targets.registry import prepare_model, target_by_name
 from onnxfq.version import VERSION
+
+_KEYS = "onnxfq."
+TARGET_KEY = f"{_KEYS}target"
+"""Metadata of a written model: the name of its target."""
 
 
 def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: int = 0) -> onnx.ModelProto:
     """Return `model` with Q/DQ on every placed tensor, ready to hand over, at `lowest_opset` or above.
 
-    Standard operators; for target tensorrt MXFP8 and NVFP4 are written with those of its parser.
+    Standard operators, and those of the target where it has a form of its own for a format. Raises PlanError
+    for what does not belong together, RecipeError for a target that is not registered.
     """
     plan = calibrated_part(plan, encodings.without_values)
-    made = InsertQdq(plan, encodings, max(lowest_opset, MIN_OPSET)).run(model)
+    made = qdq_pass(plan, encodings, max(lowest_opset, MIN_OPSET)).run(prepare_model(model, plan.target))
     proto = with_provenance(made.model.proto, plan, encodings)
     for placement in plan.placements:
         qtype = placement.spec.qtype
         if deployed_qtype(qtype) is not qtype:
             proto.metadata_props.add(key=FORMAT_KEY + placement.tensor, value=qtype.name)
     return proto
+
+
+def qdq_pass(plan: Plan, encodings: Encodings, lowest_opset: int = MIN_OPSET) -> InsertQdq:
+    """Return the pass that writes `plan` in the form of its target. Raises RecipeError for an unknown one."""
+    return InsertQdq(plan, encodings, lowest_opset, target_by_name(plan.target).form)
 
 
 def insert_fake_quantize(
@@ -43,9 +54,8 @@ def insert_fake_quantize(
     switchable: all nodes read the optional input `onnxfq/enabled`; fed with false the model is float.
     """
     plan = calibrated_part(plan, encodings.without_values)
-    return with_provenance(
-        InsertFakeQuantize(plan, encodings, switchable).run(model).model.proto, plan, encodings
-    )
+    made = InsertFakeQuantize(plan, encodings, switchable).run(prepare_model(model, plan.target))
+    return with_provenance(made.model.proto, plan, encodings)
 
 
 def insert_forms(
@@ -78,7 +88,7 @@ def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) ->
         ("target", plan.target),
         ("source_sha256", plan.model_sha256),
     ):
-        name = f"onnxfq.{key}"
+        name = f"{_KEYS}{key}"
         for entry in [p for p in proto.metadata_props if p.key == name]:
             proto.metadata_props.remove(entry)
         if value:

@@ -177,7 +177,7 @@ def _constant_scale(
     """Return a scale that is a constant, or a constant times another, as that of NVFP4; else None."""
     if name in constants:
         values = tensor_array(constants[name])
-        # MXFP8 for TensorRT holds exponents, biased by 127.
+        # MXFP8 in uint8 holds exponents, biased by 127.
         exponents = values.dtype == np.uint8
         return np.asarray(np.exp2(values.astype(np.float64) - 127) if exponents else values, np.float64)
     node = makers.get(name)

@@ -33,6 +33,7 @@ from onnxfq.stages.observers import (
     observer_on,
 )
 from onnxfq.support.digests import DATA_MODULUS
+from onnxfq.targets.registry import prepare_model
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ def collect_statistics(
     """
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
+    model = prepare_model(model, plan.target)
     device = choose_device(options.device)
     passes = _passes(plan, observed_tensors(model, plan, options), _rooms(device, options))
     skipped = 0 if start is None else start.feeds

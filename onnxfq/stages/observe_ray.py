@@ -26,6 +26,7 @@ from onnxfq.runtime.device_memory import Device
 from onnxfq.stages.observe import ObservationInterrupted, resumed
 from onnxfq.stages.observers import ObserveOptions, Observer, observer_on
 from onnxfq.support.records import one_line
+from onnxfq.targets.registry import prepare_model
 
 SHARD = 16
 """Feeds a task: enough to make sending them cheap, few enough that a lost worker costs little."""
@@ -53,6 +54,7 @@ def collect_on_ray(
     ray = _ray()
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
+    model = prepare_model(model, plan.target)
     with _Cluster(ray, address, options.threads):
         work = ray.put(_Work.of(model, plan, options))
         kind = "GPU" if options.device == "cuda" else "CPU"

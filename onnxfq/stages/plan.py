@@ -18,41 +18,46 @@ from onnxfq.graph.queries import (
 )
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.placement.biases import place_biases
+from onnxfq.placement.decision import NodeDecision
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.log_spectra import leave_out_log_spectra
+from onnxfq.placement.operators import decide_operators
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
+from onnxfq.placement.small_shapes import leave_out_small
 from onnxfq.placement.target_policy import Operands, TargetPolicy
-from onnxfq.placement.weighted_ops import NodeDecision, decide_weighted, place_activation, refuse
+from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
 from onnxfq.runtime.type_inference import with_found_types
-from onnxfq.targets.registry import POLICIES
-from onnxfq.targets.tensorrt.attention import all_or_none
-from onnxfq.targets.tensorrt.qkv_projections import one_pair_a_product
-from onnxfq.targets.tensorrt.small_shapes import leave_out_small
+from onnxfq.targets.registry import prepare_model, target_by_name
 
 
 def make_plan(model: Model, recipe: Recipe) -> Plan:
     """Decide for every tensor of `model` whether and how it is quantized, with the reason.
 
-    Raises RecipeError for overrides that match nothing or ask what the target cannot take, ModelError
-    for a model that is quantized already or has nothing to quantize.
+    Names are those of the model as the target prepares it. Raises RecipeError for a target that is not
+    registered, and for overrides that match nothing or ask what the target cannot take, ModelError for a
+    model that is quantized already or has nothing to quantize.
     """
-    typed, untold = with_found_types(model)
+    policy = target_by_name(recipe.target).policy
+    typed, untold = with_found_types(prepare_model(model, recipe.target))
     graph = typed.graph()
     if recipe.existing != "keep":
         refuse_quantized(graph, model.source)
     tensors = all_tensors(graph)
     recipe.check_names({node.name: node.op for node in nodes_by_graph(graph)}, set(tensors))
-    policy = POLICIES[recipe.target]
-    decisions = _decide_weighted(graph, recipe, policy)
+    decisions = decide_operators(graph, _decide_weighted(graph, recipe, policy), recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = [_told_if_split(p, tensors) for p in _merge(decisions)]
     placements = equalize_depthwise(placements, graph, recipe)
+    biases = list(place_biases(placements, graph, recipe, policy))
+    placements += biases
     opaque = list(opaque_operators(graph))
     kept = {d.node: d.why_float for d in decisions if d.why_float} | {s.name: s.why for s in opaque}
     if not placements:
         untold = f". ONNX Runtime cannot tell the types either: {untold}" if untold else ""
         raise ModelError(_nothing_to_quantize(model.source, decisions, opaque) + untold)
+    added = {use.node: (use,) for placement in biases for use in placement.uses}
     skipped = [
         Skipped(name=d.node, kind="node", op_type=d.op_type, why=d.why_float)
         for d in decisions
@@ -65,7 +70,7 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
         placements=tuple(placements),
         nodes=tuple(
             [
-                QuantizableNode(node=d.node, op_type=d.op_type, needs=d.needs)
+                QuantizableNode(node=d.node, op_type=d.op_type, needs=(*d.needs, *added.get(d.node, ())))
                 for d in decisions
                 if not d.by_rule
             ]
@@ -77,16 +82,18 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
 
 
 # Together they place every activation that a built-in recipe can ask for: the first all inputs of weighted
-# operators and the skip branches of residual sums, the second those that TensorRT would keep in float.
+# operators and the skip branches of residual sums, the second those that the first would keep in float.
 _WIDEST = ("tensorrt-int8", "onnxruntime-int8")
 
 
 def observation_plan(model: Model) -> Plan:
     """Return a plan of all activations that any built-in recipe may want, to observe them once for all.
 
-    Statistics gathered with it serve every plan without overrides that ask for more. Raises ModelError
-    as `make_plan`.
+    Statistics gathered with it serve every plan without overrides that ask for more. All names are those of
+    the model as the target of the first recipe prepares it; a plan for a target that does not is observed by
+    itself where the two differ. Raises ModelError as `make_plan`.
     """
+    model = prepare_model(model, RECIPES[_WIDEST[0]].target)
     wide = [RECIPES[name].model_copy(update={"log_spectra": "quantize"}) for name in _WIDEST]
     plans = [make_plan(model, recipe) for recipe in wide]
     placements = {p.tensor: p for plan in plans for p in plan.activations}
@@ -119,9 +126,9 @@ def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> l
         for node, d in zip(weighted, decisions, strict=True)
     ]
     decisions = _as_a_whole(decisions, graph, recipe, policy)
-    if policy.fused_attention:
+    if policy.join is not None:
         unrounded = read_in_float(graph, beyond.keys() | {d.node for d in decisions if d.why_float})
-        decisions = one_pair_a_product(decisions, nodes, recipe, policy, unrounded)
+        decisions = policy.join(decisions, nodes, recipe, policy, unrounded)
     return decisions
 
 
@@ -134,7 +141,7 @@ def _as_a_whole(
         decisions = leave_out_log_spectra(decisions, graph)
     if recipe.small_shapes == "float":
         decisions = leave_out_small(decisions, nodes)
-    return all_or_none(decisions, nodes) if policy.fused_attention else decisions
+    return policy.weigh(decisions, nodes)
 
 
 def _decide_residuals(

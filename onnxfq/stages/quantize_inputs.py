@@ -19,6 +19,7 @@ from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.targets.registry import prepare_model
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class QuantizeInputs:
 
     Attributes:
         reference: the float model as it was given, to compare with.
-        model: the normalised model.
+        model: the normalised model, as the target of the recipe prepares it.
         ranked: the same for planning, with ranks that only a run tells.
         feeds: the data; None without any.
         runs: how many feeds a pass has, where known.
@@ -65,7 +66,7 @@ def open_inputs(
     Args:
         model: a path or a ModelProto, which is not changed.
         data: as `quantize` takes it, or None.
-        recipe: says how a model that is quantized already is loaded.
+        recipe: says for which target, and how a model that is quantized already is loaded.
         options: how the data is read.
         output: large temporary weights go to the file system that it goes to.
         observed: whether statistics are given, so that no run is needed for ranks.
@@ -82,7 +83,7 @@ def open_inputs(
     with weights_in(scratch):
         proto, sha256, source = read_model(model)
     reference = with_unique_names(proto)
-    loaded = ranked = normalised(proto, sha256, source, recipe.existing)
+    loaded = ranked = prepare_model(normalised(proto, sha256, source, recipe.existing), recipe.target)
     opened = None if data is None else open_feeds(loaded.proto, data, options.batch, options.data)
     feeds = None if opened is None else KeptFeeds(opened)
     if feeds is not None and not observed and lacks_ranks(loaded):

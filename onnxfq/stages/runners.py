@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.errors import DataError, RuntimeLibraryError, nearest
-from onnxfq.graph.io.save import save
+from onnxfq.errors import DataError, nearest
 from onnxfq.graph.signature import with_outputs
+from onnxfq.interchange.polygraphy_json import read_results
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.runtime.session import Session
-from onnxfq.support.records import one_line
-from onnxfq.support.temporary import scratch_folder
-from onnxfq.targets.tensorrt.builder.profiles import covering, profiles
-from onnxfq.targets.tensorrt.tools.commands import TENSORS_FILE, polygraphy_tensors
-from onnxfq.targets.tensorrt.tools.polygraphy_json import inputs_json, read_results
-
-Values = dict[str, NDArray[Any]]
-Runner = Callable[[onnx.ModelProto, Sequence[Feed], Sequence[str], int], Iterator[Values]]
-"""Takes a model, feeds, names of tensors and a number of threads."""
+from onnxfq.targets.registry import collect_parts
+from onnxfq.targets.target import Runner, Values
 
 
 def onnxruntime(
@@ -43,39 +31,6 @@ def integer(
 ) -> Iterator[Values]:
     """As `onnxruntime`, but int8 products are summed in whole numbers, as fused kernels do."""
     return onnxruntime(integer_products(proto).proto, feeds, tensors, threads)
-
-
-def tensorrt(
-    proto: onnx.ModelProto, feeds: Sequence[Feed], tensors: Sequence[str], threads: int
-) -> Iterator[Values]:
-    """An engine of the installed TensorRT on the GPU, run by Polygraphy in a process of its own.
-
-    Raises RuntimeLibraryError when one of them is missing or fails.
-    """
-    del threads
-    rtx = _only_rtx()
-    with scratch_folder() as folder:
-        save(proto, folder / "model.onnx")
-        (folder / "inputs.json").write_text(inputs_json(feeds), encoding="utf-8")
-        shapes = covering(profiles(proto, {}), feeds)
-        # Strongly typed by itself from 11 on, and always for RTX; 10 is told.
-        release = 11 if rtx else _release()
-        words = polygraphy_tensors(release, shapes, tensors)
-        environment = os.environ | ({"POLYGRAPHY_USE_TENSORRT_RTX": "1"} if rtx else {})
-        try:
-            ended = subprocess.run(
-                words, cwd=folder, env=environment, capture_output=True, text=True, check=False
-            )
-        except FileNotFoundError:
-            raise _missing("polygraphy") from None
-        if ended.returncode:
-            last = [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()]
-            reason = next((line for line in reversed(last) if "rror" in line), last[-1] if last else "")
-            raise RuntimeLibraryError(
-                f"TensorRT cannot run the model: {one_line(reason)[:300]}; run layers11.sh of "
-                "`onnxfq handoff` on a machine with a GPU and give its results as a file"
-            )
-        yield from read_results(folder / TENSORS_FILE)
 
 
 def saved(path: Path) -> Runner:
@@ -99,37 +54,19 @@ def saved(path: Path) -> Runner:
     return run
 
 
-RUNNERS: dict[str, Runner] = {"onnxruntime": onnxruntime, "integer": integer, "tensorrt": tensorrt}
+def runners() -> dict[str, Runner]:
+    """Return every runner by name: those of ONNX Runtime, and those of registered targets."""
+    return {"onnxruntime": onnxruntime, "integer": integer} | collect_parts(lambda one: one.run)
 
 
 def runner(name: str) -> Runner:
     """Return the runner called `name`, or that of a file. Raises DataError for neither."""
-    if name in RUNNERS:
-        return RUNNERS[name]
+    known = runners()
+    if name in known:
+        return known[name]
     if Path(name).suffix == ".json":
         return saved(Path(name))
     raise DataError(
-        f"nothing is called {name!r} that could run the model{nearest(name, RUNNERS)}; or give a .json file "
+        f"nothing is called {name!r} that could run the model{nearest(name, known)}; or give a .json file "
         "of `polygraphy run --save-outputs`"
-    )
-
-
-def _only_rtx() -> bool:
-    """Tell whether TensorRT for RTX stands in for TensorRT. Raises RuntimeLibraryError without either."""
-    if importlib.util.find_spec("tensorrt") is not None:
-        return False
-    if importlib.util.find_spec("tensorrt_rtx") is None:
-        raise _missing("tensorrt")
-    return True
-
-
-def _release() -> int:
-    version = str(importlib.import_module("tensorrt").__version__)
-    return int(version.partition(".")[0])
-
-
-def _missing(package: str) -> RuntimeLibraryError:
-    return RuntimeLibraryError(
-        f"package {package} is not installed, which runs the model with TensorRT; install it, or run "
-        "layers11.sh of `onnxfq handoff` where it is and give its results as a file"
     )

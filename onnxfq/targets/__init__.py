@@ -1,1 +1,13 @@
-"""Targets: where each quantizes, what it refuses, its rewrites, rules and tools."""
+"""Targets: where models are quantized for, each a record; `register_target` adds one."""
+
+from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
+from onnxfq.targets.onnxruntime.policy import ONNXRUNTIME
+from onnxfq.targets.registry import register_target, target_by_name
+from onnxfq.targets.simulation import SIMULATION
+from onnxfq.targets.target import Target
+from onnxfq.targets.tensorrt import TENSORRT
+
+for _target in (TENSORRT, ONNXRUNTIME, SIMULATION):
+    register_target(_target)
+
+__all__ = ["Operands", "Slots", "Target", "TargetPolicy", "register_target", "target_by_name"]

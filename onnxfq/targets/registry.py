@@ -1,10 +1,65 @@
-"""Policies: where to quantize, one target or idea per file."""
+"""The targets by name; anyone may add one."""
 
 from __future__ import annotations
 
-from onnxfq.placement.target_policy import TargetPolicy
-from onnxfq.targets.onnxruntime.policy import ONNXRUNTIME
-from onnxfq.targets.simulation import SIMULATION
-from onnxfq.targets.tensorrt.policy import TENSORRT
+from collections.abc import Callable
+from typing import TypeVar
 
-POLICIES: dict[str, TargetPolicy] = {policy.name: policy for policy in (TENSORRT, ONNXRUNTIME, SIMULATION)}
+from onnxfq.documents.recipe import RECIPES
+from onnxfq.errors import RecipeError, nearest
+from onnxfq.graph.model import Model
+from onnxfq.runtime.unsupported_ops import FOREIGN_DOMAINS
+from onnxfq.targets.target import Target
+
+Part = TypeVar("Part")
+
+TARGETS: dict[str, Target] = {}
+"""Filled by `register_target`."""
+
+DEFAULT_TARGET = "tensorrt"
+
+
+def register_target(target: Target) -> None:
+    """Make `target` and its recipes known by name, for this process.
+
+    Args:
+        target: the record, with a name, and recipes with names, that nothing else has.
+
+    Raises RecipeError for a name that is taken by another record.
+    """
+    if TARGETS.get(target.name, target) != target:
+        raise RecipeError(f"another target is called {target.name!r}; give this one a name of its own")
+    for recipe in target.recipes:
+        if RECIPES.setdefault(recipe.name, recipe) != recipe:
+            raise RecipeError(f"another recipe is called {recipe.name!r}; give this one a name of its own")
+    TARGETS[target.name] = target
+    FOREIGN_DOMAINS.update(target.domains)
+
+
+def target_by_name(name: str) -> Target:
+    """Return the target called `name`.
+
+    Raises RecipeError with the nearest names when none is registered.
+    """
+    if name in TARGETS:
+        return TARGETS[name]
+    hint = nearest(name, TARGETS) or f"; known: {', '.join(TARGETS)}"
+    raise RecipeError(f"unknown target {name!r}: give a registered one{hint}")
+
+
+def collect_parts(part: Callable[[Target], Part | None]) -> dict[str, Part]:
+    """Return what `part` takes from each registered target, by the target's name, where it has that."""
+    return {name: found for name, target in TARGETS.items() if (found := part(target))}
+
+
+def prepare_model(model: Model, target: str) -> Model:
+    """Return `model` as the target called `target` wants it before anything is placed; made once.
+
+    Raises RecipeError for an unknown target.
+    """
+    wanted = target_by_name(target)
+    if target not in model.prepared:
+        made = wanted.prepare(model)
+        model.prepared[target] = None if made is model else made
+        made.prepared.setdefault(target, None)
+    return model.prepared[target] or model

@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 from onnxfq.placement.target_policy import TargetPolicy
+from onnxfq.targets.target import Target
 
-SIMULATION = TargetPolicy(
-    name="simulation",
-    per_tensor_weights={},
-    residual=False,
-    channel_blocks=True,
-    bias="bias: added in float",
-    refuses=lambda placement, operands: "",
-    keeps_float=lambda operands: "",
-)
+SIMULATION = Target("simulation", TargetPolicy(channel_blocks=True), is_written=False)

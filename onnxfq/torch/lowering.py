@@ -10,6 +10,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.passes.extract_fake_quantize import Lifted, drop_copies, has_fake_quantize, lift_fake_quantize
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.passes.recognize_fake_quantize import recognize_rounding
+from onnxfq.targets.registry import DEFAULT_TARGET, prepare_model
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +20,8 @@ def lift(exported: onnx.ModelProto) -> Lifted | None:
 
     Raises PlanError for what QuantizeLinear cannot say.
     """
-    model = load(exported)
+    # An export names no target; what the default one needs has the same numbers everywhere.
+    model = prepare_model(load(exported), DEFAULT_TARGET)
     if any(node.op_type == "Round" for node in model.proto.graph.node):
         model = recognize_rounding(model)
     return lift_fake_quantize(model) if has_fake_quantize(model) else None

@@ -25,7 +25,7 @@ from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
 from onnxfq.placement.target_policy import Operands
 from onnxfq.placement.weighted_ops import refuse
-from onnxfq.targets.registry import POLICIES
+from onnxfq.targets.registry import target_by_name
 from onnxfq.torch.attention import ACTIVATIONS, why_not
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
 from onnxfq.torch.traced import Traces, calls, has_own_code
@@ -44,6 +44,7 @@ class _Node(NamedTuple):
     name: str
     op: str
     inputs: tuple[_Tensor, ...]
+    outputs: tuple[_Tensor, ...] = ()
     attrs: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -75,7 +76,7 @@ class Site:
 
 def find_sites(model: nn.Module, recipe: Recipe, traces: Traces) -> list[Site]:
     """Return every layer and operation that may be quantized, in the order of the modules."""
-    residual = POLICIES[recipe.target].residual
+    residual = target_by_name(recipe.target).policy.residual
     sites: list[Site] = []
     for path, module in model.named_modules():
         kind = layer_kind(module)
@@ -164,8 +165,9 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Sur
     placements: list[Placement] = []
     nodes, skipped = [], []
     decided = {site.name: _decide(site, spoken, around.made_by) for site in sites}
-    if POLICIES[recipe.target].fused_attention:
-        _keep_whole(decided, around.attentions)
+    whole = target_by_name(recipe.target).policy.whole_attention
+    if whole:
+        _keep_whole(decided, around.attentions, whole)
     for site in sites:
         placed, why_float = decided[site.name]
         is_code = site.op_types == ("forward",)
@@ -190,19 +192,16 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Sur
 
 
 def _keep_whole(
-    decided: dict[str, tuple[list[Placement], str]], attentions: Sequence[tuple[str, str]]
+    decided: dict[str, tuple[list[Placement], str]], attentions: Sequence[tuple[str, str]], reason: str
 ) -> None:
-    """Leave in float what is quantized of an attention of which the other product is not."""
+    """Leave in float what is quantized of an attention of which the other product is not, for `reason`."""
     for pair in attentions:
         known = [name for name in pair if name in decided]
         low = [name for name in known if decided[name][0] and not decided[name][1]]
         if len(known) == 2 and len(low) == 1:
             (kept,) = set(pair) - set(low)
             placed, _ = decided[low[0]]
-            why = (
-                f"half of an attention: {kept!r} stays in float ({decided[kept][1]}), and TensorRT fuses "
-                "all of an attention or none"
-            )
+            why = f"half of an attention: {kept!r} stays in float ({decided[kept][1]}), and {reason}"
             decided[low[0]] = placed, why
 
 
@@ -219,7 +218,7 @@ def _decide(site: Site, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[lis
             assert site.kind is not None
             weights = recipe.weight_for(site.name, op_type, tensor)
             common, calibrator = _numbers(weights, recipe), weights.calibrator
-            instead = POLICIES[recipe.target].per_tensor_weights.get(site.op_types[0], "")
+            instead = target_by_name(recipe.target).policy.per_tensor_weights.get(site.op_types[0], "")
             spec, why = _weight_spec(weights, common, site.kind, site.parameters[name].ndim, instead)
             why = f"weight of {op_type}, {why}"
         else:
@@ -249,7 +248,7 @@ def _decide(site: Site, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[lis
 
 def _asked_for(recipe: Recipe, site: Site) -> bool:
     tensors = [site.tensor(name) for name in site.weights]
-    return recipe.target == "simulation" or any(
+    return not target_by_name(recipe.target).is_written or any(
         override.weights and override.matches(site.name, site.type_name, tensor)
         for override in recipe.overrides
         for tensor in tensors
@@ -312,9 +311,10 @@ def _what_target_says(site: Site, recipe: Recipe, placed: list[Placement]) -> st
     shapes = {site.tensor(name): tuple(weight.shape) for name, weight in site.parameters.items()}
     inputs = tuple(_Tensor(site.tensor(name)) for name in (*site.activations, *site.weights))
     operands = Operands(_Node(site.name, site.op_types[0], inputs), placed, shapes)
-    refuse(operands, POLICIES[recipe.target])
+    policy = target_by_name(recipe.target).policy
+    refuse(operands, policy)
     multiplies = site.kind is None or site.kind.has_input
-    return POLICIES[recipe.target].keeps_float(operands) if multiplies and not site.residual else ""
+    return policy.keeps_float(operands) if multiplies and not site.residual else ""
 
 
 def _in_torch_names(recipe: Recipe, sites: list[Site]) -> Recipe:

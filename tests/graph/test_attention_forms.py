@@ -17,6 +17,7 @@ from onnx.backend.test.case.node import collect_testcases
 from onnxfq.graph.io.load import load
 from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.runtime.session import Session
+from onnxfq.targets.registry import prepare_model
 
 # What ONNX's cases of Attention have that keeps one whole; a padded mask is one shorter than the keys.
 WHOLE = ("qk_matmul", "mode3", "nonpad", "padded_kv", "window", "softmax_precision")
@@ -94,7 +95,7 @@ def masked_feed(kind: str) -> dict[str, NDArray[Any]]:
 def test_a_guard_behind(opset: int, kind: str, array: str) -> None:
     """A guard goes behind the second product, and every number stays what it was, to the bit."""
     proto, feed = masked(opset, kind), masked_feed(array)
-    model = load(proto)
+    model = prepare_model(load(proto), "tensorrt")
     assert any("guard" in note for note in model.notes)
     (found,) = find_attentions(model.graph().nodes)
     soft = found.mix.inputs[0].inputs[0]
@@ -126,7 +127,7 @@ def test_guards_that_stay(change: str) -> None:
     del proto.graph.output[0].type.tensor_type.shape.dim[3]
     proto.graph.output[0].type.tensor_type.shape.dim.add().dim_param = "any"
     CHANGES[change](proto.graph)
-    loaded = load(proto)
+    loaded = prepare_model(load(proto), "tensorrt")
     assert operators(loaded.proto) == operators(proto) and not any("guard" in n for n in loaded.notes)
 
 

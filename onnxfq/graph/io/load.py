@@ -28,7 +28,6 @@ from onnxfq.graph.normalize.repair import repair
 from onnxfq.graph.normalize.shapes import add_shapes, correct_shapes
 from onnxfq.graph.normalize.strip_quantizers import strip_quantizers
 from onnxfq.support.records import one_line
-from onnxfq.targets.tensorrt.rewrites.attention_mask import move_guards
 
 MIN_OPSET = 13
 """QuantizeLinear and DequantizeLinear have an axis from this opset on."""
@@ -70,10 +69,10 @@ def normalised(proto: onnx.ModelProto, sha256: str, source: str, existing: Exist
         notes.append(correct_shapes(proto))
         proto, note = raise_opset(proto, MIN_OPSET, source)
         add_shapes(proto)
-        attention = [write_out_attention(proto), move_guards(proto)]
-        if any(attention):
+        attention = write_out_attention(proto)
+        if attention:
             add_shapes(proto)
-        return Model(proto, sha256, source, tuple(filter(None, [*notes, note, *attention])))
+        return Model(proto, sha256, source, tuple(filter(None, [*notes, note, attention])))
     except shape_inference.InferenceError as fault:
         raise ModelError(
             f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"

@@ -53,7 +53,7 @@ def _no_pair(node: onnx.NodeProto, source: str) -> ModelError:
 
 
 def _stand_aside(node: onnx.NodeProto, reads: str) -> None:
-    """Make `node` an Identity: ONNX Runtime and TensorRT remove it, and every name stays."""
+    """Make `node` an Identity: runtimes remove it, and every name stays."""
     named = helper.make_node("Identity", [reads], [node.output[0]], name=node.name)
     node.CopyFrom(named)
 

@@ -61,7 +61,7 @@ def _in_sections(version: str, encodings: Encodings, plan: Plan, entry: _Entry) 
         if why:
             lost[encoding.tensor] = why
             continue
-        section = "param_encodings" if placement.role == "weight" else "activation_encodings"
+        section = "activation_encodings" if placement.role == "activation" else "param_encodings"
         sections[section][encoding.tensor] = entry(encoding)
     content: dict[str, Any] = {"version": version, "producer": _PRODUCER}
     for name, entries in sections.items():

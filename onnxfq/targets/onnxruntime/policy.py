@@ -8,6 +8,7 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.numerics.storage_types import deployed_qtype
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
+from onnxfq.targets.target import Target
 
 # With uint8 inputs these are fused above ORT_ENABLE_BASIC, however many scales the input has, and the fused
 # kernels (QLinearConv, QLinearMatMul, MatMulIntegerToFloat) fail unless it is one: tried on 1.31.1.
@@ -58,13 +59,12 @@ def _keeps_float(operands: Operands) -> str:
     return ""
 
 
-ONNXRUNTIME = TargetPolicy(
-    name="onnxruntime",
-    per_tensor_weights={},
-    # ONNX Runtime fuses an Add only with pairs on both inputs and the output.
-    residual=False,
-    channel_blocks=False,
-    bias="bias: added in float, so that no rounding of int32 biases is needed",
-    refuses=_refuses,
-    keeps_float=_keeps_float,
+ONNXRUNTIME = Target(
+    "onnxruntime",
+    # No pairs for residual sums: ONNX Runtime fuses an Add only with pairs on both inputs and the output.
+    TargetPolicy(
+        bias="bias: added in float, so that no rounding of int32 biases is needed",
+        refuses=_refuses,
+        keeps_float=_keeps_float,
+    ),
 )

@@ -1,1 +1,58 @@
-"""TensorRT: policy, rewrites, rules, builder and tools."""
+"""TensorRT 10 and 11 as a target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx
+
+from onnxfq.graph.model import Model, all_nodes
+from onnxfq.graph.normalize.shapes import add_shapes
+from onnxfq.numerics.float_types import FloatInfo
+from onnxfq.passes.qdq_form import QdqForm
+from onnxfq.targets.target import Target
+from onnxfq.targets.tensorrt.policy import POLICY
+from onnxfq.targets.tensorrt.rewrites.attention_mask import move_guards
+from onnxfq.targets.tensorrt.rewrites.block_formats import DOMAIN, block_writer
+from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import with_mxfp8_functions
+from onnxfq.targets.tensorrt.rewrites.split_projections import divide_products
+from onnxfq.targets.tensorrt.tools.check import check_model
+from onnxfq.targets.tensorrt.tools.kit import KIT
+from onnxfq.targets.tensorrt.tools.runner import run_engine
+
+
+def _prepare(model: Model) -> Model:
+    """Return `model` with the guards of masked attention behind its products; itself where it has none."""
+    if not any(node.op_type == "IsNaN" for node in all_nodes(model.proto.graph)):
+        return model
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    note = move_guards(proto)
+    if not note:
+        return model
+    add_shapes(proto)
+    return replace(model, proto=proto, notes=(*model.notes, note))
+
+
+def _keeps_float32(node: onnx.NodeProto, half: FloatInfo) -> str | None:
+    if node.op_type == "TRT_FP4DynamicQuantize":
+        return "TensorRT's float4 is made of float32"
+    if node.domain == DOMAIN:
+        return ""
+    if node.op_type == "ConvTranspose" and half.name == "bfloat16":
+        return "TensorRT for RTX 1.7.1 builds no quantized ConvTranspose in bfloat16"
+    return None
+
+
+TENSORRT = Target(
+    "tensorrt",
+    POLICY,
+    prepare=_prepare,
+    form=QdqForm(block_writer, divide_products, with_mxfp8_functions),
+    domains={DOMAIN: "TensorRT"},
+    keeps_float32=_keeps_float32,
+    conversion="tensorrt-int8",
+    check=check_model,
+    run=run_engine,
+    kit=KIT,
+)

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.graph.follow import readers_behind
 from onnxfq.graph.patterns.attention import Attention, find_attentions
-from onnxfq.placement.weighted_ops import NodeDecision
+from onnxfq.placement.decision import NodeDecision
 
 INT8_HEADS = (16, 32, 64)
 """Head sizes of the fused int8 kernel (NVIDIA, fused attention)."""

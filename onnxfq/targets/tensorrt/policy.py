@@ -16,8 +16,10 @@ from onnxfq.graph.ops import CONVOLUTIONS, summed_axis
 from onnxfq.graph.queries import weight_source
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
-from onnxfq.numerics.storage_types import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
+from onnxfq.numerics.storage_types import BLOCK_FORMATS, block_format_name, deployed_qtype
 from onnxfq.placement.target_policy import Operands, TargetPolicy
+from onnxfq.targets.tensorrt.attention import all_or_none
+from onnxfq.targets.tensorrt.qkv_projections import one_pair_a_product
 
 LARGEST_FLOAT8_KERNEL = 32
 """Elements of a Conv kernel window, 5 x 5 and less: above, the builder has no float8 kernel."""
@@ -69,8 +71,8 @@ def _refuses_made(placement: Placement, operands: Operands) -> str:
     remedy = "use recipe tensorrt-mxfp8 or tensorrt-nvfp4"
     if spec.scale_type == "float32":
         return f"TensorRT has no DynamicQuantizeLinear; use dynamic: false, or {remedy.removeprefix('use ')}"
-    name = tensorrt_blocks(spec.qtype, spec.scale_type)
-    block = TENSORRT_BLOCKS[name].block_size if name else None
+    name = block_format_name(spec.qtype, spec.scale_type)
+    block = BLOCK_FORMATS[name].block_size if name else None
     # A convolution, which has no one summed axis, stays in float.
     if not name or (operands.node.op in _MULTIPLIED and spec.granularity.block_size != block):
         return (
@@ -162,7 +164,7 @@ def _one_row(k: int, n: int) -> str:
 def _blocks_in_float(placement: Placement, operands: Operands) -> str:
     """Return why TensorRT would not multiply in MXFP8 or NVFP4; empty when it would, or for other formats."""
     spec, shape = placement.spec, operands.shape(placement)
-    name = tensorrt_blocks(spec.qtype, spec.scale_type)
+    name = block_format_name(spec.qtype, spec.scale_type)
     if not name:
         return ""
     if operands.node.op not in _MULTIPLIED:
@@ -194,15 +196,15 @@ def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
     return ""
 
 
-TENSORRT = TargetPolicy(
-    name="tensorrt",
+POLICY = TargetPolicy(
     # NVIDIA staff named axis 0 in 2022, ModelOpt uses axis 1: one scale is right under both.
     per_tensor_weights={"ConvTranspose": "per tensor: TensorRT releases disagree on the channel axis"},
     # Without a pair on the skip branch the Add runs in float and cannot fuse into its Conv.
     residual=True,
-    channel_blocks=False,
     bias="bias: TensorRT refuses a quantized bias and adds it in float",
     refuses=_refuses,
     keeps_float=_keeps_float,
-    fused_attention=True,
+    whole_attention="TensorRT fuses all of an attention or none",
+    weigh=all_or_none,
+    join=one_pair_a_product,
 )

@@ -22,24 +22,14 @@ from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.io.save import save
 from onnxfq.support.records import one_line
 from onnxfq.support.temporary import scratch_folder
+from onnxfq.targets.build_options import BuildOptions
+from onnxfq.targets.findings import EngineNode, Finding
+from onnxfq.targets.profiles import Profile, profiles
 from onnxfq.targets.tensorrt.builder.layers import LAYERS, parse_layers, verdict
-from onnxfq.targets.tensorrt.builder.profiles import Profile, profiles
 from onnxfq.targets.tensorrt.rules.context import Reading
-from onnxfq.targets.tensorrt.rules.findings import EngineNode, Finding
 
 OLDEST = (1, 7)
 """Before it int8 convolutions do not build."""
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """How a model is built.
-
-    shapes: of inputs with open dimensions by name, see `profiles`. seconds: for one engine at most.
-    """
-
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    seconds: float = 600.0
 
 
 @dataclass(frozen=True)

@@ -25,21 +25,35 @@ from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.numerics.affine import quantize
 from onnxfq.numerics.float_types import FLOATS
-from onnxfq.passes.custom_domain import TENSORRT_DOMAIN, custom_node, import_domain
+from onnxfq.numerics.storage_types import BLOCK_FORMATS, block_format_name
+from onnxfq.passes.custom_domain import custom_node, import_domain
+from onnxfq.passes.qdq_form import Writer
+
+DOMAIN = "trt"
+"""Operators that TensorRT's parser adds to ONNX's."""
 
 _EXPONENT_BIAS = 127
 
 
-def insert_tensorrt_blocks(
-    editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding
-) -> None:
+def block_writer(placement: Placement) -> Writer | None:
+    """Return the writer of a placed tensor whose format TensorRT has operators of its own for."""
+    spec = placement.spec
+    name = block_format_name(spec.qtype, spec.scale_type)
+    dynamic = placement.role == "activation"
+    fits = name and spec.granularity.axis is not None and spec.dynamic == dynamic
+    if not fits or spec.granularity.block_size != BLOCK_FORMATS[name].block_size:
+        return None
+    return insert_block_format
+
+
+def insert_block_format(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding) -> None:
     """Put the operators of `encoding`'s format between `tensor` and its placed readers."""
     form = _nvfp4 if encoding.spec.scale_type == "e4m3" else _mxfp8
     dequantized = editor.variable(f"{tensor.name}/dq", tensor)
     if isinstance(tensor, gs.Constant):
         dequantized.dtype, dequantized.shape = tensor.dtype, list(tensor.shape)
     nodes = form(editor, placement, tensor, encoding, dequantized)
-    import_domain(editor.graph, TENSORRT_DOMAIN)
+    import_domain(editor.graph, DOMAIN)
     editor.rewire(placement, dequantized)
     editor.insert_before(placement, tensor, nodes)
 
@@ -134,4 +148,4 @@ def _pair(editor: Editor, tensor: gs.Tensor, encoding: Encoding, scale_type: int
 def _tensorrt_node(
     op: str, name: str, attrs: dict[str, Any], inputs: list[gs.Tensor], outputs: list[gs.Tensor]
 ) -> gs.Node:
-    return custom_node(op, name, TENSORRT_DOMAIN, attrs=attrs, inputs=inputs, outputs=outputs)
+    return custom_node(op, name, DOMAIN, attrs=attrs, inputs=inputs, outputs=outputs)

@@ -14,7 +14,7 @@ import onnx
 from onnx import numpy_helper, parser
 
 from onnxfq.graph.model import all_nodes, default_opset
-from onnxfq.passes.custom_domain import TENSORRT_DOMAIN
+from onnxfq.targets.tensorrt.rewrites.block_formats import DOMAIN
 
 QUANTIZE = "TRT_MXFP8DynamicQuantize"
 DEQUANTIZE = "TRT_MXFP8DequantizeLinear"
@@ -110,7 +110,7 @@ _HEADS = {
 
 def with_mxfp8_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return `proto` with a function for each MXFP8 operator that it has; itself when it has none."""
-    used = {node.op_type for node in all_nodes(proto.graph) if node.domain == TENSORRT_DOMAIN} & set(_HEADS)
+    used = {node.op_type for node in all_nodes(proto.graph) if node.domain == DOMAIN} & set(_HEADS)
     if not used:
         return proto
     made = onnx.ModelProto()
@@ -124,7 +124,7 @@ def _function(op: str, opset: int) -> onnx.FunctionProto:
     tensor, rest = ("x", _QUANTIZE_BODY) if op == QUANTIZE else ("codes", _DEQUANTIZE_BODY)
     body = _AS_BLOCKS.replace("TENSOR", tensor) + rest
     function = parser.parse_function(
-        f'<domain: "{TENSORRT_DOMAIN}", opset_import: ["" : {opset}]> {op} {_HEADS[op]} {{ {body} }}'
+        f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]> {op} {_HEADS[op]} {{ {body} }}'
     )
     exponents = np.arange(-127, 128)
     powers = np.append(np.ldexp(np.float32(1), exponents), np.float32(np.inf)).astype(np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from onnxfq.targets.findings import Coverage, Finding
 from onnxfq.targets.tensorrt.rules import (
     attention,
     blocks,
@@ -15,7 +16,6 @@ from onnxfq.targets.tensorrt.rules import (
 )
 from onnxfq.targets.tensorrt.rules import scales as parameters
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule
-from onnxfq.targets.tensorrt.rules.findings import Coverage, Finding
 from onnxfq.targets.tensorrt.rules.operands import Promise
 
 RULES: tuple[Rule, ...] = (

@@ -13,9 +13,9 @@ from onnxfq.graph.follow import Node, passes_through, readers_behind
 from onnxfq.graph.patterns.attention import PRODUCTS, Attention, Form, makers_of, match_attention
 from onnxfq.graph.patterns.projections import match_projection
 from onnxfq.numerics.float_types import HALF_TYPES
+from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.attention import MOVES_BEHIND, exceed_limit
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
-from onnxfq.targets.tensorrt.rules.findings import Finding
 from onnxfq.targets.tensorrt.rules.operands import Operand, operand
 from onnxfq.targets.tensorrt.rules.quantizers import QUANTIZE_OPS
 from onnxfq.targets.tensorrt.rules.scopes import Site

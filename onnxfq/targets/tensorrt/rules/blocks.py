@@ -8,8 +8,8 @@ from math import prod
 from onnx import TensorProto
 
 from onnxfq.graph.ops import CONVOLUTIONS
+from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
-from onnxfq.targets.tensorrt.rules.findings import Finding
 from onnxfq.targets.tensorrt.rules.operands import Promise
 from onnxfq.targets.tensorrt.rules.quantizers import Quantizer
 

@@ -10,7 +10,7 @@ import onnx
 
 from onnxfq.graph.model import all_nodes, default_opset
 from onnxfq.graph.names import unused
-from onnxfq.targets.tensorrt.rules.findings import Finding, Severity
+from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.tensorrt.rules.operands import Promise, promise
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer, quantizer
 from onnxfq.targets.tensorrt.rules.scopes import Scope, Site, inferred

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
+from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
-from onnxfq.targets.tensorrt.rules.findings import Finding
 from onnxfq.targets.tensorrt.rules.operands import Operand
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS
 

@@ -9,8 +9,8 @@ from onnx import TensorProto
 
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.numerics.float_types import FLOAT_CODES
+from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
-from onnxfq.targets.tensorrt.rules.findings import Finding
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, quantizer, type_name
 from onnxfq.targets.tensorrt.rules.scopes import Site
 

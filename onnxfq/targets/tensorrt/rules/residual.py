@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from onnxfq.graph.model import Model
 from onnxfq.placement.residual_adds import residual_skip
+from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
-from onnxfq.targets.tensorrt.rules.findings import Finding
 from onnxfq.targets.tensorrt.rules.operands import operand
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OPS
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
-from onnxfq.targets.tensorrt.rules.findings import Finding
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer
 
 # The last one is refused as an operator.

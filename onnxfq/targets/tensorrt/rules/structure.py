@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import onnx
 
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS, WEIGHTED_INPUTS
+from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
-from onnxfq.targets.tensorrt.rules.findings import Finding
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OPS
 
 UNSUPPORTED = frozenset(

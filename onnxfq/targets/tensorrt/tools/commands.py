@@ -11,7 +11,7 @@ import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 
-from onnxfq.targets.tensorrt.builder.profiles import Profile
+from onnxfq.targets.profiles import Profile
 
 RELEASES = (10, 11)
 """Major versions of TensorRT that commands are written for."""

@@ -1,4 +1,4 @@
-"""Shapes for the open dimensions of a model's inputs, as TensorRT's optimization profiles want them."""
+"""Shapes for the open dimensions of a model's inputs, as builders of engines want them."""
 
 from __future__ import annotations
 

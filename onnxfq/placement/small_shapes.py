@@ -1,7 +1,7 @@
 """Shapes for which low precision gains nothing: they stay in float where a recipe asks for it.
 
-The numbers are those of NVIDIA's Model Optimizer, which leaves such nodes out by default. TensorRT for RTX
-1.7.1 has int8 kernels for them all; whether they are faster only a GPU tells.
+The numbers are those of NVIDIA's Model Optimizer, which leaves such nodes out by default. Kernels exist for
+them all; whether they are faster only a GPU tells.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import prod
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.placement.weighted_ops import NodeDecision
+from onnxfq.placement.decision import NodeDecision
 
 FEWEST = 16
 """Channels, or rows and columns of a matrix."""

@@ -1,0 +1,63 @@
+"""Files that the machine with TensorRT gets beside the model: commands, samples, a page over all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnxfq.graph.boundaries import boundaries
+from onnxfq.interchange.polygraphy_json import inputs_json, outputs_json
+from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.target import Kit, Samples
+from onnxfq.targets.tensorrt.tools import commands
+from onnxfq.targets.tensorrt.tools.commands import TENSORS_FILE
+
+
+def write_texts(samples: Samples) -> dict[str, str]:
+    """Return samples as Polygraphy reads them, and scripts for each release, by name of the file."""
+    shapes, expected = samples.profiles, bool(samples.results)
+    made = {"inputs.json": inputs_json(samples.feeds)}
+    made |= {"outputs.json": outputs_json(samples.results)} if expected else {}
+    for release in commands.RELEASES:
+        lines = [
+            commands.trtexec(release, shapes, samples.first),
+            commands.polygraphy(release, shapes, expected),
+        ]
+        made[f"tensorrt{release}.sh"] = commands.script(lines)
+        layers = commands.polygraphy_tensors(release, shapes, boundaries(samples.proto))
+        made[f"layers{release}.sh"] = commands.script([layers])
+    return made
+
+
+def write_readme(found: CheckResult, notes: Sequence[str], expected: bool) -> str:
+    """Return the page that tells what is in the folder, and what was found."""
+    lines = ["# Hand-over to TensorRT", ""]
+    lines += [f"- {note}" for note in notes] + ([""] if notes else [])
+    lines += ["| file | what it is |", "|---|---|"]
+    rows = [
+        ("model.onnx", "the model, with Q/DQ and all weights inside"),
+        (
+            "tensorrt10.sh, tensorrt11.sh",
+            "build, time and compare with trtexec and Polygraphy of that release",
+        ),
+        (
+            "layers10.sh, layers11.sh",
+            f"save what TensorRT computes in front of every QuantizeLinear into {TENSORS_FILE}",
+        ),
+        ("profiles.json", "smallest, most frequent and largest shape of inputs with open dimensions"),
+        ("inputs.json" + (", outputs.json" if expected else ""), "samples for Polygraphy (0.53 or later)"),
+        ("inputs/" + (", outputs/" if expected else ""), "the same as .npz files"),
+        ("raw/", "the first sample raw, for trtexec"),
+        ("findings.json", "what `onnxfq check` found"),
+    ]
+    lines += [f"| {name} | {what} |" for name, what in rows]
+    lines += ["", "## Findings", "", "```text", found.table(), "```", ""]
+    lines.append(
+        "A layer that should run in low precision and shows Float or Half in `layers.json` was not fused; "
+        "compare its name with the coverage above."
+    )
+    lines += ["", "## Where TensorRT differs", "", "```sh", "sh layers11.sh"]
+    lines += [f"onnxfq compare model.onnx --data inputs --batch 0 --b {TENSORS_FILE}", "```"]
+    return "\n".join(lines) + "\n"
+
+
+KIT = Kit(write_texts, commands.file_name, write_readme)

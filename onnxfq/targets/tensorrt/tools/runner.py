@@ -1,0 +1,74 @@
+"""An engine of the installed TensorRT as a runner, by Polygraphy."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+
+import onnx
+
+from onnxfq.data import Feed
+from onnxfq.errors import RuntimeLibraryError
+from onnxfq.graph.io.save import save
+from onnxfq.interchange.polygraphy_json import inputs_json, read_results
+from onnxfq.support.records import one_line
+from onnxfq.support.temporary import scratch_folder
+from onnxfq.targets.profiles import covering, profiles
+from onnxfq.targets.target import Values
+from onnxfq.targets.tensorrt.tools.commands import TENSORS_FILE, polygraphy_tensors
+
+
+def run_engine(
+    proto: onnx.ModelProto, feeds: Sequence[Feed], tensors: Sequence[str], threads: int
+) -> Iterator[Values]:
+    """An engine of the installed TensorRT on the GPU, run by Polygraphy in a process of its own.
+
+    Raises RuntimeLibraryError when one of them is missing or fails.
+    """
+    del threads
+    rtx = _only_rtx()
+    with scratch_folder() as folder:
+        save(proto, folder / "model.onnx")
+        (folder / "inputs.json").write_text(inputs_json(feeds), encoding="utf-8")
+        shapes = covering(profiles(proto, {}), feeds)
+        # Strongly typed by itself from 11 on, and always for RTX; 10 is told.
+        release = 11 if rtx else _release()
+        words = polygraphy_tensors(release, shapes, tensors)
+        environment = os.environ | ({"POLYGRAPHY_USE_TENSORRT_RTX": "1"} if rtx else {})
+        try:
+            ended = subprocess.run(
+                words, cwd=folder, env=environment, capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError:
+            raise _missing("polygraphy") from None
+        if ended.returncode:
+            last = [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()]
+            reason = next((line for line in reversed(last) if "rror" in line), last[-1] if last else "")
+            raise RuntimeLibraryError(
+                f"TensorRT cannot run the model: {one_line(reason)[:300]}; run layers11.sh of "
+                "`onnxfq handoff` on a machine with a GPU and give its results as a file"
+            )
+        yield from read_results(folder / TENSORS_FILE)
+
+
+def _only_rtx() -> bool:
+    """Tell whether TensorRT for RTX stands in for TensorRT. Raises RuntimeLibraryError without either."""
+    if importlib.util.find_spec("tensorrt") is not None:
+        return False
+    if importlib.util.find_spec("tensorrt_rtx") is None:
+        raise _missing("tensorrt")
+    return True
+
+
+def _release() -> int:
+    version = str(importlib.import_module("tensorrt").__version__)
+    return int(version.partition(".")[0])
+
+
+def _missing(package: str) -> RuntimeLibraryError:
+    return RuntimeLibraryError(
+        f"package {package} is not installed, which runs the model with TensorRT; install it, or run "
+        "layers11.sh of `onnxfq handoff` where it is and give its results as a file"
+    )
