@@ -54,7 +54,8 @@ class GraphIndex:
     @cached_property
     def values(self) -> dict[str, onnx.ValueInfoProto]:
         """Tensor -> its type and shape as the graph states them: of inputs, outputs and what is inferred."""
-        return {v.name: v for g in self._graphs for v in (*g.value_info, *g.input, *g.output)}
+        # What is inferred comes last: an output that was added to be fetched has no type of its own.
+        return {v.name: v for g in self._graphs for v in (*g.input, *g.output, *g.value_info)}
 
     @cached_property
     def types(self) -> dict[str, int]:

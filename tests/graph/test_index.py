@@ -14,6 +14,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import all_graphs, all_nodes
 from onnxfq.graph.names import Names
+from onnxfq.graph.signature import with_outputs
 
 
 def assert_same_links(proto: onnx.ModelProto) -> None:
@@ -61,6 +62,14 @@ def test_bodies(name: str) -> None:
     assert GraphIndex(proto.graph).captured == read | given
     computed = {name for graph in inner for node in graph.node for name in node.output}
     assert computed <= set(GraphIndex.of_model(proto).enclosing)
+
+
+def test_types_of_fetched_tensors() -> None:
+    """An inner tensor that is made an output without a type keeps the type that ONNX inferred."""
+    proto = load(BUILDERS["two_branch"]()).proto
+    inferred = {value.name: value.type.tensor_type.elem_type for value in proto.graph.value_info}
+    types = GraphIndex(with_outputs(proto, inferred).graph).types
+    assert inferred and inferred.items() <= types.items()
 
 
 @given(st.lists(st.sampled_from(["a", "a_2", "b"]), max_size=9))
