@@ -169,6 +169,7 @@ from builders import conv_relu, feed_for, planned
 from onnxfq.stages.observe_ray import collect_on_ray
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.io.load import load
+from onnxfq.numerics.granularity import Granularity
 from onnxfq.stages.observers import ObserveOptions
 try:
     model, plan, feeds = load(conv_relu()), planned(conv_relu()), [feed_for(conv_relu())]
@@ -234,7 +235,9 @@ def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
 def by_axis(plan: Plan, tensors: Collection[str]) -> Plan:
     """The plan with one scale for each index of axis 1 of some of its tensors."""
     made = [
-        p.model_copy(update={"spec": p.spec.model_copy(update={"axis": 1})}) if p.tensor in tensors else p
+        p.model_copy(update={"spec": p.spec.model_copy(update={"granularity": Granularity(1)})})
+        if p.tensor in tensors
+        else p
         for p in plan.activations
     ]
     return plan.model_copy(update={"placements": tuple(made)})
