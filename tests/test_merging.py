@@ -24,6 +24,7 @@ from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, S
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
+from onnxfq.numerics.granularity import Granularity
 from onnxfq.passes.observe.insert_merging import InsertMerging
 from onnxfq.runtime.gpus import Gpu
 from onnxfq.stages import observe as observation
@@ -169,7 +170,6 @@ from builders import conv_relu, feed_for, planned
 from onnxfq.stages.observe_ray import collect_on_ray
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.io.load import load
-from onnxfq.numerics.granularity import Granularity
 from onnxfq.stages.observers import ObserveOptions
 try:
     model, plan, feeds = load(conv_relu()), planned(conv_relu()), [feed_for(conv_relu())]
