@@ -24,6 +24,7 @@ from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, S
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
+from onnxfq.numerics.granularity import Granularity
 from onnxfq.passes.observe.insert_merging import InsertMerging
 from onnxfq.runtime.gpus import Gpu
 from onnxfq.stages import observe as observation
@@ -234,7 +235,9 @@ def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
 def by_axis(plan: Plan, tensors: Collection[str]) -> Plan:
     """The plan with one scale for each index of axis 1 of some of its tensors."""
     made = [
-        p.model_copy(update={"spec": p.spec.model_copy(update={"axis": 1})}) if p.tensor in tensors else p
+        p.model_copy(update={"spec": p.spec.model_copy(update={"granularity": Granularity(1)})})
+        if p.tensor in tensors
+        else p
         for p in plan.activations
     ]
     return plan.model_copy(update={"placements": tuple(made)})
