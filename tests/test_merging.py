@@ -168,7 +168,7 @@ def test_a_cluster_without_a_gpu() -> None:
 from builders import conv_relu, feed_for, planned
 from onnxfq.distribution import collect_on_ray
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.observers import ObserveOptions
 try:
     model, plan, feeds = load(conv_relu()), planned(conv_relu()), [feed_for(conv_relu())]

@@ -294,7 +294,7 @@ KILLED = """
 import os, signal, sys
 import numpy as np, ray
 from onnxfq.distribution import collect_on_ray
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.observation import collect_statistics
 from onnxfq.observers import ObserveOptions
 from onnxfq.planning import observation_plan

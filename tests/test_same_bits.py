@@ -90,7 +90,7 @@ def one_by_one(data: Feed) -> Iterator[Feed]:
 OBSERVE = """
 import sys
 import numpy as np
-from onnxfq.graph.load import load
+from onnxfq.graph.io.load import load
 from onnxfq.observation import collect_statistics
 from onnxfq.pipeline import open_feeds
 from onnxfq.planning import make_plan
