@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 
 from onnxfq.graph.external.sizes import LIMIT, weight_bytes
 from onnxfq.graph.model import all_nodes
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.runtime.custom_ops import register_libraries
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.session import Session
@@ -120,7 +121,7 @@ def _observe_at_once(graph: onnx.GraphProto) -> None:
 
 
 def _is_observer(node: onnx.NodeProto) -> bool:
-    return bool(node.op_type == "Observe" and node.domain == "onnxfq")
+    return bool(node.op_type == "Observe" and node.domain == ONNXFQ_DOMAIN)
 
 
 def _read(node: onnx.NodeProto) -> set[str]:

@@ -18,6 +18,7 @@ from onnxfq.graph.external.sizes import PACKED_TYPES, is_large, large_tensors, t
 from onnxfq.graph.external.tensor import attach, embed, is_external, strip_values, tensor_array
 from onnxfq.graph.external.weightless import split_weights, with_initializers, with_weights
 from onnxfq.graph.model import all_nodes
+from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.runtime.c_api import no_memory
 from onnxfq.runtime.custom_ops import register_libraries
 from onnxfq.runtime.device_memory import Device
@@ -127,7 +128,7 @@ class Session:
         elif as_written:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        elif any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in all_nodes(proto.graph)):
+        elif any(node.op_type in QDQ_OPS for node in all_nodes(proto.graph)):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
             with ExitStack() as files:

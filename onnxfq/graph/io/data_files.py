@@ -75,11 +75,14 @@ def own_data(path: Path) -> re.Pattern[str]:
     return re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{16}}\.data")
 
 
-def check_model_output(output: str | Path, model: object, *others: object) -> None:
+def check_model_output(output: str | Path | None, model: object, *others: object) -> None:
     """Raise OutputError now as `check_output`, and when writing `output` would end a data file of `model`.
 
-    A model that is written takes the place of the former one of that name, and of its data.
+    A model that is written takes the place of the former one of that name, and of its data. None is never
+    written.
     """
+    if output is None:
+        return
     files = data_files(model)
     check_output(output, model, *files, *others)
     written = Path(output).resolve()

@@ -19,8 +19,7 @@ from onnxfq.graph.external.streaming import read_without_values, serialize
 from onnxfq.graph.external.tensor import ExternalTensor, embed, is_external
 from onnxfq.graph.external.weightless import check_model, move_weights
 from onnxfq.graph.io.data_files import resolve
-from onnxfq.graph.io.existing import Existing
-from onnxfq.graph.model import Model, all_graphs, all_nodes
+from onnxfq.graph.model import Existing, Model, all_graphs, all_nodes
 from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.decompose_attention import write_out_attention
 from onnxfq.graph.normalize.fold_weights import fold_computed_weights
