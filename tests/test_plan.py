@@ -100,7 +100,7 @@ def test_another_model():
             id="dynamic weight",
         ),
         pytest.param(
-            lambda p: p["placements"][0].update(role="bias"),
+            lambda p: p["placements"][0].update(role="output"),
             "placements.0.role: Input should be 'activation', 'weight' or 'bias'",
             id="role",
         ),
