@@ -1,4 +1,4 @@
-"""What the command line prints: results to standard output, progress and notes to standard error."""
+"""Console output: results to standard output, progress and notes to standard error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxfq.stages.options import RunOptions
 
 
 def say(text: str, quiet: bool = False) -> None:
-    """Print a result, as it is: no markup, no wrapping."""
+    """Print a result without markup and wrapping."""
     if not quiet:
         typer.echo(text)
 
@@ -27,7 +27,7 @@ def say(text: str, quiet: bool = False) -> None:
 def running(
     batch: int, threads: int, quiet: bool, data: DataOptions, device: DeviceChoice
 ) -> Iterator[RunOptions]:
-    """Give RunOptions that show progress on standard error, unless quiet."""
+    """Yield RunOptions that show progress on standard error, unless quiet."""
     console = Console(stderr=True)
     if quiet:
         yield RunOptions(batch, threads, None, data, device)
@@ -41,7 +41,7 @@ def running(
 
 
 class _Notes(logging.StreamHandler[TextIO]):
-    """Writes to what standard error is when a note comes: a live bar stands in for it, and goes on below."""
+    """Handler that writes to the current standard error, which a live progress bar may replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -49,7 +49,7 @@ class _Notes(logging.StreamHandler[TextIO]):
 
 
 def show_notes() -> None:
-    """Print what the library logs as warnings in lines that begin with `onnxfq: note:`."""
+    """Print the warnings of the library in lines that begin with `onnxfq: note:`."""
     handler = _Notes()
     handler.setFormatter(logging.Formatter("onnxfq: note: %(message)s"))
     logger = logging.getLogger("onnxfq")
