@@ -39,51 +39,51 @@ BAD = 0.05
 INTRODUCTION = """\
 # Real models
 
-{models} models of trained public networks, quantized with `onnxfq.quantize(MODEL, DATA, OUT)` and measured
-on their own tasks, with data that calibration did not see. One run, no tuning: built-in recipes, no
-overrides. Models and data are not part of this repository; the figures of the tasks are computed by the
-scorer that lies beside the data.
+{models} models of trained public networks are quantized with `onnxfq.quantize(MODEL, DATA, OUT)` and
+measured on their own tasks, with data that calibration did not see. It is one run without tuning: built-in
+recipes, no overrides. Models and data are not part of this repository. A scorer next to the data computes the
+figures of the tasks.
 
     python benchmarks/real_models.py FOLDER --out docs/results.md
 
 {date}; onnxfq {onnxfq}, onnxruntime {onnxruntime}, onnx {onnx}, numpy {numpy}; {machine};
 CPU only, the tasks on one thread.
 
-- *quantized*: Conv, ConvTranspose, Gemm, MatMul and residual Add that run in low precision, of how many.
-  Recurrent operators are counted and stay in float.
-- *SQNR*: signal to quantization noise of the Q/DQ model's worst output, from `result.evaluation`; that is
-  on at most 128 feeds, spread over the calibration data.
-- *float* runs at onnxruntime's default optimisation, *fake-quant* (FakeQuantize nodes) and *Q/DQ* (the file
-  that was written, loaded again) at ORT_ENABLE_BASIC.
-- *ORT all*, *ORT C/M*: onnxruntime 1.31.1 `quantize_static`, measured elsewhere, as the README files beside
-  the data give it: QDQ, int8 symmetric, per channel, MinMax; all its default operators, or only Conv,
-  ConvTranspose, MatMul and Gemm. Below opset 13 the graph was raised to 17 first. This script does not
-  repeat them; of two exports of one network they give one figure, and for yolox_nano they have better
-  settings than these two: uint8 asymmetric, Conv only, 0.481 / 0.56.
+- *quantized*: the number of Conv, ConvTranspose, Gemm, MatMul and residual Add in low precision, and their
+  total. Recurrent operators are counted and stay in float.
+- *SQNR*: signal to quantization noise of the Q/DQ model's worst output, from `result.evaluation`. It uses at
+  most 128 feeds, spread over the calibration data.
+- *float* runs at onnxruntime's default optimisation. *fake-quant* (FakeQuantize nodes) and *Q/DQ* (the
+  written file, loaded again) run at ORT_ENABLE_BASIC.
+- *ORT all*, *ORT C/M*: onnxruntime 1.31.1 `quantize_static`, from the README files next to the data: QDQ,
+  int8 symmetric, per channel, MinMax; all its default operators, or only Conv, ConvTranspose, MatMul and
+  Gemm. Graphs below opset 13 were raised to 17 first. This script does not repeat these runs. The files give
+  one figure for two exports of one network. For yolox_nano they have better settings than these two: uint8
+  asymmetric, Conv only, 0.481 / 0.56.
 - The sets are small: one box of yolox_nano is 0.0096 of its recall.
-- Both graphs of dtln are calibrated with the inputs and states met while the float pair enhances 15 s of
-  speech at two noise levels; in the rows of one graph the other stays float. Above float, SI-SDR says that
-  the output is nearer to the clean speech, not that it is nearer to the float model's.
+- Both graphs of dtln are calibrated with the inputs and states of the float pair while it enhances 15 s of
+  speech at two noise levels. In the rows of one graph the other stays float. An SI-SDR above float means that
+  the output is nearer to the clean speech, not that it is nearer to the output of the float model.
 """
 
 
 CALIBRATORS_TEXT = """\
-The task figures of the Q/DQ model, recipe tensorrt-int8, with `auto` and the methods that it chooses from
-for activations, all from the same statistics.
+The table gives the task figures of the Q/DQ model, recipe tensorrt-int8, with `auto` and its candidate
+methods for activations, all from the same statistics.
 """
 
 RECIPES_TEXT = """\
-The task figures by every other recipe, with FakeQuantize nodes, which compute what the written model says;
-for *tensorrt-int8 fp16* of the Q/DQ model, with what is not quantized in float16, at ORT_DISABLE_ALL. A
-dash: the recipe refuses the model, for the reason below the table.
+The table gives the task figures with every other recipe, measured with FakeQuantize nodes, which compute the
+same numbers as the written model. *tensorrt-int8 fp16* is the Q/DQ model with its non-quantized part in
+float16, at ORT_DISABLE_ALL. A dash means that the recipe rejects the model, for the reason below the table.
 """
 
 AGREEMENT_TEXT = """\
-Largest difference between the outputs of the two forms at ORT_DISABLE_ALL, relative to the output's largest
-magnitude. onnxruntime packs the constant weights of the fake-quant model and cannot pack those that a
-DequantizeLinear gives, and a packed MatMul adds in another order: a last bit that differs can move a value
-by a whole step of the next grid. *unpacked*: with `session.disable_prepacking`. Memory: the peak of the
-process up to the end of the first `quantize`, data and float measurement included.
+The table gives the largest difference between the outputs of the two forms at ORT_DISABLE_ALL, relative to
+the output's largest magnitude. onnxruntime packs the constant weights of the fake-quant model, but not the
+weights that a DequantizeLinear gives. A packed MatMul adds in a different order, and a different last bit can
+move a value by a whole step of the next grid. *unpacked*: with `session.disable_prepacking`. Memory: the peak
+of the process up to the end of the first `quantize`, data and float measurement included.
 """
 
 
@@ -131,17 +131,17 @@ def page(rows: Sequence[Row]) -> str:
             numpy=np.__version__,
             machine=machine(),
         ),
-        "## Where it is bad\n",
-        f"Q/DQ figures more than {BAD:.0%} worse than float (calibrators: recipe tensorrt-int8):\n",
+        "## Weak results\n",
+        f"These Q/DQ figures are more than {BAD:.0%} worse than float (calibrators: recipe tensorrt-int8):\n",
         "\n".join(bad(rows)) or "None.",
-        "\nRefused, with the reason:\n",
+        "\nRejected models, with the reason:\n",
         "\n".join(refusals(rows)) or "None.",
     ]
     for recipe in MEASURED:
         parts += [f"\n## Recipe {recipe}\n", recipe_table(rows, recipe)]
     parts += ["\n## Calibrators\n", CALIBRATORS_TEXT, calibrator_table(rows)]
     parts += ["\n## Every other recipe\n", RECIPES_TEXT, other_table(rows), "", *other_refusals(rows)]
-    parts += ["\n## Fake-quant against Q/DQ\n", AGREEMENT_TEXT, agreement_table(rows)]
+    parts += ["\n## Fake-quant compared with Q/DQ\n", AGREEMENT_TEXT, agreement_table(rows)]
     return "\n".join(parts) + "\n"
 
 
@@ -179,7 +179,7 @@ def recipe_table(rows: Sequence[Row], recipe: str) -> str:
     lines = []
     for row in rows:
         one = row.outcomes[recipe]
-        coverage = "refused, see above" if one.refused else one.coverage
+        coverage = "rejected, see above" if one.refused else one.coverage
         forms = [numbers(one.figures.get(form, ())) or "-" for form in FORMS]
         tasks = [" / ".join(row.case.metrics), numbers(row.float_figures), *forms]
         peers = [row.case.peer or "-", row.case.peer_matrix or "-"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxfq.cli.demo_run import PER_AXIS, PER_TENSOR, DemoResult, run_demo
+from onnxfq.cli.demo import PER_AXIS, PER_TENSOR, DemoResult, run_demo
 from onnxfq.cli.main import main
 
 FILES = {

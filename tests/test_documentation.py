@@ -14,7 +14,7 @@ import onnx
 import pytest
 from builders import build, weights
 
-from onnxfq.cli.demo_run import run_demo
+from onnxfq.cli.demo import run_demo
 from onnxfq.pipeline import quantize
 from onnxfq.support.resources import package_file
 

@@ -24,7 +24,7 @@ TITLE = f"""# Training with fake quantization
 
 Accuracy on the scoring digits of `models/` in percent: the depthwise network, int4 for all weights, uint4 for
 all activations, by `examples/quantization_aware_training/example.py --seeds 0 1 2 --out docs/qat-results.md`.
-The float network is trained for two epochs; {STEPS} steps with fake quantization follow, or as many in float.
+The float network is trained for two epochs. {STEPS} steps with fake quantization follow, or as many in float.
 """
 calibration = torch.from_numpy(digits.load("calibration")[0])
 
@@ -59,7 +59,7 @@ def run(seed):
     module = train.train(train.RECIPES["depthwise_cnn"], epochs=2, seed=seed)
     scores = {"float32": accuracy(module)}
     export_torch(module, (calibration[:2],), "model.onnx", output_names=["logits"])
-    scores["float32, trained on alike"] = accuracy(train_on(copy.deepcopy(module), seed))
+    scores["float32, same extra training"] = accuracy(train_on(copy.deepcopy(module), seed))
     # 2. Fake quantizers where the recipe wants them, and their scales from 500 digits.
     print(*quantize_module(module.eval(), HERE / "recipe.yaml").coverage(), sep=", ")
     with torch.no_grad(), compute_encodings(module):
@@ -76,7 +76,7 @@ def run(seed):
     (exported,) = onnxfq.evaluate("model.onnx", "model.qdq.onnx", feeds, labels=expected).candidates
     scores["Q/DQ in ONNX Runtime"] = 100 * exported.accuracy
     start = scores["after calibration"]
-    scores["won back of the loss"] = 100 * (scores["after training"] - start) / (scores["float32"] - start)
+    scores["recovered loss"] = 100 * (scores["after training"] - start) / (scores["float32"] - start)
     return scores
 
 

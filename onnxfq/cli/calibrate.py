@@ -1,4 +1,4 @@
-"""`onnxfq calibrate`: turn statistics into scales and zero points, without running anything."""
+"""`onnxfq calibrate`: scales and zero points from statistics, without running the model."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from onnxfq.cli.options import (
     OutputOption,
     PlanOption,
     QuietOption,
+    StatisticsOption,
 )
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.io.data_files import check_model_output
@@ -30,21 +31,13 @@ def calibrate(
     model: ModelArgument,
     plan: PlanOption,
     output: OutputOption,
-    statistics: Annotated[
-        Path | None,
-        typer.Option(
-            "--statistics",
-            metavar="FILE",
-            help="From `onnxfq observe`; without them --encodings has to hold every activation.",
-            show_default=False,
-        ),
-    ] = None,
+    statistics: StatisticsOption = None,
     encodings: GivenOption = None,
     calibrator: CalibratorOption = None,
     table: Annotated[
         bool,
         typer.Option(
-            "--table", help="Print each activation's range and expected SQNR under every calibrator."
+            "--table", help="Print the range and expected SQNR of each activation with every calibrator."
         ),
     ] = False,
     table_csv: Annotated[
@@ -53,7 +46,10 @@ def calibrate(
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Write the encodings (JSON): scale and zero point of every quantized tensor."""
+    """Write the encodings (JSON): scale and zero point of every quantized tensor.
+
+    Without --statistics, --encodings must hold every activation.
+    """
     check_model_output(output, model, plan, statistics, encodings)
     if table_csv is not None:
         check_model_output(table_csv, model, plan, statistics, encodings, output)

@@ -1,4 +1,4 @@
-"""`onnxfq check`: what the target would refuse, run in float or compute wrongly."""
+"""`onnxfq check`: nodes that the target would reject, run in float or compute wrongly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from onnxfq.cli.console import say
-from onnxfq.cli.options import JsonOption, ModelArgument, ShapeOption, shape_option
+from onnxfq.cli.options import BuildOption, JsonOption, ModelArgument, ShapeOption, shape_option
 from onnxfq.stages.check import check as check_model
 from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts
@@ -20,21 +20,16 @@ def check(
         typer.Option(
             "--target",
             metavar="NAME",
-            help=f"Whose rules: {', '.join(collect_parts(lambda one: one.check))}.",
+            help=f"Use the rules of this target: {', '.join(collect_parts(lambda one: one.check))}.",
         ),
     ] = DEFAULT_TARGET,
-    build: Annotated[
-        bool,
-        typer.Option(
-            "--build", help="Build it as well, with TensorRT for RTX (extra tensorrt; no GPU needed)."
-        ),
-    ] = False,
+    build: BuildOption = False,
     shape: ShapeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a Q/DQ model by the rules of its target; exit code 1 when it breaks one."""
+    """Check a Q/DQ MODEL by the rules of its target; exit with 1 if it breaks one."""
     if shape and not build:
-        raise typer.BadParameter("--shape is for building; add --build")
+        raise typer.BadParameter("--shape needs --build; add it")
     shapes = dict(shape_option(text) for text in shape or ())
     result = check_model(model, target, build=BuildOptions(shapes) if build else None)
     say(result.model_dump_json(indent=2) if as_json else result.table())

@@ -1,4 +1,4 @@
-"""`onnxfq compare`: where two runtimes part on the same quantized model."""
+"""`onnxfq compare`: differences between two runtimes on one quantized model."""
 
 from __future__ import annotations
 
@@ -31,19 +31,23 @@ def compare(
     model: ModelArgument,
     data: DataOption,
     described: DataOptions,
-    a: Annotated[str, typer.Option("--a", metavar="NAME", help=f"Who computes: {_NAMES}")] = "onnxruntime",
-    b: Annotated[str, typer.Option("--b", metavar="NAME", help="With whom it is compared.")] = "integer",
+    a: Annotated[
+        str, typer.Option("--a", metavar="NAME", help=f"Compute with this runtime: {_NAMES}")
+    ] = "onnxruntime",
+    b: Annotated[str, typer.Option("--b", metavar="NAME", help="Compare with this runtime.")] = "integer",
     tolerance: Annotated[
         float,
-        typer.Option("--tolerance", metavar="DB", min=0.0, help="SQNR below which a tensor differs, in dB."),
+        typer.Option("--tolerance", metavar="DB", min=0.0, help="Report tensors with an SQNR below this."),
     ] = TOLERANCE_DB,
-    feeds: Annotated[int, typer.Option("--feeds", min=1, help="Of the data, so many feeds.")] = FEEDS,
+    feeds: Annotated[
+        int, typer.Option("--feeds", min=1, help="Compare this many feeds of the data.")
+    ] = FEEDS,
     as_json: JsonOption = False,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
     quiet: QuietOption = False,
 ) -> None:
-    """Run a Q/DQ MODEL twice and name the first tensor that differs; exit code 3 if one does."""
+    """Run a Q/DQ MODEL in two runtimes and name the first tensor that differs; exit with 3 if one does."""
     with running(batch, threads, quiet or as_json, described, "cpu") as options:
         result = compare_runtimes(model, data, a=a, b=b, tolerance_db=tolerance, feeds=feeds, options=options)
     say(result.model_dump_json(indent=2) if as_json else result.table(), quiet and not as_json)

@@ -1,4 +1,4 @@
-"""What the command line prints: results to standard output, progress and notes to standard error."""
+"""Console output: results to standard output, progress and notes to standard error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxfq.stages.options import RunOptions
 
 
 def say(text: str, quiet: bool = False) -> None:
-    """Print a result, as it is: no markup, no wrapping."""
+    """Print a result without markup and wrapping."""
     if not quiet:
         typer.echo(text)
 
@@ -24,7 +24,7 @@ def say(text: str, quiet: bool = False) -> None:
 def running(
     batch: int, threads: int, quiet: bool, data: DataOptions, device: DeviceChoice
 ) -> Iterator[RunOptions]:
-    """Give RunOptions that show progress on standard error, unless quiet."""
+    """Yield RunOptions that show progress on standard error, unless quiet."""
     console = Console(stderr=True)
     if quiet:
         yield RunOptions(batch, threads, None, data, device)

@@ -1,4 +1,4 @@
-"""`onnxfq convert`: a model quantized for ONNX Runtime becomes one for TensorRT."""
+"""`onnxfq convert`: conversion of a model quantized for ONNX Runtime to one for TensorRT."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from onnxfq.cli.options import (
     BatchOption,
     DeviceOption,
     ModelArgument,
+    OptionalDataOption,
     OutputOption,
     QuietOption,
     ThreadsOption,
-    data_option,
 )
 from onnxfq.data import DataOptions
 from onnxfq.report.conversion import conversion_summary
@@ -34,16 +34,19 @@ def convert(
         typer.Option(
             "--target",
             metavar="NAME",
-            help=f"For whom: {', '.join(collect_parts(lambda one: one.conversion))}.",
+            help=f"Convert for this target: {', '.join(collect_parts(lambda one: one.conversion))}.",
         ),
     ] = DEFAULT_TARGET,
-    data: Annotated[str | None, data_option("To compare with, and to make dynamic scales constant.")] = None,
+    data: OptionalDataOption = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
     device: DeviceOption = "auto",
     quiet: QuietOption = False,
 ) -> None:
-    """Make a quantized MODEL one that TensorRT takes, and measure what that costs."""
+    """Convert a quantized MODEL to one that TensorRT takes, and measure the loss.
+
+    --data is for the comparison with the source, and turns dynamic scales into constants.
+    """
     with running(batch, threads, quiet, described, device) as options:
         result = convert_model(model, output, target=target, data=data, options=options)
     say(conversion_summary(result), quiet)

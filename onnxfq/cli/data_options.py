@@ -1,4 +1,4 @@
-"""The options that describe data: declared once, for every command that reads some."""
+"""Options of data preprocessing, shared by every command that reads data."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from onnxfq.data.options import Nonfinite
 
 
 def _option(**given: Any) -> Any:
-    """Return an option that `--help` lists among those of the data."""
+    """Return an option in the data panel of `--help`."""
     return typer.Option(rich_help_panel=DATA_PANEL, **given)
 
 
 def _describe(
     scale: Annotated[
-        str | None, _option(metavar="NUMBER", help="Multiply the values first, as 0.00392 or 1/255.")
+        str | None,
+        _option(metavar="NUMBER", help="Multiply the values by this first, such as 0.00392 or 1/255."),
     ] = None,
     mean: Annotated[
         str | None,
-        _option(metavar="NUMBERS", help="Then subtract: one number, or one a channel: 1,2,3."),
+        _option(metavar="NUMBERS", help="Then subtract this: one number, or one per channel: 1,2,3."),
     ] = None,
-    std: Annotated[str | None, _option(metavar="NUMBERS", help="Then divide by.")] = None,
+    std: Annotated[
+        str | None, _option(metavar="NUMBERS", help="Then divide by this: one number, or one per channel.")
+    ] = None,
     resize: Annotated[
-        str | None, _option(metavar="WxH", help="Size of images, where it is not the input's.")
+        str | None, _option(metavar="WxH", help="Resize images to this size; default: the input's size.")
     ] = None,
     layout: Annotated[
-        str | None, _option(metavar="nchw|nhwc", help="Layout of images, if the input is open.")
+        str | None, _option(metavar="nchw|nhwc", help="Set the layout of images if the input is open.")
     ] = None,
     color: Annotated[
-        str | None, _option(metavar="rgb|bgr|gray", help="Channels of images, if the input is open.")
+        str | None, _option(metavar="rgb|bgr|gray", help="Set the channels of images if the input is open.")
     ] = None,
     example: Annotated[
-        str | None, _option(metavar="FILE", help="One right feed; data on another scale is refused.")
+        str | None,
+        _option(metavar="FILE", help="Check the data against a known-good sample; reject a different scale."),
     ] = None,
-    limit: Annotated[int | None, _option(min=1, help="Read so many samples only.")] = None,
-    nonfinite: Annotated[
-        Nonfinite, _option(help="At NaN and infinities: stop, or go on with the other values.")
-    ] = "stop",
+    limit: Annotated[int | None, _option(min=1, help="Read only this many samples.")] = None,
+    nonfinite: Annotated[Nonfinite, _option(help="Stop at NaN and infinities, or skip them.")] = "stop",
 ) -> DataOptions:
     return DataOptions(
         scale=None if scale is None else _number(scale, "--scale"),
@@ -60,7 +62,7 @@ def _describe(
 
 
 def with_data_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with the options above behind its `data`; as `described` it gets a DataOptions."""
+    """Add the data options after `data` of `command`, which gets them as the DataOptions `described`."""
     options = _parameters(_describe)
     own = [parameter for parameter in _parameters(command) if parameter.name != "described"]
     behind = [parameter.name for parameter in own].index("data") + 1
@@ -77,10 +79,10 @@ def with_data_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of `function` with annotations as objects, wherever they are read."""
+    """Return the parameters of `function` with evaluated annotations, as keyword-only parameters."""
     hints = get_type_hints(function, include_extras=True)
     given = inspect.signature(function).parameters.values()
-    # By keyword, or no option with a default could stand before one without.
+    # Keyword-only, because a default could not precede a parameter without one.
     return [p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in given]
 
 

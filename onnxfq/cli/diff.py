@@ -1,4 +1,4 @@
-"""`onnxfq diff`: what differs between two quantized models."""
+"""`onnxfq diff`: differences between two quantized models."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from onnxfq.stages.diff import diff_models
 
 def diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="A quantized model.", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Another.", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another quantized model.", show_default=False)],
     tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Part of a scale by which two may differ and count as equal.")
+        float, typer.Option(min=0.0, help="Accept scales that differ by at most this fraction.")
     ] = 0.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what differs: opset, placement, types, scales, zero points; exit code 3 if anything does."""
+    """Print differences in opset, placement, types, scales, zero points; exit with 3 if there are any."""
     found = diff_models(first, second, tolerance)
     say(found.model_dump_json(indent=2) if as_json else found.table())
     if not found.equal:

@@ -1,4 +1,4 @@
-"""`onnxfq doctor`: what is installed, which devices work, and whether each kernel gives the right bits."""
+"""`onnxfq doctor`: installed versions, devices, and a bit-exact test of each kernel."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _PACKAGES = ("onnx", "numpy", "ml-dtypes", "onnx-graphsurgeon", "torch", "ray", 
 
 
 def doctor() -> None:
-    """Print versions, library, providers and devices; test every kernel on every device that can be used.
+    """Print versions, library, providers and devices; test every kernel on every usable device.
 
-    Exit code 0 when all tests pass, else 1.
+    Exit with 0 if all tests pass, otherwise with 1.
     """
     problem = cuda_problem()
     found, gpu_fault = _gpus()
     outcomes = [_row(outcome) for outcome in self_test("cpu")]
     on_gpus = [_tested(gpu, found, problem) for gpu in found]
     outcomes += [row for rows in on_gpus for row in rows]
-    # Sessions run on the first.
+    # Sessions run on the first GPU.
     fit = bool(found) and not problem and all(row[-1] == OK for row in on_gpus[0])
     rows = [
         ["onnxfq", f"{VERSION}, Python {platform.python_version()}, {platform.platform()}"],
@@ -52,14 +52,14 @@ def doctor() -> None:
 
 
 def _sessions(problem: str, gpu_fault: str) -> str:
-    """Return where sessions can run; what the line of the GPU has said is not said again."""
+    """Return the devices for sessions, and the problem unless the GPU line gives it."""
     if not problem:
         return "on the CPU and the GPU"
     return "on the CPU" if problem == gpu_fault else f"on the CPU; {problem}"
 
 
 def _tested(gpu: Gpu, among: Sequence[Gpu], problem: str) -> list[list[str]]:
-    """Test the kernels on one GPU; in sessions too on the first, unless onnxruntime has a problem with it."""
+    """Test the kernels on one GPU; on the first also in sessions if onnxruntime can use it."""
     if len(among) == 1:
         return [_row(outcome) for outcome in self_test("cuda", in_sessions=not problem)]
     use_gpu(gpu.index)
@@ -82,7 +82,7 @@ def _versions() -> list[str]:
 
 
 def _gpus() -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs, and why there is none."""
+    """Return the GPUs, and the reason if there are none."""
     try:
         return gpus(), "no GPU is visible"
     except RuntimeLibraryError as error:

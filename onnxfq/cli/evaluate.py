@@ -1,4 +1,4 @@
-"""`onnxfq evaluate`: how far a candidate is from its reference on the same data."""
+"""`onnxfq evaluate`: error of a candidate model against its reference on the same data."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ def evaluate(
     described: DataOptions,
     labels: Annotated[
         Path | None,
-        typer.Option(help="One class number a row: .npy, .npz or text.", show_default=False),
+        typer.Option(
+            help="Compute accuracy with class numbers, one per row: .npy, .npz or text.", show_default=False
+        ),
     ] = None,
-    per_tensor: Annotated[bool, typer.Option(help="Score every quantized inner tensor too.")] = False,
+    per_tensor: Annotated[bool, typer.Option(help="Also score every quantized inner tensor.")] = False,
     kernels: Annotated[
         Kernels,
         typer.Option(
-            metavar="float|integer", help="integer: int8 products summed in whole numbers, as TensorRT does."
+            metavar="float|integer", help="Sum int8 products in float, or in integers as TensorRT does."
         ),
     ] = "float",
     as_json: JsonOption = False,
@@ -53,7 +55,7 @@ def evaluate(
     device: DeviceOption = "auto",
     quiet: QuietOption = False,
 ) -> None:
-    """Print SQNR, cosine, largest error and top-1 agreement of each output, and accuracy with labels."""
+    """Print SQNR, cosine, largest error and top-1 agreement of each output; with --labels the accuracy."""
     with running(batch, threads, quiet or as_json, described, device) as options:
         result = evaluate_models(
             reference,

@@ -1,4 +1,4 @@
-"""`onnxfq export-encodings`: encodings as the file of another tool."""
+"""`onnxfq export-encodings`: encodings in the file format of another tool."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from onnxfq.support.files import check_output, write_text
 
 def export_encodings(
     encodings: Annotated[
-        Path, typer.Argument(metavar="ENCODINGS", help="From `onnxfq calibrate`.", show_default=False)
+        Path,
+        typer.Argument(metavar="ENCODINGS", help="The encodings of `onnxfq calibrate`.", show_default=False),
     ],
     plan: PlanOption,
     output: OutputOption,
     to: Annotated[
         str,
         typer.Option(
-            "--to", metavar="NAME", help=f"What to write: {', '.join(WRITERS)}.", show_default=False
+            "--to", metavar="NAME", help=f"Write this format: {', '.join(WRITERS)}.", show_default=False
         ),
     ],
     quiet: QuietOption = False,
 ) -> None:
-    """Write encodings as another tool reads them, and say which of them its format cannot hold."""
+    """Write encodings in the format of another tool, and list the encodings that do not fit."""
     check_output(output, encodings, plan)
     written = interchange.export_encodings(load_encodings(encodings), Plan.load(plan), to)
     write_text(output, written.text)

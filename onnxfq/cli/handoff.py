@@ -1,4 +1,4 @@
-"""`onnxfq handoff`: a folder with all that the machine with the GPU needs."""
+"""`onnxfq handoff`: a folder with everything that the machine with the GPU needs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
     BatchOption,
+    BuildOption,
     ModelArgument,
+    OptionalDataOption,
     QuietOption,
     ShapeOption,
     ThreadsOption,
-    data_option,
     shape_option,
 )
 from onnxfq.data import DataOptions
-from onnxfq.stages.handoff import SAMPLES
 from onnxfq.stages.handoff import handoff as write_folder
 from onnxfq.targets.build_options import BuildOptions
 
@@ -29,19 +29,20 @@ from onnxfq.targets.build_options import BuildOptions
 def handoff(
     model: ModelArgument,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="A new folder.", show_default=False)
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Write this new folder.", show_default=False)
     ],
     described: DataOptions,
-    data: Annotated[str | None, data_option(f"Its first {SAMPLES} feeds go along.")] = None,
-    build: Annotated[
-        bool, typer.Option("--build", help="For the findings build it too, as `check --build` does.")
-    ] = False,
+    data: OptionalDataOption = None,
+    build: BuildOption = False,
     shape: ShapeOption = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
     quiet: QuietOption = False,
 ) -> None:
-    """Write a Q/DQ MODEL with shapes, commands, samples and findings into a folder."""
+    """Write a Q/DQ MODEL with shapes, commands, samples and findings to a folder.
+
+    The first feeds of --data are the samples; without it they are random.
+    """
     shapes = dict(shape_option(text) for text in shape or ())
     with running(batch, threads, quiet, described, "cpu") as options:
         result = write_folder(
@@ -55,4 +56,4 @@ def handoff(
     for note in result.notes:
         say(f"note       {note}", quiet)
     say(result.check.table(), quiet)
-    say(f"wrote      {output}: {len(result.files)} files, told of in its README.md", quiet)
+    say(f"wrote      {output}: {len(result.files)} files, described in its README.md", quiet)

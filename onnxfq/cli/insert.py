@@ -1,4 +1,4 @@
-"""`onnxfq insert`: put the planned quantizers into the model."""
+"""`onnxfq insert`: insertion of the planned quantizers into the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 
 
 class Form(str, Enum):
-    """What is inserted."""
+    """Form of the inserted quantizers."""
 
     qdq = "qdq"
     fakequant = "fakequant"
@@ -32,18 +32,24 @@ def insert(
     plan: PlanOption,
     encodings: Annotated[
         Path,
-        typer.Option("--encodings", metavar="FILE", help="From `onnxfq calibrate`.", show_default=False),
+        typer.Option(
+            "--encodings",
+            metavar="FILE",
+            help="Use these encodings.",
+            show_default=False,
+        ),
     ],
     output: OutputOption,
     form: Annotated[
-        Form, typer.Option("--as", help="Standard Q/DQ to hand over, or FakeQuantize nodes to evaluate.")
+        Form,
+        typer.Option("--as", help="Insert Q/DQ to hand over, or FakeQuantize nodes to evaluate."),
     ] = Form.qdq,
     switchable: Annotated[
-        bool, typer.Option(help="With fakequant: add the input onnxfq/enabled that switches to float.")
+        bool, typer.Option(help="With --as fakequant, add the input onnxfq/enabled that switches to float.")
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Write the quantized model."""
+    """Insert the planned quantizers into MODEL and write it."""
     if switchable and form is Form.qdq:
         raise typer.BadParameter("--switchable needs --as fakequant; standard Q/DQ nodes cannot be switched")
     check_model_output(output, model, plan, encodings)

@@ -1,4 +1,4 @@
-"""`onnxfq inspect`: what stands in a model file."""
+"""`onnxfq inspect`: summary of a model file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console command `onnxfq`: subcommands, and errors as one line."""
+"""Console command `onnxfq`: subcommands and one-line errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMMANDS = (
 _UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
 
 _INTERRUPTED = 130
-"""Exit code after Ctrl-C, 128 and the signal's number as shells have it."""
+"""Exit code after Ctrl-C: 128 plus the signal number, as in shells."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -54,7 +54,7 @@ def build_app(names: Sequence[str]) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
-        help="Insert QuantizeLinear/DequantizeLinear into ONNX models, calibrate, evaluate, hand over.",
+        help="Quantize ONNX models with QuantizeLinear/DequantizeLinear, evaluate them, hand them over.",
     )
     app.callback()(_root)
     for name in names:
@@ -85,13 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _interrupted)
         code = build_app(_names_in(given))(args=given, standalone_mode=False)
-        if code == _INTERRUPTED:  # so newer releases of typer end on Ctrl-C, without a word
+        if code == _INTERRUPTED:  # newer releases of typer end so on Ctrl-C, without a message
             return _fail("interrupted", _INTERRUPTED)
         return code if isinstance(code, int) else 0
     except OnnxfqError as error:
         return _fail(str(error), 1)
     except _UsageFault as error:
-        # "Value error, " is what the validation library says in front of typer's own words.
+        # The validation library puts "Value error, " before typer's own message.
         return _fail(error.format_message().replace("Value error, ", ""), 2)  # type: ignore[attr-defined]
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _interrupted(number: int, frame: object) -> None:
-    """Make an end from outside as orderly as Ctrl-C: temporary files go."""
+    """Handle SIGTERM like Ctrl-C, so that temporary files are removed."""
     raise KeyboardInterrupt
 
 

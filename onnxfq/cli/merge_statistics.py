@@ -1,4 +1,4 @@
-"""`onnxfq merge-statistics`: join what was observed on several machines, or on several days."""
+"""`onnxfq merge-statistics`: union of statistics from several runs or machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def merge_statistics(
     output: OutputOption,
     quiet: QuietOption = False,
 ) -> None:
-    """Write the statistics of all data sets together; the order of FILEs does not matter."""
+    """Merge the statistics of several data sets; the order of FILEs does not matter."""
     check_output(output, *parts)
     merged = reduce(Statistics.merge, (Statistics.load(part) for part in parts))
     merged.save(output)

@@ -1,4 +1,4 @@
-"""`onnxfq observe`: run the model once over the data and keep statistics of its activations."""
+"""`onnxfq observe`: statistics of activations from one pass over the data."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from onnxfq.cli.options import (
     DataOption,
     DeviceOption,
     ModelArgument,
+    OptionalPlanOption,
     OutputOption,
     QuietOption,
     ThreadsOption,
@@ -41,34 +42,32 @@ def observe(
     data: DataOption,
     output: OutputOption,
     described: DataOptions,
-    plan: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Observe what this plan wants; without one, what any built-in recipe may want.",
-            show_default=False,
-        ),
-    ] = None,
+    plan: OptionalPlanOption = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
     device: DeviceOption = "auto",
     memory: Annotated[
-        int, typer.Option(min=1, metavar="MB", help="What observing may take beyond the model's own memory.")
+        int, typer.Option(min=1, metavar="MB", help="Limit the memory of observing, beyond the model's own.")
     ] = DEFAULT_MEMORY >> 20,
     feed_ranges: Annotated[
-        bool, typer.Option("--feed-ranges", help="Keep the range of every feed, for moving_average.")
+        bool, typer.Option("--feed-ranges", help="Record the range of every feed, for moving_average.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from OUT, which an interrupted run has left.")
+        bool, typer.Option("--resume", help="Continue from OUT of an interrupted run.")
     ] = False,
     ray: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS|local", help="Spread over a Ray cluster.", show_default=False),
+        typer.Option(
+            metavar="ADDRESS|local", help="Distribute samples over a Ray cluster.", show_default=False
+        ),
     ] = None,
     custom_ops: CustomOpsOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Write the statistics that every calibrator works from (.stats.npz): one pass serves all."""
+    """Write the statistics for all calibrators (.stats.npz) in one pass.
+
+    Without --plan, observe every tensor that a built-in recipe may need.
+    """
     check_model_output(output, model, data, plan)
     start = _interrupted(output) if resume else None
     if plan is None:
@@ -95,7 +94,7 @@ def observe(
         except ObservationInterrupted as stop:
             so_far = stop.statistics
             so_far.save(output)
-            say(f"interrupted after {so_far.feeds} feeds; wrote {output}; go on with --resume", quiet)
+            say(f"interrupted after {so_far.feeds} feeds; wrote {output}; continue with --resume", quiet)
             raise typer.Exit(INTERRUPTED) from None
     statistics.save(output)
     say(f"observed   {len(statistics.tensors)} tensors over {statistics.feeds} feeds", quiet)
@@ -105,5 +104,5 @@ def observe(
 def _interrupted(path: Path) -> Statistics:
     found = Statistics.load(path)
     if found.complete:
-        raise StatisticsError(f"{path} is complete, there is nothing to resume; leave --resume out")
+        raise StatisticsError(f"{path} is complete, there is nothing to resume; omit --resume")
     return found

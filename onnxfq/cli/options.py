@@ -1,9 +1,9 @@
-"""Options and arguments that several subcommands share."""
+"""Options and arguments shared by subcommands."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,37 +17,41 @@ from onnxfq.stages.options import MOST_THREADS
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)]
 DATA_PANEL, RUN_PANEL = "Data", "Running"
-"""What `--help` lists apart from the options of the command itself."""
+"""Panels of `--help` for the options of data and of runs."""
 
-
-def data_option(more: str = "") -> Any:
-    """Return the option --data. more: what it means to the command, after what it may be."""
-    help_text = "An .npz keyed by input name, an .npy, a folder of these or of images, or module:function."
-    return typer.Option(
-        "--data",
-        metavar="DATA",
-        help=f"{help_text} {more}".strip(),
-        show_default=False,
-        rich_help_panel=DATA_PANEL,
-    )
-
-
-DataOption = Annotated[str, data_option()]
+_DATA = typer.Option(
+    "--data",
+    metavar="DATA",
+    help="Read an .npz keyed by input name, an .npy, a folder of these or of images, or module:function.",
+    show_default=False,
+    rich_help_panel=DATA_PANEL,
+)
+DataOption = Annotated[str, _DATA]
+OptionalDataOption = Annotated[str | None, _DATA]
 OutputOption = Annotated[
-    Path, typer.Option("--output", "-o", metavar="OUT", help="The file to write.", show_default=False)
+    Path, typer.Option("--output", "-o", metavar="OUT", help="Write this file.", show_default=False)
 ]
-PlanOption = Annotated[
-    Path, typer.Option("--plan", metavar="FILE", help="The plan, from `onnxfq plan`.", show_default=False)
+_PLAN = typer.Option("--plan", metavar="FILE", help="Use this plan of `onnxfq plan`.", show_default=False)
+PlanOption = Annotated[Path, _PLAN]
+OptionalPlanOption = Annotated[Path | None, _PLAN]
+StatisticsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--statistics", metavar="FILE", help="Use these statistics of `onnxfq observe`.", show_default=False
+    ),
 ]
 RecipeOption = Annotated[
-    str, typer.Option("--recipe", metavar="NAME|FILE", help=f"{', '.join(RECIPES)}, or a YAML file.")
+    str,
+    typer.Option(
+        "--recipe", metavar="NAME|FILE", help=f"Use this recipe: {', '.join(RECIPES)}, or a YAML file."
+    ),
 ]
 CalibratorOption = Annotated[
     str | None,
     typer.Option(
         "--calibrator",
         metavar="NAME",
-        help=f"For activations, in place of the recipe's: {', '.join(spellings())}.",
+        help=f"Override the recipe's calibrator of activations: {', '.join(spellings())}.",
         show_default=False,
     ),
 ]
@@ -55,7 +59,7 @@ EqualizeOption = Annotated[
     Equalize | None,
     typer.Option(
         "--equalize",
-        help="Which inputs have their channels brought to one size, in place of what the recipe says.",
+        help="Equalize channel ranges of these inputs; overrides the recipe.",
         show_default=False,
     ),
 ]
@@ -64,7 +68,7 @@ BatchOption = Annotated[
     typer.Option(
         "--batch",
         min=0,
-        help="Samples a run where the model leaves the batch axis open; 0 as they come.",
+        help="Run this many samples at once if the batch axis is open; 0 keeps the batches of the data.",
         rich_help_panel=RUN_PANEL,
     ),
 ]
@@ -74,7 +78,7 @@ ThreadsOption = Annotated[
         "--threads",
         min=0,
         max=MOST_THREADS,
-        help="Threads to run with; 0 for one a core.",
+        help="Use this many threads; 0 for one per core.",
         rich_help_panel=RUN_PANEL,
     ),
 ]
@@ -82,23 +86,23 @@ DeviceOption = Annotated[
     DeviceChoice,
     typer.Option(
         "--device",
-        help="Where models run; auto: on a GPU if one works and has room.",
+        help="Run models on this device; auto: on a GPU if one works and has room.",
         rich_help_panel=RUN_PANEL,
     ),
 ]
 KeepOption = Annotated[
     bool,
-    typer.Option("--keep-existing", help="If the model is quantized in part: keep that, quantize the rest."),
+    typer.Option("--keep-existing", help="Keep the quantized part of the model and quantize the rest."),
 ]
 RequantizeOption = Annotated[
-    bool, typer.Option("--requantize", help="Of a quantized model: take its quantizers out first.")
+    bool, typer.Option("--requantize", help="Remove the quantizers of a quantized model first.")
 ]
 CustomOpsOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--custom-ops",
         metavar="LIB",
-        help="A library of operators that the model has and ONNX Runtime has not; may be given again.",
+        help="Load a custom-operator library that the model needs (repeatable).",
         show_default=False,
         callback=lambda libraries: use_libraries(libraries),
     ),
@@ -108,7 +112,7 @@ RuntimeOption = Annotated[
     typer.Option(
         "--runtime",
         metavar="onnxruntime==X",
-        help="Keep opset and IR version at what that release reads, or refuse.",
+        help="Write opset and IR version for this release, or fail.",
         show_default=False,
     ),
 ]
@@ -117,7 +121,7 @@ GivenOption = Annotated[
     typer.Option(
         "--encodings",
         metavar="FILE",
-        help="Scales of another tool, taken exactly: TensorRT's calibration cache, AIMET's encodings, "
+        help="Use scales of another tool, unchanged: TensorRT's calibration cache, AIMET's encodings, "
         "onnxruntime's TensorQuantOverrides or calibration.json.",
         show_default=False,
     ),
@@ -126,7 +130,7 @@ MissingOption = Annotated[
     Missing,
     typer.Option(
         "--missing",
-        help="Activations that the file of --encodings lacks, without data: stop, or leave them in float.",
+        help="Without data, stop at activations that --encodings lacks, or keep them in float.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -136,12 +140,18 @@ BATCH = DEFAULT_BATCH
 
 DIFFERENT = 3
 """Exit code of `diff` and `compare` when something differs: 1 is an error, 2 wrong usage."""
+BuildOption = Annotated[
+    bool,
+    typer.Option(
+        "--build", help="Also build the model with TensorRT for RTX (extra tensorrt; no GPU needed)."
+    ),
+]
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(
         "--shape",
         metavar="NAME:1x3x224x224",
-        help="The shape to build for of an input with open dimensions.",
+        help="Build for this shape of an input with open dimensions (repeatable).",
         show_default=False,
     ),
 ]
@@ -150,7 +160,7 @@ ShapeOption = Annotated[
 def asked_recipe(
     recipe: str, keep_existing: bool, requantize: bool, equalize: Equalize | None = None
 ) -> Recipe:
-    """Return the recipe with what the options say of quantized models and of equalizing channels."""
+    """Return the recipe with the options for quantized models and equalized channels applied."""
     if keep_existing and requantize:
         raise typer.BadParameter("--keep-existing and --requantize exclude each other; give one")
     chosen = load_recipe(recipe)

@@ -1,8 +1,6 @@
-"""`onnxfq plan`: decide what is quantized, how, and why the rest is not."""
+"""`onnxfq plan`: the tensors to quantize, their formats, and the reasons for float."""
 
 from __future__ import annotations
-
-from typing import Annotated
 
 from onnxfq.cli.console import say
 from onnxfq.cli.data_options import with_data_options
@@ -14,12 +12,12 @@ from onnxfq.cli.options import (
     GivenOption,
     KeepOption,
     ModelArgument,
+    OptionalDataOption,
     OutputOption,
     QuietOption,
     RecipeOption,
     RequantizeOption,
     asked_recipe,
-    data_option,
 )
 from onnxfq.data import DataOptions
 from onnxfq.documents.recipe import DEFAULT_RECIPE
@@ -37,9 +35,7 @@ def plan(
     model: ModelArgument,
     output: OutputOption,
     described: DataOptions,
-    data: Annotated[
-        str | None, data_option("Of it the first feed alone is run, where ONNX cannot tell a rank.")
-    ] = None,
+    data: OptionalDataOption = None,
     batch: BatchOption = BATCH,
     recipe: RecipeOption = DEFAULT_RECIPE,
     encodings: GivenOption = None,
@@ -49,7 +45,10 @@ def plan(
     custom_ops: CustomOpsOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Write a plan: a JSON file that a person can read, edit and feed back."""
+    """Write a plan: a JSON file to read, edit and pass to the next stages.
+
+    --data provides one feed to infer the tensor ranks that ONNX cannot infer.
+    """
     check_model_output(output, model, data, encodings)
     chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
     loaded = prepare_model(load(model, chosen.existing), chosen.target)
@@ -63,8 +62,8 @@ def plan(
     if unknown and feeds is None:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         say(
-            f"note       no rank is known of {unknown[0]!r}{more}, and what goes by axis is planned without; "
-            "with --data the first run tells it",
+            f"note       no rank is known of {unknown[0]!r}{more}; rules by axis do not apply there; "
+            "--data infers ranks from one run",
             quiet,
         )
     say(plan_summary(planned.plan), quiet)

@@ -1,4 +1,4 @@
-"""Progress of long stages on standard error: a bar on a terminal, a plain line now and then elsewhere."""
+"""Progress of long stages on standard error: a bar on a terminal, periodic plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ EVERY = 10.0
 
 
 class _Speed(ProgressColumn):
-    """Feeds a second."""
+    """Feeds per second."""
 
     def render(self, task: Task) -> Text:
         return Text("" if task.speed is None else f"{task.speed:.1f}/s")
 
 
 class Bar:
-    """A bar a stage, with feeds done, feeds a second and the time that is left where the end is known."""
+    """Progress bar per stage: feeds done, feeds per second, and the time left if the total is known."""
 
     def __init__(self, console: Console) -> None:
-        """Show nothing yet."""
+        """Create the bar without a stage."""
         left = TimeRemainingColumn(elapsed_when_finished=True)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self.progress = Progress(*columns, _Speed(), left, console=console, transient=True)
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
-        """Take note of `done` of `total` feeds."""
+        """Record that `done` of `total` feeds are done."""
         if stage not in self._tasks:
             self._tasks[stage] = self.progress.add_task(stage, total=total)
         self.progress.update(self._tasks[stage], completed=done)
 
 
 class Lines:
-    """The same as lines, at most one in `EVERY` seconds: nothing at all for what is quick."""
+    """Progress as plain lines, at most one in `EVERY` seconds; quick stages print none."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """Say lines with `say`."""
+        """Print lines with `say`."""
         self._say, self._clock = say, clock
         self._stage, self._begun, self._last, self._first = "", 0.0, 0.0, 0
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
-        """Take note of `done` of `total` feeds."""
+        """Record that `done` of `total` feeds are done."""
         now = self._clock()
         if stage != self._stage:
             self._stage, self._begun, self._last, self._first = stage, now, now, done

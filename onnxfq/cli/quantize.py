@@ -21,14 +21,15 @@ from onnxfq.cli.options import (
     KeepOption,
     MissingOption,
     ModelArgument,
+    OptionalDataOption,
     OutputOption,
     QuietOption,
     RecipeOption,
     RequantizeOption,
     RuntimeOption,
+    StatisticsOption,
     ThreadsOption,
     asked_recipe,
-    data_option,
 )
 from onnxfq.data import DataOptions
 from onnxfq.documents.cast_plan import FloatOptions
@@ -48,16 +49,8 @@ def quantize(
     model: ModelArgument,
     output: OutputOption,
     described: DataOptions,
-    data: Annotated[
-        str | None,
-        data_option("Not needed with --statistics or --encodings, nor by recipes that observe nothing."),
-    ] = None,
-    statistics: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="From `onnxfq observe`: nothing is observed again.", show_default=False
-        ),
-    ] = None,
+    data: OptionalDataOption = None,
+    statistics: StatisticsOption = None,
     encodings: GivenOption = None,
     missing: MissingOption = "stop",
     recipe: RecipeOption = DEFAULT_RECIPE,
@@ -69,22 +62,22 @@ def quantize(
     float_type: Annotated[
         FloatName,
         typer.Option(
-            "--float", metavar="fp32|fp16|bf16", help="Type of what is not quantized, where it fits in it."
+            "--float", metavar="fp32|fp16|bf16", help="Set the precision of operators that stay in float."
         ),
     ] = "fp32",
     float_io: Annotated[
-        bool, typer.Option("--float-io", help="With --float: inputs and outputs are of that type too.")
+        bool, typer.Option("--float-io", help="Cast inputs and outputs to the type of --float too.")
     ] = False,
     runtime: RuntimeOption = None,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Write a report of what was done.", show_default=False),
+        typer.Option(metavar="FILE.html", help="Write an HTML report.", show_default=False),
     ] = None,
     artifacts: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keep plan, statistics, encodings, evaluation and the fake-quant model in this folder.",
+            help="Write plan, statistics, encodings, evaluation and fake-quant model to this folder.",
             show_default=False,
         ),
     ] = None,
@@ -93,7 +86,10 @@ def quantize(
     device: DeviceOption = "auto",
     quiet: QuietOption = False,
 ) -> None:
-    """Quantize MODEL with DATA, compare it with the float model and write it with Q/DQ nodes."""
+    """Quantize MODEL, compare it with the float model and write it with Q/DQ nodes.
+
+    --data is optional with --statistics or --encodings, and for recipes that observe nothing.
+    """
     if report is not None:
         check_model_output(report, model, output, data, statistics, encodings)
     if artifacts is not None:
@@ -102,9 +98,7 @@ def quantize(
             check_model_output(path, model, output, data, statistics, encodings, report)
     chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
     if float_io and float_type == "fp32":
-        raise typer.BadParameter(
-            "--float-io needs --float fp16 or bf16; inputs and outputs are fp32 as they are"
-        )
+        raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
     with running(batch, threads, quiet, described, device) as options:
         result = pipeline.quantize(
             model,
@@ -130,7 +124,7 @@ def quantize(
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise OutputError now when `folder` can neither be made nor written into."""
+    """Raise OutputError if `folder` can neither be created nor written to."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"cannot write into {folder}: it is a file; give a folder")
     check_writable(folder / "any" if folder.exists() else folder)
@@ -149,7 +143,7 @@ def _write_artifacts(result: pipeline.QuantizeResult, folder: Path, stem: str) -
 
 
 def _artifacts(folder: Path, stem: str) -> dict[str, Path]:
-    """Return the files of --artifacts by what they hold."""
+    """Return the files of --artifacts by content."""
     endings = {
         "plan": "plan.json",
         "statistics": "stats.npz",
