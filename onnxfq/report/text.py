@@ -92,5 +92,7 @@ def quantize_summary(result: QuantizeResult) -> str:
         lines.append(f"not compared with the float model: {', '.join(evaluation.notes)}")
     lines += _low_lines(evaluation)
     lines.append("")
-    lines.append("time       " + ", ".join(f"{stage} {s:.2f} s" for stage, s in result.seconds.items()))
+    lines.append(
+        "time       " + ", ".join(f"{stage} {s:.2f} s" for stage, s in result.seconds.items() if s >= 0.005)
+    )
     return "\n".join(lines)
