@@ -40,7 +40,7 @@ from onnxfq.graph.model import Model
 from onnxfq.passes.observe.insert_merging import InsertMerging
 from onnxfq.runtime import kernels
 from onnxfq.runtime.device_choice import choose_device
-from onnxfq.runtime.device_memory import Device, placed
+from onnxfq.runtime.device_memory import Device, open_place
 from onnxfq.runtime.device_statistics import Gathering
 from onnxfq.runtime.gpus import gpus
 from onnxfq.runtime.ort import onnxruntime
@@ -54,7 +54,7 @@ def runs_of(
     session: Session, feed: Feed, device: Device, observed: list[Observed], stack: ExitStack
 ) -> Callable[[], object]:
     """A call that runs `feed`, all of it on the device. observed: tensors with a state, if any."""
-    place = stack.enter_context(placed(device))
+    place = stack.enter_context(open_place(device))
     gathering = Gathering(session, observed, place) if observed else None
     bindings = gathering.bindings if gathering else session.bindings()
     for name, array in feed.items():
@@ -120,7 +120,7 @@ def same_statistics(model: Model, plan: Plan, merging: onnx.ModelProto, feed: Fe
     fetching.graph.output.extend(
         onnx.helper.make_empty_tensor_value_info(name) for name in tensors if name not in given
     )
-    names = [StateNames.of(tensor) for tensor in tensors]
+    names = [StateNames.from_tensor(tensor) for tensor in tensors]
     session = Session(fetching, device=device)
     states = {name.given: empty_state() for name in names}
     inner = [tensor for tensor in tensors if tensor not in given]
@@ -171,7 +171,7 @@ def main() -> int:
         }
         observed = [Observed(p.tensor) for p in plan.activations]
         rows = measured(models, feed, observed, device, arguments.rounds)
-        empty = {StateNames.of(one.tensor).given: empty_state() for one in observed}
+        empty = {StateNames.from_tensor(one.tensor).given: empty_state() for one in observed}
         with tempfile.TemporaryDirectory() as folder:
             wrong = misplaced(models["observed"], feed | empty, device, Path(folder))
             wrong += misplaced(models["fake-quantized"], feed, device, Path(folder))

@@ -23,7 +23,7 @@ from timing import machine, markdown_table, median_ratio, paired_times, report
 
 import onnxfq
 from onnxfq.passes.observe.insert_observers import InsertObservers
-from onnxfq.runtime.observing_session import observing_session
+from onnxfq.runtime.observing_session import open_observing_session
 from onnxfq.runtime.ort import onnxruntime
 
 
@@ -57,7 +57,7 @@ def main() -> None:
     qdq = onnxfq.insert_qdq(model, plan, encodings)
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(observed, Path(folder) / "model.onnx")
-        ours = observing_session(Path(folder) / "model.onnx", Path(folder), arguments.threads)
+        ours = open_observing_session(Path(folder) / "model.onnx", Path(folder), arguments.threads)
     sessions = {
         "plain": session(float_model, arguments.threads),
         "observed": ours,

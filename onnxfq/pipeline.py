@@ -108,7 +108,7 @@ def quantize(
     simulation, qdq = insert_forms(inputs, plan, encoded, floats)
     clock.lap("insert")
     cast = cast_rest(inputs, qdq, floats, options)
-    qdq = release.kept_to(cast.qdq, chosen.name)
+    qdq = release.limit_model(cast.qdq, chosen.name)
     clock.lap("cast")
     evaluation = compare_forms(inputs, simulation, cast.comparable, options)
     clock.lap("evaluate")

@@ -40,7 +40,7 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.pipeline import quantize
 from onnxfq.report.calibrator_table import calibrator_rows, calibrator_table
 from onnxfq.report.tensor_errors import tensor_errors
-from onnxfq.runtime.observing_session import channel_block, observing_session
+from onnxfq.runtime.observing_session import channel_block, open_observing_session
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
@@ -109,7 +109,7 @@ def test_statistics_are_those_of_the_groups(name: str, changes: dict[str, Any]) 
     for placement in grouped:
         groups = found.of_groups(placement.tensor, placement.spec.granularity)
         parts = parts_of(values[placement.tensor], placement.spec.granularity)
-        for one, part in zip(groups.each(), parts, strict=True):
+        for one, part in zip(groups.split(), parts, strict=True):
             assert_equal(one, TensorStatistics.from_array(part))
         assert_equal(found[placement.tensor], TensorStatistics.from_array(values[placement.tensor]))
 
@@ -143,7 +143,7 @@ def test_channels_are_observed_in_the_blocked_layout(tmp_path: Path, changes: An
     model = load(narrow_channels())
     plan = make_plan(model, by_groups("simulation", **changes))
     onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
-    observing_session(tmp_path / "model.onnx", tmp_path, 1)
+    open_observing_session(tmp_path / "model.onnx", tmp_path, 1)
     written = onnx.load(tmp_path / "observed.onnx", load_external_data=False).graph
     turned = {name for node in written.node if node.op_type == "ReorderOutput" for name in node.output}
     observed = {node.input[0] for node in written.node if node.op_type == "Observe"}
@@ -237,7 +237,7 @@ def test_ranges_are_those_of_torch(observed, case: str) -> None:
         for feed in feeds:
             theirs(torch.from_numpy(activations(model, plan, [feed])[name]))
         method = Calibrator.parse("moving_average:0.1" if averages else "minmax")
-        ours = np.asarray([method(one, placement.spec) for one in found.groups[name].each()], np.float32)
+        ours = np.asarray([method(one, placement.spec) for one in found.groups[name].split()], np.float32)
         np.testing.assert_array_equal(ours[:, 0], theirs.min_val.numpy())
         np.testing.assert_array_equal(ours[:, 1], theirs.max_val.numpy())
 
@@ -544,7 +544,7 @@ def test_reports_know_the_noise_of_all_groups() -> None:
     values = activations(model, plan, feeds)
     rows = {row.tensor: row for row in tensor_errors(model, plan, statistics, encodings)}
     for tensor, x in values.items():
-        exact = ErrorSums.of(x, encodings[tensor].fake_quantize(x)).sqnr_db
+        exact = ErrorSums.from_arrays(x, encodings[tensor].fake_quantize(x)).sqnr_db
         # Within bins values are taken as spread evenly.
         assert math.isclose(rows[tensor].sqnr_db, exact, abs_tol=0.3)
 
@@ -605,7 +605,7 @@ def test_merging_is_associative_and_commutative(
     """And merging the groups' own statistics one by one gives the same, as does merging the wholes."""
     assert a.merge(b).merge(c).fingerprint() == c.merge(a.merge(b)).fingerprint()
     assert a.merge(b).fingerprint() == b.merge(a).fingerprint()
-    for one, other, both in zip(a.each(), b.each(), a.merge(b).each(), strict=True):
+    for one, other, both in zip(a.split(), b.split(), a.merge(b).split(), strict=True):
         assert_equal(both, one.merge(other))
     assert_equal(a.merge(b).whole(), a.whole().merge(b.whole()))
 

@@ -45,7 +45,7 @@ from onnxfq.report.html import render_report
 from onnxfq.report.tensor_errors import tensor_errors
 from onnxfq.report.text import plan_summary, quantize_summary
 from onnxfq.runtime.session import Session
-from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.derived_scales import encode_constant
 from onnxfq.stages.insert import qdq_pass
 from onnxfq.stages.score import score_models
@@ -586,7 +586,7 @@ def test_quantize_says_what_was_not_run(tmp_path: Path):
 def test_types_without_kernels_are_known(qtype):
     """Exactly the models that onnxruntime refuses are called so beforehand."""
     proto = qdq_of(stage(gemm(), one_format(qtype, "simulation")))
-    why = cannot_run(proto)
+    why = explain_unsupported(proto)
     assert why == (
         f"ONNX Runtime has no kernels for {qtype}" if qtype.startswith(("float4", "float6")) else ""
     )
@@ -598,9 +598,9 @@ def test_what_runs_is_not_called_so():
     """Models of every recipe for ONNX Runtime, and fake-quant models, are run."""
     for name in RECIPES:
         staged = stage(linear(128, 6), name) if name != "tensorrt-int4" else stage(linear(256, 6), name)
-        assert cannot_run(simulated(staged)) == ""
+        assert explain_unsupported(simulated(staged)) == ""
         if RECIPES[name].target == "onnxruntime":
-            assert cannot_run(qdq_of(staged)) == ""
+            assert explain_unsupported(qdq_of(staged)) == ""
 
 
 # Fractional zero points

@@ -14,10 +14,10 @@ from builders import Staged, build, feed_for, if_body, planned, stage, weights
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
-from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
-from onnxfq.stages.calibrate import calibrate, calibrated_part
+from onnxfq.stages.calibrate import calibrate, select_calibrated_part
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.inspect import inspect_model
 from onnxfq.stages.observe import collect_statistics
@@ -125,14 +125,14 @@ def test_pairs_in_bodies(name: str, recipe: str) -> None:
 def test_pairs_stand_in_the_body_of_their_reader(name: str) -> None:
     """Each weighted operator reads DequantizeLinear of its own body: TensorRT fuses no pair across."""
     _, one = staged(name)
-    qdq = insert_qdq(one.model, calibrated_part(one.plan, one.encodings.without_values), one.encodings)
-    floats = {s.name for s in calibrated_part(one.plan, one.encodings.without_values).skipped}
-    for graph in all_graphs(qdq.graph):
+    qdq = insert_qdq(one.model, select_calibrated_part(one.plan, one.encodings.without_values), one.encodings)
+    floats = {s.name for s in select_calibrated_part(one.plan, one.encodings.without_values).skipped}
+    for graph in list_graphs(qdq.graph):
         made = {output: node.op_type for node in graph.node for output in node.output}
         for node in graph.node:
             if node.op_type == "MatMul" and node.name not in floats:
                 assert [made.get(name) for name in node.input] == ["DequantizeLinear"] * 2
-    assert all(not graph.initializer for graph in all_graphs(qdq.graph)[1:])
+    assert all(not graph.initializer for graph in list_graphs(qdq.graph)[1:])
 
 
 def test_weights_of_two_bodies_are_stored_once() -> None:
@@ -146,8 +146,8 @@ def test_weights_of_two_bodies_are_stored_once() -> None:
     one = stage(proto)
     qdq = insert_qdq(one.model, one.plan, one.encodings)
     assert [t.name for t in qdq.graph.initializer].count("w/q") == 1
-    assert sum(n.op_type == "DequantizeLinear" and n.input[0] == "w/q" for n in all_nodes(qdq.graph)) == 3
-    names = [n.name for n in all_nodes(qdq.graph)]
+    assert sum(n.op_type == "DequantizeLinear" and n.input[0] == "w/q" for n in list_nodes(qdq.graph)) == 3
+    names = [n.name for n in list_nodes(qdq.graph)]
     assert len(set(names)) == len(names)
 
 
@@ -195,7 +195,7 @@ def test_a_branch_that_was_never_taken(caplog: pytest.LogCaptureFixture) -> None
     assert (
         "then_branch of If 'choose' was not taken: the calibration data gave no finite value" in caplog.text
     )
-    part = calibrated_part(plan, encodings.without_values)
+    part = select_calibrated_part(plan, encodings.without_values)
     assert [str(row) for row in part.coverage()] == ["MatMul 1/2"]
     (node,) = [s for s in part.skipped if s.kind == "node"]
     assert node.why == "no run of the calibration data gave it a value"
@@ -211,7 +211,7 @@ def test_names_that_branches_share() -> None:
     """Branches may call their tensors and nodes alike; a plan cannot, so each gets a name of its own."""
     model = load(nested())
     assert "2 tensor(s) in bodies had names of others and got new ones" in model.notes
-    names = [name for node in all_nodes(model.proto.graph) for name in node.output]
+    names = [name for node in list_nodes(model.proto.graph) for name in node.output]
     assert len(set(names)) == len(names)
     feed = feed_for(nested()) | {"n": np.asarray(3)}
     np.testing.assert_array_equal(Session(model.proto, 1).run(feed)[0], Session(nested(), 1).run(feed)[0])

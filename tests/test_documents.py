@@ -9,7 +9,7 @@ import pydantic
 import pytest
 
 from onnxfq.errors import PlanError
-from onnxfq.support.records import Record, one_line, parse, read_document, write_document
+from onnxfq.support.records import Record, join_lines, parse, read_document, write_document
 
 
 class Inner(Record):
@@ -120,4 +120,4 @@ def test_missing_file_and_folder(tmp_path):
 
 def test_one_line():
     """Any run of white space is one blank."""
-    assert one_line(" a\n\t b\r\nc ") == "a b c"
+    assert join_lines(" a\n\t b\r\nc ") == "a b c"

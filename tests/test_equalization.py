@@ -117,7 +117,9 @@ def test_far_less_noise(recipe: str) -> None:
     sqnr = []
     for which in ("none", "depthwise"):
         model, plan, _, encodings = stages(network(), load_recipe(recipe).with_equalize(which))
-        sqnr.append(ErrorSums.of(ran(network()), ran(onnxfq.insert_qdq(model, plan, encodings))).sqnr_db)
+        sqnr.append(
+            ErrorSums.from_arrays(ran(network()), ran(onnxfq.insert_qdq(model, plan, encodings))).sqnr_db
+        )
     assert sqnr[1] > sqnr[0] + 10.0
 
 
@@ -195,7 +197,7 @@ def test_expected_noise() -> None:
     model, plan, statistics, encodings = stages(network(), "tensorrt-int8")
     h = observed(model)
     row = next(row for row in tensor_errors(model, plan, statistics, encodings) if row.tensor == "h")
-    found = ErrorSums.of(h, encodings["h"].fake_quantize(h)).sqnr_db
+    found = ErrorSums.from_arrays(h, encodings["h"].fake_quantize(h)).sqnr_db
     assert found - 3.0 < row.sqnr_db < found + 0.5
 
 

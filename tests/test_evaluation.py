@@ -273,8 +273,8 @@ def test_a_gpu_without_room(device, monkeypatch, caplog) -> None:
     Narrow.made = 0
     monkeypatch.setattr(score, "choose_device", lambda wanted: "cuda")
     monkeypatch.setattr(score, "Session", Narrow)
-    of = PlacedFeed.of
-    monkeypatch.setattr(PlacedFeed, "of", staticmethod(lambda feed, device: of(feed, "cpu")))
+    of = PlacedFeed.from_feed
+    monkeypatch.setattr(PlacedFeed, "from_feed", staticmethod(lambda feed, device: of(feed, "cpu")))
     if device == "cuda":
         with pytest.raises(DeviceMemoryError):
             score_models(two_branch(), candidates, iter(feeds), device=device)

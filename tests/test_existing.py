@@ -18,7 +18,7 @@ from onnxfq.cli.main import main
 from onnxfq.documents.recipe import Existing, Recipe, load_recipe
 from onnxfq.errors import ModelError, RuntimeLibraryError
 from onnxfq.graph.io.load import load
-from onnxfq.graph.model import all_nodes
+from onnxfq.graph.model import list_nodes
 from onnxfq.pipeline import quantize
 from onnxfq.runtime import custom_ops as library
 from onnxfq.runtime.session import Session
@@ -47,7 +47,7 @@ def test_requantize_takes_quantizers_out(name: str, insert: object) -> None:
     model = load(made, "requantize")
     assert any("quantizer(s) taken out" in note for note in model.notes)
     onnx.checker.check_model(model.proto, full_check=True)
-    left = {node.op_type for node in all_nodes(model.proto.graph)}
+    left = {node.op_type for node in list_nodes(model.proto.graph)}
     assert not left & {"QuantizeLinear", "DequantizeLinear", "FakeQuantize"}
     plan = make_plan(model, asked("requantize"))
     assert plan.existing == "requantize"
@@ -217,5 +217,5 @@ def test_a_library_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("hello")
     with pytest.raises(RuntimeLibraryError, match="refused .*text.so.*; the library must be built for"):
         library.use_custom_ops(tmp_path / "text.so")
-    assert str(tmp_path / "text.so") not in library.used_custom_ops()
+    assert str(tmp_path / "text.so") not in library.list_custom_ops()
     Session(gemm(), 1)

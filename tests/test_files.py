@@ -15,7 +15,7 @@ import pytest
 
 from onnxfq.errors import OutputError
 from onnxfq.support import temporary
-from onnxfq.support.files import UNREADABLE, check_writable, load_npz, replacing, write_text
+from onnxfq.support.files import UNREADABLE, check_writable, load_npz, replace_file, write_text
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
 
 
@@ -23,8 +23,8 @@ from onnxfq.support.temporary import room_for_scratch, scratch_folder
 def unnamed(request, tmp_path, monkeypatch):
     """Whether temporary files have no name, as on most of Linux, or one beside the file, as elsewhere."""
     if not request.param:
-        monkeypatch.setattr(temporary, "unnamed", lambda folder: None)
-    elif (handle := temporary.unnamed(tmp_path)) is None:
+        monkeypatch.setattr(temporary, "open_unnamed", lambda folder: None)
+    elif (handle := temporary.open_unnamed(tmp_path)) is None:
         pytest.skip("this file system has no files without a name")
     else:
         os.close(handle)
@@ -41,7 +41,7 @@ def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path):
     """A failure in the middle keeps the former content and leaves no temporary file behind."""
     target = tmp_path / "a.txt"
     target.write_text("old")
-    with pytest.raises(RuntimeError, match="midway"), replacing(target) as temporary:
+    with pytest.raises(RuntimeError, match="midway"), replace_file(target) as temporary:
         temporary.write_text("half")
         raise RuntimeError("midway")
     assert target.read_text() == "old"
@@ -50,14 +50,14 @@ def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path):
 
 def test_an_interrupt_leaves_nothing(tmp_path):
     """Ctrl-C is no Exception, and cleans up as well."""
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "a"):
+    with pytest.raises(KeyboardInterrupt), replace_file(tmp_path / "a"):
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_seen_before_it_is_whole(tmp_path, unnamed):
     """While it is written, the folder has no file of that name, and where the system can, none at all."""
-    with replacing(tmp_path / "a.npz") as temporary:
+    with replace_file(tmp_path / "a.npz") as temporary:
         temporary.write_bytes(b"half")
         assert len(list(tmp_path.iterdir())) == (0 if unnamed else 1)
         assert not (tmp_path / "a.npz").exists()
@@ -69,7 +69,7 @@ def test_a_file_is_replaced_whole(tmp_path, unnamed):
     """A reader that has the old file open keeps it; the new one has the name."""
     (tmp_path / "a").write_bytes(b"old")
     with (tmp_path / "a").open("rb") as reader:
-        with replacing(tmp_path / "a") as temporary:
+        with replace_file(tmp_path / "a") as temporary:
             temporary.write_bytes(b"new")
         assert reader.read() == b"old"
     assert (tmp_path / "a").read_bytes() == b"new"
@@ -115,10 +115,10 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from onnxfq.support import temporary
-from onnxfq.support.files import replacing
+from onnxfq.support.files import replace_file
 if sys.argv[2] == "named":
     temporary.unnamed = lambda folder: None
-with replacing(Path(sys.argv[1]) / "a") as half, temporary.scratch_folder() as folder:
+with replace_file(Path(sys.argv[1]) / "a") as half, temporary.scratch_folder() as folder:
     half.write_bytes(b"half")
     (folder / "half").write_bytes(b"half")
     print(folder.parent, flush=True)
@@ -148,7 +148,7 @@ def test_what_a_killed_process_leaves(tmp_path, monkeypatch, kind):
         assert len(list(out.iterdir())) == (0 if kind == "unnamed" else 2)
         monkeypatch.setattr("tempfile.tempdir", str(place))
         if kind == "named":
-            monkeypatch.setattr(temporary, "unnamed", lambda folder: None)
+            monkeypatch.setattr(temporary, "open_unnamed", lambda folder: None)
         with scratch_folder():
             write_text(out / "a", "whole")
         assert (out / "a").read_text() == "whole"
@@ -233,7 +233,7 @@ def test_a_full_disk(tmp_path):
     """What the system refuses while writing is one line too, and leaves nothing."""
     with (
         pytest.raises(OutputError, match="cannot write .*: No space left on device"),
-        replacing(tmp_path / "a"),
+        replace_file(tmp_path / "a"),
     ):
         raise OSError(28, "No space left on device")
     assert not list(tmp_path.iterdir())

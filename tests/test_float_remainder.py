@@ -26,7 +26,7 @@ from onnxfq.placement.half_range import masks, unfit
 from onnxfq.report.html import render_report
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
-from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.check import check
 from onnxfq.stages.insert import insert_qdq
 from onnxfq.targets.build_options import BuildOptions
@@ -293,7 +293,7 @@ def test_bfloat16_is_not_run():
     """ONNX Runtime has no bfloat16 Q/DQ: the fake-quant model is measured, and a note says so."""
     result = cast(linear(16, 6), BF16)
     assert result.evaluation.notes == ("Q/DQ model not run: ONNX Runtime has no kernels for bfloat16",)
-    assert cannot_run(result.qdq)
+    assert explain_unsupported(result.qdq)
 
 
 def test_data_is_needed():

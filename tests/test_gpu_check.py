@@ -69,7 +69,7 @@ def test_nodes_on_another_device_are_found(networks, tmp_path) -> None:
     model = onnxfq.load(small(1))
     plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))
     feed = {"x": np.ones((1, 3, 224, 224), np.float32)}
-    feed |= {StateNames.of(p.tensor).given: empty_state() for p in plan.activations}
+    feed |= {StateNames.from_tensor(p.tensor).given: empty_state() for p in plan.activations}
     observed = InsertMerging(plan).run(model).model.proto
     assert networks.misplaced(observed, feed, "cpu", tmp_path) == []
     wrong = networks.misplaced(observed, feed, "cuda", tmp_path)

@@ -15,7 +15,7 @@ from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
-from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.numerics.float_types import FLOATS
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.qtypes import qtype_by_name
@@ -37,7 +37,7 @@ def as_type(proto: onnx.ModelProto, kind: str) -> onnx.ModelProto:
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     made.opset_import[0].version, made.ir_version = OPSETS[kind], 10
-    for graph in all_graphs(made.graph):
+    for graph in list_graphs(made.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.type.tensor_type.elem_type == TensorProto.FLOAT:
                 value.type.tensor_type.elem_type = HALVES[kind]
@@ -70,7 +70,7 @@ def test_every_structure(name: str, kind: str, recipe: str) -> None:
     qdq, simulation = insert_qdq(model, plan, encodings), insert_fake_quantize(model, plan, encodings)
     onnx.checker.check_model(qdq, full_check=True)
     constants = {t.name: t.data_type for t in qdq.graph.initializer}
-    scales = [constants[n.input[1]] for n in all_nodes(qdq.graph) if n.op_type.endswith("tizeLinear")]
+    scales = [constants[n.input[1]] for n in list_nodes(qdq.graph) if n.op_type.endswith("tizeLinear")]
     assert scales and set(scales) == {HALVES[kind]}
     assert [v.type for v in qdq.graph.output] == [v.type for v in proto.graph.output]
     got = Session(qdq, 1, exact=True).run(feed)

@@ -18,7 +18,7 @@ from builders import BUILDERS, build, conv_relu, feed_for, graph_text, planned, 
 from test_bodies import MODELS
 
 from onnxfq.calibration.statistics import Statistics, TensorStatistics
-from onnxfq.data import Feed, owned
+from onnxfq.data import Feed, copy_feeds
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, StatisticsError
 from onnxfq.graph.edit import Editor
@@ -148,7 +148,7 @@ def test_feeds_may_come_in_the_same_memory(tmp_path: Path) -> None:
         array[...] = np.nan
 
     with MergingObserver(model, plan, ObserveOptions(), "cpu") as observer:
-        found = observer.run(owned(refilled()))
+        found = observer.run(copy_feeds(refilled()))
     assert file_bytes(found, tmp_path) == file_bytes(collect_statistics(model, plan, feeds), tmp_path)
 
 

@@ -20,7 +20,7 @@ def test_sums_are_numpys():
     """Each sum is what NumPy gives in float64 over all elements of any shape."""
     r = RNG.normal(size=(3, 4, 5)).astype(np.float32)
     c = r + RNG.normal(size=r.shape).astype(np.float32) / 8
-    sums = ErrorSums.of(r, c)
+    sums = ErrorSums.from_arrays(r, c)
     r64, c64 = r.astype(np.float64), c.astype(np.float64)
     assert sums.elements == 60
     # NumPy sums pairwise, a dot product does not: some units in the last place of 60 terms.
@@ -33,18 +33,20 @@ def test_sums_are_numpys():
 
 def test_figures_are_the_textbooks():
     """SQNR is 10 log10 of a power ratio; the cosine is that of the angle."""
-    sums = ErrorSums.of(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
+    sums = ErrorSums.from_arrays(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
     assert sums.sqnr_db == pytest.approx(20.0, rel=1e-15)  # 25 to 0.25
-    assert ErrorSums.of(np.array([1.0, 0.0]), np.array([1.0, 1.0])).cosine == pytest.approx(math.sqrt(0.5))
-    assert ErrorSums.of(np.array([1.0, 0.0]), np.array([0.0, 1.0])).cosine == 0.0
+    assert ErrorSums.from_arrays(np.array([1.0, 0.0]), np.array([1.0, 1.0])).cosine == pytest.approx(
+        math.sqrt(0.5)
+    )
+    assert ErrorSums.from_arrays(np.array([1.0, 0.0]), np.array([0.0, 1.0])).cosine == 0.0
 
 
 @given(VALUES, VALUES, st.randoms())
 def test_batches_add(a, b, random):
     """Sums of parts add to the sums of the whole, so batching does not matter, and nothing is neutral."""
     noisy = [x + np.float32(random.uniform(-1, 1)) for x in (a, b)]
-    whole = ErrorSums.of(np.concatenate([a, b]), np.concatenate(noisy))
-    parts = ErrorSums.of(a, noisy[0]) + ErrorSums.of(b, noisy[1])
+    whole = ErrorSums.from_arrays(np.concatenate([a, b]), np.concatenate(noisy))
+    parts = ErrorSums.from_arrays(a, noisy[0]) + ErrorSums.from_arrays(b, noisy[1])
     assert parts.elements == whole.elements
     assert parts.largest == whole.largest
     for field in ("signal", "noise", "power"):
@@ -56,15 +58,18 @@ def test_batches_add(a, b, random):
 def test_equal_arrays_have_no_error():
     """Nothing lost: infinite dB, cosine 1, also for equal infinities and for all zeros."""
     x = np.array([1.0, -2.0, np.inf, -np.inf], np.float32)
-    assert (ErrorSums.of(x, x).noise, ErrorSums.of(x, x).sqnr_db) == (0.0, math.inf)
-    assert ErrorSums.of(x, x).largest == 0.0
+    assert (ErrorSums.from_arrays(x, x).noise, ErrorSums.from_arrays(x, x).sqnr_db) == (0.0, math.inf)
+    assert ErrorSums.from_arrays(x, x).largest == 0.0
     zeros = np.zeros(3, np.float32)
-    assert (ErrorSums.of(zeros, zeros).cosine, ErrorSums.of(zeros, zeros).sqnr_db) == (1.0, math.inf)
+    assert (ErrorSums.from_arrays(zeros, zeros).cosine, ErrorSums.from_arrays(zeros, zeros).sqnr_db) == (
+        1.0,
+        math.inf,
+    )
 
 
 def test_no_elements():
     """The sums of nothing are the identity."""
-    assert ErrorSums.of(np.zeros(0), np.zeros(0)) == ErrorSums()
+    assert ErrorSums.from_arrays(np.zeros(0), np.zeros(0)) == ErrorSums()
 
 
 @pytest.mark.parametrize(
@@ -74,8 +79,8 @@ def test_no_elements():
 )
 def test_non_finite_candidates_show(candidate, sqnr_db, largest):
     """An infinity or NaN in the candidate reaches the figures, without a warning or an exception."""
-    sums = ErrorSums.of(np.array([1.0, 2.0]), np.array([1.0, candidate]))
-    both = ErrorSums.of(np.ones(1), np.ones(1)) + sums
+    sums = ErrorSums.from_arrays(np.array([1.0, 2.0]), np.array([1.0, candidate]))
+    both = ErrorSums.from_arrays(np.ones(1), np.ones(1)) + sums
     for one in (sums, both):
         assert one.sqnr_db == pytest.approx(sqnr_db, nan_ok=True)
         assert one.largest == pytest.approx(largest, nan_ok=True)
@@ -83,7 +88,7 @@ def test_non_finite_candidates_show(candidate, sqnr_db, largest):
 
 def test_a_zero_candidate_has_cosine_zero():
     """One of both is zero: no angle, called 0; the noise is the signal, 0 dB."""
-    sums = ErrorSums.of(np.ones(2), np.zeros(2))
+    sums = ErrorSums.from_arrays(np.ones(2), np.zeros(2))
     assert (sums.cosine, sums.sqnr_db) == (0.0, 0.0)
 
 

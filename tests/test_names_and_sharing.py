@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
-from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, observe_output
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
@@ -30,7 +30,7 @@ def renamed(proto: onnx.ModelProto, tensors: Rename, nodes: Rename) -> tuple[onn
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     names: dict[str, str] = {"": ""}
-    for graph in all_graphs(made.graph):
+    for graph in list_graphs(made.graph):
         values = [*graph.input, *graph.initializer, *graph.output]
         outputs = [name for node in graph.node for name in node.output]
         for name in [*(v.name for v in values), *outputs]:
@@ -38,7 +38,7 @@ def renamed(proto: onnx.ModelProto, tensors: Rename, nodes: Rename) -> tuple[onn
         for value in values:
             value.name = names[value.name]
         del graph.value_info[:]
-    for number, node in enumerate(all_nodes(made.graph)):
+    for number, node in enumerate(list_nodes(made.graph)):
         node.name = nodes(node.name, number)
         node.input[:] = [names[name] for name in node.input]
         node.output[:] = [names[name] for name in node.output]
@@ -55,7 +55,7 @@ def outputs(proto: onnx.ModelProto, feed: Arrays) -> list[list[np.ndarray]]:
         made = insert(model, plan, encodings)
         onnx.checker.check_model(made, full_check=insert is insert_qdq)
         assert [v.name for v in made.graph.output] == [v.name for v in proto.graph.output]
-        names = [node.name for node in all_nodes(made.graph)]
+        names = [node.name for node in list_nodes(made.graph)]
         assert len(set(names)) == len(names) and all(names)
         results.append(Session(made, 1, exact=True).run(feed))
     return results

@@ -26,7 +26,7 @@ from onnxfq.errors import StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
-from onnxfq.runtime.observing_session import channel_block, observing_session
+from onnxfq.runtime.observing_session import channel_block, open_observing_session
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
@@ -104,7 +104,7 @@ def test_observers_read_the_blocked_tensors_right_behind_their_makers(observed, 
     """No tensor is turned back for an observer, and none waits for the end of the run."""
     model, plan = observed
     onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
-    observing_session(tmp_path / "model.onnx", tmp_path, 1)
+    open_observing_session(tmp_path / "model.onnx", tmp_path, 1)
     written = onnx.load(tmp_path / "observed.onnx", load_external_data=False).graph
     made_by = {name: i for i, node in enumerate(written.node) for name in node.output}
     observers = [(i, node) for i, node in enumerate(written.node) if node.op_type == "Observe"]
@@ -247,7 +247,7 @@ def test_a_model_that_onnxruntime_cannot_write_is_observed_as_it_is(observed, tm
     """Slower, with a note, and with the same result."""
     model, plan = observed
     onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
-    session = observing_session(tmp_path / "model.onnx", tmp_path / "missing", 1)
+    session = open_observing_session(tmp_path / "model.onnx", tmp_path / "missing", 1)
     assert "observers run in the model's own layout" in caplog.text
     name = plan.activations[0].tensor
     limits, *_ = session.run(feeds_of(1)[0], [observe_output(name, "range")])

@@ -20,7 +20,7 @@ from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.errors import OnnxfqError
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
-from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.support.tables import table_lines
 
 NEWEST = onnx.defs.onnx_opset_version()
@@ -396,9 +396,9 @@ def outcome(proto: onnx.ModelProto, recipe: str | Recipe, path: Path) -> str:
         assert not path.exists() and "\n" not in str(refusal)
         return _kind(str(refusal))
     made = onnx.load(path)
-    onnx.checker.check_model(made, full_check=not cannot_run(made))
+    onnx.checker.check_model(made, full_check=not explain_unsupported(made))
     path.unlink()
-    if cannot_run(made):
+    if explain_unsupported(made):
         return "valid, not for ONNX Runtime"
     for array in Session(made, 1).run(feed):
         assert array.size, "an output is empty"

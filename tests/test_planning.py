@@ -21,7 +21,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.io.load import load
-from onnxfq.graph.queries import all_tensors
+from onnxfq.graph.queries import collect_tensors
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.plan import make_plan
 
@@ -35,7 +35,7 @@ def test_every_float_tensor_is_placed_or_has_a_reason(name: str, recipe: str) ->
     graph = model.graph()
     floats = {
         name
-        for name, t in all_tensors(graph).items()
+        for name, t in collect_tensors(graph).items()
         if t.dtype is not None and np.dtype(t.dtype).kind == "f"
     }
     placed = [p.tensor for p in plan.placements]

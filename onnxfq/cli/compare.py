@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.cli.console import running, say
+from onnxfq.cli.console import say, show_progress
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
@@ -48,7 +48,7 @@ def compare(
     quiet: QuietOption = False,
 ) -> None:
     """Run a Q/DQ MODEL in two runtimes and name the first tensor that differs; exit with 3 if one does."""
-    with running(batch, threads, quiet or as_json, described, "cpu") as options:
+    with show_progress(batch, threads, quiet or as_json, described, "cpu") as options:
         result = compare_runtimes(model, data, a=a, b=b, tolerance_db=tolerance, feeds=feeds, options=options)
     say(result.model_dump_json(indent=2) if as_json else result.table(), quiet and not as_json)
     if result.first is not None:

@@ -21,7 +21,7 @@ def say(text: str, quiet: bool = False) -> None:
 
 
 @contextmanager
-def running(
+def show_progress(
     batch: int, threads: int, quiet: bool, data: DataOptions, device: DeviceChoice
 ) -> Iterator[RunOptions]:
     """Yield RunOptions that show progress on standard error, unless quiet."""

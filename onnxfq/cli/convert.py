@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.cli.console import running, say
+from onnxfq.cli.console import say, show_progress
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
@@ -47,7 +47,7 @@ def convert(
 
     --data is for the comparison with the source, and turns dynamic scales into constants.
     """
-    with running(batch, threads, quiet, described, device) as options:
+    with show_progress(batch, threads, quiet, described, device) as options:
         result = convert_model(model, output, target=target, data=data, options=options)
     say(conversion_summary(result), quiet)
     say(f"wrote      {output}", quiet)

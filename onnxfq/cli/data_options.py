@@ -69,13 +69,13 @@ def with_data_options(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [*own[:behind], *options, *own[behind:]]
 
     @functools.wraps(command)
-    def called(**given: Any) -> None:
+    def run_command(**given: Any) -> None:
         described = _describe(**{option.name: given.pop(option.name) for option in options})
         command(**given, described=described)
 
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return called
+    run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run_command
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

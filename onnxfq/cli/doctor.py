@@ -31,7 +31,7 @@ def doctor() -> None:
     problem = cuda_problem()
     found, gpu_fault = _gpus()
     outcomes = [_row(outcome) for outcome in self_test("cpu")]
-    on_gpus = [_tested(gpu, found, problem) for gpu in found]
+    on_gpus = [_test_gpu(gpu, found, problem) for gpu in found]
     outcomes += [row for rows in on_gpus for row in rows]
     # Sessions run on the first GPU.
     fit = bool(found) and not problem and all(row[-1] == OK for row in on_gpus[0])
@@ -58,7 +58,7 @@ def _sessions(problem: str, gpu_fault: str) -> str:
     return "on the CPU" if problem == gpu_fault else f"on the CPU; {problem}"
 
 
-def _tested(gpu: Gpu, among: Sequence[Gpu], problem: str) -> list[list[str]]:
+def _test_gpu(gpu: Gpu, among: Sequence[Gpu], problem: str) -> list[list[str]]:
     """Test the kernels on one GPU; on the first also in sessions if onnxruntime can use it."""
     if len(among) == 1:
         return [_row(outcome) for outcome in self_test("cuda", in_sessions=not problem)]

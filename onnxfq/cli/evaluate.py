@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.cli.console import running, say
+from onnxfq.cli.console import say, show_progress
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
@@ -56,7 +56,7 @@ def evaluate(
     quiet: QuietOption = False,
 ) -> None:
     """Print SQNR, cosine, largest error and top-1 agreement of each output; with --labels the accuracy."""
-    with running(batch, threads, quiet or as_json, described, device) as options:
+    with show_progress(batch, threads, quiet or as_json, described, device) as options:
         result = evaluate_models(
             reference,
             candidate,

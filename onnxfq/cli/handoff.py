@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.cli.console import running, say
+from onnxfq.cli.console import say, show_progress
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
@@ -44,7 +44,7 @@ def handoff(
     The first feeds of --data are the samples; without it they are random.
     """
     shapes = dict(shape_option(text) for text in shape or ())
-    with running(batch, threads, quiet, described, "cpu") as options:
+    with show_progress(batch, threads, quiet, described, "cpu") as options:
         result = write_folder(
             model,
             output,

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, _interrupted)
+            signal.signal(signal.SIGTERM, _interrupt)
         code = build_app(_names_in(given))(args=given, standalone_mode=False)
         if code == _INTERRUPTED:  # newer releases of typer end so on Ctrl-C, without a message
             return _fail("interrupted", _INTERRUPTED)
@@ -100,13 +100,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("interrupted", _INTERRUPTED)
 
 
-def _interrupted(number: int, frame: object) -> None:
+def _interrupt(number: int, frame: object) -> None:
     """Handle SIGTERM like Ctrl-C, so that temporary files are removed."""
     raise KeyboardInterrupt
 
 
 def _fail(message: str, code: int) -> int:
-    from onnxfq.support.records import one_line  # imports pydantic, which nothing else here needs
+    from onnxfq.support.records import join_lines  # imports pydantic, which nothing else here needs
 
-    print(f"onnxfq: error: {one_line(message)}", file=sys.stderr)
+    print(f"onnxfq: error: {join_lines(message)}", file=sys.stderr)
     return code

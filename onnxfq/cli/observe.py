@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.cli.console import running, say
+from onnxfq.cli.console import say, show_progress
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
@@ -69,7 +69,7 @@ def observe(
     Without --plan, observe every tensor that a built-in recipe may need.
     """
     check_model_output(output, model, data, plan)
-    start = _interrupted(output) if resume else None
+    start = _load_interrupted(output) if resume else None
     if plan is None:
         loaded = load(model)
         wanted = observation_plan(loaded)
@@ -77,7 +77,7 @@ def observe(
         wanted = Plan.load(plan)
         loaded = load(model, wanted.existing)
     feeds = open_feeds(loaded.proto, data, batch, described)
-    with running(batch, threads, quiet, described, device) as options:
+    with show_progress(batch, threads, quiet, described, device) as options:
         how = ObserveOptions(
             threads,
             memory << 20,
@@ -101,7 +101,7 @@ def observe(
     say(f"wrote      {output}", quiet)
 
 
-def _interrupted(path: Path) -> Statistics:
+def _load_interrupted(path: Path) -> Statistics:
     found = Statistics.load(path)
     if found.complete:
         raise StatisticsError(f"{path} is complete, there is nothing to resume; omit --resume")

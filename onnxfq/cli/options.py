@@ -157,7 +157,7 @@ ShapeOption = Annotated[
 ]
 
 
-def asked_recipe(
+def choose_recipe(
     recipe: str, keep_existing: bool, requantize: bool, equalize: Equalize | None = None
 ) -> Recipe:
     """Return the recipe with the options for quantized models and equalized channels applied."""

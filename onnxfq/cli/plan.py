@@ -17,7 +17,7 @@ from onnxfq.cli.options import (
     QuietOption,
     RecipeOption,
     RequantizeOption,
-    asked_recipe,
+    choose_recipe,
 )
 from onnxfq.data import DataOptions
 from onnxfq.documents.recipe import DEFAULT_RECIPE
@@ -50,7 +50,7 @@ def plan(
     --data provides one feed to infer the tensor ranks that ONNX cannot infer.
     """
     check_model_output(output, model, data, encodings)
-    chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
+    chosen = choose_recipe(recipe, keep_existing, requantize, equalize)
     loaded = prepare_model(load(model, chosen.existing), chosen.target)
     unknown = lacks_ranks(loaded)
     feeds = None if data is None else open_feeds(loaded.proto, data, batch, described)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from onnxfq import pipeline
-from onnxfq.cli.console import running, say
+from onnxfq.cli.console import say, show_progress
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
     BATCH,
@@ -29,7 +29,7 @@ from onnxfq.cli.options import (
     RuntimeOption,
     StatisticsOption,
     ThreadsOption,
-    asked_recipe,
+    choose_recipe,
 )
 from onnxfq.data import DataOptions
 from onnxfq.documents.cast_plan import FloatOptions
@@ -96,10 +96,10 @@ def quantize(
         _check_folder(artifacts)
         for path in _artifacts(artifacts, model.stem).values() if artifacts.exists() else ():
             check_model_output(path, model, output, data, statistics, encodings, report)
-    chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
+    chosen = choose_recipe(recipe, keep_existing, requantize, equalize)
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
-    with running(batch, threads, quiet, described, device) as options:
+    with show_progress(batch, threads, quiet, described, device) as options:
         result = pipeline.quantize(
             model,
             data,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxfq.data.arrays import read_npz
 from onnxfq.data.digest import DataDigest, sample_digest
-from onnxfq.data.feeds import DEFAULT_BATCH, Feeds, owned
+from onnxfq.data.feeds import DEFAULT_BATCH, Feeds, copy_feeds
 from onnxfq.data.inputs import Feed, InputSpec, sample_count
 from onnxfq.data.options import DataOptions
 from onnxfq.data.sources import Data
@@ -17,7 +17,7 @@ __all__ = [
     "Feed",
     "Feeds",
     "InputSpec",
-    "owned",
+    "copy_feeds",
     "read_npz",
     "sample_count",
     "sample_digest",

@@ -17,7 +17,7 @@ from onnxfq.data.inputs import Feed, Inputs, InputSpec, samples_open
 from onnxfq.data.validation import misfit
 from onnxfq.errors import DataError
 from onnxfq.support.files import NPY_MAGIC, UNREADABLE, SingleArrayError, load_npy, load_npz
-from onnxfq.support.records import one_line
+from onnxfq.support.records import join_lines
 
 _MAPPED_FROM = 64 << 20
 """An .npy of so many bytes is mapped, not read: its samples are read when their turn comes."""
@@ -34,7 +34,7 @@ def read_npz(path: str | Path) -> Feed:
             f"{path} is a single array; save it by input name: numpy.savez(path, INPUT=array)"
         ) from None
     except UNREADABLE as fault:
-        text = one_line(fault)
+        text = join_lines(fault)
         raise DataError(
             f"{path} is not a readable .npz ({text}); write it with numpy.savez(path, INPUT=array)"
         ) from None
@@ -47,7 +47,7 @@ def read_arrays(path: Path, inputs: Inputs) -> Feed:
     try:
         array = load_npy(path, mapped=path.stat().st_size >= _MAPPED_FROM)
     except UNREADABLE as fault:
-        text = one_line(fault)
+        text = join_lines(fault)
         raise DataError(
             f"{path} is not a readable .npy ({text}); write it with numpy.save(path, array)"
         ) from None

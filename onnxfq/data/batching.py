@@ -24,7 +24,7 @@ def add_batch_axis(arrays: Feed, inputs: Inputs) -> Feed:
     return {name: array[np.newaxis] if name in names else array for name, array in arrays.items()}
 
 
-def fixed_runs(arrays: Feed, inputs: Inputs) -> Iterator[Feed]:
+def split_fixed_runs(arrays: Feed, inputs: Inputs) -> Iterator[Feed]:
     """Yield the runs in a feed that holds some times the batch that the model fixes; else the feed itself."""
     ranked = [spec for spec in inputs if spec.shape != ()]
     times = {_times(arrays[spec.name], spec.shape) for spec in ranked}
@@ -63,7 +63,7 @@ def rebatch(feeds: Iterable[Feed], inputs: Inputs, batch: int) -> Iterator[Feed]
         if count == 0:
             continue
         if held and (count is None or not _alike(held[0], feed, inputs)):
-            yield _joined(held, inputs)
+            yield _join_feeds(held, inputs)
             held = []
         if count is None or batch == 0:
             yield feed
@@ -72,12 +72,12 @@ def rebatch(feeds: Iterable[Feed], inputs: Inputs, batch: int) -> Iterator[Feed]
         have = sum(open_count(one, inputs) or 0 for one in held)
         start = 0
         if have >= batch:
-            joined = _joined(held, inputs)
+            joined = _join_feeds(held, inputs)
             for start in range(batch, have + 1, batch):
                 yield take_samples(joined, inputs, start - batch, start) if have > batch else joined
             held = [take_samples(joined, inputs, start, have)] if start < have else []
     if held:
-        yield _joined(held, inputs)
+        yield _join_feeds(held, inputs)
 
 
 def _times(array: NDArray[Any], shape: tuple[int | None, ...] | None) -> int | None:
@@ -101,7 +101,7 @@ def _alike(one: Feed, other: Feed, inputs: Inputs) -> bool:
     return True
 
 
-def _joined(feeds: list[Feed], inputs: Inputs) -> Feed:
+def _join_feeds(feeds: list[Feed], inputs: Inputs) -> Feed:
     if len(feeds) == 1:
         return feeds[0]
     return {

@@ -44,7 +44,7 @@ class Survey:
         if self._rows < FEW:
             notes.once(f"the data has only {self._rows} samples; 100 to 500 are usual for calibration")
         found = [
-            f"{len(numbers)} {what} ({_listed(numbers)})"
+            f"{len(numbers)} {what} ({_format_samples(numbers)})"
             for what, numbers in (
                 ("hold one value only", self._constant),
                 ("repeat earlier ones", self._repeated),
@@ -67,7 +67,7 @@ def _rows(feed: Feed, inputs: Inputs) -> int:
     return int(sizes.pop()) if len(sizes) == 1 else 1
 
 
-def _listed(numbers: list[int]) -> str:
+def _format_samples(numbers: list[int]) -> str:
     word = "sample" if len(numbers) == 1 else "samples"
     more = ", ..." if len(numbers) > _NAMED else ""
     return f"{word} {', '.join(map(str, numbers[:_NAMED]))}{more}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from onnxfq.data.batching import add_batch_axis, first_samples, fixed_runs, rebatch
+from onnxfq.data.batching import add_batch_axis, first_samples, rebatch, split_fixed_runs
 from onnxfq.data.data_summary import Survey
 from onnxfq.data.digest import DataDigest
 from onnxfq.data.inputs import Feed, Inputs, open_count, sample_count, samples_open
@@ -22,7 +22,7 @@ DEFAULT_BATCH = 1
 """Samples a run where the model leaves the batch axis open: alone, no sample hangs on its neighbours."""
 
 
-def owned(feeds: Iterable[Feed]) -> Iterator[Feed]:
+def copy_feeds(feeds: Iterable[Feed]) -> Iterator[Feed]:
     """Yield `feeds` with arrays that stay as they are: copies, but of what says that it is lasting."""
     if getattr(feeds, "lasting", False):
         yield from feeds
@@ -78,7 +78,7 @@ class Feeds:
         self._begun = True
         values = ValueRange(self.inputs, self._example(), None if self.options.prepares else self._notes)
         survey = Survey(self.inputs) if self.options.survey and self.digest is None else None
-        feeds = self._fitted(source)
+        feeds = self._fit_pieces(source)
         if self.options.limit is not None:
             feeds = first_samples(feeds, self.inputs, self.options.limit)
         number = 0
@@ -110,14 +110,14 @@ class Feeds:
         self._total = source.total if limit is None or source.total is None else min(source.total, limit)
         return source
 
-    def _fitted(self, source: Source) -> Iterator[Feed]:
+    def _fit_pieces(self, source: Source) -> Iterator[Feed]:
         """Yield the pieces of `source` as arrays that fit, unread until asked for."""
         word = "sample" if samples_open(self.inputs) else "feed"
         number = 0
         for piece in source.pieces:
             where = f"in {word} {number}"
             given = {spec.name: to_array(piece.values[spec.name], spec, where) for spec in self.inputs}
-            for run in fixed_runs(add_batch_axis(given, self.inputs), self.inputs):
+            for run in split_fixed_runs(add_batch_axis(given, self.inputs), self.inputs):
                 feed = self._fit(run, self.options, where)
                 if not source.lasting:  # its maker may fill the same memory anew
                     feed = {name: array.copy() for name, array in feed.items()}

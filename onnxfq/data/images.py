@@ -12,7 +12,7 @@ from onnxfq.data.inputs import Inputs, InputSpec
 from onnxfq.data.options import DataOptions
 from onnxfq.data.preprocess import image_layout
 from onnxfq.errors import DataError
-from onnxfq.support.records import one_line
+from onnxfq.support.records import join_lines
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1}
@@ -46,7 +46,9 @@ def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArr
     except FileNotFoundError:
         raise DataError(f"no such file or folder: {path}; check the path") from None
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as fault:
-        raise DataError(f"{path} is not a readable image ({one_line(fault)}); remove or repair it") from None
+        raise DataError(
+            f"{path} is not a readable image ({join_lines(fault)}); remove or repair it"
+        ) from None
     note = ""
     if size is not None and pixels.size != size:
         pixels = pixels.resize(size, pillow.Resampling.BILINEAR)

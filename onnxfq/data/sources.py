@@ -27,7 +27,7 @@ from onnxfq.data.inputs import Inputs, samples_open
 from onnxfq.data.options import DataOptions
 from onnxfq.data.validation import check_names, is_array, to_array
 from onnxfq.errors import DataError, OnnxfqError, nearest
-from onnxfq.support.records import one_line
+from onnxfq.support.records import join_lines
 
 Data = str | Path | NDArray[Any] | Mapping[str, NDArray[Any]] | Iterable[Any] | Callable[[], Any]
 """What is taken as data, see `open_source`."""
@@ -85,12 +85,12 @@ def open_source(data: Data, reading: Reading, again: bool = False) -> Source:
     made = _import(name)
     with _faults_of(name):
         source = _open(made, name, reading, again)
-    return replace(source, pieces=_watched(source.pieces, name))
+    return replace(source, pieces=_watch_pieces(source.pieces, name))
 
 
 def _open(data: Data, name: str, reading: Reading, again: bool) -> Source:
     if _is_maker(data):
-        return _called(data, name, reading)
+        return _call_source(data, name, reading)
     if isinstance(data, (str, Path)):
         if not str(data):
             raise DataError(f"the path of the data is empty; give {KINDS}")
@@ -116,12 +116,12 @@ def _faults_of(name: str) -> Iterator[None]:
     except Exception as fault:  # the function is the user's
         place = traceback.extract_tb(fault.__traceback__)[-1]
         raise DataError(
-            f"--data {name} failed ({type(fault).__name__}: {one_line(fault)}) in line {place.lineno} of "
+            f"--data {name} failed ({type(fault).__name__}: {join_lines(fault)}) in line {place.lineno} of "
             f"{place.filename}; repair it"
         ) from fault
 
 
-def _watched(pieces: Iterator[Piece], name: str) -> Iterator[Piece]:
+def _watch_pieces(pieces: Iterator[Piece], name: str) -> Iterator[Piece]:
     while True:
         with _faults_of(name):
             piece = next(pieces, None)
@@ -258,7 +258,7 @@ def _open_reader(reader: Any, reading: Reading, again: bool) -> Source:
     return Source("the data given", pieces(), lasting=False)
 
 
-def _called(make: Any, name: str, reading: Reading) -> Source:
+def _call_source(make: Any, name: str, reading: Reading) -> Source:
     try:
         inspect.signature(make).bind()
     except TypeError as fault:
@@ -279,7 +279,7 @@ def _import(text: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as fault:  # the module is the user's; whatever it raises is told in one line
         raise DataError(
-            f"cannot import {module_name!r} of --data {text} ({type(fault).__name__}: {one_line(fault)}); "
+            f"cannot import {module_name!r} of --data {text} ({type(fault).__name__}: {join_lines(fault)}); "
             "run from its folder, or repair it"
         ) from fault
     if not hasattr(module, name):

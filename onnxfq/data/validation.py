@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnxfq.data.inputs import Feed, Inputs, InputSpec, open_count, samples
 from onnxfq.data.notes import Notes
 from onnxfq.errors import DataError, nearest
-from onnxfq.support.records import one_line
+from onnxfq.support.records import join_lines
 
 Shape = Sequence[int | None]
 
@@ -53,7 +53,7 @@ def to_array(value: Any, spec: InputSpec, where: str) -> NDArray[Any]:
         return np.asarray(value)
     except (ValueError, TypeError, RuntimeError, BufferError) as fault:
         raise DataError(
-            f"input {spec.name!r} {where} is no array ({one_line(fault)}); give a NumPy array"
+            f"input {spec.name!r} {where} is no array ({join_lines(fault)}); give a NumPy array"
         ) from None
 
 

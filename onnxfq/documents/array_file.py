@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import PlanError
-from onnxfq.support.files import UNREADABLE, load_npz, replacing
-from onnxfq.support.records import Record, one_line, parse
+from onnxfq.support.files import UNREADABLE, load_npz, replace_file
+from onnxfq.support.records import Record, join_lines, parse
 
 INLINE_LIMIT = 100_000
 """The most scales that stay in the JSON; a hundred thousand take 2 MB there."""
@@ -50,7 +50,7 @@ def write_with_arrays(path: str | Path, content: dict[str, Any]) -> None:
             elif name == "scale" or not one["spec"]["symmetric"]:
                 arrays.append(values.ravel())
     flat = {name: np.concatenate([np.zeros(0, np.int8), *arrays]) for name, arrays in parts.items()}
-    with replacing(path) as text, replacing(array_path(path)) as packed:
+    with replace_file(path) as text, replace_file(array_path(path)) as packed:
         with packed.open("wb") as stream:
             np.savez(stream, allow_pickle=False, **flat)
         digest = hashlib.sha256(packed.read_bytes()).hexdigest()
@@ -104,4 +104,4 @@ def _read(reference: ArrayFile, path: Path) -> dict[str, NDArray[Any]]:
             "again"
         ) from None
     except UNREADABLE as fault:
-        raise PlanError(f"cannot read {packed}: {one_line(fault)}; calibrate again") from None
+        raise PlanError(f"cannot read {packed}: {join_lines(fault)}; calibrate again") from None

@@ -126,7 +126,7 @@ class Encoding(Record):
             raise ValueError(f"tensor {self.tensor!r}: equalized scales must be powers of two apart")
         if self.spec.scale_type == "float32":
             return
-        wrong = np.flatnonzero(self.scale != self._of_their_type())
+        wrong = np.flatnonzero(self.scale != self._round_to_scale_type())
         if wrong.size:
             rule = "a power of two" if shared is None else f"an e4m3 number times {shared}"
             raise ValueError(
@@ -134,7 +134,7 @@ class Encoding(Record):
                 "calibrate again"
             )
 
-    def _of_their_type(self) -> NDArray[np.float32]:
+    def _round_to_scale_type(self) -> NDArray[np.float32]:
         """Return the scales of scale_type e8m0 or e4m3 rounded to what their type allows."""
         if self.global_scale is None:
             return np.asarray(np.ldexp(np.float32(1), np.frexp(self.scale)[1] - 1), np.float32)

@@ -37,7 +37,7 @@ def _parse_calibrator(value: Any) -> Calibrator:
 RegisteredCalibrator = Annotated[Calibrator, pydantic.PlainValidator(_parse_calibrator)]
 
 
-def _checked_operators(op_types: tuple[str, ...]) -> tuple[str, ...]:
+def _check_operators(op_types: tuple[str, ...]) -> tuple[str, ...]:
     for op_type in op_types:
         if op_type not in KNOWN_RANGES:
             raise ValueError(f"no range is known for outputs of {op_type!r}{nearest(op_type, KNOWN_RANGES)}")
@@ -105,7 +105,7 @@ class ActivationScheme(Scheme):
     known_ranges: tuple[str, ...] = ()
     equalize: Equalize = "none"
 
-    _known_ranges = pydantic.field_validator("known_ranges")(_checked_operators)
+    _known_ranges = pydantic.field_validator("known_ranges")(_check_operators)
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> ActivationScheme:
@@ -210,20 +210,20 @@ class Recipe(Record):
     def activation_for(self, node: str, op_type: str, tensor: str) -> ActivationScheme | None:
         """Return the activation scheme for input `tensor` of `node`, overrides applied; None: float."""
         scheme = None if self.activations is None else self.activations.model_dump()
-        for override in self._matching(node, op_type, tensor):
-            scheme = _changed(scheme, override.activations)
+        for override in self._match_overrides(node, op_type, tensor):
+            scheme = _apply_changes(scheme, override.activations)
         return None if scheme is None else parse(scheme, ActivationScheme, RecipeError, self.name)
 
     def weight_for(self, node: str, op_type: str, tensor: str) -> WeightScheme:
         """Return the weight scheme for constant input `tensor` of `node`, overrides applied."""
         scheme = self.weights.model_dump()
-        for override in self._matching(node, op_type, tensor):
+        for override in self._match_overrides(node, op_type, tensor):
             scheme |= override.weights
         return parse(scheme, WeightScheme, RecipeError, self.name)
 
     def keeps_float(self, node: str, op_type: str, tensor: str) -> bool:
         """Tell whether an override leaves input `tensor` of `node` in float."""
-        return any(override.keep_float for override in self._matching(node, op_type, tensor))
+        return any(override.keep_float for override in self._match_overrides(node, op_type, tensor))
 
     def check_names(self, nodes: dict[str, str], tensors: set[str]) -> None:
         """Raise RecipeError for the first override pattern that matches nothing, with nearest names.
@@ -267,7 +267,7 @@ class Recipe(Record):
             )
         return self.model_copy(update={"activations": scheme.model_copy(update={"equalize": which})})
 
-    def _matching(self, node: str, op_type: str, tensor: str) -> Iterator[Override]:
+    def _match_overrides(self, node: str, op_type: str, tensor: str) -> Iterator[Override]:
         return (override for override in self.overrides if override.matches(node, op_type, tensor))
 
 
@@ -276,7 +276,9 @@ def _match(pattern: str, name: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
-def _built_in(name: str, activations: dict[str, Any] | None, weights: dict[str, Any] | None = None) -> Recipe:
+def _make_builtin(
+    name: str, activations: dict[str, Any] | None, weights: dict[str, Any] | None = None
+) -> Recipe:
     return Recipe.model_validate(
         {
             "name": name,
@@ -287,10 +289,10 @@ def _built_in(name: str, activations: dict[str, Any] | None, weights: dict[str, 
     )
 
 
-def _scaled_blocks(name: str, qtype: str, scale_type: str) -> Recipe:
+def _make_block_recipe(name: str, qtype: str, scale_type: str) -> Recipe:
     """Make a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale."""
     scheme = {"qtype": qtype, "scale_type": scale_type, "granularity": "blocked"}
-    return _built_in(name, scheme | {"dynamic": True}, scheme)
+    return _make_builtin(name, scheme | {"dynamic": True}, scheme)
 
 
 # TensorRT takes symmetric int8 only (zero points must be 0); ONNX Runtime's CPU kernels are fastest
@@ -300,31 +302,31 @@ def _scaled_blocks(name: str, qtype: str, scale_type: str) -> Recipe:
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        _built_in("tensorrt-int8", {"qtype": "int8", "equalize": "depthwise"}),
-        _built_in(
+        _make_builtin("tensorrt-int8", {"qtype": "int8", "equalize": "depthwise"}),
+        _make_builtin(
             "onnxruntime-int8",
             {"qtype": "uint8", "symmetric": False, "calibrator": "mse", "equalize": "depthwise"},
         ),
         # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention wants the
         # Softmax at the scale 1/448, which its range from mathematics has.
-        _built_in(
+        _make_builtin(
             "tensorrt-fp8",
             {"qtype": "float8e4m3fn", "calibrator": "minmax", "known_ranges": ("Softmax",)},
             {"qtype": "float8e4m3fn"},
         ),
         # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.
-        _built_in("tensorrt-int4", None, {"qtype": "int4", "granularity": "blocked", "block_size": 128}),
+        _make_builtin("tensorrt-int4", None, {"qtype": "int4", "granularity": "blocked", "block_size": 128}),
         # Weights only, in the one form that TensorRT keeps in int8: a constant, DequantizeLinear, MatMul.
-        _built_in("tensorrt-int8-weights", None, {"qtype": "int8"}),
-        _scaled_blocks("tensorrt-mxfp8", "float8e4m3fn", "e8m0"),
-        _scaled_blocks("tensorrt-nvfp4", "float4e2m1", "e4m3"),
-        _built_in("onnxruntime-uint8-dynamic", {"qtype": "uint8", "symmetric": False, "dynamic": True}),
-        _scaled_blocks("mxfp8", "float8e4m3fn", "e8m0"),
+        _make_builtin("tensorrt-int8-weights", None, {"qtype": "int8"}),
+        _make_block_recipe("tensorrt-mxfp8", "float8e4m3fn", "e8m0"),
+        _make_block_recipe("tensorrt-nvfp4", "float4e2m1", "e4m3"),
+        _make_builtin("onnxruntime-uint8-dynamic", {"qtype": "uint8", "symmetric": False, "dynamic": True}),
+        _make_block_recipe("mxfp8", "float8e4m3fn", "e8m0"),
         # OCP MX has float6e3m2 as well; e2m3 has the finer steps, and a block needs no wide range.
-        _scaled_blocks("mxfp6", "float6e2m3", "e8m0"),
-        _scaled_blocks("mxfp4", "float4e2m1", "e8m0"),
-        _scaled_blocks("mxint8", "int8", "e8m0"),
-        _scaled_blocks("nvfp4", "float4e2m1", "e4m3"),
+        _make_block_recipe("mxfp6", "float6e2m3", "e8m0"),
+        _make_block_recipe("mxfp4", "float4e2m1", "e8m0"),
+        _make_block_recipe("mxint8", "int8", "e8m0"),
+        _make_block_recipe("nvfp4", "float4e2m1", "e4m3"),
     )
 }
 
@@ -370,7 +372,7 @@ def _from_file(path: Path) -> Recipe:
     content = {
         "name": document.name or path.stem,
         "target": document.target or base["target"],
-        "activations": _changed(base["activations"], document.activations),
+        "activations": _apply_changes(base["activations"], document.activations),
         "weights": base["weights"] | document.weights,
         "small_shapes": document.small_shapes or base["small_shapes"],
         "log_spectra": document.log_spectra or base["log_spectra"],
@@ -380,14 +382,14 @@ def _from_file(path: Path) -> Recipe:
     recipe = parse(content, Recipe, RecipeError, str(path))
     for number, override in enumerate(recipe.overrides):
         source = f"{path}: overrides.{number}"
-        activations = _changed(content["activations"], override.activations)
+        activations = _apply_changes(content["activations"], override.activations)
         if activations:
             parse(activations, ActivationScheme, RecipeError, f"{source}.activations")
         parse(content["weights"] | override.weights, WeightScheme, RecipeError, f"{source}.weights")
     return recipe
 
 
-def _changed(base: dict[str, Any] | None, changes: dict[str, Any] | None) -> dict[str, Any] | None:
+def _apply_changes(base: dict[str, Any] | None, changes: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return `base` with `changes`; None, weight-only, when that is asked for or nothing says otherwise."""
     if changes is None or (base is None and not changes):
         return None

@@ -21,7 +21,7 @@ _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def known_numbers(tensor: gs.Tensor, depth: int = _DEEP) -> Numbers | None:
+def evaluate_integers(tensor: gs.Tensor, depth: int = _DEEP) -> Numbers | None:
     """Return the elements of an integer tensor of rank 0 or 1; None where not even their number is known."""
     if isinstance(tensor, gs.Constant):
         values = constant_array(tensor) if len(tensor.shape) < 2 else None
@@ -36,13 +36,13 @@ def known_numbers(tensor: gs.Tensor, depth: int = _DEEP) -> Numbers | None:
         return None if shape is None else [size if isinstance(size, int) else None for size in shape]
     if node.op not in _RULES and node.op not in ("Div", *_ARITHMETIC):
         return None
-    given = [known_numbers(one, depth - 1) for one in node.inputs]
+    given = [evaluate_integers(one, depth - 1) for one in node.inputs]
     if any(numbers is None for numbers in given):
         return None
-    return _RULES.get(node.op, _calculated)(node, given)
+    return _RULES.get(node.op, _calculate_elements)(node, given)
 
 
-def _calculated(node: gs.Node, given: list[Any]) -> Numbers | None:
+def _calculate_elements(node: gs.Node, given: list[Any]) -> Numbers | None:
     size = max(len(numbers) for numbers in given)
     if any(len(numbers) not in (1, size) for numbers in given):
         return None
@@ -59,14 +59,14 @@ def _result(op: str, a: int, b: int) -> int | None:
     return a // b if a >= 0 and b > 0 else None
 
 
-def _gathered(node: gs.Node, given: list[Any]) -> Numbers | None:
+def _gather_elements(node: gs.Node, given: list[Any]) -> Numbers | None:
     values, indices = given
     if any(index is None or not -len(values) <= index < len(values) for index in indices):
         return None
     return [values[index] for index in indices]
 
 
-def _same(node: gs.Node, given: list[Any]) -> Numbers | None:
+def _keep_elements(node: gs.Node, given: list[Any]) -> Numbers | None:
     numbers: Numbers = given[0]
     return numbers if len(node.outputs[0].shape or ()) < 2 else None
 
@@ -81,16 +81,16 @@ def _cut(node: gs.Node, given: list[Any]) -> Numbers | None:
     return list(given[0][given[1][0] : given[2][0]])
 
 
-def _joined(node: gs.Node, given: list[Any]) -> Numbers | None:
+def _join_elements(node: gs.Node, given: list[Any]) -> Numbers | None:
     return [number for numbers in given for number in numbers]
 
 
 _RULES: dict[str, Callable[[gs.Node, list[Any]], Numbers | None]] = {
-    "Cast": _same,
-    "Concat": _joined,
-    "Gather": _gathered,
-    "Identity": _same,
+    "Cast": _keep_elements,
+    "Concat": _join_elements,
+    "Gather": _gather_elements,
+    "Identity": _keep_elements,
     "Slice": _cut,
-    "Squeeze": _same,
-    "Unsqueeze": _same,
+    "Squeeze": _keep_elements,
+    "Unsqueeze": _keep_elements,
 }

@@ -9,9 +9,9 @@ from typing import TypeVar
 import onnx_graphsurgeon as gs
 
 from onnxfq.errors import PlanError, nearest
-from onnxfq.graph.model import all_graphs
-from onnxfq.graph.names import unused
-from onnxfq.graph.queries import all_tensors
+from onnxfq.graph.model import list_graphs
+from onnxfq.graph.names import pick_name
+from onnxfq.graph.queries import collect_tensors
 from onnxfq.graph.slots import TensorUses
 
 Placed = TypeVar("Placed", bound=TensorUses)
@@ -26,9 +26,9 @@ class Editor:
     def __init__(self, graph: gs.Graph) -> None:
         """Take `graph`, which the caller owns."""
         self.graph = graph
-        self._nodes = {node.name: node for scope in all_graphs(graph) for node in scope.nodes}
-        self._scopes = {node.name: scope for scope in all_graphs(graph) for node in scope.nodes}
-        self._tensors = all_tensors(graph)
+        self._nodes = {node.name: node for scope in list_graphs(graph) for node in scope.nodes}
+        self._scopes = {node.name: scope for scope in list_graphs(graph) for node in scope.nodes}
+        self._tensors = collect_tensors(graph)
         self._made: dict[str, gs.Constant] = {}
         self._last: dict[int, int] = {}
 
@@ -50,10 +50,12 @@ class Editor:
         """Return the graph or body that gives `tensor`: one of its nodes does, or it is an input of it."""
         if tensor.inputs:
             return self._scopes[tensor.inputs[0].name]
-        owners = (scope for scope in all_graphs(self.graph) if any(tensor is given for given in scope.inputs))
+        owners = (
+            scope for scope in list_graphs(self.graph) if any(tensor is given for given in scope.inputs)
+        )
         return next(owners, self.graph)
 
-    def by_scope(self, placement: Placed) -> list[Placed]:
+    def split_by_scope(self, placement: Placed) -> list[Placed]:
         """Return `placement` once for each graph or body that uses it, with the uses there.
 
         A pair belongs in the body of its reader; builders fall back to float between two bodies.
@@ -76,7 +78,7 @@ class Editor:
         ]
 
     def rewire(self, placement: TensorUses, replacement: gs.Tensor) -> None:
-        """Make every use of `placement`, one of `by_scope`, read `replacement` in place of its tensor.
+        """Make every use of `placement`, one of `split_by_scope`, read `replacement` in place of its tensor.
 
         Raises PlanError when a use names a slot that reads another tensor.
         """
@@ -94,7 +96,7 @@ class Editor:
             node.inputs[use.input] = replacement
         for number, tensor in enumerate(outputs):
             if tensor.name == placement.tensor:  # an output of the model keeps its name
-                tensor.name, replacement.name = self.unused(f"{tensor.name}/float"), tensor.name
+                tensor.name, replacement.name = self.pick_name(f"{tensor.name}/float"), tensor.name
                 outputs[number] = replacement
 
     def insert_before(self, placement: TensorUses, tensor: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
@@ -127,18 +129,18 @@ class Editor:
 
     def _insert(self, scope: gs.Graph, at: int, nodes: Sequence[gs.Node]) -> None:
         for offset, node in enumerate(nodes):
-            node.name = self.unused(node.name, self._nodes)
+            node.name = self.pick_name(node.name, self._nodes)
             self._nodes[node.name] = node
             self._scopes[node.name] = scope
             scope.nodes.insert(at + offset, node)
 
-    def unused(self, name: str, taken: Collection[str] | None = None) -> str:
+    def pick_name(self, name: str, taken: Collection[str] | None = None) -> str:
         """Return `name`, or `name_2`, `name_3` ... when the graph or a body has that name already."""
-        return unused(name, self._tensors if taken is None else taken)
+        return pick_name(name, self._tensors if taken is None else taken)
 
     def variable(self, name: str, like: gs.Tensor | None = None) -> gs.Variable:
         """Make a variable with an unused name, dtype and shape as of `like`."""
-        made = gs.Variable(self.unused(name), *((like.dtype, like.shape) if like is not None else ()))
+        made = gs.Variable(self.pick_name(name), *((like.dtype, like.shape) if like is not None else ()))
         self._tensors[made.name] = made
         return made
 
@@ -148,7 +150,7 @@ class Editor:
         So what stands in several bodies is stored once.
         """
         if name not in self._made:
-            made = make(self.unused(name))
+            made = make(self.pick_name(name))
             self._made[name] = self._tensors[made.name] = made
         return self._made[name]
 

@@ -70,7 +70,7 @@ def follow(
             yield from follow(reader, place, whole and node.op not in SPLITS, passes)
 
 
-def carried_from(node: Node, slot: int) -> Iterator[Tensor]:
+def follow_values(node: Node, slot: int) -> Iterator[Tensor]:
     """Yield all that moves, splits and factors make of what `node` reads at `slot`."""
     for reached, _, _, goes_on in follow(node, slot):
         yield from reached.outputs if goes_on else ()

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import onnx
 
-from onnxfq.graph.model import all_graphs, all_nodes, bodies
+from onnxfq.graph.model import bodies, list_graphs, list_nodes
 from onnxfq.graph.names import Names
 
 
@@ -25,7 +25,7 @@ class GraphIndex:
     @classmethod
     def of_model(cls, proto: onnx.ModelProto) -> GraphIndex:
         """Return the index of the main graph of `proto` and of every body."""
-        return cls(*all_graphs(proto.graph))
+        return cls(*list_graphs(proto.graph))
 
     @cached_property
     def nodes(self) -> list[onnx.NodeProto]:
@@ -72,7 +72,7 @@ class GraphIndex:
     def captured(self) -> set[str]:
         """What the bodies inside read or give; some of it may be their own."""
         inside = [body for node in self.nodes for body in bodies(node)]
-        return set().union(*(GraphIndex(*all_graphs(body)).used for body in inside))
+        return set().union(*(GraphIndex(*list_graphs(body)).used for body in inside))
 
     @cached_property
     def used(self) -> set[str]:
@@ -96,7 +96,7 @@ class GraphIndex:
     def names(self) -> Names:
         """All names of nodes and tensors, those in bodies too."""
         taken = Names((*self.values, *self.constants))
-        for node in (node for graph in self._graphs for node in all_nodes(graph)):
+        for node in (node for graph in self._graphs for node in list_nodes(graph)):
             taken.update((node.name, *node.input, *node.output))
         return taken
 

@@ -63,7 +63,7 @@ def _clear_types(graph: gs.Graph) -> None:
 
     Of an optional it makes a protobuf message. Exporting puts the types back, as all that it knows not.
     """
-    for tensor in (tensor for one in all_graphs(graph) for tensor in one.tensors().values()):
+    for tensor in (tensor for one in list_graphs(graph) for tensor in one.tensors().values()):
         if isinstance(tensor, gs.Variable) and tensor.type != "tensor_type":
             tensor.dtype = tensor.shape = None
 
@@ -117,15 +117,15 @@ def bodies(node: onnx.NodeProto | gs.Node) -> list[Any]:
     ]
 
 
-def all_graphs(graph: Graph) -> list[Graph]:
+def list_graphs(graph: Graph) -> list[Graph]:
     """Return `graph` and every body below it, outer ones first."""
     nodes: Any = graph.nodes if isinstance(graph, gs.Graph) else graph.node  # type: ignore[attr-defined]
-    return [graph, *(g for node in nodes for body in bodies(node) for g in all_graphs(body))]
+    return [graph, *(g for node in nodes for body in bodies(node) for g in list_graphs(body))]
 
 
-def all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+def list_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return the nodes of `graph` and of every body below it, those of a body behind the node around it."""
-    return [n for node in graph.node for n in (node, *(m for body in bodies(node) for m in all_nodes(body)))]
+    return [n for node in graph.node for n in (node, *(m for body in bodies(node) for m in list_nodes(body)))]
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 
-def unused(name: str, taken: Collection[str]) -> str:
+def pick_name(name: str, taken: Collection[str]) -> str:
     """Return `name`, or `name_2`, `name_3` ... when it is among `taken`."""
     free, number = name, 1
     while free in taken:
@@ -19,6 +19,6 @@ class Names(set[str]):
 
     def claim(self, name: str) -> str:
         """Take `name`, or `name_2`, `name_3` ... when it is taken already, and return it."""
-        free = unused(name, self)
+        free = pick_name(name, self)
         self.add(free)
         return free

@@ -127,7 +127,7 @@ def is_weighted(node: gs.Node) -> bool:
     return node.op != "Einsum" or einsum_product(str(node.attrs.get("equation", ""))) is not None
 
 
-def why_opaque(node: gs.Node) -> str:
+def explain_opaque(node: gs.Node) -> str:
     """Return why `node`, which multiplies inside, stays in float; an empty string for other operators."""
     domain = node.domain or ""
     if node.op == "Einsum" and node.domain in STANDARD_DOMAINS and not is_weighted(node):
@@ -199,7 +199,7 @@ def channel_axis(node: gs.Node, slot: int, rank: int) -> int | None:
     return None
 
 
-def summed_axis(node: gs.Node, slot: int, rank: int) -> int | None:
+def find_summed_axis(node: gs.Node, slot: int, rank: int) -> int | None:
     """Return the axis of a MatMul, Gemm or Einsum input of `rank` that is summed over; None for other ops."""
     if node.op == "Gemm":
         return _gemm_summed_axis(node, slot)
@@ -210,7 +210,7 @@ def summed_axis(node: gs.Node, slot: int, rank: int) -> int | None:
     return None
 
 
-def summed_channels(node: gs.Node, slot: int) -> int | None:
+def find_summed_channels(node: gs.Node, slot: int) -> int | None:
     """Return the axis of the input channels of a convolution without groups, summed over with the window.
 
     In blocks along it every product has one scale of the input and one of the weight. With groups a block of

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.model import all_graphs, bodies
+from onnxfq.graph.model import bodies, list_graphs
 from onnxfq.graph.ops import FLOAT_PRODUCTS, QUANTIZED_OPS, STANDARD_DOMAINS, TRANSPOSES, is_weighted
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.float_types import FLOATS, FloatType
@@ -94,7 +94,7 @@ def dtype_name(tensor: gs.Tensor) -> str:
 
 def nodes_by_graph(graph: gs.Graph) -> list[gs.Node]:
     """Return the nodes of `graph` and then those of its bodies: plans are in this order."""
-    return [node for one in all_graphs(graph) for node in one.nodes]
+    return [node for one in list_graphs(graph) for node in one.nodes]
 
 
 _KNOWN_BODIES = frozenset({"If", "Loop", "Scan"})
@@ -114,15 +114,15 @@ def nodes_out_of_reach(graph: gs.Graph) -> dict[str, gs.Node]:
     return found
 
 
-def all_tensors(graph: gs.Graph) -> dict[str, gs.Tensor]:
+def collect_tensors(graph: gs.Graph) -> dict[str, gs.Tensor]:
     """Return the tensors of `graph` and of all its bodies by name."""
-    return {name: tensor for one in all_graphs(graph) for name, tensor in one.tensors().items()}
+    return {name: tensor for one in list_graphs(graph) for name, tensor in one.tensors().items()}
 
 
 def read_in_float(graph: gs.Graph, float_nodes: Collection[str]) -> set[str]:
     """Return the names of tensors that are outputs, of bodies too, or read by `float_nodes`."""
     readers = [node for node in nodes_by_graph(graph) if node.name in float_nodes]
-    outputs = {t.name for one in all_graphs(graph) for t in one.outputs}
+    outputs = {t.name for one in list_graphs(graph) for t in one.outputs}
     return outputs | {t.name for node in readers for t in node.inputs}
 
 

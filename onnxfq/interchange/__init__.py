@@ -18,7 +18,7 @@ from onnxfq.interchange.exported import Written
 from onnxfq.interchange.external import Given
 from onnxfq.interchange.onnxruntime import is_overrides, is_ranges, read_overrides, read_ranges
 from onnxfq.interchange.tensorrt_cache import is_cache, read_cache, write_cache
-from onnxfq.support.records import one_line, read_json
+from onnxfq.support.records import join_lines, read_json
 
 GivenFile = str | Path | Mapping[str, Any]
 """A path, or a dictionary as onnxruntime's TensorQuantOverrides."""
@@ -80,7 +80,7 @@ def read_given(file: GivenFile) -> Given:
     except FileNotFoundError:
         raise PlanError(f"no such file: {source}; check the path") from None
     except UnicodeDecodeError:
-        raise PlanError(f"{source} is not text, and {_known()} are{_JSON_OF_THREE}") from None
+        raise PlanError(f"{source} is not text, and {_list_formats()} are{_JSON_OF_THREE}") from None
     except OSError as fault:
         raise PlanError(f"cannot read {source}: {fault.strerror or fault}; check the path") from None
     if is_cache(text):
@@ -89,8 +89,8 @@ def read_given(file: GivenFile) -> Given:
         content = read_json(text)
     except (ValueError, RecursionError) as fault:
         if text.lstrip()[:1] in ("{", "["):
-            raise PlanError(f"{source} is damaged: {one_line(fault)}; write it again") from None
-        raise PlanError(f"{source} is none of {_known()}{_JSON_OF_THREE}") from None
+            raise PlanError(f"{source} is damaged: {join_lines(fault)}; write it again") from None
+        raise PlanError(f"{source} is none of {_list_formats()}{_JSON_OF_THREE}") from None
     return _read(content, source)
 
 
@@ -118,8 +118,8 @@ def _read(content: Any, source: str) -> Given:
     for one in FORMATS.values():
         if one.is_one(content):
             return one.read(content, source)
-    raise PlanError(f"{source} is none of {_known()}; give one of these")
+    raise PlanError(f"{source} is none of {_list_formats()}; give one of these")
 
 
-def _known() -> str:
+def _list_formats() -> str:
     return ", ".join(["TensorRT calibration cache", *FORMATS])

@@ -15,7 +15,7 @@ from onnxfq.errors import PlanError, SpecError, nearest
 from onnxfq.graph.model import Model
 from onnxfq.interchange.external import Given, GivenTensor
 from onnxfq.interchange.recipe_overrides import tensor_names
-from onnxfq.interchange.shared_scales import moved_tensors
+from onnxfq.interchange.shared_scales import find_inherited_tensors
 from onnxfq.numerics.float_types import holds
 from onnxfq.numerics.granularity import PER_TENSOR, normalize_axis
 from onnxfq.numerics.layout import Layout
@@ -77,7 +77,7 @@ def fit(given: Given, plan: Plan, model: Model) -> Fitted:
     planned.
     """
     shapes = _shapes(model)
-    moves = moved_tensors(given, model)
+    moves = find_inherited_tensors(given, model)
     encodings, moved, missing = [], {}, {}
     for placement in plan.placements:
         name = placement.tensor
@@ -86,11 +86,11 @@ def fit(given: Given, plan: Plan, model: Model) -> Fitted:
         if placement.role == "bias":
             continue  # its scale follows from those of the operands
         if tensor is not None and tensor.has_values:
-            encodings.append(_encoded(given, tensor, placement, shapes.get(name, ())))
+            encodings.append(_encode_tensor(given, tensor, placement, shapes.get(name, ())))
             if source != name:
                 moved[name] = source
         elif placement.role == "activation" and placement.spec.observed:
-            missing[name] = _why(name, given)
+            missing[name] = _format_hint(name, given)
     names = tensor_names(model)
     encoded = {encoding.tensor for encoding in encodings}
     used = encoded | set(moved.values()) | {placement.tensor for placement in plan.placements}
@@ -120,14 +120,16 @@ def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _why(name: str, given: Given) -> str:
+def _format_hint(name: str, given: Given) -> str:
     if name in given.unusable:
         return f" ({given.unusable[name]})"
     hint = nearest(name, given.tensors)
     return f" ({hint.removeprefix('; ')})" if hint else ""
 
 
-def _encoded(given: Given, tensor: GivenTensor, placement: Placement, shape: tuple[int, ...]) -> Encoding:
+def _encode_tensor(
+    given: Given, tensor: GivenTensor, placement: Placement, shape: tuple[int, ...]
+) -> Encoding:
     """Return the encoding of a placed tensor. Raises PlanError when what is given does not fit it."""
     spec = placement.spec
 
@@ -136,18 +138,18 @@ def _encoded(given: Given, tensor: GivenTensor, placement: Placement, shape: tup
 
     moved = tensor.zero_point_as(spec.qtype)
     if tensor.limits is None and (
-        moved is None or (spec.symmetric and moved.any()) or not _same_kind(tensor, placement)
+        moved is None or (spec.symmetric and moved.any()) or not _match_scale_type(tensor, placement)
     ):
-        raise fault(f"is planned as {spec}, and the file has {_said(tensor)}; plan with this file")
+        raise fault(f"is planned as {spec}, and the file has {_describe_tensor(tensor)}; plan with this file")
     try:
         if tensor.limits is not None:
             rules = spec.param_rules(placement.float_type)
-            low, high = (_laid_out(end, tensor, placement, shape, fault) for end in tensor.limits)
+            low, high = (_lay_out_values(end, tensor, placement, shape, fault) for end in tensor.limits)
             scale, zero = choose_qparams(low, high, spec.qtype, spec.symmetric, rules)
         else:
             assert tensor.scale is not None and moved is not None
-            scale = _laid_out(tensor.scale, tensor, placement, shape, fault)
-            zero = _laid_out(moved, tensor, placement, shape, fault)
+            scale = _lay_out_values(tensor.scale, tensor, placement, shape, fault)
+            zero = _lay_out_values(moved, tensor, placement, shape, fault)
         if not holds(scale, placement.float_type):
             raise fault(
                 f"is {placement.float_type}, and its scale is no number of that type; quantize the float32 "
@@ -159,17 +161,17 @@ def _encoded(given: Given, tensor: GivenTensor, placement: Placement, shape: tup
         raise fault(f"has scales that do not fit: {wrong}") from None
 
 
-def _same_kind(tensor: GivenTensor, placement: Placement) -> bool:
+def _match_scale_type(tensor: GivenTensor, placement: Placement) -> bool:
     return (placement.spec.scale_type == "e4m3") == (tensor.global_scale is not None)
 
 
-def _said(tensor: GivenTensor) -> str:
+def _describe_tensor(tensor: GivenTensor) -> str:
     zero = tensor.zero_point
     kind = "" if zero is None or not zero.any() else f" with zero point {zero[zero != 0].flat[0]:g}"
     return f"{tensor.qtype or 'numbers'}{kind}"
 
 
-def _laid_out(
+def _lay_out_values(
     values: NDArray[Any], tensor: GivenTensor, placement: Placement, shape: tuple[int, ...], fault: Any
 ) -> NDArray[Any]:
     """Return `values` in the shape that the spec of the placement wants. Raises what `fault` makes."""

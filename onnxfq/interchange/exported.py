@@ -24,7 +24,7 @@ class Written:
             raise PlanError(f"{kind} holds none of these encodings{first}; use a recipe in that format")
 
 
-def calibrated_placements(encodings: Encodings, plan: Plan) -> tuple[Placement, ...]:
+def select_calibrated(encodings: Encodings, plan: Plan) -> tuple[Placement, ...]:
     """Return the placements of `plan` that have an encoding.
 
     Raises PlanError when the two are of different models, or one has no encoding though it had values.

@@ -134,14 +134,14 @@ class Reading:
                     f"[{qtype.qmin:g}, {qtype.qmax:g}]; write the file again",
                 )
         known = self.tensors.get(tensor.tensor)
-        if known is not None and not _same(known, tensor):
+        if known is not None and not _compare_tensors(known, tensor):
             raise self.fault(
                 tensor.where,
                 f"tensor {tensor.tensor!r} stands in {known.where} with other values; keep one of the two",
             )
         self.tensors[tensor.tensor] = tensor
 
-    def given(self, kind: str) -> Given:
+    def get_given(self, kind: str) -> Given:
         """Return what was collected. Raises PlanError when that is nothing."""
         if not (self.tensors or self.unusable):
             raise PlanError(f"{self.source}: {kind} without a tensor; write the file again")
@@ -158,7 +158,7 @@ def _numeric(values: object, depth: int = 0) -> bool:
     return isinstance(values, (int, float)) and not isinstance(values, bool)
 
 
-def _same(one: GivenTensor, other: GivenTensor) -> bool:
+def _compare_tensors(one: GivenTensor, other: GivenTensor) -> bool:
     names = [name for name in GivenTensor.__dataclass_fields__ if name != "where"]
     return all(_equal(getattr(one, name), getattr(other, name)) for name in names)
 

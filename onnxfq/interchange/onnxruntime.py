@@ -54,7 +54,7 @@ def read_overrides(content: Mapping[str, Any], source: str) -> Given:
     for name, entries in content.items():
         if any(entries):
             _add(reading, str(name), [dict(entry) for entry in entries])
-    return reading.given("onnxruntime TensorQuantOverrides")
+    return reading.get_given("onnxruntime TensorQuantOverrides")
 
 
 def _add(reading: Reading, name: str, entries: list[dict[str, Any]]) -> None:
@@ -150,7 +150,7 @@ def read_ranges(content: Mapping[str, Any], source: str) -> Given:
     method = content.get("calibration_method")
     told = method.get("value", "") if isinstance(method, Mapping) else ""
     kind = f" ({str(told).rpartition('.')[2]})" if told else ""
-    return reading.given(f"onnxruntime calibration{kind}")
+    return reading.get_given(f"onnxruntime calibration{kind}")
 
 
 def _array(reading: Reading, where: str, value: object) -> NDArray[np.float64]:

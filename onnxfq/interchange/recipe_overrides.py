@@ -8,9 +8,9 @@ from typing import Any
 
 from onnxfq.documents.recipe import ActivationScheme, Override, Recipe, Scheme
 from onnxfq.errors import RecipeError
-from onnxfq.graph.model import Model, all_graphs
+from onnxfq.graph.model import Model, list_graphs
 from onnxfq.interchange.external import Given, GivenTensor
-from onnxfq.interchange.shared_scales import moved_tensors
+from onnxfq.interchange.shared_scales import find_inherited_tensors
 from onnxfq.numerics.qtypes import QTYPES, QType
 
 
@@ -33,11 +33,11 @@ def recipe_with(given: Given, recipe: Recipe, model: Model) -> Recipe:
     grouped: dict[tuple[str, str], tuple[dict[str, Any], list[str]]] = {}
     turned = {
         node.input[1]
-        for graph in all_graphs(model.proto.graph)
+        for graph in list_graphs(model.proto.graph)
         for node in graph.node
         if node.op_type == "ConvTranspose"
     }
-    moves = moved_tensors(given, model)
+    moves = find_inherited_tensors(given, model)
     named = given.tensors | {name: given.tensors[s] for name, s in moves.items() if s in given.tensors}
     for name, tensor in named.items():
         role = "weights" if name in shapes else "activations"
@@ -62,7 +62,7 @@ def recipe_with(given: Given, recipe: Recipe, model: Model) -> Recipe:
 
 def tensor_names(model: Model) -> set[str]:
     """Return the names of all tensors of `model`, those in bodies too."""
-    graphs = all_graphs(model.proto.graph)
+    graphs = list_graphs(model.proto.graph)
     names = {name for graph in graphs for node in graph.node for name in node.output if name}
     names |= {value.name for graph in graphs for value in graph.input}
     return names | {tensor.name for tensor in model.proto.graph.initializer}

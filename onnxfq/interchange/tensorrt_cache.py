@@ -19,7 +19,7 @@ import numpy as np
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import PlanError
-from onnxfq.interchange.exported import Written, calibrated_placements
+from onnxfq.interchange.exported import Written, select_calibrated
 from onnxfq.interchange.external import Given, GivenTensor, Reading
 from onnxfq.numerics.qtypes import QTYPES
 
@@ -64,7 +64,7 @@ def read_cache(text: str, source: str) -> Given:
         scale = reading.scales(where, name, exact)
         if scale is not None:
             reading.add(GivenTensor(name, where, QTYPES["int8"], scale, np.zeros(())))
-    return reading.given(f"TensorRT calibration cache ({header.strip()})")
+    return reading.get_given(f"TensorRT calibration cache ({header.strip()})")
 
 
 def write_cache(encodings: Encodings, plan: Plan) -> Written:
@@ -75,9 +75,9 @@ def write_cache(encodings: Encodings, plan: Plan) -> Written:
     """
     lines = [DEFAULT_HEADER]
     lost: dict[str, str] = {}
-    for placement in calibrated_placements(encodings, plan):
+    for placement in select_calibrated(encodings, plan):
         encoding = encodings[placement.tensor]
-        why = _WEIGHT if placement.role != "activation" else _why_not(encoding)
+        why = _WEIGHT if placement.role != "activation" else _explain_lost(encoding)
         if why:
             lost[encoding.tensor] = why
         elif "\n" in encoding.tensor:
@@ -87,7 +87,7 @@ def write_cache(encodings: Encodings, plan: Plan) -> Written:
     return Written("\n".join(lines) + "\n", len(lines) - 1, lost)
 
 
-def _why_not(encoding: Encoding) -> str:
+def _explain_lost(encoding: Encoding) -> str:
     """Return why a cache cannot hold the encoding of an activation; empty when it can."""
     spec = encoding.spec
     if spec.dynamic:

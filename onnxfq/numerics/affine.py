@@ -65,11 +65,11 @@ def quantize(
     qtype = as_qtype(qtype)
     x = float_array(x).astype(np.float32)
     scale, zero_point = check_params(scale, zero_point, qtype, rounding, arithmetic)
-    v = in_steps(x, expand_params(scale, x.shape, granularity), arithmetic)
+    v = scale_to_steps(x, expand_params(scale, x.shape, granularity), arithmetic)
     if qtype.is_float:
         codes: NDArray[Any] = round_to_float_grid(v, qtype, rounding).astype(qtype.dtype)
         return codes
-    steps = _rounded(v, rounding)
+    steps = _round_steps(v, rounding)
     offset = _expand_zero_point(zero_point, x.shape, granularity)
     # Limited before the zero point is added: a float32 sum of a large number would round.
     steps = np.clip(steps, qtype.qmin - offset, qtype.qmax - offset)
@@ -120,7 +120,7 @@ def fake_quantize(
     values = given.astype(np.float32)
     scale, zero_point = check_params(scale, zero_point, qtype, rounding, arithmetic, fractions=True)
     steps_of = expand_params(scale, values.shape, granularity)
-    v = in_steps(values, steps_of, arithmetic)
+    v = scale_to_steps(values, steps_of, arithmetic)
     if qtype.is_float:
         rounded = round_to_float_grid(v, qtype, rounding, saturate)
     else:
@@ -128,7 +128,7 @@ def fake_quantize(
         # A fraction is added before rounding; integers limit the steps instead: no sum, no second rounding.
         offset = at if (zero_point != np.floor(zero_point)).any() else np.zeros_like(at)
         low, high = qtype.qmin - (at - offset), qtype.qmax - (at - offset)
-        rounded = _rounded(np.clip(v + offset, low, high), rounding) + np.float32(0) - offset
+        rounded = _round_steps(np.clip(v + offset, low, high), rounding) + np.float32(0) - offset
     with np.errstate(over="ignore", under="ignore"):
         result: NDArray[Any] = (rounded * steps_of).astype(given.dtype)
     return result
@@ -141,13 +141,13 @@ def _expand_zero_point(
     return expand_params(zero_point, shape, granularity if zero_point.ndim else PER_TENSOR)
 
 
-def in_steps(x: Float32Array, scale: Float32Array, arithmetic: str = "divide") -> Float32Array:
+def scale_to_steps(x: Float32Array, scale: Float32Array, arithmetic: str = "divide") -> Float32Array:
     """Return x measured in steps of `scale`, not rounded: a name in `ARITHMETICS` tells how."""
     with np.errstate(all="ignore"):  # an overflow to infinity saturates later, NaN is passed on
         return ARITHMETICS[arithmetic](x, scale)
 
 
-def _rounded(v: Float32Array, rounding: str) -> Float32Array:
+def _round_steps(v: Float32Array, rounding: str) -> Float32Array:
     with np.errstate(all="ignore"):
         return ROUNDINGS[rounding](v)
 

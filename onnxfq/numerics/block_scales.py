@@ -94,7 +94,7 @@ def choose_scales(x: ArrayLike, rule: ScaleRule, granularity: Granularity = PER_
             scale, zero_point = _asymmetric(rmin, rmax, grid)
         elif rule.scale_type == "float32":
             amax = np.maximum(-rmin, rmax)
-            limited = _limited((amax / np.float32(grid.qmax)).astype(np.float32), grid, True)
+            limited = _limit_scales((amax / np.float32(grid.qmax)).astype(np.float32), grid, True)
             scale = np.where(amax == 0, np.float32(1), limited)
         elif rule.scale_type == "e8m0":
             scale = _power_of_two(np.maximum(-rmin, rmax), grid)
@@ -140,7 +140,7 @@ def check_rule(qtype: QType, scale_type: str, symmetric: bool, global_scale: flo
 def _asymmetric(rmin: Float32Array, rmax: Float32Array, grid: QType) -> tuple[Float32Array, Float32Array]:
     qmin, qmax = np.float32(grid.qmin), np.float32(grid.qmax)
     empty = rmin == rmax
-    scale = np.where(empty, np.float32(1), _limited((rmax - rmin) / (qmax - qmin), grid, False))
+    scale = np.where(empty, np.float32(1), _limit_scales((rmax - rmin) / (qmax - qmin), grid, False))
     zero_point = np.where(empty, np.float32(0), np.rint(np.clip(qmin - rmin / scale, qmin, qmax)))
     return scale, zero_point + np.float32(0)
 
@@ -156,10 +156,10 @@ def _power_of_two(amax: Float32Array, grid: QType) -> Float32Array:
 
 def _nvfp4(amax: Float32Array, grid: QType, shared: np.float32) -> Float32Array:
     block = round_to_float_grid(np.asarray(amax / np.float32(grid.qmax) / shared, np.float32), _E4M3)
-    return _limited(np.maximum(block, np.float32(2.0**-9)) * shared, grid, True)
+    return _limit_scales(np.maximum(block, np.float32(2.0**-9)) * shared, grid, True)
 
 
-def _limited(scale: Float32Array, grid: QType, symmetric: bool) -> Float32Array:
+def _limit_scales(scale: Float32Array, grid: QType, symmetric: bool) -> Float32Array:
     widest = np.float32(max(grid.qmax, -grid.qmin) if symmetric else grid.qmax - grid.qmin)
     largest = _LARGEST / widest
     if largest * widest > _LARGEST:  # the quotient was rounded up

@@ -24,7 +24,7 @@ class ErrorSums:
     largest: float = 0.0
 
     @staticmethod
-    def of(reference: NDArray[np.generic], candidate: NDArray[np.generic]) -> ErrorSums:
+    def from_arrays(reference: NDArray[np.generic], candidate: NDArray[np.generic]) -> ErrorSums:
         """Sums for one pair of arrays of the same shape."""
         r = np.asarray(reference, np.float64).ravel()
         c = np.asarray(candidate, np.float64).ravel()

@@ -31,7 +31,7 @@ def block_format_name(qtype: QType, scale_type: str) -> str:
     return ""
 
 
-def deployed_qtype(qtype: QType) -> QType | None:
+def find_storage_qtype(qtype: QType) -> QType | None:
     """Return the type of ONNX's QuantizeLinear that holds all numbers of `qtype`; None for none.
 
     int8[-127,127] is carried by int8, an odd width by the next wider integer: int3 by int4, int5 by int8,

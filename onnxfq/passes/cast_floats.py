@@ -53,7 +53,7 @@ class _Caster:
 
     def run(self) -> None:
         nodes: list[onnx.NodeProto] = []
-        wanted = self._wanted()
+        wanted = self._collect_read_types()
         for value in self.graph.input:
             if self._is_float(value.name):
                 self.types[value.name] = self._input_type(value)
@@ -63,7 +63,7 @@ class _Caster:
             if self._is_float(name):
                 self._cast_constant(name, wanted.get(name, set()))
         for node in self.graph.node:
-            nodes.append(self._rewired(node))
+            nodes.append(self._rewire_node(node))
             for position, name in enumerate(node.output):
                 if self._is_float(name):
                     nodes[-1].output[position] = self._give(node, position)
@@ -71,7 +71,7 @@ class _Caster:
         replace_nodes(self.graph, nodes)
         self._retype_values()
 
-    def _wanted(self) -> dict[str, set[int]]:
+    def _collect_read_types(self) -> dict[str, set[int]]:
         """Return the types in which each float32 tensor is read."""
         wanted: dict[str, set[int]] = {name: {kind} for name, kind in self.fixed.items()}
         for node in self.graph.node:
@@ -126,7 +126,7 @@ class _Caster:
         else:
             self.graph.initializer.append(made)
 
-    def _rewired(self, node: onnx.NodeProto) -> onnx.NodeProto:
+    def _rewire_node(self, node: onnx.NodeProto) -> onnx.NodeProto:
         made = onnx.NodeProto()
         made.CopyFrom(node)
         for slot, name in enumerate(node.input):

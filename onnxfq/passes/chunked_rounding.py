@@ -16,7 +16,7 @@ PART = 1 << 22
 """Elements rounded at a time."""
 
 
-def by_rows(
+def apply_in_chunks(
     apply: Callable[..., NDArray[Any]],
     values: NDArray[Any],
     params: OnnxParams,

@@ -133,7 +133,7 @@ class _Lift:
 
     def take(self, node: gs.Node) -> None:
         source, made = node.inputs[0], node.outputs[0]
-        spec, scale, zero_point = _said(node)
+        spec, scale, zero_point = _read_node(node)
         scale_name = node.inputs[1].name
         self.reciprocal += node.attrs.get("arithmetic", "divide") == "reciprocal"
         encoding = Encoding.of(source.name, spec, scale, zero_point)
@@ -195,7 +195,7 @@ class _Lift:
         return copy
 
 
-def _said(node: gs.Node) -> tuple[QuantSpec, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _read_node(node: gs.Node) -> tuple[QuantSpec, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return (spec, scale, zero point) of a FakeQuantize node."""
     name = node.inputs[0].name
     for tensor in node.inputs[1:]:

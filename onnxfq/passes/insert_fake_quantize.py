@@ -15,10 +15,10 @@ from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.numerics.affine import fake_quantize
 from onnxfq.passes.base import Pass
-from onnxfq.passes.chunked_rounding import by_rows
+from onnxfq.passes.chunked_rounding import apply_in_chunks
 from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.insert_qdq import check_encodings
-from onnxfq.passes.onnx_blocks import one_axis
+from onnxfq.passes.onnx_blocks import expand_to_one_axis
 
 ENABLED_INPUT = "onnxfq/enabled"
 """Optional input of a switchable model: a bool, true when not fed; false makes it the float model."""
@@ -54,7 +54,7 @@ class InsertFakeQuantize(Pass):
                 continue
             tensor = editor.tensor(placement)
             encoding = self.encodings[placement.tensor]
-            for part in editor.by_scope(placement):
+            for part in editor.split_by_scope(placement):
                 if isinstance(tensor, gs.Constant) and not self.switchable:
                     _round_weight(editor, part, tensor, encoding)
                 else:
@@ -64,12 +64,14 @@ class InsertFakeQuantize(Pass):
 
 
 def _round_weight(editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding) -> None:
-    def rounded(name: str) -> gs.Constant:
+    def round_values(name: str) -> gs.Constant:
         values = np.asarray(constant_array(tensor))
-        params = one_axis(encoding, values.shape)
-        return make_constant(name, by_rows(fake_quantize, values, params, encoding.spec.grid, values.dtype))
+        params = expand_to_one_axis(encoding, values.shape)
+        return make_constant(
+            name, apply_in_chunks(fake_quantize, values, params, encoding.spec.grid, values.dtype)
+        )
 
-    editor.rewire(placement, editor.constant(f"{tensor.name}/fq", rounded))
+    editor.rewire(placement, editor.constant(f"{tensor.name}/fq", round_values))
 
 
 def _insert_node(
@@ -85,7 +87,7 @@ def _insert_node(
         op,
         f"{name}/fq",
         attrs=attrs | encoding.spec.granularity.attributes,
-        inputs=[tensor, *(params if enabled else _without_empty(params)), *enabled],
+        inputs=[tensor, *(params if enabled else _drop_empty(params)), *enabled],
         outputs=[rounded],
     )
     editor.rewire(placement, rounded)
@@ -114,5 +116,5 @@ def _dynamic(editor: Editor, name: str, encoding: Encoding) -> _Operator:
     return "DynamicFakeQuantize", attrs, [shared]
 
 
-def _without_empty(params: list[gs.Tensor]) -> list[gs.Tensor]:
+def _drop_empty(params: list[gs.Tensor]) -> list[gs.Tensor]:
     return [tensor for tensor in params if tensor.name]

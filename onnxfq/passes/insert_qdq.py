@@ -20,11 +20,11 @@ from onnxfq.numerics.float_types import FLOATS, holds
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.numerics.storage_types import deployed_qtype
+from onnxfq.numerics.storage_types import find_storage_qtype
 from onnxfq.passes.base import Pass, PassResult
-from onnxfq.passes.chunked_rounding import by_rows
+from onnxfq.passes.chunked_rounding import apply_in_chunks
 from onnxfq.passes.equalize import common_encoding, factors_of_weights, to_common_scale
-from onnxfq.passes.onnx_blocks import OnnxParams, needs_blocks, one_axis
+from onnxfq.passes.onnx_blocks import OnnxParams, expand_to_one_axis, needs_blocks
 from onnxfq.passes.qdq_form import PLAIN, QdqForm
 
 # From this opset on QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.
@@ -62,7 +62,7 @@ class InsertQdq(Pass):
         """Lowest opset, from `lowest_opset` on, that has all number formats and block sizes of the plan."""
         needs = [self.lowest_opset]
         for placement in self.plan.placements:
-            carrier = deployed_qtype(placement.spec.qtype)
+            carrier = find_storage_qtype(placement.spec.qtype)
             needs += [carrier.min_opset or 0] if carrier else []
             standard = self.form.writer(placement) is None
             blocks = standard and needs_blocks(self.encodings[placement.tensor])
@@ -75,7 +75,7 @@ class InsertQdq(Pass):
         check_encodings(self.plan, self.encodings, model)
         for placement in self.plan.placements:
             spec = placement.spec
-            if deployed_qtype(spec.qtype) is None:
+            if find_storage_qtype(spec.qtype) is None:
                 raise PlanError(
                     f"tensor {placement.tensor!r}: the installed onnx has no {spec.qtype}; upgrade "
                     "onnx, or insert fake-quant nodes instead"
@@ -109,7 +109,7 @@ class InsertQdq(Pass):
             tensor = editor.tensor(placement)
             encoding = self.encodings[placement.tensor]
             write = self.form.writer(placement)
-            for part in editor.by_scope(placement):
+            for part in editor.split_by_scope(placement):
                 if write is not None:
                     write(editor, part, tensor, encoding)
                 elif part.spec.dynamic:
@@ -168,7 +168,7 @@ def _insert_on_activation(editor: Editor, placement: Placement, tensor: gs.Tenso
         real = nodes[-1].outputs[0] if nodes else tensor
     # What lies behind a Mul is not the tensor itself, and has not its name.
     pair = real.name
-    params, carrier = one_axis(encoding, tensor.shape), _carrier(encoding)
+    params, carrier = expand_to_one_axis(encoding, tensor.shape), _carrier(encoding)
     if carrier is not encoding.spec.qtype:
         nodes.append(_clip(editor, placement, real, encoding))
         real = nodes[-1].outputs[0]
@@ -207,16 +207,16 @@ def _insert_dynamic(editor: Editor, placement: Placement, tensor: gs.Tensor) -> 
 
 def _insert_on_weight(editor: Editor, placement: Placement, tensor: gs.Constant, written: _Written) -> None:
     name, encoding = tensor.name, written.encoding
-    params, carrier = one_axis(encoding, tensor.shape), _carrier(encoding)
+    params, carrier = expand_to_one_axis(encoding, tensor.shape), _carrier(encoding)
 
-    def rounded(free: str) -> gs.Constant:
-        values = by_rows(quantize, constant_array(tensor), params, encoding.spec.grid, carrier.dtype)
+    def round_values(free: str) -> gs.Constant:
+        values = apply_in_chunks(quantize, constant_array(tensor), params, encoding.spec.grid, carrier.dtype)
         return make_constant(free, values)
 
     # The integers are those of the weight as it is; only what they stand for is multiplied.
     meant = params if written.factor is None else replace(params, scale=params.scale * written.factor)
     constants = _parameters(editor, placement, meant, carrier, written.opset)
-    quantized = editor.constant(f"{name}/q", rounded)
+    quantized = editor.constant(f"{name}/q", round_values)
     dequantized = editor.variable(f"{name}/dq")
     dequantized.dtype, dequantized.shape = tensor.dtype, list(tensor.shape)
     node = gs.Node(
@@ -231,7 +231,7 @@ def _insert_on_weight(editor: Editor, placement: Placement, tensor: gs.Constant,
 
 
 def _carrier(encoding: Encoding) -> QType:
-    carrier = deployed_qtype(encoding.spec.qtype)
+    carrier = find_storage_qtype(encoding.spec.qtype)
     assert carrier is not None, "requires() has refused it"
     return carrier
 

@@ -38,7 +38,7 @@ class Operand:
     shape: tuple[int | None, ...]
     order: tuple[int, ...] | None = None
 
-    def transposed(self, order: Sequence[int]) -> Operand:
+    def transpose(self, order: Sequence[int]) -> Operand:
         """Return the operand behind a Transpose."""
         return replace(
             self,
@@ -58,7 +58,7 @@ def longest(node: onnx.NodeProto, operands: list[Operand], split: int | None = N
     if split is not None:
         limits[split] = (_UPPER, _LOWER)[part]
     known = next((i for i, operand in enumerate(operands) if operand.constant is not None), len(operands) - 1)
-    operand, axes = operands[known], _summed_axes(node, known, len(operands[known].shape))
+    operand, axes = operands[known], _find_summed_axes(node, known, len(operands[known].shape))
     if operand.constant is None:
         sizes = [operand.shape[axis] for axis in axes]
         return prod(size if size is not None else np.inf for size in sizes) * prod(limits)
@@ -68,7 +68,7 @@ def longest(node: onnx.NodeProto, operands: list[Operand], split: int | None = N
     return float(np.abs(integers).sum(axis=axes).max(initial=0)) * limits[1 - known]
 
 
-def _summed_axes(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int, ...]:
+def _find_summed_axes(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int, ...]:
     """Return the axes of input `slot` over which products are added up."""
     if node.op_type == "Conv":
         return tuple(range(1, rank))
@@ -84,7 +84,7 @@ def outer_axis(node: onnx.NodeProto, slot: int, rank: int) -> int:
     """Return the axis of input `slot` along which a constant may have several scales."""
     if node.op_type in CONVOLUTIONS:
         return int(node.op_type == "ConvTranspose")
-    summed = _summed_axes(node, slot, rank)[0]
+    summed = _find_summed_axes(node, slot, rank)[0]
     return rank - 1 if summed == rank - 2 else rank - 2
 
 

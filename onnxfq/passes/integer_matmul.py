@@ -94,7 +94,7 @@ class _Rewriter:
             if operand is None:
                 return [], why
             if order is not None:
-                operand = operand.transposed(order)
+                operand = operand.transpose(order)
             if operand.axis not in (None, outer_axis(node, slot, len(operand.shape))):
                 return [], f"the scales of {operand.integers!r} go along an axis that is added up"
             operands.append(operand)

@@ -1,4 +1,4 @@
-"""N-D blocks as blocks along one axis, the only ones that ONNX has: `one_axis`."""
+"""N-D blocks as blocks along one axis, the only ones that ONNX has: `expand_to_one_axis`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def needs_blocks(encoding: Encoding) -> bool:
     return sum(count > 1 for count in encoding.param_shape) > 1
 
 
-def one_axis(encoding: Encoding, shape: Sequence[Any] | None) -> OnnxParams:
+def expand_to_one_axis(encoding: Encoding, shape: Sequence[Any] | None) -> OnnxParams:
     """Return the parameters of `encoding` for a tensor of `shape` in ONNX's granularities.
 
     N-D blocks that change along one axis only become a scale for each index of that axis, any others blocks
@@ -49,11 +49,11 @@ def one_axis(encoding: Encoding, shape: Sequence[Any] | None) -> OnnxParams:
         return OnnxParams(scale.reshape(()), zero_point.reshape(()), PER_TENSOR)
     if not needs_blocks(encoding):
         (axis,) = varying
-        (size,) = _fixed(encoding.tensor, [None if shape is None else shape[axis]])
+        (size,) = _convert_sizes(encoding.tensor, [None if shape is None else shape[axis]])
         channels = Layout(Granularity(0, granularity.block_shape[axis]), (size,))
         scale, zero_point = (channels.expand(one.ravel()) for one in (scale, zero_point))
         return OnnxParams(scale, zero_point, Granularity(axis))
-    sizes = _fixed(encoding.tensor, shape)
+    sizes = _convert_sizes(encoding.tensor, shape)
     axis = max(range(len(sizes)), key=lambda d: sizes[d] / scale.shape[d])
     block = Layout(granularity, sizes).block_sizes[axis]
     # Along the axis there stays one scale for each block.
@@ -63,7 +63,7 @@ def one_axis(encoding: Encoding, shape: Sequence[Any] | None) -> OnnxParams:
     return OnnxParams(repeated.expand(scale), repeated.expand(zero_point), Granularity(axis, block))
 
 
-def _fixed(tensor: str, shape: Sequence[Any] | None) -> list[int]:
+def _convert_sizes(tensor: str, shape: Sequence[Any] | None) -> list[int]:
     if shape is None or not all(isinstance(size, int) for size in shape):
         raise PlanError(
             f"tensor {tensor!r}: ONNX has blocks along one axis only, and N-D blocks become those where the "

@@ -68,7 +68,7 @@ def _chain(rounding: gs.Node) -> _Chain | None:
     if node is not None and node.op == "Clip":
         limits, node = _limits(node), _producer(node)
     if node is not None and node.op in ("Add", "Sub") and _scalar(node) is not None:
-        offset, node = _signed(node), _producer(node)
+        offset, node = _read_signed(node), _producer(node)
     step = None if node is None or node.op not in ("Div", "Mul") else _scalar(node)
     if node is None or step is None or step <= 0:
         return None
@@ -80,11 +80,11 @@ def _chain(rounding: gs.Node) -> _Chain | None:
         value = _scalar(after)
         following = _reader(after)
         if value is not None and following is not None and following.op == "Clip":
-            offset, after = _signed(after), following
+            offset, after = _read_signed(after), following
     if after is not None and after.op == "Clip" and limits is None:
         limits, after = _limits(after), _reader(after)
     if after is not None and after.op in ("Add", "Sub") and _scalar(after) is not None:
-        back, after = -_signed(after), _reader(after)
+        back, after = -_read_signed(after), _reader(after)
     if after is None or after.op != "Mul" or limits is None or back != offset:
         return None
     deployed = _scalar(after)
@@ -138,7 +138,7 @@ def _scalar(node: gs.Node) -> float | None:
     return float(values.reshape(())) if values.size == 1 else None
 
 
-def _signed(node: gs.Node) -> float:
+def _read_signed(node: gs.Node) -> float:
     value = _scalar(node)
     assert value is not None
     return -value if node.op == "Sub" else value

@@ -38,16 +38,16 @@ def equalize_depthwise(placements: Sequence[Placement], graph: gs.Graph, recipe:
     """
     nodes = {node.name: node for node in graph.nodes}
     weights = {use: p for p in placements if p.role == "weight" for use in p.uses}
-    return [_equalized(p) if _can(p, nodes, weights, recipe) else p for p in placements]
+    return [_equalize_placement(p) if _is_equalizable(p, nodes, weights, recipe) else p for p in placements]
 
 
-def _equalized(placement: Placement) -> Placement:
+def _equalize_placement(placement: Placement) -> Placement:
     # Whatever the calibrator of the recipe: each channel keeps its whole range.
     spec = placement.spec.model_copy(update={"granularity": Granularity(1), "equalized": True})
     return placement.model_copy(update={"spec": spec, "calibrator": MINMAX, "why": placement.why + _NOTE})
 
 
-def _can(
+def _is_equalizable(
     placement: Placement, nodes: dict[str, gs.Node], weights: dict[Use, Placement], recipe: Recipe
 ) -> bool:
     spec: QuantSpec = placement.spec

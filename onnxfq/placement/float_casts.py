@@ -84,7 +84,7 @@ def plan_floats(
     half = HALF_TYPES[options.name]
     graph = _Graph(proto, half, rule)
     tensors = _unfit_tensors(graph, statistics)
-    nodes = dict(_kept_nodes(graph, tensors, statistics))
+    nodes = dict(_find_kept_nodes(graph, tensors, statistics))
     _keep_between(graph, nodes)
     _keep_quantizers(graph, nodes, tensors)
     ops = {node.name: node.op_type for node in graph.nodes}
@@ -152,17 +152,17 @@ def _type_name(onnx_type: int) -> str:
     return str(TensorProto.DataType.Name(onnx_type)).lower() if onnx_type else ""
 
 
-def _kept_nodes(
+def _find_kept_nodes(
     graph: _Graph, tensors: Mapping[str, str], statistics: Mapping[str, TensorStatistics]
 ) -> Iterator[tuple[str, str]]:
     for node in graph.nodes:
         if node.op_type not in QDQ_OPS:
-            why = _why(graph, node, tensors) or _magnified(graph, node, statistics)
+            why = _explain_float(graph, node, tensors) or _explain_magnified(graph, node, statistics)
             if why:
                 yield node.name, why
 
 
-def _why(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, str]) -> str:
+def _explain_float(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, str]) -> str:
     inputs, outputs = graph.floats(node.input), graph.floats(node.output)
     if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute):
         return "it holds a body, whose types are left as they are"
@@ -187,7 +187,9 @@ def _why(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, str]) -> str
     return _int4_reason(graph, node)
 
 
-def _magnified(graph: _Graph, node: onnx.NodeProto, statistics: Mapping[str, TensorStatistics]) -> str:
+def _explain_magnified(
+    graph: _Graph, node: onnx.NodeProto, statistics: Mapping[str, TensorStatistics]
+) -> str:
     """Return why an operator that turns small values into large ones stays; empty for all others."""
     slot = MAGNIFIERS.get(node.op_type)
     if slot is None or slot >= len(node.input) or not graph.floats(node.output):

@@ -23,7 +23,7 @@ def unfit(found: TensorStatistics, half: FloatInfo) -> str:
     far = float(np.maximum(np.abs(low), np.abs(high))[real].max(initial=0.0))
     if far * MARGIN > half.largest:
         return f"its values go from {found.rmin:.6g} to {found.rmax:.6g}, {_limit(far, half)}"
-    return _lost(np.abs((low + high) / 2)[real], found.counts[real], half)
+    return _describe_loss(np.abs((low + high) / 2)[real], found.counts[real], half)
 
 
 def masks(found: TensorStatistics, half: FloatInfo) -> bool:
@@ -65,7 +65,7 @@ def _limit(far: float, half: FloatInfo) -> str:
     return f"within a factor of {MARGIN:g} of {half.largest:.6g}, the largest number of the type"
 
 
-def _lost(magnitude: NDArray[np.float64], counts: NDArray[np.int64], half: FloatInfo) -> str:
+def _describe_loss(magnitude: NDArray[np.float64], counts: NDArray[np.int64], half: FloatInfo) -> str:
     some = magnitude > 0
     magnitude, counts = magnitude[some], counts[some]
     small = magnitude < half.smallest

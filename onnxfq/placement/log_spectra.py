@@ -47,10 +47,10 @@ _WHY = (
 def leave_out_log_spectra(decisions: list[NodeDecision], graph: gs.Graph) -> list[NodeDecision]:
     """Return `decisions` with the reason where a node makes such a spectrum of integers of few bits."""
     found = _makers_of_log_spectra(graph)
-    return [_in_float(decision) if decision.node in found else decision for decision in decisions]
+    return [_keep_in_float(decision) if decision.node in found else decision for decision in decisions]
 
 
-def _in_float(decision: NodeDecision) -> NodeDecision:
+def _keep_in_float(decision: NodeDecision) -> NodeDecision:
     """Return `decision` with its reason for float, where its activations have few steps."""
     qtypes = [placement.spec.qtype for placement in decision.placements if placement.role == "activation"]
     bits = min((qtype.bits for qtype in qtypes if not qtype.is_float), default=MOST_BITS + 1)
@@ -82,7 +82,7 @@ def _kinds(graph: gs.Graph) -> dict[str, _Kind]:
     kinds: dict[str, _Kind] = {tensor.name: "linear" for tensor in graph.inputs}
     for node in nodes_by_graph(graph):  # a body comes after all that it reads from outside
         read = [_kind_of(tensor, kinds) for tensor in node.inputs]
-        kind = None if bodies(node) else _made_kind(node, read)
+        kind = None if bodies(node) else _find_kind(node, read)
         if kind is not None:
             kinds |= {tensor.name: kind for tensor in node.outputs}
     return kinds
@@ -94,7 +94,7 @@ def _kind_of(tensor: gs.Tensor, kinds: dict[str, _Kind]) -> _Kind | None:
     return kinds.get(tensor.name)
 
 
-def _made_kind(node: gs.Node, read: Sequence[_Kind | None]) -> _Kind | None:
+def _find_kind(node: gs.Node, read: Sequence[_Kind | None]) -> _Kind | None:
     """Return the kind of what `node` makes of inputs of such kinds; None where it has none."""
     if node.op in SIZES or all(kind == "fixed" for kind in read):
         return "fixed"

@@ -38,7 +38,7 @@ def residual_skip(add: gs.Node, quantized_nodes: set[str]) -> Skip | None:
     left, right = add.inputs
     if left is right or None in (float_type(left), float_type(right)) or _broadcasts(left, right):
         return None
-    ends = [_weighted_end(tensor, quantized_nodes) for tensor in (left, right)]
+    ends = [_find_weighted_end(tensor, quantized_nodes) for tensor in (left, right)]
     if ends[0] is None and ends[1] is None:
         return None
     both = ends[0] is not None and ends[1] is not None
@@ -59,7 +59,7 @@ def _broadcasts(left: gs.Tensor, right: gs.Tensor) -> bool:
     return len(left.shape) != len(right.shape) or any(a != b and 1 in (a, b) for a, b in pairs)
 
 
-def _weighted_end(tensor: gs.Tensor, quantized_nodes: set[str]) -> gs.Node | None:
+def _find_weighted_end(tensor: gs.Tensor, quantized_nodes: set[str]) -> gs.Node | None:
     """Return the quantized operator whose result, with bias and BatchNormalization only, is `tensor`."""
     while tensor.inputs and len(tensor.outputs) == 1:
         node = tensor.inputs[0]

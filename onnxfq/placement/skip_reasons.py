@@ -8,9 +8,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement, Skipped
-from onnxfq.graph.follow import carried_from, is_constant
-from onnxfq.graph.ops import is_weighted, why_opaque
-from onnxfq.graph.queries import all_tensors, dtype_name, float_type, nodes_by_graph, nodes_out_of_reach
+from onnxfq.graph.follow import follow_values, is_constant
+from onnxfq.graph.ops import explain_opaque, is_weighted
+from onnxfq.graph.queries import collect_tensors, dtype_name, float_type, nodes_by_graph, nodes_out_of_reach
 from onnxfq.numerics.float_types import FLOAT_CODES, FLOAT_DTYPES
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.placement.target_policy import TargetPolicy
@@ -28,14 +28,16 @@ def float_tensors(
     kept: reason by node name for weighted nodes that stay in float.
     """
     placed, wholes = {placement.tensor for placement in placements}, _wholes(graph, placements)
-    for tensor in sorted(all_tensors(graph).values(), key=lambda t: str(t.name)):
+    for tensor in sorted(collect_tensors(graph).values(), key=lambda t: str(t.name)):
         if tensor.name in placed or not _is_float(tensor):
             continue
         producer = (
             tensor.inputs[0].op if tensor.inputs else ("constant" if is_constant(tensor) else "model input")
         )
-        source = _moved_weight(tensor, placed)
-        why = f"the quantized weight {source!r}, transposed" if source else _why(tensor, kept, policy)
+        source = _find_moved_weight(tensor, placed)
+        why = (
+            f"the quantized weight {source!r}, transposed" if source else _explain_skip(tensor, kept, policy)
+        )
         if tensor.name in wholes:
             why = f"moved, or a part, of the quantized {wholes[tensor.name]!r}"
         yield Skipped(name=tensor.name, kind="tensor", op_type=producer, why=why)
@@ -45,7 +47,7 @@ def opaque_operators(graph: gs.Graph) -> Iterator[Skipped]:
     """Yield a reason for operators that multiply inside, as LSTM and fused attention, or out of reach."""
     beyond = nodes_out_of_reach(graph)
     for node in nodes_by_graph(graph):
-        why = why_opaque(node)
+        why = explain_opaque(node)
         if node.name in beyond and is_weighted(node):
             around = beyond[node.name]
             why = (
@@ -56,7 +58,7 @@ def opaque_operators(graph: gs.Graph) -> Iterator[Skipped]:
             yield Skipped(name=node.name, kind="node", op_type=node.op, why=why)
 
 
-def _why(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> str:
+def _explain_skip(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> str:
     readers = list(tensor.outputs)
     if not readers:
         return "output of the model or of a body"
@@ -86,11 +88,11 @@ def _wholes(graph: gs.Graph, placements: Sequence[Placement]) -> dict[str, str]:
         if placement.role == "activation"
         for use in placement.uses
         if use.node
-        for tensor in carried_from(nodes[use.node], use.input)
+        for tensor in follow_values(nodes[use.node], use.input)
     }
 
 
-def _moved_weight(tensor: gs.Tensor, placed: set[str]) -> str:
+def _find_moved_weight(tensor: gs.Tensor, placed: set[str]) -> str:
     """Return the quantized constant that Transpose and Identity nodes make `tensor` of; else nothing."""
     while tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
         tensor = tensor.inputs[0].inputs[0]

@@ -12,7 +12,13 @@ from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
 from onnxfq.errors import RecipeError
-from onnxfq.graph.ops import CONVOLUTIONS, WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
+from onnxfq.graph.ops import (
+    CONVOLUTIONS,
+    WEIGHTED_INPUTS,
+    channel_axis,
+    find_summed_axis,
+    find_summed_channels,
+)
 from onnxfq.graph.queries import dtype_name, float_type, is_dequantized, producer_op, weight_source
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
@@ -153,12 +159,12 @@ def _activation_granularity(
             return PER_TENSOR, f", per tensor: {_OTHER_RANK.format(list(scheme.block_shape), rank)}"
         return Granularity(block_shape=scheme.block_shape), f", blocks of {list(scheme.block_shape)}"
     if scheme.granularity == "per_axis":
-        axis = summed_axis(node, slot, rank)
+        axis = find_summed_axis(node, slot, rank)
         axis = 1 if axis is None and node.op in CONVOLUTIONS else axis
         return (PER_TENSOR, "") if axis is None else (Granularity(axis), ", a scale for each channel of it")
     axis = _block_axis(node, slot, rank, policy)
     if axis is None and not scheme.dynamic:
-        axis = summed_channels(node, slot)
+        axis = find_summed_channels(node, slot)
     if axis is None:
         return PER_TENSOR, f", per tensor: {_NO_SUM.format(node.op)}"
     if scheme.block_size is not None:
@@ -177,8 +183,8 @@ _NO_SUM = "blocks go along one summed axis, and {} has none"
 
 def _block_axis(node: gs.Node, slot: int, rank: int, policy: TargetPolicy) -> int | None:
     """Return the axis that rows and blocks of an input go along; None when there is none."""
-    axis = summed_axis(node, slot, rank)
-    return summed_channels(node, slot) if axis is None and policy.channel_blocks else axis
+    axis = find_summed_axis(node, slot, rank)
+    return find_summed_channels(node, slot) if axis is None and policy.channel_blocks else axis
 
 
 def place_input(

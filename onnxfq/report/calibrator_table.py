@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, fields
 
 from onnxfq.calibration.calibrators import Calibrator, observing_names
 from onnxfq.calibration.calibrators.grid_error import range_sqnr_db
-from onnxfq.calibration.calibrators.groups import group_sqnr_db, observed_ranges
+from onnxfq.calibration.calibrators.groups import calibrate_groups, group_sqnr_db
 from onnxfq.calibration.statistics import GroupStatistics, Statistics, TensorStatistics
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.numerics.granularity import PER_TENSOR
@@ -38,7 +38,7 @@ class CalibratorRow:
 def calibrator_rows(plan: Plan, statistics: Statistics, calibrator: str | None = None) -> list[CalibratorRow]:
     """Return a row for each activation of `plan` and each calibrator, in the plan's order.
 
-    Equalized ones have none: no calibrator is asked. calibrator: as `calibrate` takes it. `moving_average`
+    Equalized ones have none: no calibrator is asked. calibrator: as `calibrate` takes it. `average_ranges`
     has no row where the range of each feed was not recorded, unless it is the one that is asked for: then
     StatisticsError.
     """
@@ -78,7 +78,7 @@ def _group_rows(placement: Placement, groups: GroupStatistics) -> Iterator[Calib
         unrecorded = calibrator.is_ordered and not len(groups.feed_ranges)
         if calibrator != planned and (calibrator.name == "auto" or unrecorded):
             continue
-        rmin, rmax = observed_ranges(groups, spec, calibrator)
+        rmin, rmax = calibrate_groups(groups, spec, calibrator)
         ends = (float(rmin.min(initial=0.0)), float(rmax.max(initial=0.0)))
         sqnr_db = group_sqnr_db(groups, rmin, rmax, spec)
         name = str(calibrator)

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from onnxfq.report.tensor_errors import TensorError
-from onnxfq.support.files import replacing
+from onnxfq.support.files import replace_file
 
 MAX_ROWS = 60
 """Tensors shown; of more, those with the most noise."""
@@ -45,7 +45,7 @@ def error_figure(series: Mapping[str, Sequence[TensorError]], title: str = "") -
     # Nothing lies between a tensor without error and the rest; it stands at the right edge.
     edge = max(finite, default=0.0) + 5.0
     single = len(series) == 1
-    drawn = _by_role(next(iter(series.values()))) if single else series
+    drawn = _group_by_role(next(iter(series.values()))) if single else series
     for number, (label, rows) in enumerate(drawn.items()):
         points = [(row.sqnr_db, position[row.tensor]) for row in rows if row.tensor in shown]
         if not points:
@@ -86,7 +86,7 @@ def error_figure(series: Mapping[str, Sequence[TensorError]], title: str = "") -
 
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Write the figure as PNG, whole or not at all."""
-    with replacing(path) as temporary:
+    with replace_file(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png", metadata={"Software": None})
 
 
@@ -102,7 +102,7 @@ def figure_svg(figure: Figure) -> str:
     return text[text.index("<svg") :].replace(_INK, "currentColor")
 
 
-def _by_role(rows: Sequence[TensorError]) -> dict[str, list[TensorError]]:
+def _group_by_role(rows: Sequence[TensorError]) -> dict[str, list[TensorError]]:
     return {
         f"{role}s": [row for row in rows if row.role == role] for role in dict.fromkeys(r.role for r in rows)
     }

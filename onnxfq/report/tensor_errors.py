@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxfq.calibration.calibrators.grid_error import Density, expected_noise
+from onnxfq.calibration.calibrators.grid_error import Density, estimate_noise
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan, Role
@@ -55,31 +55,31 @@ def tensor_errors(
 def _row(model: Model, placement: Placement, statistics: Statistics, encoding: Encoding) -> TensorError:
     if placement.role == "activation":
         seen = statistics[placement.tensor]
-        sqnr_db = _expected(statistics, encoding)
+        sqnr_db = _estimate_sqnr_db(statistics, encoding)
         rmin, rmax = seen.rmin, seen.rmax
     else:
         values = weight_array(model, placement.tensor)
-        sqnr_db = ErrorSums.of(values, encoding.fake_quantize(values)).sqnr_db
+        sqnr_db = ErrorSums.from_arrays(values, encoding.fake_quantize(values)).sqnr_db
         rmin, rmax = float(np.min(values)), float(np.max(values))
     return TensorError(placement.tensor, placement.role, encoding, sqnr_db, rmin, rmax, placement.why)
 
 
-def _expected(statistics: Statistics, encoding: Encoding) -> float:
+def _estimate_sqnr_db(statistics: Statistics, encoding: Encoding) -> float:
     """Return the signal to noise in dB over all groups that have a scale each."""
     if encoding.spec.equalized:
-        return _expected_of_channels(statistics, encoding)
+        return _estimate_channel_sqnr_db(statistics, encoding)
     groups = statistics.groups.get(encoding.tensor)
-    each = [statistics[encoding.tensor]] if groups is None or not encoding.param_shape else groups.each()
+    each = [statistics[encoding.tensor]] if groups is None or not encoding.param_shape else groups.split()
     power = noise = 0.0
     scales = zip(encoding.scale_array.flat, encoding.zero_point_array.flat, strict=True)
     for seen, (scale, zero_point) in zip(each, scales, strict=True):
-        density = Density.of(seen)
+        density = Density.from_statistics(seen)
         power += density.power
-        noise += expected_noise(density, float(scale), float(zero_point), encoding.spec.qtype)
+        noise += estimate_noise(density, float(scale), float(zero_point), encoding.spec.qtype)
     return ratio_db(power, noise)
 
 
-def _expected_of_channels(statistics: Statistics, encoding: Encoding) -> float:
+def _estimate_channel_sqnr_db(statistics: Statistics, encoding: Encoding) -> float:
     """Return the same of equalized channels, of which there is one histogram: scale^2 / 12 of every value.
 
     That is the noise of values spread evenly between the numbers of the grid; a 0 has less.
@@ -87,4 +87,4 @@ def _expected_of_channels(statistics: Statistics, encoding: Encoding) -> float:
     seen = statistics[encoding.tensor]
     each = seen.finite / max(encoding.scale.size, 1)
     noise = each * float((encoding.scale_array.astype(np.float64) ** 2).sum()) / 12.0
-    return ratio_db(Density.of(seen).power, noise)
+    return ratio_db(Density.from_statistics(seen).power, noise)

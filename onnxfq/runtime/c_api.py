@@ -40,7 +40,7 @@ def call(function: str, *arguments: Any) -> None:
         raise _fault(error.value.decode())
 
 
-def no_memory(reason: str) -> bool:
+def is_memory_fault(reason: str) -> bool:
     """Tell whether `reason`, of CUDA or of onnxruntime, is that memory could not be had."""
     return any(words in reason for words in _NO_MEMORY)
 
@@ -48,4 +48,4 @@ def no_memory(reason: str) -> bool:
 def _fault(message: str) -> OnnxfqError:
     if not message.startswith(_CUDA_FAULT):
         return SpecError(message)
-    return DeviceMemoryError(message) if no_memory(message) else RuntimeLibraryError(message)
+    return DeviceMemoryError(message) if is_memory_fault(message) else RuntimeLibraryError(message)

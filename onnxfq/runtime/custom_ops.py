@@ -7,10 +7,10 @@ from pathlib import Path
 import onnx
 
 from onnxfq.errors import ModelError, RuntimeLibraryError
-from onnxfq.graph.model import all_nodes
+from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.runtime.ort import onnxruntime
-from onnxfq.support.records import one_line
+from onnxfq.support.records import join_lines
 from onnxfq.support.resources import custom_ops_library
 
 # What onnxruntime brings along; `trt` has a line of its own in missing_kernels.
@@ -56,7 +56,7 @@ def use_custom_ops(path: str | Path) -> None:
         _own_libraries.append(place)
 
 
-def used_custom_ops() -> tuple[str, ...]:
+def list_custom_ops() -> tuple[str, ...]:
     """Return the absolute paths of the libraries that `use_custom_ops` was given."""
     return tuple(_own_libraries)
 
@@ -72,7 +72,7 @@ def register_libraries(session_options: onnxruntime.SessionOptions, proto: onnx.
     for path in _own_libraries:
         _register(session_options, path, _REMEDY)
     functions = {(one.domain, one.name) for one in proto.functions}
-    for node in () if _own_libraries else all_nodes(proto.graph):
+    for node in () if _own_libraries else list_nodes(proto.graph):
         if node.domain not in _KNOWN_DOMAINS and (node.domain, node.op_type) not in functions:
             raise ModelError(
                 f"node {node.name!r} is {node.op_type} of domain {node.domain!r}, which ONNX Runtime lacks; "
@@ -94,5 +94,5 @@ def _register(session_options: onnxruntime.SessionOptions, path: str, remedy: st
         session_options.register_custom_ops_library(path)
     except Exception as error:  # onnxruntime raises classes of its own, one per status code
         raise RuntimeLibraryError(
-            f"onnxruntime {onnxruntime.__version__} refused {path}: {one_line(error)}; {remedy}"
+            f"onnxruntime {onnxruntime.__version__} refused {path}: {join_lines(error)}; {remedy}"
         ) from error

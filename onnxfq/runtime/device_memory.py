@@ -145,7 +145,7 @@ def _copy(to: int, source: int, count: int) -> None:
 
 
 @contextmanager
-def placed(device: Device) -> Iterator[Place]:
+def open_place(device: Device) -> Iterator[Place]:
     """Give the place of `device` for one call.
 
     Raises RuntimeLibraryError when there is no such device, SpecError for an unknown name.

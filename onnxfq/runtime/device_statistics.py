@@ -45,7 +45,7 @@ class Gathering:
         self._channels: dict[str, NDArray[np.float32]] = {}  # [2, channels]
         for one, own in zip(observed, self.rows, strict=True):
             groups = () if one.shape is None else (one.groups,)
-            names = StateNames.of(one.tensor)
+            names = StateNames.from_tensor(one.tensor)
             at = self._states.address + own.start * state.nbytes
             self._bind(np.int64, (*groups, state.size), at, names.merged, names.given)
             if self._kept:
@@ -55,7 +55,7 @@ class Gathering:
                 self._bind_channels(one, place)
 
     def _bind_channels(self, observed: Observed, place: Place) -> None:
-        names = ChannelNames.of(observed.tensor)
+        names = ChannelNames.from_tensor(observed.tensor)
         ranges = np.repeat(np.asarray([[np.inf], [-np.inf]], np.float32), observed.channels, axis=1)
         at = place.updated(ranges)
         for given, merged in zip(names.given, names.merged, strict=True):

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import all_graphs, all_nodes, replace_nodes
+from onnxfq.graph.model import list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
@@ -28,7 +28,7 @@ _HALF = TensorProto.BFLOAT16
 _ANY_TYPE = frozenset({"Cast", "Constant", "If", "Loop", "Scan"})
 
 
-def widened(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> onnx.ModelProto:
+def widen_model(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> onnx.ModelProto:
     """Return `proto` itself where it has none of the types `halves`, else a copy as the module says."""
     if not _holds(proto, halves):
         return proto
@@ -37,7 +37,7 @@ def widened(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> onnx.M
     taken, types = index.names, _types(index)
     _own_ends(made, taken, types)
     for graph in reversed(
-        all_graphs(made.graph)
+        list_graphs(made.graph)
     ):  # bodies first: their nodes are copied with the node around
         replace_nodes(graph, [n for node in graph.node for n in _with_casts(node, taken, types, halves)])
         # The types of what was renamed are those of the casts now, and ONNX Runtime finds them itself.
@@ -46,10 +46,10 @@ def widened(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> onnx.M
 
 
 def _holds(proto: onnx.ModelProto, halves: frozenset[int]) -> bool:
-    values = [v for g in all_graphs(proto.graph) for v in (*g.input, *g.output, *g.value_info)]
-    tensors = [t for g in all_graphs(proto.graph) for t in g.initializer]
+    values = [v for g in list_graphs(proto.graph) for v in (*g.input, *g.output, *g.value_info)]
+    tensors = [t for g in list_graphs(proto.graph) for t in g.initializer]
     casts = [
-        a.i for n in all_nodes(proto.graph) if n.op_type == "Cast" for a in n.attribute if a.name == "to"
+        a.i for n in list_nodes(proto.graph) if n.op_type == "Cast" for a in n.attribute if a.name == "to"
     ]
     return (
         any(value.type.tensor_type.elem_type in halves for value in values)
@@ -84,7 +84,7 @@ def _own_ends(proto: onnx.ModelProto, taken: Names, types: dict[str, int]) -> No
             types[inner], types[value.name] = _HALF, TensorProto.FLOAT
             ends = (value.name, inner) if to == _HALF else (inner, value.name)
             casts.append(helper.make_node("Cast", ends[:1], ends[1:], to=to))
-    for node in all_nodes(proto.graph):
+    for node in list_nodes(proto.graph):
         for names in (node.input, node.output):
             names[:] = [renamed.get(name, name) for name in names]
     for tensor in proto.graph.initializer:

@@ -26,7 +26,9 @@ class Gpu:
 
     def __str__(self) -> str:
         """Return it in one line."""
-        versions = f"driver for CUDA {_dotted(self.driver)}, kernels of CUDA {_dotted(self.runtime)}"
+        versions = (
+            f"driver for CUDA {_format_version(self.driver)}, kernels of CUDA {_format_version(self.runtime)}"
+        )
         return f"{self.name}, sm_{self.capability}, {self.memory >> 30} GB, {versions}"
 
 
@@ -72,5 +74,5 @@ def _gpu(index: int) -> Gpu:
     return Gpu(index, name.value.decode(), capability.value, memory.value, driver.value, runtime.value)
 
 
-def _dotted(version: int) -> str:
+def _format_version(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"

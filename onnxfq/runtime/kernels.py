@@ -25,7 +25,7 @@ from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.rounding import Float32Array
 from onnxfq.runtime.c_api import c_library
 from onnxfq.runtime.c_arguments import c_blocks, c_elements, c_shape
-from onnxfq.runtime.device_memory import Device, Place, placed
+from onnxfq.runtime.device_memory import Device, Place, open_place
 
 Observation = tuple[Float32Array, NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
 
@@ -57,8 +57,8 @@ def fake_quantize(
     needs_axis = block_size or (scales.ndim == 1 and values.ndim > 1)
     if axis is None and block_shape is None and scales.size > 1 and needs_axis:
         raise SpecError(f"scale of shape {list(scales.shape)} without an axis; give the axis it runs along")
-    result = np.empty_like(values) if out is None else _checked_out(out, values)
-    with placed(device) as place:
+    result = np.empty_like(values) if out is None else _check_out(out, values)
+    with open_place(device) as place:
         place.call(
             "fake_quantize",
             _elements(place, values, result),
@@ -99,8 +99,8 @@ def dynamic_fake_quantize(
     params = Layout(Granularity.of(axis, block_size, block_shape), values.shape).scale_shape
     scale = np.empty(params, np.float32)
     zero_point = np.zeros(params, np.float32)
-    result = np.empty_like(values) if out is None else _checked_out(out, values)
-    with placed(device) as place:
+    result = np.empty_like(values) if out is None else _check_out(out, values)
+    with open_place(device) as place:
         place.call(
             "dynamic_fake_quantize",
             _elements(place, values, result),
@@ -134,7 +134,7 @@ def observe(x: ArrayLike, *, histogram: bool = True, device: Device = "cpu") -> 
     bins = np.empty(room, np.int32)
     bin_counts = np.empty(room, np.int64)
     used = ctypes.c_int64()
-    with placed(device) as place:
+    with open_place(device) as place:
         place.call(
             "observe",
             _pointer(values),
@@ -151,7 +151,7 @@ def observe(x: ArrayLike, *, histogram: bool = True, device: Device = "cpu") -> 
 
 def _observe_on_gpu(values: NDArray[np.float32], histogram: bool) -> Observation:
     state = empty_state(histogram)
-    with placed("cuda") as place:
+    with open_place("cuda") as place:
         x, merged = ctypes.c_void_p(place.read(values)), ctypes.c_void_p(place.updated(state))
         count, bins = ctypes.c_int64(values.size), ctypes.c_int(int(histogram))
         kind = ctypes.c_int32(FLOAT_DTYPES.index(values.dtype))
@@ -190,7 +190,7 @@ def _params(scale: ArrayLike, zero_point: ArrayLike) -> tuple[Float32Array, Floa
     return scales, zero_points
 
 
-def _checked_out(out: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
+def _check_out(out: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
     flags = out.flags
     if out.dtype != x.dtype or out.shape != x.shape or not (flags.c_contiguous and flags.writeable):
         raise SpecError(

@@ -17,12 +17,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfq.graph.external.sizes import LIMIT, weight_bytes
-from onnxfq.graph.model import all_nodes
+from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.runtime.custom_ops import register_libraries
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.session import Session
-from onnxfq.support.records import one_line
+from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _ONLY_FATAL = 4
 _GROUPS = ("axis", "block_size", "block_shape")
 
 
-def observing_session(model: Path, folder: Path, threads: int) -> Session:
+def open_observing_session(model: Path, folder: Path, threads: int) -> Session:
     """Return a session of a model with Observe nodes that costs little more than one without them.
 
     model: its file. folder: for the optimised model and its weights; must stay until the session is made.
@@ -40,17 +40,17 @@ def observing_session(model: Path, folder: Path, threads: int) -> Session:
     """
     # Onnxruntime 1.31 breaks Q/DQ models when it optimises them fully; large ones are not written once more.
     structure = onnx.load(model, load_external_data=False)
-    quantized = any(node.op_type == "DequantizeLinear" for node in all_nodes(structure.graph))
+    quantized = any(node.op_type == "DequantizeLinear" for node in list_nodes(structure.graph))
     if quantized or weight_bytes(structure) > LIMIT:
         return Session(model, threads)
     try:
-        return Session(_optimised(model, folder), threads, as_written=True)
+        return Session(_optimize_model(model, folder), threads, as_written=True)
     except Exception as error:  # whatever onnxruntime's optimiser or its writer raises: the model still runs
-        log.warning("observers run in the model's own layout: %s", one_line(error)[:200])
+        log.warning("observers run in the model's own layout: %s", join_lines(error)[:200])
         return Session(model, threads)
 
 
-def _optimised(model: Path, folder: Path) -> Path:
+def _optimize_model(model: Path, folder: Path) -> Path:
     """Write `model` as onnxruntime would run it, the observers moved, to `folder`; return the path."""
     made, edited = folder / "optimised.onnx", folder / "observed.onnx"
     _write_optimised(model, made)

@@ -15,7 +15,7 @@ from onnxfq.errors import OnnxfqError
 from onnxfq.runtime.device_memory import Device
 from onnxfq.runtime.gpus import gpus
 from onnxfq.runtime.ort import onnxruntime
-from onnxfq.support.records import one_line
+from onnxfq.support.records import join_lines
 
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -83,7 +83,7 @@ def _provider_problem(missing: list[str]) -> str:
         content = model.SerializeToString()
         used = onnxruntime.InferenceSession(content, options, providers=providers("cuda")).get_providers()
     except Exception as error:  # onnxruntime raises classes of its own, one per status code
-        return f"onnxruntime cannot use the GPU: {one_line(error)[:200]}; `onnxfq doctor` tests it"
+        return f"onnxruntime cannot use the GPU: {join_lines(error)[:200]}; `onnxfq doctor` tests it"
     finally:
         onnxruntime.set_default_logger_severity(_WARNINGS)
     if CUDA_PROVIDER in used:

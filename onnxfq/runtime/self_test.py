@@ -39,7 +39,10 @@ def self_test(device: Device, in_sessions: bool = True) -> list[Outcome]:
         "Observe" if device == "cpu" else "MergeStatistics": _observe,
     }
     if in_sessions:
-        tests |= {"FakeQuantize in a session": _session, "MergeStatistics in a session": _merging_session}
+        tests |= {
+            "FakeQuantize in a session": _session,
+            "MergeStatistics in a session": _test_merging,
+        }
     return [Outcome(device, name, _fault(test, device)) for name, test in tests.items()]
 
 
@@ -67,7 +70,9 @@ def _fake_quantize(device: Device) -> str:
         for scale, granularity in layouts:
             how: dict[str, Any] = {"qtype": qtype, "rounding": rounding}
             found = kernels.fake_quantize(x, scale, device=device, **how, **granularity.attributes)
-            fault = _differing(found, numerics.fake_quantize(x, scale, **how, granularity=granularity))
+            fault = _describe_difference(
+                found, numerics.fake_quantize(x, scale, **how, granularity=granularity)
+            )
             if fault:
                 return f"{qtype} {rounding}: {fault}"
     return ""
@@ -80,7 +85,7 @@ def _dynamic_fake_quantize(device: Device) -> str:
         found = kernels.dynamic_fake_quantize(x, device=device, **how, block_shape=(1, 32))
         blocked = Granularity(block_shape=(1, 32))
         expected = dynamic_scales.dynamic_fake_quantize(x, **how, granularity=blocked)
-        fault = _differing(found[0], expected[0]) or _differing(found[1], expected[1])
+        fault = _describe_difference(found[0], expected[0]) or _describe_difference(found[1], expected[1])
         if fault:
             return f"{scale_type}: {fault}"
     return ""
@@ -90,7 +95,7 @@ def _observe(device: Device) -> str:
     x = _values()
     expected = TensorStatistics.from_array(x)
     found = TensorStatistics.from_results(*kernels.observe(x, device=device))
-    return _other_statistics(found, expected)
+    return _compare_statistics(found, expected)
 
 
 def _session(device: Device) -> str:
@@ -99,12 +104,14 @@ def _session(device: Device) -> str:
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)]
     constants = [helper.make_tensor("scale", TensorProto.FLOAT, scale.shape, scale)]
-    session = _one_node(node, inputs, outputs, constants, device)
+    session = _open_node_session(node, inputs, outputs, constants, device)
     (found,) = session.run({"x": x})
-    return _differing(found, numerics.fake_quantize(x, scale, qtype="int8", granularity=Granularity(0)))
+    return _describe_difference(
+        found, numerics.fake_quantize(x, scale, qtype="int8", granularity=Granularity(0))
+    )
 
 
-def _merging_session(device: Device) -> str:
+def _test_merging(device: Device) -> str:
     x, state = _values(), empty_state()
     node = helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain=ONNXFQ_DOMAIN)
     inputs = [
@@ -112,14 +119,14 @@ def _merging_session(device: Device) -> str:
         helper.make_tensor_value_info("state", TensorProto.INT64, state.shape),
     ]
     outputs = [helper.make_tensor_value_info("merged", TensorProto.INT64, state.shape)]
-    session = _one_node(node, inputs, outputs, [], device)
+    session = _open_node_session(node, inputs, outputs, [], device)
     (state,) = session.run({"x": x, "state": state})
     (state,) = session.run({"x": x, "state": state})
     once = TensorStatistics.from_array(x)
-    return _other_statistics(TensorStatistics.from_state(state), once.merge(once))
+    return _compare_statistics(TensorStatistics.from_state(state), once.merge(once))
 
 
-def _one_node(
+def _open_node_session(
     node: onnx.NodeProto,
     inputs: list[onnx.ValueInfoProto],
     outputs: list[onnx.ValueInfoProto],
@@ -132,14 +139,14 @@ def _one_node(
     return Session(model, 1, device=device)
 
 
-def _differing(found: NDArray[Any], expected: NDArray[Any]) -> str:
+def _describe_difference(found: NDArray[Any], expected: NDArray[Any]) -> str:
     if found.tobytes() == expected.tobytes():
         return ""
     different = int((found.view(np.uint32) != expected.view(np.uint32)).sum())
     return f"{different} of {found.size} values differ from NumPy's"
 
 
-def _other_statistics(found: TensorStatistics, expected: TensorStatistics) -> str:
+def _compare_statistics(found: TensorStatistics, expected: TensorStatistics) -> str:
     same = (
         (found.rmin, found.rmax) == (expected.rmin, expected.rmax)
         and (found.elements, found.zeros) == (expected.elements, expected.zeros)

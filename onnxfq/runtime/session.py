@@ -17,16 +17,16 @@ from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError,
 from onnxfq.graph.external.sizes import PACKED_TYPES, is_large, large_tensors, tensor_bytes
 from onnxfq.graph.external.tensor import attach, embed, is_external, strip_values, tensor_array
 from onnxfq.graph.external.weightless import split_weights, with_initializers, with_weights
-from onnxfq.graph.model import all_nodes
+from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
-from onnxfq.runtime.c_api import no_memory
+from onnxfq.runtime.c_api import is_memory_fault
 from onnxfq.runtime.custom_ops import register_libraries
 from onnxfq.runtime.device_memory import Device
-from onnxfq.runtime.float32_emulation import BFLOAT16, HALVES, widened
+from onnxfq.runtime.float32_emulation import BFLOAT16, HALVES, widen_model
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.providers import CUDA_PROVIDER, cuda_problem, providers
-from onnxfq.runtime.unsupported_ops import cannot_run
-from onnxfq.support.records import one_line
+from onnxfq.runtime.unsupported_ops import explain_unsupported
+from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
 
 Progress = Callable[[int], None]
@@ -63,7 +63,7 @@ class PlacedFeed:
     values: Mapping[str, onnxruntime.OrtValue]
 
     @staticmethod
-    def of(feed: Feed, device: Device) -> Feed | PlacedFeed:
+    def from_feed(feed: Feed, device: Device) -> Feed | PlacedFeed:
         """Copy `feed` to `device`; one with strings, which have no place there, comes back as it is.
 
         Raises DeviceMemoryError without room, else DataError.
@@ -114,8 +114,8 @@ class Session:
         # The structure is enough to choose by; of a file onnxruntime reads the weights itself.
         proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
         if not isinstance(model, Path):
-            model = proto = widened(proto, HALVES if exact else BFLOAT16)
-        missing = cannot_run(proto, as_written=False)
+            model = proto = widen_model(proto, HALVES if exact else BFLOAT16)
+        missing = explain_unsupported(proto, as_written=False)
         if missing:
             raise ModelError(f"the model cannot be run: {missing}; run the fake-quant model in its place")
         register_libraries(options, proto)
@@ -128,19 +128,19 @@ class Session:
         elif as_written:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        elif any(node.op_type in QDQ_OPS for node in all_nodes(proto.graph)):
+        elif any(node.op_type in QDQ_OPS for node in list_nodes(proto.graph)):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
             with ExitStack() as files:
                 content = (
-                    str(model) if isinstance(model, Path) else self._handed_over(model, options, exact, files)
+                    str(model) if isinstance(model, Path) else self._serialize(model, options, exact, files)
                 )
                 self._session = onnxruntime.InferenceSession(content, options, providers=providers(device))
         except OnnxfqError:
             raise
         except Exception as error:  # onnxruntime raises classes of its own, one per status code
-            reason = one_line(error)[:300]
-            if device == "cuda" and no_memory(reason):
+            reason = join_lines(error)[:300]
+            if device == "cuda" and is_memory_fault(reason):
                 raise DeviceMemoryError(
                     f"the GPU has no room for the model: {reason}; run on the CPU"
                 ) from None
@@ -151,7 +151,7 @@ class Session:
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
         self.output_types: dict[str, str] = {one.name: one.type for one in self._session.get_outputs()}
 
-    def _handed_over(
+    def _serialize(
         self, model: onnx.ModelProto, options: onnxruntime.SessionOptions, exact: bool, files: ExitStack
     ) -> bytes | str:
         """Return `model` as bytes, or as a file that is there as long as `files` is open.
@@ -225,8 +225,8 @@ class Session:
 
 def _fault(device: Device, feed: Feed, error: Exception) -> OnnxfqError:
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
-    reason = one_line(error)[:300]
-    if device == "cuda" and no_memory(reason):
+    reason = join_lines(error)[:300]
+    if device == "cuda" and is_memory_fault(reason):
         remedy = "give a smaller batch, or run on the CPU"
         return DeviceMemoryError(f"the GPU has no room to run on {shapes}: {reason}; {remedy}")
     return DataError(f"the model cannot run on {shapes}: {reason}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto
 
-from onnxfq.graph.model import all_nodes
+from onnxfq.graph.model import list_nodes
 
 FOREIGN_DOMAINS: dict[str, str] = {"trt": "TensorRT"}
 """Operator sets that only one target has -> what to call it; a target that is registered adds its own."""
@@ -16,13 +16,13 @@ NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
 """Types of which onnxruntime 1.31.1 has no QuantizeLinear and no DequantizeLinear."""
 
 
-def cannot_run(proto: onnx.ModelProto, *, as_written: bool = True) -> str:
+def explain_unsupported(proto: onnx.ModelProto, *, as_written: bool = True) -> str:
     """Return why ONNX Runtime cannot run `proto`, the first reason found; an empty string when it can.
 
     as_written: bfloat16 counts, of which it has next to no kernels; False for what `widened` has made, whose
     operators are float32 and whose Casts to bfloat16 it has.
     """
-    nodes = all_nodes(proto.graph)
+    nodes = list_nodes(proto.graph)
     with_body = {(function.domain, function.name) for function in proto.functions}
     for node in nodes:
         if node.domain in FOREIGN_DOMAINS and (node.domain, node.op_type) not in with_body:

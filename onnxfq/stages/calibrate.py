@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
-from onnxfq.calibration.calibrators.equalized import equalized_qparams
-from onnxfq.calibration.calibrators.groups import group_ranges, observed_ranges
+from onnxfq.calibration.calibrators.equalized import choose_equalized_qparams
+from onnxfq.calibration.calibrators.groups import calibrate_groups, group_ranges
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
@@ -48,8 +48,8 @@ def calibrate(
     plan.check_model(model.sha256)
     statistics.check_model(model.sha256)
     chosen = None if calibrator is None else Calibrator.parse(calibrator)
-    absent = _without_values(model, plan, statistics)
-    plan = calibrated_part(plan, absent)
+    absent = _find_without_values(model, plan, statistics)
+    plan = select_calibrated_part(plan, absent)
     encodings = [
         encode_dynamic(p, statistics[p.tensor])
         if p.spec.dynamic
@@ -58,7 +58,7 @@ def calibrate(
     ]
     _tell_dead_groups(plan, statistics)
     encodings += [encode_dynamic(p) for p in plan.unobserved]
-    encodings += encode_weights(model, plan) if weights is None else _of_plan(plan, weights)
+    encodings += encode_weights(model, plan) if weights is None else _select_weights(plan, weights)
     encodings += encode_biases(model, plan, encodings)
     return Encodings(
         model_sha256=model.sha256,
@@ -77,7 +77,7 @@ def encode_weights(model: Model, plan: Plan) -> tuple[Encoding, ...]:
     return tuple(_encode_weight(p, _weight(model, p)) for p in plan.weights)
 
 
-def _of_plan(plan: Plan, weights: Sequence[Encoding]) -> list[Encoding]:
+def _select_weights(plan: Plan, weights: Sequence[Encoding]) -> list[Encoding]:
     """Return the encodings of the plan's weights. Raises PlanError when one is missing or of another spec."""
     known = {encoding.tensor: encoding for encoding in weights}
     for placement in plan.weights:
@@ -99,7 +99,7 @@ def replace_calibrator(placement: Placement, calibrator: Calibrator | None) -> P
     return placement.model_copy(update={"calibrator": calibrator})
 
 
-def calibrated_part(plan: Plan, without_values: tuple[str, ...]) -> Plan:
+def select_calibrated_part(plan: Plan, without_values: tuple[str, ...]) -> Plan:
     """Return `plan` with what had no value left in float. Raises StatisticsError when that is everything."""
     if not without_values:
         return plan
@@ -112,7 +112,7 @@ def calibrated_part(plan: Plan, without_values: tuple[str, ...]) -> Plan:
     return part
 
 
-def _without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[str, ...]:
+def _find_without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[str, ...]:
     """Return the activations that no run gave a finite value; say so, a line for each branch."""
     absent = tuple(p.tensor for p in plan.activations if not statistics[p.tensor].finite)
     places = GraphIndex.of_model(prepare_model(model, plan.target).proto).enclosing if absent else {}
@@ -134,13 +134,13 @@ def _without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[s
 def _encode_activation(placement: Placement, statistics: Statistics) -> Encoding:
     spec, name = placement.spec, placement.tensor
     if spec.equalized:
-        return placement.encode(*equalized_qparams(statistics.of_channels(name), spec))
+        return placement.encode(*choose_equalized_qparams(statistics.of_channels(name), spec))
     groups = None if spec.granularity == PER_TENSOR else statistics.of_groups(name, spec.granularity)
     try:
         if groups is None:
             limits = placement.calibrator(statistics[name], spec)
             return _encode(placement, *map(np.asarray, limits))
-        rmin, rmax = observed_ranges(groups, spec, placement.calibrator)
+        rmin, rmax = calibrate_groups(groups, spec, placement.calibrator)
     except StatisticsError as error:
         raise StatisticsError(f"tensor {name!r}: {error}") from None
     return _encode(placement, rmin, rmax)
@@ -164,7 +164,7 @@ def _tell_dead_groups(plan: Plan, statistics: Statistics) -> None:
             "%d of %d channels and blocks of activations had no value but 0 (%s of %r%s); their scale is 1",
             sum(found.size for found in dead.values()),
             total,
-            _listed(channels),
+            _format_channels(channels),
             first,
             f", and of {len(dead) - 1} more tensors" * (len(dead) > 1),
         )
@@ -211,10 +211,10 @@ def _tell_dead_channels(placement: Placement, rmin: NDArray[np.float64], rmax: N
         placement.tensor,
         dead.size,
         rmin.size,
-        _listed(dead),
+        _format_channels(dead),
     )
 
 
-def _listed(channels: NDArray[np.int64]) -> str:
+def _format_channels(channels: NDArray[np.int64]) -> str:
     more = ", ..." if channels.size > _LISTED else ""
     return ", ".join(str(channel) for channel in channels[:_LISTED]) + more

@@ -83,13 +83,13 @@ def decide_floats(
         )
     # Infinities are right here: masks have them, and a half type too.
     observing = replace(observing or ObserveOptions(), nonfinite="skip")
-    statistics = collect_statistics(model, all_floats(model), given, observing)
+    statistics = collect_statistics(model, plan_all_floats(model), given, observing)
     target = next((entry.value for entry in qdq.metadata_props if entry.key == TARGET_KEY), "")
     rule = target_by_name(target).keeps_float32 if target else no_rule
     return plan_floats(qdq, statistics.tensors, options, rule)
 
 
-def all_floats(model: Model) -> Plan:
+def plan_all_floats(model: Model) -> Plan:
     """Return a plan of every float32 tensor that the main graph computes or is given, to observe them."""
     graph = model.proto.graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}

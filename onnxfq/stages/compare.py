@@ -133,7 +133,7 @@ def compare(
         missing |= lacking
         for name in tensors:
             if name not in lacking:
-                sums[name] = sums.get(name, ErrorSums()) + _of(name, left, right, (a, b))
+                sums[name] = sums.get(name, ErrorSums()) + _sum_errors(name, left, right, (a, b))
         if options.progress is not None:
             options.progress("compare", number + 1, len(given))
     index = GraphIndex(proto.graph)
@@ -160,13 +160,13 @@ def compare(
     )
 
 
-def _of(name: str, left: Values, right: Values, names: Sequence[str]) -> ErrorSums:
+def _sum_errors(name: str, left: Values, right: Values, names: Sequence[str]) -> ErrorSums:
     if left[name].shape != right[name].shape:
         raise DataError(
             f"{name!r} has shape {list(left[name].shape)} in {names[0]} and {list(right[name].shape)} in "
             f"{names[1]}; give both the same data"
         )
-    return ErrorSums.of(left[name], right[name])
+    return ErrorSums.from_arrays(left[name], right[name])
 
 
 def _scales(index: GraphIndex) -> dict[str, float]:

@@ -21,7 +21,7 @@ from onnxfq.errors import DataError, ModelError, RecipeError, nearest
 from onnxfq.graph.io.data_files import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.io.save import save
-from onnxfq.graph.model import Model, all_nodes
+from onnxfq.graph.model import Model, list_nodes
 from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
@@ -74,7 +74,7 @@ def convert(
     if output is not None:
         check_model_output(output, model, data)
     proto, sha256, source = read_model(model)
-    if not {node.op_type for node in all_nodes(proto.graph)} & QUANTIZED_OPS:
+    if not {node.op_type for node in list_nodes(proto.graph)} & QUANTIZED_OPS:
         raise ModelError(f"{source} is not quantized; quantize it with `onnxfq quantize`")
     given = onnx.ModelProto()
     given.CopyFrom(proto)
@@ -82,8 +82,8 @@ def convert(
     form = Unfolding(proto, source, HANDLERS).run()
     loaded = prepare_model(replace(load(form.proto), sha256=sha256, source=source), target)
     form.changes.update({note: 1 for note in notes if "node(s)" in note and "name" in note})
-    plan, statistics = _planned(loaded, form, _recipe(form, recipes[target]), data, options)
-    encodings = _encoded(loaded, plan, statistics, form)
+    plan, statistics = _make_plan(loaded, form, _recipe(form, recipes[target]), data, options)
+    encodings = _encode_plan(loaded, plan, statistics, form)
     qdq = insert_qdq(loaded, plan, encodings)
     evaluation = None
     if data is not None:
@@ -123,7 +123,7 @@ def _recipe(form: FloatForm, name: str) -> Recipe:
     return base.model_copy(update={"name": "converted", "overrides": tuple(overrides)})
 
 
-def _planned(
+def _make_plan(
     model: Model, form: FloatForm, recipe: Recipe, data: Data | None, options: RunOptions
 ) -> tuple[Plan, Statistics]:
     """Return the plan and the ranges of its activations: the source's, and observed where it has none."""
@@ -187,7 +187,7 @@ def _two_values(low: float, high: float) -> TensorStatistics:
     return TensorStatistics.from_array(np.asarray([low, high], np.float32))
 
 
-def _encoded(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) -> Encodings:
+def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) -> Encodings:
     """Return the encodings: weights on the source's own grid where the target has it."""
     encodings = calibrate(model, plan, statistics)
     done: Counter[str] = Counter()
@@ -197,7 +197,7 @@ def _encoded(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) 
         grid = form.grids.get(encoding.tensor) if placement.role == "weight" else None
         scale = None if grid is None else grid.scale_for(placement)
         if scale is not None:
-            made.append(_on_grid(placement, scale))
+            made.append(_encode_on_grid(placement, scale))
             done["weight kept on the grid of the source"] += 1
         else:
             made.append(encoding)
@@ -206,5 +206,5 @@ def _encoded(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) 
     return encodings.model_copy(update={"encodings": tuple(made)})
 
 
-def _on_grid(placement: Placement, scale: NDArray[np.float32]) -> Encoding:
+def _encode_on_grid(placement: Placement, scale: NDArray[np.float32]) -> Encoding:
     return placement.encode(scale, np.zeros(scale.shape, np.int32))

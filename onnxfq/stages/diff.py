@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
-from onnxfq.graph.model import all_nodes
+from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.stages.inspect import Inspection, QuantizedTensor, inspect_model
 from onnxfq.support.records import Record
@@ -65,27 +65,34 @@ def diff_models(
     inspected = [inspect_model(model) for model in (first, second)]
     protos = [read_model(model)[0] for model in (first, second)]
     scales = [_scales(proto) for proto in protos]
-    found = list(_of_models(*inspected))
+    found = list(_diff_models(*inspected))
     left, right = ({q.tensor.removesuffix("/q"): q for q in one.quantized} for one in inspected)
     for tensor in sorted(left.keys() | right.keys()):
         a, b = left.get(tensor), right.get(tensor)
         if a is None or b is None:
-            found.append(Difference(tensor=tensor, what="placement", first=_placed(a), second=_placed(b)))
+            found.append(
+                Difference(
+                    tensor=tensor,
+                    what="placement",
+                    first=_describe_placement(a),
+                    second=_describe_placement(b),
+                )
+            )
             continue
         for what in ("qtype", "granularity", "zero_points"):
             values = (str(getattr(a, what)), str(getattr(b, what)))
             if values[0] != values[1]:
                 label = what.replace("_", " ").replace("qtype", "type")
                 found.append(Difference(tensor=tensor, what=label, first=values[0], second=values[1]))
-        found += _of_scales(
+        found += _diff_scales(
             tensor, [one.get(q.tensor) for one, q in zip(scales, (a, b), strict=True)], tolerance
         )
-    found += [*_of_attributes(*protos), *_of_constants(protos, tolerance)]
+    found += [*_diff_attributes(*protos), *_diff_constants(protos, tolerance)]
     names = [one.source for one in inspected]
     return Differences(first=names[0], second=names[1], tolerance=tolerance, found=tuple(found))
 
 
-def _of_models(first: Inspection, second: Inspection) -> list[Difference]:
+def _diff_models(first: Inspection, second: Inspection) -> list[Difference]:
     rows = [
         ("opset", str(first.opset), str(second.opset)),
         ("IR version", str(first.ir_version), str(second.ir_version)),
@@ -97,7 +104,7 @@ def _of_models(first: Inspection, second: Inspection) -> list[Difference]:
     return [Difference(tensor="", what=what, first=a, second=b) for what, a, b in rows if a != b]
 
 
-def _placed(quantized: QuantizedTensor | None) -> str:
+def _describe_placement(quantized: QuantizedTensor | None) -> str:
     return "float" if quantized is None else f"{quantized.qtype} {quantized.granularity}"
 
 
@@ -106,12 +113,12 @@ def _scales(proto: onnx.ModelProto) -> dict[str, NDArray[Any]]:
     constants = GraphIndex.of_model(proto).constants
     return {
         node.input[0]: np.asarray(tensor_array(constants[node.input[1]]), np.float64)
-        for node in all_nodes(proto.graph)
+        for node in list_nodes(proto.graph)
         if node.op_type in _HAS_SCALE and node.input[1] in constants
     }
 
 
-def _of_scales(tensor: str, pair: list[NDArray[Any] | None], tolerance: float) -> list[Difference]:
+def _diff_scales(tensor: str, pair: list[NDArray[Any] | None], tolerance: float) -> list[Difference]:
     first, second = pair
     if first is None or second is None:
         return []
@@ -126,30 +133,30 @@ def _of_scales(tensor: str, pair: list[NDArray[Any] | None], tolerance: float) -
     return [Difference(tensor=tensor, what=what, first=f"{first[worst]:.6g}", second=f"{second[worst]:.6g}")]
 
 
-def _of_attributes(*protos: onnx.ModelProto) -> list[Difference]:
+def _diff_attributes(*protos: onnx.ModelProto) -> list[Difference]:
     """Return the nodes with the same outputs that are not the same: operator, inputs or attributes."""
-    first, second = ({tuple(n.output): n for n in all_nodes(proto.graph)} for proto in protos)
+    first, second = ({tuple(n.output): n for n in list_nodes(proto.graph)} for proto in protos)
     found = []
     for outputs in [outputs for outputs in first if outputs in second]:
-        a, b = (_spelled(nodes[outputs]) for nodes in (first, second))
+        a, b = (_format_node(nodes[outputs]) for nodes in (first, second))
         if a != b:
             found.append(Difference(tensor=outputs[0], what="node", first=a, second=b))
     return found
 
 
-def _spelled(node: onnx.NodeProto) -> str:
+def _format_node(node: onnx.NodeProto) -> str:
     """Return operator, attributes and inputs of `node`; bodies are compared node by node."""
     kinds = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
     attributes = [onnx.helper.printable_attribute(a) for a in node.attribute if a.type not in kinds]
     return f"{node.op_type}[{', '.join(sorted(attributes))}]({', '.join(node.input)})"
 
 
-def _of_constants(protos: Sequence[onnx.ModelProto], tolerance: float) -> list[Difference]:
+def _diff_constants(protos: Sequence[onnx.ModelProto], tolerance: float) -> list[Difference]:
     """Return the constants of one name whose values differ, but for scales and zero points."""
     parameters = {
         name
         for proto in protos
-        for node in all_nodes(proto.graph)
+        for node in list_nodes(proto.graph)
         if node.op_type in _HAS_SCALE
         for name in node.input[1:]
     }

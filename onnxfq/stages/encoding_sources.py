@@ -15,7 +15,7 @@ from onnxfq.interchange import GivenFile, read_given
 from onnxfq.interchange.apply import Fitted, fit
 from onnxfq.interchange.external import Given
 from onnxfq.interchange.recipe_overrides import recipe_with
-from onnxfq.stages.calibrate import calibrate, calibrated_part
+from onnxfq.stages.calibrate import calibrate, select_calibrated_part
 from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.registry import prepare_model
@@ -88,7 +88,7 @@ class PlannedEncodings:
             made = calibrate(model, self.plan, statistics, calibrator)
         else:
             made = calibrate(model, self.unknown, statistics, calibrator)
-            plan = calibrated_part(self.plan, made.without_values)
+            plan = select_calibrated_part(self.plan, made.without_values)
             known = self.own | {encoding.tensor: encoding for encoding in made.encodings}
             known |= {one.tensor: one for one in encode_biases(model, plan, known.values())}
             whole = self.plan
@@ -104,7 +104,7 @@ class PlannedEncodings:
                     "data_sha256": made.data_sha256 if observed else "",
                 }
             )
-        return calibrated_part(self.plan, made.without_values), made
+        return select_calibrated_part(self.plan, made.without_values), made
 
 
 def plan_encodings(model: Model, recipe: Recipe, file: GivenFile | Given | None = None) -> PlannedEncodings:

@@ -17,7 +17,7 @@ from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.signature import number_outputs
 from onnxfq.passes.integer_matmul import integer_products
-from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.quantize_inputs import QuantizeInputs, with_unique_names
 from onnxfq.stages.score import score_models
@@ -49,7 +49,7 @@ def evaluate(
     if kernels == "integer":
         for name, proto in candidates.items():
             candidates[name] = _with_integers(name, proto, notes)
-    quantized = {name for proto in candidates.values() for name in _quantized_tensors(proto, base)}
+    quantized = {name for proto in candidates.values() for name in _find_quantized_tensors(proto, base)}
     # In the order of computation: the first that is low is where to look.
     tensors = [name for node in base.graph.node for name in node.output if name in quantized]
     # Whether samples are enough and differ is a question of calibrating.
@@ -80,7 +80,7 @@ def compare_forms(
         options: threads, device and progress.
     """
     reference, feeds = inputs.reference, inputs.kept
-    lacking = cannot_run(qdq)
+    lacking = explain_unsupported(qdq)
     notes = [f"Q/DQ model not run: {lacking}"] if lacking else []
     # Without a feed there is nothing to tell of any candidate, least of all that it is equal.
     candidates = {"fake-quant": simulation} | ({} if lacking else {"Q/DQ": qdq})
@@ -114,7 +114,7 @@ def _label(model: object, otherwise: str) -> str:
     return Path(model).name if isinstance(model, (str, Path)) else otherwise
 
 
-def _quantized_tensors(candidate: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[str]:
+def _find_quantized_tensors(candidate: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[str]:
     """Yield the tensors computed in `reference` whose quantized form is computed in `candidate`."""
     computed = {name for node in reference.graph.node for name in node.output}
     for node in candidate.graph.node:

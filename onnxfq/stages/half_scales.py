@@ -16,10 +16,12 @@ def with_half_scales(encodings: Encodings, name: FloatName) -> Encodings:
     """
     if name not in HALF_TYPES:
         return encodings
-    return encodings.model_copy(update={"encodings": tuple(_rounded(e, name) for e in encodings.encodings)})
+    return encodings.model_copy(
+        update={"encodings": tuple(_round_encoding(e, name) for e in encodings.encodings)}
+    )
 
 
-def _rounded(encoding: Encoding, name: FloatName) -> Encoding:
+def _round_encoding(encoding: Encoding, name: FloatName) -> Encoding:
     half = HALF_TYPES[name]
     scale = encoding.scale_array
     if encoding.spec.dynamic or encoding.spec.scale_type != "float32" or not scale.size:

@@ -23,13 +23,13 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names
 from onnxfq.runtime.session import Session
-from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.check import check
 from onnxfq.stages.options import RunOptions, open_feeds
-from onnxfq.support.files import check_writable, replacing, write_text
+from onnxfq.support.files import check_writable, replace_file, write_text
 from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.profiles import Profile, covering, profiles
+from onnxfq.targets.profiles import Profile, cover_feeds, profiles
 from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts
 from onnxfq.targets.target import Kit, Samples
 
@@ -62,7 +62,7 @@ class _Folder:
         self.files.append(name)
 
     def binary(self, name: str, content: bytes) -> None:
-        with replacing(self.path / name) as temporary:
+        with replace_file(self.path / name) as temporary:
             temporary.write_bytes(content)
         self.files.append(name)
 
@@ -85,7 +85,7 @@ def handoff(
     data raise.
     """
     options = options or RunOptions()
-    kit, path = _kit_of(target), _checked_folder(Path(folder))
+    kit, path = _kit_of(target), _check_folder(Path(folder))
     proto, _, source = read_model(model)
     found = check(proto, target, build=build).model_copy(update={"source": source})
     notes = []
@@ -94,8 +94,8 @@ def handoff(
         notes.append("the samples are random numbers: no data was given")
     else:
         feeds = list(islice(open_feeds(proto, data, options.batch, options.data), SAMPLES))
-    wanted = covering(profiles(proto, shapes or {}), feeds)
-    missing = cannot_run(proto)
+    wanted = cover_feeds(profiles(proto, shapes or {}), feeds)
+    missing = explain_unsupported(proto)
     results = [] if missing else list(_results(proto, feeds, options.threads))
     if missing:
         notes.append(f"there are no expected outputs: {missing}")
@@ -105,7 +105,7 @@ def handoff(
     texts = sorted(named - {name for arrays in (*feeds, *results) for name in arrays})
     if texts:
         notes.append(f"{', '.join(texts)} hold no numbers, and are left out of the samples")
-    with _filled(path):
+    with _fill_folder(path):
         for name in ("inputs", "raw", *(["outputs"] if results else [])):
             (path / name).mkdir()
         out = _Folder(path)
@@ -130,7 +130,7 @@ def _kit_of(target: str) -> Kit:
     return kits[target]
 
 
-def _checked_folder(path: Path) -> Path:
+def _check_folder(path: Path) -> Path:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise OutputError(
             f"{path} is there and not an empty folder; give a new one, so that nothing is mixed"
@@ -140,7 +140,7 @@ def _checked_folder(path: Path) -> Path:
 
 
 @contextmanager
-def _filled(folder: Path) -> Iterator[None]:
+def _fill_folder(folder: Path) -> Iterator[None]:
     """Make `folder`, to be filled; what is in it goes again when that fails, and it too where it is new."""
     new = not folder.exists()
     folder.mkdir(exist_ok=True)

@@ -11,10 +11,10 @@ from onnxfq.graph.external.scratch_file import weights_in
 from onnxfq.graph.io.load import MIN_OPSET
 from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import FloatName
-from onnxfq.numerics.storage_types import deployed_qtype
+from onnxfq.numerics.storage_types import find_storage_qtype
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
-from onnxfq.stages.calibrate import calibrated_part
+from onnxfq.stages.calibrate import select_calibrated_part
 from onnxfq.stages.inspect import FORMAT_KEY
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.targets.registry import prepare_model, target_by_name
@@ -31,12 +31,12 @@ def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: 
     Standard operators, and those of the target where it has a form of its own for a format. Raises PlanError
     for what does not belong together, RecipeError for a target that is not registered.
     """
-    plan = calibrated_part(plan, encodings.without_values)
+    plan = select_calibrated_part(plan, encodings.without_values)
     made = qdq_pass(plan, encodings, max(lowest_opset, MIN_OPSET)).run(prepare_model(model, plan.target))
     proto = with_provenance(made.model.proto, plan, encodings)
     for placement in plan.placements:
         qtype = placement.spec.qtype
-        if deployed_qtype(qtype) is not qtype:
+        if find_storage_qtype(qtype) is not qtype:
             proto.metadata_props.add(key=FORMAT_KEY + placement.tensor, value=qtype.name)
     return proto
 
@@ -53,7 +53,7 @@ def insert_fake_quantize(
 
     switchable: all nodes read the optional input `onnxfq/enabled`; fed with false the model is float.
     """
-    plan = calibrated_part(plan, encodings.without_values)
+    plan = select_calibrated_part(plan, encodings.without_values)
     made = InsertFakeQuantize(plan, encodings, switchable).run(prepare_model(model, plan.target))
     return with_provenance(made.model.proto, plan, encodings)
 

@@ -15,7 +15,7 @@ from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
-from onnxfq.graph.model import all_nodes, default_opset
+from onnxfq.graph.model import default_opset, list_nodes
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names
 from onnxfq.support.records import Record
@@ -83,7 +83,7 @@ class Inspection(Record):
 def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
     """Read a model and list what is in it. Raises ModelError in one line."""
     proto, _, source = read_model(model)
-    nodes = all_nodes(proto.graph)
+    nodes = list_nodes(proto.graph)
     counts = Counter(node.op_type for node in nodes)
     index = GraphIndex.of_model(proto)
     constants, makers = index.constants, index.makers

@@ -18,7 +18,7 @@ from typing import Any
 
 from onnxfq.calibration.statistics import Key, Observed, Statistics, kinds_of
 from onnxfq.calibration.statistics.state import state_bytes
-from onnxfq.data import Feed, owned, sample_digest
+from onnxfq.data import Feed, copy_feeds, sample_digest
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import StatisticsError
 from onnxfq.graph.model import Model
@@ -71,8 +71,11 @@ def collect_statistics(
     values: dict[Key, Any] = {}
     done, data = 0, 0
     for number, part in enumerate(passes):
-        source = owned(feeds) if start is None else resumed(feeds, start)
-        with _observing(device, model, part, options, source) as (observer, source), _interrupts() as stopped:
+        source = copy_feeds(feeds) if start is None else skip_resumed(feeds, start)
+        with (
+            _open_observer(device, model, part, options, source) as (observer, source),
+            _interrupts() as stopped,
+        ):
             observed = observer.run(source, skipped, stopped)
         if not observed.complete and len(passes) > 1:
             raise KeyboardInterrupt  # of one part of the tensors only: nothing to go on from
@@ -90,12 +93,12 @@ def collect_statistics(
     return observed if start is None else replace(start, complete=True).merge(observed)
 
 
-def resumed(feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:
+def skip_resumed(feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:
     """Return what comes behind the first feeds, those of `start`, as an interrupted run has left it.
 
     Raises StatisticsError when the first feeds are others.
     """
-    source = owned(feeds)
+    source = copy_feeds(feeds)
     first = [sample_digest(feed) for feed in islice(source, start.feeds)]
     start.check_data(sum(first) % DATA_MODULUS, len(first))
     return source
@@ -149,7 +152,7 @@ def _passes(plan: Plan, observed: list[Observed], rooms: Rooms) -> list[Plan]:
 
 
 @contextmanager
-def _observing(
+def _open_observer(
     device: Device, model: Model, plan: Plan, options: ObserveOptions, feeds: Iterator[Feed]
 ) -> Iterator[tuple[Observer, Iterator[Feed]]]:
     """Give an observer and the feeds: on the CPU if "auto" finds that the first feed fails on `device`."""

@@ -16,16 +16,16 @@ from typing import Any
 import onnx
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.data import Feed, owned
+from onnxfq.data import Feed, copy_feeds
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.model import Model
-from onnxfq.runtime.custom_ops import use_custom_ops, used_custom_ops
+from onnxfq.runtime.custom_ops import list_custom_ops, use_custom_ops
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.device_memory import Device
-from onnxfq.stages.observe import ObservationInterrupted, resumed
+from onnxfq.stages.observe import ObservationInterrupted, skip_resumed
 from onnxfq.stages.observers import ObserveOptions, Observer, observer_on
-from onnxfq.support.records import one_line
+from onnxfq.support.records import join_lines
 from onnxfq.targets.registry import prepare_model
 
 SHARD = 16
@@ -56,7 +56,7 @@ def collect_on_ray(
     plan.check_model(model.sha256)
     model = prepare_model(model, plan.target)
     with _Cluster(ray, address, options.threads):
-        work = ray.put(_Work.of(model, plan, options))
+        work = ray.put(_Work.from_model(model, plan, options))
         kind = "GPU" if options.device == "cuda" else "CPU"
         workers = int(ray.cluster_resources().get(kind, 0))
         if kind == "GPU" and not workers:
@@ -75,7 +75,7 @@ def collect_on_ray(
                 options.progress(total.feeds)
 
         try:
-            source = owned(feeds) if start is None else resumed(feeds, start)
+            source = copy_feeds(feeds) if start is None else skip_resumed(feeds, start)
             for first, shard in _shards(source, 0 if start is None else start.feeds):
                 out.append(task.remote(work, first, shard))
                 if len(out) >= most:
@@ -100,7 +100,7 @@ class _Work:
     libraries: tuple[str, ...]
 
     @staticmethod
-    def of(model: Model, plan: Plan, options: ObserveOptions) -> _Work:
+    def from_model(model: Model, plan: Plan, options: ObserveOptions) -> _Work:
         device: Device = "cuda" if options.device == "cuda" else "cpu"
         plain = replace(options, threads=1, progress=None, device=device)
         return _Work(
@@ -109,7 +109,7 @@ class _Work:
             model.source,
             plan.model_dump_json(),
             plain,
-            used_custom_ops(),
+            list_custom_ops(),
         )
 
     def observer(self) -> Observer:
@@ -182,7 +182,7 @@ class _Cluster:
                 self._ray.init(address=self._address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise RuntimeLibraryError(
-                f"no Ray cluster at {self._address!r}: {one_line(error)[:200]}; start one, or use local"
+                f"no Ray cluster at {self._address!r}: {join_lines(error)[:200]}; start one, or use local"
             ) from None
         self._mine = True
         return self

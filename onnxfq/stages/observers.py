@@ -49,14 +49,14 @@ from onnxfq.passes.observe.insert_observers import (
     OBSERVE_OUTPUTS,
     STATE_OUTPUT,
     InsertObservers,
+    find_observed_shape,
     observe_output,
-    observed_groups,
 )
 from onnxfq.runtime.device_choice import DeviceChoice
-from onnxfq.runtime.device_memory import Device, placed
+from onnxfq.runtime.device_memory import Device, open_place
 from onnxfq.runtime.device_statistics import Gathering
-from onnxfq.runtime.float32_emulation import widened
-from onnxfq.runtime.observing_session import observing_session
+from onnxfq.runtime.float32_emulation import widen_model
+from onnxfq.runtime.observing_session import open_observing_session
 from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.support.digests import DATA_MODULUS
@@ -96,7 +96,7 @@ def observed_tensors(model: Model, plan: Plan, options: ObserveOptions) -> list[
         shape, channels, spec = None, 0, placement.spec
         if editor is not None:
             tensor = editor.tensor(placement)
-            shape = observed_groups(placement, tensor)
+            shape = find_observed_shape(placement, tensor)
             channels = int(tensor.shape[spec.granularity.axis]) if spec.equalized else 0
         found.append(
             Observed(placement.tensor, spec.observed_granularity, shape, channels, stop, feed_ranges)
@@ -126,7 +126,7 @@ class Observer:
         try:
             self._observed: onnx.ModelProto | Path
             # Sessions take the large weights of a model in memory from where they are.
-            self._observed = self._insert(plan, model) if is_large(model.proto) else self._written(plan)
+            self._observed = self._insert(plan, model) if is_large(model.proto) else self._write_model(plan)
         except BaseException:
             self._files.close()
             raise
@@ -139,7 +139,7 @@ class Observer:
             lambda feed: most_alive(graph, {name: array.shape for name, array in feed.items()}),
         )
 
-    def _inserting(self, plan: Plan) -> Pass:
+    def _make_pass(self, plan: Plan) -> Pass:
         return InsertObservers(plan)
 
     def __enter__(self) -> Observer:
@@ -195,21 +195,21 @@ class Observer:
 
     def _insert(self, plan: Plan, model: Model) -> onnx.ModelProto:
         """Return `model` with observers; its outputs are theirs, none where there is nothing to observe."""
-        proto = self._inserting(plan).run(model).model.proto
+        proto = self._make_pass(plan).run(model).model.proto
         self._outputs = [output.name for output in proto.graph.output] if self._tensors else []
         return proto
 
-    def _written(self, plan: Plan) -> Path:
+    def _write_model(self, plan: Plan) -> Path:
         """Write the observed model for onnxruntime to optimise; return its path."""
         folder = self._files.enter_context(scratch_folder())
         with room_for_scratch():
             light = replace(self._model, proto=split_weights(self._model.proto, folder / "weights"))
-            onnx.save(widened(self._insert(plan, light)), folder / "model.onnx")
+            onnx.save(widen_model(self._insert(plan, light)), folder / "model.onnx")
         return folder / "model.onnx"
 
     def _session(self, threads: int) -> Session:
         if isinstance(self._observed, Path):
-            return observing_session(self._observed, self._observed.parent, threads)
+            return open_observing_session(self._observed, self._observed.parent, threads)
         return Session(self._observed, threads)
 
 
@@ -230,14 +230,14 @@ class MergingObserver(Observer):
         super().__exit__(*exception)
         self._merging = None
 
-    def _inserting(self, plan: Plan) -> Pass:
+    def _make_pass(self, plan: Plan) -> Pass:
         return InsertMerging(plan, self._options.feed_ranges, self._options.nonfinite == "stop")
 
     def _gather(self, feeds: Iterable[Feed], tally: _Tally) -> dict[Key, Any]:
         if not self._tensors:
             return super()._gather(feeds, tally)
         ranges: list[NDArray[np.float32]] = []
-        with self._gathering() as gathering:
+        with self._open_gathering() as gathering:
             for heads, of_feed in tally.over(gathering.run(feeds)):
                 self._check(heads, gathering.rows, tally.number)
                 ranges.append(state_ranges(of_feed))
@@ -262,7 +262,7 @@ class MergingObserver(Observer):
         if not self._tensors:
             return None
         try:
-            with self._gathering() as gathering:
+            with self._open_gathering() as gathering:
                 for feed in feeds:
                     gathering.add(feed)
         except (DataError, DeviceMemoryError, ModelError) as error:
@@ -270,10 +270,10 @@ class MergingObserver(Observer):
         return None
 
     @contextmanager
-    def _gathering(self) -> Iterator[Gathering]:
+    def _open_gathering(self) -> Iterator[Gathering]:
         if self._merging is None:
             self._merging = self._session(self._options.threads)
-        with placed(self._device) as place:
+        with open_place(self._device) as place:
             yield Gathering(self._merging, self._tensors, place)
 
     def _check(self, heads: NDArray[np.int64], rows: Sequence[slice], feed: int) -> None:

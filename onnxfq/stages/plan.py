@@ -10,7 +10,7 @@ from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import Model
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
 from onnxfq.graph.queries import (
-    all_tensors,
+    collect_tensors,
     is_dequantized,
     nodes_by_graph,
     nodes_out_of_reach,
@@ -44,11 +44,11 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     graph = typed.graph()
     if recipe.existing != "keep":
         refuse_quantized(graph, model.source)
-    tensors = all_tensors(graph)
+    tensors = collect_tensors(graph)
     recipe.check_names({node.name: node.op for node in nodes_by_graph(graph)}, set(tensors))
     decisions = decide_operators(graph, _decide_weighted(graph, recipe, policy), recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
-    placements = [_told_if_split(p, tensors) for p in _merge(decisions)]
+    placements = [_note_float_readers(p, tensors) for p in _merge(decisions)]
     placements = equalize_depthwise(placements, graph, recipe)
     biases = list(place_biases(placements, graph, recipe, policy))
     placements += biases
@@ -56,7 +56,7 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     kept = {d.node: d.why_float for d in decisions if d.why_float} | {s.name: s.why for s in opaque}
     if not placements:
         untold = f". ONNX Runtime cannot tell the types either: {untold}" if untold else ""
-        raise ModelError(_nothing_to_quantize(model.source, decisions, opaque) + untold)
+        raise ModelError(_describe_nothing_to_quantize(model.source, decisions, opaque) + untold)
     added = {use.node: (use,) for placement in biases for use in placement.uses}
     skipped = [
         Skipped(name=d.node, kind="node", op_type=d.op_type, why=d.why_float)
@@ -187,7 +187,7 @@ def _merge(decisions: list[NodeDecision]) -> list[Placement]:
     return list(merged.values())
 
 
-def _told_if_split(placement: Placement, tensors: dict[str, gs.Tensor]) -> Placement:
+def _note_float_readers(placement: Placement, tensors: dict[str, gs.Tensor]) -> Placement:
     """Add to the reason of a weight that something reads it in float as well, if so."""
     if placement.role != "weight":
         return placement
@@ -232,7 +232,7 @@ def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placemen
     return known.model_copy(update={"uses": uses, "spec": spec, "why": why})
 
 
-def _nothing_to_quantize(source: str, decisions: list[NodeDecision], opaque: list[Skipped]) -> str:
+def _describe_nothing_to_quantize(source: str, decisions: list[NodeDecision], opaque: list[Skipped]) -> str:
     if decisions:
         first = decisions[0]
         remedy = "; export the model in float32 or float16" if "only float32" in first.why_float else ""

@@ -13,7 +13,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_in
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.external.weightless import with_weights
-from onnxfq.graph.io.load import normalised, read_model
+from onnxfq.graph.io.load import normalize_model, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.runtime.device_choice import choose_device
@@ -83,7 +83,7 @@ def open_inputs(
     with weights_in(scratch):
         proto, sha256, source = read_model(model)
     reference = with_unique_names(proto)
-    loaded = ranked = prepare_model(normalised(proto, sha256, source, recipe.existing), recipe.target)
+    loaded = ranked = prepare_model(normalize_model(proto, sha256, source, recipe.existing), recipe.target)
     opened = None if data is None else open_feeds(loaded.proto, data, options.batch, options.data)
     feeds = None if opened is None else KeptFeeds(opened)
     if feeds is not None and not observed and lacks_ranks(loaded):

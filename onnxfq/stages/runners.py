@@ -33,7 +33,7 @@ def integer(
     return onnxruntime(integer_products(proto).proto, feeds, tensors, threads)
 
 
-def saved(path: Path) -> Runner:
+def read_saved(path: Path) -> Runner:
     """Return a runner that reads what Polygraphy saved: `polygraphy run --save-outputs`.
 
     Running it raises DataError for a file without such results, or with another number of feeds.
@@ -65,7 +65,7 @@ def runner(name: str) -> Runner:
     if name in known:
         return known[name]
     if Path(name).suffix == ".json":
-        return saved(Path(name))
+        return read_saved(Path(name))
     raise DataError(
         f"nothing is called {name!r} that could run the model{nearest(name, known)}; or give a .json file "
         "of `polygraphy run --save-outputs`"

@@ -59,7 +59,7 @@ def score_models(
     for name in output_names(reference):
         if name not in names:
             log.warning("output %s holds no numbers and is not compared", name)
-    sizes = _declared(reference)
+    sizes = _read_declared_sizes(reference)
     runs = [_Run(name, proto, names, tensors, sizes) for name, proto in candidates.items()]
     sides = [_Side(reference, [*names, *tensors], exact=False), *(run.side for run in runs)]
     right, done, row = 0, 0, 0
@@ -110,7 +110,7 @@ def _outputs(
         if not sessions:
             sessions.extend(side.session(threads, device) for side in sides)
         # Copied to a GPU once, not for each of the models.
-        given = feed if device == "cpu" else PlacedFeed.of(feed, device)
+        given = feed if device == "cpu" else PlacedFeed.from_feed(feed, device)
         return [one.run(given, side.fetches) for one, side in zip(sessions, sides, strict=True)]
 
     for number, feed in enumerate(feeds):
@@ -167,7 +167,7 @@ class _Run:
                     raise ModelError(f"{self.name}: {self.fetches[i]!r} {shapes}")
                 self.unlike.setdefault(name, []).append(shapes)
                 continue
-            self.sums[i] = self.sums[i] + ErrorSums.of(want, have)
+            self.sums[i] = self.sums[i] + ErrorSums.from_arrays(want, have)
             same, rows = _agreement(want, have)
             self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
         if truth is not None:
@@ -217,7 +217,7 @@ class _Run:
         )
 
 
-def _declared(reference: onnx.ModelProto) -> dict[str, list[int | None]]:
+def _read_declared_sizes(reference: onnx.ModelProto) -> dict[str, list[int | None]]:
     """Return the sizes of outputs and inner tensors as the model declares them; None for an open axis."""
     found = {}
     for value in (*reference.graph.output, *reference.graph.value_info):

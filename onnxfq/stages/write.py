@@ -14,7 +14,7 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names
 from onnxfq.runtime.session import Session
-from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.runtime.unsupported_ops import explain_unsupported
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def write_model(
 
     def try_out(path: Path, weights: Path | None) -> None:
         read, _, _ = read_model(path, weights)
-        if not feeds or cannot_run(read):
+        if not feeds or explain_unsupported(read):
             return
         found = Session(read, threads, exact=True).run(feeds[0])
         for name, array in zip(output_names(read), found, strict=True):

@@ -64,7 +64,7 @@ def check_output(output: str | Path, *others: object) -> None:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replace_file(path: str | Path) -> Iterator[Path]:
     """Give the path of a temporary file; on success it takes the place of `path`, on failure it goes.
 
     Where the system can, the file has no name in any folder until it is whole, so that a process that is
@@ -78,10 +78,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
         path = Path(os.path.realpath(path))
     named = None
     try:
-        handle = temporary_files.unnamed(path.parent)
+        handle = temporary_files.open_unnamed(path.parent)
         if handle is None:
             temporary_files.remove_stale(path)
-            handle, named = temporary_files.beside(path)
+            handle, named = temporary_files.open_temporary(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
     try:
@@ -91,9 +91,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
-        if named is None and handle is not None and not temporary_files.linked(handle, path):
+        if named is None and handle is not None and not temporary_files.link_file(handle, path):
             temporary_files.remove_stale(path)
-            named = temporary_files.linked_beside(handle, path)
+            named = temporary_files.link_temporary(handle, path)
         if named is not None:
             named.replace(path)
     except OSError as error:
@@ -107,7 +107,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write UTF-8 `text` to `path`, whole or not at all."""
-    with replacing(path) as temporary:
+    with replace_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

@@ -72,7 +72,7 @@ def read_content(path: str | Path, error: type[OnnxfqError]) -> Any:
     except (ValueError, RecursionError, yaml.YAMLError) as fault:
         kind = path.suffix.lstrip(".") or "YAML"
         raise error(
-            f"{path} is not valid {kind}: {one_line(fault)}; repair it or give another file"
+            f"{path} is not valid {kind}: {join_lines(fault)}; repair it or give another file"
         ) from None
 
 
@@ -96,7 +96,7 @@ def parse(content: Any, record: type[R], error: type[OnnxfqError], source: str) 
     except pydantic.ValidationError as fault:
         first = fault.errors(include_url=False)[0]
         where = ": ".join(part for part in (source, ".".join(str(part) for part in first["loc"])) if part)
-        message = one_line(first["msg"].removeprefix("Value error, "))
+        message = join_lines(first["msg"].removeprefix("Value error, "))
         if first["type"] == "extra_forbidden":
             known = _record_at(record, first["loc"][:-1]).file_fields()
             hint = nearest(str(first["loc"][-1]), known) or "; known: " + ", ".join(known)
@@ -127,7 +127,7 @@ def write_document(path: str | Path, record: Record) -> None:
     write_text(path, record.model_dump_json(indent=2, exclude_defaults=False) + "\n")
 
 
-def one_line(text: object) -> str:
+def join_lines(text: object) -> str:
     """Return `text` in one line: white space runs are single blanks, what is not printable is spelled."""
     line = " ".join(str(text).split())
     return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)

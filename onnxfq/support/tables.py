@@ -22,7 +22,7 @@ def table_lines(rows: Sequence[Sequence[str]], names: Collection[int] = ()) -> l
         widest = max(names, key=lambda i: widths[i])
         widths[widest] -= 1
         over -= 1
-    cells = [[_shortened(c, w) for c, w in zip(row, widths, strict=True)] for row in rows]
+    cells = [[_shorten(c, w) for c, w in zip(row, widths, strict=True)] for row in rows]
     return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
@@ -32,7 +32,7 @@ def _room() -> float:
     return shutil.get_terminal_size().columns if terminal else float("inf")
 
 
-def _shortened(text: str, width: int) -> str:
+def _shorten(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     head = (width - 2) // 2

@@ -33,7 +33,7 @@ _LOCK = "lock"
 _FILES = "files"
 
 
-def unnamed(folder: Path) -> int | None:
+def open_unnamed(folder: Path) -> int | None:
     """Open a file in the file system of `folder` that has no name; None where the system has no such."""
     kind = getattr(os, "O_TMPFILE", None)
     if kind is None or not os.path.isdir(OPEN_FILES):
@@ -46,7 +46,7 @@ def unnamed(folder: Path) -> int | None:
         raise
 
 
-def linked(handle: int, path: Path) -> bool:
+def link_file(handle: int, path: Path) -> bool:
     """Give the open file without a name that of `path`; tell whether it was free."""
     folder = os.open(OPEN_FILES, os.O_RDONLY)
     try:
@@ -58,16 +58,16 @@ def linked(handle: int, path: Path) -> bool:
     return True
 
 
-def linked_beside(handle: int, path: Path) -> Path:
+def link_temporary(handle: int, path: Path) -> Path:
     """Give the open file without a name one beside `path`, to be renamed at once."""
     _lock(handle)
     while True:
         name = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
-        if linked(handle, name):
+        if link_file(handle, name):
             return name
 
 
-def beside(path: Path) -> tuple[int | None, Path]:
+def open_temporary(path: Path) -> tuple[int | None, Path]:
     """Make a file beside `path`, locked for as long as its maker lives."""
     while True:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_TEMPORARY, dir=path.parent)

@@ -36,7 +36,7 @@ def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dic
     found = {}
     for name, tensor in inputs.items():
         dims = list(tensor.shape.dim)
-        given = _fitting(name, dims, shapes[name]) if name in shapes else None
+        given = _check_dims(name, dims, shapes[name]) if name in shapes else None
         ranges = [
             _range(axis, len(dims), dim, None if given is None else given[axis], named)
             for axis, dim in enumerate(dims)
@@ -53,7 +53,7 @@ def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dic
     return found
 
 
-def covering(found: Mapping[str, Profile], feeds: Sequence[Feed]) -> dict[str, Profile]:
+def cover_feeds(found: Mapping[str, Profile], feeds: Sequence[Feed]) -> dict[str, Profile]:
     """Return profiles that `feeds` lie in as well; the first feed has the most frequent shape."""
     made = {}
     for name, (low, _, high) in found.items():
@@ -66,7 +66,9 @@ def covering(found: Mapping[str, Profile], feeds: Sequence[Feed]) -> dict[str, P
     return made
 
 
-def _fitting(name: str, dims: list[onnx.TensorShapeProto.Dimension], given: Sequence[int]) -> Sequence[int]:
+def _check_dims(
+    name: str, dims: list[onnx.TensorShapeProto.Dimension], given: Sequence[int]
+) -> Sequence[int]:
     fixed = [dim.dim_value if dim.dim_value > 0 else None for dim in dims]
     fits = len(given) == len(fixed) and all(
         f in (None, g) and g > 0 for f, g in zip(fixed, given, strict=True)

@@ -62,7 +62,7 @@ class Grid:
     saturate: bool = True
 
     @staticmethod
-    def of(qtype: QType | str, rounding: str, arithmetic: str, saturate: bool) -> Grid:
+    def from_names(qtype: QType | str, rounding: str, arithmetic: str, saturate: bool) -> Grid:
         """Return the grid of these names. Raises SpecError with the nearest ones for an unknown name."""
         if rounding not in ROUNDINGS:
             raise SpecError(f"unknown rounding {rounding!r}{nearest(rounding, ROUNDINGS)}")
@@ -86,7 +86,7 @@ class View:
     params: tuple[int, ...]
 
     @staticmethod
-    def of(shape: Sequence[int], param: Sequence[int], granularity: Granularity) -> View:
+    def from_shapes(shape: Sequence[int], param: Sequence[int], granularity: Granularity) -> View:
         """Return the view of x of `shape` with parameters of shape `param`. Raises SpecError for a misfit."""
         layout = Layout.match(granularity, shape, param)
         if layout.granularity == PER_TENSOR:
@@ -126,7 +126,7 @@ class View:
         return param.reshape(self.params)
 
 
-def in_steps(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
+def scale_to_steps(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
     """Return x measured in steps of `scale`, not rounded."""
     return ARITHMETICS[grid.arithmetic](x, scale)
 

@@ -43,7 +43,7 @@ def switch_fused(model: nn.Module, fused: bool) -> None:
                 setattr(module, name, module.__dict__.pop(_BEFORE))
 
 
-def why_not(module: nn.Module) -> str:
+def explain_unsupported(module: nn.Module) -> str:
     """Return why a MultiheadAttention cannot be taken apart; empty when it can."""
     if module.bias_k is not None or module.add_zero_attn:
         return "it has add_bias_kv or add_zero_attn, which are not taken apart; use its matmuls in a module"
@@ -74,13 +74,13 @@ class SwappedAttention(Swapped):
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = (_heads(x, self.num_heads) for x in _project(self, query, key, value))
         # Scaled before the product, as torch does.
-        scores = _quantized(self, "scores_input", q * math.sqrt(1.0 / q.shape[-1])) @ _quantized(
+        scores = _quantize_input(self, "scores_input", q * math.sqrt(1.0 / q.shape[-1])) @ _quantize_input(
             self, "scores_other", k
         ).transpose(-2, -1)
         mask = _mask(attn_mask, key_padding_mask, scores)
         weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
         weights = F.dropout(weights, self.dropout, self.training)
-        context = _quantized(self, "context_input", weights) @ _quantized(self, "context_other", v)
+        context = _quantize_input(self, "context_input", weights) @ _quantize_input(self, "context_other", v)
         y = self.out_proj(context.permute(2, 0, 1, 3).flatten(2))  # [L, N, E]
         if not batched:
             y, weights = y.squeeze(1), weights.squeeze(0)
@@ -91,17 +91,17 @@ class SwappedAttention(Swapped):
         return y, weights.mean(dim=-3) if average_attn_weights else weights
 
 
-def _quantized(module: nn.Module, name: str, x: Tensor) -> Tensor:
+def _quantize_input(module: nn.Module, name: str, x: Tensor) -> Tensor:
     quantizer = module._modules.get(name + SUFFIX)
     return x if quantizer is None else quantizer(x)
 
 
 def _inputs(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    q = _quantized(module, "query", query)
-    k = q if key is query else _quantized(module, "key", key)
+    q = _quantize_input(module, "query", query)
+    k = q if key is query else _quantize_input(module, "key", key)
     if value is key:
         return q, k, k
-    return q, k, q if value is query else _quantized(module, "value", value)
+    return q, k, q if value is query else _quantize_input(module, "value", value)
 
 
 def _project(module: Any, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:

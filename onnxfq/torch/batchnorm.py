@@ -14,7 +14,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from onnxfq.torch.layers import Swapped, swap
-from onnxfq.torch.onnx_node import exporting
+from onnxfq.torch.onnx_node import is_exporting
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -27,12 +27,12 @@ class SwappedNorm(Swapped):
 
     def forward(self, input: Tensor) -> Tensor:  # the layer's own name for it, by which it may be given
         """Normalise as ever; pass on what comes where the convolution has done it all."""
-        if self.frozen or exporting():
+        if self.frozen or is_exporting():
             return input
         return super().forward(input)
 
 
-def can_fold(layer: nn.Module, norm: nn.Module) -> bool:
+def is_foldable(layer: nn.Module, norm: nn.Module) -> bool:
     """Tell whether `norm` is a BatchNorm with running statistics that fits behind the convolution `layer`."""
     return (
         isinstance(layer, CONVOLUTIONS)

@@ -58,7 +58,7 @@ def onnx_names(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> dict[str,
     arguments = bind(model, (inputs,) if isinstance(inputs, Tensor) else inputs)
     request = Request(arguments, name_inputs(arguments, None, None), None, True, None)
     named = [name for name, quantizer in quantizers(model).items() if quantizer.is_initialized]
-    with _numbered([quantizers(model)[name] for name in named]):
+    with _number_quantizers([quantizers(model)[name] for name in named]):
         exported = load(export_nodes(model, request))
     found: dict[str, str] = {}
     if not has_fake_quantize(exported):
@@ -120,11 +120,11 @@ def _check_spec(encoding: Encoding, quantizer: FakeQuantize) -> None:
 
 
 @contextlib.contextmanager
-def _numbered(given: Sequence[FakeQuantize]) -> Iterator[None]:
+def _number_quantizers(given: Sequence[FakeQuantize]) -> Iterator[None]:
     """Give each quantizer its number, from 1, as its scale, and take it back."""
     with contextlib.ExitStack() as stack:
         for number, quantizer in enumerate(given, 1):
-            stack.enter_context(quantizer.fixed())
+            stack.enter_context(quantizer.freeze_grid())
             quantizer.scale = torch.full_like(quantizer.scale, float(number))
             quantizer.zero_point = torch.zeros_like(quantizer.zero_point)
         yield

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import DataError, ModelError, nearest
-from onnxfq.support.files import check_writable, replacing
+from onnxfq.support.files import check_writable, replace_file
 from onnxfq.torch.exporters import EXPORTERS, quiet, reason, run
-from onnxfq.torch.held import held_still
+from onnxfq.torch.held import freeze_grids
 from onnxfq.torch.lowering import lift, lower
 from onnxfq.torch.request import Request, bind, name_inputs
-from onnxfq.torch.torch_ops import only_rounding
+from onnxfq.torch.torch_ops import disable_observers
 
 
 def export_torch(
@@ -65,14 +65,14 @@ def export_torch(
         exported = lower(lifted)
         check_lowered(exported, request)
     if path is not None:
-        with replacing(Path(path)) as temporary:
+        with replace_file(Path(path)) as temporary:
             temporary.write_bytes(exported.SerializeToString())
     return exported
 
 
 def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -> onnx.ModelProto:
     """Return the checked export, in which fake quantization is FakeQuantize nodes."""
-    with evaluation_mode(model), held_still(model), only_rounding(model), quiet():
+    with evaluation_mode(model), freeze_grids(model), disable_observers(model), quiet():
         try_forward(model, request)
         exported = run(exporter, model, request)
     forget_origin(exported)

@@ -97,7 +97,7 @@ def quiet() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), no_standard_output():
+        with warnings.catch_warnings(), silence_output():
             for category in (DeprecationWarning, FutureWarning):
                 warnings.filterwarnings("ignore", category=category, module=r"(torch|onnxscript|onnx_ir)\.")
             warnings.filterwarnings("ignore", ".*legacy TorchScript-based ONNX export", DeprecationWarning)
@@ -111,7 +111,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_standard_output() -> Iterator[None]:
+def silence_output() -> Iterator[None]:
     """Drop what is printed: torch prints the whole graph when an export fails.
 
     The older exporter does so from C++, past sys.stdout, and cannot be told not to (its switch for this is

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from onnxfq.graph.ops import channel_axis, einsum_product, summed_axis
+from onnxfq.graph.ops import channel_axis, einsum_product, find_summed_axis
 from onnxfq.torch.layers import LAYERS, LayerKind
 
 # Function or method -> ONNX's operator and the positions of the two sides.
@@ -144,7 +144,7 @@ def _product(module: nn.Module, node: fx.Node) -> Iterator[Call]:
                 op_types=(op_type,),
                 weights=lambda module: (),
                 channel_axis=channel_axis(made, slot, weight.ndim),
-                summed_axis=summed_axis(made, slot, weight.ndim),
+                summed_axis=find_summed_axis(made, slot, weight.ndim),
                 has_input=True,
             )
     yield Call(node.name, op_type, op_type, operands, kind=kind)
@@ -182,7 +182,7 @@ def weight_of(module: nn.Module, value: Any) -> Tensor | None:
     return None
 
 
-def by_position(module: nn.Module, graph: fx.Graph) -> None:
+def normalize_arguments(module: nn.Module, graph: fx.Graph) -> None:
     """Give what was given by name by position, where it is the leading tensors of a call."""
     for node in graph.nodes:
         if node.op == "call_module":

@@ -26,8 +26,8 @@ from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.torch import kernels
-from onnxfq.torch.arithmetic import Grid, View, in_steps, round_to_grid
-from onnxfq.torch.onnx_node import exporting, onnx_node
+from onnxfq.torch.arithmetic import Grid, View, round_to_grid, scale_to_steps
+from onnxfq.torch.onnx_node import is_exporting, onnx_node
 
 _TYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
 
@@ -55,7 +55,7 @@ def fake_quantize(
     _per_channel_affine, but that NaN stays NaN. Raises SpecError as `onnxfq.fake_quantize`; the values of
     scale and zero_point are checked on the CPU, and not where torch compiles or exports.
     """
-    grid = Grid.of(qtype, rounding, arithmetic, saturate)
+    grid = Grid.from_names(qtype, rounding, arithmetic, saturate)
     granularity = Granularity.of(axis, block_size, block_shape)
     if x.dtype not in _TYPES:
         raise SpecError(
@@ -73,16 +73,16 @@ def quantize_to(
     x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, granularity: Granularity
 ) -> Tensor:
     """Do what `fake_quantize` does with checked parameters of the type that is computed in."""
-    if exporting():
+    if is_exporting():
         return onnx_node(x, scale, zero_point, grid, granularity)
-    view = View.of(x.shape, scale.shape, granularity)
+    view = View.from_shapes(x.shape, scale.shape, granularity)
     seen, scales = view.see(x), view.see_param(scale)
     zeros = None
     if zero_point is not None:
         zeros = zero_point.reshape(()) if zero_point.numel() == 1 else view.see_param(zero_point)
     learned = scale.requires_grad or (zero_point is not None and zero_point.requires_grad)
-    if kernels.transforming():
-        y = _composed(seen, scales, zeros, grid)
+    if kernels.is_transforming():
+        y = _compose(seen, scales, zeros, grid)
     elif not (torch.is_grad_enabled() and (x.requires_grad or learned)):
         y = _forward(seen, scales, zeros, grid, mask=False)[0]
     elif learned:
@@ -126,12 +126,12 @@ def _forward(
     done = kernels.fake_quantize(x, scale, zeros, grid, mask)
     if done is not None:
         return done
-    steps, inside = round_to_grid(in_steps(x.to(scale.dtype), scale, grid), zeros, grid)
+    steps, inside = round_to_grid(scale_to_steps(x.to(scale.dtype), scale, grid), zeros, grid)
     return (steps * scale).to(x.dtype), inside
 
 
-def _masked(gradient: Tensor, inside: Tensor) -> Tensor:
-    done = kernels.masked(gradient, inside)
+def _mask_gradient(gradient: Tensor, inside: Tensor) -> Tensor:
+    done = kernels.apply_mask(gradient, inside)
     return gradient * inside if done is None else done
 
 
@@ -151,7 +151,7 @@ class _Fixed(torch.autograd.Function):
         if not ctx.saturate:
             return gradient, None, None, None
         (inside,) = ctx.saved_tensors
-        return _masked(gradient, inside), None, None, None
+        return _mask_gradient(gradient, inside), None, None, None
 
 
 class _Learned(torch.autograd.Function):
@@ -168,17 +168,17 @@ class _Learned(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, zero_point, inside = ctx.saved_tensors
         g = gradient.to(scale.dtype)
-        masked = _masked(gradient, inside)
+        masked = _mask_gradient(gradient, inside)
         by_scale = None
         if ctx.needs_input_grad[1]:
-            by_scale = _summed(g, _derivative_by_scale(x, scale, zero_point, ctx.grid), scale.shape)
+            by_scale = _sum_product(g, _derivative_by_scale(x, scale, zero_point, ctx.grid), scale.shape)
         by_zero = None
         if zero_point is not None and ctx.needs_input_grad[2]:
             by_zero = ((masked.to(g.dtype) - g) * scale).sum_to_size(zero_point.shape)
         return masked if ctx.grid.saturate else gradient, by_scale, by_zero, None
 
 
-def _composed(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
+def _compose(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
     """Return the same values with the same gradients for torch.func, of operations that it can transform.
 
     Each learned tensor adds itself less itself, which is 0, times its derivative.
@@ -210,11 +210,11 @@ def _derivative_by_scale(x: Tensor, scale: Tensor, zero_point: Tensor | None, gr
     if done is not None:
         return done
     wide = x.to(scale.dtype)
-    steps, inside = round_to_grid(in_steps(wide, scale, grid), zeros, grid)
-    return torch.where(inside, in_steps(steps * scale - wide, scale, grid), steps)
+    steps, inside = round_to_grid(scale_to_steps(wide, scale, grid), zeros, grid)
+    return torch.where(inside, scale_to_steps(steps * scale - wide, scale, grid), steps)
 
 
-def _summed(gradient: Tensor, derivative: Tensor, shape: torch.Size) -> Tensor:
+def _sum_product(gradient: Tensor, derivative: Tensor, shape: torch.Size) -> Tensor:
     """Return the sum of their product over what shares a scale."""
     if shape.numel() == 1 and gradient.is_contiguous() and derivative.is_contiguous():
         return torch.dot(gradient.flatten(), derivative.flatten()).reshape(shape)

@@ -17,14 +17,14 @@ from torch.nn import functional as F
 
 from onnxfq.graph.patterns.attention import Form, match_attention
 from onnxfq.torch.functional import is_product
-from onnxfq.torch.plain_attention import with_mask, without_empty_rows
+from onnxfq.torch.plain_attention import clear_empty_rows, with_mask
 from onnxfq.torch.traced import Traces, has_own_code
 
 _LAYERS = (nn.Softmax, nn.Dropout, nn.Identity)
 _SOFTMAX: tuple[Any, ...] = (torch.softmax, F.softmax, "softmax", nn.Softmax)
 _BEHIND: tuple[Any, ...] = (
     *(F.dropout, torch.where, torch.nan_to_num, "nan_to_num", "masked_fill"),
-    *(nn.Dropout, nn.Identity, without_empty_rows),
+    *(nn.Dropout, nn.Identity, clear_empty_rows),
 )
 # Scale and mask.
 _BEFORE: tuple[Any, ...] = (
@@ -38,11 +38,11 @@ _BEFORE: tuple[Any, ...] = (
 def attentions(model: nn.Module, traces: Traces) -> Iterator[tuple[str, str]]:
     """Yield the names of both products of every attention in a traced forward: scores, then the mix."""
     for path, module in model.named_modules():
-        if not has_own_code(module) or not traces.of(module).graphs:
+        if not has_own_code(module) or not traces.get_code(module).graphs:
             continue
         start = f"{path}." if path else ""
         form = Form(_makers_of, partial(_op, module), _SOFTMAX, _BEFORE, _BEHIND)
-        for node in traces.of(module).graphs[-1].nodes:
+        for node in traces.get_code(module).graphs[-1].nodes:
             found = match_attention(node, form)
             if found is not None:
                 yield f"{start}{found.scores.name}", f"{start}{found.mix.name}"

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from onnxfq.errors import StatisticsError
-from onnxfq.torch.layers import folded_weight, refresh
+from onnxfq.torch.layers import fold_weight, refresh
 from onnxfq.torch.quantizer import quantizers
 
 BAKED = "baked_weight"
 
 
 @contextlib.contextmanager
-def held_still(model: nn.Module) -> Iterator[None]:
+def freeze_grids(model: nn.Module) -> Iterator[None]:
     """Fix all grids of `model` where they are, and give everything back afterwards.
 
     Raises StatisticsError for a quantizer that has no scale yet, with its name.
@@ -32,8 +32,8 @@ def held_still(model: nn.Module) -> Iterator[None]:
     folded = [module for module in model.modules() if module.__dict__.get("folded_norm") is not None]
     with contextlib.ExitStack() as stack:
         for quantizer in quantizers(model).values():
-            stack.enter_context(quantizer.fixed())
+            stack.enter_context(quantizer.freeze_grid())
         for layer in folded:
-            layer.register_buffer(BAKED, folded_weight(layer).detach().clone(), persistent=False)
+            layer.register_buffer(BAKED, fold_weight(layer).detach().clone(), persistent=False)
             stack.callback(layer.__delattr__, BAKED)
         yield

@@ -38,7 +38,7 @@ def fake_quantize(
         return None
     y = torch.empty_like(x)
     inside = torch.empty_like(x, dtype=torch.bool) if mask else None
-    if not (_same_order(x, y) and (inside is None or _same_order(x, inside))):
+    if not (_has_same_order(x, y) and (inside is None or _has_same_order(x, inside))):
         return None
     _run(
         lambda step: step.fake_quantize(y.data_ptr(), 0 if inside is None else inside.data_ptr()),
@@ -52,18 +52,18 @@ def derivative_by_scale(x: Tensor, scale: Tensor, zero_point: Tensor | None, gri
     if not usable(x, grid) or x.dtype != torch.float32:
         return None
     y = torch.empty_like(x)
-    if not _same_order(x, y):
+    if not _has_same_order(x, y):
         return None
     _run(lambda step: step.derivative_by_scale(y.data_ptr()), (x, scale, zero_point, grid))
     return y
 
 
-def masked(gradient: Tensor, inside: Tensor) -> Tensor | None:
+def apply_mask(gradient: Tensor, inside: Tensor) -> Tensor | None:
     """Return gradient * inside, for a mask of bool."""
     if not _plain(gradient) or gradient.dtype != torch.float32:
         return None
     y = torch.empty_like(gradient)
-    if not (_same_order(gradient, inside) and _same_order(gradient, y)):
+    if not (_has_same_order(gradient, inside) and _has_same_order(gradient, y)):
         return None
     count = gradient.numel()
     mask_gradient(gradient.data_ptr(), inside.data_ptr(), y.data_ptr(), count, _threads(count))
@@ -75,7 +75,7 @@ def usable(x: Tensor, grid: Grid) -> bool:
     return _plain(x) and x.dtype in _TYPES and grid.rounding == "half_even"
 
 
-def transforming() -> bool:
+def is_transforming() -> bool:
     """Tell whether torch.func is at work: grad, vmap and the like, whose tensors have no memory."""
     return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is not None
 
@@ -91,7 +91,7 @@ def _plain(x: Tensor) -> bool:
         # Recorded for derivatives of derivatives, as in a backward pass with create_graph.
         and not (torch.is_grad_enabled() and x.requires_grad)
         and torch._C._len_torch_dispatch_stack() == 0
-        and not transforming()
+        and not is_transforming()
         and library_loads()
     )
 
@@ -115,7 +115,7 @@ def _memory_order(x: Tensor) -> list[int]:
     return sorted(range(x.ndim), key=lambda d: (-x.stride(d), d))
 
 
-def _same_order(x: Tensor, y: Tensor) -> bool:
+def _has_same_order(x: Tensor, y: Tensor) -> bool:
     """Tell whether equal positions in memory are equal positions in both, without gaps."""
     if x.is_contiguous():
         return bool(y.is_contiguous())

@@ -17,7 +17,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from onnxfq.torch.onnx_node import exporting
+from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.quantizer import FakeQuantize
 
 SUFFIX = "_quantizer"
@@ -40,7 +40,7 @@ class LayerKind:
     has_input: bool
 
 
-def _one_weight(module: nn.Module) -> tuple[str, ...]:
+def _name_weight(module: nn.Module) -> tuple[str, ...]:
     return ("weight",)
 
 
@@ -59,11 +59,11 @@ def _projections(module: nn.Module) -> tuple[str, ...]:
     return ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
-_CONV = LayerKind(("Conv",), _one_weight, 0, None, True)
-_TRANSPOSED = LayerKind(("ConvTranspose",), _one_weight, 1, None, True)
+_CONV = LayerKind(("Conv",), _name_weight, 0, None, True)
+_TRANSPOSED = LayerKind(("ConvTranspose",), _name_weight, 1, None, True)
 
 LAYERS: dict[type[nn.Module], LayerKind] = {
-    nn.Linear: LayerKind(("Gemm", "MatMul"), _one_weight, 0, 1, True),
+    nn.Linear: LayerKind(("Gemm", "MatMul"), _name_weight, 0, 1, True),
     nn.Conv1d: _CONV,
     nn.Conv2d: _CONV,
     nn.Conv3d: _CONV,
@@ -71,15 +71,15 @@ LAYERS: dict[type[nn.Module], LayerKind] = {
     nn.ConvTranspose2d: _TRANSPOSED,
     nn.ConvTranspose3d: _TRANSPOSED,
     nn.MultiheadAttention: LayerKind(("MatMul",), _projections, 0, 1, True),
-    nn.Embedding: LayerKind(("Gather",), _one_weight, 0, None, False),
+    nn.Embedding: LayerKind(("Gather",), _name_weight, 0, None, False),
     nn.LSTM: LayerKind(("LSTM",), _recurrent_weights, 0, 1, False),
     nn.GRU: LayerKind(("GRU",), _recurrent_weights, 0, 1, False),
     nn.RNN: LayerKind(("RNN",), _recurrent_weights, 0, 1, False),
     nn.LSTMCell: LayerKind(("Gemm",), _cell_weights, 0, 1, False),
     nn.GRUCell: LayerKind(("Gemm",), _cell_weights, 0, 1, False),
     nn.RNNCell: LayerKind(("Gemm",), _cell_weights, 0, 1, False),
-    nn.EmbeddingBag: LayerKind(("Gather",), _one_weight, 0, None, False),
-    nn.Bilinear: LayerKind(("MatMul",), _one_weight, 0, None, False),
+    nn.EmbeddingBag: LayerKind(("Gather",), _name_weight, 0, None, False),
+    nn.Bilinear: LayerKind(("MatMul",), _name_weight, 0, None, False),
 }
 
 
@@ -128,15 +128,15 @@ class SwappedConv(Swapped):
         norm: nn.Module | None = self.__dict__.get("folded_norm")
         if norm is None:
             return super().forward(input)
-        return _folded_forward(self, norm, input)
+        return _run_folded(self, norm, input)
 
 
-def _folded_forward(layer: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
+def _run_folded(layer: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
     quantizer = layer._modules.get("input" + SUFFIX)
     x = x if quantizer is None else quantizer(x)
     weight = layer.weight
-    if exporting() or norm.frozen:
-        return layer._conv_forward(x, weight, folded_bias(layer, norm))
+    if is_exporting() or norm.frozen:
+        return layer._conv_forward(x, weight, fold_bias(layer, norm))
     # The factor is taken out of the weight, not of the result: the same sums, over far fewer elements.
     inverse = 1 / norm_factor(norm).reshape([-1] + [1] * (weight.ndim - 1))
     return layer._conv_forward(x, weight * inverse, layer.bias)
@@ -153,7 +153,7 @@ def norm_factor(norm: nn.Module) -> Tensor:
     return torch.where(factor == 0, torch.full_like(factor, 2.0**-30), factor)
 
 
-def folded_bias(layer: nn.Module, norm: nn.Module) -> Tensor:
+def fold_bias(layer: nn.Module, norm: nn.Module) -> Tensor:
     """Return the bias of a convolution with its BatchNorm inside."""
     bias = torch.zeros_like(norm.running_mean) if layer.bias is None else layer.bias
     shifted = (bias - norm.running_mean) * norm_factor(norm)
@@ -176,7 +176,7 @@ def float_weight(layer: nn.Module, name: str) -> Tensor:
     return weight
 
 
-def folded_weight(layer: nn.Module) -> Tensor:
+def fold_weight(layer: nn.Module) -> Tensor:
     """Return the weight that a quantizer sees: the BatchNorm's factor is in it, if there is one."""
     weight = float_weight(layer, "weight")
     norm = layer.__dict__.get("folded_norm")
@@ -192,7 +192,7 @@ def _read(name: str) -> property:
     """Make the property through which a weight is read."""
 
     def get(self: nn.Module) -> Tensor:
-        value = folded_weight(self) if name == "weight" else float_weight(self, name)
+        value = fold_weight(self) if name == "weight" else float_weight(self, name)
         quantizer = self._modules.get(name + SUFFIX)
         return value if quantizer is None else quantizer(value)
 

@@ -56,7 +56,7 @@ def group_limits(x: Tensor, spec: QuantSpec) -> Limits:
     return ends[0], ends[1]
 
 
-def lasting(x: Tensor) -> Tensor:
+def copy_lasting(x: Tensor) -> Tensor:
     """Return a copy of x that training may use, though it is made in inference mode."""
     # Compiled code may not ask, and makes its tensors in the mode that it runs in.
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
@@ -108,7 +108,7 @@ class Observer(OwnTypes):
 
     def reset(self) -> None:
         """Forget what was seen."""
-        self.rmin, self.rmax = lasting(self.rmin.new_zeros(0)), lasting(self.rmax.new_zeros(0))
+        self.rmin, self.rmax = copy_lasting(self.rmin.new_zeros(0)), copy_lasting(self.rmax.new_zeros(0))
 
     def limits(self) -> Limits:
         """Return the range as of now."""
@@ -120,7 +120,7 @@ class Observer(OwnTypes):
             self.rmin.copy_(limits[0])
             self.rmax.copy_(limits[1])
         else:
-            self.rmin, self.rmax = lasting(limits[0]), lasting(limits[1])
+            self.rmin, self.rmax = copy_lasting(limits[0]), copy_lasting(limits[1])
 
 
 class MinMax(Observer):
@@ -198,7 +198,10 @@ class Histogram(Observer):
     def reset(self) -> None:
         """Forget what was seen; the memory of the histogram is given back."""
         super().reset()
-        self.counts, self.totals = lasting(self.counts.new_zeros(0)), lasting(torch.zeros_like(self.totals))
+        self.counts, self.totals = (
+            copy_lasting(self.counts.new_zeros(0)),
+            copy_lasting(torch.zeros_like(self.totals)),
+        )
         self.feed_ranges = []
 
     def forward(self, x: Tensor) -> None:

@@ -14,7 +14,7 @@ from onnxfq.torch.arithmetic import Grid
 OPERATOR = "onnxfq::FakeQuantize"
 
 
-def exporting() -> bool:
+def is_exporting() -> bool:
     """Tell whether torch is exporting to ONNX right now."""
     return bool(torch.onnx.is_in_onnx_export())
 

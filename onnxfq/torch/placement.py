@@ -26,7 +26,7 @@ from onnxfq.numerics.spec import NumberFormat, QuantSpec
 from onnxfq.placement.target_policy import Operands
 from onnxfq.placement.weighted_ops import refuse
 from onnxfq.targets.registry import target_by_name
-from onnxfq.torch.attention import ACTIVATIONS, why_not
+from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
 from onnxfq.torch.traced import Traces, calls, has_own_code
 
@@ -92,19 +92,19 @@ def _layer_site(path: str, module: nn.Module, kind: LayerKind) -> Site:
     weights = kind.weights(module)
     activations: tuple[str, ...] = ("input",) if kind.has_input else ()
     if isinstance(module, nn.MultiheadAttention):
-        reason, activations = why_not(module), ACTIVATIONS
+        reason, activations = explain_unsupported(module), ACTIVATIONS
     parameters = {name: float_weight(module, name) for name in weights}
     if any(is_lazy(weight) for weight in parameters.values()):
         raise ModelError(
             f"layer {path!r}, a {type(module).__name__}, has no weight yet; run data through the model once, "
             "then quantize it"
         )
-    reason = reason or _why_not_quantized(parameters)
+    reason = reason or _explain_unquantized(parameters)
     base = type(module).__name__
     return Site(path, path, base, kind.op_types, activations, weights, parameters, kind, reason)
 
 
-def _why_not_quantized(weights: Mapping[str, Tensor]) -> str:
+def _explain_unquantized(weights: Mapping[str, Tensor]) -> str:
     for weight in weights.values():
         if not weight.dtype.is_floating_point or weight.dtype.itemsize > 4:
             return f"its weight is {weight.dtype}, and floats of 16 or 32 bits are quantized"
@@ -114,7 +114,7 @@ def _why_not_quantized(weights: Mapping[str, Tensor]) -> str:
 def _operation_sites(
     path: str, module: nn.Module, traces: Traces, recipe: Recipe, residual: bool
 ) -> Iterator[Site]:
-    code = traces.of(module)
+    code = traces.get_code(module)
     type_name = type(module).__name__
     if code.why_not:
         yield Site(path or type_name, path, type_name, ("forward",), (), why_float=code.why_not)
@@ -130,7 +130,7 @@ def _operation_sites(
             weights=tuple(call.weights),
             parameters=call.weights,
             kind=call.kind,
-            why_float=call.why_float or _why_not_quantized(call.weights),
+            why_float=call.why_float or _explain_unquantized(call.weights),
             at={operand.tensor: (call.name, operand.position) for operand in call.operands},
             residual=call.op_type == "Add",
         )
@@ -154,7 +154,7 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Sur
     Raises RecipeError for names that match nothing, and for what the target cannot take; ModelError when
     nothing is left to quantize.
     """
-    spoken = _in_torch_names(recipe, sites)
+    spoken = _translate_overrides(recipe, sites)
     tensors = {site.tensor(name) for site in sites for name in (*site.activations, *site.weights)}
     spoken.check_names({site.name: site.type_name for site in sites}, tensors)
     if spoken.small_shapes == "float":
@@ -237,16 +237,16 @@ def _decide(site: Site, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[lis
             placed.append(Placement(**fields, calibrator=calibrator))
     if kept:
         return placed, kept
-    if site.kind is not None and not site.kind.has_input and not _asked_for(recipe, site):
+    if site.kind is not None and not site.kind.has_input and not _is_requested(recipe, site):
         return placed, (
             f"target {recipe.target} has no quantized {op_type}; an override with weights quantizes it"
         )
     if not placed:
         return [], f"recipe {recipe.name} quantizes weights only, and {op_type} has none"
-    return placed, _what_target_says(site, recipe, placed)
+    return placed, _explain_target(site, recipe, placed)
 
 
-def _asked_for(recipe: Recipe, site: Site) -> bool:
+def _is_requested(recipe: Recipe, site: Site) -> bool:
     tensors = [site.tensor(name) for name in site.weights]
     return not target_by_name(recipe.target).is_written or any(
         override.weights and override.matches(site.name, site.type_name, tensor)
@@ -303,7 +303,7 @@ def _weight_spec(
     return QuantSpec(**common, granularity=Granularity(kind.channel_axis)), f"per output channel{instead}"
 
 
-def _what_target_says(site: Site, recipe: Recipe, placed: list[Placement]) -> str:
+def _explain_target(site: Site, recipe: Recipe, placed: list[Placement]) -> str:
     """Return why the target would run a site in float for all that; empty when it would not.
 
     Raises RecipeError when the target cannot take one of its placements.
@@ -317,7 +317,7 @@ def _what_target_says(site: Site, recipe: Recipe, placed: list[Placement]) -> st
     return policy.keeps_float(operands) if multiplies and not site.residual else ""
 
 
-def _in_torch_names(recipe: Recipe, sites: list[Site]) -> Recipe:
+def _translate_overrides(recipe: Recipe, sites: list[Site]) -> Recipe:
     """Return the recipe with ONNX operators in its overrides replaced by the torch types that become them."""
     types: dict[str, list[str]] = {}
     for site in sites:

@@ -34,12 +34,12 @@ def expand(graph: fx.Graph) -> None:
                 name = f"{before.name}_{end}" if end else None
                 return graph.create_node("call_function", target, args, name=name)
 
-            queries = step(scaled_queries, given["query"], given.get("scale"))
-            keys = step(scaled_keys, given["key"], given["query"], given.get("scale"), grouped)
+            queries = step(scale_queries, given["query"], given.get("scale"))
+            keys = step(scale_keys, given["key"], given["query"], given.get("scale"), grouped)
             values = step(heads_for, given["value"], given["query"], grouped)
             scores = step(torch.matmul, queries, keys, end="scores")
             masked = step(with_mask, scores, mask, causal)
-            weights = step(without_empty_rows, step(torch.softmax, masked, -1), masked, mask)
+            weights = step(clear_empty_rows, step(torch.softmax, masked, -1), masked, mask)
             dropped = step(F.dropout, weights, given.get("dropout_p", 0.0), True)
             context = step(torch.matmul, dropped, values, end="context")
         context.meta["attention"] = (scores, node.target, node.args, node.kwargs)
@@ -47,7 +47,7 @@ def expand(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def put_back(graph: fx.Graph, quantized: set[str]) -> None:
+def restore_calls(graph: fx.Graph, quantized: set[str]) -> None:
     """Make the attentions of which no product is in `quantized`, by name, calls again."""
     for node in list(graph.nodes):
         if "attention" in node.meta:
@@ -59,12 +59,12 @@ def put_back(graph: fx.Graph, quantized: set[str]) -> None:
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
 
 
-def scaled_queries(query: Tensor, scale: float | None) -> Tensor:
+def scale_queries(query: Tensor, scale: float | None) -> Tensor:
     """Return the queries times the root of the scale, 1 / sqrt(head size) unless given."""
     return query * _root(query, scale)
 
 
-def scaled_keys(key: Tensor, query: Tensor, scale: float | None, grouped: bool) -> Tensor:
+def scale_keys(key: Tensor, query: Tensor, scale: float | None, grouped: bool) -> Tensor:
     """Return the keys times the root of the scale, transposed, [..., head size, keys]."""
     return heads_for(key, query, grouped).transpose(-2, -1) * _root(query, scale)
 
@@ -85,7 +85,7 @@ def with_mask(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     return scores + mask
 
 
-def without_empty_rows(weights: Tensor, scores: Tensor, mask: Tensor | None) -> Tensor:
+def clear_empty_rows(weights: Tensor, scores: Tensor, mask: Tensor | None) -> Tensor:
     """Return weights with 0 in the rows that the mask hides wholly, where the Softmax is NaN."""
     if mask is None:
         return weights

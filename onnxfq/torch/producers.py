@@ -51,11 +51,11 @@ def producers(model: nn.Module, traces: Traces) -> dict[str, str]:
                 (name, child) for name, child in module.named_children() if not isinstance(child, _PASSED)
             ]
             for (_, before), (name, _) in pairwise(kept):
-                found.setdefault(f"{start}{name}.input", set()).add(_of_module(before))
-        elif has_own_code(module) and traces.of(module).graphs:
-            for node in traces.of(module).graphs[-1].nodes:  # of evaluation
+                found.setdefault(f"{start}{name}.input", set()).add(_find_module_producer(before))
+        elif has_own_code(module) and traces.get_code(module).graphs:
+            for node in traces.get_code(module).graphs[-1].nodes:  # of evaluation
                 for name, source in _reads(node):
-                    found.setdefault(f"{start}{name}", set()).add(_of_node(module, source))
+                    found.setdefault(f"{start}{name}", set()).add(_find_node_producer(module, source))
     return {name: next(iter(ops)) for name, ops in found.items() if len(ops) == 1 and "" not in ops}
 
 
@@ -69,16 +69,20 @@ def _reads(node: fx.Node) -> list[tuple[str, Any]]:
     return []
 
 
-def _of_node(module: nn.Module, source: Any) -> str:
+def _find_node_producer(module: nn.Module, source: Any) -> str:
     if not isinstance(source, fx.Node):
         return ""
     if source.op == "call_module":
         child = module.get_submodule(str(source.target))
-        return _of_node(module, source.args[0]) if isinstance(child, _PASSED) else _of_module(child)
+        return (
+            _find_node_producer(module, source.args[0])
+            if isinstance(child, _PASSED)
+            else _find_module_producer(child)
+        )
     if source.op == "call_function" and source.target is F.dropout:
-        return _of_node(module, source.args[0])
+        return _find_node_producer(module, source.args[0])
     return _CALLS.get(source.target, "") if source.op in ("call_function", "call_method") else ""
 
 
-def _of_module(module: nn.Module) -> str:
+def _find_module_producer(module: nn.Module) -> str:
     return _MODULES.get(type(module), "")

@@ -11,7 +11,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import ModelError
 from onnxfq.torch.attention import SwappedAttention, switch_fused
-from onnxfq.torch.batchnorm import can_fold, fold
+from onnxfq.torch.batchnorm import fold, is_foldable
 from onnxfq.torch.fused_attention import attentions
 from onnxfq.torch.layers import Swapped, restore, swap
 from onnxfq.torch.placement import Site, Surroundings, find_sites, plan_module
@@ -47,7 +47,7 @@ def quantize_module(
     sites = find_sites(model, asked, traces)
     around = Surroundings(producers(model, traces), tuple(attentions(model, traces)))
     plan = plan_module(model, asked, sites, around)
-    pairs = [pair for module in model.modules() for pair in successions(module, traces) if can_fold(*pair)]
+    pairs = [pair for module in model.modules() for pair in successions(module, traces) if is_foldable(*pair)]
     placed = {placement.tensor: placement for placement in plan.placements}
     device = next((p.device for p in model.parameters()), None)
     for owner in dict.fromkeys(site.owner for site in sites):
@@ -76,7 +76,7 @@ def _insert(
     if not made:
         return
     if where:
-        rewrite(traces.of(module), made, where)
+        rewrite(traces.get_code(module), made, where)
     else:
         swap(module, made, SwappedAttention if isinstance(module, nn.MultiheadAttention) else Swapped)
 

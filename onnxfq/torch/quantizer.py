@@ -25,8 +25,8 @@ from onnxfq.torch.functions import (
     round_straight_through,
     scale_gradient,
 )
-from onnxfq.torch.observers import Observer, OwnTypes, lasting, make_observer
-from onnxfq.torch.onnx_node import exporting
+from onnxfq.torch.observers import Observer, OwnTypes, copy_lasting, make_observer
+from onnxfq.torch.onnx_node import is_exporting
 
 Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
 LEARNED = ("nothing", "scale", "scale_zero_point", "range")
@@ -72,7 +72,7 @@ class FakeQuantize(OwnTypes):
         """
         super().__init__()
         self.spec = QuantSpec(qtype=spec) if isinstance(spec, str) else spec
-        self.grid = Grid.of(self.spec.qtype, rounding, arithmetic, saturate)
+        self.grid = Grid.from_names(self.spec.qtype, rounding, arithmetic, saturate)
         self.calibrator = Calibrator.parse(calibrator)
         if isinstance(observer, str):
             observer = make_observer(observer, self.spec, self.calibrator)
@@ -97,8 +97,8 @@ class FakeQuantize(OwnTypes):
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe and round x, as far as each is enabled. Raises StatisticsError when no scale is known."""
-        if exporting():  # `held_still` has seen to the scale
-            return self._rounded(x) if self.fake_quant_enabled else x
+        if is_exporting():  # `freeze_grids` has seen to the scale
+            return self._round(x) if self.fake_quant_enabled else x
         if x.numel() == 0:  # no range, and nothing to round
             return x
         self._take_type(x)
@@ -113,7 +113,7 @@ class FakeQuantize(OwnTypes):
                 "a FakeQuantize has no scale yet; run data through the model inside compute_encodings, or "
                 "call set_qparams"
             )
-        return self._rounded(x)
+        return self._round(x)
 
     def _take_type(self, x: Tensor) -> None:
         """Let scales be numbers of the type of x: a half model has no others, as on the ONNX side.
@@ -125,7 +125,7 @@ class FakeQuantize(OwnTypes):
         if found != self.float_type:
             self.float_type = found
 
-    def _rounded(self, x: Tensor) -> Tensor:
+    def _round(self, x: Tensor) -> Tensor:
         count = max(x.numel() // max(self.scale.numel(), 1), 1) if self.learned != "nothing" else 0
         scale, zero_point = self._effective(count)
         work = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -230,7 +230,7 @@ class FakeQuantize(OwnTypes):
             elif isinstance(held, nn.Parameter):
                 held.data = value.to(held.dtype)
             else:
-                setattr(self, name, lasting(value.to(held.dtype)))
+                setattr(self, name, copy_lasting(value.to(held.dtype)))
 
     def _ends(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
         qtype, zeros = self.spec.qtype, zero_point.float()
@@ -293,7 +293,7 @@ class FakeQuantize(OwnTypes):
         self.fake_quant_enabled = False
 
     @contextlib.contextmanager
-    def fixed(self) -> Iterator[None]:
+    def freeze_grid(self) -> Iterator[None]:
         """Hold the grid still, as buffers and unobserved, and give everything back afterwards."""
         kept = {name: dict(self.__dict__[name]) for name in ("_parameters", "_buffers")}
         learned, observing = self.learned, self.observer_enabled

@@ -63,17 +63,19 @@ def _constant(value: float) -> Any:
     return onnxscript.opset18.Constant(value_float=float(value))
 
 
-def per_tensor(self: Any, scale: float, zero_point: int, quant_min: int, quant_max: int) -> Any:
+def translate_per_tensor(self: Any, scale: float, zero_point: int, quant_min: int, quant_max: int) -> Any:
     """Translate the form whose parameters are numbers."""
     return _node(self, _constant(scale), _constant(zero_point), quant_min, quant_max)
 
 
-def per_tensor_of_tensors(self: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Any:
+def translate_tensor_params(self: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Any:
     """Translate the form whose parameters are tensors, as the modules of torch.ao have it."""
     return _node(self, _cast(scale), _cast(zero_point), quant_min, quant_max)
 
 
-def per_channel(self: Any, scale: Any, zero_point: Any, axis: int, quant_min: int, quant_max: int) -> Any:
+def translate_per_channel(
+    self: Any, scale: Any, zero_point: Any, axis: int, quant_min: int, quant_max: int
+) -> Any:
     """Translate the form with a scale for each channel."""
     return _node(self, _cast(scale), _cast(zero_point), quant_min, quant_max, axis)
 
@@ -100,7 +102,7 @@ _WITH_MASK = (
 
 
 @contextlib.contextmanager
-def only_rounding(model: nn.Module) -> Iterator[None]:
+def disable_observers(model: nn.Module) -> Iterator[None]:
     """Let the FakeQuantize modules of torch.ao in `model` round and nothing else."""
     home = sys.modules.get("torch.ao.quantization.fake_quantize")  # who has such modules has imported it
     base = None if home is None else home.FakeQuantizeBase
@@ -137,8 +139,8 @@ def _rounding_of(module: Any) -> Callable[[Tensor], Tensor]:
 _ATEN = torch.ops.aten
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    _ATEN.fake_quantize_per_tensor_affine.default: per_tensor,
-    _ATEN.fake_quantize_per_tensor_affine.tensor_qparams: per_tensor_of_tensors,
-    _ATEN.fake_quantize_per_channel_affine.default: per_channel,
+    _ATEN.fake_quantize_per_tensor_affine.default: translate_per_tensor,
+    _ATEN.fake_quantize_per_tensor_affine.tensor_qparams: translate_tensor_params,
+    _ATEN.fake_quantize_per_channel_affine.default: translate_per_channel,
 }
 """For torch.onnx.export's custom_translation_table."""

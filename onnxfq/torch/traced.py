@@ -21,14 +21,14 @@ from torch.nn import functional as F
 from onnxfq.torch.functional import (
     Call,
     Operand,
-    by_position,
     functional_layer,
     is_product,
     multiplications,
+    normalize_arguments,
     weight_of,
 )
 from onnxfq.torch.layers import LAYERS, SUFFIX, Swapped, layer_kind, swap
-from onnxfq.torch.plain_attention import expand, put_back
+from onnxfq.torch.plain_attention import expand, restore_calls
 from onnxfq.torch.quantizer import FakeQuantize
 
 _SUMS: dict[str, tuple[Any, ...]] = {
@@ -52,7 +52,7 @@ class Traces:
 
     known: dict[nn.Module, Code] = field(default_factory=dict)
 
-    def of(self, module: nn.Module) -> Code:
+    def get_code(self, module: nn.Module) -> Code:
         """Return the code of `module`."""
         if module not in self.known:
             self.known[module] = _trace(module)
@@ -87,7 +87,7 @@ def _trace(module: nn.Module) -> Code:
         for training in (True, False):
             module.training = training
             graph = _Tracer().trace(module)
-            by_position(module, graph)
+            normalize_arguments(module, graph)
             expand(graph)
             graphs.append(graph)
     except Exception as error:  # tracing runs the user's code, which may raise anything
@@ -108,8 +108,8 @@ def successions(module: nn.Module, traces: Traces) -> Iterator[tuple[nn.Module, 
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
         children = list(module)
         yield from ((a, b) for a, b in pairwise(children) if children.count(a) == children.count(b) == 1)
-    elif has_own_code(module) and traces.of(module).graphs:
-        graph = traces.of(module).graphs[-1]
+    elif has_own_code(module) and traces.get_code(module).graphs:
+        graph = traces.get_code(module).graphs[-1]
         targets = [str(node.target) for node in graph.nodes if node.op == "call_module"]
         for node in graph.nodes:
             users = list(node.users)
@@ -127,7 +127,7 @@ def _multiplies(node: fx.Node) -> bool:
     return is_product(node) or functional_layer(node) is not None
 
 
-def weighted_type(module: nn.Module) -> type[nn.Module] | None:
+def find_weighted_type(module: nn.Module) -> type[nn.Module] | None:
     """Return the type of a layer that multiplies its input by weights; None for all else."""
     kind = layer_kind(module)
     if kind is None or not kind.has_input:
@@ -158,7 +158,7 @@ def _skip_branch(module: nn.Module, add: fx.Node) -> tuple[int, str] | None:
         return None
     if any(side.op == "get_attr" for side in sides):
         return None
-    ends = [_weighted_end(module, side) for side in sides]
+    ends = [_find_weighted_end(module, side) for side in sides]
     if ends == [None, None]:
         return None
     main = _longer(module, *sides) if None not in ends else int(ends[0] is None)
@@ -185,7 +185,7 @@ _ACTIVATION_CALLS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _weighted_end(module: nn.Module, node: fx.Node) -> type[nn.Module] | None:
+def _find_weighted_end(module: nn.Module, node: fx.Node) -> type[nn.Module] | None:
     """Return the type of the layer with weights whose result, with BatchNorm only, the value of `node` is."""
     while len(node.users) == 1:
         layer = functional_layer(node)
@@ -194,7 +194,7 @@ def _weighted_end(module: nn.Module, node: fx.Node) -> type[nn.Module] | None:
         child = module.get_submodule(str(node.target))
         last = _last(child)
         if last is not None:
-            return weighted_type(last)
+            return find_weighted_type(last)
         if not isinstance(child, _PASSES):
             return None
         node = node.args[0]
@@ -253,7 +253,7 @@ def _read_by_layer(module: nn.Module, node: fx.Node) -> bool:
         child = module.get_submodule(str(user.target)) if user.op == "call_module" else None
         while isinstance(child, nn.Sequential) and len(child):
             child = child[0]
-        if (child is not None and weighted_type(child) is not None) or _multiplies(user):
+        if (child is not None and find_weighted_type(child) is not None) or _multiplies(user):
             return True
         passes = isinstance(child, _ACTIVATIONS) or _is(user, _ACTIVATION_CALLS)
         if passes and _read_by_layer(module, user):
@@ -292,7 +292,7 @@ def rewrite(code: Code, given: Mapping[str, FakeQuantize], sites: Mapping[str, t
             with graph.inserting_before(node):
                 quantized = graph.call_module(name + SUFFIX, (node.args[position],))
             node.update_arg(position, quantized)
-        put_back(graph, {sites[name][0] for name in given})
+        restore_calls(graph, {sites[name][0] for name in given})
         forwards.append(graph)
     swap(code.module, given, SwappedCode)
     made = [type(fx.GraphModule(code.module, graph)).forward for graph in forwards]

@@ -261,7 +261,7 @@ def test_entropy_is_never_worse_than_the_rules_of_peers(tensors):
     """
     for name, x in list(tensors.items())[::3]:
         stats = TensorStatistics.from_array(x)
-        counts = magnitude_histogram(Density.of(stats), stats.amax, LINEAR_BINS)
+        counts = magnitude_histogram(Density.from_statistics(stats), stats.amax, LINEAR_BINS)
         exact = np.histogram(np.abs(x), LINEAR_BINS, (0.0, stats.amax))[0].astype(np.float64)
         theirs = [published_entropy(exact, 128)]
         for levels in (128, 255):

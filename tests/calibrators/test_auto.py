@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq.calibration.calibrators.auto import METHODS, TYPICAL_DB, auto, expected_figures, middle_half
+from onnxfq.calibration.calibrators.auto import METHODS, TYPICAL_DB, auto, estimate_figures, middle_half
 from onnxfq.calibration.calibrators.grid_error import Density
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.affine import fake_quantize
@@ -34,7 +34,7 @@ def test_no_method_is_better_in_both(x, spec):
     ranges = [method(stats, spec) for method in METHODS.values()]
     chosen = auto(stats, spec)
     assert chosen in ranges
-    whole, middle = expected_figures(stats, spec, ranges)
+    whole, middle = estimate_figures(stats, spec, ranges)
     at = ranges.index(chosen)
     if (middle >= TYPICAL_DB).any():
         assert middle[at] >= TYPICAL_DB
@@ -53,7 +53,7 @@ def test_a_rare_large_value_does_not_cost_the_typical_ones():
 
     def sqnr_of(limits):
         scale, _ = choose_qparams(*limits, INT8.qtype, True)
-        return ErrorSums.of(typical, fake_quantize(typical, scale, qtype="int8")).sqnr_db
+        return ErrorSums.from_arrays(typical, fake_quantize(typical, scale, qtype="int8")).sqnr_db
 
     assert sqnr_of(lost) < 1 and sqnr_of(kept) > 14
 
@@ -62,7 +62,7 @@ def test_without_outliers_it_is_the_best_sqnr():
     """Where every method keeps the typical value, squared error decides."""
     stats = TensorStatistics.from_array(np.random.default_rng(1).normal(size=50_000).astype(np.float32))
     ranges = [method(stats, INT8) for method in METHODS.values()]
-    assert auto(stats, INT8) == ranges[int(np.argmax(expected_figures(stats, INT8, ranges)[0]))]
+    assert auto(stats, INT8) == ranges[int(np.argmax(estimate_figures(stats, INT8, ranges)[0]))]
 
 
 @pytest.mark.parametrize("kind", ["normal", "half zeros", "one value", "two values", "with subnormals"])
@@ -76,7 +76,7 @@ def test_the_middle_half_is_between_the_quartiles(kind):
         "two values": np.asarray([1.0, -3.0] * 4),
         "with subnormals": np.append(rng.normal(size=9000), rng.normal(size=9000) * 1e-40),
     }[kind].astype(np.float32)
-    half = middle_half(Density.of(TensorStatistics.from_array(x)))
+    half = middle_half(Density.from_statistics(TensorStatistics.from_array(x)))
     magnitudes = np.abs(x)[np.abs(x) > 1e-37]
     low, high = np.quantile(magnitudes, [0.25, 0.75])
     far = np.maximum(-half.low, half.high)

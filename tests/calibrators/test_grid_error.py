@@ -7,12 +7,12 @@ import pytest
 
 from onnxfq.calibration.calibrators.grid_error import (
     Density,
-    expected_sqnr_db,
+    compute_squared_error,
+    estimate_sqnr_db,
     float_squared_error,
     grid_error,
     range_sqnr_db,
     saturation_error,
-    squared_error,
 )
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.affine import fake_quantize
@@ -55,7 +55,7 @@ def test_one_bin_is_the_integral(low, high, limits):
     """For a uniform bin anywhere on or off the grid, the closed form is the integral."""
     density = Density(*(np.asarray([v]) for v in (low, high, 7.0)))
     one = np.ones(1)
-    closed = squared_error(density, 0.1 * one, limits[0] * one, limits[1] * one)[0]
+    closed = compute_squared_error(density, 0.1 * one, limits[0] * one, limits[1] * one)[0]
     # The midpoint rule is off by at most a kink's share of one of 20,000 pieces.
     assert closed == pytest.approx(integrated(low, high, 7.0, 0.1, limits), rel=2e-4, abs=1e-12)
 
@@ -77,10 +77,10 @@ def test_one_bin_is_the_integral_for_floats(low, high, scale, name):
 def test_bins_and_candidates_add_up():
     """Many bins and many grids at once are the sums of single ones."""
     stats = TensorStatistics.from_array(np.random.default_rng(0).normal(size=300).astype(np.float32))
-    density = Density.of(stats)
+    density = Density.from_statistics(stats)
     scales = np.asarray([0.01, 0.1, 0.5])
     low, high = np.full(3, -8.0), np.full(3, 7.0)
-    together = squared_error(density, scales, low, high)
+    together = compute_squared_error(density, scales, low, high)
     for at, scale in enumerate(scales):
         bins = zip(density.low, density.high, density.counts, strict=True)
         assert together[at] == pytest.approx(sum(integrated(*one, scale, (-8, 7)) for one in bins), rel=1e-4)
@@ -102,7 +102,9 @@ def test_samples_drawn_inside_the_bins_agree(name, symmetric, factor):
     rng = np.random.default_rng(1)
     stats = TensorStatistics.from_array((rng.laplace(size=2000) + 0.3).astype(np.float32))
     rmin, rmax = np.asarray([stats.rmin * factor]), np.asarray([stats.rmax * factor])
-    closed = grid_error(Density.of(stats), rmin, rmax, QuantSpec(qtype=qtype, symmetric=symmetric))[0]
+    closed = grid_error(
+        Density.from_statistics(stats), rmin, rmax, QuantSpec(qtype=qtype, symmetric=symmetric)
+    )[0]
     low, high = stats.edges()
     drawn = rng.uniform(
         np.repeat(low, stats.counts)[:, None], np.repeat(high, stats.counts)[:, None], (2000, 200)
@@ -120,21 +122,21 @@ def test_expected_sqnr_is_close_to_the_measured(name):
     stats = TensorStatistics.from_array(x)
     scale, zero_point = choose_qparams(stats.rmin, stats.rmax, QTYPES[name], QTYPES[name].is_float)
     rounded = fake_quantize(x, scale, zero_point, qtype=QTYPES[name])
-    expected = expected_sqnr_db(stats, float(scale), int(zero_point), QTYPES[name])
+    expected = estimate_sqnr_db(stats, float(scale), int(zero_point), QTYPES[name])
     # The values' places inside a bin are taken as even.
-    assert expected == pytest.approx(ErrorSums.of(x, rounded).sqnr_db, abs=0.2)
+    assert expected == pytest.approx(ErrorSums.from_arrays(x, rounded).sqnr_db, abs=0.2)
 
 
 def test_values_on_the_grid_have_no_error():
     """Constants on the grid: no noise, infinitely many dB."""
     stats = TensorStatistics.from_array(np.full(5, 0.5, np.float32))
-    assert expected_sqnr_db(stats, 0.25, 0, QTYPES["int8"]) == np.inf
+    assert estimate_sqnr_db(stats, 0.25, 0, QTYPES["int8"]) == np.inf
 
 
 def test_power_is_the_sum_of_squares():
     """The density's power is that of the data, to the width of a bin."""
     x = np.random.default_rng(4).normal(size=5000).astype(np.float32)
-    power = Density.of(TensorStatistics.from_array(x)).power
+    power = Density.from_statistics(TensorStatistics.from_array(x)).power
     assert power == pytest.approx(float(np.sum(x.astype(np.float64) ** 2)), rel=1 / 64)  # one bin's width
 
 
@@ -154,7 +156,7 @@ def test_saturation_is_the_integral(low, high, ends):
 def test_saturated_values_may_weigh_more(name):
     """A weight of 3 adds twice the squared distance to the ends of the grid."""
     stats = TensorStatistics.from_array(np.random.default_rng(3).normal(size=5000).astype(np.float32))
-    density, spec, end = Density.of(stats), QuantSpec(qtype=name), np.asarray([1.5])
+    density, spec, end = Density.from_statistics(stats), QuantSpec(qtype=name), np.asarray([1.5])
     one, three = (grid_error(density, -end, end, spec, weight)[0] for weight in (1.0, 3.0))
     scale, _ = choose_qparams(-1.5, 1.5, spec.qtype, True)
     low, high = (np.asarray([float(scale) * q]) for q in (spec.qtype.qmin, spec.qtype.qmax))
@@ -169,8 +171,8 @@ def test_bins_that_every_grid_makes_zero_add_a_constant(name):
     stats, spec = TensorStatistics.from_array(x), QuantSpec(qtype=name, symmetric=name[0] != "u")
     ends = stats.amax * np.exp2(-np.arange(8.0))
     smallest, _ = choose_qparams(-ends[-1], ends[-1], spec.qtype, spec.symmetric)
-    density = Density.of(stats)
-    fewer = density.for_grids_down_to(float(smallest), spec.qtype)
+    density = Density.from_statistics(stats)
+    fewer = density.drop_rounded_to_zero(float(smallest), spec.qtype)
     assert fewer.low.size < 0.6 * density.low.size
     assert fewer.power == pytest.approx(density.power, rel=1e-12)
     both = (grid_error(d, -ends, ends, spec) for d in (density, fewer))
@@ -183,5 +185,5 @@ def test_range_sqnr_has_the_scale_of_the_spec():
     for power_of_two in (False, True):
         spec = QuantSpec(qtype="int8", power_of_two=power_of_two)
         scale, zero = choose_qparams(-3.0, 3.0, spec.qtype, True, ParamRules(power_of_two))
-        wanted = expected_sqnr_db(stats, float(scale), int(zero), spec.qtype)
+        wanted = estimate_sqnr_db(stats, float(scale), int(zero), spec.qtype)
         assert range_sqnr_db(stats, (-3.0, 3.0), spec) == wanted

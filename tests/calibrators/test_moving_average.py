@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnxfq.calibration.calibrators import Calibrator
-from onnxfq.calibration.calibrators.moving_average import moving_average
+from onnxfq.calibration.calibrators.moving_average import average_ranges
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import StatisticsError
 from onnxfq.numerics.spec import QuantSpec
@@ -45,23 +45,23 @@ def test_it_is_torchs_observer(constant):
 def test_the_default_is_a_hundredth():
     """Without an argument the constant is torch's default, 0.01."""
     stats = fed(batches(1))
-    assert Calibrator.parse("moving_average")(stats, SPEC) == moving_average(stats, SPEC, 0.01)
+    assert Calibrator.parse("moving_average")(stats, SPEC) == average_ranges(stats, SPEC, 0.01)
 
 
 def test_one_feed_is_minmax():
     """The first feed is taken as it is."""
     stats = fed(batches(2, count=1))
-    assert moving_average(stats, SPEC) == (stats.rmin, stats.rmax)
+    assert average_ranges(stats, SPEC) == (stats.rmin, stats.rmax)
 
 
 def test_a_feed_without_values_is_passed_over():
     """An empty feed has no range: (+inf, -inf) changes nothing."""
     first, second = batches(3, count=2)
     nothing = np.zeros(0, np.float32)
-    assert moving_average(fed([first, nothing, second]), SPEC) == moving_average(fed([first, second]), SPEC)
+    assert average_ranges(fed([first, nothing, second]), SPEC) == average_ranges(fed([first, second]), SPEC)
 
 
 def test_statistics_without_feed_ranges_are_refused():
     """What was not recorded is named, with the remedy."""
     with pytest.raises(StatisticsError, match="needs the range of each feed, and these statistics hold none"):
-        moving_average(TensorStatistics.from_array(np.ones(3, np.float32)), SPEC)
+        average_ranges(TensorStatistics.from_array(np.ones(3, np.float32)), SPEC)

@@ -38,7 +38,7 @@ DATA = {
 
 def expected_error(stats, limits, spec):
     """The expected squared error of one range."""
-    return grid_error(Density.of(stats), *(np.asarray([v]) for v in limits), spec)[0]
+    return grid_error(Density.from_statistics(stats), *(np.asarray([v]) for v in limits), spec)[0]
 
 
 @settings(max_examples=40)
@@ -61,7 +61,7 @@ def test_asymmetric_never_worse_than_any_common_shrinking(x):
     stats, spec = TensorStatistics.from_array(x), QuantSpec(qtype="uint4", symmetric=False)
     low, high = min(stats.rmin, 0.0), max(stats.rmax, 0.0)
     factors = np.exp2(-np.arange(57) / 8)
-    common = grid_error(Density.of(stats), low * factors, high * factors, spec).min()
+    common = grid_error(Density.from_statistics(stats), low * factors, high * factors, spec).min()
     assert expected_error(stats, mse(stats, spec), spec) <= common * (1 + 1e-9)  # as above
 
 

@@ -23,7 +23,7 @@ from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.io.load import load
 from onnxfq.runtime import kernels
 from onnxfq.runtime.custom_ops import register_custom_ops
-from onnxfq.runtime.device_memory import placed
+from onnxfq.runtime.device_memory import open_place
 from onnxfq.runtime.gpus import gpus
 from onnxfq.runtime.providers import cuda_problem, providers
 from onnxfq.runtime.self_test import self_test
@@ -91,7 +91,7 @@ def test_observe_gives_the_statistics_of_the_cpu(histogram: bool) -> None:
 def test_rows_stay_on_the_gpu() -> None:
     """Rows begin as they shall, and the first numbers of some of them are fetched while they stay there."""
     head = np.arange(1, 9)
-    with placed("cuda") as place:
+    with open_place("cuda") as place:
         rows = place.rows(5, 20, head)
         assert place.rows(0, 20, head).read(0, 0, 8).shape == (0, 8)
         expected = np.tile(np.concatenate([head, np.zeros(12, np.int64)]), (5, 1))

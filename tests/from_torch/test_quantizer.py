@@ -285,7 +285,7 @@ def test_learning_lowers_the_error(learned):
     after = one(x)
     assert (after - x).square().mean() < before / 2
     names = [name for name, _ in one.named_parameters()]
-    with one.fixed():
+    with one.freeze_grid():
         assert not list(one.parameters())
         assert torch.equal(one(x), after)
     assert [name for name, _ in one.named_parameters()] == names and one.learned == learned

@@ -9,10 +9,10 @@ from builders import feed_for, planned, weights
 from onnx import numpy_helper, parser
 
 from onnxfq.graph.io.load import load
-from onnxfq.graph.normalize.inline_functions import inlined
+from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.runtime.session import Session
-from onnxfq.targets.tensorrt.rules.scopes import inferred
+from onnxfq.targets.tensorrt.rules.scopes import infer_types
 
 HEADER = '<ir_version: 9, opset_import: ["" : 18, "own" : 1]> g (float[N,4] x) => (float[N,4] y)'
 CASES = {
@@ -75,7 +75,7 @@ def test_overloads() -> None:
 
 def test_what_is_kept_and_what_nothing_calls() -> None:
     """A function that is kept stays with its calls, what it calls is inlined there; unused ones go."""
-    made = inlined(
+    made = inline_model(
         model_of(
             """{ h = own.K (x) y = own.D (h) }
             <domain: "own", opset_import: ["" : 18, "own" : 1]> K (a) => (c) { c = own.D (a) }
@@ -92,7 +92,7 @@ def test_the_rules_of_a_target_read_defaults() -> None:
     """What the rules of a target see is what loading sees, and the model stays as it is."""
     proto = model_of(CASES["defaults"])
     before = proto.SerializeToString()
-    made = inferred(proto, frozenset())
+    made = infer_types(proto, frozenset())
     alphas = [n.attribute[0].f for n in made.graph.node if n.op_type == "LeakyRelu"]
     assert alphas == [0.25, 2.0] and proto.SerializeToString() == before
 

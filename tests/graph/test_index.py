@@ -12,7 +12,7 @@ from random_graphs import random_models
 
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import load
-from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.signature import with_outputs
 
@@ -21,7 +21,7 @@ def assert_same_links(proto: onnx.ModelProto) -> None:
     """Compare makers, readers, constants, types and shapes with what graphsurgeon imports."""
     index = GraphIndex.of_model(proto)
     seen = set()
-    for graph in all_graphs(gs.import_onnx(proto)):
+    for graph in list_graphs(gs.import_onnx(proto)):
         for name, tensor in graph.tensors().items():
             if not name:
                 continue
@@ -36,7 +36,7 @@ def assert_same_links(proto: onnx.ModelProto) -> None:
                 assert list(shape) == [size if isinstance(size, int) else None for size in tensor.shape]
     assert seen <= index.names
     assert {*index.makers, *index.readers} <= seen
-    assert {node.name for node in all_nodes(proto.graph)} <= index.names
+    assert {node.name for node in list_nodes(proto.graph)} <= index.names
 
 
 @pytest.mark.parametrize("name", sorted(BUILDERS))
@@ -56,7 +56,7 @@ def test_links_of_random_models(proto: onnx.ModelProto) -> None:
 def test_bodies(name: str) -> None:
     """What bodies read or give is captured, and what is computed in one names the body."""
     proto = load(BUILDERS[name]()).proto
-    inner = [graph for graph in all_graphs(proto.graph) if graph is not proto.graph]
+    inner = [graph for graph in list_graphs(proto.graph) if graph is not proto.graph]
     read = {name for graph in inner for node in graph.node for name in node.input if name}
     given = {value.name for graph in inner for value in graph.output}
     assert GraphIndex(proto.graph).captured == read | given

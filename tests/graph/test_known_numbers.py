@@ -8,7 +8,7 @@ from builders import build
 from onnx import shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.graph.constant_integers import known_numbers
+from onnxfq.graph.constant_integers import evaluate_integers
 from onnxfq.graph.io.load import load
 
 CONSTANTS = {
@@ -48,7 +48,7 @@ def test_as_the_reference_computes(case: str) -> None:
     model.graph.output[0].type.tensor_type.ClearField("shape")
     expected = ReferenceEvaluator(model).run(None, {"x": np.zeros((4, 6, 9), np.float32)})[0].reshape(-1)
     graph = load(shape_inference.infer_shapes(model)).graph()
-    found = known_numbers(graph.outputs[0])
+    found = evaluate_integers(graph.outputs[0])
     assert found is not None and len(found) == len(expected)
     assert all(a in (None, b) for a, b in zip(found, expected, strict=True))
     assert (None in found) == is_open
@@ -66,4 +66,4 @@ def test_what_is_not_known(text: str) -> None:
     """What data decides, and what no rule stands for, is nothing."""
     extra = ", int64[1] i" if "i)" in text else ""
     model = build(f"g (float[N,6,9] x{extra}) => (int64[M] y) {{ {text} }}", opset=17)
-    assert known_numbers(load(model).graph().outputs[0]) is None
+    assert evaluate_integers(load(model).graph().outputs[0]) is None

@@ -18,7 +18,7 @@ from builders import (
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.io.load import load
-from onnxfq.graph.ops import channel_axis, summed_axis
+from onnxfq.graph.ops import channel_axis, find_summed_axis
 from onnxfq.graph.queries import distances_upward, weight_source
 
 CASES = {
@@ -44,7 +44,7 @@ def test_axes(name: str) -> None:
     assert source is not None
     rank = len(source.permutation)
     assert channel_axis(node, slot, rank) == channel
-    assert summed_axis(node, slot, rank) == summed
+    assert find_summed_axis(node, slot, rank) == summed
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "matmul_vector"])

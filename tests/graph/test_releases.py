@@ -125,7 +125,7 @@ def test_types_that_came_later() -> None:
     proto = build("g (float[4] x) => (float[4] y) { y = Relu (x) }", opset=20, ir=10)
     proto.graph.value_info.append(helper.make_tensor_value_info("h", onnx.TensorProto.INT4, [4]))
     with pytest.raises(ModelError, match="needs IR version 10 for int4, and onnxruntime 9.9 reads 9"):
-        Release("9.9", 20, 9).kept_to(proto, "r")
+        Release("9.9", 20, 9).limit_model(proto, "r")
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

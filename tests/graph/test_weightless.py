@@ -9,7 +9,7 @@ from builders import build, if_body, linear, weights
 from onnx import numpy_helper, shape_inference
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.external.weightless import check_model, split_weights, without_weights
+from onnxfq.graph.external.weightless import check_model, split_weights, strip_weights
 from onnxfq.graph.io.load import load
 from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.runtime.session import Session
@@ -47,7 +47,7 @@ def test_values_that_shapes_hang_on_stay() -> None:
     proto = build(
         "g (float[2,6] x) => (float[a,b] y) { y = Reshape (x, s) }", {"s": np.asarray([3, 4], np.int64)}
     )
-    inferred = shape_inference.infer_shapes(without_weights(proto), data_prop=True)
+    inferred = shape_inference.infer_shapes(strip_weights(proto), data_prop=True)
     dims = inferred.graph.output[0].type.tensor_type.shape.dim
     assert [d.dim_value for d in dims] == [3, 4]
 

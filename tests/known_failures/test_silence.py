@@ -14,7 +14,7 @@ from ort_quantizer import MEASURED, by_ort
 
 from onnxfq.documents.recipe import DEFAULT_RECIPE, load_recipe
 from onnxfq.errors import DataError, RecipeError
-from onnxfq.graph.model import all_nodes
+from onnxfq.graph.model import list_nodes
 from onnxfq.pipeline import quantize
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of ONNX Runtime's quantizer, which is not under test
@@ -28,7 +28,7 @@ def quantizers(proto: onnx.ModelProto) -> int:
     return sum(
         node.op_type == "QuantizeLinear"
         for owner in (proto.graph, *proto.functions)
-        for node in all_nodes(owner)
+        for node in list_nodes(owner)
     )
 
 

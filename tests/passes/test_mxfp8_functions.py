@@ -17,7 +17,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
-from onnxfq.runtime.unsupported_ops import cannot_run
+from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import DEQUANTIZE, QUANTIZE, with_mxfp8_functions
 
@@ -124,7 +124,7 @@ def test_functions_for_bodies():
     )
     staged = stage(proto, "tensorrt-mxfp8")
     written = qdq_of(staged)
-    assert not {node.domain for node in written.graph.node} - {""} and cannot_run(written) == ""
+    assert not {node.domain for node in written.graph.node} - {""} and explain_unsupported(written) == ""
     simulated = InsertFakeQuantize(staged.plan, staged.encodings).run(staged.model).model.proto
     feed = {"x": edges(64).reshape(-1, 64), "c": np.asarray(True)}
     got, expected = (Session(p, 1, exact=True).run(feed)[0] for p in (written, simulated))
@@ -147,9 +147,9 @@ def test_a_written_model_is_still_quantized():
 def test_a_model_without_its_functions_cannot_run():
     """What makes it run are the functions: without them it is known that it cannot."""
     proto = qdq_of(stage(linear(64, 6), "tensorrt-mxfp8"))
-    assert cannot_run(proto) == ""
+    assert explain_unsupported(proto) == ""
     del proto.functions[:]
-    assert cannot_run(proto).startswith("ONNX Runtime has no TRT_MXFP8")
+    assert explain_unsupported(proto).startswith("ONNX Runtime has no TRT_MXFP8")
 
 
 def test_weights_alone_in_int8():

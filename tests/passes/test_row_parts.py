@@ -35,5 +35,5 @@ def test_parts_change_nothing(shape: list[int], axis: int | None, block: int | N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_parts, "PART", part)
         for apply, dtype in ((quantize, np.dtype(np.int8)), (fake_quantize, np.dtype(np.float32))):
-            got = row_parts.by_rows(apply, x, given, qtype_by_name("int8"), dtype)
+            got = row_parts.apply_in_chunks(apply, x, given, qtype_by_name("int8"), dtype)
             np.testing.assert_array_equal(got, apply(x, scale, zero_point, **keywords))

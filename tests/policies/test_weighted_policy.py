@@ -25,7 +25,7 @@ from builders import (
 
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.io.load import load
-from onnxfq.graph.model import all_nodes
+from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 
 
@@ -103,7 +103,7 @@ def test_both_sides_or_none(name: str) -> None:
     plan = planned(BUILDERS[name]())
     placed = {use for placement in plan.placements for use in placement.uses}
     nodes = {n.node: n for n in plan.nodes}
-    for node in all_nodes(model.proto.graph):
+    for node in list_nodes(model.proto.graph):
         if node.op_type in WEIGHTED_INPUTS:
             assert set(nodes[node.name].needs) <= placed
 

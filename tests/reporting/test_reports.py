@@ -13,7 +13,7 @@ import pytest
 from builders import build, conv_relu, feed_for, two_branch, weights, with_override
 from keyword_numerics import fake_quantize
 
-from onnxfq.calibration.calibrators.grid_error import expected_sqnr_db
+from onnxfq.calibration.calibrators.grid_error import estimate_sqnr_db
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.errors import PlanError
@@ -59,7 +59,7 @@ def test_activation_noise_is_expected_from_the_histogram(result: QuantizeResult)
     row = next(row for row in rows_of(result) if row.tensor == "h")
     scale = float(row.encoding.scale_array)
     qtype = row.encoding.spec.qtype
-    assert row.sqnr_db == expected_sqnr_db(result.statistics["h"], scale, 0, qtype)
+    assert row.sqnr_db == estimate_sqnr_db(result.statistics["h"], scale, 0, qtype)
     h = np.maximum(feed_for(two_branch())["x"], 0).astype(np.float64)
     noise = h - fake_quantize(h.astype(np.float32), scale, qtype=qtype)
     # The histogram knows a value to 1/64 of itself only.

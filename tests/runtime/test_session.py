@@ -67,14 +67,14 @@ def test_a_feed_on_a_device_runs_in_several_sessions() -> None:
             y = Relu (x) z = Neg (x) s = SequenceConstruct (y, z) }"""
     )
     feed = {"x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), "n": np.array(3)}
-    placed = PlacedFeed.of(feed, "cpu")
+    placed = PlacedFeed.from_feed(feed, "cpu")
     for session in (Session(proto, 1), Session(proto, 1, exact=True)):
         (y, parts), (expected, _) = session.run(placed), session.run(feed)
         np.testing.assert_array_equal(y, expected)
         assert not isinstance(parts, np.ndarray)
     with pytest.raises(DataError, match=r"the model cannot run on x \[1, 3, 5, 5\]"):
-        Session(conv_relu()).run(PlacedFeed.of({"x": np.zeros((1, 3, 5, 5), np.float32)}, "cpu"))
+        Session(conv_relu()).run(PlacedFeed.from_feed({"x": np.zeros((1, 3, 5, 5), np.float32)}, "cpu"))
     strings = {"x": np.array(["a"])}
-    assert PlacedFeed.of(strings, "cpu") is strings
+    assert PlacedFeed.from_feed(strings, "cpu") is strings
     with pytest.raises(DataError, match=r"the model cannot run on x \[2\]"):
-        PlacedFeed.of({"x": np.zeros(2, np.complex64)}, "cpu")
+        PlacedFeed.from_feed({"x": np.zeros(2, np.complex64)}, "cpu")

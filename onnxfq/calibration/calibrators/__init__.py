@@ -10,9 +10,9 @@ import pydantic
 
 from onnxfq.calibration.calibrators.auto import auto
 from onnxfq.calibration.calibrators.entropy import entropy
-from onnxfq.calibration.calibrators.fixed import check_known, check_range, fixed, known
+from onnxfq.calibration.calibrators.fixed import check_known, check_range, fix_range, known
 from onnxfq.calibration.calibrators.minmax import minmax
-from onnxfq.calibration.calibrators.moving_average import check_constant, moving_average
+from onnxfq.calibration.calibrators.moving_average import average_ranges, check_constant
 from onnxfq.calibration.calibrators.mse import mse
 from onnxfq.calibration.calibrators.parameters import Check, Parameter, read_parameters, spell
 from onnxfq.calibration.calibrators.percentile import check_percent, percentile
@@ -44,11 +44,11 @@ CALIBRATORS: dict[str, Method] = {
     "auto": Method(auto),
     "entropy": Method(entropy),
     "minmax": Method(minmax),
-    "moving_average": Method(moving_average, check_constant, "moving_average:0.1", ordered=True),
+    "moving_average": Method(average_ranges, check_constant, "moving_average:0.1", ordered=True),
     "mse": Method(mse),
     "percentile": Method(percentile, check_percent, "percentile:99.9"),
     "sqnr": Method(sqnr),
-    "range": Method(fixed, check_range, "range:LOW,HIGH", fixed=True),
+    "range": Method(fix_range, check_range, "range:LOW,HIGH", fixed=True),
     "known": Method(known, check_known, "known:OP", fixed=True),
 }
 

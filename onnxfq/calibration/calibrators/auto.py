@@ -46,17 +46,17 @@ def auto(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
     ranges = [method(statistics, spec) for method in METHODS.values()]
-    whole, middle = expected_figures(statistics, spec, ranges)
+    whole, middle = estimate_figures(statistics, spec, ranges)
     kept = middle >= TYPICAL_DB
     score = np.where(kept, whole, -np.inf) if kept.any() else np.minimum(whole, middle)
     return ranges[int(np.argmax(score))]
 
 
-def expected_figures(
+def estimate_figures(
     statistics: TensorStatistics, spec: QuantSpec, ranges: list[tuple[float, float]]
 ) -> tuple[Candidates, Candidates]:
     """Return the expected SQNR in dB of each of `ranges`, over all values and over the middle half."""
-    density = Density.of(statistics)
+    density = Density.from_statistics(statistics)
     rmin, rmax = np.asarray(ranges, np.float64).T
     whole, middle = (
         np.asarray([ratio_db(part.power, float(noise)) for noise in grid_error(part, rmin, rmax, spec)])
@@ -72,10 +72,10 @@ def middle_half(density: Density) -> Density:
     """
     # The first bin of each sign holds what is smaller than any normal float32: as good as 0.
     far = np.maximum(-density.low, density.high)
-    kept = density.where(far > 2.0 * float(np.finfo(np.float32).tiny))
+    kept = density.select(far > 2.0 * float(np.finfo(np.float32).tiny))
     order = np.argsort(np.maximum(-kept.low, kept.high), kind="stable")
     counts = kept.counts[order]
     share = (np.cumsum(counts) - counts / 2.0) / max(counts.sum(), 1.0)
     wanted = np.zeros(order.size, bool)
     wanted[order] = (share >= 0.25) & (share <= 0.75)
-    return kept.where(wanted)
+    return kept.select(wanted)

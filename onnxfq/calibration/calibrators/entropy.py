@@ -42,7 +42,7 @@ def entropy(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float
     if qtype.is_float or qtype.bits > 8 or statistics.amax == 0.0:
         return statistics.rmin, statistics.rmax
     low, high = min(statistics.rmin, 0.0), max(statistics.rmax, 0.0)
-    density, most_outside = Density.of(statistics), 1.0 / (4 << qtype.bits)
+    density, most_outside = Density.from_statistics(statistics), 1.0 / (4 << qtype.bits)
     if spec.symmetric or low == 0.0 or high == 0.0:
         counts = magnitude_histogram(density, statistics.amax, LINEAR_BINS)
         levels = 1 << (qtype.bits - 1 if spec.symmetric else qtype.bits)
@@ -64,7 +64,7 @@ def least_divergence(counts: Array, levels: int, most_outside: float) -> int:
     counts[0] = counts[1]
     ends = np.arange(counts.size, min(levels, counts.size) - 1, -1)
     outside = counts.sum() - np.cumsum(counts)[ends - 1]
-    ends = ends[_allowed(outside, most_outside * counts.sum())]
+    ends = ends[_allow_candidates(outside, most_outside * counts.sum())]
     return int(ends[np.argmin(divergences(counts, np.zeros_like(ends), ends, levels))])
 
 
@@ -95,7 +95,7 @@ def least_divergent_pair(counts: Array, zero: int, levels: int, most_outside: fl
         # Of equals the widest.
         pairs = pairs[np.argsort(pairs[:, 0] - pairs[:, 1], kind="stable")]
         outside = total[-1] - (total[pairs[:, 1]] - total[pairs[:, 0]])
-        pairs = pairs[_allowed(outside, most_outside * total[-1])]
+        pairs = pairs[_allow_candidates(outside, most_outside * total[-1])]
         found = divergences(counts, pairs[:, 0], pairs[:, 1], levels)
         start, end = map(int, pairs[np.argmin(found)])
         if step <= 1.0:
@@ -103,7 +103,7 @@ def least_divergent_pair(counts: Array, zero: int, levels: int, most_outside: fl
         step, reach = max(step / 4, 1.0), 6
 
 
-def _allowed(outside: Array, most: float) -> NDArray[np.bool_]:
+def _allow_candidates(outside: Array, most: float) -> NDArray[np.bool_]:
     """Tell which candidates leave few enough values outside; the full range leaves none there."""
     # Sums of counts in another order differ in the last bits.
     return np.asarray(outside <= most * (1.0 + 1e-12))

@@ -14,7 +14,7 @@ MOST_OCTAVES = 12
 """A channel is enlarged by 2^12 at most; one that is smaller yet has a coarser grid."""
 
 
-def equalized_qparams(
+def choose_equalized_qparams(
     ranges: NDArray[np.float32], spec: QuantSpec
 ) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Return scale float32 [C] and zero point [C] of channels with `ranges` [C, 2].

@@ -19,7 +19,7 @@ KNOWN_RANGES: dict[str, tuple[float, float]] = {
 _LARGEST = 3.4028234663852886e38  # of float32
 
 
-def fixed(statistics: TensorStatistics, spec: QuantSpec, low: float, high: float) -> tuple[float, float]:
+def fix_range(statistics: TensorStatistics, spec: QuantSpec, low: float, high: float) -> tuple[float, float]:
     """Return (low, high), whatever was observed."""
     return low, high
 

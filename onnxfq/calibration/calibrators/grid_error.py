@@ -33,7 +33,7 @@ class Density:
     rest: float = 0.0
 
     @staticmethod
-    def of(statistics: TensorStatistics) -> Density:
+    def from_statistics(statistics: TensorStatistics) -> Density:
         """Make the density of a tensor's histogram."""
         low, high = statistics.edges()
         return Density(low, high, statistics.counts.astype(np.float64))
@@ -60,18 +60,18 @@ class Density:
         low, high = self.low, self.high
         return self.rest + float((self.counts * (low * low + low * high + high * high)).sum() / 3.0)
 
-    def where(self, wanted: NDArray[np.bool_]) -> Density:
+    def select(self, wanted: NDArray[np.bool_]) -> Density:
         """Return the density of the wanted ranges alone."""
         return Density(self.low[wanted], self.high[wanted], self.counts[wanted])
 
-    def for_grids_down_to(self, scale: float, qtype: QType) -> Density:
+    def drop_rounded_to_zero(self, scale: float, qtype: QType) -> Density:
         """Return the same for every grid of `scale` or a larger one, without ranges that those make 0.
 
         A histogram of float32 has most of its bins near 0; they cost time and add a constant.
         """
         first = float(_cells(qtype.name)[0][1]) if qtype.is_float else 1.0
         kept = np.maximum(-self.low, self.high) > 0.5 * first * scale
-        return replace(self.where(kept), rest=self.where(~kept).power + self.rest)
+        return replace(self.select(kept), rest=self.select(~kept).power + self.rest)
 
 
 _Parts = Callable[[NDArray[np.float64], slice], tuple[Any, NDArray[np.float64]]]
@@ -81,7 +81,9 @@ CHUNK = 1 << 15
 """Places times candidates that are worked on at once: what fits into a core's cache."""
 
 
-def squared_error(density: Density, scale: Candidates, low: Candidates, high: Candidates) -> Candidates:
+def compute_squared_error(
+    density: Density, scale: Candidates, low: Candidates, high: Candidates
+) -> Candidates:
     """Return sum (fq(x) - x)^2 for each candidate grid {k * scale: low <= k <= high}.
 
     With n = clamp(rint(t / s)) the integral of (fq(x) - x)^2 from 0 to t is
@@ -95,7 +97,7 @@ def squared_error(density: Density, scale: Candidates, low: Candidates, high: Ca
         n = np.minimum(np.maximum(np.rint(t / s), low[at, None]), high[at, None])
         return n * (s**3 / 12.0), t - n * s
 
-    return _expected(density, scale.size, parts)
+    return _integrate_error(density, scale.size, parts)
 
 
 def float_squared_error(density: Density, scale: Candidates, qtype: QType) -> Candidates:
@@ -103,7 +105,7 @@ def float_squared_error(density: Density, scale: Candidates, qtype: QType) -> Ca
 
     Exact too, up to float64: with g_n the grid number nearest to t, the integral from 0 to t is
     G(t) = sum over k < n of (g_k+1 - g_k)^3 / 12 + (t - g_n)^3 / 3, odd in t: the formula of
-    `squared_error` with cells of their own widths.
+    `compute_squared_error` with cells of their own widths.
     """
     grid, middles, cells = _cells(qtype.name)
 
@@ -114,7 +116,7 @@ def float_squared_error(density: Density, scale: Candidates, qtype: QType) -> Ca
         sign = np.where(steps < 0.0, -1.0, 1.0)
         return sign * cells[n] * s**3, t - sign * grid[n] * s
 
-    return _expected(density, scale.size, parts)
+    return _integrate_error(density, scale.size, parts)
 
 
 def saturation_error(density: Density, low: Candidates, high: Candidates) -> Candidates:
@@ -123,10 +125,10 @@ def saturation_error(density: Density, low: Candidates, high: Candidates) -> Can
     def parts(t: NDArray[np.float64], at: slice) -> tuple[float, NDArray[np.float64]]:
         return 0.0, t - np.minimum(np.maximum(t, low[at, None]), high[at, None])
 
-    return _expected(density, low.size, parts)
+    return _integrate_error(density, low.size, parts)
 
 
-def _expected(density: Density, candidates: int, parts: _Parts) -> Candidates:
+def _integrate_error(density: Density, candidates: int, parts: _Parts) -> Candidates:
     """Return the sum over all values of their squared distance, from its integral at the bins' ends."""
     knots, weights, points, counts = density.knots
     result = np.zeros(candidates)
@@ -167,7 +169,7 @@ def grid_error(
     if qtype.is_float:
         error = float_squared_error(density, scale, qtype)
     else:
-        error = squared_error(density, scale, low, high)
+        error = compute_squared_error(density, scale, low, high)
     if saturation_weight != 1.0:
         error += (saturation_weight - 1.0) * saturation_error(density, low * scale, high * scale)
     return error
@@ -176,16 +178,16 @@ def grid_error(
 def range_sqnr_db(statistics: TensorStatistics, limits: tuple[float, float], spec: QuantSpec) -> float:
     """Return the signal to quantization noise in dB that the grid of a range gives on the observed values."""
     scale, zero_point = choose_qparams(*limits, spec.qtype, spec.symmetric, ParamRules(spec.power_of_two))
-    return expected_sqnr_db(statistics, float(scale), int(zero_point), spec.qtype)
+    return estimate_sqnr_db(statistics, float(scale), int(zero_point), spec.qtype)
 
 
-def expected_sqnr_db(statistics: TensorStatistics, scale: float, zero_point: int, qtype: QType) -> float:
+def estimate_sqnr_db(statistics: TensorStatistics, scale: float, zero_point: int, qtype: QType) -> float:
     """Return the signal to quantization noise in dB that a grid gives on the observed values."""
-    density = Density.of(statistics)
-    return ratio_db(density.power, expected_noise(density, scale, zero_point, qtype))
+    density = Density.from_statistics(statistics)
+    return ratio_db(density.power, estimate_noise(density, scale, zero_point, qtype))
 
 
-def expected_noise(density: Density, scale: float, zero_point: float, qtype: QType) -> float:
+def estimate_noise(density: Density, scale: float, zero_point: float, qtype: QType) -> float:
     """Return the squared error of one grid on the observed values, summed over all of them."""
     at = np.asarray([scale], np.float64)
     if qtype.is_float:
@@ -196,4 +198,4 @@ def expected_noise(density: Density, scale: float, zero_point: float, qtype: QTy
         density = Density(density.low + moved, density.high + moved, density.counts)
         zero_point = 0
     low, high = (np.asarray([limit - zero_point], np.float64) for limit in (qtype.qmin, qtype.qmax))
-    return float(squared_error(density, at, low, high)[0])
+    return float(compute_squared_error(density, at, low, high)[0])

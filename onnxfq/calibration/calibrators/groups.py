@@ -31,7 +31,7 @@ def group_ranges(
     return low.reshape(layout.scale_shape), high.reshape(layout.scale_shape)
 
 
-def observed_ranges(
+def calibrate_groups(
     statistics: GroupStatistics, spec: QuantSpec, calibrator: Calibrator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (rmin, rmax) in the shape of a scale of an activation: each group is calibrated by itself.
@@ -41,7 +41,7 @@ def observed_ranges(
     if calibrator == MINMAX:
         ends = statistics.ranges.astype(np.float64)
     else:
-        ends = np.asarray([calibrator(one, spec) for one in statistics.each()], np.float64).reshape(-1, 2)
+        ends = np.asarray([calibrator(one, spec) for one in statistics.split()], np.float64).reshape(-1, 2)
     ends = np.where(np.isfinite(ends), ends, 0.0)
     return ends[:, 0].reshape(statistics.shape), ends[:, 1].reshape(statistics.shape)
 
@@ -51,8 +51,8 @@ def group_sqnr_db(
 ) -> float:
     """Return the signal to quantization noise in dB, over all groups, that the grids of their ranges give."""
     power = noise = 0.0
-    for one, low, high in zip(statistics.each(), rmin.ravel(), rmax.ravel(), strict=True):
-        density = Density.of(one)
+    for one, low, high in zip(statistics.split(), rmin.ravel(), rmax.ravel(), strict=True):
+        density = Density.from_statistics(one)
         power += density.power
         noise += float(grid_error(density, np.asarray([low]), np.asarray([high]), spec)[0])
     return ratio_db(power, noise)

@@ -23,9 +23,9 @@ def magnitude_histogram(density: Density, amax: float, bins: int) -> Array:
     """Return how many magnitudes lie in each of `bins` equal bins from 0 to `amax`."""
     edges = amax * (np.arange(bins + 1) / bins)
     negative = density.low < 0.0
-    below = density.where(negative)
+    below = density.select(negative)
     mirrored = Density(-below.high, -below.low, below.counts)
-    return linear_histogram(density.where(~negative), edges) + linear_histogram(mirrored, edges)
+    return linear_histogram(density.select(~negative), edges) + linear_histogram(mirrored, edges)
 
 
 def _cumulative(low: Array, high: Array, counts: Array, at: Array) -> Array:

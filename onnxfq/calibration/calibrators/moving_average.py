@@ -12,7 +12,7 @@ from onnxfq.numerics.spec import QuantSpec
 DEFAULT_CONSTANT = 0.01
 
 
-def moving_average(
+def average_ranges(
     statistics: TensorStatistics, spec: QuantSpec, constant: float = DEFAULT_CONSTANT
 ) -> tuple[float, float]:
     """Return the averaged (rmin, rmax): that of the first feed, then r += constant * (r of the feed - r).

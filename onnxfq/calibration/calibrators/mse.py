@@ -35,7 +35,7 @@ def mse(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         return statistics.rmin, statistics.rmax
     low, high = min(statistics.rmin, 0.0), max(statistics.rmax, 0.0)
     smallest, _ = choose_qparams(low * _ALL[-1], high * _ALL[-1], spec.qtype, spec.symmetric)
-    density = Density.of(statistics).for_grids_down_to(float(smallest), spec.qtype)
+    density = Density.from_statistics(statistics).drop_rounded_to_zero(float(smallest), spec.qtype)
 
     def error_of(left: Candidates, right: Candidates) -> Candidates:
         rmin, rmax = np.broadcast_arrays(low * left, high * right)

@@ -28,7 +28,7 @@ def sqnr(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         return statistics.rmin, statistics.rmax
     rmin, rmax = _symmetric(statistics.amax) if spec.symmetric else _asymmetric(statistics, spec)
     smallest, _ = choose_qparams(rmin, rmax, spec.qtype, spec.symmetric)
-    density = Density.of(statistics).for_grids_down_to(float(smallest.min()), spec.qtype)
+    density = Density.from_statistics(statistics).drop_rounded_to_zero(float(smallest.min()), spec.qtype)
     best = int(np.argmin(grid_error(density, rmin, rmax, spec, GAMMA)))
     low, high = min(statistics.rmin, 0.0), max(statistics.rmax, 0.0)
     return max(float(rmin[best]), low), min(float(rmax[best]), high)

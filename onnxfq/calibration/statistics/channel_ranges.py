@@ -26,7 +26,7 @@ class ChannelNames:
     merged: tuple[str, str]
 
     @staticmethod
-    def of(tensor: str) -> ChannelNames:
+    def from_tensor(tensor: str) -> ChannelNames:
         """Return the names for `tensor`."""
         low, high = f"{tensor}/channels/lowest", f"{tensor}/channels/highest"
         return ChannelNames((low, high), (f"{low}/merged", f"{high}/merged"))

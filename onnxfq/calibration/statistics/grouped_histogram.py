@@ -58,7 +58,7 @@ class GroupStatistics:
         """How many values of each group are neither NaN nor infinite: [G]."""
         return np.asarray(self.totals[:, 0] - self.totals[:, 1] - self.totals[:, 2])
 
-    def each(self) -> Iterator[TensorStatistics]:
+    def split(self) -> Iterator[TensorStatistics]:
         """Yield the statistics of every group as those of a tensor."""
         kept = self.feed_ranges if len(self.feed_ranges) else np.zeros((0, self.count, 2), np.float32)
         starts = np.searchsorted(self.keys, np.arange(self.count + 1, dtype=np.int64) * BIN_COUNT)

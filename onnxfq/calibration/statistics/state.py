@@ -30,7 +30,7 @@ class StateNames:
     of_feed: str
 
     @staticmethod
-    def of(tensor: str) -> StateNames:
+    def from_tensor(tensor: str) -> StateNames:
         """Return the names for `tensor`."""
         return StateNames(*(f"{tensor}/statistics/{part}" for part in ("given", "merged", "of_feed")))
 

@@ -20,8 +20,8 @@ from onnxfq.calibration.statistics.kinds import KINDS
 from onnxfq.errors import StatisticsError, nearest
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.support.digests import DATA_MODULUS
-from onnxfq.support.files import UNREADABLE, load_npz, replacing
-from onnxfq.support.records import one_line
+from onnxfq.support.files import UNREADABLE, load_npz, replace_file
+from onnxfq.support.records import join_lines
 
 FORMAT = "onnxfq.stats/1"
 _COLUMNS = ("model_sha256", "feeds", "complete", "data")
@@ -160,7 +160,7 @@ class Statistics:
         }
         for kind in KINDS.values():
             columns |= kind.pack(self.of_kind(kind))
-        with replacing(path) as temporary, temporary.open("wb") as stream:
+        with replace_file(path) as temporary, temporary.open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **columns)
 
     @staticmethod
@@ -171,7 +171,7 @@ class Statistics:
         except FileNotFoundError:
             raise StatisticsError(f"no such file: {path}; make it with `onnxfq observe`") from None
         except (*UNREADABLE, KeyError, TypeError, IndexError) as fault:
-            text = one_line(fault)
+            text = join_lines(fault)
             raise StatisticsError(
                 f"{path} is not a statistics file ({text}); make it with `onnxfq observe`"
             ) from None

@@ -35,7 +35,7 @@ class Scratch:
         try:
             self._file = cast(IO[bytes], tempfile.TemporaryFile(dir=self._folder, buffering=0))
         except OSError as error:
-            raise self._refused(error) from None
+            raise self._make_write_error(error) from None
         weakref.finalize(self, self._file.close)
         self._location = f"{SCRATCH}{next(_numbers)}"
         scratch_files[self._location] = self._file
@@ -51,10 +51,10 @@ class Scratch:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            raise self._refused(error) from None
+            raise self._make_write_error(error) from None
         return attach(strip_values(tensor), self._location, offset, content.size)
 
-    def _refused(self, error: OSError) -> OutputError:
+    def _make_write_error(self, error: OSError) -> OutputError:
         return OutputError(
             f"cannot write temporary weights in {self._folder}: {error.strerror or error}; make room there"
         )

@@ -27,7 +27,7 @@ def with_initializers(proto: onnx.ModelProto, tensors: Iterable[onnx.TensorProto
     return made
 
 
-def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+def strip_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `proto` whose large initializers have type and shape, and no values."""
     return with_initializers(proto, (t if is_small(t) else strip_values(t) for t in proto.graph.initializer))
 
@@ -75,7 +75,7 @@ def move_weights(proto: onnx.ModelProto, scratch: Scratch) -> onnx.ModelProto:
 
 def check_model(proto: onnx.ModelProto) -> None:
     """Run ONNX's checker on `proto` with one weight at a time. Raises ValidationError."""
-    light = without_weights(proto)
+    light = strip_weights(proto)
     for tensor, whole in zip(light.graph.initializer, proto.graph.initializer, strict=True):
         if not is_small(whole):
             tensor.dims[:] = [0]  # the checker wants the values of what has a size

@@ -19,7 +19,7 @@ from onnxfq.graph.external.streaming import read_without_values, serialize
 from onnxfq.graph.external.tensor import ExternalTensor, embed, is_external
 from onnxfq.graph.external.weightless import check_model, move_weights
 from onnxfq.graph.io.data_files import resolve
-from onnxfq.graph.model import Existing, Model, all_graphs, all_nodes
+from onnxfq.graph.model import Existing, Model, list_graphs, list_nodes
 from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.decompose_attention import write_out_attention
 from onnxfq.graph.normalize.fold_weights import fold_computed_weights
@@ -27,7 +27,7 @@ from onnxfq.graph.normalize.opset import raise_opset
 from onnxfq.graph.normalize.repair import repair
 from onnxfq.graph.normalize.shapes import add_shapes, correct_shapes
 from onnxfq.graph.normalize.strip_quantizers import strip_quantizers
-from onnxfq.support.records import one_line
+from onnxfq.support.records import join_lines
 
 MIN_OPSET = 13
 """QuantizeLinear and DequantizeLinear have an axis from this opset on."""
@@ -57,10 +57,10 @@ def load(model: str | Path | onnx.ModelProto | Model, existing: Existing = "refu
     """
     if isinstance(model, Model):
         return model
-    return normalised(*read_model(model), existing)
+    return normalize_model(*read_model(model), existing)
 
 
-def normalised(proto: onnx.ModelProto, sha256: str, source: str, existing: Existing = "refuse") -> Model:
+def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: Existing = "refuse") -> Model:
     """Normalise what `read_model` gave; `proto` is the caller's to lose. Raises ModelError as `load` does."""
     try:
         notes = standard_form(proto)
@@ -75,10 +75,10 @@ def normalised(proto: onnx.ModelProto, sha256: str, source: str, existing: Exist
         return Model(proto, sha256, source, tuple(filter(None, [*notes, note, attention])))
     except shape_inference.InferenceError as fault:
         raise ModelError(
-            f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
+            f"{source} is not a valid ONNX model: {join_lines(fault)[:200]}; export it again"
         ) from None
     except UnicodeDecodeError:
-        raise _not_text(source) from None
+        raise _make_text_error(source) from None
 
 
 def standard_form(proto: onnx.ModelProto) -> list[str]:
@@ -125,7 +125,7 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
         copy.CopyFrom(proto)
         return copy, digest.hexdigest(), _GIVEN
     except ValueError as fault:
-        raise ModelError(f"{_GIVEN} is damaged: {one_line(fault)[:200]}; export it again") from None
+        raise ModelError(f"{_GIVEN} is damaged: {join_lines(fault)[:200]}; export it again") from None
 
 
 def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, str, str]:
@@ -142,7 +142,7 @@ def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, s
                 tensor.CopyFrom(embed(tensor))
         except (OSError, onnx.checker.ValidationError, ValueError) as fault:
             raise ModelError(
-                f"{path}: the external data of {tensor.name!r} cannot be read ({one_line(fault)}); "
+                f"{path}: the external data of {tensor.name!r} cannot be read ({join_lines(fault)}); "
                 "keep the data file beside the model"
             ) from None
     return proto, digest.hexdigest(), str(path)
@@ -175,25 +175,25 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
     try:
         # protobuf checks no text: a damaged string is met as bytes, or as an error, when it is read.
         if not all(isinstance(text, str) for text in _texts(proto.graph)):
-            raise _not_text(source)
+            raise _make_text_error(source)
         _check_types(proto.graph, source)
         _check_sizes(proto.graph, source)
         repair(proto, source)
         check_model(proto)
     except UnicodeDecodeError:
-        raise _not_text(source) from None
+        raise _make_text_error(source) from None
     except onnx.checker.ValidationError as fault:
         # Custom ops and dimensions of -1 are no reason to refuse; the checker knows the former,
         # and the latter is repaired by normalising.
         raise ModelError(
-            f"{source} is not a valid ONNX model: {one_line(fault)[:200]}; export it again"
+            f"{source} is not a valid ONNX model: {join_lines(fault)[:200]}; export it again"
         ) from None
 
 
 def _check_types(graph: onnx.GraphProto, source: str) -> None:
     """Raise ModelError for element types that ONNX has not; its checker does not look at them."""
     known = frozenset(onnx.TensorProto.DataType.values())
-    for inner in all_graphs(graph):
+    for inner in list_graphs(graph):
         values = (*inner.input, *inner.output, *inner.value_info)
         types = [(value.name, value.type.tensor_type.elem_type) for value in values]
         types += [(tensor.name, tensor.data_type) for tensor in inner.initializer]
@@ -207,7 +207,7 @@ def _check_types(graph: onnx.GraphProto, source: str) -> None:
 
 def _check_sizes(graph: onnx.GraphProto, source: str) -> None:
     """Raise ModelError for tensors whose bytes do not fit their shapes; ONNX's checker passes some."""
-    for tensor in (tensor for inner in all_graphs(graph) for tensor in inner.initializer):
+    for tensor in (tensor for inner in list_graphs(graph) for tensor in inner.initializer):
         if tensor.data_type in sizes.PACKED_TYPES or not (tensor.HasField("raw_data") or is_external(tensor)):
             continue
         element = sizes.element_bytes(tensor.data_type)
@@ -225,7 +225,7 @@ def _check_sizes(graph: onnx.GraphProto, source: str) -> None:
 def _texts(graph: onnx.GraphProto) -> Iterator[object]:
     """Yield every name in `graph` and in the bodies below it."""
     yield graph.name
-    for node in all_nodes(graph):
+    for node in list_nodes(graph):
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
     yield from (tensor.name for tensor in graph.initializer)
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -233,5 +233,5 @@ def _texts(graph: onnx.GraphProto) -> Iterator[object]:
         yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
 
 
-def _not_text(source: str) -> ModelError:
+def _make_text_error(source: str) -> ModelError:
     return ModelError(f"{source} is damaged: a name in it is not UTF-8 text; export it again")

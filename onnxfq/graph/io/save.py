@@ -15,8 +15,8 @@ from onnxfq.graph.external.streaming import serialize
 from onnxfq.graph.external.tensor import is_external, tensor_content
 from onnxfq.graph.external.weightless import check_model, split_weights
 from onnxfq.graph.io.data_files import own_data
-from onnxfq.support.files import check_writable, replacing
-from onnxfq.support.records import one_line
+from onnxfq.support.files import check_writable, replace_file
+from onnxfq.support.records import join_lines
 
 _ALIGNED = 4096
 """Where a tensor starts in the data file: a page, so that runtimes can map it."""
@@ -39,12 +39,12 @@ def save(proto: onnx.ModelProto, path: str | Path, verify: Verify | None = None)
     try:
         check_model(proto)
     except onnx.checker.ValidationError as fault:
-        raise ModelError(f"the model for {path} is not valid: {one_line(fault)[:200]}") from None
+        raise ModelError(f"the model for {path} is not valid: {join_lines(fault)[:200]}") from None
     data = None
     if sizes.weight_bytes(proto) > sizes.LIMIT:
         data = _save_with_data(proto, path, verify)
     else:
-        with replacing(path) as temporary:
+        with replace_file(path) as temporary:
             if any(map(is_external, proto.graph.initializer)):
                 with temporary.open("wb") as stream:
                     stream.writelines(serialize(proto))
@@ -74,7 +74,7 @@ def _save_with_data(proto: onnx.ModelProto, path: Path, verify: Verify | None) -
     existed = data.exists()
     try:
         # Left from the inside: the data has its name before the model has, and neither before both are whole.
-        with replacing(path) as whole, replacing(data) as temporary:
+        with replace_file(path) as whole, replace_file(data) as temporary:
             referred = split_weights(proto, temporary, data.name, _ALIGNED)
             whole.write_bytes(referred.SerializeToString(deterministic=True))
             if verify is not None:

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import all_graphs, replace_nodes
+from onnxfq.graph.model import list_graphs, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.numerics.float_types import FLOAT_CODES
@@ -97,7 +97,7 @@ def write_out_attention(proto: onnx.ModelProto) -> str:
     dequantized = {name for name, node in index.makers.items() if node.op_type == "DequantizeLinear"}
     taken = index.names
     count = 0
-    for graph in all_graphs(proto.graph):
+    for graph in list_graphs(proto.graph):
         nodes: list[onnx.NodeProto] = []
         before = count
         for node in graph.node:
@@ -193,7 +193,7 @@ def _write(attention: _Attention, parts: Parts) -> None:
     q, k, v = (_split(attention, parts, slot) for slot in range(3))
     k, v = (_with_past(attention, parts, now, slot) for now, slot in ((k, 1), (v, 2)))
     bias = _bias(attention, parts, q, k)
-    k, v = (_repeated(attention, parts, one, slot) for one, slot in ((k, 1), (v, 2)))
+    k, v = (_repeat_heads(attention, parts, one, slot) for one, slot in ((k, 1), (v, 2)))
     if attention.scale != 1:
         scale = parts.constant("scale", [attention.scale], attention.dtype)
         q = parts.add("scaled", "Mul", [q, scale])
@@ -245,7 +245,7 @@ def _with_past(attention: _Attention, parts: Parts, now: str, slot: int) -> str:
     return parts.add(what, "Identity", [now], output) if output else now
 
 
-def _repeated(attention: _Attention, parts: Parts, given: str, slot: int) -> str:
+def _repeat_heads(attention: _Attention, parts: Parts, given: str, slot: int) -> str:
     """Return keys or values with a head for each of the queries'."""
     if attention.shared == 1:
         return given

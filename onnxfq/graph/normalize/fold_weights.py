@@ -14,7 +14,7 @@ from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, replace_nodes
 from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, TRANSPOSES, WEIGHTED_INPUTS
-from onnxfq.support.records import one_line
+from onnxfq.support.records import join_lines
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +35,12 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
     """
     constants = {t.name: t for t in proto.graph.initializer if not is_external(t)}
     makers = GraphIndex(proto.graph).makers
-    fixed = _fixed(proto, constants)
+    fixed = _find_constant_tensors(proto, constants)
     outputs = GraphIndex.of_model(proto).outputs
-    wanted = [name for name in _wanted(proto, constants, makers, fixed) if name not in outputs]
+    wanted = [name for name in _find_foldable(proto, constants, makers, fixed) if name not in outputs]
     folded = 0
     for name in wanted:
-        value = _evaluated(name, proto, constants, makers)
+        value = _evaluate_tensor(name, proto, constants, makers)
         if value is None or value.size > MOST_ELEMENTS or value.dtype.kind != "f":
             continue
         constants[name] = numpy_helper.from_array(value, name)
@@ -54,7 +54,7 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
     return f"{folded} weight(s) that the graph computes from constants evaluated"
 
 
-def _fixed(proto: onnx.ModelProto, constants: dict[str, TensorProto]) -> set[str]:
+def _find_constant_tensors(proto: onnx.ModelProto, constants: dict[str, TensorProto]) -> set[str]:
     """Return the names of tensors of the main graph that depend on constants alone, them included."""
     fixed = set(constants)
     for node in proto.graph.node:
@@ -64,7 +64,7 @@ def _fixed(proto: onnx.ModelProto, constants: dict[str, TensorProto]) -> set[str
     return fixed
 
 
-def _wanted(
+def _find_foldable(
     proto: onnx.ModelProto,
     constants: dict[str, TensorProto],
     makers: dict[str, onnx.NodeProto],
@@ -89,7 +89,7 @@ def _is_plain(name: str, constants: dict[str, TensorProto], makers: dict[str, on
     return name in constants
 
 
-def _evaluated(
+def _evaluate_tensor(
     name: str,
     proto: onnx.ModelProto,
     constants: dict[str, TensorProto],
@@ -113,7 +113,7 @@ def _evaluated(
     try:
         return np.asarray(ReferenceEvaluator(model).run(None, {})[0])
     except Exception as fault:  # no such operator, or whatever NumPy raises for a model that is not sound
-        log.debug("%s is not evaluated: %s", name, one_line(fault))
+        log.debug("%s is not evaluated: %s", name, join_lines(fault))
         return None
 
 

@@ -7,13 +7,13 @@ from collections.abc import Collection
 import onnx
 from onnx import inliner
 
-from onnxfq.graph.model import all_nodes
+from onnxfq.graph.model import list_nodes
 
 _Call = tuple[str, str, str]
 """Domain, name and overload."""
 
 
-def inlined(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
+def inline_model(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
     """Return `proto` with the bodies of its local functions in place of their calls; may change `proto`.
 
     kept: names of functions that stay. onnx's inliner (1.23.2) leaves the default of an attribute out where a
@@ -26,7 +26,7 @@ def inlined(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelPro
             (node.domain, node.op_type)
             for function in proto.functions
             if function.name not in kept
-            for node in all_nodes(function)
+            for node in list_nodes(function)
         }
         outer = sorted(inside - called) or sorted(inside)
         proto = inliner.inline_selected_functions(proto, outer)
@@ -37,7 +37,7 @@ def _write_defaults(proto: onnx.ModelProto) -> None:
     """Give every call of a local function the attributes that it leaves to their defaults."""
     defaults = {_id(function, function.name): function.attribute_proto for function in proto.functions}
     for caller in (proto.graph, *proto.functions):
-        for node in all_nodes(caller):
+        for node in list_nodes(caller):
             given = {attribute.name for attribute in node.attribute}
             missing = defaults.get(_id(node, node.op_type), ())
             node.attribute.extend(attribute for attribute in missing if attribute.name not in given)

@@ -13,15 +13,15 @@ import onnx
 from onnx import shape_inference
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.external.weightless import without_weights
-from onnxfq.graph.model import all_graphs, all_nodes, bodies, replace_nodes
+from onnxfq.graph.external.weightless import strip_weights
+from onnxfq.graph.model import bodies, list_graphs, list_nodes, replace_nodes
 
 
 def repair(proto: onnx.ModelProto, source: str) -> None:
     """Put right what can be. Raises ModelError for what only looks like it: an input of unknown rank."""
     _raise_ir_version(proto)
     _spell_domain(proto, source)
-    for graph in all_graphs(proto.graph):
+    for graph in list_graphs(proto.graph):
         graph.name = graph.name or "graph"
         _sort_nodes(graph)
     _complete_outputs(proto, source)
@@ -53,7 +53,7 @@ def _spell_domain(proto: onnx.ModelProto, source: str) -> None:
         del proto.opset_import[:]
         proto.opset_import.extend([*own, *imports])
     for owner in (proto.graph, *proto.functions):
-        for node in all_nodes(owner):
+        for node in list_nodes(owner):
             if node.domain == "ai.onnx":
                 node.domain = ""
 
@@ -87,7 +87,7 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
     """Yield what `node` and the bodies in it read."""
     yield from node.input
-    yield from (name for body in bodies(node) for inner in all_nodes(body) for name in inner.input)
+    yield from (name for body in bodies(node) for inner in list_nodes(body) for name in inner.input)
 
 
 def _complete_outputs(proto: onnx.ModelProto, source: str) -> None:
@@ -95,7 +95,7 @@ def _complete_outputs(proto: onnx.ModelProto, source: str) -> None:
     if all(map(_has_rank, (*proto.graph.input, *proto.graph.output))):
         return
     try:
-        inferred = shape_inference.infer_shapes(without_weights(proto)).graph
+        inferred = shape_inference.infer_shapes(strip_weights(proto)).graph
     except (RuntimeError, shape_inference.InferenceError):  # the checker will say what is wrong with it
         return
     for given, found in zip(proto.graph.output, inferred.output, strict=True):

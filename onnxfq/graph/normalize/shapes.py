@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 from onnx import shape_inference
 
-from onnxfq.graph.external.weightless import without_weights
-from onnxfq.graph.model import all_graphs
+from onnxfq.graph.external.weightless import strip_weights
+from onnxfq.graph.model import list_graphs
 
 
 def with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -22,7 +22,7 @@ def add_shapes(proto: onnx.ModelProto) -> None:
 
     The weights take no part in it, and no copy of them is made.
     """
-    light = without_weights(proto)
+    light = strip_weights(proto)
     try:
         inferred = shape_inference.infer_shapes(light, data_prop=True).graph
     except (RuntimeError, shape_inference.InferenceError):
@@ -38,19 +38,19 @@ def correct_shapes(proto: onnx.ModelProto) -> str:
     Outputs get what is inferred. ONNX Runtime goes by its own inference, with a warning, and what is made of
     such a model by the shapes that it is given may not load.
     """
-    bare = without_weights(proto)
+    bare = strip_weights(proto)
     try:
         shape_inference.infer_shapes(bare, strict_mode=True)
         return ""
     except (RuntimeError, shape_inference.InferenceError):  # it says no more than the first fault
         pass
-    for graph in all_graphs(bare.graph):
+    for graph in list_graphs(bare.graph):
         graph.ClearField("value_info")
         for value in graph.output:
             value.ClearField("type")
     wrong: list[str] = []
     inferred = shape_inference.infer_shapes(bare)
-    for graph, known in zip(all_graphs(proto.graph), all_graphs(inferred.graph), strict=True):
+    for graph, known in zip(list_graphs(proto.graph), list_graphs(inferred.graph), strict=True):
         found = {value.name: value.type for value in (*known.value_info, *known.output)}
         for value in graph.output:
             if value.name in found and _differ(value.type, found[value.name]):

@@ -17,9 +17,9 @@ from onnx.reference import ReferenceEvaluator
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.external.weightless import change_without_weights
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import all_graphs, all_nodes, replace_nodes
+from onnxfq.graph.model import list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.names import Names
-from onnxfq.graph.normalize.inline_functions import inlined
+from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.ops import QUANTIZED_OPS, RESHAPES, STANDARD_DOMAINS
 from onnxfq.numerics.float_types import FLOAT_CODES
 
@@ -39,7 +39,7 @@ def inline_functions(proto: onnx.ModelProto) -> str:
     count = sum(f.name not in kept for f in proto.functions)
     if not count:
         return ""
-    proto.CopyFrom(change_without_weights(proto, lambda bare: inlined(bare, kept)))
+    proto.CopyFrom(change_without_weights(proto, lambda bare: inline_model(bare, kept)))
     return f"{count} local function(s) inlined, so that their operators can be quantized"
 
 
@@ -77,12 +77,12 @@ def drop_initializer_inputs(proto: onnx.ModelProto) -> str:
 
 def name_tensors(proto: onnx.ModelProto) -> str:
     """Give tensors in bodies names that nothing else in the model has: branches of an If often share them."""
-    graphs = all_graphs(proto.graph)
-    known = Names(name for graph in graphs for name in _defined(graph))
+    graphs = list_graphs(proto.graph)
+    known = Names(name for graph in graphs for name in _list_defined_names(graph))
     taken: set[str] = set()
     renamed = 0
     for graph in graphs:
-        own = list(dict.fromkeys(_defined(graph)))
+        own = list(dict.fromkeys(_list_defined_names(graph)))
         changes = {name: known.claim(name) for name in own if name in taken}
         if changes:
             _rename(graph, changes)
@@ -94,7 +94,7 @@ def name_tensors(proto: onnx.ModelProto) -> str:
 def sparse_to_dense(proto: onnx.ModelProto) -> str:
     """Write sparse initializers out: graphsurgeon loses them, and a sparse weight is quantized like any."""
     count = 0
-    for graph in all_graphs(proto.graph):
+    for graph in list_graphs(proto.graph):
         count += len(graph.sparse_initializer)
         graph.initializer.extend(_dense(s, s.values.name) for s in graph.sparse_initializer)
         del graph.sparse_initializer[:]
@@ -108,7 +108,7 @@ def constants_to_initializers(proto: onnx.ModelProto) -> str:
     gives as an output stays in it.
     """
     moved, hoisted = 0, 0
-    graphs = all_graphs(proto.graph)
+    graphs = list_graphs(proto.graph)
     for depth, graph in reversed(list(enumerate(graphs))):  # bodies first: a node is copied with its bodies
         main = depth == 0
         outputs = {value.name for value in graph.output}
@@ -160,16 +160,16 @@ def fold_moves(proto: onnx.ModelProto) -> str:
     A Transpose too where its reader is in another body: a pair in front of it would be out there as well.
     """
     constants: dict[str, onnx.TensorProto] = {t.name: t for t in proto.graph.initializer}
-    for graph in all_graphs(proto.graph)[1:]:
+    for graph in list_graphs(proto.graph)[1:]:
         local = {n.output[0]: _constant_value(n) for n in graph.node if n.op_type == "Constant"}
         constants |= {name: tensor for name, tensor in local.items() if tensor is not None}
     folded = []
-    for depth, graph in enumerate(all_graphs(proto.graph)):
+    for depth, graph in enumerate(list_graphs(proto.graph)):
         folded += _fold_moves(graph, constants, proto, inside=depth > 0)
     if not folded:
         return ""
     used = GraphIndex.of_model(proto).used
-    notes = [note for graph in all_graphs(proto.graph) for note in graph.quantization_annotation]
+    notes = [note for graph in list_graphs(proto.graph) for note in graph.quantization_annotation]
     used = used | {entry.value for note in notes for entry in note.quant_parameter_tensor_names}
     before = {t.name for t in proto.graph.initializer}
     kept_tensors = [t for t in proto.graph.initializer if t.name in used]
@@ -212,7 +212,7 @@ def name_nodes(proto: onnx.ModelProto) -> str:
 
     Within a local function too: ONNX Runtime refuses what has two nodes of one name.
     """
-    renamed = sum(_name_nodes(all_nodes(owner)) for owner in (proto.graph, *proto.functions))
+    renamed = sum(_name_nodes(list_nodes(owner)) for owner in (proto.graph, *proto.functions))
     return f"{renamed} node(s) without a name of their own got one" if renamed else ""
 
 
@@ -228,7 +228,7 @@ def _name_nodes(nodes: list[onnx.NodeProto]) -> int:
     return renamed
 
 
-def _defined(graph: onnx.GraphProto) -> Iterator[str]:
+def _list_defined_names(graph: onnx.GraphProto) -> Iterator[str]:
     """Yield the names of the tensors that `graph` itself gives, optional ones left out."""
     yield from (value.name for value in graph.input)
     yield from (tensor.name for tensor in graph.initializer)
@@ -244,7 +244,7 @@ def _rename(graph: onnx.GraphProto, changes: dict[str, str]) -> None:
         sparse.values.name = changes.get(sparse.values.name, sparse.values.name)
     for node in graph.node:
         node.output[:] = [changes.get(name, name) for name in node.output]
-    for inner in all_nodes(graph):
+    for inner in list_nodes(graph):
         inner.input[:] = [changes.get(name, name) for name in inner.input]
 
 

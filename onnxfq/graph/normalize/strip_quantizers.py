@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, ONNX_QUANTIZERS, QUANTIZED_OPS
 from onnxfq.numerics.affine import dequantize
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
@@ -24,7 +24,7 @@ def strip_quantizers(proto: onnx.ModelProto, source: str) -> str:
     index = GraphIndex.of_model(proto)
     makers, constants = index.makers, index.constants
     count = 0
-    for graph in all_graphs(proto.graph):
+    for graph in list_graphs(proto.graph):
         for node in graph.node:
             if node.op_type == "DequantizeLinear":
                 producer = makers.get(node.input[0])
@@ -33,19 +33,19 @@ def strip_quantizers(proto: onnx.ModelProto, source: str) -> str:
                 elif node.input[0] in constants:
                     _store_numbers(proto, node, constants)
                 else:
-                    raise _no_pair(node, source)
+                    raise _make_pair_error(node, source)
                 count += 1
             elif node.op_type in FAKE_QUANTIZE_OPS:
                 _stand_aside(node, node.input[0])
                 count += 1
     _remove_unread(proto)
-    left = [node for node in all_nodes(proto.graph) if node.op_type in QUANTIZED_OPS]
+    left = [node for node in list_nodes(proto.graph) if node.op_type in QUANTIZED_OPS]
     if left:
-        raise _no_pair(left[0], source)
+        raise _make_pair_error(left[0], source)
     return f"{count} quantizer(s) taken out; weights keep the rounding they have" if count else ""
 
 
-def _no_pair(node: onnx.NodeProto, source: str) -> ModelError:
+def _make_pair_error(node: onnx.NodeProto, source: str) -> ModelError:
     return ModelError(
         f"{source}: {node.op_type} {node.name!r} is no part of a Q/DQ pair and cannot be taken out; give the "
         "float model, or --keep-existing"
@@ -76,7 +76,7 @@ def _store_numbers(
 def _remove_unread(proto: onnx.ModelProto) -> None:
     """Remove quantizers and constants that nothing reads any more."""
     used = GraphIndex.of_model(proto).used
-    for graph in all_graphs(proto.graph):
+    for graph in list_graphs(proto.graph):
         for number in reversed(range(len(graph.node))):
             node = graph.node[number]
             if node.op_type in ONNX_QUANTIZERS and used.isdisjoint(node.output):

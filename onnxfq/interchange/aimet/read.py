@@ -28,19 +28,22 @@ def read_aimet(content: dict[str, Any], source: str) -> Given:
     reading = Reading(source)
     version = str(content.get("version", ""))
     if "encodings" in content:
-        read, entries = read_2, _listed(reading, "encodings", content["encodings"])
+        read, entries = read_2, _read_entries(reading, "encodings", content["encodings"])
     else:
         parts = {section: content[section] for section in _SECTIONS if section in content}
         if all(isinstance(part, dict) for part in parts.values()):
             return read_0_6_1(reading, parts, version or "0.6.1")
-        read, entries = read_1_0_0, (e for name, part in parts.items() for e in _listed(reading, name, part))
+        read, entries = (
+            read_1_0_0,
+            (e for name, part in parts.items() for e in _read_entries(reading, name, part)),
+        )
     for where, entry in entries:
         read(reading, where, field(reading, where, entry, "name", str), entry)
     known = version or ("2.0.0" if "encodings" in content else "1.0.0")
-    return reading.given(f"AIMET encodings {known}")
+    return reading.get_given(f"AIMET encodings {known}")
 
 
-def _listed(reading: Reading, section: str, part: object) -> Iterator[tuple[str, Entry]]:
+def _read_entries(reading: Reading, section: str, part: object) -> Iterator[tuple[str, Entry]]:
     if not isinstance(part, list):
         raise reading.fault(section, f"must be a list of encodings, got {part!r:.40}; export it again")
     for number, entry in enumerate(part):

@@ -35,7 +35,7 @@ def read_0_6_1(reading: Reading, parts: dict[str, dict[str, Any]], version: str)
                     where, f"must be a list of encodings, got {entries!r:.40}; export it again"
                 )
             _add_0_6_1(reading, where, name, entries)
-    return reading.given(f"AIMET encodings {version}")
+    return reading.get_given(f"AIMET encodings {version}")
 
 
 def _add_0_6_1(reading: Reading, where: str, name: str, entries: list[Entry]) -> None:
@@ -173,7 +173,7 @@ def read_1_0_0(reading: Reading, where: str, name: str, entry: Entry) -> None:
 _Values = tuple[NDArray[np.float64], _Unsigned]
 
 
-def _per_tensor(reading: Reading, where: str, name: str, entry: Entry, values: _Values) -> None:
+def _read_per_tensor(reading: Reading, where: str, name: str, entry: Entry, values: _Values) -> None:
     scale, grid = values
     if scale.size != 1 or grid.offset.size != 1:
         raise reading.fault(where, f"is PER_TENSOR with {scale.size} scales; export it again")
@@ -181,11 +181,11 @@ def _per_tensor(reading: Reading, where: str, name: str, entry: Entry, values: _
     _add_unsigned(reading, where, name, scale.reshape(()), one, {})
 
 
-def _per_channel(reading: Reading, where: str, name: str, entry: Entry, values: _Values) -> None:
+def _read_per_channel(reading: Reading, where: str, name: str, entry: Entry, values: _Values) -> None:
     _add_unsigned(reading, where, name, *values, {})
 
 
-def _per_block(reading: Reading, where: str, name: str, entry: Entry, values: _Values) -> None:
+def _read_per_block(reading: Reading, where: str, name: str, entry: Entry, values: _Values) -> None:
     _add_unsigned(reading, where, name, *values, {"block_size": block_size_of(reading, where, entry)})
 
 
@@ -213,8 +213,8 @@ def _lpbq_1(reading: Reading, where: str, name: str, entry: Entry, values: _Valu
 
 
 _KINDS: dict[str, Callable[[Reading, str, str, Entry, _Values], None]] = {
-    "PER_TENSOR": _per_tensor,
-    "PER_CHANNEL": _per_channel,
-    "PER_BLOCK": _per_block,
+    "PER_TENSOR": _read_per_tensor,
+    "PER_CHANNEL": _read_per_channel,
+    "PER_BLOCK": _read_per_block,
     "LPBQ": _lpbq_1,
 }

@@ -60,7 +60,7 @@ def _scales(reading: Reading, where: str, entry: Entry, qtype: QType) -> tuple[A
     if "per_block_int_scale" in entry:
         steps = reading.numbers(f"{where}.per_block_int_scale", entry["per_block_int_scale"])
         channels = reading.numbers(f"{where}.per_channel_float_scale", entry.get("per_channel_float_scale"))
-        return _broadcast(reading, where, steps, channels, _other_axis(entry, steps)).tolist(), None
+        return _broadcast(reading, where, steps, channels, _find_other_axis(entry, steps)).tolist(), None
     if "y_scale" not in entry:
         raise reading.fault(where, f"lacks 'y_scale'{nearest('y_scale', entry)}; export it again")
     meta = entry["y_scale"]
@@ -79,7 +79,7 @@ def _scales(reading: Reading, where: str, entry: Entry, qtype: QType) -> tuple[A
     return _broadcast(reading, where, steps, factor, meta.get("axis")).tolist(), shared
 
 
-def _other_axis(entry: Entry, steps: NDArray[np.float64]) -> int | None:
+def _find_other_axis(entry: Entry, steps: NDArray[np.float64]) -> int | None:
     """Return the axis of the channels of a matrix whose blocks go along the other one."""
     axis = entry.get("axis")
     return (axis + 1) % 2 if isinstance(axis, int) and steps.ndim == 2 else None

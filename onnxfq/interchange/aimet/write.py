@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
-from onnxfq.interchange.exported import Written, calibrated_placements
+from onnxfq.interchange.exported import Written, select_calibrated
 from onnxfq.version import VERSION
 
 _PRODUCER = {"package": "onnxfq", "version": VERSION}
@@ -19,21 +19,21 @@ _PRODUCER = {"package": "onnxfq", "version": VERSION}
 
 def write_0_6_1(encodings: Encodings, plan: Plan) -> Written:
     """Return the file of version 0.6.1: integers per tensor or per output channel."""
-    return _in_sections("0.6.1", encodings, plan, _entry_0_6_1)
+    return _write_sections("0.6.1", encodings, plan, _entry_0_6_1)
 
 
 def write_1_0_0(encodings: Encodings, plan: Plan) -> Written:
     """Return the file of version 1.0.0: integers, per tensor, output channel or block."""
-    return _in_sections("1.0.0", encodings, plan, _entry_1_0_0)
+    return _write_sections("1.0.0", encodings, plan, _entry_1_0_0)
 
 
 def write_2_0_0(encodings: Encodings, plan: Plan) -> Written:
     """Return the file of version 2.0.0: whatever ONNX's QuantizeLinear says."""
     lost: dict[str, str] = {}
     entries = []
-    for placement in calibrated_placements(encodings, plan):
+    for placement in select_calibrated(encodings, plan):
         encoding = encodings[placement.tensor]
-        why = _why_not(encoding)
+        why = _explain_lost(encoding)
         if why:
             lost[encoding.tensor] = why
         else:
@@ -45,14 +45,14 @@ def write_2_0_0(encodings: Encodings, plan: Plan) -> Written:
 _Entry = Callable[[Encoding], Any]
 
 
-def _in_sections(version: str, encodings: Encodings, plan: Plan, entry: _Entry) -> Written:
+def _write_sections(version: str, encodings: Encodings, plan: Plan, entry: _Entry) -> Written:
     """Return a file with activations and parameters apart, lists of entries or, of 0.6.1, by name."""
     lost: dict[str, str] = {}
     turned = {node.node for node in plan.nodes if node.op_type == "ConvTranspose"}
     sections: dict[str, dict[str, Any]] = {"activation_encodings": {}, "param_encodings": {}}
-    for placement in calibrated_placements(encodings, plan):
+    for placement in select_calibrated(encodings, plan):
         encoding = encodings[placement.tensor]
-        why = _why_not(encoding) or _why_not_unsigned(encoding, version)
+        why = _explain_lost(encoding) or _explain_lost_unsigned(encoding, version)
         if not why and encoding.param_shape and placement.role == "activation":
             why = f"{version} tells no axis of an activation; use 2.0.0"
         blocked = encoding.spec.granularity.is_blocked
@@ -72,7 +72,7 @@ def _in_sections(version: str, encodings: Encodings, plan: Plan, entry: _Entry) 
     return Written(json.dumps(content, indent=4) + "\n", count, lost)
 
 
-def _why_not(encoding: Encoding) -> str:
+def _explain_lost(encoding: Encoding) -> str:
     """Return why no version can hold `encoding`; empty when 2.0.0 can."""
     spec = encoding.spec
     if spec.dynamic:
@@ -90,7 +90,7 @@ def _why_not(encoding: Encoding) -> str:
     return ""
 
 
-def _why_not_unsigned(encoding: Encoding, version: str) -> str:
+def _explain_lost_unsigned(encoding: Encoding, version: str) -> str:
     """Return why 0.6.1 or 1.0.0 cannot hold what 2.0.0 can."""
     spec = encoding.spec
     if spec.qtype.is_float:
@@ -98,13 +98,13 @@ def _why_not_unsigned(encoding: Encoding, version: str) -> str:
     if spec.zero_point == "fractional":
         return f"{version} has whole offsets; use 2.0.0"
     blocks = spec.granularity
-    held = _of_kernel(blocks.block_shape) or (blocks.block_size and len(encoding.param_shape) == 2)
+    held = _is_kernel_block(blocks.block_shape) or (blocks.block_size and len(encoding.param_shape) == 2)
     if blocks.is_blocked and (version == "0.6.1" or not held):
         return f"{version} has no {spec.granularity}; use 2.0.0"
     return ""
 
 
-def _of_kernel(block_shape: tuple[int, ...] | None) -> bool:
+def _is_kernel_block(block_shape: tuple[int, ...] | None) -> bool:
     """Tell whether blocks go along the input channels of a convolution's kernel, over all of its window."""
     return (
         block_shape is not None
@@ -122,7 +122,7 @@ def _strict(encoding: Encoding) -> bool:
     return bool(qtype.signed and (qtype.qmin, qtype.qmax) == (-most, most) and not encoding.zero_point.any())
 
 
-def _unsigned(encoding: Encoding) -> tuple[bool, NDArray[np.int64]]:
+def _convert_to_unsigned(encoding: Encoding) -> tuple[bool, NDArray[np.int64]]:
     """Return (whether it is symmetric, its offsets on the unsigned integers)."""
     half = 1 << (encoding.spec.qtype.bits - 1)
     zero = encoding.zero_point_array.astype(np.int64)
@@ -134,7 +134,7 @@ def _unsigned(encoding: Encoding) -> tuple[bool, NDArray[np.int64]]:
 
 def _entry_0_6_1(encoding: Encoding) -> list[dict[str, Any]]:
     bits = encoding.spec.qtype.bits
-    symmetric, offsets = _unsigned(encoding)
+    symmetric, offsets = _convert_to_unsigned(encoding)
     steps = (1 << bits) - 1
     return [
         {
@@ -151,7 +151,7 @@ def _entry_0_6_1(encoding: Encoding) -> list[dict[str, Any]]:
 
 
 def _entry_1_0_0(encoding: Encoding) -> dict[str, Any]:
-    symmetric, offsets = _unsigned(encoding)
+    symmetric, offsets = _convert_to_unsigned(encoding)
     scale, granularity = encoding.scale_array, encoding.spec.granularity
     fields: dict[str, Any] = {"enc_type": "PER_CHANNEL" if scale.ndim else "PER_TENSOR"}
     if granularity.block_size is not None:

@@ -22,8 +22,8 @@ from onnx import helper, numpy_helper
 from onnxfq.errors import ModelError, nearest
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import all_nodes, default_opset
-from onnxfq.graph.names import unused
+from onnxfq.graph.model import default_opset, list_nodes
+from onnxfq.graph.names import pick_name
 from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.interchange.quantized_models.stored_weights import Grid, grid_of
 
@@ -139,7 +139,7 @@ class Unfolding:
 
     def constant(self, name: str, values: ArrayLike) -> str:
         """Add a float constant and return its name, `name` if that is free."""
-        free = name if name not in self.arrays else unused(name, self.arrays.keys() | self.index.names)
+        free = name if name not in self.arrays else pick_name(name, self.arrays.keys() | self.index.names)
         tensor = numpy_helper.from_array(np.asarray(values, np.float32), free)
         self.arrays[free] = tensor
         self.graph.initializer.append(tensor)
@@ -180,10 +180,10 @@ class Unfolding:
             axis = 0 if node.op_type == "QLinearConv" else stored.ndim - 1
             return self.weight(f"{name}/{role}", grid_of(stored, factor, offset, axis))
         if name in self.inputs:
-            return self.dequantized_input(name, factor, offset)
-        return self.computed(name, factor, offset)
+            return self.dequantize_input(name, factor, offset)
+        return self.unfold_computed(name, factor, offset)
 
-    def computed(self, name: str, scale: NDArray[Any], zero_point: Any) -> str:
+    def unfold_computed(self, name: str, scale: NDArray[Any], zero_point: Any) -> str:
         """Return the float tensor of a computed one of quantized numbers.
 
         A constant may stand behind it that only moves: what its numbers mean is known here first.
@@ -198,24 +198,24 @@ class Unfolding:
             maker = self.makers.get(maker.input[0])
         return real
 
-    def dequantized_input(self, name: str, scale: NDArray[Any], zero_point: Any) -> str:
+    def dequantize_input(self, name: str, scale: NDArray[Any], zero_point: Any) -> str:
         """Compute the real numbers of a model input that is quantized, and return their name."""
         if f"{name}/real" not in self.makers:
             zero = self.constant(f"{name}/zero", np.float32(0 if zero_point is None else zero_point))
             factor = self.constant(f"{name}/factor", scale)
             cast, shifted = f"{name}/cast", f"{name}/shifted"
-            self.emit("Cast", [name], [cast], _named(cast), to=int(onnx.TensorProto.FLOAT))
-            self.emit("Sub", [cast, zero], [shifted], _named(shifted))
-            self.emit("Mul", [shifted, factor], [f"{name}/real"], _named(f"{name}/real"))
+            self.emit("Cast", [name], [cast], _make_name_node(cast), to=int(onnx.TensorProto.FLOAT))
+            self.emit("Sub", [cast, zero], [shifted], _make_name_node(shifted))
+            self.emit("Mul", [shifted, factor], [f"{name}/real"], _make_name_node(f"{name}/real"))
             self.note_range(f"{name}/real", scale, zero_point, None)
         return f"{name}/real"
 
     def give(self, node: onnx.NodeProto, tensor: str, scale: int, zero_point: int) -> None:
         """Say that output 0 of `node`, of quantized numbers, stands for `tensor`, cut to the range."""
         factor, offset = self.parameters(node, scale, zero_point)
-        self.real[node.output[0]] = self.saturated(tensor, node, factor, offset)
+        self.real[node.output[0]] = self.saturate(tensor, node, factor, offset)
 
-    def saturated(self, tensor: str, node: onnx.NodeProto, scale: NDArray[Any], zero_point: Any) -> str:
+    def saturate(self, tensor: str, node: onnx.NodeProto, scale: NDArray[Any], zero_point: Any) -> str:
         """Return `tensor`, or its Clip to the range where that begins at 0 and the values may not."""
         low, high = self.note_range(tensor, scale, zero_point, node)
         if low != 0 or tensor in self.inputs or self._positive(tensor):
@@ -223,11 +223,11 @@ class Unfolding:
         clipped = f"{tensor}/clipped"
         if clipped not in self.makers:
             if self.opset < 11:
-                self.emit("Clip", [tensor], [clipped], _named(clipped), min=0.0, max=float(high))
+                self.emit("Clip", [tensor], [clipped], _make_name_node(clipped), min=0.0, max=float(high))
             else:
                 ends = (("min", 0.0), ("max", high))
                 limits = [self.constant(f"{clipped}/{key}", np.float32(end)) for key, end in ends]
-                self.emit("Clip", [tensor, *limits], [clipped], _named(clipped))
+                self.emit("Clip", [tensor, *limits], [clipped], _make_name_node(clipped))
             self.form.changes["Clip put where the range of a pair begins at 0"] += 1
         self.form.ranges[clipped] = (low, high)
         return clipped
@@ -241,7 +241,7 @@ class Unfolding:
                 f"{self.source}: activation {tensor!r} has {np.size(scale)} scales; only one for a tensor "
                 "can be converted"
             )
-        kind = stored_type(node, zero_point)
+        kind = find_stored_type(node, zero_point)
         zero = 0.0 if zero_point is None else float(np.asarray(zero_point).reshape(-1)[0])
         low, high = limits_of(kind)
         if zero == 0 and low < 0:  # symmetric already: the same scale, without -128
@@ -259,14 +259,14 @@ class Unfolding:
         if not _has_body(node):
             return
         alone = onnx.GraphProto(node=[node])
-        for inner in all_nodes(alone):
+        for inner in list_nodes(alone):
             if inner.op_type in QUANTIZED_OPS:
                 raise ModelError(
                     f"{self.source}: {inner.op_type} {inner.name!r} is inside a body of {node.op_type} "
                     f"{node.name!r}; only the main graph can be converted"
                 )
         for name in sorted(GraphIndex(alone).captured & set(self.real)):
-            self.emit("Identity", [self.real.pop(name)], [name], _named(f"{name}/identity"))
+            self.emit("Identity", [self.real.pop(name)], [name], _make_name_node(f"{name}/identity"))
 
     def _positive(self, tensor: str) -> bool:
         while tensor in self.makers:
@@ -283,10 +283,10 @@ class Unfolding:
 
     def _finish(self) -> None:
         for output in self.outputs & set(self.real):
-            self.emit("Identity", [self.real[output]], [output], _named(f"{output}/identity"))
+            self.emit("Identity", [self.real[output]], [output], _make_name_node(f"{output}/identity"))
         for value in self.graph.output:
             kind = value.type.tensor_type.elem_type
-            if value.name in self._quantized_outputs():
+            if value.name in self._find_quantized_outputs():
                 raise ModelError(
                     f"{self.source}: output {value.name!r} is quantized (type {kind}); export it in float"
                 )
@@ -300,7 +300,7 @@ class Unfolding:
         # Tensors of quantized numbers are float now.
         del self.graph.value_info[:]
 
-    def _quantized_outputs(self) -> set[str]:
+    def _find_quantized_outputs(self) -> set[str]:
         small = {
             helper.np_dtype_to_tensor_dtype(np.dtype(kind)) for kind in ("int8", "uint8", "int16", "uint16")
         }
@@ -311,7 +311,7 @@ class Unfolding:
         }
 
 
-def stored_type(node: onnx.NodeProto | None, zero_point: NDArray[Any] | None) -> np.dtype[Any]:
+def find_stored_type(node: onnx.NodeProto | None, zero_point: NDArray[Any] | None) -> np.dtype[Any]:
     """Return the type of the numbers that a QuantizeLinear writes: of its zero point, or by its attribute."""
     if zero_point is not None:
         return zero_point.dtype
@@ -328,7 +328,7 @@ def limits_of(kind: np.dtype[Any]) -> tuple[float, float]:
     return float(info(kind).min), float(info(kind).max)
 
 
-def _named(name: str) -> onnx.NodeProto:
+def _make_name_node(name: str) -> onnx.NodeProto:
     """Return a node to take the name of."""
     return helper.make_node("Identity", [], [], name=name)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfq.errors import ModelError
-from onnxfq.interchange.quantized_models.dequantize import Handler, Unfolding, stored_type
+from onnxfq.interchange.quantized_models.dequantize import Handler, Unfolding, find_stored_type
 from onnxfq.interchange.quantized_models.stored_weights import grid_of
 from onnxfq.numerics.affine import quantize
 from onnxfq.numerics.granularity import Granularity
@@ -33,10 +33,10 @@ def _quantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     scale, zero_point = unfolding.parameters(node, 1, 2)
     values = unfolding.array(tensor)
     if values is None:
-        unfolding.real[node.output[0]] = unfolding.saturated(tensor, node, scale, zero_point)
+        unfolding.real[node.output[0]] = unfolding.saturate(tensor, node, scale, zero_point)
         return
     # A float constant with Q: the model computes with what it is rounded to.
-    kind = helper.np_dtype_to_tensor_dtype(stored_type(node, zero_point))
+    kind = helper.np_dtype_to_tensor_dtype(find_stored_type(node, zero_point))
     qtype = next(one for one in QTYPES.values() if one.onnx_type == kind)
     offset = 0 if zero_point is None else zero_point
     granularity = Granularity.of(_attribute(node, "axis", 1), _attribute(node, "block_size", 0))
@@ -56,11 +56,11 @@ def _dequantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
             unfolding.form.grids.pop(made)
         unfolding.real[output] = made
     elif name in unfolding.inputs:
-        unfolding.real[output] = unfolding.dequantized_input(name, scale, zero_point)
+        unfolding.real[output] = unfolding.dequantize_input(name, scale, zero_point)
     elif name in unfolding.real:
         unfolding.real[output] = unfolding.real[name]
     else:
-        unfolding.real[output] = unfolding.computed(name, scale, zero_point)
+        unfolding.real[output] = unfolding.unfold_computed(name, scale, zero_point)
 
 
 def _constant(
@@ -94,7 +94,7 @@ def _qlinear_conv(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     inputs = [x, w]
     if len(node.input) > 8 and node.input[8]:
         inputs.append(_bias(unfolding, node, 8, 1, 4))
-    _weighted(unfolding, node, "Conv", inputs)
+    _unfold_weighted(unfolding, node, "Conv", inputs)
     unfolding.give(node, f"{node.output[0]}/real", 6, 7)
 
 
@@ -112,7 +112,7 @@ def _bias(unfolding: Unfolding, node: onnx.NodeProto, slot: int, scale: int, oth
     return unfolding.constant(f"{node.input[slot]}/float", (stored * factor).astype(np.float32))
 
 
-def _weighted(unfolding: Unfolding, node: onnx.NodeProto, op: str, inputs: list[str]) -> None:
+def _unfold_weighted(unfolding: Unfolding, node: onnx.NodeProto, op: str, inputs: list[str]) -> None:
     real = f"{node.output[0]}/real"
     unfolding.emit(op, inputs, [real], node, **_attributes(node))
     unfolding.form.inputs[node.name] = {0, 1}
@@ -121,7 +121,7 @@ def _weighted(unfolding: Unfolding, node: onnx.NodeProto, op: str, inputs: list[
 
 def _qlinear_matmul(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     inputs = [unfolding.real_input(node, 0, 1, 2, "weight"), unfolding.real_input(node, 3, 4, 5, "weight")]
-    _weighted(unfolding, node, "MatMul", inputs)
+    _unfold_weighted(unfolding, node, "MatMul", inputs)
     unfolding.give(node, f"{node.output[0]}/real", 6, 7)
 
 
@@ -140,14 +140,14 @@ def _qgemm(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     if len(node.input) > 6 and node.input[6]:
         inputs.append(_bias(unfolding, node, 6, 1, 4))
     if len(node.input) > 7 and node.input[7]:
-        _weighted(unfolding, node, "Gemm", inputs)
+        _unfold_weighted(unfolding, node, "Gemm", inputs)
         unfolding.give(node, f"{node.output[0]}/real", 7, 8)
     else:
-        _weighted(unfolding, node, "Gemm", inputs)
+        _unfold_weighted(unfolding, node, "Gemm", inputs)
         unfolding.real[node.output[0]] = f"{node.output[0]}/real"
 
 
-def _one_input(op: str) -> Handler:
+def _make_unary_handler(op: str) -> Handler:
     """Return the handler of an operator with inputs x, scale, zero point, scale and zero point of y."""
 
     def handle(unfolding: Unfolding, node: onnx.NodeProto) -> None:
@@ -263,16 +263,16 @@ def _matmul_nbits(unfolding: Unfolding, node: onnx.NodeProto) -> None:
         )
     k, n, bits, block = size["K"], size["N"], size["bits"], size["block_size"]
     blocks = -(-k // block)
-    numbers = _unpacked(packed.reshape(n, -1), bits)[:, :k]
+    numbers = _unpack_bits(packed.reshape(n, -1), bits)[:, :k]
     middle = np.full((n, blocks), 1 << (bits - 1), np.int32)
-    offset = middle if zeros is None else _unpacked(zeros.reshape(n, -1), bits)[:, :blocks]
-    grid = grid_of(numbers, scale.reshape(n, blocks), offset, 1, block).transposed()
+    offset = middle if zeros is None else _unpack_bits(zeros.reshape(n, -1), bits)[:, :blocks]
+    grid = grid_of(numbers, scale.reshape(n, blocks), offset, 1, block).transpose()
     inputs = [unfolding.name(node.input[0]), unfolding.weight(f"{node.input[1]}/weight", grid)]
     _product(unfolding, node, inputs, bias)
     unfolding.form.inputs[node.name] = {1}
 
 
-def _unpacked(bytes_: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+def _unpack_bits(bytes_: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     parts = [(bytes_ >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
     return np.stack(parts, -1).reshape(bytes_.shape[0], -1).astype(np.int32)
 
@@ -288,14 +288,14 @@ HANDLERS: dict[str, Handler] = {
     "MatMulNBits": _matmul_nbits,
     "QGemm": _qgemm,
     "QLinearAdd": _two_inputs("Add"),
-    "QLinearAveragePool": _one_input("AveragePool"),
+    "QLinearAveragePool": _make_unary_handler("AveragePool"),
     "QLinearConcat": _concat,
     "QLinearConv": _qlinear_conv,
-    "QLinearGlobalAveragePool": _one_input("GlobalAveragePool"),
-    "QLinearLeakyRelu": _one_input("LeakyRelu"),
+    "QLinearGlobalAveragePool": _make_unary_handler("GlobalAveragePool"),
+    "QLinearLeakyRelu": _make_unary_handler("LeakyRelu"),
     "QLinearMatMul": _qlinear_matmul,
     "QLinearMul": _two_inputs("Mul"),
-    "QLinearSigmoid": _one_input("Sigmoid"),
-    "QLinearSoftmax": _one_input("Softmax"),
+    "QLinearSigmoid": _make_unary_handler("Sigmoid"),
+    "QLinearSoftmax": _make_unary_handler("Softmax"),
     "QuantizeLinear": _quantize,
 }

@@ -35,7 +35,7 @@ class Grid:
         turned = np.sign(self._expand(self.scale)).astype(np.int32)
         return Grid(self.steps * turned, np.abs(self.scale), self.granularity)
 
-    def transposed(self) -> Grid:
+    def transpose(self) -> Grid:
         """Return the grid of the transposed matrix; blocks run along the other axis."""
         return Grid(self.steps.T, self.scale.T, self.granularity.permute((1, 0)))
 

@@ -46,7 +46,7 @@ class InsertMerging(Pass):
         outputs: list[gs.Variable] = []
         for placement in self.plan.activations:
             name, tensor = placement.tensor, editor.tensor(placement)
-            names = StateNames.of(name)
+            names = StateNames.from_tensor(name)
             clear_names(editor, name, [names.given, names.merged, names.of_feed])
             groups, attrs = group_attributes(placement, tensor)
             before = [] if groups is None else [groups]

@@ -40,7 +40,7 @@ def observe_output(tensor: str, output: str) -> str:
     return f"{tensor}/observe/{output}"
 
 
-def observed_groups(placement: Placement, tensor: gs.Tensor) -> tuple[int, ...] | None:
+def find_observed_shape(placement: Placement, tensor: gs.Tensor) -> tuple[int, ...] | None:
     """Return the shape of a scale of the placed activation; None where it is observed as a whole.
 
     Raises PlanError where the number of groups is open, or larger than an observer takes.
@@ -67,8 +67,8 @@ def observed_groups(placement: Placement, tensor: gs.Tensor) -> tuple[int, ...] 
 
 
 def group_attributes(placement: Placement, tensor: gs.Tensor) -> tuple[int | None, dict[str, Any]]:
-    """Return the number of `observed_groups`, None for no groups, and the attributes that ask for them."""
-    groups = observed_groups(placement, tensor)
+    """Return the number of groups, None for a whole tensor, and the attributes that ask for them."""
+    groups = find_observed_shape(placement, tensor)
     return (None, {}) if groups is None else (prod(groups), placement.spec.granularity.attributes)
 
 
@@ -120,7 +120,7 @@ def _observe(editor: Editor, around: dict[int, Holder], placement: Placement) ->
     name, tensor = placement.tensor, editor.tensor(placement)
     groups, attrs = group_attributes(placement, tensor)
     inside, made = f"{name}/inside", []
-    nothing = _nothing(editor, groups)
+    nothing = _make_empty_state(editor, groups)
     for part, start in zip(OBSERVE_OUTPUTS, nothing, strict=True):
         made.append(editor.variable(observe_output(inside, part), like=start))
         if 0 in start.shape:
@@ -134,13 +134,15 @@ def _observe(editor: Editor, around: dict[int, Holder], placement: Placement) ->
     editor.insert_after(tensor, [node])
     scope, outputs = editor.scope_of(tensor), []
     for part, start, variable in zip(OBSERVE_OUTPUTS, nothing, made, strict=True):
-        outer = CarriedState(editor, around, scope, start, observe_output(inside, part)).out(variable)
+        outer = CarriedState(editor, around, scope, start, observe_output(inside, part)).export_state(
+            variable
+        )
         outer.name = observe_output(name, part)
         outputs.append(outer)
     return [*outputs, *ranges]
 
 
-def _nothing(editor: Editor, groups: int | None) -> list[gs.Constant]:
+def _make_empty_state(editor: Editor, groups: int | None) -> list[gs.Constant]:
     """Return what operator Observe gives of no value, for a tensor as a whole or for each of its groups."""
     arrays = read_state(empty_state(False, groups))
     return [
@@ -181,4 +183,4 @@ def clear_names(editor: Editor, observed: str, names: Iterable[str]) -> None:
                 f"input {taken.name!r} has the name of a result of observing tensor {observed!r}; "
                 "rename the input"
             )
-        taken.name = editor.unused(taken.name)
+        taken.name = editor.pick_name(taken.name)

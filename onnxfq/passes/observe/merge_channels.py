@@ -25,7 +25,7 @@ def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite:
 
     all_finite: there is no NaN and no infinity to be left out.
     """
-    tensor, names = editor.tensor(placement), ChannelNames.of(placement.tensor)
+    tensor, names = editor.tensor(placement), ChannelNames.from_tensor(placement.tensor)
     clear_names(editor, placement.tensor, [*names.given, *names.merged])
     axes = [axis for axis in range(len(tensor.shape)) if axis != placement.spec.granularity.axis]
     nodes: list[gs.Node] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.model import all_graphs, bodies
+from onnxfq.graph.model import bodies, list_graphs
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ def holders(graph: gs.Graph) -> dict[int, Holder]:
     """Return what holds each body of `graph`, by the id of the body."""
     return {
         id(body): Holder(scope, node, body)
-        for scope in all_graphs(graph)
+        for scope in list_graphs(graph)
         for node in scope.nodes
         for body in bodies(node)
     }

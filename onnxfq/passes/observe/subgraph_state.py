@@ -41,13 +41,13 @@ class CarriedState:
         self.inside = given
         """What a node in the scope reads."""
 
-    def out(self, changed: gs.Variable) -> gs.Variable:
+    def export_state(self, changed: gs.Variable) -> gs.Variable:
         """Return a variable of the main graph that holds `changed`, what a node in the scope gives."""
         for holder, at, outside in reversed(self._steps):
             outer = self._variable("outer", changed)
             if holder.node.op == "If":
                 for body in bodies(holder.node):
-                    body.outputs.append(changed if body is holder.body else self._unchanged(body, outside))
+                    body.outputs.append(changed if body is holder.body else self._pass_state(body, outside))
                 holder.node.outputs.append(outer)
             else:
                 after = place_of_state(holder.node)[2]
@@ -65,11 +65,11 @@ class CarriedState:
         sources = [tensor, self.inside]
         node = custom_node("MergeStatistics", self._name, attrs=dict(attrs), inputs=sources, outputs=[made])
         self._editor.insert_after(tensor, [node])
-        merged = self.out(made)
+        merged = self.export_state(made)
         merged.name = self._name
         return merged
 
-    def _unchanged(self, body: gs.Graph, outside: gs.Tensor) -> gs.Variable:
+    def _pass_state(self, body: gs.Graph, outside: gs.Tensor) -> gs.Variable:
         same = self._variable("unchanged")
         self._editor.append(body, [gs.Node("Identity", same.name, inputs=[outside], outputs=[same])])
         return same

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxfq.documents.plan import Placement
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.numerics.storage_types import deployed_qtype
+from onnxfq.numerics.storage_types import find_storage_qtype
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
 from onnxfq.targets.target import Target
@@ -34,7 +34,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
 
 def _refuses_groups(placement: Placement, operands: Operands) -> str:
     """Return why an activation cannot have several scales that are constants of the model."""
-    spec, carrier = placement.spec, deployed_qtype(placement.spec.qtype)
+    spec, carrier = placement.spec, find_storage_qtype(placement.spec.qtype)
     if placement.role != "activation" or spec.observed_granularity == PER_TENSOR:
         return ""
     if carrier is not None and carrier is not spec.qtype:

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto
 
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.graph.model import all_graphs, all_nodes, default_opset
+from onnxfq.graph.model import default_opset, list_graphs, list_nodes
 from onnxfq.graph.normalize.opset import lowest_ir
 from onnxfq.graph.ops import QDQ_OPS
 
@@ -66,7 +66,7 @@ class Release:
                 "model lower, choose another recipe, or give a newer --runtime"
             )
 
-    def kept_to(self, proto: onnx.ModelProto, recipe: str) -> onnx.ModelProto:
+    def limit_model(self, proto: onnx.ModelProto, recipe: str) -> onnx.ModelProto:
         """Return `proto` with an IR version that this release reads.
 
         Raises ModelError when none will do, or when the release has no kernels for something in it.
@@ -74,7 +74,7 @@ class Release:
         if self is _ANY:
             return proto
         self.check_opset(default_opset(proto), f"recipe {recipe} needs")
-        lowest, why = _needed_ir(proto)
+        lowest, why = _find_needed_ir(proto)
         if lowest > self.ir_version:
             raise ModelError(
                 f"recipe {recipe} needs IR version {lowest} for {why}, and onnxruntime {self.name} reads "
@@ -116,7 +116,7 @@ def release_of(words: str | None) -> Release:
     return Release(f"{version[0]}.{version[1]}", *_RELEASES[version], lacking)
 
 
-def _needed_ir(proto: onnx.ModelProto) -> tuple[int, str]:
+def _find_needed_ir(proto: onnx.ModelProto) -> tuple[int, str]:
     """Return (the lowest IR version that may carry `proto`, what needs it)."""
     opset = default_opset(proto)
     needs = [(lowest_ir(opset), f"opset {opset}")]
@@ -129,10 +129,10 @@ def _needed_ir(proto: onnx.ModelProto) -> tuple[int, str]:
 def _types(proto: onnx.ModelProto) -> list[str]:
     """Return the names of the element types in `proto`."""
     kinds: set[int] = set()
-    for graph in all_graphs(proto.graph):
+    for graph in list_graphs(proto.graph):
         kinds |= {tensor.data_type for tensor in graph.initializer}
         kinds |= {v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
-    for node in all_nodes(proto.graph):
+    for node in list_nodes(proto.graph):
         kinds |= {a.t.data_type for a in node.attribute if a.type == onnx.AttributeProto.TENSOR}
         kinds |= {a.i for a in node.attribute if a.name in ("to", "output_dtype", "dtype")}
     return [TensorProto.DataType.Name(kind) for kind in sorted(kinds & {*TensorProto.DataType.values()})]
@@ -140,5 +140,5 @@ def _types(proto: onnx.ModelProto) -> list[str]:
 
 def _forms(proto: onnx.ModelProto) -> set[str]:
     """Return what else of `proto` not every release has."""
-    nodes = [node for node in all_nodes(proto.graph) if node.op_type in QDQ_OPS]
+    nodes = [node for node in list_nodes(proto.graph) if node.op_type in QDQ_OPS]
     return {_BLOCKS for node in nodes for a in node.attribute if a.name == "block_size" and a.i}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import onnx
 
-from onnxfq.graph.model import Model, all_nodes
+from onnxfq.graph.model import Model, list_nodes
 from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.numerics.float_types import FloatInfo
 from onnxfq.passes.qdq_form import QdqForm
@@ -23,7 +23,7 @@ from onnxfq.targets.tensorrt.tools.runner import run_engine
 
 def _prepare(model: Model) -> Model:
     """Return `model` with the guards of masked attention behind its products; itself where it has none."""
-    if not any(node.op_type == "IsNaN" for node in all_nodes(model.proto.graph)):
+    if not any(node.op_type == "IsNaN" for node in list_nodes(model.proto.graph)):
         return model
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)

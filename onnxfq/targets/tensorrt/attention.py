@@ -25,7 +25,7 @@ MOVES_BEHIND = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
 """What may stand between a fused attention and the product behind it."""
 
 
-def all_or_none(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list[NodeDecision]:
+def decide_attentions(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list[NodeDecision]:
     """Return `decisions` with no attention quantized by half, and the limits of fused kernels told.
 
     Weight-only products behind an attention of one sample stay in float.
@@ -47,9 +47,9 @@ def all_or_none(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list
             )
             found[quantized[0].node] = replace(quantized[0], placements=(), why_float=why)
         elif quantized:
-            note = _not_fused(attention, quantized[0])
+            note = _explain_unfused(attention, quantized[0])
             for decision in quantized if note else ():
-                found[decision.node] = _told(decision, note)
+                found[decision.node] = _add_note(decision, note)
     return [found[decision.node] for decision in decisions]
 
 
@@ -96,14 +96,14 @@ def count_tokens(attention: Attention[gs.Node]) -> int | None:
     return max((n for n in (_size(queries, -2), _size(keys, -1)) if n), default=None)
 
 
-def _not_fused(attention: Attention[gs.Node], decision: NodeDecision) -> str:
+def _explain_unfused(attention: Attention[gs.Node], decision: NodeDecision) -> str:
     """Return why both products run by themselves; empty when they are fused, or it is not known."""
     is_float8 = decision.placements[0].spec.qtype.is_float
     limit = exceed_limit(is_float8, _size(attention.scores.inputs[0], -1), count_tokens(attention))
     return f"not fused: TensorRT's {'float8' if is_float8 else 'int8'} attention has {limit}" if limit else ""
 
 
-def _told(decision: NodeDecision, note: str) -> NodeDecision:
+def _add_note(decision: NodeDecision, note: str) -> NodeDecision:
     placements = tuple(p.model_copy(update={"why": f"{p.why}; {note}"}) for p in decision.placements)
     return replace(decision, placements=placements)
 

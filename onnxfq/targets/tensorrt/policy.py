@@ -12,14 +12,14 @@ from math import prod
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
-from onnxfq.graph.ops import CONVOLUTIONS, summed_axis
+from onnxfq.graph.ops import CONVOLUTIONS, find_summed_axis
 from onnxfq.graph.queries import weight_source
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
-from onnxfq.numerics.storage_types import BLOCK_FORMATS, block_format_name, deployed_qtype
+from onnxfq.numerics.storage_types import BLOCK_FORMATS, block_format_name, find_storage_qtype
 from onnxfq.placement.target_policy import Operands, TargetPolicy
-from onnxfq.targets.tensorrt.attention import all_or_none
-from onnxfq.targets.tensorrt.qkv_projections import one_pair_a_product
+from onnxfq.targets.tensorrt.attention import decide_attentions
+from onnxfq.targets.tensorrt.qkv_projections import join_pairs
 
 LARGEST_FLOAT8_KERNEL = 32
 """Elements of a Conv kernel window, 5 x 5 and less: above, the builder has no float8 kernel."""
@@ -84,7 +84,7 @@ def _refuses_made(placement: Placement, operands: Operands) -> str:
 
 def _carrier(qtype: QType) -> str:
     """Return the name of the type that is written: int5 is int8 with a Clip."""
-    return (deployed_qtype(qtype) or qtype).name
+    return (find_storage_qtype(qtype) or qtype).name
 
 
 def _keeps_float(operands: Operands) -> str:
@@ -133,7 +133,7 @@ def _alone_in_float(operands: Operands, placement: Placement, base: str) -> str:
         return "TensorRT expands a stack of matrices to float where it multiplies each with all of the input"
     k, n = _sizes(node, 1, shape)
     if rows is not None and all(size == 1 for size in rows[:-1]):
-        return _one_row(k, n) if base == "int8" and len(shape) == 2 else ""
+        return _explain_one_row(k, n) if base == "int8" and len(shape) == 2 else ""
     if n % 2 and (base == "int4" or n > 1):
         return _ODD.format(f"{n} columns")
     return _ODD.format(f"{k} to sum over") if base == "int8" and k % 2 and n > 1 else ""
@@ -144,13 +144,13 @@ _ODD = "TensorRT multiplies in float where only the weight has few bits and a si
 
 def _sizes(node: gs.Node, slot: int, shape: Sequence[int]) -> tuple[int, int]:
     """Return (summed, not summed) of the matrix at `slot`, which has `shape` there."""
-    summed = summed_axis(node, slot, len(shape))
+    summed = find_summed_axis(node, slot, len(shape))
     if summed is None:  # an Einsum over several axes
         return 0, 0
     return shape[summed], prod(shape[-2:]) // max(shape[summed], 1)
 
 
-def _one_row(k: int, n: int) -> str:
+def _explain_one_row(k: int, n: int) -> str:
     """Return why int8 weights that one row is multiplied by would become float; empty when they stay."""
     most_k, most_n = ONE_ROW_INT8
     if k <= most_k and n <= most_n:
@@ -205,6 +205,6 @@ POLICY = TargetPolicy(
     refuses=_refuses,
     keeps_float=_keeps_float,
     whole_attention="TensorRT fuses all of an attention or none",
-    weigh=all_or_none,
-    join=one_pair_a_product,
+    weigh=decide_attentions,
+    join=join_pairs,
 )

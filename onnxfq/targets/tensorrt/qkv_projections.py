@@ -24,7 +24,7 @@ from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import place_activation, refuse
 
 
-def one_pair_a_product(
+def join_pairs(
     decisions: list[NodeDecision],
     nodes: Collection[gs.Node],
     recipe: Recipe,
@@ -45,9 +45,9 @@ def one_pair_a_product(
         several = len({part.tensor.name for part in split.parts}) > 1
         if not several or not split.is_read_by(takers) or any(t.name in unrounded for t in split.carried):
             continue
-        joined = _joined(node, split, found, recipe, policy)
+        joined = _join_placements(node, split, found, recipe, policy)
         for part, placement in zip(split.parts, joined, strict=False):
-            found[part.reader.name] = _moved(found[part.reader.name], part, placement)
+            found[part.reader.name] = _move_pair(found[part.reader.name], part, placement)
     return [found[decision.node] for decision in decisions]
 
 
@@ -57,7 +57,7 @@ def _multiplies_weight(node: gs.Node, decision: NodeDecision | None) -> bool:
     return {placement.role for placement in decision.placements} == {"activation", "weight"}
 
 
-def _joined(
+def _join_placements(
     node: gs.Node, split: Projection, found: dict[str, NodeDecision], recipe: Recipe, policy: TargetPolicy
 ) -> list[Placement]:
     """Return a placement of the whole for each part, all of one spec; none where they stay apart."""
@@ -84,7 +84,7 @@ def _joined(
     return made if len({(p.spec, p.calibrator) for p in made}) == 1 else []
 
 
-def _moved(decision: NodeDecision, part: Part, placement: Placement) -> NodeDecision:
+def _move_pair(decision: NodeDecision, part: Part, placement: Placement) -> NodeDecision:
     """Return `decision` with the pair of `part` behind the whole."""
     own = Use(part.reader.name, part.slot)
     others = tuple(p for p in decision.placements if own not in p.uses)

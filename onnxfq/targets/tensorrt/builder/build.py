@@ -20,7 +20,7 @@ from onnx import TensorProto
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.io.save import save
-from onnxfq.support.records import one_line
+from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
 from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.findings import EngineNode, Finding
@@ -130,7 +130,7 @@ def run_jobs(jobs: Sequence[Job], seconds: float) -> list[Report]:
             for line in worker.lines(seconds):
                 reports.append(_report(line))
             if len(reports) < len(jobs):
-                reports.append(Report(ended=worker.ended()))
+                reports.append(Report(ended=worker.describe_end()))
     return reports
 
 
@@ -180,13 +180,13 @@ class _Worker:
                 return
             yield line
 
-    def ended(self) -> str:
+    def describe_end(self) -> str:
         """Tell how the process ended over the job that has no result."""
         if self._timed_out:
             return f"took more than {self._timed_out:g} s"
         code = self._process.wait()
         self._log.seek(0)
-        last = one_line(self._log.read().decode("utf-8", "replace").strip().rpartition("\n")[2])[:200]
+        last = join_lines(self._log.read().decode("utf-8", "replace").strip().rpartition("\n")[2])[:200]
         if code == 1:  # an exception of Python, not the library's end
             raise RuntimeLibraryError(f"TensorRT for RTX cannot be asked: {last or 'no reason is given'}")
         return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -222,11 +222,11 @@ def _refusals(report: Report, capability: str) -> list[Finding]:
     if not report.parsed:
         faults = report.faults or (("", "", "; ".join(report.errors) or "no reason is given"),)
         return [
-            _refusal("parser", node, op, f"{builder} cannot parse it: {one_line(text)[:300]}")
+            _refusal("parser", node, op, f"{builder} cannot parse it: {join_lines(text)[:300]}")
             for node, op, text in faults
         ]
     if not report.built:
-        text = one_line("; ".join(report.errors) or "no reason is given")[:300]
+        text = join_lines("; ".join(report.errors) or "no reason is given")[:300]
         return [_refusal("builder", "", "", f"{builder} cannot build it for {capability}: {text}")]
     return []
 

@@ -73,7 +73,7 @@ def parse_layers(text: str) -> tuple[Layer, ...]:
 
 def verdict(layers: Sequence[Layer], node: str) -> Verdict:
     """Return in which precision `node` runs in the engine of `layers`."""
-    layer = _computing(layers, node)
+    layer = _find_layer(layers, node)
     if layer is None:
         return "missing"
     inputs = [operand for operand in layer.inputs if operand.is_data]
@@ -89,7 +89,7 @@ def verdict(layers: Sequence[Layer], node: str) -> Verdict:
     return "mixed" if low else "float"
 
 
-def _computing(layers: Sequence[Layer], node: str) -> Layer | None:
+def _find_layer(layers: Sequence[Layer], node: str) -> Layer | None:
     """Return the layer that multiplies for `node`: one of the library's kernels before a generated one."""
     own = [layer for layer in layers if node in layer.nodes and layer.kind not in _GLUE]
     ranked = sorted(own, key=lambda layer: (layer.kind == _GENERATED, "_gemm" not in layer.name))

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import all_graphs, default_opset
+from onnxfq.graph.model import default_opset, list_graphs
 from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.decompose_attention import Parts
 from onnxfq.graph.ops import STANDARD_DOMAINS
@@ -48,8 +48,8 @@ def move_guards(proto: onnx.ModelProto) -> str:
     index = GraphIndex.of_model(proto)
     constants, taken = index.constants, index.names
     moved = 0
-    for graph in all_graphs(proto.graph):
-        found = _guarded(graph, constants)
+    for graph in list_graphs(proto.graph):
+        found = _find_guarded(graph, constants)
         for one in found:
             _move(one, graph, proto, taken)
         moved += len(found)
@@ -58,7 +58,7 @@ def move_guards(proto: onnx.ModelProto) -> str:
     return f"{moved} guard(s) against masked rows moved behind their attention, so that it can be fused"
 
 
-def _guarded(graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto]) -> list[_Guarded]:
+def _find_guarded(graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto]) -> list[_Guarded]:
     """Return every guarded attention of `graph` itself."""
     index = GraphIndex(graph)
     makers, readers = index.makers, index.readers

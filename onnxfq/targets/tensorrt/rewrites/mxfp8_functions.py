@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-from onnxfq.graph.model import all_nodes, default_opset
+from onnxfq.graph.model import default_opset, list_nodes
 from onnxfq.targets.tensorrt.rewrites.block_formats import DOMAIN
 
 QUANTIZE = "TRT_MXFP8DynamicQuantize"
@@ -110,7 +110,7 @@ _HEADS = {
 
 def with_mxfp8_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return `proto` with a function for each MXFP8 operator that it has; itself when it has none."""
-    used = {node.op_type for node in all_nodes(proto.graph) if node.domain == DOMAIN} & set(_HEADS)
+    used = {node.op_type for node in list_nodes(proto.graph) if node.domain == DOMAIN} & set(_HEADS)
     if not used:
         return proto
     made = onnx.ModelProto()

@@ -17,10 +17,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
-from onnxfq.graph.constant_integers import Numbers, known_numbers
+from onnxfq.graph.constant_integers import Numbers, evaluate_integers
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
-from onnxfq.graph.model import all_graphs
+from onnxfq.graph.model import list_graphs
 from onnxfq.graph.patterns.projections import only_readers
 
 _TYPES = frozenset({np.dtype(np.int8), TensorProto.INT8, TensorProto.FLOAT8E4M3FN})
@@ -47,7 +47,7 @@ class _Divisible:
 def divide_products(editor: Editor) -> int:
     """Divide all such products of a Q/DQ graph and its bodies, in place; return how many there were."""
     divided = 0
-    for scope in all_graphs(editor.graph):
+    for scope in list_graphs(editor.graph):
         outputs = {id(tensor) for tensor in scope.outputs}
         for node in list(scope.nodes):
             found = _divisible(node, outputs)
@@ -74,7 +74,7 @@ def _divisible(node: gs.Node, outputs: set[int]) -> _Divisible | None:
     by_channel = len(scale.shape) == 1 and weight.attrs.get("axis", 1) % 2 == axis
     if (len(scale.shape) and not by_channel) or not all(isinstance(z, gs.Constant) for z in zero_point):
         return None
-    if node.op == "Gemm" and len(node.inputs) > 2 and not _along_channels(node.inputs[2], channels):
+    if node.op == "Gemm" and len(node.inputs) > 2 and not _is_channel_constant(node.inputs[2], channels):
         return None
     then, whole = _way(node, channels, outputs)
     splits = _splits(whole)
@@ -96,7 +96,7 @@ def _is_plain(weight: gs.Node) -> bool:
     return constants[0].dtype in _TYPES and len(constants[0].shape) == 2
 
 
-def _along_channels(tensor: gs.Tensor, channels: int) -> bool:
+def _is_channel_constant(tensor: gs.Tensor, channels: int) -> bool:
     """Tell whether `tensor` is a constant that the last axis alone of a product has, one for each channel."""
     return isinstance(tensor, gs.Constant) and tuple(tensor.shape)[-1:] == (channels,) == (
         tuple(size for size in tensor.shape if size != 1) or (1,)
@@ -108,7 +108,7 @@ def _way(node: gs.Node, channels: int, outputs: set[int]) -> tuple[tuple[gs.Node
     then: list[gs.Node] = []
     tensor = node.outputs[0]
     for reader in only_readers(tensor):
-        biased = reader.op == "Add" and any(_along_channels(read, channels) for read in reader.inputs)
+        biased = reader.op == "Add" and any(_is_channel_constant(read, channels) for read in reader.inputs)
         kept = reader.op == "Reshape" and reader.inputs[0] is tensor and _ends_in(reader, channels)
         if id(tensor) in outputs or not (biased or kept):
             break
@@ -122,7 +122,7 @@ def _ends_in(reshape: gs.Node, channels: int) -> bool:
     last = _last_sizes(reshape)
     if last is reshape.inputs[1] and not isinstance(last, gs.Constant):
         return False
-    numbers = known_numbers(last) or []
+    numbers = evaluate_integers(last) or []
     return numbers[-1:] == [channels] and (last is reshape.inputs[1] or len(numbers) == 1)
 
 
@@ -157,7 +157,7 @@ def _parts(
         return _split(splits[0], whole, channels)
     if not splits or any(node.op != "Slice" or node.inputs[0] is not whole for node in splits):
         return ()
-    found = [_sliced(node, whole, channels) for node in splits]
+    found = [_read_slice(node, whole, channels) for node in splits]
     parts = sorted((part for part in found if part is not None), key=lambda part: part[0])
     edges = [0, *(end for _, end, _ in parts)]
     joined = all(start == edge for (start, _, _), edge in zip(parts, edges, strict=False))
@@ -173,15 +173,15 @@ def _split(node: gs.Node, whole: gs.Tensor, channels: int) -> tuple[tuple[int, i
         return ()
     sizes: Numbers | None = [channels // len(node.outputs)] * len(node.outputs)
     if len(node.inputs) > 1:
-        sizes = known_numbers(node.inputs[1])
+        sizes = evaluate_integers(node.inputs[1])
     if sizes is None or len(sizes) != len(node.outputs) or not all(size and size > 0 for size in sizes):
         return ()
     ends = list(accumulate(size or 0 for size in sizes))
     return tuple(zip([0, *ends], ends, node.outputs, strict=False)) if ends[-1] == channels else ()
 
 
-def _sliced(node: gs.Node, whole: gs.Tensor, channels: int) -> tuple[int, int, gs.Tensor] | None:
-    given = [known_numbers(tensor) for tensor in node.inputs[1:]]
+def _read_slice(node: gs.Node, whole: gs.Tensor, channels: int) -> tuple[int, int, gs.Tensor] | None:
+    given = [evaluate_integers(tensor) for tensor in node.inputs[1:]]
     numbers = [one[0] for one in given if one is not None and len(one) == 1]
     if len(given) < 3 or len(numbers) != len(given) or numbers[3:] not in ([], [1]):
         return None
@@ -199,7 +199,7 @@ def _is_reshaped(part: gs.Tensor, outputs: set[int]) -> bool:
 
 def _divide(editor: Editor, scope: gs.Graph, found: _Divisible) -> None:
     """Put the nodes of all parts in front of what split them; the tensors of the parts keep their names."""
-    made = [_of_part(editor, found, number, *part) for number, part in enumerate(found.parts)]
+    made = [_make_part(editor, found, number, *part) for number, part in enumerate(found.parts)]
     for node in found.splits:
         node.outputs.clear()
     for nodes, (_, _, tensor) in zip(made, found.parts, strict=True):
@@ -228,7 +228,7 @@ def _is_used(tensor: gs.Tensor, scope: gs.Graph) -> bool:
     return bool(tensor.outputs) or any(tensor is output for output in scope.outputs)
 
 
-def _of_part(
+def _make_part(
     editor: Editor, found: _Divisible, number: int, start: int, end: int, out: gs.Tensor
 ) -> list[gs.Node]:
     """Make the nodes that compute channels `start` to `end` of the whole, which stand in `out`."""
@@ -263,18 +263,20 @@ def _of_part(
             bias = next(read for read in node.inputs if isinstance(read, gs.Constant))
             inputs = [piece(bias, -1) if read is bias else last for read in node.inputs]
         else:
-            inputs = [last, _resized(editor, node, number, end - start, nodes)]
-        last.shape = _of_width(last.shape, end - start)
+            inputs = [last, _resize_shape(editor, node, number, end - start, nodes)]
+        last.shape = _replace_width(last.shape, end - start)
         last = follow(node, inputs)
     last.dtype, last.shape = out.dtype, out.shape
     return nodes
 
 
-def _of_width(shape: list[int | str] | None, width: int) -> list[int | str] | None:
+def _replace_width(shape: list[int | str] | None, width: int) -> list[int | str] | None:
     return None if shape is None else [*shape[:-1], width]
 
 
-def _resized(editor: Editor, reshape: gs.Node, number: int, width: int, nodes: list[gs.Node]) -> gs.Tensor:
+def _resize_shape(
+    editor: Editor, reshape: gs.Node, number: int, width: int, nodes: list[gs.Node]
+) -> gs.Tensor:
     """Return the shape of `reshape` with `width` as its last size."""
     shape, last = reshape.inputs[1], _last_sizes(reshape)
     if last is shape:

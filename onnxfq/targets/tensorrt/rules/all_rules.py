@@ -35,7 +35,7 @@ def apply_rules(reading: Reading) -> list[Finding]:
     return [found for rule in RULES for found in rule(reading)]
 
 
-def broken_by(findings: Iterable[Finding], promises: Iterable[Promise]) -> set[str]:
+def find_broken(findings: Iterable[Finding], promises: Iterable[Promise]) -> set[str]:
     """Return the names of the promised nodes that a finding, on them or on a pair of theirs, makes float."""
     bad = {found.node for found in findings if found.severity in ("refused", "float")}
     broken = set()

@@ -15,7 +15,7 @@ from onnxfq.graph.patterns.projections import match_projection
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.attention import MOVES_BEHIND, exceed_limit
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Operand, operand
 from onnxfq.targets.tensorrt.rules.quantizers import QUANTIZE_OPS
 from onnxfq.targets.tensorrt.rules.scopes import Site
@@ -33,7 +33,7 @@ def attention_operators(reading: Reading) -> Iterator[Finding]:
                 "its inputs are quantized, and TensorRT runs ONNX's Attention in float; write it as MatMul, "
                 "Softmax, MatMul before quantizing"
             )
-            yield finding("attention-operator", "float", promised.site, message)
+            yield make_finding("attention-operator", "float", promised.site, message)
 
 
 def attentions(reading: Reading) -> Iterator[Finding]:
@@ -47,10 +47,10 @@ def attentions(reading: Reading) -> Iterator[Finding]:
         shape = found.scores.inputs[0].shape
         if not pairs or shape is None or len(shape) != 4:
             continue
-        why = _not_fused(found, operands, shape[-1], shape[-2])
+        why = _explain_unfused(found, operands, shape[-1], shape[-2])
         if why:
             message = f"its attention, up to {found.mix.name!r}, is not fused: {why}"
-            yield finding("attention", "warning", found.scores, message)
+            yield make_finding("attention", "warning", found.scores, message)
 
 
 def projections(reading: Reading) -> Iterator[Finding]:
@@ -73,7 +73,7 @@ def projections(reading: Reading) -> Iterator[Finding]:
                     f"{found.mix.name!r} and the batch is fixed at 1; export it with an open batch, or leave "
                     "this weight in float"
                 )
-                yield finding("attention-projection", "float", site, message)
+                yield make_finding("attention-projection", "float", site, message)
 
 
 def parts(reading: Reading) -> Iterator[Finding]:
@@ -83,7 +83,7 @@ def parts(reading: Reading) -> Iterator[Finding]:
     """
     pairs = [one.pair for _, operands in _attentions(reading) for one in operands if one.pair is not None]
     takers = {id(maker) for pair in pairs for maker in pair.site.inputs[0].inputs if maker.op in QUANTIZE_OPS}
-    scopes = reading.main.all_scopes()
+    scopes = reading.main.iterate_scopes()
     outputs = {id(scope.tensor(output.name)) for scope in scopes for output in scope.graph.output}
     for promised in reading.promises:
         site = promised.site
@@ -96,7 +96,7 @@ def parts(reading: Reading) -> Iterator[Finding]:
                 "its parts, which attention reads, have a pair each, and TensorRT makes its weight float for "
                 "that; put one pair behind it and its bias instead"
             )
-            yield finding("attention-parts", "warning", site, message)
+            yield make_finding("attention-parts", "warning", site, message)
 
 
 def _passes(node: Node, slot: int, whole: bool) -> bool:
@@ -104,7 +104,7 @@ def _passes(node: Node, slot: int, whole: bool) -> bool:
     return passes_through(node, slot, False, lambda tensor: tensor.scope.is_number(tensor.name))
 
 
-def _not_fused(
+def _explain_unfused(
     found: Attention[Site], operands: Sequence[Operand], head: int | None, tokens: int | None
 ) -> str:
     bare = [o.tensor for o in operands if o.pair is None]

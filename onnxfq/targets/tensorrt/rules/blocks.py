@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Promise
 from onnxfq.targets.tensorrt.rules.quantizers import Quantizer
 
@@ -30,7 +30,7 @@ def block_axes(reading: Reading) -> Iterator[Finding]:
                 f"{q.data!r} has blocks along axis {axis} of {len(q.shape)}, and TensorRT takes the last two "
                 "axes only; use per_axis"
             )
-            yield finding("block-axis", "refused", q.site, message, q.data)
+            yield make_finding("block-axis", "refused", q.site, message, q.data)
 
 
 def block_sizes(reading: Reading) -> Iterator[Finding]:
@@ -50,7 +50,7 @@ def block_sizes(reading: Reading) -> Iterator[Finding]:
             f"{q.data!r} has {length} numbers along axis {axis} in blocks of {q.block}, and TensorRT "
             f"computes with {length} / {scales} = {length / scales:g} a block; pad to a multiple of the block"
         )
-        yield finding("block-size", "wrong", q.site, message, q.data)
+        yield make_finding("block-size", "wrong", q.site, message, q.data)
 
 
 def blocks_on_both_sides(reading: Reading) -> Iterator[Finding]:
@@ -66,10 +66,10 @@ def blocks_on_both_sides(reading: Reading) -> Iterator[Finding]:
                 f"both {pairs[0].data!r} and {pairs[1].data!r} have scales in blocks along the summed axis, "
                 "and TensorRT multiplies over the whole axis first; use per_axis"
             )
-            yield finding("blocks-both-sides", "wrong", promised.site, message)
+            yield make_finding("blocks-both-sides", "wrong", promised.site, message)
 
 
-def blocked_weights(reading: Reading) -> Iterator[Finding]:
+def check_blocked_weights(reading: Reading) -> Iterator[Finding]:
     """Refuse or name int8 and float8 weights in blocks whose other side is float or per tensor.
 
     TensorRT for RTX 1.7.1: "CHECK(is_constant())" with a quantized activation, and a weight expanded to
@@ -89,13 +89,13 @@ def blocked_weights(reading: Reading) -> Iterator[Finding]:
                 f"{q.type_name} weight {q.data!r} has scales in blocks and its partner is quantized, which "
                 "the builder refuses; leave activations in float, or use per_axis"
             )
-            yield finding("blocked-weight", "refused", promised.site, message, q.data)
+            yield make_finding("blocked-weight", "refused", promised.site, message, q.data)
         elif not quantized and q.qtype in (TensorProto.INT8, TensorProto.FLOAT8E4M3FN):
             message = (
                 f"{q.type_name} weight {q.data!r} has scales in blocks, and TensorRT expands it to float "
                 "before it multiplies; use per_axis, or int4"
             )
-            yield finding("blocked-weight", "float", promised.site, message, q.data)
+            yield make_finding("blocked-weight", "float", promised.site, message, q.data)
 
 
 def even_counts(reading: Reading) -> Iterator[Finding]:
@@ -107,7 +107,7 @@ def even_counts(reading: Reading) -> Iterator[Finding]:
         count = _count(q)
         if not q.quantizes and q.qtype in _NARROW and count is not None and count % 2:
             message = f"{q.data!r} has {count} numbers of 4 bits, and TensorRT needs an even count; pad it"
-            yield finding("odd-int4", "refused", q.site, message, q.data)
+            yield make_finding("odd-int4", "refused", q.site, message, q.data)
 
 
 def _count(q: Quantizer) -> int | None:
@@ -123,7 +123,7 @@ def int4_activations(reading: Reading) -> Iterator[Finding]:
             if q is None or q.qtype != TensorProto.INT4:
                 continue
             message = f"activation {q.data!r} is int4, which TensorRT documents for weights only; use int8"
-            yield finding(
+            yield make_finding(
                 "int4-activation", "float" if q.is_blocked else "warning", promised.site, message, q.data
             )
 
@@ -159,16 +159,16 @@ def int4_weights(reading: Reading) -> Iterator[Finding]:
                 "let nothing but Transpose stand behind its DQ, and write scales in the model's float type"
             )
         else:
-            if _along_outputs(promised, axis):
+            if _is_along_outputs(promised, axis):
                 message = (
                     f"int4 weight {q.data!r} has blocks along its output axis; TensorRT documents the summed"
                 )
-                yield finding(
+                yield make_finding(
                     "int4-axis", "warning", promised.site, message + " axis; block that one", q.data
                 )
             continue
         message = f"int4 weight {q.data!r} {found}, and TensorRT expands it to float; {remedy}"
-        yield finding("int4-weight", "float", promised.site, message, q.data)
+        yield make_finding("int4-weight", "float", promised.site, message, q.data)
 
 
 def block_axis(q: Quantizer) -> int | None:
@@ -185,7 +185,7 @@ def block_axis(q: Quantizer) -> int | None:
     )
 
 
-def _along_outputs(promised: Promise, axis: int) -> bool:
+def _is_along_outputs(promised: Promise, axis: int) -> bool:
     """Tell whether `axis` of the quantized weight is the channel axis of the node's second input."""
     weight = promised.weight
     seen = None if weight is None else weight.axis(axis)
@@ -205,7 +205,7 @@ RULES: tuple[Rule, ...] = (
     block_axes,
     block_sizes,
     blocks_on_both_sides,
-    blocked_weights,
+    check_blocked_weights,
     even_counts,
     int4_activations,
     int4_weights,

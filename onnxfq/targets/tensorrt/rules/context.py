@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnxfq.graph.model import all_nodes, default_opset
-from onnxfq.graph.names import unused
+from onnxfq.graph.model import default_opset, list_nodes
+from onnxfq.graph.names import pick_name
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.tensorrt.rules.operands import Promise, promise
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer, quantizer
-from onnxfq.targets.tensorrt.rules.scopes import Scope, Site, inferred
+from onnxfq.targets.tensorrt.rules.scopes import Scope, Site, infer_types
 
 # Characters with a meaning in the log of TensorRT's builder.
 _UNQUOTABLE = re.compile(r"[\]\[|\n]")
@@ -39,10 +39,10 @@ Rule = Callable[[Reading], Iterator[Finding]]
 
 def read(proto: onnx.ModelProto, known: frozenset[str]) -> Reading:
     """Gather what `proto` has; known: names of operators that are no local functions for the target."""
-    proto = inferred(proto, known)
+    proto = infer_types(proto, known)
     make_names_quotable(proto)
     main = Scope(proto.graph, default_opset(proto))
-    sites = tuple(main.all_sites())
+    sites = tuple(main.iterate_sites())
     return Reading(
         proto,
         main,
@@ -58,15 +58,15 @@ def make_names_quotable(proto: onnx.ModelProto) -> None:
     The builder tells by name what became of a node. Equal names of Q and DQ it refuses, which is to be seen.
     """
     taken: set[str] = set()
-    for node in all_nodes(proto.graph):
+    for node in list_nodes(proto.graph):
         pair = node.name and (node.op_type in QUANTIZE_OPS or node.op_type in DEQUANTIZE_OPS)
         if not pair:
             name = node.name or (node.output[0] if node.output else node.op_type)
-            node.name = unused(_UNQUOTABLE.sub("_", name), taken)
+            node.name = pick_name(_UNQUOTABLE.sub("_", name), taken)
         taken.add(node.name)
 
 
-def finding(rule: str, severity: Severity, site: Site, message: str, tensor: str = "") -> Finding:
+def make_finding(rule: str, severity: Severity, site: Site, message: str, tensor: str = "") -> Finding:
     """Return a finding about `site`."""
     return Finding(
         rule=rule, severity=severity, node=site.name, op_type=site.op, tensor=tensor, message=message

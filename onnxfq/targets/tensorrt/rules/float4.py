@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from onnx import TensorProto
 
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Operand
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS
 
@@ -29,7 +29,7 @@ def dynamic_blocks(reading: Reading) -> Iterator[Finding]:
         block = int(site.attribute("block_size", wanted or 0))
         if wanted is not None and block != wanted:
             message = f"block_size is {block}, and TensorRT has {wanted} for {site.op} only; use {wanted}"
-            yield finding("dynamic-block", "refused", site, message)
+            yield make_finding("dynamic-block", "refused", site, message)
 
 
 def float4_products(reading: Reading) -> Iterator[Finding]:
@@ -42,13 +42,13 @@ def float4_products(reading: Reading) -> Iterator[Finding]:
         pairs = [o.pair for o in promised.operands if o.pair is not None]
         if not any(q.qtype == TensorProto.FLOAT4E2M1 for q in pairs):
             continue
-        why = next(filter(None, (_why_not(operand) for operand in promised.operands)), "")
+        why = next(filter(None, (_explain_float4(operand) for operand in promised.operands)), "")
         if why:
             message = f"{why}, and TensorRT expands float4 before it multiplies; write both sides as NVFP4"
-            yield finding("float4", "float", promised.site, message)
+            yield make_finding("float4", "float", promised.site, message)
 
 
-def _why_not(operand: Operand) -> str:
+def _explain_float4(operand: Operand) -> str:
     q = operand.pair
     if q is None or q.qtype != TensorProto.FLOAT4E2M1:
         return f"{operand.tensor!r} is not float4"

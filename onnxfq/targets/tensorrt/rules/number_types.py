@@ -10,7 +10,7 @@ from onnx import TensorProto
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, quantizer, type_name
 from onnxfq.targets.tensorrt.rules.scopes import Site
 
@@ -36,7 +36,7 @@ _ONE_FLOAT = frozenset({*WEIGHTED_INPUTS, "Add", "Concat", "Div", "Max", "Min", 
 _BOTH_SIDES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
 
 
-def missing_types(reading: Reading) -> Iterator[Finding]:
+def check_tensor_types(reading: Reading) -> Iterator[Finding]:
     """Refuse constants and quantized tensors of types that TensorRT lacks.
 
     Its types are int8, float8e4m3fn, int4 and float4e2m1 (NvInfer.h, DataType); the parser stops at any
@@ -46,22 +46,22 @@ def missing_types(reading: Reading) -> Iterator[Finding]:
     for q in reading.quantizers:
         told |= {q.data, q.site.input(2), str(q.site.node.output[0])}
         if q.qtype in _MISSING and (q.quantizes or q.site.scope.initializer(q.data) is not None):
-            yield _missing(q.site, q.data, q.qtype)
-    for scope in reading.main.all_scopes():
+            yield _make_type_finding(q.site, q.data, q.qtype)
+    for scope in reading.main.iterate_scopes():
         stored = [tensor.name for tensor in scope.graph.initializer]
         stored += [site.node.output[0] for site in scope.sites if site.op == "Constant"]
         for name in stored:
             readers = scope.readers(name)
             if readers and name not in told and scope.dtype(name) in _MISSING:
-                yield _missing(readers[0], name, scope.dtype(name))
+                yield _make_type_finding(readers[0], name, scope.dtype(name))
 
 
-def _missing(site: Site, tensor: str, code: int) -> Finding:
+def _make_type_finding(site: Site, tensor: str, code: int) -> Finding:
     message = f"{tensor!r} is in {type_name(code)}, a type that TensorRT lacks; use {_MISSING[code]}"
-    return finding("tensor-type", "refused", site, message, tensor)
+    return make_finding("tensor-type", "refused", site, message, tensor)
 
 
-def unsigned_bytes(reading: Reading) -> Iterator[Finding]:
+def check_uint8(reading: Reading) -> Iterator[Finding]:
     """Refuse uint8 weights; name uint8 activations, which are computed as int8 with a warning in the log.
 
     Source: the parser of TensorRT for RTX 1.7.1 ("UINT8 zero_point only on DLA"); a zero point that is
@@ -72,16 +72,16 @@ def unsigned_bytes(reading: Reading) -> Iterator[Finding]:
             continue
         if not q.quantizes and q.site.scope.initializer(q.data) is not None:
             message = f"{q.data!r} is uint8, and TensorRT takes int8 weights only; use int8 with zero point 0"
-            yield finding("uint8", "refused", q.site, message, q.data)
+            yield make_finding("uint8", "refused", q.site, message, q.data)
         elif q.quantizes and q.declared:
             message = (
                 f"{q.data!r} becomes uint8 with zero point 0, which TensorRT computes as int8: all above 127 "
                 "steps is lost; use int8"
             )
-            yield finding("uint8", "wrong", q.site, message, q.data)
+            yield make_finding("uint8", "wrong", q.site, message, q.data)
 
 
-def undeclared_types(reading: Reading) -> Iterator[Finding]:
+def check_undeclared_types(reading: Reading) -> Iterator[Finding]:
     """Name a Q without zero point and output_dtype: uint8 by ONNX's definition, int8 for TensorRT.
 
     Source: ONNX, QuantizeLinear; onnx-tensorrt, QuantDequantLinearHelper, whose default is INT8.
@@ -92,7 +92,7 @@ def undeclared_types(reading: Reading) -> Iterator[Finding]:
                 f"{q.data!r} has neither zero point nor output_dtype: uint8 for ONNX, int8 for TensorRT; "
                 "write output_dtype=INT8 from opset 21 on, an int8 zero point below"
             )
-            yield finding("undeclared-type", "wrong", q.site, message, q.data)
+            yield make_finding("undeclared-type", "wrong", q.site, message, q.data)
 
 
 def wide_integers(reading: Reading) -> Iterator[Finding]:
@@ -105,10 +105,12 @@ def wide_integers(reading: Reading) -> Iterator[Finding]:
             message = (
                 f"{q.data!r} is int32, as of a quantized bias, and TensorRT dequantizes 8 bits and fewer; "
             )
-            yield finding("int32-dequantize", "refused", q.site, message + "keep biases in float", q.data)
+            yield make_finding(
+                "int32-dequantize", "refused", q.site, message + "keep biases in float", q.data
+            )
 
 
-def mixed_types(reading: Reading) -> Iterator[Finding]:
+def check_mixed_types(reading: Reading) -> Iterator[Finding]:
     """Refuse a multiplication of int8 by float8e4m3fn, and quantized activations of int4 weights.
 
     Source: TensorRT for RTX 1.7.1 builds neither ("Input and filter have to be the same type",
@@ -120,7 +122,7 @@ def mixed_types(reading: Reading) -> Iterator[Finding]:
         if types == set(_BOTH_SIDES):
             names = " by ".join(f"{q.type_name} ({q.data!r})" for q in pairs)
             message = f"multiplies {names}, and TensorRT multiplies two tensors of one type only; use one"
-            yield finding("mixed-types", "refused", promised.site, message)
+            yield make_finding("mixed-types", "refused", promised.site, message)
 
 
 def float_types(reading: Reading) -> Iterator[Finding]:
@@ -138,7 +140,7 @@ def float_types(reading: Reading) -> Iterator[Finding]:
         if len(found) > 1 and dequantized:
             all_types = ", ".join(f"{name!r} is {type_name(code)}" for code, name in found.items())
             message = f"reads different floats: {all_types}; write the scale in the type of the other inputs"
-            yield finding("float-types", "refused", site, message, dequantized[0])
+            yield make_finding("float-types", "refused", site, message, dequantized[0])
 
 
 def _comes_from_pair(site: Site, tensor: str) -> bool:
@@ -153,10 +155,10 @@ def _float_type(site: Site, tensor: str) -> int:
 
 
 RULES: tuple[Rule, ...] = (
-    missing_types,
-    unsigned_bytes,
-    undeclared_types,
+    check_tensor_types,
+    check_uint8,
+    check_undeclared_types,
     wide_integers,
-    mixed_types,
+    check_mixed_types,
     float_types,
 )

@@ -100,7 +100,7 @@ def operand(site: Site, slot: int) -> Operand:
         if maker.op in DEQUANTIZE_OPS:
             break
         if not _passes(maker, constant, [*path, maker]):
-            return Operand(given, slot, constant, lost=_lost(maker), stopped_at=maker)
+            return Operand(given, slot, constant, lost=_find_lost_quantizer(maker), stopped_at=maker)
         path.insert(0, maker)
         scope, tensor = maker.scope, maker.input(_data_slot(maker))
     crossed = maker.scope is not site.scope
@@ -149,7 +149,7 @@ def _data_slot(site: Site) -> int:
     return int(site.op == "Mul" and plain)
 
 
-def _lost(site: Site) -> Quantizer | None:
+def _find_lost_quantizer(site: Site) -> Quantizer | None:
     """Look for a DQ above `site`, an operator that TensorRT does not move one through."""
     if site.op == "Concat":
         return next((pair for pair in concat_pairs(site) if pair is not None), None)

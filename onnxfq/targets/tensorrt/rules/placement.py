@@ -10,12 +10,12 @@ from onnx import TensorProto
 from onnxfq.graph.ops import CONVOLUTIONS, RECURRENT_OPS
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.tensorrt.policy import LARGEST_FLOAT8_KERNEL, ONE_ROW_INT8
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Operand, Promise
 from onnxfq.targets.tensorrt.rules.quantizers import QUANTIZE_OPS, Quantizer
 
 
-def one_side(reading: Reading) -> Iterator[Finding]:
+def check_one_side(reading: Reading) -> Iterator[Finding]:
     """Name nodes with one multiplied input quantized and the other in float.
 
     Source: NVIDIA, explicit quantization: both inputs of a convolution or product. A weight alone makes a
@@ -31,28 +31,28 @@ def one_side(reading: Reading) -> Iterator[Finding]:
                     f"only the weight is quantized, and TensorRT convolves in float; quantize "
                     f"{missing[0].tensor!r} as well, or nothing"
                 )
-                yield finding("weight-only-conv", "float", promised.site, message, missing[0].tensor)
+                yield make_finding("weight-only-conv", "float", promised.site, message, missing[0].tensor)
             continue
-        yield from (_missing_side(promised, operand) for operand in missing)
+        yield from (_make_side_finding(promised, operand) for operand in missing)
 
 
-def _missing_side(promised: Promise, operand: Operand) -> Finding:
+def _make_side_finding(promised: Promise, operand: Operand) -> Finding:
     stop, lost = operand.stopped_at, operand.lost
     if stop is None or lost is None:
         message = f"its input {operand.tensor!r} is float and the other one is quantized: it runs in float; "
         message += "put a pair in front of it"
-        return finding("one-side", "float", promised.site, message, operand.tensor)
+        return make_finding("one-side", "float", promised.site, message, operand.tensor)
     if stop.op == "Concat":
         message = (
             f"its input {operand.tensor!r} is a Concat whose inputs have no pairs, or unequal scales, so it "
             "runs in float; put a pair behind the Concat, or give all inputs one scale"
         )
-        return finding("concat-scales", "float", promised.site, message, operand.tensor)
+        return make_finding("concat-scales", "float", promised.site, message, operand.tensor)
     message = (
         f"the pair of {lost.data!r} stands before {stop.op} {stop.name!r}, and TensorRT moves no DQ through "
         f"it: it runs in float; put the pair on {operand.tensor!r}"
     )
-    return finding("pair-before", "float", promised.site, message, operand.tensor)
+    return make_finding("pair-before", "float", promised.site, message, operand.tensor)
 
 
 def weight_only_form(reading: Reading) -> Iterator[Finding]:
@@ -80,10 +80,10 @@ def weight_only_form(reading: Reading) -> Iterator[Finding]:
             f"TensorRT {effect}; store it as int8 with a DQ only"
         )
         severity: Severity = "float" if folded else "warning"
-        yield finding("weight-only-form", severity, promised.site, message, maker.input(0))
+        yield make_finding("weight-only-form", severity, promised.site, message, maker.input(0))
 
 
-def one_row(reading: Reading) -> Iterator[Finding]:
+def check_one_row(reading: Reading) -> Iterator[Finding]:
     """Name int8 weight-only products of a single row whose weight is made float before each run.
 
     Tried on TensorRT for RTX 1.7.1: larger weights than `ONE_ROW_INT8`, unless the number of rows is open.
@@ -106,7 +106,7 @@ def one_row(reading: Reading) -> Iterator[Finding]:
                 f"its int8 weight of {k} by {n} is made float before each run: there is one row for ever, "
                 f"and it is over {most_k} by {most_n}; export it with an open batch, or use int4"
             )
-            yield finding("one-row", "float", site, message)
+            yield make_finding("one-row", "float", site, message)
 
 
 def activation_scales(reading: Reading) -> Iterator[Finding]:
@@ -127,18 +127,18 @@ def activation_scales(reading: Reading) -> Iterator[Finding]:
                         f"the scale of {q.data!r} has shape [1], and TensorRT convolves in float for it; "
                         "store it as a scalar, shape []"
                     )
-                    yield finding("scale-rank", "float", promised.site, message, q.data)
+                    yield make_finding("scale-rank", "float", promised.site, message, q.data)
                 continue
             rows = q.axis is not None and q.shape is not None and q.axis == len(q.shape) - 2
             alone = rows and all(size == 1 for size in (q.shape or ())[:-2])
-            moved = promised.site.op in CONVOLUTIONS or _summed(promised, operand, q) or not alone
+            moved = promised.site.op in CONVOLUTIONS or _is_summed(promised, operand, q) or not alone
             severity: Severity = "float" if moved else "warning"
             effect = "so it runs in float" if severity == "float" else "though some releases take it"
             message = (
                 f"activation {q.data!r} has {count} scales along axis {q.axis}, and TensorRT documents one "
                 f"per tensor, {effect}; use per_tensor"
             )
-            yield finding("activation-axis", severity, promised.site, message, q.data)
+            yield make_finding("activation-axis", severity, promised.site, message, q.data)
 
 
 def weight_axes(reading: Reading) -> Iterator[Finding]:
@@ -153,15 +153,15 @@ def weight_axes(reading: Reading) -> Iterator[Finding]:
         q = weight.pair
         if q.scale_shape is None or len(q.scale_shape) != 1 or q.scale_shape[0] == 1:
             continue
-        if _summed(promised, weight, q):
+        if _is_summed(promised, weight, q):
             message = (
                 f"weight {q.data!r} has a scale for each slice of axis {q.axis}, which is summed over, so it "
                 "runs in float; give one scale per output channel"
             )
-            yield finding("weight-axis", "float", promised.site, message, q.data)
+            yield make_finding("weight-axis", "float", promised.site, message, q.data)
 
 
-def _summed(promised: Promise, operand: Operand, q: Quantizer) -> bool:
+def _is_summed(promised: Promise, operand: Operand, q: Quantizer) -> bool:
     """Tell whether the axis of the scales of `q` is one that the node sums over."""
     axis = None if q.axis is None else operand.axis(q.axis)
     if axis is None or q.shape is None or axis >= len(q.shape):
@@ -193,10 +193,10 @@ def float8_kernels(reading: Reading) -> Iterator[Finding]:
                 f"its window {window} has {prod(window)} elements, and TensorRT has float8 kernels up to "
                 f"{LARGEST_FLOAT8_KERNEL}; leave this node in float, or use int8"
             )
-            yield finding("float8-kernel", "float", promised.site, message, q.data)
+            yield make_finding("float8-kernel", "float", promised.site, message, q.data)
 
 
-def transposed_convolutions(reading: Reading) -> Iterator[Finding]:
+def check_transposed_convolutions(reading: Reading) -> Iterator[Finding]:
     """Warn of quantized ConvTranspose: float on TensorRT for RTX, int8 on others, and the axis is disputed.
 
     Source: NVIDIA/TensorRT issues 1694 and 2380 name axis 0, ModelOpt writes axis 1.
@@ -212,7 +212,7 @@ def transposed_convolutions(reading: Reading) -> Iterator[Finding]:
                 f"weight {weight.pair.data!r} has {many[0]} scales along axis {weight.pair.axis}, and "
                 f"releases disagree on the axis; use per_tensor; {message}"
             )
-        yield finding("conv-transpose", "warning", promised.site, message, weight.tensor)
+        yield make_finding("conv-transpose", "warning", promised.site, message, weight.tensor)
 
 
 def recurrent_weights(reading: Reading) -> Iterator[Finding]:
@@ -223,16 +223,16 @@ def recurrent_weights(reading: Reading) -> Iterator[Finding]:
         makers = [site.scope.maker(site.input(slot)) for slot in (1, 2)]
         if any(maker is not None and maker.op == "DequantizeLinear" for maker in makers):
             message = "its weights are quantized, and TensorRT runs its loop in float; leave them in float"
-            yield finding("recurrent", "warning", site, message)
+            yield make_finding("recurrent", "warning", site, message)
 
 
 RULES: tuple[Rule, ...] = (
-    one_side,
+    check_one_side,
     weight_only_form,
-    one_row,
+    check_one_row,
     activation_scales,
     weight_axes,
     float8_kernels,
-    transposed_convolutions,
+    check_transposed_convolutions,
     recurrent_weights,
 )

@@ -115,7 +115,7 @@ def quantizer(site: Site) -> Quantizer | None:
     )
     return Quantizer(
         site=site,
-        qtype=told or (TensorProto.UINT8 if quantizes else _quantized_type(scope, site.input(0))),
+        qtype=told or (TensorProto.UINT8 if quantizes else _find_quantized_type(scope, site.input(0))),
         declared=bool(told),
         scale=scale,
         scale_shape=scale_shape,
@@ -125,7 +125,7 @@ def quantizer(site: Site) -> Quantizer | None:
     )
 
 
-def _quantized_type(scope: Scope, tensor: str) -> int:
+def _find_quantized_type(scope: Scope, tensor: str) -> int:
     """Return the type of what a DQ reads, which ONNX infers for its own operators only."""
     known = scope.dtype(tensor)
     maker = scope.maker(tensor)

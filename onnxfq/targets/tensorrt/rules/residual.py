@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from onnxfq.graph.model import Model
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import operand
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OPS
 
@@ -35,7 +35,7 @@ def skip_branches(reading: Reading) -> Iterator[Finding]:
                 f"its skip branch {tensor!r} has no pair, so the sum stays in float and fuses into no "
                 "convolution; put a pair on it"
             )
-            yield finding("skip-branch", "warning", site, message, tensor)
+            yield make_finding("skip-branch", "warning", site, message, tensor)
 
 
 RULES: tuple[Rule, ...] = (skip_branches,)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer
 
 # The last one is refused as an operator.
@@ -24,7 +24,7 @@ def zero_points(reading: Reading) -> Iterator[Finding]:
             values = np.unique(np.asarray(q.zero_point).astype(np.float64))
             shown = ", ".join(f"{value:g}" for value in values[:3]) + (" ..." if len(values) > 3 else "")
             message = f"zero point of {q.data!r} is {shown}, and TensorRT takes 0 only; use symmetric: true"
-            yield finding("zero-point", "refused", q.site, message, q.data)
+            yield make_finding("zero-point", "refused", q.site, message, q.data)
 
 
 def scale_values(reading: Reading) -> Iterator[Finding]:
@@ -42,10 +42,10 @@ def scale_values(reading: Reading) -> Iterator[Finding]:
                 f"scale of {q.data!r} is {bad[0]:g} in {len(bad)} of {len(values)}, and TensorRT takes "
                 "positive scales only; calibrate again, a channel of zeros needs some positive scale"
             )
-            yield finding("scale-value", "refused", q.site, message, q.data)
+            yield make_finding("scale-value", "refused", q.site, message, q.data)
         elif np.isinf(values).any():
             message = f"scale of {q.data!r} is infinite, and TensorRT takes it and gives NaN; calibrate again"
-            yield finding("scale-value", "wrong", q.site, message, q.data)
+            yield make_finding("scale-value", "wrong", q.site, message, q.data)
 
 
 def scale_counts(reading: Reading) -> Iterator[Finding]:
@@ -61,13 +61,13 @@ def scale_counts(reading: Reading) -> Iterator[Finding]:
             message = (
                 f"scale of {q.data!r} goes along axis {q.axis}, and it has {len(q.shape)}; write its axis"
             )
-            yield finding("scale-count", "refused", q.site, message, q.data)
+            yield make_finding("scale-count", "refused", q.site, message, q.data)
         elif count != 1 and q.shape[q.axis] not in (None, count):
             message = (
                 f"{q.data!r} has {q.shape[q.axis]} slices along axis {q.axis} and {count} scales; give one "
                 "for each, or name the right axis"
             )
-            yield finding("scale-count", "refused", q.site, message, q.data)
+            yield make_finding("scale-count", "refused", q.site, message, q.data)
 
 
 def runtime_scales(reading: Reading) -> Iterator[Finding]:
@@ -87,7 +87,7 @@ def runtime_scales(reading: Reading) -> Iterator[Finding]:
         message = (
             f"scale of {q.data!r} is computed while running, and TensorRT needs a constant; store its value"
         )
-        yield finding("runtime-scale", "refused", q.site, message, q.data)
+        yield make_finding("runtime-scale", "refused", q.site, message, q.data)
 
 
 def _first_with(reading: Reading, slot: int) -> Iterator[Quantizer]:

@@ -15,7 +15,7 @@ from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.follow import is_known_number
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies
-from onnxfq.graph.normalize.inline_functions import inlined
+from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import RESHAPES, SCALES
 
@@ -103,17 +103,17 @@ class Scope:
         self.concat_pairs: dict[str, Any] = {}
         """What `operands` has found behind the inputs of each Concat, by the name of its output."""
 
-    def all_sites(self) -> Iterator[Site]:
+    def iterate_sites(self) -> Iterator[Site]:
         """Yield the nodes of this graph, each body's after them."""
         yield from self.sites
         for body in self.bodies:
-            yield from body.all_sites()
+            yield from body.iterate_sites()
 
-    def all_scopes(self) -> Iterator[Scope]:
+    def iterate_scopes(self) -> Iterator[Scope]:
         """Yield this graph and every body below it."""
         yield self
         for body in self.bodies:
-            yield from body.all_scopes()
+            yield from body.iterate_scopes()
 
     def owner(self, tensor: str) -> Scope | None:
         """Return the graph that has `tensor`: this one or one around it; None when no graph has."""
@@ -138,7 +138,7 @@ class Scope:
 
     def readers(self, tensor: str) -> list[Site]:
         """Return the nodes, here and in the bodies below, that read `tensor` of this graph."""
-        scopes = self.all_scopes()
+        scopes = self.iterate_scopes()
         return [scope._sites[id(node)] for scope in scopes for node in scope.index.readers.get(tensor, ())]
 
     def initializer(self, tensor: str) -> onnx.TensorProto | None:
@@ -215,7 +215,7 @@ class Scope:
         return None if owner is None else owner.index.shape(tensor)
 
 
-def inferred(proto: onnx.ModelProto, known: frozenset[str]) -> onnx.ModelProto:
+def infer_types(proto: onnx.ModelProto, known: frozenset[str]) -> onnx.ModelProto:
     """Return `proto` without local functions, with types and shapes as far as ONNX infers them.
 
     known: names of functions to keep, for which the target has an operator of its own.
@@ -223,5 +223,5 @@ def inferred(proto: onnx.ModelProto, known: frozenset[str]) -> onnx.ModelProto:
     if proto.functions:
         given, proto = proto, onnx.ModelProto()
         proto.CopyFrom(given)
-        proto = inlined(proto, known)
+        proto = inline_model(proto, known)
     return with_shapes(proto)

@@ -8,7 +8,7 @@ import onnx
 
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
+from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OPS
 
 UNSUPPORTED = frozenset(
@@ -48,7 +48,7 @@ def operators(reading: Reading) -> Iterator[Finding]:
         else:
             remedy = "rewrite it in ONNX operators, or load a plugin of this name"
         message = f"TensorRT's parser has no operator {site.op} of domain {site.node.domain!r}; {remedy}"
-        yield finding("operator", "refused", site, message)
+        yield make_finding("operator", "refused", site, message)
 
 
 def unique_names(reading: Reading) -> Iterator[Finding]:
@@ -60,16 +60,16 @@ def unique_names(reading: Reading) -> Iterator[Finding]:
             continue
         if name in seen:
             message = "another Q or DQ has this name, and TensorRT needs unique ones; rename one"
-            yield finding("duplicate-name", "refused", site, message)
+            yield make_finding("duplicate-name", "refused", site, message)
         seen.add(name)
 
 
-def something_quantized(reading: Reading) -> Iterator[Finding]:
+def check_quantized(reading: Reading) -> Iterator[Finding]:
     """Warn of a model that multiplies in float alone: it may be the one before quantizing."""
     weighted = [site for site in reading.sites if site.op in WEIGHTED_INPUTS]
     if weighted and not reading.quantizers:
         message = "it is in float, as is the whole model; check the file that `onnxfq quantize` has written"
-        yield finding("not-quantized", "warning", weighted[0], message)
+        yield make_finding("not-quantized", "warning", weighted[0], message)
 
 
 def outside_branches(reading: Reading) -> Iterator[Finding]:
@@ -81,8 +81,8 @@ def outside_branches(reading: Reading) -> Iterator[Finding]:
                     f"its input {operand.tensor!r} is dequantized outside of this body, and TensorRT moves "
                     "no DQ into one; put the pair into the body"
                 )
-                yield finding("outside-body", "float", promised.site, message, operand.tensor)
+                yield make_finding("outside-body", "float", promised.site, message, operand.tensor)
                 break
 
 
-RULES: tuple[Rule, ...] = (operators, unique_names, something_quantized, outside_branches)
+RULES: tuple[Rule, ...] = (operators, unique_names, check_quantized, outside_branches)

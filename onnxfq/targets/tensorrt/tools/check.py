@@ -7,7 +7,7 @@ import onnx
 from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.findings import CheckResult, EngineNode, Finding, worst_first
 from onnxfq.targets.tensorrt.builder.build import Built, build_model
-from onnxfq.targets.tensorrt.rules.all_rules import apply_rules, broken_by, coverage_of
+from onnxfq.targets.tensorrt.rules.all_rules import apply_rules, coverage_of, find_broken
 from onnxfq.targets.tensorrt.rules.context import Reading, read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
@@ -23,12 +23,12 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
     """
     reading = read(proto, EXTRA)
     findings = apply_rules(reading)
-    broken = broken_by(findings, reading.promises)
+    broken = find_broken(findings, reading.promises)
     built = Built("", (), ())
     if build is not None:
         built = build_model(reading, build)
         findings += _unsaid(built, findings, broken)
-        broken = _broken_in_engines(reading, built)
+        broken = _find_broken(reading, built)
     return CheckResult(
         source=source,
         target="tensorrt",
@@ -59,7 +59,7 @@ def _lost(nodes: list[EngineNode]) -> Finding:
     return Finding(rule="engine", severity="float", node=first.node, op_type=first.op_type, message=message)
 
 
-def _broken_in_engines(reading: Reading, built: Built) -> set[str]:
+def _find_broken(reading: Reading, built: Built) -> set[str]:
     """Return the promised nodes that some engine does not keep; all where there is no engine."""
     if built.findings:
         return {promised.site.name for promised in reading.promises}

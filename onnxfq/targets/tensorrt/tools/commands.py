@@ -33,11 +33,11 @@ def trtexec(release: int, profiles: Mapping[str, Profile], first: Mapping[str, t
     words = ["trtexec", "--onnx=model.onnx", "--saveEngine=model.plan"]
     words += ["--stronglyTyped"] if release < 11 else []
     for number, end in enumerate(_ENDS):
-        shapes = [f"{_named(name)}:{_sizes(profile[number])}" for name, profile in profiles.items()]
+        shapes = [f"{_quote_name(name)}:{_sizes(profile[number])}" for name, profile in profiles.items()]
         words += [f"--{end}Shapes={','.join(shapes)}"] if shapes else []
-    open_inputs = [f"{_named(name)}:{_sizes(first[name])}" for name in profiles]
+    open_inputs = [f"{_quote_name(name)}:{_sizes(first[name])}" for name in profiles]
     words += [f"--shapes={','.join(open_inputs)}"] if open_inputs else []
-    files = [f"{_named(name)}:raw/{file_name(name)}.bin" for name in first]
+    files = [f"{_quote_name(name)}:raw/{file_name(name)}.bin" for name in first]
     words.append(f"--loadInputs={','.join(files)}")
     return [*words, "--profilingVerbosity=detailed", "--dumpLayerInfo", "--exportLayerInfo=layers.json"]
 
@@ -94,7 +94,7 @@ def file_name(tensor: str) -> str:
     return f"{name[: _LONGEST // 4]}-{hashlib.sha256(tensor.encode()).hexdigest()[:16]}"
 
 
-def _named(tensor: str) -> str:
+def _quote_name(tensor: str) -> str:
     """Return a tensor's name as trtexec reads it: in quotes where it has a colon or a comma."""
     return f"'{tensor}'" if set(tensor) & set(":,") else tensor
 

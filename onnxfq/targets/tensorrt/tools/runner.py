@@ -13,9 +13,9 @@ from onnxfq.data import Feed
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.io.save import save
 from onnxfq.interchange.polygraphy_json import inputs_json, read_results
-from onnxfq.support.records import one_line
+from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
-from onnxfq.targets.profiles import covering, profiles
+from onnxfq.targets.profiles import cover_feeds, profiles
 from onnxfq.targets.target import Values
 from onnxfq.targets.tensorrt.tools.commands import TENSORS_FILE, polygraphy_tensors
 
@@ -28,11 +28,11 @@ def run_engine(
     Raises RuntimeLibraryError when one of them is missing or fails.
     """
     del threads
-    rtx = _only_rtx()
+    rtx = _is_only_rtx()
     with scratch_folder() as folder:
         save(proto, folder / "model.onnx")
         (folder / "inputs.json").write_text(inputs_json(feeds), encoding="utf-8")
-        shapes = covering(profiles(proto, {}), feeds)
+        shapes = cover_feeds(profiles(proto, {}), feeds)
         # Strongly typed by itself from 11 on, and always for RTX; 10 is told.
         release = 11 if rtx else _release()
         words = polygraphy_tensors(release, shapes, tensors)
@@ -47,13 +47,13 @@ def run_engine(
             last = [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()]
             reason = next((line for line in reversed(last) if "rror" in line), last[-1] if last else "")
             raise RuntimeLibraryError(
-                f"TensorRT cannot run the model: {one_line(reason)[:300]}; run layers11.sh of "
+                f"TensorRT cannot run the model: {join_lines(reason)[:300]}; run layers11.sh of "
                 "`onnxfq handoff` on a machine with a GPU and give its results as a file"
             )
         yield from read_results(folder / TENSORS_FILE)
 
 
-def _only_rtx() -> bool:
+def _is_only_rtx() -> bool:
     """Tell whether TensorRT for RTX stands in for TensorRT. Raises RuntimeLibraryError without either."""
     if importlib.util.find_spec("tensorrt") is not None:
         return False
