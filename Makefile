@@ -4,7 +4,12 @@ BUILD := build/custom_ops
 
 # CMAKE_ARGS, also read by pip: -DONNXFQ_CUDA=OFF, or -DONNXFQ_CUDA_ARCHITECTURES=90 for one GPU instead of all.
 
-.PHONY: install lib lint types test warnings sanitize runtimes demo gpu clean
+QUICK := tests/test_layers.py tests/test_english.py tests/test_public_api.py tests/test_granularity.py tests/test_spec.py \
+  tests/test_statistics.py tests/test_recipe.py tests/test_plan.py tests/test_encoding.py tests/test_pipeline.py \
+  tests/graph/test_round_trip.py tests/passes/test_insert_qdq.py tests/policies/test_targets.py \
+  tests/targets/test_toy_target.py tests/calibrators/test_own_calibrator.py
+
+.PHONY: install lib lint types quick test warnings sanitize runtimes demo gpu clean
 
 install:  ## the package with all that developing needs
 	$(PYTHON) -m pip install ".[test,dev]"
@@ -32,6 +37,9 @@ types:
 
 test:
 	$(PYTHON) -m pytest
+
+quick: lint types  ## a verdict in two minutes: lint, types, and one file of tests for each room
+	$(PYTHON) -m pytest -q $(QUICK)
 
 runtimes:  ## the library in the oldest, a middle and the newest onnxruntime (downloads them)
 	$(PYTHON) tests/custom_ops/check_runtimes.py

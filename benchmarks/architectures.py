@@ -1,6 +1,6 @@
-"""What exporters write: networks of many libraries, exported, quantized, checked and run.
+"""Graphs of many exporters: networks of many libraries, exported, quantized, checked and run.
 
-Random weights, small inputs: it is about graphs. A library that is not installed is left out, and told.
+Weights are random and inputs small: only the graphs matter. Missing libraries are skipped, with a message.
 
     PYTHONPATH=. python benchmarks/architectures.py own:tagger torchvision:resnet18 hf:qwen2 --build
     PYTHONPATH=. python benchmarks/architectures.py own: hf: --recipes tensorrt-int8 onnxruntime-int8
@@ -39,7 +39,7 @@ DEFAULT = tuple(f"{source}:" for source in SOURCES)
 
 
 def chosen(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (source, name) for each network that is asked for and can be made; tell what cannot."""
+    """Yield (source, name) for each requested network that can be made; print the others."""
     for network in names:
         source, name = split_name(network)
         if source not in SOURCES:
@@ -52,7 +52,7 @@ def chosen(names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def export(source: str, name: str, exporter: str, options: argparse.Namespace, folder: Path) -> Path | None:
-    """Write one network and its feeds to `folder`; None where the exporter cannot, which is told."""
+    """Write one network and its feeds to `folder`; None, with a message, if the exporter cannot."""
     path = folder / f"{source}-{name}-{exporter}.onnx"
     for opened in (True, False) if options.open else (False,):
         try:
@@ -68,7 +68,7 @@ def export(source: str, name: str, exporter: str, options: argparse.Namespace, f
 
 
 def exported(folder: Path) -> Iterator[tuple[Path, Feeds]]:
-    """Yield what `export` wrote to `folder`, in the order of names."""
+    """Yield the networks that `export` wrote to `folder`, in the order of names."""
     for path in sorted(folder.glob("*.onnx")):
         arrays = [np.load(feed) for feed in sorted(folder.glob(f"{path.stem}.[0-9]*.npz"))]
         yield path, [dict(feed) for feed in arrays]

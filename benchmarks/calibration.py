@@ -1,4 +1,4 @@
-"""What a whole calibration costs: time relative to plain inference of the same samples, and peak memory.
+"""Cost of a whole calibration: time relative to plain inference of the same samples, and peak memory.
 
     python benchmarks/calibration.py [--samples N] [--threads N] [--networks NAME ...] [--peers] [--out FILE]
 
@@ -36,7 +36,7 @@ PEERS = ("minmax", "entropy", "percentile")
 
 
 def feeds(batch: int, samples: int) -> Iterator[dict[str, np.ndarray]]:
-    """Random images, the same for everybody, made as they are needed."""
+    """Yield random images, the same for every candidate, made on demand."""
     rng = np.random.default_rng(1)
     images = rng.standard_normal((8, batch, 3, 224, 224)).astype(np.float32)
     for run in range(samples // batch):
@@ -44,7 +44,7 @@ def feeds(batch: int, samples: int) -> Iterator[dict[str, np.ndarray]]:
 
 
 def infer(path: Path, batch: int, samples: int, threads: int) -> None:
-    """Run all samples through a session as a user would make it."""
+    """Run all samples through a session made as users make it."""
     from onnxfq.runtime.ort import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -55,7 +55,7 @@ def infer(path: Path, batch: int, samples: int, threads: int) -> None:
 
 
 def calibrate(path: Path, batch: int, samples: int, threads: int) -> None:
-    """Statistics of all samples, once, and the ranges of all methods from them."""
+    """Observe all samples once, and compute the ranges of all methods from the statistics."""
     import onnxfq
     from onnxfq.stages.calibrate import encode_weights
 
@@ -69,7 +69,7 @@ def calibrate(path: Path, batch: int, samples: int, threads: int) -> None:
 
 
 def calibrate_with_onnxruntime(method: str) -> Callable[[Path, int, int, int], None]:
-    """Return the same with onnxruntime's calibrator of that name, for one method."""
+    """Do the same with onnxruntime's calibrator of one method."""
 
     def run(path: Path, batch: int, samples: int, threads: int) -> None:
         from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibrator
@@ -109,7 +109,7 @@ CHILDREN: dict[str, Callable[[Path, int, int, int], None]] = {
 
 
 def keep_to_free_memory() -> None:
-    """Let this process fail, and no other be killed, when it wants more memory than there is.
+    """Limit this process to free memory, so that it fails and no other is killed.
 
     onnxruntime's calibrators hold the activations of all samples: 62 MB each of ResNet-50, 230 of ViT-B/16.
     """
@@ -135,7 +135,7 @@ def child(what: str, path: Path, batch: int, samples: int, threads: int, rounds:
 
 
 def run_child(what: str, path: Path, batch: int, samples: int, threads: int, rounds: int = 1) -> dict:
-    """Run this script again as the process of one candidate; a failure comes back as {"error": text}."""
+    """Run this script again as the process of one candidate; return {"error": text} for a failure."""
     arguments = [what, str(path), str(batch), str(samples), str(threads), str(rounds)]
     done = subprocess.run(
         [sys.executable, __file__, "--child", *arguments], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""Fake quantization in a session against memcpy of the same bytes and torch: nanoseconds an element.
+"""Fake quantization in a session compared with memcpy of the same bytes and torch: nanoseconds per element.
 
     python benchmarks/fake_quantize.py [--threads N] [--rounds N] [--sizes 1 16 64] [--out FILE]
 
@@ -57,7 +57,7 @@ MARKS = {
 
 
 def scale_shape(attributes: Static, shape: tuple[int, ...]) -> list[int]:
-    """Shape of the scales of a case."""
+    """Return the shape of the scales of a case."""
     if "axis" in attributes:
         return [shape[attributes["axis"]]]
     return [-(-n // b) for n, b in zip(shape, attributes.get("block_shape", ()), strict=False)]
@@ -66,7 +66,7 @@ def scale_shape(attributes: Static, shape: tuple[int, ...]) -> list[int]:
 def in_session(
     x: np.ndarray, y: np.ndarray, operator: str, attributes: Static, threads: int
 ) -> Callable[[], object]:
-    """One node inside onnxruntime that writes into y."""
+    """Return a call of one node inside onnxruntime that writes into y."""
     kind = helper.np_dtype_to_tensor_dtype(x.dtype)
     static = operator == "FakeQuantize"
     scale = np.full(scale_shape(attributes, x.shape) if static else [], 0.05, np.float32)
@@ -93,12 +93,12 @@ def in_session(
 
 
 def memcpy(x: np.ndarray, y: np.ndarray) -> Callable[[], object]:
-    """The copy of x into y."""
+    """Return a call that copies x into y."""
     return lambda: ctypes.memmove(y.ctypes.data, x.ctypes.data, x.nbytes)
 
 
 def candidates(count: int, threads: int) -> dict[str, Callable[[], object]]:
-    """Calls by name; x has shape [1024, count / 1024]."""
+    """Return calls by name; x has shape [1024, count / 1024]."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((ROWS, count // ROWS), dtype=np.float32)
     half = x.astype(np.float16)

@@ -1,4 +1,4 @@
-"""What observing and fake-quantizing cost in whole networks on a GPU, and whether it is right there.
+"""Cost and correctness of observing and fake-quantizing whole networks on a GPU.
 
     python benchmarks/gpu_networks.py [--device cuda|cpu] [--batch N] [--rounds N] [--networks A,B]
                                       [--out FILE]
@@ -53,7 +53,7 @@ MARKS = {"observed": 1.2, "fake-quantized": 1.15}
 def runs_of(
     session: Session, feed: Feed, device: Device, observed: list[Observed], stack: ExitStack
 ) -> Callable[[], object]:
-    """A call that runs `feed`, all of it on the device. observed: tensors with a state, if any."""
+    """Return a call that runs `feed` entirely on the device; `observed` names tensors with a state."""
     place = stack.enter_context(open_place(device))
     gathering = Gathering(session, observed, place) if observed else None
     bindings = gathering.bindings if gathering else session.bindings()
@@ -69,7 +69,7 @@ def runs_of(
 def measured(
     models: dict[str, onnx.ModelProto], feed: Feed, observed: list[Observed], device: Device, rounds: int
 ) -> list[list[str]]:
-    """Rows of the table of times: name, median and best in ms, ratio to plain, mark."""
+    """Return rows of the table of times: name, median and best in ms, ratio to plain, mark."""
     with ExitStack() as stack:
         calls = {
             name: runs_of(
@@ -89,7 +89,7 @@ def measured(
 
 
 def misplaced(model: onnx.ModelProto, feed: Feed, device: Device, folder: Path) -> list[str]:
-    """Memcpy nodes, and nodes of domain onnxfq elsewhere than on `device`, by the profile of a run."""
+    """Return Memcpy nodes, and onnxfq nodes on another device than `device`, from the profile of a run."""
     options = onnxruntime.SessionOptions()
     options.enable_profiling = True
     options.profile_file_prefix = str(folder / "profile")
@@ -112,7 +112,7 @@ def _provider(device: Device) -> str:
 
 
 def same_statistics(model: Model, plan: Plan, merging: onnx.ModelProto, feed: Feed, device: Device) -> bool:
-    """Whether states merged on the device say of a run what the CPU says of its fetched tensors."""
+    """Tell whether states merged on the device equal the CPU statistics of the fetched tensors."""
     tensors = [p.tensor for p in plan.activations]
     given = set(feed)
     fetching = onnx.ModelProto()
@@ -139,7 +139,7 @@ def same_statistics(model: Model, plan: Plan, merging: onnx.ModelProto, feed: Fe
 
 
 def observed_on_cpu(x: np.ndarray) -> TensorStatistics:
-    """What the CPU's kernel says of an array."""
+    """Return the state that the CPU kernel makes of an array."""
     return TensorStatistics.from_results(*kernels.observe(x))
 
 

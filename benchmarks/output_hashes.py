@@ -1,4 +1,4 @@
-"""Hash what onnxfq writes for a folder of real models, for changes that must keep every bit.
+"""Hashes of the outputs of onnxfq for a folder of real models, for changes that must keep every bit.
 
     python benchmarks/output_hashes.py MODELS --out before.json
     python benchmarks/output_hashes.py MODELS --against before.json
@@ -76,7 +76,7 @@ def graph_hash(proto: onnx.ModelProto) -> str:
 
 
 def hashes_of(path: Path, case: Case) -> dict[str, str]:
-    """Return the hashes of one model by recipe and thing; a refusal counts as its error's type."""
+    """Return the hashes of one model by recipe and output; an error counts by its type."""
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as work:
         return dict(_hashes(Folder(path), case, Path(work)))
@@ -116,7 +116,7 @@ def _of_recipe(file: Path, feeds: list[dict[str, Any]], name: str, work: Path) -
 
 
 def main() -> None:
-    """Hash, write, compare."""
+    """Hash, then write or compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="models whose path holds this text")

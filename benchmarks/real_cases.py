@@ -1,4 +1,4 @@
-"""The real models that `real_models.py` measures: what each is fed with, and what figure its task has.
+"""Real models for `real_models.py`, with their feeds and task metrics.
 
 The arithmetic of the figures is the folder's own `score.py`; this file says which of its functions
 belongs to which model and hands it sessions that are right for quantized models.
@@ -31,7 +31,7 @@ NOT_LOADED = "its model does not load"
 
 @dataclass(frozen=True)
 class Case:
-    """One model and its task.
+    """Model and its task.
 
     file: below the folder of models. metrics: names, in the order of `Folder.measure`'s figures. scorer:
     function of score.py. keys: the figures taken from what it returns. against_float: how what the
@@ -54,7 +54,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Return the name in tables."""
         return self.title or Path(self.file).stem
 
 
@@ -149,7 +149,7 @@ DTLN_PAIR = _dtln("", "dtln_1 and dtln_2 together")
 
 
 class Folder:
-    """A folder of real models with its `score.py`, whose sessions are replaced by `open_model`'s."""
+    """Folder of real models with its `score.py`, which uses sessions of `open_model`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -169,7 +169,7 @@ class Folder:
         return list(self.score.feeds(folder, file))
 
     def measure(self, case: Case, replaced: dict[str, Path]) -> tuple[float, ...]:
-        """Return the task's figures with some models replaced by other files."""
+        """Return the figures of the task, with some models replaced by other files."""
         found, kept = self._scored(case, replaced)
         figures = [float(found[key]) for key in case.keys]
         if case.against_float:
@@ -222,7 +222,7 @@ def open_model(model: Path, level: str = "ORT_ENABLE_ALL", packed: bool = True) 
     """Return a function from feed to outputs, on one thread.
 
     Above ORT_ENABLE_BASIC onnxruntime turns Q/DQ into integer kernels and breaks some valid models: a
-    quantized model is run there or below. packed: weights are laid out anew where they are constants.
+    quantized model is run there or below. `packed` lets it repack constant weights.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

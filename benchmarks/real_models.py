@@ -1,4 +1,4 @@
-"""Quantize every model of a folder of real models and measure what it does to the task of each.
+"""Quantization of every model in a folder of real models, and its effect on their tasks.
 
     python benchmarks/real_models.py FOLDER [--only TEXT] [--out docs/results.md]
 
@@ -74,14 +74,14 @@ def measure(path: Path, case: Case, work: Path) -> Row:
 
 
 def form_files(work: Path, case: Case, recipe: str) -> dict[str, Path]:
-    """Where the forms of a quantized model are written."""
+    """Return the files of the forms of a quantized model."""
     return {form: work / f"{case.name}.{recipe}.{form.replace('/', '')}.onnx" for form in FORMS}
 
 
 def with_each_calibrator(
     folder: Folder, case: Case, result: onnxfq.QuantizeResult, work: Path
 ) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """Yield the figures of the Q/DQ model for every calibrator; no further inference of the float model."""
+    """Yield the figures of the Q/DQ model for every calibrator, without running the float model again."""
     file = work / f"{case.name}.calibrator.onnx"
     for name in METHODS:
         encodings = onnxfq.calibrate(result.model, result.plan, result.statistics, name)
@@ -97,9 +97,9 @@ def with_each_recipe(
     statistics: onnxfq.Statistics,
     work: Path,
 ) -> Iterator[tuple[str, tuple[float, ...] | str]]:
-    """Yield the figures of the fake-quant model by every other recipe, or why there is none.
+    """Yield the figures of the fake-quant model by every other recipe, or why it has none.
 
-    With a float16 remainder those of the Q/DQ model: its casts are not in the other one.
+    With a float16 remainder the figures are for the Q/DQ model, because the fake-quant model lacks casts.
     """
     file = work / f"{case.name}.recipe.onnx"
     for name in OTHERS:
@@ -120,7 +120,7 @@ def with_each_recipe(
 def simulated(
     model: Path, feeds: Sequence[dict[str, Any]], recipe: onnxfq.Recipe, statistics: onnxfq.Statistics
 ) -> onnx.ModelProto:
-    """Return the model with FakeQuantize nodes; observed anew where the given statistics lack a tensor."""
+    """Return the model with FakeQuantize nodes; observe again if the given statistics lack a tensor."""
     loaded = onnxfq.load(model)
     plan = onnxfq.make_plan(loaded, recipe)
     if not {placement.tensor for placement in plan.activations} <= statistics.tensors.keys():
@@ -129,7 +129,7 @@ def simulated(
 
 
 def largest_difference(files: dict[str, Path], feeds: Sequence[dict[str, Any]], packed: bool = True) -> float:
-    """Return max |a - b| / max |a| over the feeds, of the output where it is largest, nothing optimised."""
+    """Return max |a - b| / max |a| over the feeds, of the worst output, without graph optimisation."""
     runs = [open_model(files[form], "ORT_DISABLE_ALL", packed) for form in FORMS]
     results = [[run(feed) for run in runs] for feed in feeds]
     worst = 0.0
@@ -141,7 +141,7 @@ def largest_difference(files: dict[str, Path], feeds: Sequence[dict[str, Any]], 
 
 
 def measure_pair(path: Path, work: Path) -> Row:
-    """Measure the pair of graphs with both quantized, from the files that `measure` left."""
+    """Measure a pair of graphs with both quantized, from the files that `measure` wrote."""
     folder = Folder(path)
     cases = [case for case in CASES if case.file in DTLN]
     row = Row(DTLN_PAIR, folder.measure(DTLN_PAIR, {}))
@@ -158,14 +158,14 @@ def measure_pair(path: Path, work: Path) -> Row:
 
 
 def peak_megabytes() -> int:
-    """Peak resident memory of this process; 0 where the system does not tell."""
+    """Return the peak resident memory of this process; 0 if the system does not report it."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
 def run_all(path: Path, cases: Sequence[Case], work: Path) -> list[Row]:
-    """Measure every case in a fresh process, so that peak memory is its own, and print progress."""
+    """Measure every case in a new process, to separate peak memory, and print progress."""
     spawn = multiprocessing.get_context("spawn")
     rows = []
     jobs = [(case.name, measure, (path, case, work)) for case in cases]

@@ -1,4 +1,4 @@
-"""The page that `real_models.py` writes: what was measured, tables, and what is bad said plainly."""
+"""Page of `real_models.py`: method, tables and bad results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OTHERS = (
     "mxfp6",
     "mxfp4",
 )
-"""All other recipes, of which the task figures are told; fp16: with a float16 remainder."""
+"""All other recipes with task figures; fp16: with a float16 remainder."""
 
 BAD = 0.05
 """A figure that is worse than the float model's by more than this share is named above the tables."""
@@ -89,7 +89,7 @@ of the process up to the end of the first `quantize`, data and float measurement
 
 @dataclass
 class Outcome:
-    """What one recipe made of one model; `refused` holds the reason when it made nothing.
+    """Result of one recipe for one model; `refused` holds the reason if there is none.
 
     sqnr_db: of the Q/DQ model's worst output on the first feeds. figures: of the task, by form.
     differences: largest |fake-quant - Q/DQ| over the output's largest magnitude, of the worst output, with
@@ -105,7 +105,7 @@ class Outcome:
 
 @dataclass
 class Row:
-    """Everything measured of one model.
+    """All measurements of one model.
 
     calibrators: figures of the Q/DQ model, recipe tensorrt-int8. recipes: figures by each other recipe, or
     the reason why there are none.
@@ -146,12 +146,12 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def numbers(figures: Sequence[float]) -> str:
-    """Several figures of one model as one cell."""
+    """Return several figures of one model as one cell."""
     return " / ".join(f"{value:.2f}" if abs(value) >= 5 else f"{value:.4f}" for value in figures)
 
 
 def bad(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a line for every model and recipe, or calibrator, with a figure that is much worse than float."""
+    """Yield a line for every model and recipe, or calibrator, with a figure much worse than float."""
     for row in rows:
         found = {name: one.figures.get("Q/DQ", ()) for name, one in row.outcomes.items()}
         # The recipe's own calibrator is there already.
@@ -168,7 +168,7 @@ def bad(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def refusals(rows: Sequence[Row]) -> list[str]:
-    """Return the reasons, one line a model and reason."""
+    """Return the reasons for refused models, one line per model and reason."""
     reasons = [(row.case.name, one.refused) for row in rows for one in row.outcomes.values() if one.refused]
     return [f"- {model}: {reason}" for model, reason in dict.fromkeys(reasons)]
 
@@ -209,7 +209,7 @@ def other_table(rows: Sequence[Row]) -> str:
 
 
 def other_refusals(rows: Sequence[Row]) -> list[str]:
-    """Return why recipes refuse models, one line a model and reason."""
+    """Return why the other recipes refuse models, one line per model and reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for name, found in row.recipes.items():
@@ -219,7 +219,7 @@ def other_refusals(rows: Sequence[Row]) -> list[str]:
 
 
 def agreement_table(rows: Sequence[Row]) -> str:
-    """Return how far fake-quant and Q/DQ are apart, and the memory."""
+    """Return the table of differences between fake-quant and Q/DQ, and of memory."""
     kinds = [f"{recipe}{kind}" for recipe in MEASURED for kind in ("", ", unpacked")]
     header = ["model", *kinds, "peak resident MB"]
     lines = []

@@ -1,4 +1,4 @@
-"""What observing and fake-quantizing cost in ResNet-50: time relative to plain inference.
+"""Cost of observing and fake-quantizing ResNet-50: time relative to plain inference.
 
     python benchmarks/resnet50.py [--threads N] [--batch N] [--rounds N] [--out FILE]
 
@@ -28,7 +28,7 @@ from onnxfq.runtime.ort import onnxruntime
 
 
 def session(model: onnx.ModelProto, threads: int, basic: bool = False) -> onnxruntime.InferenceSession:
-    """A session with the custom operators. Its threads sleep between runs: sessions take turns."""
+    """Return a session with the custom operators; its threads sleep between runs: sessions take turns."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.force_spinning_stop", "1")

@@ -1,4 +1,4 @@
-"""The networks of models/networks, for the scripts here."""
+"""Networks of models/networks, for the benchmarks."""
 
 import sys
 from pathlib import Path

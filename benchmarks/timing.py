@@ -1,4 +1,4 @@
-"""Paired timing: candidates take turns in one process, so that noise of the machine meets all of them."""
+"""Paired timing: candidates take turns in one process, so that machine noise affects all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def paired_times(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every call: `rounds` calls of each candidate in turn, after one that is not counted."""
+    """Return the seconds of every call: `rounds` calls of each candidate in turn, after an uncounted one."""
     for call in candidates.values():
         call()
     times: dict[str, list[float]] = {name: [] for name in candidates}
@@ -26,7 +26,7 @@ def paired_times(candidates: Mapping[str, Callable[[], object]], rounds: int) ->
 def paired_costs(
     candidates: Mapping[str, Callable[[], object]], rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds of every call as `paired_times`, and the processor seconds of all threads that they took."""
+    """Return seconds of every call as `paired_times`, and their processor seconds over all threads."""
     walls: dict[str, list[float]] = {name: [] for name in candidates}
     costs: dict[str, list[float]] = {name: [] for name in candidates}
     for call in candidates.values():
@@ -41,12 +41,12 @@ def paired_costs(
 
 
 def median_ratio(times: Mapping[str, list[float]], name: str, base: str) -> float:
-    """Median over the rounds of time(name) / time(base), both of the same round."""
+    """Return the median over the rounds of time(name) / time(base), both of the same round."""
     return statistics.median(a / b for a, b in zip(times[name], times[base], strict=True))
 
 
 def machine() -> str:
-    """Processor and number of cores in one line."""
+    """Return processor and number of cores in one line."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -56,13 +56,13 @@ def machine() -> str:
 
 
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     lines = ["| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *rows]]
     return "\n".join(lines)
 
 
 def report(title: str, text: str, out: str | None) -> None:
-    """Print the text under its title, and write it to the file `out` when given."""
+    """Print the text under its title, and write it to the file `out` if given."""
     page = f"# {title}\n\n{text}\n"
     print(page)
     if out:

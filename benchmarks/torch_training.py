@@ -1,4 +1,4 @@
-"""Training steps of a ResNet-18 in torch: float, with onnxfq's fake quantizers, with torch.ao's.
+"""Training steps of a ResNet-18 in torch: float, with fake quantizers of onnxfq, and with torch.ao.
 
     python benchmarks/torch_training.py [--threads N] [--rounds N] [--batch N] [--size N] [--out FILE]
 
@@ -52,7 +52,7 @@ class Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, inputs, H, W] to [N, width, H / stride, W / stride]."""
+        """Return [N, width, H / stride, W / stride] for x [N, inputs, H, W]."""
         y = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
         return self.relu2(y + self.shortcut(x))
 
@@ -69,7 +69,7 @@ def resnet18() -> nn.Module:
 
 
 def ours(model: nn.Module, x: Tensor, learned: str = "nothing", observed: bool = False) -> nn.Module:
-    """Quantized by tensorrt-int8, scales from x; weights are observed unless scales are learned.
+    """Return the model quantized by tensorrt-int8, scales from x; observe weights if no scale is learned.
 
     observed: whether activations are observed while training, by moving averages as torch.ao does.
     """
@@ -89,7 +89,7 @@ _INT8 = {"quant_min": -128, "quant_max": 127, "dtype": torch.qint8}
 
 
 def torch_ao(model: nn.Module, x: Tensor, fake: type[nn.Module]) -> nn.Module:
-    """Prepared by torch.ao with modules of the type `fake`."""
+    """Return the model prepared by torch.ao with modules of the type `fake`."""
     activation = fake.with_args(
         observer=peers.MovingAverageMinMaxObserver, qscheme=torch.per_tensor_symmetric, **_INT8
     )
@@ -104,7 +104,7 @@ def torch_ao(model: nn.Module, x: Tensor, fake: type[nn.Module]) -> nn.Module:
 
 
 def without_activation_observers(model: nn.Module) -> nn.Module:
-    """Switch the observers of a torch.ao model off, but for those of weights."""
+    """Switch off the observers of a torch.ao model, except for weights."""
     for name, module in model.named_modules():
         if isinstance(module, peers.FakeQuantizeBase) and "weight" not in name:
             module.disable_observer()
@@ -112,7 +112,7 @@ def without_activation_observers(model: nn.Module) -> nn.Module:
 
 
 def step(model: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], None]:
-    """One step of training."""
+    """Run one training step."""
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 
     def call() -> None:
@@ -124,7 +124,7 @@ def step(model: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], None]:
 
 
 def candidates(x: Tensor) -> dict[str, nn.Module]:
-    """The models, all made from one."""
+    """Return the models, all copies of one."""
     torch.manual_seed(0)
     model = resnet18().train()
     return {
@@ -141,7 +141,7 @@ def candidates(x: Tensor) -> dict[str, nn.Module]:
 
 
 def verdict(name: str, costs: dict[str, list[float]]) -> str:
-    """Whether the marks of a candidate are met by processor time; empty where it has none."""
+    """Tell whether processor time meets the marks of a candidate; empty if it has none."""
     if name not in MARKS:
         return ""
     most, peer = MARKS[name]

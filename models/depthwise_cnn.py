@@ -1,4 +1,4 @@
-"""A depthwise-separable residual CNN: inverted residual blocks, as mobile networks use.
+"""Depthwise-separable residual CNN: inverted residual blocks, as in mobile networks.
 
 Its depthwise filters and the BatchNorm folded into them differ widely in size from channel to channel.
 One scale for a whole weight tensor then leaves few steps for the small channels, which is why this
@@ -17,7 +17,7 @@ def conv_norm(cin: int, cout: int, kernel: int, stride: int = 1, groups: int = 1
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel alone, narrow: [N, cin, H, W] -> [N, cout, H / stride, W / stride]."""
+    """Inverted residual block, [N, cin, H, W] -> [N, cout, H / stride, W / stride]."""
 
     def __init__(self, cin: int, cout: int, stride: int, expansion: int = 3) -> None:
         """Add the input to the output where both have the same shape."""
@@ -39,10 +39,10 @@ class InvertedResidual(nn.Module):
 
 
 class DepthwiseCNN(nn.Module):
-    """Image [N, 1, 28, 28] in 0..1 -> logits [N, 10]."""
+    """CNN from images [N, 1, 28, 28] in 0..1 to logits [N, 10]."""
 
     def __init__(self) -> None:
-        """Channels 16, 24, 40 at 14, 14 and 7 pixels."""
+        """Make layers of 16, 24 and 40 channels at 14, 14 and 7 pixels."""
         super().__init__()
         self.stem = nn.Sequential(*conv_norm(1, 16, 3, stride=2), nn.ReLU())
         self.blocks = nn.Sequential(

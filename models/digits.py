@@ -1,4 +1,4 @@
-"""The 10,000 MNIST test digits and the split that every model and example here uses.
+"""The 10,000 MNIST test digits and their split, as used by every model and example here.
 
 The recipes learn from the part "train", images 0..7999; ranges of activations are measured on
 "calibration", 8000..8499; every accuracy quoted here is measured on "scoring", 8500..9999.

@@ -1,4 +1,4 @@
-"""A plain residual CNN: a stem, three stages of two 3x3 convolutions with a shortcut, mean, linear."""
+"""Plain residual CNN: a stem, three stages of two 3x3 convolutions with a shortcut, mean, linear."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut: [N, cin, H, W] -> [N, cout, H / stride, W / stride]."""
+    """Two 3x3 convolutions parallel to a shortcut, [N, cin, H, W] -> [N, cout, H / stride, W / stride]."""
 
     def __init__(self, cin: int, cout: int, stride: int) -> None:
         """Make the shortcut a 1x1 convolution where the shape changes, the identity elsewhere."""
@@ -27,10 +27,10 @@ class Block(nn.Module):
 
 
 class ResidualCNN(nn.Module):
-    """Image [N, 1, 28, 28] in 0..1 -> logits [N, 10]."""
+    """CNN from images [N, 1, 28, 28] in 0..1 to logits [N, 10]."""
 
     def __init__(self) -> None:
-        """Channels 16, 32, 64 at 28, 14 and 7 pixels: 78 thousand weights."""
+        """Make layers of 16, 32 and 64 channels at 28, 14 and 7 pixels: 78 thousand weights."""
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
         self.stages = nn.Sequential(Block(16, 16, 2), Block(16, 32, 2), Block(32, 64, 1))

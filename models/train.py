@@ -1,4 +1,4 @@
-"""Train one of the recipes on the digits, report its accuracy and export it to ONNX.
+"""Training of one of the recipes on the digits, its accuracy and its ONNX export.
 
 Usage: python models/train.py depthwise_cnn [--epochs N] [--seed S] [-o OUT.onnx]
 """
@@ -26,7 +26,7 @@ BATCH = 100
 
 @dataclass(frozen=True)
 class Recipe:
-    """A network and how it is trained: peak of the learning rate, passes over the training digits."""
+    """Network and its training: peak learning rate, passes over the training digits."""
 
     build: Callable[[], nn.Module]
     peak_rate: float
@@ -41,7 +41,7 @@ RECIPES = {
 
 
 def jitter(images: Tensor) -> Tensor:
-    """Turn, scale and shift each image a little, at random: at most 10 degrees, 10 %, 2 pixels."""
+    """Rotate, scale and shift each image at random by at most 10 degrees, 10 % and 2 pixels."""
 
     def uniform(limit: float) -> Tensor:
         return (2 * torch.rand(len(images)) - 1) * limit
@@ -87,7 +87,7 @@ def train(recipe: Recipe, epochs: int, seed: int) -> nn.Module:
 
 
 def count_correct(model: nn.Module) -> tuple[int, int]:
-    """Return how many scoring digits the model gets right, and how many there are."""
+    """Return the number of scoring digits classified correctly, and their total."""
     images, labels = (torch.from_numpy(array) for array in digits.load("scoring"))
     with torch.inference_mode():
         return int((model(images).argmax(1) == labels).sum()), len(labels)

@@ -1,4 +1,4 @@
-"""A small transformer encoder that classifies a digit from its 49 patches of 4x4 pixels."""
+"""Small transformer encoder that classifies a digit from its 49 patches of 4x4 pixels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOKENS = (28 // PATCH) ** 2
 
 
 class Attention(nn.Module):
-    """Self-attention, [N, tokens, width] -> [N, tokens, width], written as the matmuls it consists of."""
+    """Self-attention, [N, tokens, width] -> [N, tokens, width], written as matmuls."""
 
     def __init__(self, width: int, heads: int) -> None:
         """Split `width` evenly over `heads`."""
@@ -20,7 +20,7 @@ class Attention(nn.Module):
         self.project = nn.Linear(width, width)
 
     def split(self, x: Tensor) -> Tensor:
-        """[N, tokens, width] -> [N, heads, tokens, width / heads]."""
+        """Return x [N, tokens, width] as [N, heads, tokens, width / heads]."""
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """One encoder layer, LayerNorm first: attention and a GELU perceptron, each added to its input."""
+    """Encoder layer, LayerNorm first: attention and a GELU perceptron, each added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         """Give the perceptron twice the layer's width."""
@@ -41,13 +41,13 @@ class Layer(nn.Module):
         self.perceptron = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, tokens, width] -> the same shape."""
+        """Return a tensor of the same shape as x, [N, tokens, width]."""
         x = x + self.attention(self.norm1(x))
         return x + self.perceptron(self.norm2(x))
 
 
 class Transformer(nn.Module):
-    """Image [N, 1, 28, 28] in 0..1 -> logits [N, 10]."""
+    """Transformer from images [N, 1, 28, 28] in 0..1 to logits [N, 10]."""
 
     def __init__(self, width: int = 64, heads: int = 4, depth: int = 3) -> None:
         """Learn one position vector per patch."""

@@ -4,9 +4,9 @@
     print(result.evaluation.table())
     onnxfq.write_report(result, "report.html")
 
-`quantize` is `load`, `make_plan`, `collect_statistics`, `calibrate` and `insert_qdq` in a row; `evaluate`
-measures, `check` asks what TensorRT would do, `handoff` packs for the machine with the GPU. Every error is an
-`OnnxfqError` of one line.
+`quantize` runs `load`, `make_plan`, `collect_statistics`, `calibrate` and `insert_qdq` in a row; `evaluate`
+measures errors, `check` predicts TensorRT's treatment of each node, `handoff` packs files for the machine
+with the GPU. Every error is an `OnnxfqError` of one line.
 
 The names here are the public API; everything else may change.
 """
@@ -20,11 +20,11 @@ from onnxfq.version import VERSION
 
 __version__ = VERSION
 
-# The stub beside this file lists the names: each costs its import when it is first used, torch's included.
+# The stub next to this file lists the names; each is imported at its first use, including torch.
 __getattr__, _, _names = lazy_loader.attach_stub(__name__, __file__)
 __all__ = sorted([*_names, "__version__"])
 
 
 def __dir__() -> list[str]:
-    """List the public names."""
+    """Return the public names."""
     return __all__

@@ -10,9 +10,9 @@ import sys
 def main() -> int:
     """Import and run the command line; return its exit code."""
     before = signal.getsignal(signal.SIGINT)
-    is_default = before is signal.default_int_handler  # a parent may have it ignored
+    is_default = before is signal.default_int_handler  # a parent process may ignore the signal
     if is_default:
-        # No exception: extension modules turn those into errors of their own. Nothing is written yet.
+        # No exception: extension modules would turn it into their own errors. Nothing is written yet.
         signal.signal(signal.SIGINT, _exit_interrupted)
     from onnxfq.cli.main import main as run
 

@@ -1,14 +1,14 @@
 """The error tree. Every message is one line: the thing, the rule, the value found, the remedy.
 
 OnnxfqError
-├── ModelError       the ONNX model cannot be read, is not valid, or cannot be quantized
+├── ModelError       the ONNX model cannot be read, is invalid, or cannot be quantized
 ├── RecipeError      a recipe or override asks for something unknown or impossible
 ├── PlanError        a plan does not fit the model or the encodings it is used with
 ├── DataError        feeds or labels are missing or do not fit the model's inputs
 ├── StatisticsError  statistics are empty, non-finite or belong to another model
 ├── SpecError        a qtype, granularity, scale or zero point breaks its rule
-├── OutputError      a file cannot be written where it was asked for
-├── RuntimeLibraryError  the custom-op library, an extra such as ray, or a GPU is missing or refuses to work
+├── OutputError      a file cannot be written at the requested path
+├── RuntimeLibraryError  the custom-op library, an extra such as ray, or a GPU is missing or does not work
 └── DeviceMemoryError    a GPU has too little memory for a model or a feed
 """
 
@@ -19,11 +19,11 @@ from collections.abc import Iterable
 
 
 class OnnxfqError(Exception):
-    """Root of all errors raised by onnxfq; its text is one line a user can act on."""
+    """Root of all errors raised by onnxfq; its message is one line that the user can act on."""
 
 
 class ModelError(OnnxfqError):
-    """The ONNX model cannot be read, is not valid, or cannot be quantized."""
+    """The ONNX model cannot be read, is invalid, or cannot be quantized."""
 
 
 class RecipeError(OnnxfqError):
@@ -47,11 +47,11 @@ class SpecError(OnnxfqError):
 
 
 class OutputError(OnnxfqError):
-    """A file cannot be written where it was asked for."""
+    """A file cannot be written at the requested path."""
 
 
 class RuntimeLibraryError(OnnxfqError):
-    """The custom-op library, an extra (ray, a builder) or a GPU is missing or refuses to work."""
+    """The custom-op library, an extra (ray, a builder) or a GPU is missing or does not work."""
 
 
 class DeviceMemoryError(OnnxfqError):
@@ -59,9 +59,9 @@ class DeviceMemoryError(OnnxfqError):
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
-    """Return `; nearest: a, b` for the known names most like `name`, or all of them when few.
+    """Return `; nearest: a, b` for the known names most like `name`, or all known names if they are few.
 
-    Empty string when nothing is known. Made to end an error message about an unknown name.
+    The text ends an error message about an unknown name. It is empty if no name is known.
     """
     names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""`quantize`: all stages in a row and nothing else, with the files they leave."""
+"""`quantize`: all stages in a row."""
 
 from __future__ import annotations
 
@@ -36,13 +36,18 @@ from onnxfq.targets.registry import target_by_name
 
 @dataclass(frozen=True)
 class QuantizeResult:
-    """Everything that `quantize` found and made.
+    """Result of `quantize`.
 
-    qdq, simulation: the model with Q/DQ as its target wants it, and with FakeQuantize nodes. evaluation: both
-    against the float model on some feeds of the calibration data, spread over all. floats: what of the Q/DQ
-    model stays in float32, None where all that is not quantized does. fitted: what a file of encodings gave,
-    None without one. seconds: by stage. Weights of models of over 512 MB, and of a given proto of over
-    128 MB, are in a temporary file, which is there as long as this is: `save` writes them.
+    Weights of models of over 512 MB, and of a given proto of over 128 MB, are in a temporary file that exists
+    as long as this object; `save` writes them.
+
+    Attributes:
+        qdq: the model with Q/DQ pairs in the form of its target.
+        simulation: the model with FakeQuantize nodes.
+        evaluation: both against the float model on some feeds of the calibration data, spread over all.
+        floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
+        fitted: the encodings of a file that match the plan; None without a file.
+        seconds: by stage.
     """
 
     model: Model
@@ -75,20 +80,27 @@ def quantize(
 ) -> QuantizeResult:
     """Quantize `model` with `data` and write the Q/DQ model to `output`.
 
-    data: a file or a folder of arrays or images, arrays, an iterable of feeds such as a torch DataLoader,
-    or a function that makes one; gone through once. options: how it is read, among others.
-    recipe: a name, a YAML file or a Recipe. calibrator: for activations, in place of the recipe's.
-    statistics: gathered before, so that nothing is observed; data may then be None, as it may be where no
-    activation needs statistics, and the result is not compared; other data than theirs is refused.
-    encodings: scales of another tool, a file or a dictionary of onnxruntime's overrides: they are taken
-    exactly, and their formats go before the recipe's; what the file has of ranges alone has that of the
-    recipe. Nothing is observed but what it lacks. missing: what becomes of activations that it lacks where
-    there are neither data nor statistics.
-    floats: the type of what is not quantized; tensors that do not fit in it stay in float32.
-    runtime: as `onnxruntime==1.18`, which the written model is kept to, or refused for.
-    The file is read back, checked and run on one feed before it takes its name; one in a form that ONNX
-    Runtime has no kernels for is checked by ONNX's rules alone, and a note of the evaluation says so. Raises
-    an OnnxfqError in one line, and writes nothing, when a stage refuses.
+    The file is read back, checked and run on one feed before it takes its name. A form without kernels in
+    ONNX Runtime is checked by ONNX's rules alone, with a note in the evaluation.
+
+    Args:
+        model: a path or a ModelProto, which is not changed.
+        data: a file or a folder of arrays or images, arrays, an iterable of feeds such as a torch DataLoader,
+            or a function that creates one; read once. None is allowed with `statistics`, or if no activation
+            needs statistics; the result is then not compared.
+        output: where to write the Q/DQ model; None writes nothing.
+        recipe: a name, a YAML file or a Recipe.
+        calibrator: for activations; overrides the recipe's.
+        statistics: recorded earlier, so that nothing is observed; they must be of `data`, if both are given.
+        encodings: scales of another tool, a file or a dictionary of onnxruntime's overrides. They are kept
+            exactly, and their formats override the recipe; entries with only a range get the recipe's format.
+            Only tensors without an entry are observed.
+        missing: treatment of activations without an entry if there are neither data nor statistics.
+        floats: the type of the non-quantized part; tensors that do not fit in it stay in float32.
+        runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
+        options: batch, threads, device and how data is read.
+
+    Raises an OnnxfqError in one line, and writes nothing, if a stage fails.
     """
     options = options or RunOptions()
     check_model_output(output, model, data, statistics, encodings)
@@ -119,12 +131,12 @@ def quantize(
 
 
 def _chosen_recipe(recipe: str | Path | Recipe, calibrator: str | None) -> Recipe:
-    """Load the recipe. Raises RecipeError for one whose target has nothing to write."""
+    """Return the loaded recipe. Raises RecipeError if its target has no written form."""
     chosen = load_recipe(recipe)
     if not target_by_name(chosen.target).is_written:
         raise RecipeError(
-            f"recipe {chosen.name}: quantize writes a model to hand over, and target {chosen.target} has "
-            "none; run the stages and insert fake-quant nodes, or name another target"
+            f"recipe {chosen.name}: quantize writes a Q/DQ model, and target {chosen.target} has no form for "
+            "it; choose another target, or insert fake-quant nodes with the stages"
         )
     return chosen if calibrator is None else chosen.with_calibrator(calibrator)
 

@@ -191,7 +191,7 @@ def test_a_tensor_of_more_groups_than_fit_is_told(observed, caplog) -> None:
     """Memory is kept to as far as one tensor does; where it does not, tensor, groups and size are named."""
     model, plan = observed
     collect_statistics(model, plan, feeds_of(1), ObserveOptions(memory=1 << 18))
-    assert "has 40 groups, whose histograms take about 0 MB, more than observing has" in caplog.text
+    assert "has 40 groups, whose histograms take about 0 MB, above the limit of observing" in caplog.text
 
 
 def test_memory_of_groups_is_bounded() -> None:
@@ -351,7 +351,7 @@ def test_what_a_target_refuses(recipe: Recipe, proto: Callable[[], onnx.ModelPro
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"granularity": "per_row"}, "every sample has rows of its own; or use per_axis"),
+        ({"granularity": "per_row"}, "because every sample has other rows; or use per_axis"),
         ({"dynamic": True, "granularity": "per_axis"}, "needs dynamic: false"),
         ({"dynamic": True, "granularity": "block_shape", "block_shape": [1]}, "needs dynamic: false"),
         ({"granularity": "block_shape"}, "block_shape and block_shape go together"),
@@ -506,7 +506,7 @@ def test_a_state_too_large_for_a_loop_is_refused() -> None:
     )
     model = load(proto)
     plan = make_plan(model, by_groups("simulation", **PER_AXIS))
-    with pytest.raises(PlanError, match="has 300 groups, and the Loop 'turns' around it would carry 75 MB"):
+    with pytest.raises(PlanError, match="has 300 groups, and its Loop 'turns' would carry 75 MB"):
         collect_statistics(model, plan, [])
 
 

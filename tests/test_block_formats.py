@@ -360,12 +360,12 @@ def test_a_plan_with_nothing_to_observe(tmp_path: Path):
     assert [
         row.tensor for row in tensor_errors(result.model, result.plan, result.statistics, result.encodings)
     ] == ["w"]
-    assert "made while the model runs: x." in render_report(result)
+    assert "because their scales are dynamic: x." in render_report(result)
 
 
 def test_the_calibrator_of_dynamic_activations():
     """It has no part in them: to ask for one is an error, and the plan names none but minmax."""
-    with pytest.raises(RecipeError, match="makes the scales of activations while the model runs: none needs"):
+    with pytest.raises(RecipeError, match="has dynamic scales for activations: none needs"):
         load_recipe("nvfp4").with_calibrator("mse")
     assert {p.calibrator for p in planned(linear(70, 6), dynamic_recipe(calibrator="mse")).placements} == {
         "minmax"
@@ -579,7 +579,7 @@ def test_quantize_says_what_was_not_run(tmp_path: Path):
     onnx.checker.check_model(onnx.load(tmp_path / "m.onnx"))
     with pytest.raises(ModelError) as caught:
         score_models(proto, {"trt": onnx.load(tmp_path / "m.onnx")}, [feed_for(proto)])
-    assert str(caught.value) == f"the model cannot be run: {why}; run the fake-quant model in its place"
+    assert str(caught.value) == f"the model cannot be run: {why}; run the fake-quant model instead"
 
 
 @pytest.mark.parametrize("qtype", ["float4e2m1", "float6e2m3", "float6e3m2", "float8e4m3fn", "int2"])

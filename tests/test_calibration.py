@@ -159,7 +159,7 @@ def test_nothing_was_reached() -> None:
     """When no run gave any planned tensor a value, that is an error and no empty model."""
     model, plan = load(conv_relu()), planned(conv_relu())
     statistics = collect_statistics(model, plan, [{"x": np.ones((0, 3, 6, 6), np.float32)}])
-    with pytest.raises(StatisticsError, match="gave tensor 'x' a value, and without it nothing is left"):
+    with pytest.raises(StatisticsError, match="gave tensor 'x' no value, and without it nothing is left"):
         calibrate(model, plan, statistics)
 
 

@@ -325,7 +325,7 @@ REFUSED = {
             {"s": np.float32(1)},
             **{"com.microsoft": 1},
         ),
-        "QLinearOdd 'odd' has no float form that is known",
+        "QLinearOdd 'odd' has no known float form",
     ),
     "quantized output": (
         build(

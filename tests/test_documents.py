@@ -90,9 +90,9 @@ def test_faults_name_source_and_field(content, words):
     [
         pytest.param("a.json", b"{", "a.json is not valid json: Expecting property name", id="json"),
         pytest.param("a.yaml", b"a: [1\nb: 2", "a.yaml is not valid yaml: while parsing a flow", id="yaml"),
-        pytest.param("a.yaml", b"a: {b: 1, b: 2}", "field 'b' is there twice, and only one", id="twice"),
+        pytest.param("a.yaml", b"a: {b: 1, b: 2}", "field 'b' appears twice, and only one", id="twice"),
         pytest.param(
-            "a.json", b'{"a": {"b": 1, "b": 2}}', "not valid json: 'b' stands twice", id="twice in json"
+            "a.json", b'{"a": {"b": 1, "b": 2}}', "not valid json: 'b' appears twice", id="twice in json"
         ),
         pytest.param("a.json", b"[" * 100_000, "not valid json: maximum recursion depth", id="deep json"),
         pytest.param("a.yaml", b"[" * 100_000, "not valid yaml: maximum recursion depth", id="deep yaml"),

@@ -132,14 +132,14 @@ def test_range_is_that_of_fake_quantized_infinities():
             NVFP4,
             f32(0.5, 0.75),
             i32(0, 0),
-            "global_scale goes with scale_type e4m3, found None with e4m3; calibrate again",
+            "global_scale belongs to scale_type e4m3, found None with e4m3; calibrate again",
             id="no global scale",
         ),
         pytest.param(
             DYNAMIC,
             f32(0.5, 0.75),
             i32(0, 0),
-            "makes its scales while the model runs; leave param_shape, scale and zero_point empty",
+            "has dynamic scales; leave param_shape, scale and zero_point empty",
             id="dynamic",
         ),
         pytest.param(
@@ -237,7 +237,7 @@ def saved(tmp_path, change=None):
         ),
         pytest.param(
             lambda c: c["encodings"][0].update(zero_point=[0.5], spec={"qtype": "int8", "symmetric": False}),
-            "every zero_point must be an integer, found 0.5; round it, or say zero_point: fractional",
+            "every zero_point must be an integer, found 0.5; round it, or set zero_point: fractional",
             id="fraction",
         ),
     ],
@@ -380,7 +380,7 @@ def resave(path, **arrays):
 BROKEN = {
     "missing": (
         lambda path: path.with_name("m.encodings.npz").unlink(),
-        "no such file: {folder}/m.encodings.npz, which has the scales of m.encodings.json; copy",
+        "no such file: {folder}/m.encodings.npz, which holds the scales of m.encodings.json; copy",
     ),
     "another": (
         lambda path: path.with_name("m.encodings.npz").write_bytes(b"PK"),

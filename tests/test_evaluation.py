@@ -53,7 +53,7 @@ def test_accuracy_counts_labels() -> None:
 @pytest.mark.parametrize("count", [1, 3], ids=["too few", "too many"])
 def test_number_of_labels(count: int) -> None:
     """Labels and rows must be equally many; both numbers are told."""
-    with pytest.raises(DataError, match=rf"{count} labels for .*2 rows of output 'y'; give one label a row"):
+    with pytest.raises(DataError, match=rf"{count} labels for .*2 rows of output 'y'; give one label per"):
         score_models(REFERENCE, {"minus": NEGATED}, [{"x": X}], labels=np.zeros(count, np.int64))
 
 
@@ -160,7 +160,7 @@ def test_sizes_that_follow_from_values() -> None:
     found = score_models(float_model, {"other": other}, [{"x": unlike}])
     assert [s.output for s in found.candidates[0].outputs] == ["y"]
     assert found.notes == (
-        "other: 'kept' not compared on 1 of 1 feeds, for its size follows from the values: first it has "
+        "other: 'kept' not compared on 1 of 1 feeds, because its size depends on the values: first it has "
         "shape [0, 3], the reference [2, 3]",
     )
     assert found.notes[0] in found.table()

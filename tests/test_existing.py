@@ -78,7 +78,7 @@ def test_what_is_no_pair_cannot_be_taken_out() -> None:
         {"s": np.float32(0.1), "z": np.int8(0)},
     )
     with pytest.raises(
-        ModelError, match="DequantizeLinear 'dq' is no part of a Q/DQ pair .* --keep-existing"
+        ModelError, match="DequantizeLinear 'dq' is not part of a Q/DQ pair .* --keep-existing"
     ):
         load(proto, "requantize")
 

@@ -308,7 +308,7 @@ def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     np.savez(tmp_path / "d.npz", x=feed_for(linear(16, 6), count=40)["x"])
     line = f"quantize {tmp_path}/m.onnx --data {tmp_path}/d.npz -o {tmp_path}/o.onnx --float fp16"
     assert main(f"{line} --artifacts {tmp_path}/kept".split()) == 0
-    assert "remainder  fp16" in capfd.readouterr().out
+    assert "float part fp16" in capfd.readouterr().out
     assert FloatPlan.model_validate_json((tmp_path / "kept/m.floats.json").read_text()).name == "fp16"
     assert any(t.data_type == TensorProto.FLOAT16 for t in onnx.load(tmp_path / "o.onnx").graph.initializer)
 

@@ -175,8 +175,8 @@ def test_quantize_has_nothing_to_hand_over() -> None:
     with pytest.raises(RecipeError) as caught:
         quantize(gemm(), [feed_for(gemm())], recipe=one_format("float6e2m3", "simulation"))
     assert str(caught.value) == (
-        "recipe all: quantize writes a model to hand over, and target simulation has none; run the stages "
-        "and insert fake-quant nodes, or name another target"
+        "recipe all: quantize writes a Q/DQ model, and target simulation has no form for it; choose another "
+        "target, or insert fake-quant nodes with the stages"
     )
 
 

@@ -38,7 +38,7 @@ def test_one_parameter_for_each_slice_or_block(shape, data):
     [
         (2, 2, "axis 2 is outside a tensor of rank 2; give one of [-2, 1]"),
         (-3, 2, "axis -3 is outside a tensor of rank 2; give one of [-2, 1]"),
-        (0, 0, "axis 0 of a scalar: it has none; use per-tensor"),
+        (0, 0, "axis 0 is given for a scalar, which has no axes; use per-tensor"),
     ],
 )
 def test_axis_outside(axis, rank, words):

@@ -199,7 +199,7 @@ def test_scales_that_the_type_lacks_are_refused() -> None:
     wrong = tuple(
         e.model_copy(update={"scale": (0.1,)}) if e.tensor == "x" else e for e in encodings.encodings
     )
-    with pytest.raises(PlanError, match="tensor 'x': a scale is no float16 number"):
+    with pytest.raises(PlanError, match="tensor 'x': a scale is not a float16 number"):
         insert_qdq(model, plan, encodings.model_copy(update={"encodings": wrong}))
 
 

@@ -187,7 +187,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_folder_with_files_is_left_alone(tmp_path: Path):
     """Nothing is mixed with what is there."""
     (tmp_path / "kept").write_text("mine")
-    with pytest.raises(OutputError, match="is there and not an empty folder"):
+    with pytest.raises(OutputError, match="exists and is not an empty folder"):
         handoff(qdq_of(stage(conv_relu())), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 

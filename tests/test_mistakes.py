@@ -150,13 +150,13 @@ MISTAKES = {
     "calibrator of dynamic activations": (
         nothing,
         f"{GOOD} --recipe onnxruntime-uint8-dynamic --calibrator mse",
-        "makes the scales of activations while the model runs: none needs calibrator 'mse'",
+        "has dynamic scales for activations: none needs calibrator 'mse'",
     ),
     "NVFP4 run by ONNX Runtime": (
         nvfp4,
         "evaluate gemm64.onnx nvfp4.onnx --data rows64.npz",
         "the model cannot be run: ONNX Runtime has no TRT_FP4DynamicQuantize, an operator of TensorRT; run "
-        "the fake-quant model in its place",
+        "the fake-quant model instead",
     ),
     "misspelled node": (
         lambda: recipe("overrides: [{nodes: [cnv], keep_float: true}]"),
@@ -212,7 +212,7 @@ MISTAKES = {
     "one input too many": (
         lambda: data(x=np.zeros((1, 3, 6, 6), np.float32), z=np.zeros(1)),
         GOOD,
-        "has 'z', which is no input",
+        "has 'z', which the model does not take",
     ),
     "wrong shape": (
         lambda: data(x=np.zeros((1, 3, 5, 6), np.float32)),
@@ -245,7 +245,7 @@ MISTAKES = {
     "output is the model": (
         nothing,
         f"{GOOD[:-8]}model.onnx",
-        "output model.onnx is another file of this command too; give",
+        "output model.onnx is also another file of this command; give",
     ),
     "output is the data": (
         nothing,
@@ -285,7 +285,7 @@ MISTAKES = {
     "hand-over into a full folder": (
         lambda: (quantized(), Path("full").mkdir(), Path("full/a").write_text("a")),
         "handoff model.onnx -o full",
-        "full is there and not an empty folder; give a new one",
+        "full exists and is not an empty folder; give a new one",
     ),
     "missing option": (nothing, "quantize model.onnx --data data.npz", "--output"),
     "no data": (nothing, "quantize model.onnx -o out.onnx", "recipe tensorrt-int8 needs data: "),
@@ -386,12 +386,12 @@ MISTAKES = {
     "too many labels": (
         lambda: np.save("labels.npy", np.zeros(9)),
         "evaluate gemm.onnx gemm.onnx --data rows.npz --labels labels.npy",
-        "9 labels for 6 rows of output 'y'; give one label a row",
+        "9 labels for 6 rows of output 'y'; give one label per row",
     ),
     "too few labels": (
         lambda: np.save("labels.npy", np.zeros(2)),
         "evaluate gemm.onnx gemm.onnx --data rows.npz --labels labels.npy",
-        "2 labels for at least 6 rows of output 'y'; give one label a row",
+        "2 labels for at least 6 rows of output 'y'; give one label per row",
     ),
     "missing labels": (
         nothing,

@@ -210,7 +210,7 @@ def test_a_plan_of_weights_only_needs_no_data() -> None:
     assert not alone.evaluation.candidates
     for text in (quantize_summary(alone), render_report(alone)):
         assert "no data to compare with was given" in text and "inf" not in text.partition("Noise of")[0]
-    with pytest.raises(DataError, match="recipe tensorrt-int8 needs data: 1 activations are to be observed"):
+    with pytest.raises(DataError, match="recipe tensorrt-int8 needs data to observe 1 activations"):
         quantize(conv_relu(), None)
 
 

@@ -96,7 +96,7 @@ def test_another_model():
         ),
         pytest.param(
             lambda p: p["placements"][1]["spec"].update(dynamic=True),
-            "placements.1: weight 'w1' is dynamic, and its values are known; remove dynamic",
+            "placements.1: weight 'w1' is dynamic, but its values are constant; remove dynamic",
             id="dynamic weight",
         ),
         pytest.param(

@@ -365,8 +365,8 @@ def test_block_shapes(tmp_path):
         ),
         (
             "activations: {granularity: per_row}",
-            "activations: granularity per_row of activations needs dynamic: true, for every sample has "
-            "rows of its own; or use per_axis or per_tensor",
+            "activations: granularity per_row of activations needs dynamic: true, because every sample "
+            "has other rows; or use per_axis or per_tensor",
         ),
         (
             "activations: {dynamic: true, granularity: blocked}",
@@ -383,7 +383,7 @@ def test_block_shapes(tmp_path):
         ),
         (
             "weights: {scale_type: e8m0, calibrator: mse}",
-            "weights: scale_type e8m0 makes scales from the largest magnitude; use calibrator minmax",
+            "weights: scale_type e8m0 takes scales from the largest magnitude; use calibrator minmax",
         ),
         (
             "activations: {zero_point: fractional}",

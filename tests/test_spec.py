@@ -78,7 +78,7 @@ def test_files_have_the_granularity_as_fields_of_the_spec(granularity, fields):
         ({"qtype": "int17", "axis": 0}, "unknown qtype 'int17'; nearest: int"),
         ({"qtype": "float8e5m2", "symmetric": False}, "float8e5m2 has no zero point; use symmetric: true"),
         ({"qtype": "int8[0,9]"}, "symmetric needs numbers on both sides of 0, got int8[0,9]"),
-        ({"qtype": "int8", "axis": 0, "block_shape": (2, 2)}, "block_shape speaks of every axis"),
+        ({"qtype": "int8", "axis": 0, "block_shape": (2, 2)}, "block_shape covers every axis"),
         ({"qtype": "int8", "block_shape": (2, 0)}, "a size of at least 1, or -1 for a whole axis"),
         ({"qtype": "int8", "block_shape": ()}, "for each dimension, got []"),
         ({"qtype": 8}, "unknown qtype '8'"),

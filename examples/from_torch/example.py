@@ -1,4 +1,4 @@
-"""Train a small torch module briefly, export it, quantize it for TensorRT and compare the two models."""
+"""Short training of a small torch module, its export, its quantization for TensorRT, and a comparison."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ import train
 
 
 def batches(images, size=100):
-    """Cut [N, 1, 28, 28] images into feeds, one {input name: array} for each batch."""
+    """Split images [N, 1, 28, 28] into feeds, one {input name: array} for each batch."""
     return [{"image": images[start : start + size]} for start in range(0, len(images), size)]
 
 

@@ -1,4 +1,4 @@
-"""Train a digit network, lose accuracy at 4 bits, win it back by training with fake quantization, export.
+"""Quantization-aware training of a digit network at 4 bits, and its export.
 
 python example.py [--seeds 0 1 2] [--out table.md]
 """
@@ -30,13 +30,13 @@ calibration = torch.from_numpy(digits.load("calibration")[0])
 
 
 def accuracy(module):
-    """Return the share of the scoring digits that the module gets right, in percent."""
+    """Return the share of scoring digits that the module classifies correctly, in percent."""
     correct, count = train.count_correct(module.eval())
     return 100 * correct / count
 
 
 def train_on(module, seed):
-    """Train for a few hundred steps; BatchNorm, where it is folded, stands still for the last third."""
+    """Train for a few hundred steps; freeze folded BatchNorm for the last third."""
     torch.manual_seed(seed)
     images, labels = (torch.from_numpy(array) for array in digits.load("train"))
     optimizer = torch.optim.AdamW(module.parameters(), weight_decay=0.0)
@@ -54,7 +54,7 @@ def train_on(module, seed):
 
 
 def run(seed):
-    """Go from training to the Q/DQ file; return the accuracy on the way."""
+    """Run all steps from training to the Q/DQ file; return the accuracy of each."""
     # 1. A trained float network.
     module = train.train(train.RECIPES["depthwise_cnn"], epochs=2, seed=seed)
     scores = {"float32": accuracy(module)}

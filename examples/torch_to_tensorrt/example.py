@@ -1,4 +1,4 @@
-"""From a trained float torch model to two checked packages for TensorRT: post-training and trained on."""
+"""Two checked TensorRT packages of a float torch model: post-training and quantization-aware."""
 
 import copy
 import sys
@@ -24,7 +24,7 @@ build = onnxfq.BuildOptions() if find_spec("tensorrt_rtx") else None
 
 
 def quantized(module):
-    """Return a copy with fake quantizers for TensorRT, their scales from 500 digits."""
+    """Return a copy with fake quantizers for TensorRT and scales from 500 digits."""
     module = copy.deepcopy(module).eval()
     quantize_module(module, "tensorrt-int8")
     with torch.no_grad(), compute_encodings(module):
@@ -34,7 +34,7 @@ def quantized(module):
 
 
 def train_on(module):
-    """Train weights and scales with fake quantization; BatchNorm stands still."""
+    """Train weights and scales with fake quantization and frozen BatchNorm."""
     learn_grids(module, "scale")
     freeze_batchnorm(module.train())
     images, labels = (torch.from_numpy(array) for array in digits.load("train"))

@@ -1,4 +1,4 @@
-"""Writing networks node by node: weights are random and keep activations at one size, all from one seed."""
+"""Builder of networks node by node; random weights, from one seed, keep activations at one magnitude."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMAGENET: Mapping[str, Sequence[int]] = {"x": (3, 224, 224)}
 
 
 class Builder:
-    """Collects nodes and weights; a method returns the name of the tensor it made."""
+    """Collector of nodes and weights; each method returns the name of its output tensor."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -30,20 +30,20 @@ class Builder:
         return name
 
     def weight(self, *shape: int, gain: float = 2.0) -> str:
-        """Random weight; its spread keeps activations at the same size from layer to layer."""
+        """Add a random weight; its spread keeps activations at one magnitude from layer to layer."""
         name = f"weight_{len(self.weights)}"
         spread = np.sqrt(gain / np.prod(shape[1:]))
         self.weights[name] = (self.rng.standard_normal(shape) * spread).astype(np.float32)
         return name
 
     def constant(self, value: np.ndarray) -> str:
-        """Constant of any type."""
+        """Add a constant of any type."""
         name = f"constant_{len(self.weights)}"
         self.weights[name] = value
         return name
 
     def bias(self, size: int) -> str:
-        """Small random bias."""
+        """Add a small random bias."""
         return self.constant((self.rng.standard_normal(size) * 0.1).astype(np.float32))
 
     def conv(
@@ -57,19 +57,19 @@ class Builder:
         gain: float = 2.0,
         group: int = 1,
     ) -> str:
-        """Convolution with bias, as left by folding a batch normalization."""
+        """Add a convolution with bias, as after folding a batch normalization."""
         bias = self.bias(outputs)
         operands = [x, self.weight(outputs, inputs // group, kernel, kernel, gain=gain), bias]
         shape = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [kernel // 2] * 4}
         return self.node("Conv", operands, group=group, **shape)
 
     def linear(self, x: str, inputs: int, outputs: int) -> str:
-        """MatMul with a constant, and the bias added."""
+        """Add a MatMul with a constant, and a bias."""
         weight = self.constant(self.weight_values(inputs, outputs))
         return self.node("Add", [self.node("MatMul", [x, weight]), self.bias(outputs)])
 
     def weight_values(self, inputs: int, outputs: int) -> np.ndarray:
-        """Random matrix that keeps the size of what it multiplies."""
+        """Return a random matrix that keeps the magnitude of its input."""
         return (self.rng.standard_normal((inputs, outputs)) / np.sqrt(inputs)).astype(np.float32)
 
     def model(
@@ -80,7 +80,7 @@ class Builder:
         outputs: Mapping[str, Sequence[int]] | None = None,
         input_type: int = TensorProto.FLOAT,
     ) -> onnx.ModelProto:
-        """Return the graph so far; sizes without the batch. Its last tensor is 1000 classes, if not told."""
+        """Return the graph so far; sizes exclude the batch. The last tensor has 1000 classes by default."""
         outputs = outputs or {self.nodes[-1].output[0]: (1000,)}
         graph = helper.make_graph(
             self.nodes,

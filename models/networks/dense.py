@@ -1,4 +1,4 @@
-"""Networks whose output has a place for every pixel: a U-Net and a detector with a feature pyramid."""
+"""Dense-prediction networks: a U-Net and a detector with a feature pyramid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from networks.builder import Batch, Builder
 
 
 def unet(batch: Batch) -> onnx.ModelProto:
-    """A U-Net of 4 levels, 128 x 128 (Ronneberger, 2015): 15 Conv, 3 ConvTranspose, 3 Concat."""
+    """Return a U-Net of 4 levels, 128 x 128 (Ronneberger, 2015): 15 Conv, 3 ConvTranspose, 3 Concat."""
     b, widths = Builder(), (32, 64, 128, 256)
     x, channels, skips = "x", 3, []
     for width in widths:
@@ -28,14 +28,14 @@ def unet(batch: Batch) -> onnx.ModelProto:
 
 
 def _pair(b: Builder, x: str, inputs: int, outputs: int) -> str:
-    """Two convolutions of 3 x 3."""
+    """Add two convolutions of 3 x 3."""
     for channels in (inputs, outputs):
         x = b.node("Relu", [b.conv(x, channels, outputs, 3)])
     return x
 
 
 def detector(batch: Batch) -> onnx.ModelProto:
-    """A detector, 160 x 160: SiLU backbone, pyramid of Resize and Concat, one head for three levels."""
+    """Return a detector, 160 x 160: SiLU backbone, Resize-Concat pyramid, one head for three levels."""
     b, widths, outputs = Builder(), (32, 64, 128), 8
     x, channels, levels = _silu(b, b.conv("x", 3, 16, 3, 2)), 16, []
     for width in widths:

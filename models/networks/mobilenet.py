@@ -20,7 +20,7 @@ INVERTED = [
 
 
 def mobilenetv2(batch: Batch) -> onnx.ModelProto:
-    """MobileNetV2 with folded batch normalization: 52 Conv, 17 of them depthwise, and 1 Gemm."""
+    """Return MobileNetV2 with folded batch normalization: 52 Conv, 17 of them depthwise, and 1 Gemm."""
     b = Builder()
     zero, six = b.constant(np.float32(0)), b.constant(np.float32(6))
 

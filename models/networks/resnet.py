@@ -11,7 +11,7 @@ SHALLOW = [(64, 2, 1), (128, 2, 2), (256, 2, 2), (512, 2, 2)]
 
 
 def resnet50(batch: Batch) -> onnx.ModelProto:
-    """ResNet-50 with folded batch normalization: 53 Conv and 1 Gemm, 224 x 224."""
+    """Return ResNet-50 with folded batch normalization: 53 Conv and 1 Gemm, 224 x 224."""
     b = Builder()
     x = b.node("Relu", [b.conv("x", 3, 64, 7, 2)])
     x = b.node("MaxPool", [x], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
@@ -26,7 +26,7 @@ def resnet50(batch: Batch) -> onnx.ModelProto:
 
 
 def resnet18(batch: Batch) -> onnx.ModelProto:
-    """ResNet-18: 20 Conv and 1 Gemm, 224 x 224."""
+    """Return ResNet-18: 20 Conv and 1 Gemm, 224 x 224."""
     b = Builder()
     x = b.node("Relu", [b.conv("x", 3, 64, 7, 2)])
     x = b.node("MaxPool", [x], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
@@ -41,7 +41,7 @@ def resnet18(batch: Batch) -> onnx.ModelProto:
 
 
 def _bottleneck(b: Builder, x: str, inputs: int, width: int, stride: int) -> str:
-    """1x1, 3x3, 1x1 and the shortcut, which is a convolution where the shape changes."""
+    """Add 1x1, 3x3, 1x1 and the shortcut, which is a convolution if the shape changes."""
     y = b.node("Relu", [b.conv(x, inputs, width, 1)])
     y = b.node("Relu", [b.conv(y, width, width, 3, stride)])
     y = b.conv(y, width, 4 * width, 1, gain=0.2)
@@ -51,7 +51,7 @@ def _bottleneck(b: Builder, x: str, inputs: int, width: int, stride: int) -> str
 
 
 def _basic(b: Builder, x: str, inputs: int, width: int, stride: int) -> str:
-    """Two 3x3 and the shortcut."""
+    """Add two 3x3 and the shortcut."""
     y = b.node("Relu", [b.conv(x, inputs, width, 3, stride)])
     y = b.conv(y, width, width, 3, gain=0.2)
     if inputs != width:

@@ -10,7 +10,7 @@ from networks.builder import Batch, Builder
 
 
 class _Encoder:
-    """Attention and the two linear layers behind it, as the exporters write them."""
+    """Attention and the two linear layers after it, as exporters write them."""
 
     def __init__(self, b: Builder, width: int, heads: int, tokens: int) -> None:
         self.b, self.width = b, width
@@ -27,7 +27,7 @@ class _Encoder:
         return b.node("LayerNormalization", [x, ones, zeros], axis=-1)
 
     def attention(self, x: str, mask: str = "") -> str:
-        """Self-attention of `x`; mask: added to the scores."""
+        """Add self-attention of `x`; `mask` is added to the scores."""
         b = self.b
         query, key, value = (self._head(x, order) for order in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]))
         scores = b.node("Mul", [b.node("MatMul", [query, key]), self.scale])
@@ -38,7 +38,7 @@ class _Encoder:
         return b.linear(b.node("Reshape", [mixed, self.joined]), self.width, self.width)
 
     def feed_forward(self, x: str) -> str:
-        """Widen four times, GELU, and back."""
+        """Add a linear layer to four times the width, GELU, and one back."""
         return self.b.linear(
             self._gelu(self.b.linear(x, self.width, 4 * self.width)), 4 * self.width, self.width
         )
@@ -55,7 +55,7 @@ class _Encoder:
 
 
 def vit_b16(batch: Batch) -> onnx.ModelProto:
-    """ViT-B/16: 12 layers, 768 wide, 12 heads, 197 tokens; 72 linear layers and 24 products of attention."""
+    """Return ViT-B/16: 12 layers, 768 wide, 12 heads, 197 tokens; 72 linear layers, 24 attention products."""
     b, width = Builder(), 768
     encoder = _Encoder(b, width, 12, 197)
     x = b.node("Conv", ["x", b.weight(width, 3, 16, 16)], kernel_shape=[16, 16], strides=[16, 16])
@@ -79,7 +79,7 @@ def _class_token(b: Builder, batch: Batch, width: int) -> str:
 
 
 def bert(batch: Batch) -> onnx.ModelProto:
-    """A BERT of 4 layers, 256 wide, 4 heads of 64, for 128 tokens: 24 linear layers, post-norm."""
+    """Return a BERT of 4 layers, 256 wide, 4 heads of 64, for 128 tokens: 24 linear layers, post-norm."""
     b, width, tokens, words = Builder(), 256, 128, 2000
     encoder = _Encoder(b, width, 4, tokens)
     table = b.constant((b.rng.standard_normal((words, width)) * 0.5).astype(np.float32))

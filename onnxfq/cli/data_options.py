@@ -62,7 +62,7 @@ def _describe(
 
 
 def with_data_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the data options after `data` of `command`, which gets them as the DataOptions `described`."""
+    """Add the data options after `data` of `command`; it gets them as the DataOptions `described`."""
     options = _parameters(_describe)
     own = [parameter for parameter in _parameters(command) if parameter.name != "described"]
     behind = [parameter.name for parameter in own].index("data") + 1

@@ -35,7 +35,7 @@ COMMANDS = (
 )
 """The subcommands, each a function in the module of its name."""
 
-# The class of wrong usage: click's own under older releases of typer, typer's under newer ones.
+# The class of wrong usage: click's in older releases of typer, typer's in newer ones.
 _UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
 
 _INTERRUPTED = 130
@@ -49,7 +49,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def build_app(names: Sequence[str]) -> typer.Typer:
-    """Return the command line with the subcommands of these names: each costs the imports of its stage."""
+    """Return the command line with the subcommands of these names; each costs the imports of its stage."""
     app = typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _interrupt)
         code = build_app(_names_in(given))(args=given, standalone_mode=False)
-        if code == _INTERRUPTED:  # newer releases of typer end so on Ctrl-C, without a message
+        if code == _INTERRUPTED:  # newer releases of typer exit with this code on Ctrl-C, without a message
             return _fail("interrupted", _INTERRUPTED)
         return code if isinstance(code, int) else 0
     except OnnxfqError as error:

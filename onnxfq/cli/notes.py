@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 class _Notes(logging.StreamHandler[TextIO]):
-    """Writes to what standard error is when a note comes: a live bar stands in for it, and goes on below."""
+    """Handler that writes to the current standard error, which a live progress bar may replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -16,7 +16,7 @@ class _Notes(logging.StreamHandler[TextIO]):
 
 
 def show_notes() -> None:
-    """Print what the library logs as warnings in lines that begin with `onnxfq: note:`."""
+    """Print the warnings of the library in lines that begin with `onnxfq: note:`."""
     handler = _Notes()
     handler.setFormatter(logging.Formatter("onnxfq: note: %(message)s"))
     logger = logging.getLogger("onnxfq")

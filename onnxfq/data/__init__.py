@@ -1,4 +1,4 @@
-"""What a model is fed with: any data read, cut into batches, checked, and told what is wrong with it."""
+"""Feeds from any data source: reading, batching, validation and one-line errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Arrays that hold all samples: .npz and .npy read, and cut into the runs of a model.
+"""Arrays of all samples: reading of .npz and .npy, and cutting into the runs of a model.
 
-An array of the input's rank holds samples along axis 0; with one axis more, axis 0 counts whole runs;
-an array for a scalar input may also be one value for all.
+An array of the input's rank has its samples along axis 0; with one more axis, axis 0 counts whole runs.
+An array for a scalar input may also be one value for all samples.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from onnxfq.support.files import NPY_MAGIC, UNREADABLE, SingleArrayError, load_n
 from onnxfq.support.records import join_lines
 
 _MAPPED_FROM = 64 << 20
-"""An .npy of so many bytes is mapped, not read: its samples are read when their turn comes."""
+"""Size in bytes from which an .npy is memory-mapped: its samples are read only when needed."""
 
 
 def read_npz(path: str | Path) -> Feed:
-    """Read an .npz into {name: array}. Raises DataError in one line: missing, not an .npz, pickled."""
+    """Read an .npz into {name: array}. Raises DataError if it is missing, not an .npz or pickled."""
     try:
         return load_npz(path)
     except FileNotFoundError:
@@ -41,7 +41,7 @@ def read_npz(path: str | Path) -> Feed:
 
 
 def read_arrays(path: Path, inputs: Inputs) -> Feed:
-    """Read an .npz, or an .npy for a model with one input. Raises DataError in one line."""
+    """Read an .npz, or an .npy for a model with one input. Raises DataError for an unreadable file."""
     if not _is_npy(path):
         return read_npz(path)
     try:
@@ -55,9 +55,9 @@ def read_arrays(path: Path, inputs: Inputs) -> Feed:
 
 
 def _is_npy(path: Path) -> bool:
-    """Return whether `path` holds one array, or says so by its name and is no archive.
+    """Return whether `path` holds one array, by its content or by its name.
 
-    What cannot be read at all is left to `read_npz` to tell.
+    A file that cannot be opened is left to `read_npz` to report.
     """
     try:
         with path.open("rb") as stream:
@@ -68,7 +68,7 @@ def _is_npy(path: Path) -> bool:
 
 
 def single_array(array: Any, inputs: Inputs, source: str) -> dict[str, Any]:
-    """Return one array without a name under that of the only input. Raises DataError for several inputs."""
+    """Return one unnamed array under the name of the only input. Raises DataError for several inputs."""
     if len(inputs) != 1:
         raise DataError(
             f"{source} is a single array, and the model has {len(inputs)} inputs; name an array for each "
@@ -78,7 +78,7 @@ def single_array(array: Any, inputs: Inputs, source: str) -> dict[str, Any]:
 
 
 def count_samples(arrays: Feed, inputs: Inputs) -> int | None:
-    """Return how many samples `cut` makes of `arrays`, where shapes tell."""
+    """Return the number of samples in `arrays`; None if the shapes do not determine it."""
     for spec in inputs:
         array = arrays[spec.name]
         if not spec.shape or array.ndim < len(spec.shape):
@@ -91,7 +91,13 @@ def count_samples(arrays: Feed, inputs: Inputs) -> int | None:
 
 
 def cut(arrays: Feed, inputs: Inputs, batch: int, source: str) -> Iterator[Feed]:
-    """Yield the runs that `arrays` hold; batch: samples a run where the model leaves it open, 0 for all.
+    """Yield the runs in `arrays`.
+
+    Args:
+        arrays: the samples of every input.
+        inputs: inputs of the model.
+        batch: samples per run if the batch axis is open, 0 for all.
+        source: name of the data for errors.
 
     Raises DataError for a wrong rank, a fixed batch that does not divide an axis 0, or unequal counts.
     """
@@ -112,7 +118,7 @@ def cut(arrays: Feed, inputs: Inputs, batch: int, source: str) -> Iterator[Feed]
     _check_equal(samples, "samples", source)
     total = next(iter(samples.values()), 0)
     if runs:
-        # Inputs of fixed batch, and arrays of whole runs, tell how the others are cut.
+        # Inputs with a fixed batch and arrays of whole runs determine how the others are cut.
         count = next(iter(runs.values()))
         step = total // max(count, 1)
         if total != count * step:
@@ -137,7 +143,7 @@ def _check_equal(counts: dict[str, int], what: str, source: str) -> None:
 
 
 def _whole_runs(spec: InputSpec, array: NDArray[Any], fixed: int) -> int:
-    """Return how many runs of a fixed batch `array` holds."""
+    """Return the number of runs of a fixed batch in `array`."""
     if fixed == 0 or array.shape[0] % fixed:
         raise DataError(
             misfit(spec, array, f"the model takes {fixed} samples a run; give a multiple of {fixed}")
@@ -146,7 +152,7 @@ def _whole_runs(spec: InputSpec, array: NDArray[Any], fixed: int) -> int:
 
 
 def _part(array: NDArray[Any], spec: InputSpec, run: int, step: int | None) -> NDArray[Any]:
-    """Return what run number `run` reads of `array`; step: samples a run where the batch axis is open."""
+    """Return the part of `array` for run number `run`; `step`: samples per run of an open batch axis."""
     if step is None:
         if spec.shape is None or array.ndim == 0:
             return array

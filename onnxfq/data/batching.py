@@ -1,4 +1,4 @@
-"""Batches: feeds joined and cut to one size, so that it does not matter in which sizes samples came."""
+"""Batching: feeds joined and split to one batch size, whatever sizes the data came in."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from onnxfq.data.validation import layout_hint
 
 
 def add_batch_axis(arrays: Feed, inputs: Inputs) -> Feed:
-    """Return `arrays`; with an axis for the batch where all of them lack it, being one sample."""
+    """Return `arrays`, with a batch axis added if all of them lack it and so are one sample."""
     ranked = [spec for spec in inputs if spec.shape]
     single = ranked and all(spec.shape and arrays[spec.name].ndim == len(spec.shape) - 1 for spec in ranked)
     if not single or any(spec.shape is None or spec.shape[:1] not in ((None,), (1,)) for spec in ranked):
         return arrays
     if any(layout_hint((spec.shape or ())[1:], arrays[spec.name].shape) for spec in ranked):
-        return arrays  # it is refused in the shape that it has
+        return arrays  # a later check reports its original shape
     names = {spec.name for spec in ranked}
     return {name: array[np.newaxis] if name in names else array for name, array in arrays.items()}
 
 
 def split_fixed_runs(arrays: Feed, inputs: Inputs) -> Iterator[Feed]:
-    """Yield the runs in a feed that holds some times the batch that the model fixes; else the feed itself."""
+    """Split a feed that holds a multiple of the model's fixed batch into runs; yield others unchanged."""
     ranked = [spec for spec in inputs if spec.shape != ()]
     times = {_times(arrays[spec.name], spec.shape) for spec in ranked}
     if len(times) != 1 or None in times:
@@ -39,7 +39,7 @@ def split_fixed_runs(arrays: Feed, inputs: Inputs) -> Iterator[Feed]:
 
 
 def first_samples(feeds: Iterable[Feed], inputs: Inputs, limit: int) -> Iterator[Feed]:
-    """Yield feeds up to `limit` samples, and read no further."""
+    """Yield feeds up to `limit` samples without reading further."""
     left = limit
     for feed in feeds:
         count = open_count(feed, inputs)
@@ -52,10 +52,10 @@ def first_samples(feeds: Iterable[Feed], inputs: Inputs, limit: int) -> Iterator
 
 
 def rebatch(feeds: Iterable[Feed], inputs: Inputs, batch: int) -> Iterator[Feed]:
-    """Yield feeds of `batch` samples each from feeds of any number, in order; with 0 they stay as given.
+    """Yield feeds of `batch` samples each, in order; with 0 feeds keep their size.
 
-    A group ends where a shape or a scalar changes, and before a feed whose axis 0 counts no samples: its
-    last feed may hold less. Feeds without any sample are left out.
+    Feeds are joined until a shape or a scalar changes, or until a feed whose axis 0 does not count samples;
+    the last joined feed may be smaller. Feeds without samples are left out.
     """
     held: list[Feed] = []
     for feed in feeds:
@@ -81,7 +81,7 @@ def rebatch(feeds: Iterable[Feed], inputs: Inputs, batch: int) -> Iterator[Feed]
 
 
 def _times(array: NDArray[Any], shape: tuple[int | None, ...] | None) -> int | None:
-    """Return how many runs `array` holds for an input of `shape`, None when its batch is open or misfits."""
+    """Return the number of runs in `array` for an input of `shape`; None if its batch is open or misfits."""
     fixed = shape[0] if shape else None
     if not fixed or shape is None or array.ndim != len(shape) or array.shape[0] % fixed:
         return None
@@ -93,7 +93,7 @@ def _run(array: NDArray[Any], size: int, run: int) -> NDArray[Any]:
 
 
 def _alike(one: Feed, other: Feed, inputs: Inputs) -> bool:
-    """Return whether two feeds can be joined: one shape but for axis 0, the same scalars."""
+    """Return whether two feeds can be joined: equal shapes except axis 0, equal scalars."""
     for spec in inputs:
         a, b = one[spec.name], other[spec.name]
         if a.shape[1:] != b.shape[1:] or (not spec.shape and a.tobytes() != b.tobytes()):

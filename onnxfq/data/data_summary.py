@@ -1,4 +1,4 @@
-"""Survey: what is odd about the samples as a whole, few, constant or repeated, and their digest."""
+"""Data summary: digest, and warnings for few, constant or repeated samples."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from onnxfq.data.notes import Notes
 
 FEW = 32
 _REMEMBERED = 1 << 16
-"""Samples whose digests are kept to find repeated ones, so that memory does not grow."""
+"""Most samples whose digests are kept to find repeated ones; it bounds the memory."""
 _NAMED = 3
 
 
 class Survey:
-    """Looks at every sample once; each costs one hash."""
+    """Summary of all samples; each sample costs one hash."""
 
     def __init__(self, inputs: Inputs) -> None:
-        """Begin with no sample."""
+        """Start without samples."""
         self._inputs = inputs
         self._number = 0
         self._rows = 0
@@ -26,7 +26,7 @@ class Survey:
         self.digest = DataDigest()
 
     def add(self, feed: Feed) -> None:
-        """Look at the samples of `feed`."""
+        """Add the samples of `feed`."""
         for sample in samples(feed, self._inputs):
             digest = sample_digest(sample)
             self.digest = self.digest.plus(digest)
@@ -40,7 +40,7 @@ class Survey:
         self._rows += _rows(feed, self._inputs)
 
     def tell(self, notes: Notes) -> None:
-        """Tell what was found, in at most two lines."""
+        """Log the findings in at most two lines."""
         if self._rows < FEW:
             notes.once(f"the data has only {self._rows} samples; 100 to 500 are usual for calibration")
         found = [
@@ -56,13 +56,13 @@ class Survey:
 
 
 def _constant(sample: Feed) -> bool:
-    """Return whether each array of `sample` holds one value only; single numbers do not tell."""
+    """Return whether each array of `sample` has only one value; arrays of one element are ignored."""
     arrays = [array.ravel() for array in sample.values() if array.size > 1]
     return bool(arrays) and all(bool((array == array[0]).all()) for array in arrays)
 
 
 def _rows(feed: Feed, inputs: Inputs) -> int:
-    """Return how many samples `feed` has, those of a fixed batch included."""
+    """Return the number of samples in `feed`, with a fixed batch counted in full."""
     sizes = {feed[spec.name].shape[0] for spec in inputs if spec.shape}
     return int(sizes.pop()) if len(sizes) == 1 else 1
 

@@ -1,4 +1,4 @@
-"""A hash of data that does not hang on the order of the samples or on how they are batched."""
+"""Data digest that does not depend on the order of samples or on batches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onnxfq.support.digests import DATA_MODULUS
 
 
 def sample_digest(sample: Feed) -> int:
-    """Return the SHA-256 of one sample, a feed of its own, over names, dtypes, shapes and bytes."""
+    """Return the SHA-256 of one sample over names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for name in sorted(sample):
         array = sample[name]
         digest.update(json.dumps([name, array.dtype.name, array.shape]).encode() + b"\0")
-        if array.dtype.kind == "O":  # texts; the bytes of such an array are addresses
+        if array.dtype.kind == "O":  # strings; the bytes of such an array are addresses
             digest.update(json.dumps(array.tolist(), default=str).encode())
         else:
             digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -27,7 +27,7 @@ def sample_digest(sample: Feed) -> int:
 
 @dataclass(frozen=True)
 class DataDigest:
-    """The sum of the digests of samples modulo 2^256. samples: how many were added."""
+    """Sum of sample digests modulo 2^256, and the number of `samples`."""
 
     value: int = 0
     samples: int = 0
@@ -37,10 +37,10 @@ class DataDigest:
         return DataDigest((self.value + other.value) % DATA_MODULUS, self.samples + other.samples)
 
     def plus(self, digest: int) -> DataDigest:
-        """Return this with one sample more, given its `sample_digest`."""
+        """Return the digest with one more sample, given its `sample_digest`."""
         return self + DataDigest(digest, 1)
 
     @property
     def hex(self) -> str:
-        """The value as 64 hexadecimal digits, as files hold it."""
+        """Value as 64 hexadecimal digits, as in files."""
         return f"{self.value:064x}"

@@ -1,4 +1,4 @@
-"""Feeds: any data as checked {input name: array} of one batch size, ready to run."""
+"""Feeds: data of any source as checked {input name: array} of one batch size."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from onnxfq.data.validation import cast, check_finite, fit_shape, to_array
 from onnxfq.errors import DataError
 
 DEFAULT_BATCH = 1
-"""Samples a run where the model leaves the batch axis open: alone, no sample hangs on its neighbours."""
+"""Samples per run if the batch axis is open: each sample runs alone and does not depend on others."""
 
 
 def copy_feeds(feeds: Iterable[Feed]) -> Iterator[Feed]:
-    """Yield `feeds` with arrays that stay as they are: copies, but of what says that it is lasting."""
+    """Yield `feeds` with arrays that nobody overwrites: copies, except for feeds with `lasting`."""
     if getattr(feeds, "lasting", False):
         yield from feeds
         return
@@ -34,46 +34,55 @@ def copy_feeds(feeds: Iterable[Feed]) -> Iterator[Feed]:
 class Feeds:
     """Checked feeds for one model; iterating yields {input name: array} that fit its inputs.
 
-    Where axis 0 counts samples in every input, feeds have `batch` samples each, whatever sizes the data
-    came in; a feed may have less where shapes change and at the end. Otherwise they are as given.
-    Every iteration is a pass over the data; what can be gone through once only refuses a second pass.
+    If axis 0 counts samples in every input, feeds have `batch` samples each, whatever sizes the data came in;
+    feeds are smaller before a change of shapes and at the end. Otherwise feeds are unchanged.
+    Every iteration is a pass over the data; data that can be read only once rejects a second pass.
     """
 
     lasting = True
-    """What `owned` asks: nobody fills the arrays of a feed anew."""
+    """Promise for `copy_feeds`: nobody overwrites the arrays of a feed."""
 
     def __init__(
         self, data: Data, inputs: Inputs, batch: int = DEFAULT_BATCH, options: DataOptions | None = None
     ) -> None:
-        """Read nothing yet. batch: 0 for feeds as given. data: see `sources.open_source`."""
+        """Create feeds without reading data yet.
+
+        Args:
+            data: any of the kinds in `sources.open_source`.
+            inputs: inputs of the model.
+            batch: samples per feed; 0 keeps the sizes of the data.
+            options: preprocessing and checks.
+
+        Raises DataError for a negative batch.
+        """
         if batch < 0:
-            raise DataError(f"batch is {batch}; give at least 1, or 0 for feeds as they come")
+            raise DataError(f"batch is {batch}; give at least 1, or 0 to keep the sizes of the data")
         self.data = data
         self.inputs = inputs
         self.batch = batch
         self.options = options or DataOptions()
         self.digest: DataDigest | None = None
-        """The hash of all samples, whatever their order, after the first whole pass."""
+        """Hash of all samples, independent of their order; set after the first complete pass."""
         self._total: int | None = None
         self._begun = False
         self._notes = Notes()
 
     @property
     def total(self) -> int | None:
-        """How many samples there are, where the data tells without being gone through; else None."""
+        """Number of samples; None if it is unknown before a pass."""
         if self._total is None and tells_total(self.data):
             self._open(begun=False)
         return self._total
 
     @property
     def runs(self) -> int | None:
-        """About how many feeds a pass has, where `total` is known."""
+        """Approximate number of feeds in a pass; None if `total` is unknown."""
         if self.total is None or not self.batch or not samples_open(self.inputs):
             return self.total
         return -(-self.total // self.batch)
 
     def __iter__(self) -> Iterator[Feed]:
-        """Yield the feeds in order. Raises DataError in one line for the first fault, or for no data."""
+        """Yield the feeds in order. Raises DataError for the first fault, or for empty data."""
         source = self._open(self._begun)
         self._begun = True
         values = ValueRange(self.inputs, self._example(), None if self.options.prepares else self._notes)
@@ -111,7 +120,7 @@ class Feeds:
         return source
 
     def _fit_pieces(self, source: Source) -> Iterator[Feed]:
-        """Yield the pieces of `source` as arrays that fit, unread until asked for."""
+        """Yield the pieces of `source` as arrays that fit the inputs; each piece is read when needed."""
         word = "sample" if samples_open(self.inputs) else "feed"
         number = 0
         for piece in source.pieces:
@@ -119,7 +128,7 @@ class Feeds:
             given = {spec.name: to_array(piece.values[spec.name], spec, where) for spec in self.inputs}
             for run in split_fixed_runs(add_batch_axis(given, self.inputs), self.inputs):
                 feed = self._fit(run, self.options, where)
-                if not source.lasting:  # its maker may fill the same memory anew
+                if not source.lasting:  # its owner may overwrite the same memory
                     feed = {name: array.copy() for name, array in feed.items()}
                 count = open_count(feed, self.inputs)
                 number += 1 if count is None else count
@@ -134,7 +143,7 @@ class Feeds:
         return {spec.name: cast(ready[spec.name], spec, where, self._notes) for spec in self.inputs}
 
     def _example(self) -> Feed | None:
-        """Return the right feed that the options name."""
+        """Return the known-good sample of the options, or None."""
         if self.options.example is None:
             return None
         plain = DataOptions(layout=self.options.layout, color=self.options.color)
@@ -144,4 +153,4 @@ class Feeds:
                 spec.name: to_array(piece.values[spec.name], spec, "of the example") for spec in self.inputs
             }
             return self._fit(add_batch_axis(given, self.inputs), plain, "of the example")
-        raise DataError(f"example {self.options.example} holds no samples; give one right feed")
+        raise DataError(f"example {self.options.example} holds no samples; give a known-good sample")

@@ -1,4 +1,4 @@
-"""Images: files read with Pillow into arrays of 0..255, in the layout, size and channels of the input."""
+"""Image files, read with Pillow, as arrays of 0..255 in the layout, size and channels of the input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1}
 
 
 def image_input(inputs: Inputs, options: DataOptions) -> InputSpec:
-    """Return the input that images go to. Raises DataError when the model has no such single input."""
+    """Return the only input, which takes images. Raises DataError for several inputs or another rank."""
     spec = inputs[0] if len(inputs) == 1 else None
     if spec is None or image_layout(spec, options) is None:
         raise DataError(
@@ -32,8 +32,9 @@ def image_input(inputs: Inputs, options: DataOptions) -> InputSpec:
 def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArray[np.uint8], str]:
     """Return one image as uint8 [1, channels, height, width], or with the channels last, and a note.
 
-    Size and channels are the input's where it fixes them and no option tells otherwise; resizing is
-    Pillow's bilinear filter, without cropping, and noted when nobody asked for it. Raises DataError.
+    Options for size and channels take precedence over the input's fixed ones. Resizing uses Pillow's bilinear
+    filter without cropping, and a resize without an option gives a note. Raises DataError for an unreadable
+    image.
     """
     color = _color(spec, options)
     size = options.resize or _size(spec, options)
@@ -62,7 +63,7 @@ def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArr
 
 
 def _color(spec: InputSpec, options: DataOptions) -> str:
-    """Return the channels asked for, or those that the input has."""
+    """Return the color from the options, otherwise from the channels of the input."""
     shape = spec.shape or ()
     channels = shape[1 if image_layout(spec, options) == "nchw" else 3]
     color = options.color or ("gray" if channels == 1 else "rgb")
@@ -75,7 +76,7 @@ def _color(spec: InputSpec, options: DataOptions) -> str:
 
 
 def _size(spec: InputSpec, options: DataOptions) -> tuple[int, int] | None:
-    """Return the (width, height) that the input fixes."""
+    """Return the fixed (width, height) of the input, or None."""
     shape = spec.shape or ()
     height, width = shape[2:] if image_layout(spec, options) == "nchw" else shape[1:3]
     return None if height is None or width is None else (width, height)

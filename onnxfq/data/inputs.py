@@ -1,7 +1,7 @@
-"""Inputs, feeds and samples: what a model takes, and how many samples a feed for it holds.
+"""Input specs, feeds, and sample counts of feeds.
 
-Axis 0 counts samples where the model leaves it open in every input that is no scalar, and all arrays
-of a feed agree about it; a scalar belongs to every sample. Any other feed is one sample as a whole.
+Axis 0 counts samples if the model leaves it open in every input that is not a scalar and all arrays of a feed
+agree; a scalar belongs to every sample. Any other feed is one sample.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class InputSpec:
     shape: tuple[int | None, ...] | None
 
     def __str__(self) -> str:
-        """Spell it as in a message: `x float32 [?, 3]`."""
+        """Return the text for messages: `x float32 [?, 3]`."""
         dims = "unknown" if self.shape is None else [("?" if n is None else n) for n in self.shape]
         return f"{self.name} {self.dtype} {dims}".replace("'", "")
 
@@ -34,13 +34,13 @@ Inputs = tuple[InputSpec, ...]
 
 
 def samples_open(inputs: Inputs) -> bool:
-    """Return whether the model leaves the number of samples a run open."""
+    """Return whether the model leaves the number of samples per run open."""
     ranked = [spec for spec in inputs if spec.shape != ()]
     return bool(ranked) and all(spec.shape is not None and spec.shape[0] is None for spec in ranked)
 
 
 def open_count(feed: Feed, inputs: Inputs) -> int | None:
-    """Return how many samples axis 0 of `feed` counts, None when it counts none."""
+    """Return the number of samples along axis 0 of `feed`; None if axis 0 does not count samples."""
     if not samples_open(inputs):
         return None
     counts = {feed[spec.name].shape[0] for spec in inputs if spec.shape}
@@ -48,18 +48,18 @@ def open_count(feed: Feed, inputs: Inputs) -> int | None:
 
 
 def sample_count(feed: Feed, inputs: Inputs) -> int:
-    """Return how many samples `feed` holds; 1 where axis 0 counts none."""
+    """Return the number of samples in `feed`; 1 if axis 0 does not count samples."""
     count = open_count(feed, inputs)
     return 1 if count is None else count
 
 
 def take_samples(feed: Feed, inputs: Inputs, start: int, stop: int) -> Feed:
-    """Return samples `start` to before `stop` of a feed whose axis 0 counts samples, as views."""
+    """Return samples [start, stop) of a feed whose axis 0 counts samples, as views."""
     return {spec.name: feed[spec.name][start:stop] if spec.shape else feed[spec.name] for spec in inputs}
 
 
 def samples(feed: Feed, inputs: Inputs) -> Iterator[Feed]:
-    """Yield the samples of `feed`, each a feed of its own."""
+    """Yield each sample of `feed` as a feed."""
     count = open_count(feed, inputs)
     if count is None:
         yield feed

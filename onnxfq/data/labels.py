@@ -1,4 +1,4 @@
-"""Labels: the class number of every row, read from a file."""
+"""Labels: class number of every row, from a file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from onnxfq.support.files import load_npy
 
 
 def read_labels(path: str | Path) -> NDArray[np.int64]:
-    """Read labels from a .npy, from the only array (or `labels`) of an .npz, or from text, one a line.
+    """Read labels from an .npy, from the only array (or `labels`) of an .npz, or from text, one per line.
 
-    Returns int64 of shape [rows]. Raises DataError for what is missing, unreadable or no whole numbers.
+    Returns int64 of shape [rows]. Raises DataError for a missing or unreadable file, or for values that are
+    not whole numbers.
     """
     path = Path(path)
     try:
@@ -30,7 +31,7 @@ def read_labels(path: str | Path) -> NDArray[np.int64]:
             values = load_npy(path) if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
         labels = np.asarray(values).ravel()
         if labels.size == 0 or not np.equal(np.mod(labels, 1), 0).all():
-            raise DataError(f"{path}: labels must be whole numbers, one a row; got {labels.dtype}")
+            raise DataError(f"{path}: labels must be whole numbers, one per row; got {labels.dtype}")
     except FileNotFoundError:
         raise DataError(f"no such file: {path}; check the path of the labels") from None
     except (OSError, ValueError, TypeError) as fault:

@@ -1,4 +1,4 @@
-"""The inputs of a model as `InputSpec`."""
+"""Inputs of a model as `InputSpec`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxfq.errors import ModelError
 
 
 def input_specs(proto: onnx.ModelProto) -> tuple[InputSpec, ...]:
-    """Return the inputs a caller has to feed; bfloat16 ones are fed as float32, for NumPy has no bfloat16.
+    """Return the inputs to feed; bfloat16 inputs are fed as float32, because NumPy lacks bfloat16.
 
     Raises ModelError for inputs that are not tensors.
     """

@@ -1,4 +1,4 @@
-"""How data is to be read: the values' preparation, the shape of images, what is let through."""
+"""Data options: preprocessing, image layout, tolerated values."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ CHOICES = {"layout": ("nchw", "nhwc"), "color": ("rgb", "bgr", "gray"), "nonfini
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How data is read. The default changes no value and stops at what cannot be right.
+    """Options for reading data. The defaults change no value and reject wrong data.
 
-    scale, mean, std: the one float input is fed with `(value * scale - mean) / std`, in float32; mean and
-    std are one number, or one for each channel of an image. resize: (width, height) of images. layout:
-    `nchw` or `nhwc`, where the model's input does not tell. color: channels of images, `rgb`, `bgr` or
-    `gray`. example: one right feed, as a dict or a file; data whose range differs from it more than
-    eightfold is refused. nonfinite: `stop` at NaN and infinities in the data, or `skip` the check.
-    limit: read the first samples only, so many; runs, where the model fixes its batch. survey: tell
-    when samples are few, constant or repeated, and make the digest of the data.
+    The only float input gets `(value * scale - mean) / std` in float32.
+
+    Attributes:
+        scale: factor of the values.
+        mean: one number, or one per channel of an image.
+        std: one number, or one per channel of an image.
+        resize: (width, height) of images.
+        layout: `nchw` or `nhwc`, if the shape of the model's input does not show it.
+        color: channels of images, `rgb`, `bgr` or `gray`.
+        example: a known-good sample, as a dict or a file; data whose range differs more than eightfold is
+            rejected.
+        nonfinite: `stop` at NaN and infinities in the data, or `skip` the check.
+        limit: number of samples to read; number of runs if the model fixes its batch.
+        survey: warn about few, constant or repeated samples, and compute the digest of the data.
     """
 
     scale: float | None = None
@@ -43,7 +50,7 @@ class DataOptions:
     survey: bool = True
 
     def __post_init__(self) -> None:
-        """Raise DataError for a value that no option takes."""
+        """Raise DataError for an invalid value."""
         for option, known in CHOICES.items():
             value = getattr(self, option)
             if value is not None and value not in known:
@@ -63,5 +70,5 @@ class DataOptions:
 
     @property
     def prepares(self) -> bool:
-        """Whether values are changed, or at least said to be right as they are (`scale=1`)."""
+        """Tell whether values are changed, or declared right by `scale=1`."""
         return any(value is not None for value in (self.scale, self.mean, self.std))

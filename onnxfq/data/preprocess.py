@@ -1,4 +1,4 @@
-"""Preparation: raw values to those that the model was trained on, `(value * scale - mean) / std`."""
+"""Preprocessing of raw values to those in training: `(value * scale - mean) / std`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from onnxfq.errors import DataError
 
 
 def prepare(arrays: Feed, inputs: Inputs, options: DataOptions) -> Feed:
-    """Return `arrays`, whose shapes fit, with the one float input prepared when an option asks for it.
+    """Return `arrays`, whose shapes fit, with the only float input preprocessed as in `options`.
 
-    The arithmetic is float32, step by step. Raises DataError when no single input can be meant.
+    Every step of the arithmetic is float32. Raises DataError unless the model has exactly one float input.
     """
     if not options.prepares:
         return arrays
@@ -33,12 +33,12 @@ def prepare(arrays: Feed, inputs: Inputs, options: DataOptions) -> Feed:
         values = values - _channels(options.mean, values, image_layout(spec, options), "mean")
     if options.std is not None:
         values = values / _channels(options.std, values, image_layout(spec, options), "std")
-    # NumPy makes a number of an array of rank 0; asarray makes it an array again.
+    # NumPy turns an array of rank 0 into a number; asarray turns it back.
     return arrays | {spec.name: np.asarray(values)}
 
 
 def image_layout(spec: InputSpec, options: DataOptions) -> str | None:
-    """Return `nchw` or `nhwc`, as the options or else the input's shape tell; None for what is no image."""
+    """Return `nchw` or `nhwc` from the options, otherwise from the input's shape; None for other inputs."""
     if spec.shape is None or len(spec.shape) != 4:
         return None
     if options.layout is not None:
@@ -50,7 +50,7 @@ def image_layout(spec: InputSpec, options: DataOptions) -> str | None:
 def _channels(
     numbers: Numbers, values: NDArray[np.float32], layout: str | None, option: str
 ) -> NDArray[np.float32]:
-    """Return `numbers` so that they meet the channel axis of `values`."""
+    """Return `numbers` in a shape that broadcasts along the channel axis of `values`."""
     given = np.asarray(numbers, np.float32).reshape(-1)
     if given.size == 1:
         return given.reshape(())

@@ -1,4 +1,4 @@
-"""Whether values lie where the model was trained: beside one right feed, or at least not as raw pixels."""
+"""Check of value ranges against a known-good sample, or for raw pixels."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ from onnxfq.data.notes import Notes
 from onnxfq.errors import DataError
 
 FACTOR = 8
-"""Ranges that differ by more are another scale, not another picture."""
+"""Largest ratio of ranges that different samples explain; beyond it the scale differs."""
 LOOK = 32
-"""Samples after which ranges are compared; a single one may well be dark."""
+"""Samples before ranges are compared, because a single image may be dark."""
 
 _BRIGHT = 16
 _PIXELS = 255
 
 
 class ValueRange:
-    """Follows the range of each float input over the first samples, and judges it once."""
+    """Range of each float input over the first samples, checked once."""
 
     def __init__(self, inputs: Inputs, example: Feed | None, notes: Notes | None) -> None:
-        """Begin. example: a right feed, if any. notes: for raw pixels; None where they are meant."""
+        """Start without samples.
+
+        Args:
+            inputs: inputs of the model.
+            example: known-good sample, if any.
+            notes: receiver of the note about raw pixels; None if raw pixels are intended.
+        """
         self._specs = [spec for spec in inputs if spec.dtype.kind == "f"]
         self._inputs = inputs
         self._example = example
@@ -32,7 +38,7 @@ class ValueRange:
         self._judged = not self._specs
 
     def add(self, feed: Feed) -> None:
-        """Look at a feed; raise DataError once the range is seen to be another than the example's."""
+        """Add a feed. Raises DataError once the range differs from the example's."""
         if self._judged:
             return
         for spec in self._specs:
@@ -50,7 +56,7 @@ class ValueRange:
             self.judge()
 
     def judge(self) -> None:
-        """Compare and tell, with what was seen; later calls do nothing."""
+        """Check the ranges of the samples so far; later calls do nothing."""
         if self._judged:
             return
         self._judged = True
@@ -66,7 +72,7 @@ class ValueRange:
 
 
 def _like_pixels(values: np.ndarray) -> bool:
-    """Return whether `values` are images of rank 4 that hold whole numbers from 0 to 255 only."""
+    """Return whether `values` are images of rank 4 with only whole numbers from 0 to 255."""
     if values.ndim != 4 or not values.size or not {values.shape[1], values.shape[3]} & {1, 3, 4}:
         return False
     inside = (values >= 0) & (values <= _PIXELS)
@@ -74,11 +80,11 @@ def _like_pixels(values: np.ndarray) -> bool:
 
 
 def _compare(spec: InputSpec, limits: tuple[float, float], example: np.ndarray) -> None:
-    """Raise DataError when the largest magnitudes of data and example differ by more than FACTOR."""
+    """Raise DataError if the largest magnitudes of data and example differ by more than FACTOR."""
     low, high = float(example.min()), float(example.max())
     right, found = max(-low, high), max(-limits[0], limits[1])
     if not 0 < right < np.inf:
-        raise DataError(f"the example has no values to compare in input {spec.name!r}; give a real feed")
+        raise DataError(f"the example has no values to compare in input {spec.name!r}; give a real sample")
     if found <= FACTOR * right and right <= FACTOR * found:
         return
     remedy = "give --scale, --mean and --std as in training"
@@ -93,7 +99,7 @@ def _compare(spec: InputSpec, limits: tuple[float, float], example: np.ndarray) 
 
 
 def _scale(ratio: float) -> float:
-    """Return `ratio`, or the step between bytes and 0..1 where it is near that: brightest pixels vary."""
+    """Return `ratio`, or 1/255 or 255 if it is within a factor of 2, because brightest pixels vary."""
     for usual in (1 / _PIXELS, float(_PIXELS)):
         if usual / 2 < ratio < usual * 2:
             return usual

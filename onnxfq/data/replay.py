@@ -1,4 +1,4 @@
-"""Feeds that are read once and used twice: the first one beforehand, some for a comparison afterwards."""
+"""Replay of feeds from a single pass: the first feed in advance, and some for a later comparison."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from itertools import chain
 from onnxfq.data.inputs import Feed
 
 CHECK_BYTES = 64 << 20
-"""Feeds kept from the pass over the data for the comparison at the end, in bytes at most."""
+"""Most bytes of feeds that are kept from the pass for the comparison at the end."""
 CHECK_FEEDS = 128
 
 
 class KeptFeeds:
-    """Passes feeds on and keeps some, spread evenly: a one-shot iterator serves the comparison as well.
+    """Feeds that keep an even selection of themselves: a one-shot iterator also serves the comparison.
 
-    Every `_stride`-th feed is kept; when there are too many, every other one goes and the stride doubles.
+    Every `_stride`-th feed is kept; if these are too many, every other one is dropped and the stride doubles.
     """
 
-    lasting = True  # its sources are: Feeds, or nothing
+    lasting = True  # its sources, Feeds or nothing, are lasting
 
     def __init__(self, source: Iterable[Feed]) -> None:
-        """Keep none yet: `feeds` has them after a pass."""
+        """Start without kept feeds; `feeds` has them after a pass."""
         self._source = source
         self._begun: Iterator[Feed] | None = None
         self._stride = 1
         self.feeds: list[Feed] = []
 
     def read_first(self) -> Feed:
-        """Return the first feed, which the next pass yields all the same."""
+        """Return the first feed; the next pass still yields it."""
         begun = iter(self._source)
         first = next(begun)
         self._begun = chain([first], begun)
         return first
 
     def __iter__(self) -> Iterator[Feed]:
-        """Yield all of them; what an earlier pass kept is forgotten."""
+        """Yield all feeds; the feeds kept by an earlier pass are dropped."""
         self._stride, self.feeds = 1, []
         source, self._begun = self._begun or self._source, None
         for number, feed in enumerate(source):

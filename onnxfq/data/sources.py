@@ -1,7 +1,7 @@
-"""Sources: whatever a caller has as data, read into pieces, each the values of one or more samples by input.
+"""Data sources, read into pieces: values of one or more samples by input.
 
-A source is opened once for each pass. Where data is a folder, an iterable or a reader, a piece is what one
-file or element holds; arrays of all samples are cut into runs.
+A source is opened once per pass. For a folder, an iterable or a reader, a piece is the content of one file or
+element; arrays of all samples are cut into runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from onnxfq.errors import DataError, OnnxfqError, nearest
 from onnxfq.support.records import join_lines
 
 Data = str | Path | NDArray[Any] | Mapping[str, NDArray[Any]] | Iterable[Any] | Callable[[], Any]
-"""What is taken as data, see `open_source`."""
+"""Types accepted as data, see `open_source`."""
 
 KINDS = (
     "a file, a folder, an array, a list or loader of feeds {input name: array}, or a function that makes one"
@@ -41,7 +41,7 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class Piece:
-    """Values by input name, as the source has them. note: what the user has to know once they fit."""
+    """Values by input name, as the source has them, and a `note` for the user, logged if they fit."""
 
     values: Mapping[str, Any]
     note: str = ""
@@ -49,7 +49,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a source is read for: the model's inputs, samples a run where they are open, and the options."""
+    """Reading context of a source: the model's inputs, samples per run if open, and the options."""
 
     inputs: Inputs
     batch: int
@@ -60,7 +60,12 @@ class Reading:
 class Source:
     """One pass over data.
 
-    total: its samples, where it tells beforehand. lasting: arrays stay unchanged. images: from image files.
+    Attributes:
+        name: name for errors.
+        pieces: the data in order.
+        total: number of samples; None if unknown in advance.
+        lasting: whether nobody overwrites the arrays.
+        images: whether the data comes from image files.
     """
 
     name: str
@@ -73,11 +78,16 @@ class Source:
 def open_source(data: Data, reading: Reading, again: bool = False) -> Source:
     """Open `data` for one pass.
 
-    data: the path of an .npz, an .npy, an image, or a folder of one of these kinds; `module:function`,
-    importable from here; an array for the only input; {input name: array} with all samples; an iterable of
-    feeds {input name: array}, of tuples in the order of the inputs, or of arrays, as a torch DataLoader
-    is; an onnxruntime CalibrationDataReader; a function without arguments that returns one of these.
-    again: whether an earlier pass has been begun. Raises DataError in one line.
+    Args:
+        data: path of an .npz, an .npy, an image, or a folder of one of these kinds; `module:function`,
+            importable from here; an array for the only input; {input name: array} with all samples; an
+            iterable of feeds {input name: array}, of tuples in the order of the inputs, or of arrays, such as
+            a torch DataLoader; an onnxruntime CalibrationDataReader; a function without arguments that
+            returns one of these.
+        reading: inputs of the model, samples per run, and options.
+        again: whether an earlier pass has begun.
+
+    Raises DataError for data of another kind, or data that cannot be read.
     """
     if not _names_function(data):
         return _open(data, "the data given", reading, again)
@@ -108,7 +118,7 @@ def _open(data: Data, name: str, reading: Reading, again: bool) -> Source:
 
 @contextmanager
 def _faults_of(name: str) -> Iterator[None]:
-    """Tell in one line what the function that the command line names raises."""
+    """Turn an exception of the user's function into a DataError of one line."""
     try:
         yield
     except OnnxfqError:
@@ -131,7 +141,7 @@ def _watch_pieces(pieces: Iterator[Piece], name: str) -> Iterator[Piece]:
 
 
 def tells_total(data: Data) -> bool:
-    """Return whether opening `data` to ask for its total neither calls nor uses up anything."""
+    """Return whether `data` can be opened for its total without calling or consuming anything."""
     kinds = (str, Path, Mapping, list, tuple)
     known = isinstance(data, kinds) or is_array(data) or hasattr(data, "sampler")
     return known and not _names_function(data) and not _is_maker(data)
@@ -142,7 +152,7 @@ def _names_function(data: Data) -> bool:
 
 
 def _is_maker(data: Data) -> bool:
-    """Return whether `data` is to be called for data: a function or a class that is no data itself."""
+    """Return whether `data` is a function or a class that returns data and is not data itself."""
     if isinstance(data, type):
         return True
     return callable(data) and not isinstance(data, Iterable) and not hasattr(data, "get_next")
@@ -162,7 +172,7 @@ def _open_path(path: Path, reading: Reading) -> Source:
 def _open_folder(folder: Path, reading: Reading) -> Source:
     kinds = {".npz": (".npz",), ".npy": (".npy",), "image": SUFFIXES}
     found: dict[str, list[Path]] = {}
-    # Class folders of an image set are looked into; files beside them are not mixed with theirs.
+    # Class folders of an image set are searched; their files are not mixed with files next to them.
     for files in (folder.glob("*"), folder.rglob("*")):
         visible = sorted(
             file for file in files if not any(p.startswith(".") for p in file.relative_to(folder).parts)
@@ -194,7 +204,7 @@ def _open_folder(folder: Path, reading: Reading) -> Source:
 
 def _open_images(paths: Sequence[Path], name: str, reading: Reading) -> Source:
     spec = image_input(reading.inputs, reading.options)
-    # A fixed batch is filled with so many images.
+    # Each run of a fixed batch takes this many images.
     step = (spec.shape[0] if spec.shape else None) or 1
     if len(paths) % step:
         raise DataError(
@@ -223,17 +233,17 @@ def _open_arrays(arrays: Mapping[str, Any], reading: Reading, name: str) -> Sour
     return Source(name, (Piece(run) for run in runs), count_samples(given, inputs))
 
 
-# What Python code gives
+# Data from Python code
 
 
 def _open_iterable(data: Iterable[Any], reading: Reading, again: bool) -> Source:
     if isinstance(data, Iterator) and again:
         raise DataError(
-            f"the data given is a {type(data).__name__}, which has been gone through; give a list, or the "
-            "function that makes it, and it can be gone through again"
+            f"the data given is a {type(data).__name__}, which can be read only once; give a list, or the "
+            "function that makes it"
         )
 
-    def pieces() -> Iterator[Piece]:  # a loader starts its workers when it is asked for its first element
+    def pieces() -> Iterator[Piece]:  # a loader starts its workers at its first element
         for number, element in enumerate(data):
             yield _piece(element, number, reading.inputs)
 
@@ -244,7 +254,7 @@ def _open_reader(reader: Any, reading: Reading, again: bool) -> Source:
     if again:
         if not callable(getattr(reader, "rewind", None)):
             raise DataError(
-                f"the {type(reader).__name__} given has been gone through and has no rewind(); give it one, "
+                f"the {type(reader).__name__} given has been read and has no rewind(); give it one, "
                 "or give the function that makes it"
             )
         reader.rewind()
@@ -270,14 +280,14 @@ def _call_source(make: Any, name: str, reading: Reading) -> Source:
 
 
 def _import(text: str) -> Any:
-    """Return what `module:name` names, the current folder being on the path as it is for `python -m`."""
+    """Import `module:name`, with the current folder on the path as for `python -m`."""
     module_name, _, name = text.partition(":")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as fault:  # the module is the user's; whatever it raises is told in one line
+    except Exception as fault:  # the module is the user's and may raise anything
         raise DataError(
             f"cannot import {module_name!r} of --data {text} ({type(fault).__name__}: {join_lines(fault)}); "
             "run from its folder, or repair it"
@@ -291,7 +301,7 @@ def _import(text: str) -> Any:
 
 
 def _piece(element: Any, number: int, inputs: Inputs) -> Piece:
-    """Return an element of an iterable as values by input name."""
+    """Return an element of an iterable as values by input name, with a note on ignored parts."""
     names = [spec.name for spec in inputs]
     if isinstance(element, Mapping):
         check_names(element, inputs, f"feed {number}")
@@ -316,11 +326,11 @@ def _piece(element: Any, number: int, inputs: Inputs) -> Piece:
 
 
 def _iterable_total(data: Iterable[Any], reading: Reading) -> int | None:
-    """Return how many samples an iterable holds, where it tells without being read."""
+    """Return the number of samples in an iterable; None if only reading would show it."""
     inputs = reading.inputs
     sampler, batch = getattr(data, "sampler", None), getattr(data, "batch_size", None)
     if samples_open(inputs) and isinstance(sampler, Sized) and isinstance(batch, int):
-        # A torch DataLoader; the last batch that is not full may be dropped.
+        # A torch DataLoader may drop an incomplete last batch.
         total = len(sampler)
         return total - total % batch if getattr(data, "drop_last", False) else total
     if not isinstance(data, (list, tuple)):
@@ -330,7 +340,7 @@ def _iterable_total(data: Iterable[Any], reading: Reading) -> int | None:
 
 
 def _samples_in(element: Any, inputs: Inputs) -> int | None:
-    """Return how many samples an element holds, as far as the shape of its first array that counts tells."""
+    """Return the number of samples in an element by the shape of its first array of rank 1 or more."""
     ranked = [index for index, spec in enumerate(inputs) if spec.shape]
     if not ranked:
         return 1

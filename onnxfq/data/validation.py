@@ -1,4 +1,4 @@
-"""Whether arrays fit a model's inputs: names, dtypes, shapes, finite values; the words when they do not."""
+"""Validation of arrays against a model's inputs: names, dtypes, shapes, finite values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_names(given: Mapping[str, Any], inputs: Inputs, source: str) -> None:
         )
     if unknown:
         raise DataError(
-            f"{source} has {unknown[0]!r}, which is no input{nearest(str(unknown[0]), wanted)}; "
+            f"{source} has {unknown[0]!r}, which the model does not take{nearest(str(unknown[0]), wanted)}; "
             f"inputs are {', '.join(wanted)}"
         )
 
@@ -39,12 +39,12 @@ def is_array(value: object) -> bool:
 
 
 def to_array(value: Any, spec: InputSpec, where: str) -> NDArray[Any]:
-    """Return `value` as a NumPy array: an array or tensor of any library, wherever it lies, or numbers.
+    """Return `value` as a NumPy array: an array or tensor of any library on any device, or numbers.
 
-    Raises DataError, with the input and `where`, for what is no array.
+    Raises DataError, with the input and `where`, for values that are not arrays.
     """
     try:
-        # A torch tensor may have a gradient or lie on a GPU; neither converts as it is.
+        # A torch tensor with a gradient or on a GPU does not convert directly.
         for step in ("detach", "cpu"):
             if not isinstance(value, np.ndarray) and callable(getattr(value, step, None)):
                 value = getattr(value, step)()
@@ -53,12 +53,12 @@ def to_array(value: Any, spec: InputSpec, where: str) -> NDArray[Any]:
         return np.asarray(value)
     except (ValueError, TypeError, RuntimeError, BufferError) as fault:
         raise DataError(
-            f"input {spec.name!r} {where} is no array ({join_lines(fault)}); give a NumPy array"
+            f"input {spec.name!r} {where} is not an array ({join_lines(fault)}); give a NumPy array"
         ) from None
 
 
 def fit_shape(array: NDArray[Any], spec: InputSpec, where: str) -> None:
-    """Raise DataError unless the shape of `array` is one that the input takes."""
+    """Raise DataError unless the input takes the shape of `array`."""
     if spec.shape is None:
         return
     if array.ndim != len(spec.shape):
@@ -73,7 +73,7 @@ def fit_shape(array: NDArray[Any], spec: InputSpec, where: str) -> None:
 
 
 def layout_hint(want: Shape, got: Shape) -> str:
-    """Name the transpose that makes an image fit, when it is NHWC for NCHW or the reverse; else nothing."""
+    """Return the transpose that makes an image fit if NHWC and NCHW are swapped; otherwise nothing."""
     batch = [0] * (len(want) == 4)
     if len(want) not in (3, 4) or len(got) != len(want) or _takes(want, got):
         return ""
@@ -90,10 +90,10 @@ def layout_hint(want: Shape, got: Shape) -> str:
 
 
 def cast(array: NDArray[Any], spec: InputSpec, where: str, notes: Notes) -> NDArray[Any]:
-    """Return `array` in the input's dtype; DataError when that would change its values' meaning."""
+    """Return `array` in the input's dtype. Raises DataError if the cast would change their meaning."""
     if array.dtype == spec.dtype:
         return array
-    if spec.dtype.kind == "O" and array.dtype.kind == "U":  # texts, as an .npz without pickles holds them
+    if spec.dtype.kind == "O" and array.dtype.kind == "U":  # strings, as stored in an .npz without pickles
         return array.astype(object)
     both_float = array.dtype.kind == "f" and spec.dtype.kind == "f"
     both_integer = array.dtype.kind in "iu" and spec.dtype.kind in "iu"
@@ -116,9 +116,12 @@ def cast(array: NDArray[Any], spec: InputSpec, where: str, notes: Notes) -> NDAr
 
 
 def check_finite(feed: Feed, inputs: Inputs, first: int) -> None:
-    """Raise DataError that names input, sample and counts when `feed` holds NaN or infinities.
+    """Raise DataError with input, sample and counts if `feed` has NaN or infinities.
 
-    first: the number of the feed's first sample.
+    Args:
+        feed: arrays by input name.
+        inputs: inputs of the model.
+        first: number of the feed's first sample.
     """
     floats = [spec.name for spec in inputs if feed[spec.name].dtype.kind == "f"]
     if all(np.isfinite(feed[name]).all() for name in floats):
@@ -135,7 +138,7 @@ def check_finite(feed: Feed, inputs: Inputs, first: int) -> None:
 
 
 def misfit(spec: InputSpec, array: NDArray[Any], rule: str) -> str:
-    """Return the line that tells what came, what the model has, and the rule."""
+    """Return an error line with the array's type and shape, the input, and the rule."""
     return f"input {spec.name!r} got {array.dtype} {list(array.shape)}, the model has [{spec}]: {rule}"
 
 

@@ -1,1 +1,1 @@
-"""What stages hand on, and their files."""
+"""Values passed between stages, and their files."""

@@ -21,7 +21,7 @@ def _to_numbers(values: Any) -> NDArray[Any]:
 
 
 def _lock(values: NDArray[Any], info: pydantic.ValidationInfo) -> NDArray[Any]:
-    """Return `values`, not shared with anyone, read-only and of param_shape where there are as many."""
+    """Return `values` read-only, in param_shape if the count fits."""
     shape = info.data.get("param_shape", ())
     if values.size == prod(shape) and min(shape, default=0) >= 0:
         values = values.reshape(shape)
@@ -34,19 +34,19 @@ def _to_scale(values: Any, info: pydantic.ValidationInfo) -> NDArray[np.float32]
 
 
 def _to_zero_point(values: Any, info: pydantic.ValidationInfo) -> NDArray[Any]:
-    """Return int32, or float32 where fractions are allowed; what breaks a rule as it is, for the message."""
+    """Return int32, or float32 for fractional zero points; validation reports values that do not fit."""
     numbers, spec = _to_numbers(values), info.data.get("spec")
     fractional = spec is not None and spec.zero_point == "fractional"
     dtype = np.float32 if fractional else np.int32
     if not np.count_nonzero(numbers):
-        return _lock(np.zeros(numbers.shape, dtype), info)  # memory that is never touched
+        return _lock(np.zeros(numbers.shape, dtype), info)  # zero pages that are never written
     made = cast(numbers, dtype)
     exact = fractional or numbers.dtype == dtype or np.array_equal(made, numbers)
     return _lock(made if exact else numbers.copy(), info)
 
 
 def cast(numbers: NDArray[Any], dtype: type) -> NDArray[Any]:
-    """Return a copy of another type; what is beyond it becomes what no rule allows."""
+    """Return a copy of type `dtype`; values outside its range become values that validation rejects."""
     if numbers.dtype == dtype:
         return numbers.copy()
     with np.errstate(over="ignore", invalid="ignore"):
@@ -58,7 +58,7 @@ def _spell(values: NDArray[Any], info: pydantic.SerializationInfo) -> Any:
 
 
 KEEP_ARRAYS = "keep arrays"
-"""Context in which arrays are serialized as they are, for an array file; else their elements in C order."""
+"""Context that keeps arrays in serialization, for an array file; otherwise flat tuples in C order."""
 
 ScaleField = Annotated[
     NDArray[np.float32], pydantic.PlainValidator(_to_scale), pydantic.PlainSerializer(_spell)

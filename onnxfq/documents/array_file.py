@@ -1,4 +1,4 @@
-"""The array file of encodings: many scales and zero points in an .npz next to the JSON."""
+"""Array file of encodings: many scales and zero points in an .npz next to the JSON."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ from onnxfq.support.files import UNREADABLE, load_npz, replace_file
 from onnxfq.support.records import Record, join_lines, parse
 
 INLINE_LIMIT = 100_000
-"""The most scales that stay in the JSON; a hundred thousand take 2 MB there."""
+"""Largest number of scales in the JSON; a hundred thousand take 2 MB there."""
 
 
 class ArrayFile(Record):
-    """Which .npz holds the scales: its name, in the folder of the JSON, and the SHA-256 of its bytes."""
+    """Reference to the .npz with the scales.
+
+    Attributes:
+        file: its name, in the folder of the JSON.
+        sha256: of its bytes.
+    """
 
     file: str
     sha256: str
 
 
 def array_path(path: str | Path) -> Path:
-    """Return the path of the array file that goes with the JSON at `path`."""
+    """Return the path of the array file for the JSON at `path`."""
     path = Path(path)
     return path.with_name(path.name.removesuffix(".json").removesuffix(".encodings") + ".encodings.npz")
 
@@ -37,9 +42,9 @@ def write_with_arrays(path: str | Path, content: dict[str, Any]) -> None:
 
     Args:
         path: of the JSON.
-        content: of the JSON, with arrays as scale and zero_point of each of its "encodings". Those with a
-            shape go to the array file, one behind the other, the others stay. Zero points of symmetric
-            specs are 0, and are not written.
+        content: of the JSON, with arrays as scale and zero_point of each of its "encodings". Arrays with a
+            shape go to the array file, one after the other, the rest stays in the JSON. Zero points of
+            symmetric specs are 0, and are not written.
     """
     parts: dict[str, list[NDArray[Any]]] = {"scale": [], "zero_point": []}
     for one in content["encodings"]:
@@ -61,7 +66,7 @@ def write_with_arrays(path: str | Path, content: dict[str, Any]) -> None:
 def restore_arrays(content: Any, path: Path) -> Any:
     """Return `content` of the JSON at `path` with the arrays of its array file, if it names one.
 
-    Raises PlanError when that file is missing, damaged or another than the JSON was saved with.
+    Raises PlanError if that file is missing, damaged or does not belong to the JSON.
     """
     if not isinstance(content, dict) or "arrays" not in content:
         return content
@@ -81,7 +86,7 @@ def restore_arrays(content: Any, path: Path) -> Any:
                 fixed = one["spec"].get("symmetric", True)
                 one["zero_point"] = np.zeros(one["scale"].size) if fixed else take("zero_point", count)
     except (KeyError, TypeError, AttributeError, ValueError):
-        return content  # what is wrong with it, its validation tells
+        return content  # validation reports the fault
     if any(used[name] != values.size for name, values in flat.items()):
         raise PlanError(
             f"{path}: its shapes do not fit the scales in {array_path(path).name}; save the encodings again"
@@ -100,8 +105,8 @@ def _read(reference: ArrayFile, path: Path) -> dict[str, NDArray[Any]]:
         return load_npz(packed)
     except FileNotFoundError:
         raise PlanError(
-            f"no such file: {packed}, which has the scales of {path.name}; copy both together, or calibrate "
-            "again"
+            f"no such file: {packed}, which holds the scales of {path.name}; copy both together, or "
+            "calibrate again"
         ) from None
     except UNREADABLE as fault:
         raise PlanError(f"cannot read {packed}: {join_lines(fault)}; calibrate again") from None

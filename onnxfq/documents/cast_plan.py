@@ -1,4 +1,4 @@
-"""`FloatPlan`: in which float type runs what is not quantized, and what stays in float32 for all that."""
+"""`FloatPlan`: float type of the non-quantized part, and its float32 exceptions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from onnxfq.support.records import Record
 
 @dataclass(frozen=True)
 class FloatOptions:
-    """What is asked for: the float type of the remainder, and whether inputs and outputs get it too."""
+    """Request for a float type of the non-quantized part.
+
+    Attributes:
+        name: the type.
+        io: whether inputs and outputs are cast too.
+    """
 
     name: FloatName = "fp32"
     io: bool = False
 
     @property
     def min_opset(self) -> int:
-        """The opset from which on ONNX's operators take the type; 0 for fp32."""
+        """The lowest opset whose operators support the type; 0 for fp32."""
         return 0 if self.name == "fp32" else HALF_TYPES[self.name].min_opset
 
 
@@ -27,9 +32,10 @@ ALL_FLOAT32 = FloatOptions()
 
 
 class FloatPlan(Record):
-    """Which nodes and tensors of a Q/DQ model stay in float32, with the reason; all others are cast.
+    """Nodes and tensors of a Q/DQ model that stay in float32, with the reason; all others are cast.
 
-    clipped: tensors with numbers that stand for minus infinity and would become it; they are kept finite.
+    Attributes:
+        clipped: tensors whose values stand for minus infinity and would overflow to it; they are kept finite.
     """
 
     name: FloatName

@@ -1,4 +1,4 @@
-"""`Encoding`: the parameters of one quantized tensor, and `Encodings`, those of a model."""
+"""`Encoding`: quantization parameters of one tensor; `Encodings`: of all tensors of a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from onnxfq.support.records import Record, first_repeated, parse, read_content, 
 def lift_calibrator(fields: Any) -> Any:
     """Return the fields of a placement or an encoding with the calibrator next to the spec, not in it.
 
-    Files of earlier versions have it in the spec, and name that of external scales `given`.
+    Files of earlier versions have it in the spec, and name the calibrator of external scales `given`.
     """
     spec = fields.get("spec") if isinstance(fields, dict) else None
     if not isinstance(spec, dict) or "calibrator" not in spec or "calibrator" in fields:
@@ -39,11 +39,14 @@ def lift_calibrator(fields: Any) -> Any:
 class Encoding(Record):
     """Scale and zero point of one tensor under a `QuantSpec`.
 
-    param_shape: [] per tensor, [C] per axis, x's rank when blocked (each axis divided by its block, rounded
-    up). scale: float32 of that shape; every scale is finite and positive. zero_point: int32 of that shape,
-    float32 where the spec has fractional ones. Both are read-only, in files flat lists in C order, and empty
-    for a dynamic tensor. global_scale: of scale_type e4m3, the factor that all its scales share. calibrator:
-    how the range was found.
+    Attributes:
+        param_shape: [] per tensor, [C] per axis, x's rank when blocked (each axis divided by its block,
+            rounded up).
+        scale: float32 of that shape; every scale is finite and positive. Like zero_point read-only, a flat
+            list in C order in files, and empty for a dynamic tensor.
+        zero_point: int32 of that shape, float32 if the spec has fractional ones.
+        global_scale: for scale_type e4m3, the factor that all its scales share.
+        calibrator: how the range was found.
     """
 
     tensor: str
@@ -64,8 +67,8 @@ class Encoding(Record):
         if self.spec.dynamic:
             if self.param_shape or self.scale.size or self.zero_point.size:
                 raise ValueError(
-                    f"tensor {self.tensor!r}: {self.spec} makes its scales while the model runs; leave "
-                    "param_shape, scale and zero_point empty"
+                    f"tensor {self.tensor!r}: {self.spec} has dynamic scales; leave param_shape, scale and "
+                    "zero_point empty"
                 )
         else:
             self._check_counts()
@@ -107,23 +110,23 @@ class Encoding(Record):
             found = zero_point[zero_point != np.rint(zero_point)][0]
             raise ValueError(
                 f"tensor {self.tensor!r}: every zero_point must be an integer, found {found}; round "
-                "it, or say zero_point: fractional in its spec"
+                "it, or set zero_point: fractional in its spec"
             )
 
     def _check_scales(self) -> None:
         scale, shared = self.scale, self.global_scale
         if (shared is not None) != (self.spec.scale_type == "e4m3"):
             raise ValueError(
-                f"tensor {self.tensor!r}: global_scale goes with scale_type e4m3, found {shared} with "
+                f"tensor {self.tensor!r}: global_scale belongs to scale_type e4m3, found {shared} with "
                 f"{self.spec.scale_type}; calibrate again"
             )
         if shared is not None:
             scale = np.append(scale, cast(np.asarray(shared), np.float32))
-        # No comparison with NaN is true.
+        # Every comparison with NaN is false.
         if scale.size and not 0 < scale.min() <= scale.max() < np.inf:
             raise ValueError(f"tensor {self.tensor!r}: every scale must be finite and positive")
         if self.spec.equalized and np.unique(np.frexp(scale)[0]).size > 1:
-            raise ValueError(f"tensor {self.tensor!r}: equalized scales must be powers of two apart")
+            raise ValueError(f"tensor {self.tensor!r}: equalized scales must differ by powers of two")
         if self.spec.scale_type == "float32":
             return
         wrong = np.flatnonzero(self.scale != self._round_to_scale_type())
@@ -135,7 +138,7 @@ class Encoding(Record):
             )
 
     def _round_to_scale_type(self) -> NDArray[np.float32]:
-        """Return the scales of scale_type e8m0 or e4m3 rounded to what their type allows."""
+        """Return the scales of scale_type e8m0 or e4m3 rounded to numbers of their type."""
         if self.global_scale is None:
             return np.asarray(np.ldexp(np.float32(1), np.frexp(self.scale)[1] - 1), np.float32)
         return np.asarray(self.block_scales.astype(np.float32) * np.float32(self.global_scale))
@@ -148,7 +151,7 @@ class Encoding(Record):
         zero_point: NDArray[Any],
         global_scale: float | None = None,
     ) -> Encoding:
-        """Make an encoding from arrays of one shape. Raises SpecError when a rule is broken."""
+        """Return an encoding from arrays of one shape. Raises SpecError if a rule is broken."""
         return _make(
             {
                 "tensor": tensor,
@@ -161,7 +164,7 @@ class Encoding(Record):
         )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Encoding:
-        """Return a copy with other values for the fields of `update`. Raises SpecError as `of`."""
+        """Return a copy with the values of `update`. Raises SpecError as `of`."""
         if update is None or update.keys() <= {"tensor", "calibrator"}:
             return super().model_copy(update=update, deep=deep)
         return _make(self.__dict__ | dict(update))
@@ -171,7 +174,7 @@ class Encoding(Record):
         return isinstance(other, Encoding) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        """Hash what `__eq__` compares."""
+        """Return a hash of the fields that `__eq__` compares."""
         return hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
@@ -180,7 +183,7 @@ class Encoding(Record):
 
     @staticmethod
     def of_running_model(tensor: str, spec: QuantSpec, global_scale: float | None = None) -> Encoding:
-        """Make the encoding of a dynamic tensor: no scales but the global one of scale_type e4m3."""
+        """Return the encoding of a dynamic tensor: no scales except the global one of scale_type e4m3."""
         return Encoding(
             tensor=tensor, spec=spec, param_shape=(), scale=(), zero_point=(), global_scale=global_scale
         )
@@ -192,17 +195,17 @@ class Encoding(Record):
 
     @property
     def zero_point_array(self) -> NDArray[Any]:
-        """Zero point of `param_shape`: int32, or float32 where it is fractional; empty when dynamic."""
+        """Zero point of `param_shape`: int32, or float32 if fractional; empty when dynamic."""
         return self.zero_point
 
     @property
     def block_scales(self) -> NDArray[Any]:
-        """The scales of scale_type e4m3 without the global one, as float8_e4m3fn of `param_shape`."""
+        """The scales of scale_type e4m3 without the global factor, as float8_e4m3fn of `param_shape`."""
         e4m3 = QTYPES["float8e4m3fn"]
         return quantize(self.scale_array, np.float32(self.global_scale or 1.0), qtype=e4m3)
 
     def fake_quantize(self, x: ArrayLike) -> NDArray[Any]:
-        """Return x rounded to the grid, of its type and shape, as the node of a fake-quant model does it."""
+        """Return x rounded to the grid, in its type and shape, as the node of a fake-quant model does."""
         spec = self.spec
         if spec.dynamic:
             return dynamic_fake_quantize(
@@ -243,10 +246,13 @@ def _make(fields: dict[str, Any]) -> Encoding:
 class Encodings(Record):
     """The encodings of all quantized tensors of one model (`.encodings.json`).
 
-    without_values: activations of the plan that no run gave a value; what needs them stays in float.
-    statistics_sha256: fingerprint of the statistics they come from. data_sha256: sum of the SHA-256 of the
-    samples that those were gathered from, modulo 2^256; it does not hang on order or batches. source: the
-    kind of file that gave some of them, those whose calibrator is `external`.
+    Attributes:
+        without_values: activations of the plan without a value in any run; nodes that need them stay in
+            float.
+        statistics_sha256: fingerprint of the statistics of the encodings.
+        data_sha256: sum of the SHA-256 of the calibration samples modulo 2^256; it does not depend on order
+            or batches.
+        source: kind of the file that gave the encodings with calibrator `external`.
     """
 
     format: Literal["onnxfq.encodings/1"] = "onnxfq.encodings/1"
@@ -269,7 +275,7 @@ class Encodings(Record):
         return tensor in self._by_tensor
 
     def __getitem__(self, tensor: str) -> Encoding:
-        """Return the encoding of `tensor`. Raises PlanError with the nearest names when it has none."""
+        """Return the encoding of `tensor`. Raises PlanError with the nearest names if there is none."""
         encoding = self._by_tensor.get(tensor)
         if encoding is not None:
             return encoding
@@ -283,7 +289,7 @@ class Encodings(Record):
     def save(self, path: str | Path) -> tuple[Path, ...]:
         """Write as JSON, and over INLINE_LIMIT scales as an .npz next to it; whole or not at all.
 
-        Returns the paths of what was written.
+        Returns the written paths.
         """
         if sum(encoding.scale.size for encoding in self.encodings) <= INLINE_LIMIT:
             write_document(path, self)
@@ -293,6 +299,6 @@ class Encodings(Record):
 
     @staticmethod
     def load(path: str | Path) -> Encodings:
-        """Read what `save` wrote. Raises PlanError in one line for any fault."""
+        """Return the encodings that `save` wrote. Raises PlanError in one line for any fault."""
         content = restore_arrays(read_content(path, PlanError), Path(path))
         return parse(content, Encodings, PlanError, str(path))

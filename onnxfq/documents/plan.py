@@ -1,4 +1,4 @@
-"""`Plan`: what of a model is quantized, how, and why the rest is not."""
+"""`Plan`: quantized tensors, their specs, and reasons for float."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from onnxfq.graph.model import Existing
 from onnxfq.graph.slots import TensorUses, Use
 from onnxfq.numerics.float_types import FloatType
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.support.reasons import Reason
 from onnxfq.support.records import Record, first_repeated, read_document, write_document
 
 Role = Literal["activation", "weight", "bias"]
 
 
 class Placement(TensorUses):
-    """One tensor that is quantized: its spec, the input slots that read the quantized value, and why.
+    """One quantized tensor: its spec, the input slots that read the quantized value, and the reason.
 
-    role: a bias is a constant whose scale is that of the input times that of the weight. float_type: of its
-    elements; its scales are numbers of that type. calibrator: how its range is found.
+    Attributes:
+        role: a bias is a constant with input scale times weight scale as its scale.
+        float_type: of its elements; its scales are numbers of that type.
+        calibrator: how its range is found.
     """
 
     role: Role
@@ -44,7 +47,7 @@ class Placement(TensorUses):
     def _dynamic_activation(self) -> Placement:
         if self.spec.dynamic and self.role != "activation":
             raise ValueError(
-                f"{self.role} {self.tensor!r} is dynamic, and its values are known; remove dynamic"
+                f"{self.role} {self.tensor!r} is dynamic, but its values are constant; remove dynamic"
             )
         return self
 
@@ -65,30 +68,39 @@ class QuantizableNode(Record):
 
 
 class Skipped(Record):
-    """A tensor or node left in float, and the reason."""
+    """A tensor or node left in float, the reason, and the code of its rule."""
 
     name: str
     kind: Literal["tensor", "node"]
     op_type: str
     why: str
+    rule: str = ""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _take_rule(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and isinstance(fields.get("why"), Reason):
+            return {"rule": fields["why"].rule} | fields
+        return fields
 
 
 class Coverage(NamedTuple):
-    """How many nodes of one op type run in low precision, of how many."""
+    """Number of low-precision nodes of one op type, out of all."""
 
     op_type: str
     quantized: int
     total: int
 
     def __str__(self) -> str:
-        """Spell it as in a report: `Conv 3/4`."""
+        """Return the form used in reports: `Conv 3/4`."""
         return f"{self.op_type} {self.quantized}/{self.total}"
 
 
 class Plan(Record):
-    """All decisions for one model (`.plan.json`); a person may edit it and feed it back.
+    """All decisions for one model (`.plan.json`); a person may edit the file and pass it to later stages.
 
-    existing: how the model has to be loaded, as the recipe says.
+    Attributes:
+        existing: policy for loading a quantized model, from the recipe.
     """
 
     format: Literal["onnxfq.plan/1"] = "onnxfq.plan/1"
@@ -114,7 +126,7 @@ class Plan(Record):
 
     @property
     def unobserved(self) -> tuple[Placement, ...]:
-        """Activations whose scales the running model makes from its own values alone."""
+        """Activations with dynamic scales that need no statistics."""
         return tuple(p for p in self.placements if p.role == "activation" and not p.spec.observed)
 
     @property
@@ -124,7 +136,7 @@ class Plan(Record):
 
     @property
     def biases(self) -> tuple[Placement, ...]:
-        """Placements whose scales follow from those of an input and a weight."""
+        """Placements whose scales follow from an input and a weight."""
         return tuple(p for p in self.placements if p.role == "bias")
 
     def coverage(self) -> list[Coverage]:
@@ -141,13 +153,13 @@ class Plan(Record):
     def without(self, tensors: Collection[str], why: str) -> Plan:
         """Return the plan with `tensors` in float, and every node that needs one of them, for reason `why`.
 
-        A node that reads one side in float multiplies in float, so its other inputs lose their pair too.
+        A node with one float input multiplies in float, so its other inputs lose their pair too.
         """
         placed = {use: p.tensor for p in self.placements for use in p.uses}
         removed = {use for use, tensor in placed.items() if tensor in tensors}
         stopped: dict[str, QuantizableNode] = {}
         found = True
-        while found:  # a use that goes, as that of a shared Transpose, may stop another node
+        while found:  # a removed use, such as of a shared Transpose, may stop another node
             broken = [n for n in self.nodes if n.node not in stopped and removed.intersection(n.needs)]
             stopped |= {n.node: n for n in broken}
             removed |= {use for n in broken for use in n.needs}
@@ -164,7 +176,7 @@ class Plan(Record):
         )
 
     def check_model(self, sha256: str) -> None:
-        """Raise PlanError when the plan was made for another model than the one with `sha256`."""
+        """Raise PlanError if the plan is for a model other than the one with `sha256`."""
         if self.model_sha256 != sha256:
             raise PlanError(
                 f"the plan was made for a model with SHA-256 {self.model_sha256[:12]}, this one has "
@@ -177,5 +189,5 @@ class Plan(Record):
 
     @staticmethod
     def load(path: str | Path) -> Plan:
-        """Read what `save` wrote, edited or not. Raises PlanError in one line for any fault."""
+        """Return the plan that `save` wrote, edited or not. Raises PlanError in one line for any fault."""
         return read_document(path, Plan, PlanError)

@@ -1,4 +1,4 @@
-"""`Recipe`: what a user asks for: a target, two schemes and overrides by name, glob or op type."""
+"""`Recipe`: target, activation and weight schemes, overrides."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def _check_operators(op_types: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Scheme(NumberFormat):
-    """What activations and weights have in common: a number format, and blocks of a usual size.
+    """Common fields of activations and weights: number format and default block sizes.
 
-    block_shape: one size for each axis as the operator reads it, -1 for the whole of it.
+    Attributes:
+        block_shape: one size for each axis as the operator reads it, -1 for the whole axis.
     """
 
     granularity: str
@@ -81,22 +82,24 @@ class Scheme(NumberFormat):
         return self
 
 
-# The blocks of OCP MX and of NVFP4.
+# Block sizes of OCP MX and NVFP4.
 _USUAL_BLOCKS = {"e8m0": 32, "e4m3": 16}
 
 
 class ActivationScheme(Scheme):
-    """How activations are quantized.
+    """Scheme for activations.
 
-    dynamic: the running model makes the scales from its own values; the calibrator has no part in it.
-    granularity: per_tensor; blocked along the axis that an output element sums over, of a convolution its
-    input channels; per_axis, a scale for each index of that axis; block_shape. Of dynamic ones per_row too,
-    one scale for all that an output element sums over. Groups of static ones are pooled over all other axes,
-    samples too. known_ranges: op types whose outputs get the range that mathematics
-    gives them, whatever the calibrator. equalize: depthwise gives the inputs of depthwise convolutions a
-    scale for each channel, all powers of two apart, in place of one scale and whatever the calibrator; a Mul
-    in front of the pair and the scales of the weight take them up, so that each channel has the whole grid.
-    Where an input has several scales or dynamic ones it says nothing.
+    Attributes:
+        dynamic: the running model computes the scales from its own values; the calibrator has no effect.
+        granularity: per_tensor; per_axis, a scale for each index of the axis that an output element sums
+            over, for a convolution its input channels; blocked along that axis; block_shape; for dynamic
+            scales also per_row, one scale for all elements that an output element sums over. Groups of static
+            ones are pooled over all other axes, including samples.
+        known_ranges: op types whose outputs get their mathematical range, whatever the calibrator.
+        equalize: depthwise gives inputs of depthwise convolutions a scale per channel instead of one scale,
+            whatever the calibrator. The scales differ by powers of two; a Mul before the pair and the weight
+            scales compensate, so that each channel uses the whole grid. It has no effect on inputs with
+            several scales or dynamic ones.
     """
 
     granularity: ActivationGranularity = "per_tensor"
@@ -119,8 +122,8 @@ class ActivationScheme(Scheme):
             return self
         if self.granularity == "per_row":
             raise ValueError(
-                "granularity per_row of activations needs dynamic: true, for every sample has rows of its "
-                "own; or use per_axis or per_tensor"
+                "granularity per_row of activations needs dynamic: true, because every sample has other "
+                "rows; or use per_axis or per_tensor"
             )
         if self.scale_type != "float32":
             raise ValueError(
@@ -131,7 +134,11 @@ class ActivationScheme(Scheme):
 
 
 class WeightScheme(Scheme):
-    """How weights are quantized. per_axis: the output channels; blocked: along the summed axis."""
+    """Scheme for weights.
+
+    Attributes:
+        granularity: per_axis: a scale per output channel; blocked: along the summed axis.
+    """
 
     granularity: WeightGranularity = "per_axis"
 
@@ -139,17 +146,19 @@ class WeightScheme(Scheme):
     def _consistent(self) -> WeightScheme:
         if self.scale_type != "float32" and self.calibrator != MINMAX:
             raise ValueError(
-                f"scale_type {self.scale_type} makes scales from the largest magnitude; use calibrator minmax"
+                f"scale_type {self.scale_type} takes scales from the largest magnitude; use calibrator minmax"
             )
         return self
 
 
 class Override(Record):
-    """A change for what matches: tensors or nodes by name or glob, or nodes by op type.
+    """A change for matching tensors or nodes: by name or glob, or nodes by op type.
 
-    keep_float leaves the matched tensors, or all inputs of the matched nodes, in float. activations
-    and weights hold the fields to change, in the spelling of the recipe's own; activations None leaves the
-    activations in float, so that only weights are quantized.
+    Attributes:
+        keep_float: leaves the matched tensors, or all inputs of the matched nodes, in float.
+        activations: the fields to change, spelled as in the recipe; None leaves the activations in float, so
+            that only weights are quantized.
+        weights: the fields to change, likewise.
     """
 
     tensors: tuple[str, ...] = ()
@@ -173,11 +182,11 @@ class Override(Record):
 
     @cached_property
     def _tensor_globs(self) -> tuple[str, ...]:
-        # An override may name thousands: those that are plain names are looked up.
+        # An override may name thousands of tensors: plain names are looked up in a set.
         return tuple(pattern for pattern in self.tensors if glob.escape(pattern) != pattern)
 
     def matches(self, node: str, op_type: str, tensor: str) -> bool:
-        """Tell whether input `tensor` of `node` is meant."""
+        """Tell whether the override applies to input `tensor` of `node`."""
         return (
             tensor in self._tensors
             or any(fnmatchcase(tensor, pattern) for pattern in self._tensor_globs)
@@ -189,13 +198,15 @@ class Override(Record):
 class Recipe(Record):
     """Target, schemes and overrides. Later overrides win over earlier ones.
 
-    target: the name of a registered one, looked up when a plan is made; with simulation nothing is refused,
-    and fake-quant models are all that is made. activations None: weight-only; an override may still give
-    some of them a scheme. small_shapes: whether nodes too
-    small to gain from low precision are quantized all the same. log_spectra: whether the products that make
-    a spectrum, whose logarithm is taken, are quantized to integers of 8 bits or less all the same. existing:
-    of a model that is quantized in part already, keep what is and quantize the rest, or take it out first
-    (requantize).
+    Attributes:
+        target: name of a registered target, looked up by planning; simulation accepts everything, but
+            supports only fake-quant models.
+        activations: None for weight-only; an override may still give some activations a scheme.
+        small_shapes: whether nodes too small to gain from low precision are still quantized.
+        log_spectra: whether products of a spectrum whose logarithm is taken are quantized to integers of 8
+            bits or less.
+        existing: for a partly quantized model, keep its quantizers and quantize the rest, or remove them
+            first (requantize).
     """
 
     name: str
@@ -228,7 +239,9 @@ class Recipe(Record):
     def check_names(self, nodes: dict[str, str], tensors: set[str]) -> None:
         """Raise RecipeError for the first override pattern that matches nothing, with nearest names.
 
-        nodes: op type by node name. tensors: all tensor names.
+        Args:
+            nodes: op type by node name.
+            tensors: all tensor names.
         """
         for override in self.overrides:
             for label, patterns, known, match in (
@@ -250,20 +263,19 @@ class Recipe(Record):
             raise RecipeError(f"recipe {self.name} is weight-only: no activation needs calibrator {name!r}")
         if self.activations.dynamic:
             raise RecipeError(
-                f"recipe {self.name} makes the scales of activations while the model runs: none needs "
-                f"calibrator {name!r}"
+                f"recipe {self.name} has dynamic scales for activations: none needs calibrator {name!r}"
             )
         return self.model_copy(
             update={"activations": self.activations.model_copy(update={"calibrator": calibrator})}
         )
 
     def with_equalize(self, which: Equalize) -> Recipe:
-        """Return this recipe with other inputs equalized. Raises RecipeError where none can be."""
+        """Return this recipe with other inputs equalized. Raises RecipeError if no input can be."""
         scheme = self.activations
         if scheme is None or scheme.dynamic or scheme.granularity != "per_tensor":
             raise RecipeError(
-                f"recipe {self.name} has no activations with one constant scale, and others are not "
-                "equalized; leave --equalize out"
+                f"recipe {self.name} has no activations with one constant scale, and only these can be "
+                "equalized; omit --equalize"
             )
         return self.model_copy(update={"activations": scheme.model_copy(update={"equalize": which})})
 
@@ -290,15 +302,15 @@ def _make_builtin(
 
 
 def _make_block_recipe(name: str, qtype: str, scale_type: str) -> Recipe:
-    """Make a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale."""
+    """Return a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale."""
     scheme = {"qtype": qtype, "scale_type": scale_type, "granularity": "blocked"}
     return _make_builtin(name, scheme | {"dynamic": True}, scheme)
 
 
 # TensorRT takes symmetric int8 only (zero points must be 0); ONNX Runtime's CPU kernels are fastest
-# with uint8 activations and int8 weights, and take a zero point. The calibrators are those that lost least
-# on the real networks of docs/results.md: a symmetric grid is coarser, and what it must not lose is the many
-# small values, which squared error weighs by their size and `auto` asks for by their number.
+# with uint8 activations and int8 weights, and take a zero point. The calibrators lost least accuracy on the
+# real networks of docs/results.md: a symmetric grid is coarser and must not lose the many small values, which
+# squared error weighs by size and `auto` by count.
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -307,8 +319,8 @@ RECIPES: dict[str, Recipe] = {
             "onnxruntime-int8",
             {"qtype": "uint8", "symmetric": False, "calibrator": "mse", "equalize": "depthwise"},
         ),
-        # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention wants the
-        # Softmax at the scale 1/448, which its range from mathematics has.
+        # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention requires
+        # scale 1/448 for the Softmax, which its mathematical range gives.
         _make_builtin(
             "tensorrt-fp8",
             {"qtype": "float8e4m3fn", "calibrator": "minmax", "known_ranges": ("Softmax",)},
@@ -322,7 +334,7 @@ RECIPES: dict[str, Recipe] = {
         _make_block_recipe("tensorrt-nvfp4", "float4e2m1", "e4m3"),
         _make_builtin("onnxruntime-uint8-dynamic", {"qtype": "uint8", "symmetric": False, "dynamic": True}),
         _make_block_recipe("mxfp8", "float8e4m3fn", "e8m0"),
-        # OCP MX has float6e3m2 as well; e2m3 has the finer steps, and a block needs no wide range.
+        # OCP MX also defines float6e3m2; e2m3 has finer steps, and a block needs no wide range.
         _make_block_recipe("mxfp6", "float6e2m3", "e8m0"),
         _make_block_recipe("mxfp4", "float4e2m1", "e8m0"),
         _make_block_recipe("mxint8", "int8", "e8m0"),
@@ -336,8 +348,8 @@ DEFAULT_RECIPE = "tensorrt-int8"
 def load_recipe(recipe: str | Path | Recipe) -> Recipe:
     """Return a recipe by name, from a YAML or JSON file, or as given.
 
-    A file has the fields of `Recipe`; with `base: NAME` it starts from that recipe and gives only
-    what differs. Raises RecipeError in one line: unknown name (with the nearest), bad field, bad YAML.
+    A file has the fields of `Recipe`; with `base: NAME` it starts from that recipe and lists only the
+    differences. Raises RecipeError in one line: unknown name (with the nearest), bad field, bad YAML.
     """
     if isinstance(recipe, Recipe):
         return recipe
@@ -351,7 +363,7 @@ def load_recipe(recipe: str | Path | Recipe) -> Recipe:
 
 
 class _Document(Record):
-    """A recipe file: like `Recipe`, all optional, with a base."""
+    """A recipe file: like `Recipe` with optional fields and a base."""
 
     base: str = DEFAULT_RECIPE
     name: str | None = None
@@ -390,7 +402,7 @@ def _from_file(path: Path) -> Recipe:
 
 
 def _apply_changes(base: dict[str, Any] | None, changes: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return `base` with `changes`; None, weight-only, when that is asked for or nothing says otherwise."""
+    """Return `base` with `changes`; None, weight-only, if `changes` is None or both are empty."""
     if changes is None or (base is None and not changes):
         return None
     return {**(base or {}), **changes}

@@ -1,4 +1,4 @@
-"""`Evaluation`: how far candidates are from their reference, as records and as a table."""
+"""`Evaluation`: scores of candidates against a reference, as records and table."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from onnxfq.support.records import Record, write_document
 from onnxfq.support.tables import table_lines
 
 LOW_SQNR_DB = 20
-"""Below it the noise is more than a tenth of the signal in size: worth a look, whatever the model."""
+"""SQNR below which an output needs attention: the noise exceeds a tenth of the signal."""
 
 
 class OutputScore(Record):
     """One output of one candidate against the reference.
 
-    sqnr_db: signal to quantization noise in dB, inf when equal. cosine: of the angle between both.
-    largest_error: max |reference - candidate|. top1_agreement: share of rows with the same argmax over
-    the last axis, None unless the output is [rows, classes] or [batch, positions, classes].
+    Attributes:
+        sqnr_db: signal to quantization noise in dB, inf when equal.
+        cosine: of the angle between both.
+        largest_error: max |reference - candidate|.
+        top1_agreement: share of rows with the same argmax over the last axis, None unless the output is
+            [rows, classes] or [batch, positions, classes].
     """
 
     output: str
@@ -28,7 +31,11 @@ class OutputScore(Record):
 
 
 class CandidateScore(Record):
-    """All outputs of one candidate. accuracy: share of labels that the argmax of the first output meets."""
+    """Scores of all outputs of one candidate.
+
+    Attributes:
+        accuracy: share of labels that equal the argmax of the first output.
+    """
 
     candidate: str
     outputs: tuple[OutputScore, ...]
@@ -37,7 +44,11 @@ class CandidateScore(Record):
 
 
 class Evaluation(Record):
-    """Scores of all candidates on one data set (`.json`). notes: what was not run, and why."""
+    """Scores of all candidates on one data set (`.json`).
+
+    Attributes:
+        notes: models and outputs that were not compared, with the reason.
+    """
 
     format: Literal["onnxfq.evaluation/1"] = "onnxfq.evaluation/1"
     reference: str
@@ -53,7 +64,8 @@ class Evaluation(Record):
     def table(self) -> str:
         """Return the scores as a plain text table, one line per candidate and output, and the notes.
 
-        max error: `largest_error`; same top-1: `top1_agreement`. A candidate is named in its first line.
+        Columns: max error is `largest_error`, same top-1 is `top1_agreement`. A candidate is named in its
+        first line.
         """
         rows = [("candidate", "output", "SQNR dB", "cosine", "max error", "same top-1", "accuracy")]
         if self.accuracy is not None:

@@ -1,4 +1,4 @@
-"""The float tensors at which quantized kernels end: what two runtimes can be compared by."""
+"""Boundary tensors of quantized kernels: comparison points of two runtimes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from onnxfq.graph.signature import number_outputs
 
 
 def boundaries(proto: onnx.ModelProto) -> list[str]:
-    """Return the computed tensors of the main graph that a quantizer reads, and its outputs of numbers.
+    """Return the tensors of the main graph that quantizers read, and its outputs of numbers.
 
-    A fused kernel computes up to there, so any runtime has these numbers; what is between it may not have.
+    Every runtime has these tensors, because a fused kernel computes up to them; it may lack tensors in
+    between.
     """
     wanted = set(number_outputs(proto))
     wanted |= {node.input[0] for node in proto.graph.node if node.op_type in ONNX_QUANTIZERS}

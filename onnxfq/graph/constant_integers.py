@@ -1,4 +1,4 @@
-"""Numbers that a graph computes from constants and from sizes that are known, as the bounds of a Slice."""
+"""Constant folding of integer tensors, such as the bounds of a Slice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.graph.constants import constant_array
 
 Numbers = list[int | None]
-"""None: a number that only data or an open size tells."""
+"""None: a number that depends on data or on an open size."""
 
 _MANY = 64
 _DEEP = 32
@@ -22,7 +22,7 @@ _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
 
 
 def evaluate_integers(tensor: gs.Tensor, depth: int = _DEEP) -> Numbers | None:
-    """Return the elements of an integer tensor of rank 0 or 1; None where not even their number is known."""
+    """Return the elements of an integer tensor of rank 0 or 1; None if even their number is unknown."""
     if isinstance(tensor, gs.Constant):
         values = constant_array(tensor) if len(tensor.shape) < 2 else None
         if values is None or values.size > _MANY or values.dtype.kind not in "iu":
@@ -55,7 +55,7 @@ def _calculate_elements(node: gs.Node, given: list[Any]) -> Numbers | None:
 def _result(op: str, a: int, b: int) -> int | None:
     if op != "Div":
         return _ARITHMETIC[op](a, b)
-    # ONNX says nothing of the rounding of a negative quotient.
+    # ONNX does not define the rounding of a negative quotient.
     return a // b if a >= 0 and b > 0 else None
 
 

@@ -1,4 +1,4 @@
-"""The one place where constants of a graph are made and read."""
+"""Creation and reading of graph constants."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from onnxfq.graph.external.tensor import tensor_array, tensor_content
 from onnxfq.graph.model import Model
 
 _FEW = 1 << 16
-"""Bytes of a constant that stays in memory whatever the size of its model."""
+"""Largest constant, in bytes, that always stays in memory."""
 
 
 def make_constant(name: str, values: NDArray[np.generic]) -> gs.Constant:
-    """Make a constant of any dtype, those of ml_dtypes included.
+    """Make a constant of any dtype, including the dtypes of ml_dtypes.
 
-    It carries a finished TensorProto: graphsurgeon 0.6.1 writes 4-bit values of its own unpacked
-    and refuses 0-d scalars. Where a scratch file is open, large values go there.
+    The constant holds a finished TensorProto, because graphsurgeon 0.6.1 writes its own 4-bit values unpacked
+    and refuses 0-d scalars. If a scratch file is open, large values go there.
     """
     return gs.Constant(name, LazyValues(make_tensor(name, np.asarray(values))))
 
 
 def make_tensor(name: str, values: NDArray[np.generic]) -> onnx.TensorProto:
-    """Make a tensor of any dtype; where a scratch file is open, one of many values refers to it there."""
+    """Make a tensor of any dtype; if a scratch file is open, large values go there."""
     array = np.ascontiguousarray(values).reshape(values.shape)
     scratch = current_scratch.get()
     if scratch is None or array.nbytes <= _FEW:
@@ -43,7 +43,7 @@ def make_tensor(name: str, values: NDArray[np.generic]) -> onnx.TensorProto:
 
 
 def constant_array(tensor: gs.Constant) -> NDArray[np.generic]:
-    """Return the values of a constant without disturbing how it is exported."""
+    """Return the values of a constant without changing its export."""
     held = tensor._values
     if isinstance(held, LazyValues):
         return _array(held.tensor)
@@ -59,10 +59,12 @@ def initializer_array(proto: onnx.ModelProto, name: str) -> NDArray[np.generic] 
 
 
 def weight_array(model: Model, name: str) -> NDArray[np.generic]:
-    """Return the values of the constant that a plan calls a weight. Raises PlanError when it is none."""
+    """Return the values of a constant that the plan calls a weight. Raises PlanError for any other tensor."""
     values = initializer_array(model.proto, name)
     if values is None:
-        raise PlanError(f"the plan calls {name!r} a weight, but it is no constant of {model.source}")
+        raise PlanError(
+            f"the plan calls {name!r} a weight, but it is not a constant of {model.source}; make a new plan"
+        )
     return values
 
 

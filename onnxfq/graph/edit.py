@@ -1,4 +1,4 @@
-"""Edits of a graph: put nodes between a tensor and some of its readers, in bodies too."""
+"""Graph edits: insertion of nodes between a tensor and its readers, in bodies too."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from onnxfq.graph.slots import TensorUses
 Placed = TypeVar("Placed", bound=TensorUses)
 
 _BEFORE = 64
-"""How many nodes before the last one found the next is looked for first."""
+"""Number of nodes before the last hit at which the next search starts."""
 
 
 class Editor:
-    """Edits one graph and its bodies in place; knows nodes and tensors by name."""
+    """Editor of one graph and its bodies, in place; finds nodes and tensors by name."""
 
     def __init__(self, graph: gs.Graph) -> None:
-        """Take `graph`, which the caller owns."""
+        """Index `graph`, which the caller owns."""
         self.graph = graph
         self._nodes = {node.name: node for scope in list_graphs(graph) for node in scope.nodes}
         self._scopes = {node.name: scope for scope in list_graphs(graph) for node in scope.nodes}
@@ -47,7 +47,7 @@ class Editor:
         return self._tensors.get(name)
 
     def scope_of(self, tensor: gs.Tensor) -> gs.Graph:
-        """Return the graph or body that gives `tensor`: one of its nodes does, or it is an input of it."""
+        """Return the graph or body that computes `tensor` or has it as an input."""
         if tensor.inputs:
             return self._scopes[tensor.inputs[0].name]
         owners = (
@@ -56,10 +56,10 @@ class Editor:
         return next(owners, self.graph)
 
     def split_by_scope(self, placement: Placed) -> list[Placed]:
-        """Return `placement` once for each graph or body that uses it, with the uses there.
+        """Return a copy of `placement` for each graph or body that uses it, with the uses there.
 
-        A pair belongs in the body of its reader; builders fall back to float between two bodies.
-        Raises PlanError when there is no use, or one names an unknown node.
+        A pair belongs in the body of its reader; builders fall back to float between two bodies. Raises
+        PlanError when there is no use, or one names an unknown node.
         """
         if not placement.uses:
             raise PlanError(
@@ -78,9 +78,10 @@ class Editor:
         ]
 
     def rewire(self, placement: TensorUses, replacement: gs.Tensor) -> None:
-        """Make every use of `placement`, one of `split_by_scope`, read `replacement` in place of its tensor.
+        """Make every use of `placement` read `replacement` instead of its tensor.
 
-        Raises PlanError when a use names a slot that reads another tensor.
+        `placement` comes from `split_by_scope`. Raises PlanError when a use names a slot that reads another
+        tensor.
         """
         outputs = self.graph.outputs if any(not use.node for use in placement.uses) else []
         for use in placement.uses:
@@ -102,8 +103,8 @@ class Editor:
     def insert_before(self, placement: TensorUses, tensor: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
         """Add `nodes`, which read the placed `tensor`, to the scope of the uses of `placement`.
 
-        They come right after the node that gives the tensor, first of all when it comes from outside, and
-        before the first use when it is a constant.
+        They follow the node that computes the tensor. They come first in the scope for a tensor from outside,
+        and before the first use for a constant.
         """
         node = placement.uses[0].node
         scope = self._scopes[node] if node else self.graph
@@ -115,7 +116,7 @@ class Editor:
         self._insert(scope, at, nodes)
 
     def insert_after(self, tensor: gs.Tensor, nodes: Sequence[gs.Node]) -> None:
-        """Add `nodes` right after the node that gives `tensor`, or first in the scope that it is input of."""
+        """Add `nodes` right after the node that computes `tensor`; first in the scope for an input of it."""
         scope = self.scope_of(tensor)
         self._insert(scope, self._index(scope, tensor.inputs[0]) + 1 if tensor.inputs else 0, nodes)
 
@@ -135,19 +136,19 @@ class Editor:
             scope.nodes.insert(at + offset, node)
 
     def pick_name(self, name: str, taken: Collection[str] | None = None) -> str:
-        """Return `name`, or `name_2`, `name_3` ... when the graph or a body has that name already."""
+        """Return `name`, or `name_2`, `name_3` ... if the graph or a body already uses it."""
         return pick_name(name, self._tensors if taken is None else taken)
 
     def variable(self, name: str, like: gs.Tensor | None = None) -> gs.Variable:
-        """Make a variable with an unused name, dtype and shape as of `like`."""
+        """Make a variable with an unused name and the dtype and shape of `like`."""
         made = gs.Variable(self.pick_name(name), *((like.dtype, like.shape) if like is not None else ()))
         self._tensors[made.name] = made
         return made
 
     def constant(self, name: str, make: Callable[[str], gs.Constant]) -> gs.Constant:
-        """Make a constant with an unused name; asked for the same name again, return the same constant.
+        """Make a constant with an unused name; return the same constant for the same `name`.
 
-        So what stands in several bodies is stored once.
+        A constant of several bodies is therefore stored once.
         """
         if name not in self._made:
             made = make(self.pick_name(name))
@@ -155,7 +156,7 @@ class Editor:
         return self._made[name]
 
     def _index(self, scope: gs.Graph, wanted: gs.Node) -> int:
-        """Return where `wanted` stands; looked for first near the last one, for edits go along a graph."""
+        """Return the index of `wanted`; search first near the last hit, because edits follow the graph."""
         nodes = scope.nodes
         start = max(0, self._last.get(id(scope), 0) - _BEFORE)
         places = chain(range(start, len(nodes)), range(min(start, len(nodes))))

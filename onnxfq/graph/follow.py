@@ -1,4 +1,4 @@
-"""Where a tensor's values go through nodes that only move, split or scale them."""
+"""Value flow through nodes that only move, split or scale."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import onnx_graphsurgeon as gs
 from onnxfq.graph.ops import MOVES, SCALES, SIZES, SPLITS
 
 Node = Any
-"""A node of graphsurgeon, or another with its properties: name, op, inputs, outputs."""
+"""A graphsurgeon node, or an object with the same properties: name, op, inputs, outputs."""
 Tensor = Any
-"""A tensor of graphsurgeon, or another with its properties: name, shape, inputs, outputs."""
+"""A graphsurgeon tensor, or an object with the same properties: name, shape, inputs, outputs."""
 
 FOLDED = frozenset({"Cast", "Div", "Gather", "Mul", "Slice", "Sqrt", "Squeeze", "Unsqueeze"})
-"""What makes a factor of sizes, as exporters write it, and is folded to one number; a Pow is not."""
+"""Operators by which exporters compute a factor from sizes, folded to one number; Pow is not folded."""
 
 Passes = Callable[[Node, int, bool], bool]
-"""Tells whether a node only moves, splits or scales what it reads at a slot, which is still whole or not."""
+"""Predicate (node, slot, whole): whether the node only moves, splits or scales the values at the slot."""
 
 
 def is_constant(tensor: Tensor) -> bool:
@@ -27,7 +27,7 @@ def is_constant(tensor: Tensor) -> bool:
 
 
 def is_known_number(tensor: Tensor, is_known: Callable[[Tensor], bool] = is_constant) -> bool:
-    """Tell whether `tensor` is one number that is known at build time: a constant, or folded from shapes."""
+    """Tell whether `tensor` is one number known at build time: a constant, or folded from shapes."""
     if tensor.shape is None or any(size != 1 for size in tensor.shape):
         return False
     level, seen = [tensor], set()
@@ -46,7 +46,7 @@ def is_known_number(tensor: Tensor, is_known: Callable[[Tensor], bool] = is_cons
 def passes_through(
     node: Node, slot: int, whole: bool, is_number: Callable[[Tensor], bool] = is_known_number
 ) -> bool:
-    """Tell whether `node` only moves or splits what it reads at `slot`, or scales it where it is split."""
+    """Tell whether `node` only moves or splits its input `slot`, or scales a split one."""
     if node.op in SCALES:
         return not whole and (slot == 0 or node.op == "Mul") and is_number(node.inputs[1 - slot])
     return slot == 0 and node.op in MOVES | SPLITS
@@ -55,13 +55,13 @@ def passes_through(
 def follow(
     node: Node, slot: int, whole: bool = False, passes: Passes = passes_through
 ) -> Iterator[tuple[Node, int, bool, bool]]:
-    """Yield every slot that the values read by `node` at `slot` reach: whether whole, and whether they go on.
+    """Yield (node, slot, whole, goes on) for every slot that the values read by `node` at `slot` reach.
 
     Args:
-        node: the first to read them.
-        slot: the input of it that reads them.
+        node: the first reader of the values.
+        slot: the input of `node` that reads them.
         whole: whether nothing is split off yet.
-        passes: whether a node only moves, splits or scales what it reads at a slot.
+        passes: whether a node only moves, splits or scales its input at a slot.
     """
     goes_on = passes(node, slot, whole)
     yield node, slot, whole, goes_on
@@ -71,20 +71,20 @@ def follow(
 
 
 def follow_values(node: Node, slot: int) -> Iterator[Tensor]:
-    """Yield all that moves, splits and factors make of what `node` reads at `slot`."""
+    """Yield all tensors that moves, splits and factors make from input `slot` of `node`."""
     for reached, _, _, goes_on in follow(node, slot):
         yield from reached.outputs if goes_on else ()
 
 
 def readers_of(tensor: Tensor) -> Iterator[tuple[Node, int]]:
-    """Yield all that reads the values of `tensor`, by slot; not what asks for its shape."""
+    """Yield every (node, slot) that reads the values of `tensor`, except nodes that read only its shape."""
     seen = {id(node): node for node in tensor.outputs if node.op not in SIZES}
     for node in seen.values():
         yield from ((node, slot) for slot, read in enumerate(node.inputs) if read is tensor)
 
 
 def readers_behind(tensor: Tensor, moves: Collection[str]) -> Iterator[Node]:
-    """Yield the nodes that read `tensor`, past those of the types in `moves`."""
+    """Yield the nodes that read `tensor`, looking through nodes of the types in `moves`."""
     for node in tensor.outputs:
         if node.op in moves:
             yield from readers_behind(node.outputs[0], moves)

@@ -1,4 +1,4 @@
-"""Facts about half types in ONNX: which operators take and give them."""
+"""Half types in ONNX: operators whose inputs and outputs support them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from onnxfq.numerics.float_types import FloatInfo
 
 
 def half_slots(node: onnx.NodeProto, opset: int, half: FloatInfo) -> frozenset[int]:
-    """Return the inputs of a standard operator that may be of the half type, by ONNX's schema."""
+    """Return the inputs of a standard operator that may have the half type, by ONNX's schema."""
     schema = _schema(node, opset)
     return frozenset() if schema is None else _slots(schema, schema.inputs, len(node.input), half)
 
 
 def half_outputs(node: onnx.NodeProto, opset: int, half: FloatInfo) -> frozenset[int]:
-    """Return the outputs of a standard operator that are of the half type when its inputs are."""
+    """Return the outputs of a standard operator that have the half type when its inputs do."""
     if node.op_type == "LayerNormalization":  # the others are statistics, of the type of stash_type
         return frozenset({0})
     schema = _schema(node, opset)

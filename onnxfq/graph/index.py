@@ -14,12 +14,12 @@ from onnxfq.graph.names import Names
 class GraphIndex:
     """Tables of the nodes and tensors of ONNX graphs.
 
-    A table is made when it is first asked for and does not follow later edits. Several graphs must share no
-    name, as the main graph and the bodies of a `Model`.
+    A table is built on first access and does not follow later edits. Several graphs must not share names; the
+    main graph and the bodies of a `Model` do not.
     """
 
     def __init__(self, *graphs: onnx.GraphProto) -> None:
-        """Index `graphs`; a body inside one of them is left out unless it is given too."""
+        """Index `graphs`; a body inside one of them is indexed only if it is listed too."""
         self._graphs = graphs
 
     @classmethod
@@ -53,13 +53,13 @@ class GraphIndex:
 
     @cached_property
     def values(self) -> dict[str, onnx.ValueInfoProto]:
-        """Tensor -> its type and shape as the graph states them: of inputs, outputs and what is inferred."""
-        # What is inferred comes last: an output that was added to be fetched has no type of its own.
+        """Tensor -> its declared type and shape: of inputs, outputs and inferred tensors."""
+        # Inferred types come last: an output that was added to be fetched declares no type.
         return {v.name: v for g in self._graphs for v in (*g.input, *g.output, *g.value_info)}
 
     @cached_property
     def types(self) -> dict[str, int]:
-        """Tensor -> its ONNX element type, 0 for what is no tensor or has no known type."""
+        """Tensor -> its ONNX element type, 0 for values that are not tensors and for unknown types."""
         known = {name: value.type.tensor_type.elem_type for name, value in self.values.items()}
         return known | {name: tensor.data_type for name, tensor in self.constants.items()}
 
@@ -70,18 +70,18 @@ class GraphIndex:
 
     @cached_property
     def captured(self) -> set[str]:
-        """What the bodies inside read or give; some of it may be their own."""
+        """Names that the bodies inside read or return; some may belong to the bodies themselves."""
         inside = [body for node in self.nodes for body in bodies(node)]
         return set().union(*(GraphIndex(*list_graphs(body)).used for body in inside))
 
     @cached_property
     def used(self) -> set[str]:
-        """What nodes read, and the outputs."""
+        """Names that nodes read, and the outputs."""
         return {name for node in self.nodes for name in node.input if name} | self.outputs
 
     @cached_property
     def enclosing(self) -> dict[str, str]:
-        """Tensor of a body -> that body in words: `then_branch of If 'n'`."""
+        """Tensor of a body -> a description of the body: `then_branch of If 'n'`."""
         found: dict[str, str] = {}
         for node in self.nodes:
             for attribute in node.attribute:
@@ -94,14 +94,14 @@ class GraphIndex:
 
     @cached_property
     def names(self) -> Names:
-        """All names of nodes and tensors, those in bodies too."""
+        """All names of nodes and tensors, including bodies."""
         taken = Names((*self.values, *self.constants))
         for node in (node for graph in self._graphs for node in list_nodes(graph)):
             taken.update((node.name, *node.input, *node.output))
         return taken
 
     def shape(self, tensor: str) -> tuple[int | None, ...] | None:
-        """Return the shape of `tensor`, None for open dimensions; None when its rank is not known."""
+        """Return the shape of `tensor`, None for open dimensions; None when its rank is unknown."""
         if tensor in self.constants:
             return tuple(self.constants[tensor].dims)
         value = self.values.get(tensor)

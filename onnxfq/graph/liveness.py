@@ -1,4 +1,4 @@
-"""How much memory the activations of a model take at a time, from their shapes."""
+"""Peak memory of activations, from their shapes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from onnxfq.graph.model import bodies
 
 
 def most_alive(graph: onnx.GraphProto, inputs: Mapping[str, tuple[int, ...]]) -> int | None:
-    """Return the most bytes of tensors that are alive at a time when nodes run in their order.
+    """Return the peak number of bytes of live tensors when nodes run in their order.
 
-    inputs: shapes of a feed, by name; they say how large named dimensions are. Constants do not count.
-    A tensor is alive from the node that makes it, or the start, to the last one that reads it; none is
-    written over its input. None when a shape is not known, or when the graph has bodies.
+    Constants do not count. A tensor is alive from the node that makes it, or the start, to its last reader;
+    no tensor is written over its input.
+
+    Args:
+        graph: the main graph.
+        inputs: shapes of a feed, by name; they determine the sizes of named dimensions.
+
+    Returns:
+        The number of bytes; None when a shape is unknown, or when the graph has bodies.
     """
     named: dict[str, int] = {}
     for value in graph.input:
@@ -46,7 +52,12 @@ def most_alive(graph: onnx.GraphProto, inputs: Mapping[str, tuple[int, ...]]) ->
 
 
 def _bytes(value: onnx.ValueInfoProto, named: Mapping[str, int]) -> int | None:
-    """Return what `value` takes; None when its type or a size is not known. named: sizes of dimensions."""
+    """Return the size of `value` in bytes; None when its type or a size is unknown.
+
+    Args:
+        value: a tensor with its type and shape.
+        named: sizes of named dimensions.
+    """
     kind = value.type.tensor_type
     element = element_bytes(kind.elem_type)
     if element is None or not kind.HasField("shape"):

@@ -1,4 +1,4 @@
-"""`Model`: a normalised ONNX model, and the way into graphsurgeon and back without loss."""
+"""`Model`: a normalised ONNX model and its lossless graphsurgeon conversion."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
-# graphsurgeon logs to the console on its own; what a user must know is said by onnxfq.
+# graphsurgeon logs to the console on its own; onnxfq reports everything that a user must know.
 G_LOGGER.severity = G_LOGGER.CRITICAL
 
 Existing = Literal["refuse", "keep", "requantize"]
-"""What is done with a model that is quantized already."""
+"""Treatment of a model that is quantized already."""
 
 
 Graph = TypeVar("Graph")
-"""A graph of ONNX's or of graphsurgeon's."""
+"""An ONNX graph or a graphsurgeon graph."""
 
 
 @dataclass(frozen=True)
 class Model:
     """A model that went through `load`.
 
-    It is checked, with names of nodes and tensors that are unique in
-    all of it, bodies included, and constants as initializers of the main graph.
+    It is checked. Names of nodes and tensors are unique in the whole model, bodies included. Constants are
+    initializers of the main graph.
 
-    proto: never changed in place. sha256: of the input file, external data included. source: what
-    messages call it. notes: what loading changed. prepared: this model as targets want it, by their names;
-    None where that is this model itself.
+    Attributes:
+        proto: never changed in place.
+        sha256: of the input file, external data included.
+        source: name of the model in messages.
+        notes: changes made by loading.
+        prepared: this model as targets need it, by their names; None for this model itself.
     """
 
     proto: onnx.ModelProto
@@ -48,20 +51,20 @@ class Model:
         return default_opset(self.proto)
 
     def graph(self) -> gs.Graph:
-        """Return a graphsurgeon graph of its own, to read or to edit; weights stay in the proto."""
+        """Return a new graphsurgeon graph to read or edit; weights stay in the proto."""
         graph = gs.import_onnx(self.proto)
         _clear_types(graph)
         return graph
 
     def with_graph(self, graph: gs.Graph) -> Model:
-        """Return this model with the edited `graph` in place of its own."""
+        """Return this model with the edited `graph`."""
         return replace(self, proto=export_graph(graph, self.proto))
 
 
 def _clear_types(graph: gs.Graph) -> None:
-    """Take dtype and shape off what is no tensor: graphsurgeon 0.6.1 gives a sequence that of its elements.
+    """Remove dtype and shape from values that are not tensors; exporting restores their types.
 
-    Of an optional it makes a protobuf message. Exporting puts the types back, as all that it knows not.
+    graphsurgeon 0.6.1 gives a sequence the type of its elements, and an optional a protobuf message.
     """
     for tensor in (tensor for one in list_graphs(graph) for tensor in one.tensors().values()):
         if isinstance(tensor, gs.Variable) and tensor.type != "tensor_type":
@@ -69,18 +72,18 @@ def _clear_types(graph: gs.Graph) -> None:
 
 
 def default_opset(proto: onnx.ModelProto) -> int:
-    """Return the ai.onnx version that `proto` imports; 1 when it names none, as ONNX defines."""
+    """Return the ai.onnx version that `proto` imports; 1 when it imports none, as ONNX defines."""
     return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
 def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
-    """Export `graph`, an edit of `like`, and put back what graphsurgeon 0.6.1 loses on the way.
+    """Export `graph`, an edit of `like`, and restore the fields that graphsurgeon 0.6.1 loses.
 
-    Lost by it: metadata, doc strings, quantization annotations, device configurations and versions of the
-    model; doc strings and metadata of graphs, inputs, outputs and nodes; attributes and types it does not
-    know; and in bodies it repeats what they read from outside. Nodes keep all but their inputs, outputs and
-    bodies, so edits may rewire and add, not rewrite. Constants that bodies read stand in the main graph,
-    once.
+    Lost fields: metadata, doc strings, quantization annotations, device configurations and versions of the
+    model; doc strings and metadata of graphs, inputs, outputs and nodes; attributes and types unknown to
+    graphsurgeon. In bodies it also repeats the constants that they read from outside. Nodes keep everything
+    except their inputs, outputs and bodies, so edits may rewire and add nodes but not rewrite them. Constants
+    that bodies read are stored once, in the main graph.
     """
     # Constants share their TensorProto with the source; exporting names them, so names must be equal.
     opsets = {o.domain: o.version for o in like.opset_import}
@@ -108,7 +111,7 @@ def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def bodies(node: onnx.NodeProto | gs.Node) -> list[Any]:
-    """Return the bodies of `node` itself, of ONNX's or graphsurgeon's, in the order of its attributes."""
+    """Return the bodies of `node`, an ONNX or graphsurgeon node, in the order of its attributes."""
     if isinstance(node, gs.Node):
         return [value for value in node.attrs.values() if isinstance(value, gs.Graph)]
     kinds = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
@@ -124,21 +127,21 @@ def list_graphs(graph: Graph) -> list[Graph]:
 
 
 def list_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the nodes of `graph` and of every body below it, those of a body behind the node around it."""
+    """Return the nodes of `graph` and of every body below it; the nodes of a body follow its owner."""
     return [n for node in graph.node for n in (node, *(m for body in bodies(node) for m in list_nodes(body)))]
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Make copies of `nodes`, which may be of `graph` itself, the nodes of `graph`."""
+    """Replace the nodes of `graph` by copies of `nodes`, which may belong to `graph` itself."""
     copies = onnx.GraphProto(node=nodes)
     graph.ClearField("node")
     graph.node.extend(copies.node)
 
 
 def restore_annotations(proto: onnx.ModelProto, like: onnx.ModelProto) -> None:
-    """Give `proto`, `like` at another opset, what onnx's converter drops.
+    """Restore in `proto`, `like` at another opset, the annotations that onnx's converter drops.
 
-    That is metadata, doc strings, quantization annotations and device configurations.
+    They are metadata, doc strings, quantization annotations and device configurations.
     """
     _take(proto, like, "metadata_props", "configuration")
     _take(proto.graph, like.graph, "metadata_props", "quantization_annotation")
@@ -151,14 +154,14 @@ def restore_annotations(proto: onnx.ModelProto, like: onnx.ModelProto) -> None:
 
 
 def _take(new: Any, old: Any, *fields: str) -> None:
-    """Give message `new` the repeated `fields` of `old`."""
+    """Replace the repeated `fields` of message `new` by the fields of `old`."""
     for field in fields:
         new.ClearField(field)
         getattr(new, field).extend(getattr(old, field))
 
 
 def _restore_graph(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.TensorProto]:
-    """Put back what `graph`, an edit of `like`, lost; return the constants that its bodies read."""
+    """Restore the lost fields of `graph`, an edit of `like`; return the constants that its bodies read."""
     read: list[onnx.TensorProto] = []
     before = {node.name: node for node in like.node}
     for node in graph.node:
@@ -189,7 +192,7 @@ def _restore_graph(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.T
 
 
 def _restore_notes_on_ranges(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.TensorProto]:
-    """Keep the quantization annotations of tensors that `graph` still has; return the constants they name."""
+    """Keep the quantization annotations of tensors still in `graph`; return the constants they name."""
     have = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
     have |= {tensor.name for tensor in graph.initializer}
     kept = [note for note in like.quantization_annotation if note.tensor_name in have]
@@ -199,7 +202,7 @@ def _restore_notes_on_ranges(graph: onnx.GraphProto, like: onnx.GraphProto) -> l
 
 
 def _rename_shards(node: onnx.NodeProto, names: dict[str, str]) -> None:
-    """Make what says how `node` is spread over devices speak of the tensors that it reads now."""
+    """Update the device configurations of `node` to the tensors that it reads now."""
     for configuration in node.device_configurations:
         for shard in configuration.sharding_spec:
             shard.tensor_name = names.get(shard.tensor_name, shard.tensor_name)

@@ -1,4 +1,4 @@
-"""Names that a graph has not yet."""
+"""Unused names in a graph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 
 def pick_name(name: str, taken: Collection[str]) -> str:
-    """Return `name`, or `name_2`, `name_3` ... when it is among `taken`."""
+    """Return `name`, or `name_2`, `name_3` ... if it is in `taken`."""
     free, number = name, 1
     while free in taken:
         number += 1
@@ -15,10 +15,10 @@ def pick_name(name: str, taken: Collection[str]) -> str:
 
 
 class Names(set[str]):
-    """The names that are taken."""
+    """Set of taken names."""
 
     def claim(self, name: str) -> str:
-        """Take `name`, or `name_2`, `name_3` ... when it is taken already, and return it."""
+        """Add `name`, or `name_2`, `name_3` ... if it is taken already, and return it."""
         free = pick_name(name, self)
         self.add(free)
         return free

@@ -19,28 +19,28 @@ WEIGHTED_INPUTS: dict[str, tuple[int, ...]] = {
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN"})
-"""Operators that multiply weights inside a loop of their own."""
+"""Operators that multiply weights inside an internal loop."""
 
 SIZES = frozenset({"Shape", "Size"})
-"""What gives numbers that no data is in."""
+"""Operators whose outputs depend on shapes, not on values."""
 
 RESHAPES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
-"""Operators that give all numbers of their first input in their order."""
+"""Operators that return all numbers of their first input in the same order."""
 
 TRANSPOSES = frozenset({"Identity", "Transpose"})
-"""Operators that permute the axes of their first input at most: an axis of scales goes through them."""
+"""Operators that at most permute the axes of their first input: an axis of scales passes through them."""
 
 MOVES = RESHAPES | TRANSPOSES
-"""Operators that give every number of their first input once."""
+"""Operators that return every number of their first input once."""
 
 SPLITS = frozenset({"Gather", "Slice", "Split"})
-"""Operators that give some numbers of their first input."""
+"""Operators that return some numbers of their first input."""
 
 REPEATS = frozenset({"Expand", "Tile"})
-"""Operators that give every number of their first input, more than once."""
+"""Operators that return every number of their first input, more than once."""
 
 DATA_MOVEMENT = MOVES | SPLITS | REPEATS | {"DepthToSpace", "MaxPool", "SpaceToDepth"}
-"""Operators that give numbers of their first input and no other: what they give is on the grid of that."""
+"""Operators that return only numbers of their first input: their output is on the same grid."""
 
 SCALES = frozenset({"Div", "Mul"})
 """Operators that scale one input by the other."""
@@ -49,10 +49,10 @@ FAKE_QUANTIZE_OPS = frozenset({"FakeQuantize", "DynamicFakeQuantize"})
 """Operators of onnxfq that round floats to a grid and give floats."""
 
 ONNX_QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
-"""Operators of ONNX that give quantized numbers of a float tensor."""
+"""ONNX operators that quantize a float tensor."""
 
 QDQ_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
-"""The operators of a Q/DQ pair, whose real operands, scales included, all have one float type."""
+"""Operators of a Q/DQ pair; all their real operands, scales included, have one float type."""
 
 _RECURRENT = "recurrent: the products of its loop have no inputs of their own to put a pair on"
 _ATTENTION = "fused: the products of its attention have no inputs of their own to put a pair on"
@@ -83,7 +83,7 @@ OPAQUE_OPS: dict[tuple[str, str], str] = {
     },
     **{("com.microsoft.nchwc", op): _FUSED for op in ("Conv",)},
 }
-"""(Domain, op type) of operators that multiply inside -> why they stay in float."""
+"""(Domain, op type) of operators that multiply inside -> reason why they stay in float."""
 
 QUANTIZED_OPS = (
     QDQ_OPS
@@ -107,14 +107,14 @@ QUANTIZED_OPS = (
         "TRT_MXFP8DynamicQuantize",
     }
 )
-"""Op types, of any domain, that show that a model is quantized already."""
+"""Op types, of any domain, that mark a model as quantized already."""
 
 FLOAT_PRODUCTS = frozenset({"MatMulNBits", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm"})
-"""Those of them that multiply and give floats: what they give is not quantized."""
+"""Quantized operators that multiply and return floats; their outputs are not quantized."""
 
 
 STANDARD_DOMAINS = (None, "", "ai.onnx")
-"""How the domain of ONNX's own operators is spelled."""
+"""Spellings of the domain of ONNX's own operators."""
 
 ONNXFQ_DOMAIN = "onnxfq"
 """Domain of the custom-op library."""
@@ -132,13 +132,19 @@ def explain_opaque(node: gs.Node) -> str:
     domain = node.domain or ""
     if node.op == "Einsum" and node.domain in STANDARD_DOMAINS and not is_weighted(node):
         equation = str(node.attrs.get("equation", ""))
-        return f"{equation!r} is no product of two tensors as MatMul's" if "," in equation else ""
+        return f"{equation!r} is not a product of two tensors like MatMul" if "," in equation else ""
     return OPAQUE_OPS.get(("" if domain == "ai.onnx" else domain, node.op), "")
 
 
 @dataclass(frozen=True)
 class Product:
-    """An Einsum of two operands that sums products: their labels, `.` for an ellipsis, and those it sums."""
+    """An Einsum of two operands that sums products.
+
+    Attributes:
+        operands: the labels of each operand, `.` for an ellipsis.
+        summed: the labels that are summed over.
+        kept: the labels of the output.
+    """
 
     operands: tuple[str, str]
     summed: str
@@ -146,10 +152,10 @@ class Product:
 
 
 def einsum_product(equation: str) -> Product | None:
-    """Return what `equation` says when it is a product of two tensors like that of MatMul; else None.
+    """Return `equation` as a product of two tensors like MatMul; None if it is not one.
 
-    Not so: other than two operands, a diagonal, nothing that both have and that is summed, or a sum over
-    what only one of them has.
+    Excluded: any number of operands other than two, a diagonal, no summed label that both operands have, and
+    a sum over a label of only one operand.
     """
     left, arrow, kept = equation.replace(" ", "").replace("...", ".").partition("->")
     operands = left.split(",")
@@ -167,7 +173,7 @@ def einsum_product(equation: str) -> Product | None:
 
 
 def _einsum_axis(node: gs.Node, slot: int, rank: int, wanted: Callable[[Product, str], bool]) -> int | None:
-    """Return the axis of the one label of an operand that is `wanted`; None for none or several."""
+    """Return the axis of the only label of an operand that is `wanted`; None for none or several."""
     product = einsum_product(str(node.attrs.get("equation", "")))
     if product is None:
         return None
@@ -181,9 +187,9 @@ def _einsum_axis(node: gs.Node, slot: int, rank: int, wanted: Callable[[Product,
 def channel_axis(node: gs.Node, slot: int, rank: int) -> int | None:
     """Return the axis of a constant input of `rank` that holds output channels; None when it has none.
 
-    Sources: ONNX operator definitions; TensorRT takes exactly these (Conv 0, Gemm 0 with transB and 1
-    without, MatMul the last axis of B). A scale that varies along a summed axis cannot be moved out
-    of the sum.
+    Sources: ONNX operator definitions; TensorRT accepts exactly these axes (Conv 0, Gemm 0 with transB and 1
+    without, MatMul the last axis of B). A scale that varies along a summed axis cannot be moved out of the
+    sum.
     """
     if node.op == "Conv" and slot == 1:
         return 0
@@ -200,7 +206,7 @@ def channel_axis(node: gs.Node, slot: int, rank: int) -> int | None:
 
 
 def find_summed_axis(node: gs.Node, slot: int, rank: int) -> int | None:
-    """Return the axis of a MatMul, Gemm or Einsum input of `rank` that is summed over; None for other ops."""
+    """Return the summed axis of a MatMul, Gemm or Einsum input of `rank`; None for other operators."""
     if node.op == "Gemm":
         return _gemm_summed_axis(node, slot)
     if node.op == "MatMul":
@@ -211,10 +217,11 @@ def find_summed_axis(node: gs.Node, slot: int, rank: int) -> int | None:
 
 
 def find_summed_channels(node: gs.Node, slot: int) -> int | None:
-    """Return the axis of the input channels of a convolution without groups, summed over with the window.
+    """Return the axis of the input channels of a convolution without groups; None for other operators.
 
-    In blocks along it every product has one scale of the input and one of the weight. With groups a block of
-    the input would reach into the next group: None.
+    These channels are summed over together with the window. Blocks along the axis give every product one
+    scale of the input and one of the weight. With groups, a block of the input would reach into the next
+    group.
     """
     if node.op not in CONVOLUTIONS or node.attrs.get("group", 1) != 1:
         return None

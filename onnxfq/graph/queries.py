@@ -1,4 +1,4 @@
-"""Questions about a graph; nothing here edits one."""
+"""Read-only graph queries."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from onnxfq.numerics.float_types import FLOATS, FloatType
 class WeightSource:
     """The constant behind a node's input, seen through Transpose and Identity nodes.
 
-    tensor: the constant. use: the slot that reads it (of the node itself, or of the first Transpose).
-    permutation: axis a of the node's input is axis permutation[a] of the constant.
+    Attributes:
+        tensor: the constant.
+        use: the slot that reads it (of the node itself, or of the first Transpose).
+        permutation: axis a of the node's input is axis permutation[a] of the constant.
     """
 
     tensor: gs.Constant
@@ -32,8 +34,8 @@ class WeightSource:
 def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ()) -> WeightSource | None:
     """Return the constant behind input `slot` of `node`, or None when it is computed from data.
 
-    A Transpose is looked through only if nothing but weighted operators reads what it gives, and it is
-    not in `read_in_float`: builders fold it, and no float reader sees rounded values.
+    A Transpose is looked through only if all its readers are weighted operators and its output is not in
+    `read_in_float`: builders fold it, and no float reader sees rounded values.
     """
     tensor, use = node.inputs[slot], Use(node.name, slot)
     moves: list[gs.Node] = []
@@ -62,7 +64,7 @@ def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ())
 
 
 def float_type(tensor: gs.Tensor) -> FloatType | None:
-    """Return the type of `tensor` where it is known and one that is quantized."""
+    """Return the float type of `tensor`; None if it is unknown or not a type that is quantized."""
     if tensor.dtype is None:
         return None
     if isinstance(tensor.dtype, int):  # graphsurgeon keeps ONNX's number where NumPy has no type
@@ -84,7 +86,7 @@ def producer_op(tensor: gs.Tensor) -> str:
 
 
 def dtype_name(tensor: gs.Tensor) -> str:
-    """Return the element type of `tensor` for a message; `of unknown type` when it is not known."""
+    """Return the element type of `tensor` for a message; `of unknown type` when it is unknown."""
     if tensor.dtype is None:
         return "of unknown type"
     if isinstance(tensor.dtype, int):
@@ -93,7 +95,7 @@ def dtype_name(tensor: gs.Tensor) -> str:
 
 
 def nodes_by_graph(graph: gs.Graph) -> list[gs.Node]:
-    """Return the nodes of `graph` and then those of its bodies: plans are in this order."""
+    """Return the nodes of `graph`, then the nodes of its bodies: the order of plans."""
     return [node for one in list_graphs(graph) for node in one.nodes]
 
 
@@ -101,9 +103,9 @@ _KNOWN_BODIES = frozenset({"If", "Loop", "Scan"})
 
 
 def nodes_out_of_reach(graph: gs.Graph) -> dict[str, gs.Node]:
-    """Return the nodes that no observer's result gets out of, by name, each with what is around it.
+    """Return {node name: enclosing node} for nodes whose observations cannot leave their body.
 
-    They are in the body of a node that is no If, Loop or Scan, such as SequenceMap.
+    They are in the body of a node other than If, Loop and Scan, such as SequenceMap.
     """
     found: dict[str, gs.Node] = {}
     for node in nodes_by_graph(graph):
@@ -115,19 +117,19 @@ def nodes_out_of_reach(graph: gs.Graph) -> dict[str, gs.Node]:
 
 
 def collect_tensors(graph: gs.Graph) -> dict[str, gs.Tensor]:
-    """Return the tensors of `graph` and of all its bodies by name."""
+    """Return the tensors of `graph` and all its bodies by name."""
     return {name: tensor for one in list_graphs(graph) for name, tensor in one.tensors().items()}
 
 
 def read_in_float(graph: gs.Graph, float_nodes: Collection[str]) -> set[str]:
-    """Return the names of tensors that are outputs, of bodies too, or read by `float_nodes`."""
+    """Return the names of tensors that are outputs, of bodies too, or that `float_nodes` read."""
     readers = [node for node in nodes_by_graph(graph) if node.name in float_nodes]
     outputs = {t.name for one in list_graphs(graph) for t in one.outputs}
     return outputs | {t.name for node in readers for t in node.inputs}
 
 
 def distances_upward(tensor: gs.Tensor) -> dict[str, int]:
-    """Return {tensor name: longest number of nodes between it and `tensor`} for all it depends on."""
+    """Return {tensor name: longest number of nodes between it and `tensor`} for all its ancestors."""
     # Longest paths in a graph without cycles: nodes in reverse topological order, found depth first.
     order: list[gs.Tensor] = []
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a model takes and gives: its inputs as `InputSpec`, its outputs by name."""
+"""Inputs and outputs of a model by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def output_names(proto: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def number_outputs(proto: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the outputs that are tensors of numbers, as far as their types tell: no sequences, no texts."""
+    """Return the outputs that are tensors of numbers, as far as their types show: no sequences or strings."""
     return tuple(
         value.name
         for value in proto.graph.output
@@ -23,7 +23,7 @@ def number_outputs(proto: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def with_outputs(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
-    """Return `proto` with inner tensors as further outputs."""
+    """Return `proto` with inner tensors as additional outputs."""
     have = set(output_names(proto))
     extra = [name for name in tensors if name not in have]
     if not extra:

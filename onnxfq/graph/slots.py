@@ -8,9 +8,9 @@ from onnxfq.support.records import Record
 
 
 class Use(NamedTuple):
-    """One input slot of one node: where a quantized value is read.
+    """One input slot of one node: a reader of a quantized value.
 
-    Without a node it is the output of the model at that position.
+    An empty node name stands for the output of the model at that position.
     """
 
     node: str
@@ -18,7 +18,7 @@ class Use(NamedTuple):
 
 
 class TensorUses(Record):
-    """A tensor and the input slots that are to read something in its place."""
+    """A tensor and the input slots that will read a replacement."""
 
     tensor: str
     uses: tuple[Use, ...]

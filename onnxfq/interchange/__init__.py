@@ -1,6 +1,6 @@
-"""Files of other tools that say how tensors are quantized: read as one value, `Given`, and written.
+"""External encodings: files of other tools, read as `Given` and written.
 
-The format is told from the content, never from the name of the file.
+The content determines the format, never the name of the file.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from onnxfq.interchange.tensorrt_cache import is_cache, read_cache, write_cache
 from onnxfq.support.records import join_lines, read_json
 
 GivenFile = str | Path | Mapping[str, Any]
-"""A path, or a dictionary as onnxruntime's TensorQuantOverrides."""
+"""A path, or a dictionary like onnxruntime's TensorQuantOverrides."""
 
 
 class Format(NamedTuple):
-    """How a JSON document of one kind is told and read."""
+    """Detection and reader of one kind of JSON document."""
 
     is_one: Callable[[Any], bool]
     read: Callable[[Any, str], Given]
@@ -36,7 +36,7 @@ FORMATS: dict[str, Format] = {
     "onnxruntime calibration": Format(is_ranges, read_ranges),
     "onnxruntime TensorQuantOverrides": Format(is_overrides, read_overrides),
 }
-"""The formats that are JSON; TensorRT's cache is text."""
+"""JSON formats; TensorRT's cache is text."""
 
 
 WRITERS: dict[str, Callable[[Encodings, Plan], Written]] = {
@@ -45,22 +45,22 @@ WRITERS: dict[str, Callable[[Encodings, Plan], Written]] = {
     "aimet-1.0.0": write_1_0_0,
     "aimet-2.0.0": write_2_0_0,
 }
-"""What encodings are written as, by name."""
+"""Writers of encodings by format name."""
 
 
 _JSON_OF_THREE = "; of onnxruntime's three files give calibration.json: the others hold one end of a range"
 
 
 def export_encodings(encodings: Encodings, plan: Plan, to: str) -> Written:
-    """Return `encodings` as another tool reads them, with what its format cannot hold.
+    """Return `encodings` in another tool's format, with the encodings that do not fit it.
 
     Args:
-        encodings: as `calibrate` made them.
-        plan: the plan they were made for.
+        encodings: from `calibrate`.
+        plan: the plan of the encodings.
         to: a name of WRITERS.
 
     Raises:
-        PlanError: for an unknown name, or a format that holds none of them.
+        PlanError: for an unknown name, or a format that supports none of the encodings.
     """
     writer = WRITERS.get(to)
     if writer is None:
@@ -71,7 +71,7 @@ def export_encodings(encodings: Encodings, plan: Plan, to: str) -> Written:
 
 
 def read_given(file: GivenFile) -> Given:
-    """Return what `file` says of tensors. Raises PlanError in one line for a file of no known format."""
+    """Return the encodings in `file`. Raises PlanError in one line for an unknown format."""
     if isinstance(file, Mapping):
         return _read(file, "the given dictionary")
     source = str(file)
@@ -95,7 +95,7 @@ def read_given(file: GivenFile) -> Given:
 
 
 def load_encodings(path: str | Path) -> Encodings:
-    """Return encodings of onnxfq's own. Raises PlanError; for another tool's file it tells what to do."""
+    """Return onnxfq's own encodings. Raises PlanError, with the remedy for another tool's file."""
     try:
         return Encodings.load(path)
     except PlanError as fault:
@@ -104,7 +104,7 @@ def load_encodings(path: str | Path) -> Encodings:
         except PlanError:
             raise fault from None
         raise PlanError(
-            f"{path} is of another tool ({kind}); make encodings of it with `onnxfq plan` and "
+            f"{path} belongs to another tool ({kind}); make encodings of it with `onnxfq plan` and "
             "`onnxfq calibrate`, both with --encodings"
         ) from None
 
@@ -112,8 +112,8 @@ def load_encodings(path: str | Path) -> Encodings:
 def _read(content: Any, source: str) -> Given:
     if isinstance(content, Mapping) and str(content.get("format", "")).startswith("onnxfq.encodings/"):
         raise PlanError(
-            f"{source} is of onnxfq's own, with scales for a plan: `onnxfq insert --plan PLAN --encodings` "
-            "takes it"
+            f"{source} is in onnxfq's own format, for a plan; give it to `onnxfq insert --plan PLAN "
+            "--encodings`"
         )
     for one in FORMATS.values():
         if one.is_one(content):

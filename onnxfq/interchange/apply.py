@@ -1,4 +1,4 @@
-"""Putting what a file says onto the plan of a model: `fit`, and what of either side is left over."""
+"""Matching of external encodings to a plan: `fit`, and unmatched entries of either side."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ from onnxfq.numerics.qparams import choose_qparams
 
 @dataclass(frozen=True)
 class Fitted:
-    """Which tensors of a plan have what a file says.
+    """Match between the tensors of a plan and the entries of a file.
 
-    encodings: of the tensors that the file has, exactly. moved: tensor -> the one whose scale it has, as it
-    is made of its numbers. missing: activations that need values and that the file lacks, with why.
-    own: weights that the file lacks, whose scales come from their values. unknown: names of the file that
-    the model lacks. unused: names that the plan does not quantize.
+    Attributes:
+        given: the file.
+        encodings: of the tensors that the file has, exactly.
+        moved: tensor -> the tensor whose scale it inherits, because it holds its numbers.
+        missing: activations that need values and that the file lacks, with the reason.
+        own: weights that the file lacks, whose scales come from their values.
+        unknown: names of the file that the model lacks.
+        unused: names that the plan does not quantize.
     """
 
     given: Given
@@ -41,11 +45,11 @@ class Fitted:
     unused: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Return what a person has to know: what is used, and every name that is not."""
+        """Return a summary for users: the used entries, and every name that is not used."""
         total = len(self.given.tensors) + len(self.given.in_float) + len(self.given.unusable)
         used = len({self.moved.get(e.tensor, e.tensor) for e in self.encodings})
-        lines = [f"given      {self.given.kind}: {used} of {total} tensors used"]
-        lines += [f"given      {name!r} has the scale of {source!r}" for name, source in self.moved.items()]
+        lines = [f"external   {self.given.kind}: {used} of {total} tensors used"]
+        lines += [f"external   {name!r} has the scale of {source!r}" for name, source in self.moved.items()]
         if self.missing:
             lines.append(f"lacking    {len(self.missing)} activations: {', '.join(self.missing)}")
         if self.own:
@@ -61,7 +65,7 @@ class Fitted:
         return lines
 
     def refuse_missing(self, remedy: str) -> None:
-        """Raise PlanError when activations need values that the file lacks; all of them are named."""
+        """Raise PlanError, naming all of them, when activations need values that the file lacks."""
         if self.missing:
             listed = "; ".join(f"{name!r}{why}" for name, why in self.missing.items())
             raise PlanError(
@@ -71,9 +75,9 @@ class Fitted:
 
 
 def fit(given: Given, plan: Plan, model: Model) -> Fitted:
-    """Return the encodings that `given` has for the tensors of `plan`, and what is left over.
+    """Return the encodings that `given` has for the tensors of `plan`, and the unmatched entries.
 
-    Raises PlanError when a scale does not fit its tensor: another number of channels, axis or format than
+    Raises PlanError when a scale does not fit its tensor: a different number of channels, axis or format than
     planned.
     """
     shapes = _shapes(model)
@@ -84,7 +88,7 @@ def fit(given: Given, plan: Plan, model: Model) -> Fitted:
         source = moves.get(name, name)
         tensor = given.tensors.get(source)
         if placement.role == "bias":
-            continue  # its scale follows from those of the operands
+            continue  # its scale follows from the scales of the operands
         if tensor is not None and tensor.has_values:
             encodings.append(_encode_tensor(given, tensor, placement, shapes.get(name, ())))
             if source != name:
@@ -97,7 +101,7 @@ def fit(given: Given, plan: Plan, model: Model) -> Fitted:
     said = [*given.tensors, *given.in_float]
     if not encodings and any(tensor.has_values for tensor in given.tensors.values()):
         raise PlanError(
-            f"{given.source} names nothing that the plan quantizes, its first is {said[0]!r}; give the file "
+            f"{given.source} names no tensor of the plan, its first is {said[0]!r}; give the file "
             f"of this model, or a recipe that quantizes what it names{nearest(said[0], names)}"
         )
     return Fitted(
@@ -112,7 +116,7 @@ def fit(given: Given, plan: Plan, model: Model) -> Fitted:
 
 
 def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of constants and of what has a known shape; 0 stands for an open size."""
+    """Return the shapes of constants and of tensors with a known shape; 0 stands for an open size."""
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
     for value in (*model.proto.graph.input, *model.proto.graph.value_info):
         shape = value.type.tensor_type.shape
@@ -130,7 +134,7 @@ def _format_hint(name: str, given: Given) -> str:
 def _encode_tensor(
     given: Given, tensor: GivenTensor, placement: Placement, shape: tuple[int, ...]
 ) -> Encoding:
-    """Return the encoding of a placed tensor. Raises PlanError when what is given does not fit it."""
+    """Return the encoding of a placed tensor. Raises PlanError when the given values do not fit it."""
     spec = placement.spec
 
     def fault(what: str) -> PlanError:
@@ -152,8 +156,8 @@ def _encode_tensor(
             zero = _lay_out_values(moved, tensor, placement, shape, fault)
         if not holds(scale, placement.float_type):
             raise fault(
-                f"is {placement.float_type}, and its scale is no number of that type; quantize the float32 "
-                "model, with --float for a half type"
+                f"is {placement.float_type}, and its scale is not a number of that type; quantize the "
+                "float32 model, with --float for a half type"
             )
         made = placement.encode(scale, zero, tensor.global_scale)
         return made.model_copy(update={"calibrator": EXTERNAL})
@@ -174,7 +178,7 @@ def _describe_tensor(tensor: GivenTensor) -> str:
 def _lay_out_values(
     values: NDArray[Any], tensor: GivenTensor, placement: Placement, shape: tuple[int, ...], fault: Any
 ) -> NDArray[Any]:
-    """Return `values` in the shape that the spec of the placement wants. Raises what `fault` makes."""
+    """Return `values` in the scale shape of the placement. Raises the error that `fault` makes."""
     granularity = placement.spec.granularity
     if granularity == PER_TENSOR:
         if values.size != 1:
@@ -200,10 +204,10 @@ def _lay_out_values(
         return values
     if values.size != int(np.prod(wanted, dtype=np.int64)):
         raise fault(
-            f"of shape {list(shape)} wants scales of shape {list(wanted)} ({granularity}), and the file "
+            f"has shape {list(shape)} and needs scales of shape {list(wanted)} ({granularity}), but the file "
             f"has {list(values.shape)}; give the file of this model"
         )
-    # Flat blocks have the output channels before the blocks: of a matrix [in, out] they are transposed.
+    # Flat blocks list output channels before blocks: for a matrix [in, out] they are transposed.
     if values.ndim == 1 and granularity.axis == 0 and granularity.block_size and len(wanted) == 2:
         return values.reshape(wanted[::-1]).T
     return values.reshape(wanted)

@@ -1,4 +1,4 @@
-"""`Written`: encodings as the text of another tool's file, and what of them it cannot hold."""
+"""`Written`: exported encodings as text, and the entries that do not fit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from onnxfq.errors import PlanError
 
 @dataclass(frozen=True)
 class Written:
-    """The text of a file. tensors: how many it holds. lost: tensor -> why the format cannot hold it."""
+    """The text of a file.
+
+    Attributes:
+        text: the content.
+        tensors: number of tensors in it.
+        lost: tensor -> reason why the format cannot hold it.
+    """
 
     text: str
     tensors: int
     lost: dict[str, str]
 
     def refuse_empty(self, kind: str) -> None:
-        """Raise PlanError when the file would hold nothing."""
+        """Raise PlanError when the file holds no tensor."""
         if not self.tensors:
             first = next((f", as {name!r}: {why}" for name, why in self.lost.items()), "")
             raise PlanError(f"{kind} holds none of these encodings{first}; use a recipe in that format")
@@ -27,10 +33,10 @@ class Written:
 def select_calibrated(encodings: Encodings, plan: Plan) -> tuple[Placement, ...]:
     """Return the placements of `plan` that have an encoding.
 
-    Raises PlanError when the two are of different models, or one has no encoding though it had values.
+    Raises PlanError when the two belong to different models, or one has no encoding though it had values.
     """
     if encodings.model_sha256 != plan.model_sha256:
-        raise PlanError("the encodings and the plan are of different models; give those of one")
+        raise PlanError("the encodings and the plan belong to different models; give files of one model")
     placements = plan.without(encodings.without_values, "").placements
     for placement in placements:
         encodings[placement.tensor]

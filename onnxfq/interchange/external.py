@@ -1,4 +1,4 @@
-"""`Given`: what a file of another tool says of the tensors of a model, whatever its format."""
+"""`Given`: external encodings, independent of the file format."""
 
 from __future__ import annotations
 
@@ -16,12 +16,20 @@ from onnxfq.numerics.qtypes import QType
 class GivenTensor:
     """The scales of one tensor, or its range.
 
-    where: its place in the file, for messages. qtype: None where the plan's is meant. symmetric: None where
-    scale and zero point tell it, or the plan. scale, zero_point: float32 and float64 of one shape: []
-    per tensor, [C] per channel, x's rank when blocked; blocks without an axis are flat, output channels
-    before blocks. limits: (rmin, rmax), each [] or [C], in place of them; neither where only the format is
-    given. axis: of the channels or blocks; None where the file leaves it to the operator: that of the output
-    channels. global_scale: the factor that scales of scale_type e4m3 share.
+    `limits` replaces scale and zero point; a tensor with neither gives only the format.
+
+    Attributes:
+        tensor: its name.
+        where: position in the file, for messages.
+        qtype: number format; None for the plan's.
+        scale: float32: [] per tensor, [C] per channel, x's rank when blocked; blocks without an axis are
+            flat, output channels before blocks.
+        zero_point: float64, of the shape of `scale`.
+        axis: of the channels or blocks; None for the operator's output channels.
+        block_size: of blocks along `axis`.
+        limits: (rmin, rmax), each [] or [C].
+        symmetric: None if scale and zero point, or the plan, determine it.
+        global_scale: the factor that scales of scale_type e4m3 share.
     """
 
     tensor: str
@@ -37,7 +45,7 @@ class GivenTensor:
 
     @property
     def has_values(self) -> bool:
-        """Tell whether there is a scale or a range, and not the format alone."""
+        """Tell whether there is a scale or a range, not only the format."""
         return self.scale is not None or self.limits is not None
 
     @property
@@ -53,7 +61,7 @@ class GivenTensor:
         return zero is not None and bool((zero != np.rint(zero)).any())
 
     def zero_point_as(self, qtype: QType) -> NDArray[np.float64] | None:
-        """Return the zero points of the same grid on `qtype`; None when that is another grid.
+        """Return the zero points of the same grid on `qtype`; None when `qtype` has another grid.
 
         The integers of n bits are the same grid signed and unsigned: the zero point moves by 2^(n-1).
         """
@@ -69,11 +77,14 @@ class GivenTensor:
 
 @dataclass(frozen=True)
 class Given:
-    """All that one file says.
+    """All entries of one file.
 
-    source: its path. kind: what it is, as `TensorRT calibration cache (TRT-8501-EntropyCalibration2)`.
-    tensors: by name. in_float: names that the file leaves in float. unusable: name -> why its entry is not
-    used; such a tensor counts as one that the file lacks.
+    Attributes:
+        source: its path.
+        kind: its format, such as `TensorRT calibration cache (TRT-8501-EntropyCalibration2)`.
+        tensors: by name.
+        in_float: names that the file leaves in float.
+        unusable: name -> reason why its entry is not used; such a tensor counts as missing.
     """
 
     source: str
@@ -84,10 +95,10 @@ class Given:
 
 
 class Reading:
-    """Collects the tensors of a file; every fault is one PlanError that names file and place."""
+    """Collector of the tensors of a file; every fault is one PlanError that names file and place."""
 
     def __init__(self, source: str) -> None:
-        """source: the path, for messages."""
+        """Start a file; `source` is its path, for messages."""
         self.source = source
         self.tensors: dict[str, GivenTensor] = {}
         self.in_float: list[str] = []
@@ -98,10 +109,7 @@ class Reading:
         return PlanError(f"{self.source}: {where}: {what}")
 
     def scales(self, where: str, name: str, values: object) -> NDArray[np.float32] | None:
-        """Return finite positive float32 scales; None, and the tensor is unusable, if one is 0 or not finite.
-
-        A tool writes such for what was never anything but 0. Raises PlanError for what are no numbers.
-        """
+        """Return finite positive float32 scales; None, with the tensor unusable, if any is not."""
         exact = self.numbers(where, values)
         with np.errstate(over="ignore", under="ignore"):
             scale = exact.astype(np.float32)
@@ -123,7 +131,7 @@ class Reading:
         )
 
     def add(self, tensor: GivenTensor) -> None:
-        """Take one tensor. Raises PlanError for zero points beyond the type, and for a second entry."""
+        """Add one tensor. Raises PlanError for zero points outside the type and for conflicting entries."""
         qtype, zero = tensor.qtype, tensor.zero_point
         if qtype is not None and zero is not None:
             beyond = ~((zero >= qtype.qmin) & (zero <= qtype.qmax))
@@ -137,12 +145,12 @@ class Reading:
         if known is not None and not _compare_tensors(known, tensor):
             raise self.fault(
                 tensor.where,
-                f"tensor {tensor.tensor!r} stands in {known.where} with other values; keep one of the two",
+                f"tensor {tensor.tensor!r} is also in {known.where} with other values; keep one of the two",
             )
         self.tensors[tensor.tensor] = tensor
 
     def get_given(self, kind: str) -> Given:
-        """Return what was collected. Raises PlanError when that is nothing."""
+        """Return the collected tensors. Raises PlanError if there are none."""
         if not (self.tensors or self.unusable):
             raise PlanError(f"{self.source}: {kind} without a tensor; write the file again")
         return Given(self.source, kind, self.tensors, tuple(self.in_float), self.unusable)

@@ -1,9 +1,9 @@
 """onnxruntime's quantization files: TensorQuantOverrides, and the ranges of its calibrators.
 
-Overrides are what `quantize_static` takes as extra_options["TensorQuantOverrides"]: a tensor's list of
+Overrides are the value of extra_options["TensorQuantOverrides"] for `quantize_static`: a tensor's list of
 dictionaries, one for the tensor or one for each channel, with quant_type, scale and zero_point, rmin and
-rmax, symmetric, reduce_range and axis. Ranges are what `write_calibration_table` writes as calibration.json,
-and `quantize_static` as its cache.
+rmax, symmetric, reduce_range and axis. Ranges are the calibration.json of `write_calibration_table`, and the
+cache of `quantize_static`.
 Source: onnxruntime.quantization (tensor_quant_overrides.py, calibrate.py), Microsoft, MIT.
 """
 
@@ -49,7 +49,7 @@ def is_ranges(content: object) -> bool:
 
 
 def read_overrides(content: Mapping[str, Any], source: str) -> Given:
-    """Return what a dictionary of overrides says. Raises PlanError that names tensor and field."""
+    """Return the tensors in a dictionary of overrides. Raises PlanError that names tensor and field."""
     reading = Reading(source)
     for name, entries in content.items():
         if any(entries):
@@ -64,9 +64,7 @@ def _add(reading: Reading, name: str, entries: list[dict[str, Any]]) -> None:
             if field not in _FIELDS:
                 raise reading.fault(f"{name}.{number}.{field}", f"no such field{nearest(field, _FIELDS)}")
             if field in _COMMON and entry[field] != first.get(field):
-                raise reading.fault(
-                    f"{name}.{number}.{field}", "is another than in channel 0; make them equal"
-                )
+                raise reading.fault(f"{name}.{number}.{field}", "differs from channel 0; make them equal")
     if "convert" in first:
         raise reading.fault(
             f"{name}.convert", "is a second type for some readers, and a tensor has one type here; remove it"
@@ -84,7 +82,7 @@ def _add(reading: Reading, name: str, entries: list[dict[str, Any]]) -> None:
     }
     qtype, symmetric = _qtype(reading, name, first), first.get("symmetric")
     if "rmin" in columns and symmetric and qtype is not None and not qtype.signed:
-        # Its zero point is the middle, whatever the scale.
+        # Its zero point is the middle, for every scale.
         amax = np.maximum(np.abs(columns["rmin"]), np.abs(columns["rmax"]))
         columns = {"scale": 2.0 * amax / qtype.qmax, "zero_point": np.full(amax.shape, (qtype.qmax + 1) // 2)}
     scale = zero = limits = None
@@ -115,7 +113,7 @@ def _qtype(reading: Reading, name: str, entry: dict[str, Any]) -> QType | None:
     said = entry.get("quant_type")
     if said is None:
         if entry.get("reduce_range"):
-            raise reading.fault(f"{name}.reduce_range", "needs quant_type beside it; add it")
+            raise reading.fault(f"{name}.reduce_range", "needs quant_type too; add it")
         return None
     text = str(getattr(said, "name", said)).rpartition(".")[2].lower().removeprefix("q")
     try:
@@ -126,14 +124,14 @@ def _qtype(reading: Reading, name: str, entry: dict[str, Any]) -> QType | None:
 
 
 def read_ranges(content: Mapping[str, Any], source: str) -> Given:
-    """Return the ranges of a calibrator's file. Raises PlanError that names the tensor at fault."""
+    """Return the ranges in a calibrator's file. Raises PlanError that names the tensor at fault."""
     reading = Reading(source)
     data = content.get("data") if content.get("CLS") == "TensorsData" else content
     if not isinstance(data, Mapping):
         raise reading.fault("data", f"must map tensors to ranges, got {data!r:.40}; calibrate again")
     if content.get("smooth_quant"):
         raise reading.fault(
-            "smooth_quant", "is true: the ranges are those of a model with other weights; calibrate without"
+            "smooth_quant", "is true: the ranges belong to a model with other weights; calibrate without it"
         )
     for name, entry in data.items():
         where = str(name)
@@ -144,7 +142,7 @@ def read_ranges(content: Mapping[str, Any], source: str) -> Given:
             raise reading.fault(where, f"has the ranges of {low.size} channels; calibrate per tensor")
         low, high = low.reshape(()), high.reshape(())
         if not (np.isfinite([low, high]).all() and low <= high):
-            reading.unusable[str(name)] = f"{where} has the range [{low:g}, {high:g}], which is none"
+            reading.unusable[str(name)] = f"{where} has the invalid range [{low:g}, {high:g}]"
             continue
         reading.add(GivenTensor(str(name), where, limits=(low, high)))
     method = content.get("calibration_method")

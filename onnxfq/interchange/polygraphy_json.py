@@ -1,4 +1,4 @@
-"""Samples and outputs as Polygraphy reads and writes them: JSON with arrays as base64 of their .npy bytes."""
+"""Polygraphy JSON of samples and outputs: arrays as base64 of their .npy bytes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from onnxfq.errors import DataError
 Arrays = Mapping[str, NDArray[Any]]
 
 RUNNER = "onnxruntime"
-"""What the results are called: who computed them."""
+"""Name of the runtime that computed the results."""
 
 
 def inputs_json(feeds: Iterable[Arrays]) -> str:
-    """Return what `polygraphy run --load-inputs` takes: a list of feeds."""
+    """Return the file for `polygraphy run --load-inputs`: a list of feeds."""
     return json.dumps([{name: _array(array) for name, array in feed.items()} for feed in feeds])
 
 
 def outputs_json(results: Iterable[Arrays]) -> str:
-    """Return what `polygraphy run --load-outputs` takes: results of one runner, in the order of the feeds."""
+    """Return the file for `polygraphy run --load-outputs`: results of one runner, in feed order."""
     iterations = [
         {
             "outputs": {
@@ -43,9 +43,9 @@ def outputs_json(results: Iterable[Arrays]) -> str:
 
 
 def read_results(path: Path) -> list[dict[str, NDArray[Any]]]:
-    """Return what `polygraphy run --save-outputs` wrote for its first runner, in the order of the feeds.
+    """Return the results that `polygraphy run --save-outputs` wrote for its first runner, in feed order.
 
-    Raises DataError for a file that is none of its.
+    Raises DataError for any other file.
     """
     try:
         _, iterations = json.loads(path.read_text(encoding="utf-8"))["lst"][0]
@@ -54,7 +54,7 @@ def read_results(path: Path) -> list[dict[str, NDArray[Any]]]:
         raise DataError(f"cannot read {path}: {fault.strerror}; give the file of --save-outputs") from None
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError) as fault:
         raise DataError(
-            f"{path} holds no results of Polygraphy ({type(fault).__name__}); give the file of "
+            f"{path} does not hold Polygraphy results ({type(fault).__name__}); give the file of "
             "`polygraphy run --save-outputs`"
         ) from None
 

@@ -1,4 +1,4 @@
-"""What a file says of number formats, as overrides of a recipe: `recipe_with`."""
+"""Number formats of an external file as recipe overrides: `recipe_with`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from onnxfq.numerics.qtypes import QTYPES, QType
 
 
 def recipe_with(given: Given, recipe: Recipe, model: Model) -> Recipe:
-    """Return `recipe` with the formats of `given` where its own cannot say them.
+    """Return `recipe` with the formats of `given` where its own formats differ.
 
-    What stands in float in the file stays so. No input is equalized: one scale a tensor is what the file
-    says. Raises RecipeError for a recipe whose scales the running model makes.
+    Tensors in float in the file stay in float. No input is equalized, because the file gives one scale per
+    tensor. Raises RecipeError for a recipe with dynamic scales.
     """
     activations = recipe.activations
     if activations is not None and activations.dynamic:
         raise RecipeError(
-            f"recipe {recipe.name} makes the scales of activations while the model runs, and {given.source} "
+            f"recipe {recipe.name} makes the scales of activations at run time, and {given.source} "
             "has constant ones; use another recipe"
         )
     if activations is not None:
@@ -61,7 +61,7 @@ def recipe_with(given: Given, recipe: Recipe, model: Model) -> Recipe:
 
 
 def tensor_names(model: Model) -> set[str]:
-    """Return the names of all tensors of `model`, those in bodies too."""
+    """Return the names of all tensors of `model`, in bodies too."""
     graphs = list_graphs(model.proto.graph)
     names = {name for graph in graphs for node in graph.node for name in node.output if name}
     names |= {value.name for graph in graphs for value in graph.input}
@@ -69,14 +69,18 @@ def tensor_names(model: Model) -> set[str]:
 
 
 def _exactly(names: Sequence[str]) -> tuple[str, ...]:
-    """Return patterns that match these names alone: a name may hold glob characters."""
+    """Return patterns that match only these names, which may contain glob characters."""
     return tuple(name if glob.escape(name) == name else glob.escape(name) for name in names)
 
 
 def _changes(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...], inputs: int) -> dict[str, Any]:
-    """Return the fields of `scheme` that have to change to say what `tensor` does; none where it can.
+    """Return the fields of `scheme` that must change to express `tensor`; none if it already can.
 
-    shape: of a constant, [] of an activation. inputs: the axis of the input channels of a kernel.
+    Args:
+        tensor: the entry of the file.
+        scheme: of the recipe.
+        shape: of a constant, [] of an activation.
+        inputs: the axis of the input channels of a kernel.
     """
     wanted = _numbers(tensor, scheme)
     if tensor.has_values or tensor.axis is not None:
@@ -86,7 +90,7 @@ def _changes(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...], inputs
 
 
 def _numbers(tensor: GivenTensor, scheme: Scheme) -> dict[str, Any]:
-    """Return the fields of the number format: the scheme's own where it has the same grid."""
+    """Return the fields of the number format: the scheme's own if it has the same grid."""
     if tensor.qtype is None:
         return {} if tensor.scale is None else {"power_of_two": False}
     fields: dict[str, Any] = {
@@ -105,9 +109,9 @@ def _numbers(tensor: GivenTensor, scheme: Scheme) -> dict[str, Any]:
 
 
 def own_format(tensor: GivenTensor) -> tuple[QType, bool]:
-    """Return the number format that says scale and zero point of `tensor`, and whether it is symmetric.
+    """Return the number format of the scale and zero point of `tensor`, and whether it is symmetric.
 
-    Unsigned integers whose zero point is the middle are the symmetric grid of the signed ones.
+    Unsigned integers with their zero point in the middle are the symmetric grid of the signed ones.
     """
     qtype = tensor.qtype
     assert qtype is not None and tensor.zero_point is not None
@@ -119,7 +123,7 @@ def own_format(tensor: GivenTensor) -> tuple[QType, bool]:
 
 
 def _granularity(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...], inputs: int) -> dict[str, Any]:
-    """Return the fields that say how many scales there are."""
+    """Return the fields that set the number of scales."""
     if tensor.per_tensor:
         return {"granularity": "per_tensor", "block_size": None, "block_shape": None}
     if tensor.block_size is None or isinstance(scheme, ActivationScheme):
@@ -134,7 +138,7 @@ def _granularity(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...], in
 
 
 def _block_shape(tensor: GivenTensor, shape: tuple[int, ...], inputs: int) -> tuple[int, ...]:
-    """Return the block of a kernel: along the input channels, and the whole window where it has one scale."""
+    """Return the block of a kernel: along the input channels, and the whole window if it has one scale."""
     size = tensor.block_size or 1
     assert tensor.scale is not None
     counts: Sequence[int] = tensor.scale.shape

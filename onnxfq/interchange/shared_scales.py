@@ -1,4 +1,4 @@
-"""Tensors that a file does not name and yet settles: those made of the numbers of one that it names."""
+"""Inherited scales: unnamed tensors that hold the numbers of a tensor named in the file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from onnxfq.interchange.external import Given
 
 
 def find_inherited_tensors(given: Given, model: Model) -> dict[str, str]:
-    """Return tensor -> the one that the file names and whose numbers it has.
+    """Return tensor -> the tensor named in the file whose numbers it holds.
 
-    AIMET writes no entry for what a Reshape gives. The source has one scale, for moving numbers moves their
-    channels, or is left in float.
+    AIMET writes no entry for the output of a Reshape. The source has one scale, because data movement moves
+    channels too, or stays in float.
     """
     named = {name for name, tensor in given.tensors.items() if tensor.per_tensor} | set(given.in_float)
     passed_over = set(given.tensors) | set(given.unusable)

@@ -1,11 +1,11 @@
-"""TensorRT's calibration caches: a header, then `tensor: scale` with the scale as the hex of its float32.
+"""TensorRT calibration caches: a header, then `tensor: scale` with the scale as float32 hex.
 
     TRT-8501-EntropyCalibration2
     images: 3c010a14
 
-The header names release and calibrator. The hex is the big-endian float32 that a step of int8 stands for,
-amax / 127; a zero may be 0 alone, and fewer digits are a file that was cut off.
-Names may hold blanks and colons: the last colon counts.
+The header names release and calibrator. The hex is the big-endian float32 step of int8, amax / 127. A zero
+may be a single 0; any other number with fewer digits is cut off.
+Names may contain blanks and colons: the last colon counts.
 Source: NVIDIA's developer guide of TensorRT 8 to 10 (INT8 calibration) and its calibrators' files.
 """
 
@@ -25,27 +25,27 @@ from onnxfq.numerics.qtypes import QTYPES
 
 HEADER = re.compile(r"TRT-\w+-\w+")
 DEFAULT_HEADER = "TRT-101300-EntropyCalibration2"
-"""The algorithm is that of trtexec's own calibrator, which passes over caches of another."""
+"""The algorithm name matches trtexec's calibrator, which ignores caches of other algorithms."""
 
 _WEIGHT = "TensorRT makes the scales of weights itself"
 _HEX = re.compile(r"[0-9a-fA-F]{8}|0")
 
 
 def is_cache(text: str) -> bool:
-    """Tell whether `text` begins as a calibration cache does."""
+    """Tell whether `text` begins like a calibration cache."""
     return text.startswith("TRT-")
 
 
 def read_cache(text: str, source: str) -> Given:
     """Return the scales of a calibration cache, all of them int8, symmetric and per tensor.
 
-    Raises PlanError that names the line of what is no entry.
+    Raises PlanError that names the invalid line.
     """
-    # A name may hold what Python takes for the end of a line: only one character is.
+    # A name may hold characters that Python takes for line ends: only "\n" ends a line.
     header, *lines = text.split("\n")
     if not HEADER.fullmatch(header.strip()):
         raise PlanError(
-            f"{source}: line 1: is {header!r:.60}, and the header of a calibration cache is as "
+            f"{source}: line 1: is {header!r:.60}, but the header of a calibration cache is like "
             f"{DEFAULT_HEADER}; let TensorRT write it again"
         )
     reading = Reading(source)
@@ -57,7 +57,7 @@ def read_cache(text: str, source: str) -> Given:
         if not colon or not name or not _HEX.fullmatch(value.strip()):
             raise reading.fault(
                 where,
-                f"is {line!r:.60}, wanted is a tensor, a colon and a float32 in hex, as `x: 3c010a14`; let "
+                f"is {line!r:.60}, expected a tensor, a colon and a float32 in hex, as `x: 3c010a14`; let "
                 "TensorRT write it again",
             )
         (exact,) = struct.unpack(">f", bytes.fromhex(value.strip().zfill(8)))
@@ -68,10 +68,10 @@ def read_cache(text: str, source: str) -> Given:
 
 
 def write_cache(encodings: Encodings, plan: Plan) -> Written:
-    """Return the text of a cache, and why it cannot hold the tensors that it lacks.
+    """Return the text of a cache, and the reason for each tensor that does not fit.
 
-    A cache holds one int8 scale of an activation: TensorRT makes scales of weights itself, one for each
-    output channel. Raises PlanError for a name that has a line break.
+    A cache holds one int8 scale for each activation: TensorRT makes the scales of weights itself, one for
+    each output channel. Raises PlanError for a name with a line break.
     """
     lines = [DEFAULT_HEADER]
     lost: dict[str, str] = {}
@@ -81,7 +81,7 @@ def write_cache(encodings: Encodings, plan: Plan) -> Written:
         if why:
             lost[encoding.tensor] = why
         elif "\n" in encoding.tensor:
-            raise PlanError(f"tensor {encoding.tensor!r}: a line of a cache holds no such name; rename it")
+            raise PlanError(f"tensor {encoding.tensor!r}: a cache cannot hold a line break; rename it")
         else:
             lines.append(f"{encoding.tensor}: {struct.pack('>f', encoding.scale.item()).hex()}")
     return Written("\n".join(lines) + "\n", len(lines) - 1, lost)
@@ -91,9 +91,9 @@ def _explain_lost(encoding: Encoding) -> str:
     """Return why a cache cannot hold the encoding of an activation; empty when it can."""
     spec = encoding.spec
     if spec.dynamic:
-        return "its scales are made while the model runs"
+        return "its scales are dynamic"
     if spec.qtype.name != "int8":
-        return f"{spec.qtype}, and a cache is of int8"
+        return f"{spec.qtype}, and a cache holds int8 only"
     if encoding.param_shape:
         return f"{encoding.scale.size} scales ({spec.granularity}), and a cache holds one a tensor"
     if encoding.zero_point.any():

@@ -1,1 +1,1 @@
-"""Number formats, granularity, the arithmetic, scales, specs."""
+"""Number formats, granularity, arithmetic, scales, specs."""

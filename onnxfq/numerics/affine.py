@@ -1,15 +1,15 @@
-"""Quantization arithmetic in NumPy: the truth that the kernels are tested against, bit for bit.
+"""Affine quantization in NumPy, the bit-exact reference of the kernels.
 
-All arithmetic is float32; x of float16 or bfloat16 is converted first and the result rounded back once, as
-ONNX Runtime's QuantizeLinear and DequantizeLinear do. The C++ twin is numeric_core.h.
+All arithmetic is float32; x of float16 or bfloat16 is converted first and the result rounded back once, as in
+ONNX Runtime's QuantizeLinear and DequantizeLinear. The C++ twin is numeric_core.h.
 
     quantize       q = clamp(round(x / scale) + zero_point, qmin, qmax)
     dequantize     y = (q - zero_point) * scale
     fake_quantize  y = scale * (clamp(round(x / scale), qmin - zero_point, qmax - zero_point) + 0)
       fractions    y = scale * (clamp(round(x / scale + zero_point), qmin, qmax) - zero_point)
-      float types  y = scale * round(x / scale), see float_grid.py
+      float types  y = scale * round(x / scale), see small_floats.py
 
-Source: ONNX QuantizeLinear and DequantizeLinear. Adding 0 turns -0 into +0, as the integers in between do.
+Source: ONNX QuantizeLinear and DequantizeLinear. Adding 0 turns -0 into +0, as integers do.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def _reciprocal(x: Float32Array, scale: Float32Array) -> Float32Array:
     return x * (np.float32(1) / scale)
 
 
-# How x is measured in steps: divide is that of ONNX, reciprocal that of torch, which rounds
-# 1 / scale to float32 first. torch makes NaN the lowest value of the grid; here NaN stays NaN in both.
+# Conversion of x to steps: `divide` follows ONNX, `reciprocal` follows torch, which rounds 1 / scale to
+# float32 first. torch turns NaN into the lowest value of the grid; here NaN stays NaN in both.
 ARITHMETICS: dict[str, Callable[[Float32Array, Float32Array], Float32Array]] = {
     "divide": _divide,
     "reciprocal": _reciprocal,
@@ -57,10 +57,18 @@ def quantize(
 ) -> NDArray[Any]:
     """Return the numbers of `qtype` nearest to x, as an array of `qtype.dtype` and x's shape.
 
-    x: float32, float16 or bfloat16. scale, zero_point: in the shape that `granularity` gives, or one that
-    `Layout.match` takes. rounding, arithmetic: names in `ROUNDINGS` and `ARITHMETICS`. Values outside the
-    grid saturate; NaN, which no integer can hold, becomes zero_point. Raises SpecError when a parameter
-    breaks its rule.
+    Values outside the grid saturate; NaN, which integers cannot hold, becomes zero_point.
+
+    Args:
+        x: float32, float16 or bfloat16.
+        scale: in the shape that `granularity` gives, or one that `Layout.match` accepts.
+        zero_point: in such a shape; a scalar fits any scale.
+        qtype: number format, or its name.
+        granularity: which elements share a scale.
+        rounding: name in `ROUNDINGS`.
+        arithmetic: name in `ARITHMETICS`.
+
+    Raises SpecError if a parameter breaks its rule.
     """
     qtype = as_qtype(qtype)
     x = float_array(x).astype(np.float32)
@@ -85,9 +93,9 @@ def dequantize(
     *,
     granularity: Granularity = PER_TENSOR,
 ) -> Float32Array:
-    """Return the float32 values that integers `q` stand for: (q - zero_point) * scale.
+    """Return the float32 values of integers `q`: (q - zero_point) * scale.
 
-    Parameters as in `quantize`. Raises SpecError when a scale is not finite and positive.
+    The parameters are those of `quantize`. Raises SpecError if a scale is not finite and positive.
     """
     integers = np.asarray(q).astype(np.float32)
     scale = _check_scale(scale)
@@ -108,12 +116,12 @@ def fake_quantize(
     arithmetic: str = "divide",
     saturate: bool = True,
 ) -> NDArray[Any]:
-    """Return x rounded to the grid of `qtype`, of x's type and shape.
+    """Return x rounded to the grid of `qtype`, in x's type and shape.
 
-    Parameters and errors as in `quantize`; a zero point may be a fraction. Values outside the grid saturate,
-    infinities too; saturate False makes them the infinity or NaN of a float type. NaN stays NaN. -0 becomes
-    +0, but for float types that have it. With arithmetic `divide` and integer zero points this is ONNX
-    Runtime's QuantizeLinear and DequantizeLinear.
+    Parameters and errors are as in `quantize`; a zero point may be a fraction. Values outside the grid
+    saturate, and so do infinities; saturate=False turns them into the infinity or NaN of a float type. NaN
+    stays NaN. -0 becomes +0, except for float types with -0. With arithmetic `divide` and integer zero points
+    this equals ONNX Runtime's QuantizeLinear and DequantizeLinear.
     """
     qtype = as_qtype(qtype)
     given = float_array(x)
@@ -125,7 +133,7 @@ def fake_quantize(
         rounded = round_to_float_grid(v, qtype, rounding, saturate)
     else:
         at = _expand_zero_point(zero_point, values.shape, granularity)
-        # A fraction is added before rounding; integers limit the steps instead: no sum, no second rounding.
+        # A fraction is added before rounding. Integers limit the steps instead, without a second rounding.
         offset = at if (zero_point != np.floor(zero_point)).any() else np.zeros_like(at)
         low, high = qtype.qmin - (at - offset), qtype.qmax - (at - offset)
         rounded = _round_steps(np.clip(v + offset, low, high), rounding) + np.float32(0) - offset
@@ -137,12 +145,12 @@ def fake_quantize(
 def _expand_zero_point(
     zero_point: Float32Array, shape: Sequence[int], granularity: Granularity
 ) -> Float32Array:
-    # A single 0 goes with any scale.
+    # A scalar 0 fits any scale.
     return expand_params(zero_point, shape, granularity if zero_point.ndim else PER_TENSOR)
 
 
 def scale_to_steps(x: Float32Array, scale: Float32Array, arithmetic: str = "divide") -> Float32Array:
-    """Return x measured in steps of `scale`, not rounded: a name in `ARITHMETICS` tells how."""
+    """Return x in steps of `scale` without rounding; `arithmetic` is a name in `ARITHMETICS`."""
     with np.errstate(all="ignore"):  # an overflow to infinity saturates later, NaN is passed on
         return ARITHMETICS[arithmetic](x, scale)
 
@@ -153,12 +161,12 @@ def _round_steps(v: Float32Array, rounding: str) -> Float32Array:
 
 
 def as_qtype(qtype: QType | str) -> QType:
-    """Return `qtype`, looked up when it is a name. Raises SpecError when there is none of that name."""
+    """Return `qtype`, looked up if it is a name. Raises SpecError for an unknown name."""
     return qtype_by_name(qtype) if isinstance(qtype, str) else qtype
 
 
 def float_array(x: ArrayLike) -> NDArray[Any]:
-    """Return x as an array of one of `FLOAT_DTYPES`. Raises SpecError: converting would hide a rounding."""
+    """Return x as an array. Raises SpecError if it is not in `FLOAT_DTYPES`: a cast would hide a rounding."""
     values = np.asarray(x)
     if values.dtype not in FLOAT_DTYPES:
         raise SpecError(
@@ -169,7 +177,7 @@ def float_array(x: ArrayLike) -> NDArray[Any]:
 
 
 def float32_array(x: ArrayLike) -> Float32Array:
-    """Return x as an array. Raises SpecError when it is not float32: converting would hide a rounding."""
+    """Return x as an array. Raises SpecError if it is not float32: a cast would hide a rounding."""
     values = np.asarray(x)
     if values.dtype != np.float32:
         raise SpecError(f"x must be float32, got {values.dtype}; convert it with astype(numpy.float32)")
@@ -195,8 +203,8 @@ def check_params(
 ) -> tuple[Float32Array, Float32Array]:
     """Return scale and zero_point as float32 arrays of any shape.
 
-    Raises SpecError unless every scale is finite and positive, every zero point a number of `qtype`, an
-    integer unless `fractions`, 0 for float types, and rounding and arithmetic are known.
+    Raises SpecError unless every scale is finite and positive, every zero point is a number of `qtype` (an
+    integer unless `fractions`, 0 for float types), and rounding and arithmetic are known.
     """
     check_names(rounding=rounding, arithmetic=arithmetic)
     scales = _check_scale(scale)

@@ -1,16 +1,16 @@
-"""Fake quantization with scales made from the tensor itself, in NumPy. The C++ twin is dynamic_scales.h.
+"""Dynamic fake quantization in NumPy, with scales computed from the tensor; C++ twin: dynamic_scales.h.
 
-| scale_type | the scale of a block                                                                         |
+| scale_type | scale of a block                                                                             |
 |------------|----------------------------------------------------------------------------------------------|
 | float32    | symmetric: amax / qmax; else (rmax - rmin) / (qmax - qmin) with zero point                   |
 |            | round(qmin - rmin / scale): ONNX DynamicQuantizeLinear. A block of zeros: 1                  |
 | e8m0       | 2^(floor(log2(amax)) - emax), exponent in [-127, 127]: OCP MX v1.0, usually blocks of 32     |
 | e4m3       | round_e4m3(amax / qmax / global_scale) * global_scale, the first factor at least 2^-9: NVFP4 |
 
-The range of a block is that of its finite values and 0; NaN stays NaN, infinities saturate. emax is the
-exponent of the largest number of a float type; an integer type of n bits counts in 2^-(n - 2), emax 0, and
-leaves its lowest number out (MXINT8: q / 64, q in -127 ... 127), and `scale` holds that factor too. A scale
-that underflows becomes 2^-149; the largest is the one with which every number of the grid is finite.
+The range of a block covers its finite values and 0; NaN stays NaN, infinities saturate. emax is the exponent
+of the largest number of a float type. An integer type of n bits has steps of 2^-(n - 2), emax 0, and omits
+its lowest number (MXINT8: q / 64, q in -127 ... 127); `scale` includes that factor. A scale that underflows
+becomes 2^-149; the largest scale is the largest one for which every number of the grid is finite.
 """
 
 from __future__ import annotations
@@ -48,9 +48,17 @@ def dynamic_fake_quantize(
 ) -> tuple[NDArray[Any], Float32Array, Float32Array]:
     """Return x rounded to the grid of `qtype`, and the scale and zero point of each block.
 
-    x: float32, float16 or bfloat16; the result is of that type. global_scale: of scale_type "e4m3", by
-    default the largest magnitude of x / (448 qmax). scale, zero_point: float32, in the shape that
-    `granularity` gives. Raises SpecError when a parameter breaks its rule.
+    Args:
+        x: float32, float16 or bfloat16; the result has the same type.
+        qtype: number format, or its name.
+        granularity: which elements share a scale.
+        symmetric: whether zero points are 0.
+        scale_type: one of `SCALE_TYPES`.
+        global_scale: for scale_type "e4m3", by default the largest magnitude of x / (448 qmax).
+        rounding: name in `ROUNDINGS`.
+
+    Scale and zero point are float32, in the shape that `granularity` gives. Raises SpecError if a parameter
+    breaks its rule.
     """
     qtype = as_qtype(qtype)
     check_names(rounding=rounding)
@@ -63,7 +71,7 @@ def dynamic_fake_quantize(
 
 
 class ScaleRule(NamedTuple):
-    """How scales are made from values: the arguments of `dynamic_fake_quantize` that say it."""
+    """Formula of dynamic scales; fields as in `dynamic_fake_quantize`."""
 
     qtype: QType
     scale_type: str = "float32"
@@ -72,7 +80,7 @@ class ScaleRule(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """Scale and zero point of each block, float32; global_scale: the factor shared by all, None for none."""
+    """Scale and zero point of each block, float32; global_scale is their common factor, None for none."""
 
     scale: Float32Array
     zero_point: Float32Array
@@ -80,7 +88,7 @@ class Scales(NamedTuple):
 
 
 def choose_scales(x: ArrayLike, rule: ScaleRule, granularity: Granularity = PER_TENSOR) -> Scales:
-    """Return what `dynamic_fake_quantize` rounds x with; arguments and errors as there."""
+    """Return the scales with which `dynamic_fake_quantize` rounds x; arguments and errors as there."""
     check_rule(*rule)
     given = float_array(x)
     values = given.astype(np.float32)
@@ -107,21 +115,21 @@ def choose_scales(x: ArrayLike, rule: ScaleRule, granularity: Granularity = PER_
 
 
 def global_scale_of(amax: float, qtype: QType) -> float:
-    """Return the factor that the e4m3 scales of a tensor share: amax / (448 qmax), 1 where amax is 0."""
+    """Return the common factor of the e4m3 scales of a tensor: amax / (448 qmax), 1 if amax is 0."""
     if amax == 0:
         return 1.0
     return float(max(np.float32(amax) / (np.float32(448) * np.float32(qtype.qmax)), _SMALLEST))
 
 
 def element_grid(qtype: QType, scale_type: str) -> QType:
-    """Return the numbers that values are rounded to: MXINT8 leaves the lowest number of int8 out."""
+    """Return the grid to which values are rounded: MXINT8 omits the lowest number of int8."""
     if scale_type != "e8m0" or qtype.is_float or qtype.qmin >= -qtype.qmax:
         return qtype
     return qtype_by_name(f"{qtype.base}[{-int(qtype.qmax)},{int(qtype.qmax)}]")
 
 
 def check_rule(qtype: QType, scale_type: str, symmetric: bool, global_scale: float | None) -> None:
-    """Raise SpecError when the arguments of `dynamic_fake_quantize` do not go together."""
+    """Raise SpecError if the arguments of `dynamic_fake_quantize` contradict each other."""
     if scale_type not in SCALE_TYPES:
         raise SpecError(f"unknown scale_type {scale_type!r}{nearest(scale_type, SCALE_TYPES)}")
     check_symmetry(qtype, symmetric)
@@ -146,7 +154,7 @@ def _asymmetric(rmin: Float32Array, rmax: Float32Array, grid: QType) -> tuple[Fl
 
 
 def _power_of_two(amax: Float32Array, grid: QType) -> Float32Array:
-    # Zero has no logarithm and subnormals one below -127 - emax, where e8m0 ends in any case.
+    # Zero has no logarithm; exponents of subnormals are at most -127, the lower limit of e8m0.
     exponent = np.where(amax < 2.0**-126, -127, np.frexp(amax)[1] - 1)
     last_place = 0 if grid.is_float else 2 - grid.bits
     emax = int(np.frexp(grid.qmax)[1]) - 1 if grid.is_float else 0

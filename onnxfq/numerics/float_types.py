@@ -1,4 +1,4 @@
-"""The float types of tensors that are quantized or cast: one table, and rounding of scales to them."""
+"""Float types of quantized or cast tensors, and rounding of scales to them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,19 @@ FloatName = Literal["fp32", "fp16", "bf16"]
 
 @dataclass(frozen=True)
 class FloatInfo:
-    """A float type.
+    """Properties of a float type.
 
-    onnx_type: in `TensorProto.DataType`. onnx_name: in operator schemas. min_opset: from which on ONNX's
-    QuantizeLinear, and Conv, take it. largest: finite number. smallest: normal number. step: from 1 to the
-    next number. smallest_scale: the smallest number that is used as a scale.
+    Attributes:
+        name: as in NumPy and ml_dtypes.
+        short: as in recipes and options.
+        dtype: NumPy dtype.
+        onnx_type: value in `TensorProto.DataType`.
+        onnx_name: type in operator schemas.
+        min_opset: first opset whose QuantizeLinear, and Conv, take it.
+        largest: largest finite number.
+        smallest: smallest normal number.
+        step: distance from 1 to the next number.
+        smallest_scale: smallest number that is used as a scale.
     """
 
     name: FloatType
@@ -38,8 +46,8 @@ class FloatInfo:
 def _info(name: FloatType, short: FloatName, dtype: Any, onnx_name: str, min_opset: int) -> FloatInfo:
     limits, code = ml_dtypes.finfo(dtype), int(getattr(TensorProto, onnx_name.upper()))
     smallest = float(limits.tiny)
-    # GPUs flush what is below the smallest normal float32 and bfloat16 to zero. Of float16 hardware keeps the
-    # subnormal numbers, down to 2^-24, and the ranges of real weights reach there.
+    # GPUs flush subnormal float32 and bfloat16 numbers to zero. Hardware keeps the subnormal numbers of
+    # float16, down to 2^-24, and the ranges of real weights reach them.
     scale = float(limits.smallest_subnormal) if short == "fp16" else smallest
     largest, step = float(limits.max), float(limits.eps)
     kind = f"tensor({onnx_name})"
@@ -54,21 +62,24 @@ FLOATS: dict[FloatType, FloatInfo] = {
         _info("bfloat16", "bf16", ml_dtypes.bfloat16, "bfloat16", 22),
     )
 }
-"""By name, in the order of the custom-op library's element types. All arithmetic is float32, rounded once."""
+"""Float types by name, in the order of the custom-op library's element types.
+
+All arithmetic is float32, and its result is rounded once.
+"""
 HALF_TYPES: dict[FloatName, FloatInfo] = {
     info.short: info for info in FLOATS.values() if info.short != "fp32"
 }
-"""Those of 16 bits, by short name."""
+"""16-bit float types by short name."""
 FLOAT_DTYPES = tuple(info.dtype for info in FLOATS.values())
 FLOAT_CODES = frozenset(info.onnx_type for info in FLOATS.values())
-"""Their numbers in `TensorProto.DataType`."""
+"""Values of the float types in `TensorProto.DataType`."""
 
 
 def round_scale(scale: NDArray[np.float64], kind: FloatType) -> NDArray[np.float32]:
     """Return positive scales as numbers of `kind`, in float32.
 
-    float32: the nearest. float16 and bfloat16, whose steps are coarse: the next one that is not smaller, so
-    that no value saturates that did not before.
+    float32 scales are rounded to nearest. float16 and bfloat16 have coarse steps: scales are rounded up, so
+    that no further value saturates.
     """
     if kind == "float32":
         return scale.astype(np.float32)
@@ -80,6 +91,6 @@ def round_scale(scale: NDArray[np.float64], kind: FloatType) -> NDArray[np.float
 
 
 def holds(values: NDArray[Any], kind: FloatType) -> bool:
-    """Tell whether float32 `values` are all numbers of `kind`."""
+    """Tell whether `kind` represents all float32 `values` exactly."""
     with np.errstate(over="ignore"):
         return bool((values.astype(FLOATS[kind].dtype).astype(values.dtype) == values).all())

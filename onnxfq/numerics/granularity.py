@@ -1,4 +1,4 @@
-"""Which elements of a tensor share one scale: ONNX's three granularities and N-D blocks as one frozen value.
+"""Granularity of scales: per tensor, per axis, blocks along an axis, N-D blocks.
 
 | granularity                    | x        | scale             | x[i, j] uses      |
 |--------------------------------|----------|-------------------|-------------------|
@@ -8,7 +8,7 @@
 | Granularity(block_shape=(-1, 4)) | [N, C] | [1, ceil(C/4)]    | scale[0, j // 4]  |
 
 The last block may be shorter than the others (ONNX opset 21). ONNX has no N-D blocks; they are AIMET's
-`block_size`, and -1 is the whole axis. `onnxfq.numerics.layout` computes with them.
+`block_size`, and -1 is the whole axis. `onnxfq.numerics.layout` applies a granularity to a shape.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from onnxfq.errors import SpecError
 
 @dataclass(frozen=True)
 class Granularity:
-    """Which elements share a scale, in the attributes of ONNX's QuantizeLinear; all of them without any.
+    """Elements that share a scale, as attributes of ONNX's QuantizeLinear; by default all elements.
 
-    Args:
-        axis: one scale for each index of it, or, with block_size, the axis that blocks run along.
-        block_size: elements of a block along `axis`; the other axes are in blocks of 1.
-        block_shape: the size of an N-D block along each dimension, -1 for the whole of it.
+    Attributes:
+        axis: axis with one scale per index, or, with block_size, the axis of the blocks.
+        block_size: elements of a block along `axis`; blocks have size 1 along the other axes.
+        block_shape: size of an N-D block along each dimension, -1 for the whole dimension.
 
     Raises SpecError for sizes below 1 and for attributes that exclude each other.
     """
@@ -39,13 +39,13 @@ class Granularity:
     __pydantic_config__ = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        """Raise SpecError when the attributes do not go together."""
+        """Raise SpecError if the attributes contradict each other."""
         blocks = self.block_shape
         if blocks is not None:
             if self.block_size is not None:
                 raise SpecError("block_size and block_shape are both given; give one")
             if self.axis is not None:
-                raise SpecError("block_shape speaks of every axis; remove axis, or block_shape")
+                raise SpecError("block_shape covers every axis; remove axis or block_shape")
             if not blocks or any(size < 1 and size != -1 for size in blocks):
                 raise SpecError(
                     "block_shape must hold a size of at least 1, or -1 for a whole axis, for each dimension, "
@@ -61,9 +61,9 @@ class Granularity:
     def of(
         axis: int | None = None, block_size: int | None = None, block_shape: Sequence[int] | None = None
     ) -> Granularity:
-        """Return the granularity of an operator's attributes; block_size 0 is none, as ONNX's default is.
+        """Return the granularity of an operator's attributes; block_size 0, ONNX's default, means none.
 
-        An axis given with block_shape has no meaning. Raises SpecError as the constructor does.
+        An axis given with block_shape is ignored. Raises SpecError as the constructor.
         """
         if block_shape is None:
             return Granularity(axis, block_size or None)
@@ -76,20 +76,20 @@ class Granularity:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The attributes that are set, as those of an ONNX node."""
+        """Attributes of an ONNX node, without unset ones."""
         blocks = None if self.block_shape is None else list(self.block_shape)
         given = {"axis": self.axis, "block_size": self.block_size, "block_shape": blocks}
         return {name: value for name, value in given.items() if value is not None}
 
     def permute(self, order: Sequence[int]) -> Granularity:
-        """Return the granularity of the tensor whose axis order[d] is this one's axis d."""
+        """Return the granularity of a transposed tensor, whose axis order[d] is axis d of this one."""
         if self.block_shape is not None:
             stored = dict(zip(order, self.block_shape, strict=True))
             return Granularity(block_shape=tuple(stored[axis] for axis in range(len(stored))))
         return self if self.axis is None else Granularity(order[self.axis], self.block_size)
 
     def __str__(self) -> str:
-        """Spell it as in a report."""
+        """Return the text for reports."""
         if self.block_shape is not None:
             return f"blocks of {list(self.block_shape)}"
         if self.axis is None:
@@ -103,9 +103,9 @@ PER_TENSOR = Granularity()
 
 
 def normalize_axis(axis: int, rank: int) -> int:
-    """Return `axis` counted from the front. Raises SpecError when it is outside [-rank, rank)."""
+    """Return `axis` counted from the front. Raises SpecError if it is outside [-rank, rank)."""
     if rank == 0:
-        raise SpecError(f"axis {axis} of a scalar: it has none; use per-tensor")
+        raise SpecError(f"axis {axis} is given for a scalar, which has no axes; use per-tensor")
     if not -rank <= axis < rank:
         raise SpecError(f"axis {axis} is outside a tensor of rank {rank}; give one of [{-rank}, {rank - 1}]")
     return axis + rank if axis < 0 else axis

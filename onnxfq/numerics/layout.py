@@ -1,4 +1,4 @@
-"""`Layout`: a granularity on a tensor of one shape, and all index arithmetic of blocks in NumPy.
+"""Layout of scales: a granularity for one tensor shape, and the index arithmetic of blocks in NumPy.
 
 The C++ twin is param_layout.h.
 """
@@ -21,9 +21,9 @@ Size = TypeVar("Size")
 
 @dataclass(frozen=True)
 class Layout:
-    """Which elements of x of `shape` share a scale, as `granularity` says.
+    """Granularity applied to a tensor x of `shape`.
 
-    Every method raises SpecError where the granularity does not fit the shape.
+    Every method raises SpecError if the granularity does not fit the shape.
     """
 
     granularity: Granularity
@@ -31,18 +31,18 @@ class Layout:
 
     @staticmethod
     def match(granularity: Granularity, shape: Sequence[int], params: Sequence[int]) -> Layout:
-        """Return the layout in which parameters of shape `params` belong to x of `shape`.
+        """Return the layout by which parameters of shape `params` apply to x of `shape`.
 
         | params                     | element j of x uses                                      |
         |----------------------------|----------------------------------------------------------|
-        | one element, any rank      | that                                                     |
+        | one element, any rank      | that element                                             |
         | rank 1, with an axis       | param[j[axis]]                                           |
         | rank of x                  | param[i], i[d] = j[d] // ceil(shape[d] / params[d])      |
         | rank of x, a block_size    | the same, but blocks of block_size along the axis        |
         | rank of x, a block_shape   | param[i], i[d] = j[d] // block_shape[d], -1: whole       |
 
-        For x of rank 1 the second and the third row agree. Raises SpecError, with both shapes, when they do
-        not fit.
+        For x of rank 1 the second and the third row agree. Raises SpecError with both shapes if they do not
+        fit.
         """
         rank, axis, block_size = len(shape), granularity.axis, granularity.block_size
         exact = Layout(granularity, shape)
@@ -78,25 +78,25 @@ class Layout:
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
-        """How far a block reaches along each dimension of x; the size of a dimension that it holds whole."""
+        """Size of a block along each dimension of x; the full size of a dimension that is not divided."""
         return _block_sizes(self.granularity, self.shape)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many blocks lie along each dimension of x, the last one possibly short."""
+        """Number of blocks along each dimension of x; the last block may be short."""
         pairs = zip(self.shape, self.block_sizes, strict=True)
         return tuple(1 if block == n else -(-n // block) for n, block in pairs)
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
-        """The shape of scale and zero point: [], [shape[axis]], or of x's rank in blocks."""
+        """Shape of scale and zero point: [], [shape[axis]], or the block counts in x's rank."""
         axis = self.granularity.axis
         if self.granularity.is_blocked:
             return self.counts
         return () if axis is None else (self.shape[normalize_axis(axis, len(self.shape))],)
 
     def expand(self, params: ArrayLike) -> NDArray[Any]:
-        """Return `params`, one number for each block, as one for each element: a view where it can be."""
+        """Return `params`, one number per block, expanded to x's shape; a view if possible."""
         values = np.asarray(params).reshape(self.counts)
         for d, (n, count, block) in enumerate(zip(self.shape, self.counts, self.block_sizes, strict=True)):
             if count > 1 and block > 1:
@@ -104,9 +104,9 @@ class Layout:
         return np.broadcast_to(values, self.shape)
 
     def reduce(self, function: np.ufunc, x: NDArray[Any], initial: float) -> NDArray[Any]:
-        """Return `function` over each block, in the shape of a scale; `initial` for a block of nothing."""
+        """Return `function` over each block, in the shape of a scale; `initial` for an empty block."""
         sizes, first = self.block_sizes, x.ndim
-        # Axes that lie whole in a block, one behind the other in memory, are one: short ones are slow.
+        # Contiguous axes that are not divided are merged into one, because reducing short axes is slow.
         while first and (sizes[first - 1] == x.shape[first - 1] or sizes[first - 1] > x.shape[first - 1] > 0):
             first -= 1
         if first < x.ndim:
@@ -120,14 +120,14 @@ class Layout:
         return x.reshape(self.scale_shape)
 
     def split(self, x: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        """Return the blocks of x, one after the other, in the order of the scales."""
+        """Yield the blocks of x in the order of the scales."""
         sizes = self.block_sizes
         for at in np.ndindex(*self.counts):
             yield x[tuple(slice(i * size, (i + 1) * size) for i, size in zip(at, sizes, strict=True))]
 
     @property
     def rows_of_block(self) -> int:
-        """How many rows, indices of the first dimension, lie in one block; 1 where all rows share scales."""
+        """Number of rows, indices of the first dimension, in one block; 1 if all rows share scales."""
         return self.block_sizes[0] if self.counts[0] > 1 else 1
 
     def rows(self, params: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
@@ -140,15 +140,15 @@ class Layout:
 def expand_params(
     params: ArrayLike, shape: Sequence[int], granularity: Granularity = PER_TENSOR
 ) -> NDArray[Any]:
-    """Return a scale or zero point repeated to `shape`, as `Layout.match` says. Raises SpecError as that."""
+    """Return a scale or zero point expanded to `shape` as in `Layout.match`, with its SpecError."""
     values = np.asarray(params)
     return Layout.match(granularity, shape, values.shape).expand(values)
 
 
 def open_axis(granularity: Granularity, shape: Sequence[int | str]) -> int | None:
-    """Return the first axis of `shape` whose size is open and changes the number of scales; None for no such.
+    """Return the first axis of `shape` with an open size that changes the number of scales, or None.
 
-    An open size is anything but a number, as the name of a dimension.
+    An open size is not a number, as the name of a dimension.
     """
     sizes = _block_sizes(granularity, shape)
     pairs = enumerate(zip(shape, sizes, strict=True))

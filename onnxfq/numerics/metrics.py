@@ -1,4 +1,4 @@
-"""How far a candidate tensor is from its reference: sums that add up over batches, and figures from them."""
+"""Error metrics between a candidate and its reference: mergeable sums, SQNR, cosine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class ErrorSums:
-    """Sums over the elements of reference r and candidate c, in float64; they add over batches.
+    """Sums over the elements of reference r and candidate c in float64; the sums of batches add up.
 
-    signal: sum r^2. noise: sum (r-c)^2. power: sum c^2. product: sum r*c. largest: max |r-c|.
+    Attributes:
+        elements: number of elements.
+        signal: sum r^2.
+        noise: sum (r-c)^2.
+        power: sum c^2.
+        product: sum r*c.
+        largest: max |r-c|.
     """
 
     elements: int = 0
@@ -25,12 +31,12 @@ class ErrorSums:
 
     @staticmethod
     def from_arrays(reference: NDArray[np.generic], candidate: NDArray[np.generic]) -> ErrorSums:
-        """Sums for one pair of arrays of the same shape."""
+        """Return the sums for one pair of arrays of the same shape."""
         r = np.asarray(reference, np.float64).ravel()
         c = np.asarray(candidate, np.float64).ravel()
-        # Infinities and NaN show in the figures; NumPy's warnings about them would say nothing more.
+        # Infinities and NaN show in the figures; NumPy's warnings would add nothing.
         with np.errstate(over="ignore", invalid="ignore"):
-            # Equal infinities are no error; their difference would be NaN.
+            # Equal infinities have error 0; their difference would be NaN.
             difference = np.where(r == c, 0.0, r - c)
             return ErrorSums(
                 elements=r.size,
@@ -42,7 +48,7 @@ class ErrorSums:
             )
 
     def __add__(self, other: ErrorSums) -> ErrorSums:
-        """Sums over the elements of both."""
+        """Return the sums over the elements of both."""
         return ErrorSums(
             self.elements + other.elements,
             self.signal + other.signal,
@@ -55,12 +61,12 @@ class ErrorSums:
 
     @property
     def sqnr_db(self) -> float:
-        """Signal to quantization noise, 10*log10(sum r^2 / sum (r-c)^2), in dB; inf when equal."""
+        """Signal to quantization noise, 10*log10(sum r^2 / sum (r-c)^2), in dB; inf if equal."""
         return ratio_db(self.signal, self.noise)
 
     @property
     def cosine(self) -> float:
-        """Cosine of the angle between r and c; 1.0 when both are zero."""
+        """Cosine of the angle between r and c; 1.0 if both are zero."""
         norm = math.sqrt(self.signal) * math.sqrt(self.power)
         if norm == 0.0:
             return 1.0 if self.signal == self.power else 0.0
@@ -68,9 +74,9 @@ class ErrorSums:
 
 
 def ratio_db(signal: float, noise: float) -> float:
-    """10*log10(signal/noise) in dB; inf without noise, -inf without signal."""
+    """Return 10*log10(signal/noise) in dB; inf without noise, -inf without signal."""
     if noise == 0.0:
         return math.inf
     ratio = signal / noise
-    # Also for infinite noise, whose ratio has no logarithm.
+    # Infinite noise also gives ratio 0, which has no logarithm.
     return -math.inf if ratio == 0.0 else 10.0 * math.log10(ratio)

@@ -1,4 +1,4 @@
-"""From a real range to scale and zero point, by ONNX's and TensorRT's rule or by AIMET's."""
+"""Scale and zero point from a range, by the rule of ONNX and TensorRT or of AIMET."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ _LARGEST_POWER = 2.0**127
 
 @dataclass(frozen=True)
 class ParamRules:
-    """What scale and zero point must be beside what the range asks for.
+    """Constraints on scale and zero point in addition to the range.
 
-    power_of_two: the scale is the next power of two that is not smaller, so no value saturates that did not
-    before; hardware then shifts instead of multiplying. fractional_zero_point: it is not rounded and is
-    float32; `FakeQuantize` takes it, Q/DQ does not, and 0.0 may lie between two numbers of the grid.
-    float_type: of the tensor, which its scale has to have in a model: a scale is rounded up to a number of
-    it, and the ends of a range are moved so far inside that no number on the grid is beyond it.
+    Attributes:
+        power_of_two: the scale is rounded up to a power of two, so that no further value saturates; hardware
+            then shifts instead of multiplying.
+        fractional_zero_point: the zero point is float32 and not rounded; `FakeQuantize` takes it, Q/DQ does
+            not, and 0.0 may lie between two numbers of the grid.
+        float_type: type of the tensor, which its scale must have in a model. A scale is rounded up to a
+            number of this type, and a range is narrowed until every number of the grid is finite in it.
     """
 
     power_of_two: bool = False
@@ -40,15 +42,14 @@ def choose_qparams(
 ) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Return (scale float32, zero_point int32) of the shape of `rmin` and `rmax`.
 
-    symmetric: scale = amax / qmax with amax = max(|rmin|, |rmax|), zero_point 0 (TensorRT's rule, for
-    integers and floats; with limits of one's own qmax is the nearer one, so that both ends fit).
-    asymmetric: the range is widened to hold 0, scale = (rmax - rmin) / (qmax - qmin),
-    zero_point = rint(qmin - rmin / scale), so that 0.0 is exactly representable (ONNX's
-    QuantizeLinear, gemmlowp).
-    A range of zero width at 0 (a dead channel) gets scale 1; a scale below the smallest normal
-    float32 is raised to it, or to 2^-24 for float16. Raises SpecError for ranges that are NaN, inverted or
-    beyond float32, for a float type that is not symmetric and for a symmetric one without numbers on both
-    sides of 0.
+    Symmetric: scale = amax / qmax with amax = max(|rmin|, |rmax|), zero_point 0 (TensorRT's rule, for
+    integers and floats; with custom limits qmax is the smaller magnitude of the two, so that both ends fit).
+    Asymmetric: the range is widened to include 0, scale = (rmax - rmin) / (qmax - qmin),
+    zero_point = rint(qmin - rmin / scale), so that 0.0 is exactly representable (ONNX's QuantizeLinear,
+    gemmlowp).
+    A range of zero width at 0 (a dead channel) gets scale 1; a scale below the smallest normal float32 is
+    raised to it, or to 2^-24 for float16. Raises SpecError for ranges that are NaN, inverted or beyond
+    float32, for an asymmetric float type, and for a symmetric type without numbers on both sides of 0.
     """
     rules = rules or ParamRules()
     check_symmetry(qtype, symmetric)
@@ -76,13 +77,13 @@ def choose_qparams(
 def adjust_min_max(
     rmin: ArrayLike, rmax: ArrayLike, qtype: QType, symmetric: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return (rmin, rmax) float32 as AIMET would encode them: the ends of the grid itself.
+    """Return (rmin, rmax) float32 as AIMET encodes them: the ends of the grid.
 
-    asymmetric: the range is widened to hold 0, delta = (rmax - rmin) / (2^bits - 1) in float32,
+    Asymmetric: the range is widened to include 0, delta = (rmax - rmin) / (2^bits - 1) in float32,
     offset = round(rmin / delta), rmin = offset * delta, rmax = rmin + (2^bits - 1) * delta.
-    symmetric: delta = amax / qmax, rmin = qmin * delta, rmax = qmax * delta. AIMET's strict symmetric is
+    Symmetric: delta = amax / qmax, rmin = qmin * delta, rmax = qmax * delta. AIMET's strict symmetric is
     a qtype without its lowest number, as int8[-127,127]; its unsigned symmetric is an unsigned qtype with
-    symmetric, for values that are not negative. A range of zero width gets delta 1, as in `choose_qparams`.
+    symmetric=True, for nonnegative values. A range of zero width gets delta 1, as in `choose_qparams`.
 
     Source: AIMET's StaticEncodingAnalyzer and aimet_torch.quantization.affine (Qualcomm, BSD-3-Clause).
     Raises SpecError as `choose_qparams` does, and for an unsigned symmetric range below 0.
@@ -116,7 +117,7 @@ def _delta(width: NDArray[np.float64]) -> NDArray[np.float32]:
 def reach(qtype: QType, symmetric: bool, float_type: FloatType) -> float:
     """Return the largest magnitude of a range whose grid stays finite in `float_type`.
 
-    The grid goes beyond its range by what the scale is rounded up, and by half a step to have 0 on it.
+    The grid exceeds its range by the rounding of the scale, and by half a step to include 0.
     """
     if float_type == "float32":
         return _LARGEST
@@ -125,14 +126,14 @@ def reach(qtype: QType, symmetric: bool, float_type: FloatType) -> float:
 
 
 def _next_power_of_two(scale: NDArray[np.float64]) -> NDArray[np.float64]:
-    # frexp: scale = fraction * 2^exponent with fraction in [1/2, 1); 1/2 is a power of two already.
+    # frexp: scale = fraction * 2^exponent with fraction in [1/2, 1); 1/2 is already a power of two.
     fraction, exponent = np.frexp(scale)
     power = np.ldexp(1.0, exponent - (fraction == 0.5))
     return np.asarray(np.minimum(power, _LARGEST_POWER))
 
 
 def check_symmetry(qtype: QType, symmetric: bool) -> None:
-    """Raise SpecError when `qtype` and `symmetric` do not go together."""
+    """Raise SpecError if `qtype` does not support `symmetric`."""
     if symmetric and not qtype.qmin < 0 < qtype.qmax:
         kind = "numbers on both sides of 0" if qtype.signed else "a signed qtype"
         raise SpecError(f"symmetric needs {kind}, got {qtype}; use int{qtype.bits} or symmetric: false")
@@ -142,7 +143,7 @@ def check_symmetry(qtype: QType, symmetric: bool) -> None:
 
 def check_ranges(rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> None:
     """Raise SpecError for a range that is NaN, infinite in float32 or inverted."""
-    # Comparisons with NaN are false, so NaN is refused as well.
+    # Comparisons with NaN are false: NaN is rejected as well.
     finite = (np.abs(rmin) <= _LARGEST) & (np.abs(rmax) <= _LARGEST)
     if not finite.all():
         raise SpecError(

@@ -1,10 +1,10 @@
-"""Number formats a tensor can be quantized to: `QType` values, found by name with `qtype_by_name`.
+"""Number formats of quantized tensors: `QType`, found by name with `qtype_by_name`.
 
-| name                              | what                                                          |
+| name                              | meaning                                                       |
 |-----------------------------------|---------------------------------------------------------------|
-| int2 ... int16, uint2 ... uint16  | integers of that width                                        |
-| int32                             | the integers of biases, and of nothing else                   |
-| int8[-127,127]                    | the same with limits of one's own, here the narrow range      |
+| int2 ... int16, uint2 ... uint16  | integers of this width                                        |
+| int32                             | integers of biases only                                       |
+| int8[-127,127]                    | integers with custom limits, here the narrow range            |
 | float8e4m3fn, float8e5m2          | OCP 8-bit floats (FP8 formats for deep learning, 2022)        |
 | float8e4m3fnuz, float8e5m2fnuz    | 8-bit floats without negative zero (GraphCore, AMD)           |
 | float6e2m3, float6e3m2            | OCP MX 6-bit floats                                           |
@@ -26,10 +26,14 @@ from onnxfq.errors import SpecError, nearest
 
 @dataclass(frozen=True)
 class FloatLayout:
-    """The bits of a small float: sign, exponent, mantissa.
+    """Bit layout of a small float: sign, exponent, mantissa.
 
-    bias: of the exponent. special: what the largest codes mean: "ieee" (infinities and NaN), "fn" (one
-    NaN a sign, no infinity), "fnuz" (one NaN in place of -0), "finite" (neither).
+    Attributes:
+        exponent_bits: bits of the exponent.
+        mantissa_bits: stored bits of the mantissa.
+        bias: bias of the exponent.
+        special: meaning of the largest codes: "ieee" (infinities and NaN), "fn" (one NaN per sign, no
+            infinity), "fnuz" (one NaN in place of -0), "finite" (neither).
     """
 
     exponent_bits: int
@@ -40,10 +44,15 @@ class FloatLayout:
 
 @dataclass(frozen=True)
 class QType:
-    """One grid of numbers that tensors are rounded to, before scaling.
+    """Number format of quantized values, before scaling.
 
-    name: as `qtype_by_name` takes it. bits: of one code. signed: whether it has negative numbers. qmin,
-    qmax: its smallest and largest finite number, integers for integer types. layout: None for integers.
+    Attributes:
+        name: name for `qtype_by_name`.
+        bits: width of one code.
+        signed: whether it has negative numbers.
+        qmin: smallest finite number, an integer for integer types.
+        qmax: largest finite number, an integer for integer types.
+        layout: bits of a float type; None for integers.
     """
 
     name: str
@@ -55,12 +64,12 @@ class QType:
 
     @property
     def is_float(self) -> bool:
-        """Tell whether the grid is that of a small float."""
+        """Tell whether the format is a small float."""
         return self.layout is not None
 
     @property
     def base(self) -> str:
-        """The name without limits of one's own: `int8` of `int8[-127,127]`."""
+        """Name without custom limits: `int8` for `int8[-127,127]`."""
         return self.name.partition("[")[0]
 
     @property
@@ -70,15 +79,15 @@ class QType:
 
     @property
     def onnx_type(self) -> int | None:
-        """The `TensorProto.DataType` that has exactly these codes; None when ONNX has none."""
+        """The `TensorProto.DataType` with exactly these codes; None if ONNX has none."""
         code = getattr(TensorProto, self.base.upper(), None)
         return None if code is None else int(code)
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The NumPy dtype of quantized values, one element per item.
+        """NumPy dtype of quantized values, one element per item.
 
-        Widths that neither NumPy nor ml_dtypes has are held in the next wider integer.
+        A width that neither NumPy nor ml_dtypes has is stored in the next wider integer.
         """
         if self.layout is not None:
             found: Any = getattr(ml_dtypes, _ML_DTYPES[self.base])
@@ -91,10 +100,10 @@ class QType:
 
     @property
     def min_opset(self) -> int | None:
-        """Lowest ai.onnx opset whose QuantizeLinear and DequantizeLinear have this type; None for none.
+        """Lowest ai.onnx opset whose QuantizeLinear and DequantizeLinear take this type; None for none.
 
         Source: ONNX operator changelog; 8 bit per axis since 13, float8 19, 16 and 4 bit 21, float4 23,
-        2 bit 25, float6 28. None too where the installed onnx is older than the type.
+        2 bit 25, float6 28. Also None if the installed onnx is older than the type.
         """
         return None if self.onnx_type is None else _OPSETS.get(self.base)
 
@@ -144,15 +153,15 @@ _ALL = (
 QTYPES: dict[str, QType] = {q.name: q for q in _ALL}
 
 BIAS_QTYPE = QType("int32", 32, True, -(2**31), 2**31 - 128)
-"""int32 as biases have it, up to the largest number below 2^31 that float32 arithmetic gives."""
+"""int32 for biases, up to the largest number below 2^31 in float32."""
 
 _LIMITED = re.compile(r"(u?int\d+)\[(-?\d+),(-?\d+)\]")
 
 
 def qtype_by_name(name: str) -> QType:
-    """Return the `QType` called `name`; `int8[-127,127]` has limits of its own.
+    """Return the `QType` called `name`; `int8[-127,127]` has custom limits.
 
-    Raises SpecError that lists the nearest names, or the limits that are possible.
+    Raises SpecError with the nearest names, or with the possible limits.
     """
     if name == BIAS_QTYPE.name:
         return BIAS_QTYPE

@@ -1,4 +1,4 @@
-"""Which neighbour a number between two goes to, by name.
+"""Rounding modes by name.
 
 | name      | 2.5 | -2.5 | 3.5 | 2.7 | -2.7 | used by                      |
 |-----------|-----|------|-----|-----|------|------------------------------|
@@ -26,7 +26,7 @@ def _half_even(v: Float32Array) -> Float32Array:
 
 
 def _half_up(v: Float32Array) -> Float32Array:
-    # Literally, as Horizon defines it: the sum rounds too, and the largest float below a half becomes 1.
+    # Exactly Horizon's definition: the sum rounds too, and the largest float below a half becomes 1.
     result: Float32Array = np.floor(v + np.float32(0.5))
     return result
 

@@ -1,9 +1,9 @@
-"""Rounding to the numbers of a small float format, in NumPy. The C++ twin is float_formats.h.
+"""Rounding to small float formats in NumPy; C++ twin: float_formats.h.
 
     value = integer * step,   step = 2^(max(exponent(value), min_exponent) - mantissa_bits)
 
-Below 2^min_exponent the step stays what it is there: those are the subnormal numbers. A step is a power of
-two, so measuring a value in steps and going back are exact; rounding to an integer is all that rounds.
+Below 2^min_exponent, for subnormal numbers, the step is constant. A step is a power of two: division and
+multiplication by it are exact, and only the conversion to an integer rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.rounding import ROUNDINGS, Float32Array
 
-# What an overflow becomes, by `FloatLayout.special`; a format with neither saturates always.
+# Result of an overflow by `FloatLayout.special`; a format with neither always saturates.
 _BEYOND = {"ieee": np.inf, "fn": np.nan, "fnuz": np.nan}
 
 
@@ -22,8 +22,14 @@ def round_to_float_grid(
 ) -> Float32Array:
     """Return v rounded to the nearest numbers of `qtype`, float32.
 
-    saturate: what is larger than the largest finite number, infinity too, becomes that; else what rounds to
-    more becomes the format's infinity, or NaN where it has none. -0 stays where the format has it; NaN stays.
+    -0 stays if the format has it; NaN stays.
+
+    Args:
+        v: values, float32.
+        qtype: small float format.
+        rounding: name in `ROUNDINGS`.
+        saturate: True turns larger values, also infinity, into the largest finite number. False turns values
+            that round to more into the format's infinity, or into NaN if it has no infinity.
     """
     assert qtype.layout is not None
     layout = qtype.layout
@@ -39,7 +45,7 @@ def round_to_float_grid(
     if can_overflow:
         beyond = np.float32(_BEYOND[layout.special])
         result = np.where(np.abs(rounded) > qmax, np.copysign(beyond, v), result)
-    if layout.special == "fnuz":  # there is no -0
+    if layout.special == "fnuz":  # without -0
         result = result + np.float32(0)
     on_grid: Float32Array = result.astype(np.float32)
     return on_grid

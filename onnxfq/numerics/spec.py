@@ -1,4 +1,4 @@
-"""`QuantSpec`: how one tensor is quantized, as data."""
+"""`QuantSpec`: quantization of one tensor as data."""
 
 from __future__ import annotations
 
@@ -42,12 +42,16 @@ QTypeField = Annotated[QType, pydantic.PlainValidator(_as_qtype), pydantic.Plain
 
 
 class NumberFormat(Record):
-    """What numbers a tensor may hold and of which kind its scales are, whatever their number.
+    """Number format and scale type of a tensor, independent of granularity.
 
-    symmetric: the zero point is 0 of a signed type, the range is [-amax, amax]. power_of_two: scales are
-    rounded up to powers of two. scale_type: of the scales, as in `dynamic_scales`; e8m0 is that of the MX
-    formats, e4m3 that of NVFP4, and both tell how the scale is made. zero_point: fractional ones are not
-    rounded; FakeQuantize takes them, ONNX's QuantizeLinear does not.
+    Attributes:
+        qtype: number format, by name in files.
+        symmetric: the zero point is 0 of a signed type, the range is [-amax, amax].
+        power_of_two: scales are rounded up to powers of two.
+        scale_type: type of the scales, as in `block_scales`; e8m0 is for the MX formats, e4m3 for NVFP4, and
+            both define the formula of the scale.
+        zero_point: fractional zero points are not rounded; FakeQuantize takes them, ONNX's QuantizeLinear
+            does not.
     """
 
     qtype: QTypeField
@@ -77,7 +81,7 @@ class NumberFormat(Record):
 
 
 def check_dynamic(numbers: NumberFormat, dynamic: bool) -> None:
-    """Raise ValueError, for a record's validator, when the running model cannot make scales of that kind."""
+    """Raise ValueError, for a record's validator, if dynamic scales cannot have this format."""
     if dynamic and numbers.power_of_two:
         raise ValueError("dynamic scales are not rounded; remove power_of_two, or use scale_type e8m0")
     if dynamic and numbers.zero_point == "fractional":
@@ -87,10 +91,12 @@ def check_dynamic(numbers: NumberFormat, dynamic: bool) -> None:
 class QuantSpec(NumberFormat):
     """Number format and granularity of one tensor.
 
-    granularity: which elements share a scale; its axis, block_size and block_shape are fields of the spec in
-    files, and may be keywords. dynamic: the scales are made from the values while the model runs, as
-    `block_scales` says. equalized: the scales along axis are one scale times powers of two, and the zero
-    points are equal, so that the channels are brought to one scale by a Mul that rounds nothing.
+    Attributes:
+        granularity: which elements share a scale; its axis, block_size and block_shape are fields of the spec
+            in files, and may be keywords.
+        dynamic: the model computes the scales from the values at run time, as in `block_scales`.
+        equalized: the scales along axis are one scale times powers of two, and the zero points are equal: a
+            Mul without rounding gives all channels one scale.
     """
 
     granularity: Annotated[Granularity, pydantic.WrapValidator(_as_granularity)] = PER_TENSOR
@@ -99,7 +105,7 @@ class QuantSpec(NumberFormat):
 
     @classmethod
     def file_fields(cls) -> tuple[str, ...]:
-        """Return the names of the fields in a file, where those of the granularity are fields of the spec."""
+        """Return the names of the fields in a file, in which the granularity's fields belong to the spec."""
         named = {"granularity": _GRANULARITY}
         return tuple(part for name in cls.model_fields for part in named.get(name, (name,)))
 
@@ -129,20 +135,20 @@ class QuantSpec(NumberFormat):
 
     @property
     def observed(self) -> bool:
-        """Tell whether an activation's encoding needs statistics: the global scale of e4m3 is a constant."""
+        """Tell whether an activation needs statistics: the global scale of dynamic e4m3 is a constant."""
         return not self.dynamic or self.scale_type == "e4m3"
 
     @property
     def observed_granularity(self) -> Granularity:
-        """The granularity of an activation's statistics; a dynamic one is observed as a whole.
+        """Granularity of an activation's statistics; dynamic and equalized ones are observed as a whole.
 
-        So is an equalized one; of its channels the ranges are kept beside that.
+        Statistics of equalized activations also hold the range of each channel.
         """
         return PER_TENSOR if self.dynamic or self.equalized else self.granularity
 
     @property
     def grid(self) -> QType:
-        """The numbers that values are rounded to: `qtype`, without -128 where int8 is that of MXINT8."""
+        """Grid to which values are rounded: `qtype`, without -128 for MXINT8."""
         return element_grid(self.qtype, self.scale_type)
 
     def param_rules(self, float_type: FloatType = "float32") -> ParamRules:
@@ -150,7 +156,7 @@ class QuantSpec(NumberFormat):
         return ParamRules(self.power_of_two, self.zero_point == "fractional", float_type)
 
     def __str__(self) -> str:
-        """Spell it as in a report."""
+        """Return the text for reports."""
         kind = "power-of-two" if self.power_of_two else self.scale_type
         scales = f" with {kind} scales" if kind != "float32" else ""
         if self.zero_point == "fractional":

@@ -1,4 +1,4 @@
-"""The contract of a pass: requires, call, ensures; and it tells the truth about what it changed."""
+"""Contract of a pass: requires, call, ensures; the result says whether the model changed."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from onnxfq.graph.normalize.opset import raise_opset
 
 @dataclass(frozen=True)
 class PassResult:
-    """What a pass gives back: a new model, and whether it differs from the one it was given."""
+    """Result of a pass: a new model, and whether it differs from the input."""
 
     model: Model
     modified: bool
 
 
 class Pass(ABC):
-    """One transformation. `run` never touches the model it is given."""
+    """One transformation; `run` never changes its input model."""
 
     def requires(self, model: Model) -> None:
-        """Raise an OnnxfqError when `model` cannot go through this pass."""
+        """Raise an OnnxfqError when the pass cannot handle `model`."""
         return None
 
     @property
     def min_opset(self) -> int:
-        """Lowest ai.onnx opset that has what the pass inserts."""
+        """Lowest ai.onnx opset that supports the inserted operators."""
         return 1
 
     @abstractmethod
@@ -36,7 +36,7 @@ class Pass(ABC):
         """Edit `graph` in place, at ai.onnx `opset`; return whether anything changed."""
 
     def run(self, model: Model) -> PassResult:
-        """Apply the pass to a copy: check, raise the opset as far as needed, edit, export."""
+        """Apply the pass to a copy: check, raise the opset if needed, edit, export."""
         self.requires(model)
         proto, note = raise_opset(model.proto, self.min_opset, model.source)
         raised = Model(proto, model.sha256, model.source, (*model.notes, *([note] if note else [])))

@@ -1,4 +1,4 @@
-"""Cast what a Q/DQ model computes in float32 to a half type, but for what its `FloatPlan` keeps."""
+"""Cast of float32 operators of a Q/DQ model to a half type, with the exceptions of its `FloatPlan`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _FLOAT = int(TensorProto.FLOAT)
 
 
 def cast_floats(proto: onnx.ModelProto, plan: FloatPlan) -> onnx.ModelProto:
-    """Return `proto` with every float32 node in the half type but those that `plan` keeps.
+    """Return `proto` with every float32 node in the half type, except the nodes that `plan` keeps.
 
-    A constant is cast once, here; a computed tensor by one Cast for all its readers of the other type. Inputs
-    and outputs keep names, and their types too unless `plan.io`; what bodies read keeps its type.
+    A constant is cast once, at this point. A computed tensor has one Cast for all its readers of the other
+    type. Inputs and outputs keep their names, and their types unless `plan.io` is set. Tensors that bodies
+    read keep their type.
     """
     made = with_shapes(proto)
     _Caster(made, plan).run()
@@ -33,7 +34,7 @@ def cast_floats(proto: onnx.ModelProto, plan: FloatPlan) -> onnx.ModelProto:
 
 
 class _Caster:
-    """Casts one model in place."""
+    """Cast of one model, in place."""
 
     def __init__(self, proto: onnx.ModelProto, plan: FloatPlan) -> None:
         self.graph, self.plan, self.opset = proto.graph, plan, default_opset(proto)
@@ -42,10 +43,10 @@ class _Caster:
         self.kept_tensors = {skipped.name for skipped in plan.tensors}
         index = GraphIndex(self.graph)
         self.values, self.constants, self.claim = index.values, index.constants, index.names.claim
-        # Both by tensor name: the type that it is computed in, and the name that it has in each type.
+        # By tensor name: the type it is computed in. By tensor name and type: its name in that type.
         self.types: dict[str, int] = {}
         self.names: dict[tuple[str, int], str] = {}
-        # What must have a name in float32, and what in the type of the outputs.
+        # Tensors that need a name in float32, and outputs in their type.
         self.fixed = dict.fromkeys(index.captured, _FLOAT)
         for output in self.graph.output:
             cast = plan.io and output.name not in self.kept_tensors
@@ -83,7 +84,7 @@ class _Caster:
     def _is_float(self, name: str) -> bool:
         if name in self.constants:
             return bool(self.constants[name].data_type == _FLOAT)
-        # What was retyped on the way has its new type in `types`.
+        # Retyped tensors have their new type in `types`.
         return name in self.types or (
             name in self.values and self.values[name].type.tensor_type.elem_type == _FLOAT
         )
@@ -99,7 +100,7 @@ class _Caster:
         return self.half.onnx_type if half else _FLOAT
 
     def _is_free(self, node: onnx.NodeProto) -> bool:
-        """Tell whether all float operands of `node` have one type, as those of Q and DQ."""
+        """Tell whether all float operands of `node` have one type, as for Q and DQ."""
         return node.domain not in STANDARD_DOMAINS or node.op_type in QDQ_OPS
 
     def _input_type(self, value: onnx.ValueInfoProto) -> int:
@@ -117,7 +118,7 @@ class _Caster:
         free = name if kinds == {self.half.onnx_type} else self.claim(f"{name}/{self.plan.name}")
         self.names[name, self.half.onnx_type] = free
         values = tensor_array(tensor)
-        # What fits but for numbers that stand for minus infinity; an infinity stays one.
+        # The values fit, except numbers used as minus infinity; infinities stay infinite.
         values = np.where(np.isfinite(values), np.maximum(values, np.float32(-self.half.largest)), values)
         cast = values.astype(self.half.dtype)
         made = make_tensor(free, cast)
@@ -141,7 +142,7 @@ class _Caster:
         return made
 
     def _give(self, node: onnx.NodeProto, position: int) -> str:
-        """Return the name under which `node` gives its float output at `position`."""
+        """Return the name of the float output of `node` at `position`, in the type it is computed in."""
         name, kind = node.output[position], _FLOAT
         if self._is_half(node) and (
             self._is_free(node) or position in half_outputs(node, self.opset, self.half)
@@ -153,7 +154,7 @@ class _Caster:
         return self.names[name, kind]
 
     def _casts(self, name: str, wanted: dict[str, set[int]]) -> Iterator[onnx.NodeProto]:
-        """Yield the nodes that give `name` in the types that it is not computed in and is read in."""
+        """Yield the nodes that cast `name` from the type it is computed in to its other read types."""
         for kind in sorted(wanted.get(name, set()) - {self.types[name]}):
             given = self.names[name, self.types[name]]
             target = name if self.fixed.get(name) == kind else self.claim(f"{name}/{self._suffix(kind)}")

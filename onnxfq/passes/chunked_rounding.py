@@ -1,4 +1,4 @@
-"""Weights rounded a part at a time: the arithmetic makes several arrays of the size of what it is given."""
+"""Weight rounding in chunks, with bounded memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxfq.numerics.qtypes import QType
 from onnxfq.passes.onnx_blocks import OnnxParams
 
 PART = 1 << 22
-"""Elements rounded at a time."""
+"""Elements rounded at a time; the arithmetic makes several arrays of its input's size."""
 
 
 def apply_in_chunks(
@@ -23,10 +23,16 @@ def apply_in_chunks(
     qtype: QType,
     dtype: np.dtype[Any],
 ) -> NDArray[Any]:
-    """Return `apply(values, scale, zero_point, qtype=, granularity=)` as `dtype`, made part by part.
+    """Return `apply(values, scale, zero_point, qtype=, granularity=)` as `dtype`, computed in chunks.
 
-    apply: `numerics.quantize` or `numerics.fake_quantize`. Each element keeps its own scale, so the parts
-    change nothing.
+    Each element keeps its own scale, so chunks do not change the result.
+
+    Args:
+        apply: `numerics.quantize` or `numerics.fake_quantize`.
+        values: of the weight.
+        params: scale, zero point and granularity.
+        qtype: number format.
+        dtype: of the result.
     """
     keywords = {"qtype": qtype, "granularity": params.granularity}
     if values.size <= PART or values.ndim < 2:

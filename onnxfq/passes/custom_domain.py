@@ -1,4 +1,4 @@
-"""Nodes of domains beside ONNX's own: `onnxfq`, the custom-op library, and those of targets."""
+"""Nodes of custom domains: `onnxfq`, the custom-op library, and the domains of targets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ VERSION = 1
 
 
 def custom_node(op: str, name: str, domain: str = ONNXFQ_DOMAIN, **fields: object) -> gs.Node:
-    """Make a node of `domain`; fields are attrs, inputs, outputs."""
+    """Make a node of `domain`; `fields` are attrs, inputs, outputs."""
     return gs.Node(op=op, name=name, domain=domain, **fields)
 
 
 def import_domain(graph: gs.Graph, domain: str = ONNXFQ_DOMAIN) -> None:
-    """Declare the domain among the operator sets that `graph` uses."""
+    """Declare the domain among the operator sets of `graph`."""
     opsets = list(graph.import_domains or [])
     if all(o.domain != domain for o in opsets):
         graph.import_domains = [*opsets, onnx.helper.make_opsetid(domain, VERSION)]

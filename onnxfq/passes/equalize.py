@@ -1,4 +1,4 @@
-"""Equalized channels in a Q/DQ graph: a Mul in front of one pair, taken back by the scales of the weight."""
+"""Equalization in a Q/DQ graph: a Mul before the pair, inverse factors in the weight scales."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def channel_factors(encoding: Encoding) -> NDArray[np.float32]:
 
 
 def common_encoding(encoding: Encoding) -> Encoding:
-    """Return the encoding, per tensor, of equalized channels that were divided by their factors."""
+    """Return the per-tensor encoding of equalized channels after division by their factors."""
     spec = encoding.spec.model_copy(update={"granularity": PER_TENSOR, "equalized": False})
     zero_point = encoding.zero_point[:1].reshape(())
     scale = np.max(encoding.scale, keepdims=True)[0:1].reshape(())
@@ -34,9 +34,10 @@ def common_encoding(encoding: Encoding) -> Encoding:
 
 
 def to_common_scale(editor: Editor, tensor: gs.Tensor, encoding: Encoding) -> list[gs.Node]:
-    """Return the node that divides the channels of `tensor` by their factors; none where all are 1.
+    """Return the node that divides the channels of `tensor` by their factors; none if all are 1.
 
-    Powers of two: no bit of a float's fraction is lost, so what is rounded is what FakeQuantize rounds.
+    The factors are powers of two, so no bit of a float's fraction is lost, and the rounded values equal the
+    ones of FakeQuantize.
     """
     factors = channel_factors(encoding)
     if (factors == 1.0).all():
@@ -49,10 +50,9 @@ def to_common_scale(editor: Editor, tensor: gs.Tensor, encoding: Encoding) -> li
 
 
 def factors_of_weights(plan: Plan, encodings: Encodings) -> dict[str, NDArray[np.float32]]:
-    """Return by name what the scales of a weight, one an output channel, are multiplied by: [outputs].
+    """Return {weight: factors of its scales}, one factor for each output channel: [outputs].
 
-    An output channel of a depthwise convolution reads one channel of the input; m of them in a row read the
-    same one.
+    An output channel of a depthwise convolution reads one input channel; m consecutive ones read the same.
     """
     weights = {use: p.tensor for p in plan.weights for use in p.uses}
     found = {}
@@ -70,9 +70,9 @@ def factors_of_weights(plan: Plan, encodings: Encodings) -> dict[str, NDArray[np
 def with_restored_channels(
     proto: onnx.ModelProto, tensors: Iterable[str]
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Return (`proto`, names): by tensor the name of its quantized form with the channels as they were.
+    """Return (`proto`, names): the name of the quantized form with original channel scales, by tensor.
 
-    Only of those of `tensors` whose pair is behind a Mul; a model without any is returned itself.
+    Covers only `tensors` whose pair is behind a Mul; a model without them is returned unchanged.
     """
     made = GraphIndex(proto.graph).makers
     found = [name for name in tensors if f"{name}{_EQUALIZED}/dq" in made]

@@ -1,8 +1,8 @@
-"""Take the `FakeQuantize` nodes out of a model: what is left is a float model, a plan and encodings.
+"""Extraction of `FakeQuantize` nodes to a float model, a plan and encodings.
 
 From these `InsertQdq` writes the Q/DQ model, with the same scales and zero points. One tensor may be
-quantized in several ways for several readers; a plan knows one a tensor, so the others get an Identity of
-their own, which `drop_copies` takes away afterwards.
+quantized in several ways for several readers, but a plan holds one way per tensor. The others read an
+Identity, which `drop_copies` removes afterwards.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ _COPY = "/onnxfq_copy"
 
 @dataclass(frozen=True)
 class Lifted:
-    """A model without its FakeQuantize nodes, and what they said.
+    """A model without its FakeQuantize nodes, and their parameters.
 
-    scales: name of the constant that held the scale, by tensor. reciprocal: how many nodes multiplied by
-    1 / scale, as torch does, where QuantizeLinear divides.
+    Attributes:
+        model: the float model.
+        plan: the quantized tensors.
+        encodings: their scales and zero points.
+        scales: name of the constant that held the scale, by tensor.
+        reciprocal: number of nodes that multiplied by 1 / scale, as torch does; QuantizeLinear divides.
     """
 
     model: Model
@@ -53,10 +57,10 @@ def has_fake_quantize(model: Model) -> bool:
 
 
 def lift_fake_quantize(model: Model) -> Lifted:
-    """Return what the FakeQuantize nodes of `model` say, and the model without them.
+    """Return the parameters of the FakeQuantize nodes of `model`, and the model without them.
 
-    Raises PlanError for a node that QuantizeLinear cannot say: scales that are not constants, a rounding
-    other than half_even, zero points that are fractions.
+    Raises PlanError for a node that QuantizeLinear cannot express: computed scales, a rounding other than
+    half_even, fractional zero points.
     """
     graph = model.graph()
     lift = _Lift(graph)
@@ -83,7 +87,7 @@ def lift_fake_quantize(model: Model) -> Lifted:
 
 
 def drop_copies(model: Model) -> Model:
-    """Return `model` without the Identity nodes that lifting made."""
+    """Return `model` without the Identity nodes that `lift_fake_quantize` made."""
     graph = model.graph()
     copies = [node for node in graph.nodes if node.op == "Identity" and node.name.endswith(_COPY)]
     outputs = {tensor.name for tensor in graph.outputs}
@@ -94,13 +98,13 @@ def drop_copies(model: Model) -> Model:
         if made.name not in outputs:
             _move_readers(made, source)
         elif producer is not None and source.name not in outputs:
-            # The output keeps its name, so what gives the source gives it; other readers follow.
+            # The output keeps its name: the producer of the source makes it, and other readers follow.
             node.outputs.clear()
             node.inputs.clear()
             _move_readers(source, made)
             slot = next(i for i, tensor in enumerate(producer.outputs) if tensor is source)
             producer.outputs[slot] = made
-            # Under its old name a node gets its old outputs back (`graph.model.export_graph`).
+            # `graph.model.export_graph` restores the old outputs of a node with its old name.
             producer.name = f"{producer.name}/output"
         else:
             continue
@@ -121,7 +125,7 @@ def _is_fake_quantize(node: gs.Node) -> bool:
 
 
 class _Lift:
-    """Takes nodes out of one graph in place, and keeps what they said."""
+    """Extraction from one graph, in place, with the collected parameters."""
 
     def __init__(self, graph: gs.Graph) -> None:
         self.graph = graph
@@ -168,7 +172,7 @@ class _Lift:
         self.scales.setdefault(source.name, scale_name)
 
     def _read(self, source: gs.Tensor, reader: gs.Node, slot: int) -> Use:
-        """Let `reader` read the float tensor; through a copy where it would quantize it once more."""
+        """Let `reader` read the float tensor, through a copy if it would quantize the tensor again."""
         if not _is_fake_quantize(reader):
             reader.inputs[slot] = source
             return Use(reader.name, slot)

@@ -1,4 +1,4 @@
-"""Put FakeQuantize or DynamicFakeQuantize nodes on every placed activation and round every placed weight."""
+"""Insertion of FakeQuantize and DynamicFakeQuantize nodes on activations, and rounding of weights."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from onnxfq.passes.insert_qdq import check_encodings
 from onnxfq.passes.onnx_blocks import expand_to_one_axis
 
 ENABLED_INPUT = "onnxfq/enabled"
-"""Optional input of a switchable model: a bool, true when not fed; false makes it the float model."""
+"""Optional input of a switchable model: a bool, true by default; false makes it the float model."""
 
 
 @dataclass(frozen=True)
 class InsertFakeQuantize(Pass):
     """Simulate the plan in float32.
 
-    Weights are rounded now and stored as constants. With switchable they get a node too, and all nodes
-    read the optional graph input `onnxfq/enabled`, so one session runs quantized and in float. Biases stay
-    float there: the node has no grid of 32 bits, and theirs is as fine as a product's.
+    Weights are rounded now and stored as constants. A switchable model has nodes on weights too, and all
+    nodes read the optional graph input `onnxfq/enabled`, so one session runs quantized and in float. Biases
+    stay float there: the node has no grid of 32 bits, and their grid is as fine as the sums of products.
     """
 
     plan: Plan
@@ -38,11 +38,11 @@ class InsertFakeQuantize(Pass):
     switchable: bool = False
 
     def requires(self, model: Model) -> None:
-        """Raise PlanError when plan or encodings are another model's."""
+        """Raise PlanError when plan or encodings belong to another model."""
         check_encodings(self.plan, self.encodings, model)
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
-        """Insert the nodes; unused float weights are removed."""
+        """Insert the nodes; remove float weights without readers."""
         editor = Editor(graph)
         enabled = []
         if self.switchable:
@@ -95,7 +95,7 @@ def _insert_node(
 
 
 _Operator = tuple[str, dict[str, Any], list[gs.Tensor]]
-"""Op type, attributes but for the blocks, and inputs between `x` and `enabled`."""
+"""Op type, attributes except blocks, and the inputs between `x` and `enabled`."""
 
 
 def _static(editor: Editor, name: str, encoding: Encoding) -> _Operator:

@@ -1,4 +1,4 @@
-"""Put standard QuantizeLinear/DequantizeLinear on every placed tensor, in any format that ONNX can carry."""
+"""Insertion of QuantizeLinear/DequantizeLinear on every placed tensor, in any format that ONNX supports."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from onnxfq.passes.equalize import common_encoding, factors_of_weights, to_commo
 from onnxfq.passes.onnx_blocks import OnnxParams, expand_to_one_axis, needs_blocks
 from onnxfq.passes.qdq_form import PLAIN, QdqForm
 
-# From this opset on QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.
+# First opset in which QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.
 _OUTPUT_DTYPE_OPSET = 21
-# From this opset on x and scale may be float16 and bfloat16.
+# First opset in which x and scale may be float16 and bfloat16.
 _HALF_OPSET = 19
 
 
@@ -37,19 +37,19 @@ _HALF_OPSET = 19
 class InsertQdq(Pass):
     """Quantize placed activations at run time and placed weights now.
 
-    An activation gets Q and DQ, shared by all its placed readers. A weight is stored as integers with
-    a DQ only: a quarter of the size, and the form of weight-only layers.
+    An activation gets Q and DQ, shared by all its placed readers. A weight is stored as integers with a DQ
+    only: a quarter of the size, and the form of weight-only layers.
 
-    Odd widths and limits of one's own are carried by the next wider type: a weight holds no number outside
-    its limits, an activation gets a Clip to the real numbers that the limits stand for in front of Q. That is
-    exact: such a number divided by the scale is its integer to 2^-23 of its size. (Clip on the integers after
-    Q says the same, but ONNX Runtime 1.31 has none for 16 bits.)
+    Odd widths and custom limits use the next wider type. A weight holds no number outside its limits. An
+    activation gets a Clip in front of Q to the real numbers of the limits. That is exact: such a number
+    divided by the scale is its integer to 2^-23 of its size. (Clip on the integers after Q is equivalent, but
+    ONNX Runtime 1.31 has none for 16 bits.)
 
-    Scales have the type of their tensor, float16 or bfloat16 too: that makes the result of DequantizeLinear
-    fit its readers.
+    Scales have the type of their tensor, including float16 and bfloat16, so that the result of
+    DequantizeLinear fits its readers.
 
-    ONNX has one form of dynamic activations, DynamicQuantizeLinear; `form` has those of the target. Other
-    small scales of weights are written as the float32 numbers that they are.
+    ONNX has one operator for dynamic activations, DynamicQuantizeLinear; `form` adds the operators of the
+    target. Weight scales in other small formats are written as their float32 values.
     """
 
     plan: Plan
@@ -59,7 +59,7 @@ class InsertQdq(Pass):
 
     @property
     def min_opset(self) -> int:
-        """Lowest opset, from `lowest_opset` on, that has all number formats and block sizes of the plan."""
+        """Lowest opset, at least `lowest_opset`, that supports all formats and block sizes of the plan."""
         needs = [self.lowest_opset]
         for placement in self.plan.placements:
             carrier = find_storage_qtype(placement.spec.qtype)
@@ -71,7 +71,7 @@ class InsertQdq(Pass):
         return max(needs)
 
     def requires(self, model: Model) -> None:
-        """Raise PlanError when plan or encodings are another model's, or onnx has no type for a tensor."""
+        """Raise PlanError when plan or encodings belong to another model, or onnx lacks a tensor's type."""
         check_encodings(self.plan, self.encodings, model)
         for placement in self.plan.placements:
             spec = placement.spec
@@ -90,19 +90,19 @@ class InsertQdq(Pass):
             scales = self.encodings[placement.tensor].scale_array
             if not holds(scales, placement.float_type):
                 raise PlanError(
-                    f"tensor {placement.tensor!r}: a scale is no {placement.float_type} number, the type of "
-                    "the tensor; calibrate again with this plan"
+                    f"tensor {placement.tensor!r}: a scale is not a {placement.float_type} number, the type "
+                    "of the tensor; calibrate again with this plan"
                 )
 
     def run(self, model: Model) -> PassResult:
-        """Apply the pass to a copy, as every pass; the form of the target has the last word."""
+        """Apply the pass to a copy, then `form.finish` to the exported model."""
         made = super().run(model)
         if not made.modified or self.form.finish is None:
             return made
         return replace(made, model=replace(made.model, proto=self.form.finish(made.model.proto)))
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
-        """Insert the pairs; unused float weights are removed."""
+        """Insert the pairs; remove float weights without readers."""
         editor = Editor(graph)
         factors = factors_of_weights(self.plan, self.encodings)
         for placement in self.plan.placements:
@@ -125,7 +125,7 @@ class InsertQdq(Pass):
 
 
 def _standard(spec: QuantSpec) -> bool:
-    """Tell whether ONNX's own operators say `spec`."""
+    """Tell whether ONNX's own operators can express `spec`."""
     if spec.zero_point == "fractional":
         return False
     return not spec.dynamic or (
@@ -134,7 +134,7 @@ def _standard(spec: QuantSpec) -> bool:
 
 
 def check_encodings(plan: Plan, encodings: Encodings, model: Model) -> None:
-    """Raise PlanError when plan or encodings are another model's, or disagree on a tensor's spec."""
+    """Raise PlanError when plan or encodings belong to another model, or disagree on a tensor's spec."""
     plan.check_model(model.sha256)
     if encodings.model_sha256 != model.sha256:
         raise PlanError("the encodings were made for another model; calibrate with this model's plan")
@@ -149,9 +149,12 @@ def check_encodings(plan: Plan, encodings: Encodings, model: Model) -> None:
 
 @dataclass(frozen=True)
 class _Written:
-    """How a tensor is written: its encoding, at an opset.
+    """Written form of a tensor: its encoding, at an opset.
 
-    factor: what the scales of a weight are multiplied by, [C], to take up those of equalized channels.
+    Attributes:
+        encoding: of the tensor.
+        opset: of the model.
+        factor: multiplies the scales of a weight, [C], to compensate equalized channels; None for no change.
     """
 
     encoding: Encoding
@@ -166,7 +169,7 @@ def _insert_on_activation(editor: Editor, placement: Placement, tensor: gs.Tenso
         nodes += to_common_scale(editor, tensor, encoding)
         encoding = common_encoding(encoding)
         real = nodes[-1].outputs[0] if nodes else tensor
-    # What lies behind a Mul is not the tensor itself, and has not its name.
+    # A tensor behind a Mul differs from the placed tensor and has another name.
     pair = real.name
     params, carrier = expand_to_one_axis(encoding, tensor.shape), _carrier(encoding)
     if carrier is not encoding.spec.qtype:
@@ -213,7 +216,7 @@ def _insert_on_weight(editor: Editor, placement: Placement, tensor: gs.Constant,
         values = apply_in_chunks(quantize, constant_array(tensor), params, encoding.spec.grid, carrier.dtype)
         return make_constant(free, values)
 
-    # The integers are those of the weight as it is; only what they stand for is multiplied.
+    # The integers of the weight stay; the factor multiplies only the scale.
     meant = params if written.factor is None else replace(params, scale=params.scale * written.factor)
     constants = _parameters(editor, placement, meant, carrier, written.opset)
     quantized = editor.constant(f"{name}/q", round_values)
@@ -237,7 +240,7 @@ def _carrier(encoding: Encoding) -> QType:
 
 
 def _clip(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding) -> gs.Node:
-    """Make the node that keeps `tensor` within the real numbers of the limits of its type."""
+    """Make the node that clips `tensor` to the real numbers of the limits of its type."""
     qtype, name = encoding.spec.qtype, tensor.name
     if encoding.param_shape:
         raise PlanError(
@@ -265,10 +268,10 @@ def _clip(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Enc
 def _parameters(
     editor: Editor, placement: Placement, params: OnnxParams, carrier: QType, opset: int
 ) -> list[gs.Constant]:
-    """Return [scale] or [scale, zero point] of the placed tensor, the scale of its type.
+    """Return [scale] or [scale, zero point] of the placed tensor; the scale has the tensor's type.
 
-    Up to opset 20 the zero point tells the type and is always written; from 21 on it is written only if it
-    is not 0 and output_dtype tells the type: never both, never neither.
+    Up to opset 20 the zero point sets the type and is always written. From 21 on it is written only if it is
+    not 0; otherwise output_dtype sets the type. One of the two is always written, never both.
     """
     name = placement.tensor
     scale = params.scale.astype(FLOATS[placement.float_type].dtype)

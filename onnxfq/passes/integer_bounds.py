@@ -1,4 +1,4 @@
-"""The operands of a product of int8 numbers, and how large a sum of such products can become."""
+"""Operands of int8 products, and the bound of their sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxfq.graph.ops import CONVOLUTIONS
 Array = NDArray[Any]
 
 EXACT = 1 << 24
-"""Every whole number up to this is a float32."""
+"""Every integer up to this is exact in float32."""
 
 _LARGEST = 128
 _UPPER, _LOWER = 8, 15
@@ -25,10 +25,15 @@ _UPPER, _LOWER = 8, 15
 
 @dataclass(frozen=True)
 class Operand:
-    """An int8 tensor behind a DQ, and its scale, of one number or one for each index of `axis`.
+    """An int8 tensor behind a DQ, and its scale.
 
-    constant: its values, None for what is computed. shape: None for an open size. order: of a Transpose
-    between, which axis, constant and shape are behind of.
+    Attributes:
+        integers: name of the int8 tensor.
+        scale: one number, or one for each index of `axis`.
+        axis: of the scales, None for one number.
+        constant: the integers, None for a computed tensor.
+        shape: None for an open size.
+        order: permutation of a Transpose between; axis, constant and shape are the ones behind it.
     """
 
     integers: str
@@ -50,9 +55,13 @@ class Operand:
 
 
 def longest(node: onnx.NodeProto, operands: list[Operand], split: int | None = None, part: int = 0) -> float:
-    """Return a number that no sum of products exceeds; infinity when that is not known.
+    """Return an upper bound of the sums of products; infinity when it is unknown.
 
-    split: the operand of which only a part is multiplied: 0, the upper four bits, or 1, the lower.
+    Args:
+        node: the product.
+        operands: both operands.
+        split: the operand of which only a part is multiplied; None for none.
+        part: the part of that operand: 0, the upper four bits, or 1, the lower.
     """
     limits: list[float] = [_LARGEST] * len(operands)
     if split is not None:
@@ -69,7 +78,7 @@ def longest(node: onnx.NodeProto, operands: list[Operand], split: int | None = N
 
 
 def _find_summed_axes(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int, ...]:
-    """Return the axes of input `slot` over which products are added up."""
+    """Return the axes of input `slot` over which products are summed."""
     if node.op_type == "Conv":
         return tuple(range(1, rank))
     if node.op_type == "ConvTranspose":

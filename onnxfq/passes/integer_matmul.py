@@ -1,9 +1,9 @@
-"""Products of int8 numbers as a fused integer kernel makes them: whole sums, and one scale behind them.
+"""Integer matmul: int8 products with exact integer sums and one final scale, as in a fused kernel.
 
-Q/DQ in float32 rounds every term of a sum of products; a fused kernel adds up the integers in 32 bits and
+Q/DQ in float32 rounds every term of a sum of products. A fused kernel adds up the integers in 32 bits and
 multiplies the sum by the product of both scales (NVIDIA, explicit quantization; Jacob and others 2018,
-equation 4). Here the integers are float32 numbers that add up without rounding: where a sum could pass
-2^24, one operand is split into its upper and lower four bits, 16 a + b, and the two sums are exact.
+equation 4). Here the integers are float32 numbers whose sums are exact. If a sum could exceed 2^24, one
+operand is split into its upper and lower four bits, 16 a + b, and both sums are exact.
 """
 
 from __future__ import annotations
@@ -27,12 +27,18 @@ from onnxfq.passes.integer_bounds import EXACT, Operand, attribute, longest, out
 Array = NDArray[Any]
 
 _FACTORS = ("alpha", "beta")
-"""Attributes of Gemm: of the product, and of what is added."""
+"""Attributes of Gemm: factor of the product, and factor of the addend."""
 
 
 @dataclass(frozen=True)
 class IntegerProducts:
-    """The model with integer sums; products: nodes that have them now; left: others, with the reason."""
+    """The model with integer sums.
+
+    Attributes:
+        proto: the model.
+        products: nodes that have integer sums now.
+        left: other nodes -> the reason.
+    """
 
     proto: onnx.ModelProto
     products: tuple[str, ...] = ()
@@ -42,8 +48,8 @@ class IntegerProducts:
 def integer_products(proto: onnx.ModelProto) -> IntegerProducts:
     """Return a copy of a Q/DQ model whose int8 Conv, ConvTranspose, Gemm and MatMul add up integers.
 
-    The main graph alone; nodes of bodies, products of other formats and those with zero points stay as they
-    are. Names of tensors stay.
+    Only the main graph changes; nodes of bodies, products of other formats and products with zero points stay
+    unchanged. Tensors keep their names.
     """
     made = with_shapes(proto)
     rewriter = _Rewriter(made)
@@ -79,7 +85,7 @@ class _Rewriter:
         replace_nodes(self.graph, self.nodes)
 
     def _operands(self, node: onnx.NodeProto) -> tuple[list[Operand], str]:
-        """Return both multiplied inputs of an int8 product; else none, and why not if one is quantized."""
+        """Return (both operands of an int8 product, ""), or (none, reason if one is quantized)."""
         slots = WEIGHTED_INPUTS[node.op_type]
         pairs = [self._pair(node.input[slot]) for slot in slots]
         quantized = [pair for pair, _ in pairs if pair is not None]
@@ -101,7 +107,7 @@ class _Rewriter:
         return operands, ""
 
     def _pair(self, tensor: str) -> tuple[onnx.NodeProto | None, Sequence[int] | None]:
-        """Return the DQ that gives `tensor`, and the order of a Transpose between; Casts of floats pass."""
+        """Return the DQ that computes `tensor`, past Casts, and the order of a Transpose between."""
         order: Sequence[int] | None = None
         maker = self.makers.get(tensor)
         while maker is not None and maker.op_type in ("Cast", "Transpose"):
@@ -114,7 +120,7 @@ class _Rewriter:
         return (maker, order) if maker is not None and maker.op_type == "DequantizeLinear" else (None, None)
 
     def _operand(self, pair: onnx.NodeProto) -> tuple[Operand | None, str]:
-        """Return what `pair` gives to be multiplied; None, and why, where it is no plain int8."""
+        """Return (the operand that `pair` computes, ""), or (None, reason) if it is not plain int8."""
         if self.types.get(pair.input[0]) != TensorProto.INT8:
             return None, "its numbers are not int8"
         scale = self.constants.get(pair.input[1])
@@ -135,11 +141,11 @@ class _Rewriter:
         return Operand(pair.input[0], numbers, axis, values, tuple(shape)), ""
 
     def _rewrite(self, node: onnx.NodeProto, operands: list[Operand]) -> None:
-        """Put the product of integers, its scale, its bias and the type of the output in place of `node`."""
+        """Replace `node` by the integer product, its scale, its bias and a Cast to the output type."""
         slots, output = WEIGHTED_INPUTS[node.op_type], node.output[0]
         found = {a.name: a.f for a in node.attribute if a.name in _FACTORS}
         alpha, beta = (float(found.get(name, 1.0)) for name in _FACTORS)
-        # Behind the channels of a convolution come its places: as many as its weight has.
+        # Spatial axes follow the channels of a convolution, as in its weight.
         places = len(operands[1].shape) - 2 if node.op_type in CONVOLUTIONS else 0
         total = self._sums(node, operands)
         factor = self._factor(node, operands, places) * np.float32(alpha)
@@ -189,7 +195,7 @@ class _Rewriter:
         return total
 
     def _halves(self, integers: str) -> tuple[str, str]:
-        """Add the nodes that split whole numbers: floor(x / 16), and the rest, 0 to 15."""
+        """Add the nodes that split integers: floor(x / 16), and the remainder, 0 to 15."""
         key = f"{integers}/upper"
         if key not in self.cast:
             names = [self.claim(f"{integers}/{part}") for part in ("16th", "upper", "shifted", "lower")]
@@ -206,18 +212,18 @@ class _Rewriter:
         return self.cast[key], self.cast[f"{integers}/lower"]
 
     def _factor(self, node: onnx.NodeProto, operands: list[Operand], places: int) -> Array:
-        """Return the product of both scales in float32, in the shape of the output's axes that it has."""
+        """Return the product of both scales in float32, in a shape that broadcasts to the output."""
         factor = np.ones((), np.float32)
         for slot, operand in zip(WEIGHTED_INPUTS[node.op_type], operands, strict=True):
             scale = operand.scale
             if operand.axis is not None:
-                # Behind the rows of a matrix come its columns.
+                # The columns of a matrix follow its rows.
                 scale = scale.reshape(-1, *[1] * (places or int(slot == 0)))
             factor = (factor * scale).astype(np.float32)
         return factor
 
     def _bias(self, output: str, bias: str, beta: float, places: int) -> str:
-        """Return the name of the bias in float32, times `beta`, in a shape that adds to `output`."""
+        """Return the name of the bias in float32, times `beta`, in a shape that broadcasts to `output`."""
         stored = self.constants.get(bias)
         if stored is not None:
             values = tensor_array(stored).astype(np.float32) * np.float32(beta)

@@ -1,4 +1,4 @@
-"""N-D blocks as blocks along one axis, the only ones that ONNX has: `expand_to_one_axis`."""
+"""ONNX blocks: N-D blocks as blocks along one axis (`expand_to_one_axis`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxfq.numerics.layout import Layout
 
 @dataclass(frozen=True)
 class OnnxParams:
-    """Scale, zero point and attributes as ONNX's QuantizeLinear and DequantizeLinear take them."""
+    """Scale, zero point and attributes for ONNX's QuantizeLinear and DequantizeLinear."""
 
     scale: NDArray[np.float32]
     zero_point: NDArray[np.int32]
@@ -25,7 +25,7 @@ class OnnxParams:
 
 
 def needs_blocks(encoding: Encoding) -> bool:
-    """Tell whether ONNX needs its blocks, of opset 21, to say `encoding`."""
+    """Tell whether `encoding` needs ONNX's blocks, of opset 21."""
     granularity = encoding.spec.granularity
     if granularity.block_shape is None:
         return granularity.block_size is not None
@@ -35,10 +35,10 @@ def needs_blocks(encoding: Encoding) -> bool:
 def expand_to_one_axis(encoding: Encoding, shape: Sequence[Any] | None) -> OnnxParams:
     """Return the parameters of `encoding` for a tensor of `shape` in ONNX's granularities.
 
-    N-D blocks that change along one axis only become a scale for each index of that axis, any others blocks
-    along the axis that leaves the fewest scales; along the others each scale is repeated for every index of
-    its block. Every element keeps its own scale, so nothing changes in value.
-    Raises PlanError when a dimension along which scales must be repeated is not fixed.
+    N-D blocks that vary along one axis only become one scale for each index of that axis. All others become
+    blocks along the axis that leaves the fewest scales; along the other axes each scale is repeated for every
+    index of its block. Every element keeps its own scale, so values do not change. Raises PlanError when a
+    dimension along which scales must be repeated is not fixed.
     """
     granularity = encoding.spec.granularity
     scale, zero_point = encoding.scale_array, encoding.zero_point_array
@@ -56,7 +56,7 @@ def expand_to_one_axis(encoding: Encoding, shape: Sequence[Any] | None) -> OnnxP
     sizes = _convert_sizes(encoding.tensor, shape)
     axis = max(range(len(sizes)), key=lambda d: sizes[d] / scale.shape[d])
     block = Layout(granularity, sizes).block_sizes[axis]
-    # Along the axis there stays one scale for each block.
+    # One scale for each block remains along the axis.
     others = [1 if d == axis else size for d, size in enumerate(granularity.block_shape)]
     sizes[axis] = scale.shape[axis]
     repeated = Layout(Granularity(block_shape=tuple(others)), sizes)
@@ -66,7 +66,7 @@ def expand_to_one_axis(encoding: Encoding, shape: Sequence[Any] | None) -> OnnxP
 def _convert_sizes(tensor: str, shape: Sequence[Any] | None) -> list[int]:
     if shape is None or not all(isinstance(size, int) for size in shape):
         raise PlanError(
-            f"tensor {tensor!r}: ONNX has blocks along one axis only, and N-D blocks become those where the "
+            f"tensor {tensor!r}: ONNX has blocks along one axis only, and N-D blocks become those if the "
             f"shape is fixed, got {shape}; insert fake-quant nodes instead"
         )
     return [int(size) for size in shape]

@@ -1,4 +1,4 @@
-"""`QdqForm`: what a target writes that ONNX's own Q/DQ operators cannot say."""
+"""`QdqForm`: operators of a target beyond ONNX's own Q/DQ operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxfq.documents.plan import Placement
 from onnxfq.graph.edit import Editor
 
 Writer = Callable[[Editor, Placement, gs.Tensor, Encoding], None]
-"""Puts the operators of an encoding between a placed tensor and its placed readers."""
+"""Inserts the operators of an encoding between a placed tensor and its placed readers."""
 
 
 def _no_writer(placement: Placement) -> Writer | None:
@@ -22,10 +22,12 @@ def _no_writer(placement: Placement) -> Writer | None:
 
 @dataclass(frozen=True)
 class QdqForm:
-    """How a target differs from ONNX's own form.
+    """Differences of a target from ONNX's own form.
 
-    writer: the writer of a placed tensor that has a form of the target's own; None for all others. edit:
-    changes the graph with all pairs in it, in place. finish: returns the exported model with what it adds.
+    Attributes:
+        writer: the writer of a placed tensor with a form specific to the target; None for all others.
+        edit: changes the graph after all pairs are inserted, in place.
+        finish: returns the exported model with the target's additions.
     """
 
     writer: Callable[[Placement], Writer | None] = _no_writer

@@ -1,8 +1,9 @@
-"""Fake quantization written out in arithmetic, as older training code exports it, made `FakeQuantize` nodes.
+"""Recognition of fake quantization in plain arithmetic, as older training code exports it.
 
     x -> Div by s or Mul by 1/s -> [Add z] -> Round -> [Add z] -> [Clip] -> [Sub z] -> Mul by s
 
-with the Clip before or after the Round, and one scale for all. A Round without this around it is left alone.
+Such a chain becomes a `FakeQuantize` node. The Clip is before or after the Round, and the chain has one
+scale. A Round without this chain is left unchanged.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def qtype_of_limits(low: float, high: float) -> QType | None:
 
 @dataclass(frozen=True)
 class RecognizeRounding(Pass):
-    """Replace each chain by one node; what it computed is what the chain computed, saturated by its Clip."""
+    """Replace each chain by one node with the same results, saturated by its Clip."""
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
-        """Insert the nodes; the chains, unread now, are removed."""
+        """Insert the nodes; remove the chains."""
         editor = Editor(graph)
         found = [chain for node in graph.nodes if node.op == "Round" for chain in [_chain(node)] if chain]
         for chain in found:
@@ -126,9 +127,9 @@ def _reader(node: gs.Node) -> gs.Node | None:
 
 
 def _scalar(node: gs.Node) -> float | None:
-    """Return the single constant that a node of two inputs combines its data with; None when it is not so.
+    """Return the single constant that a node of two inputs combines with its data; None if there is none.
 
-    A Div or Sub counts only with the constant second.
+    The constant of a Div or Sub must be the second input.
     """
     if len(node.inputs) != 2 or not isinstance(node.inputs[1], gs.Constant):
         if node.op in ("Div", "Sub") or len(node.inputs) != 2 or not isinstance(node.inputs[0], gs.Constant):
@@ -153,5 +154,5 @@ def _limits(node: gs.Node) -> tuple[float, float] | None:
 
 
 def recognize_rounding(model: Model) -> Model:
-    """Return `model` with the chains that are fake quantization as FakeQuantize nodes."""
+    """Return `model` with chains that are fake quantization replaced by FakeQuantize nodes."""
     return RecognizeRounding().run(model).model

@@ -1,1 +1,1 @@
-"""Which tensors are quantized: rules that hold for every target, one a file."""
+"""Placement rules that hold for every target, one per file."""

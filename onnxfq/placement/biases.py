@@ -1,4 +1,4 @@
-"""Placing constant biases as integers at the scale of the input times that of the weight."""
+"""Placement of constant biases: integers at the input scale times the weight scale."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SLOT = 2
 def place_biases(
     placements: Sequence[Placement], graph: gs.Graph, recipe: Recipe, policy: TargetPolicy
 ) -> Iterator[Placement]:
-    """Yield a placement of each bias that can have the scale of its products, where the policy wants it.
+    """Yield a placement of each bias that can have the scale of its products, if the policy has a bias type.
 
-    That is a float32 constant [channels] that nothing else reads, of a node whose input has one static scale
-    and whose weight has one, or one a channel.
+    Such a bias is a float32 constant [channels] with one reader. Its node has an input with one static scale,
+    and a weight with one scale or one per output channel.
     """
     placed = {use: placement for placement in placements for use in placement.uses}
     for node in nodes_by_graph(graph) if policy.bias_qtype else ():
@@ -43,7 +43,7 @@ def place_biases(
             role="bias",
             spec=QuantSpec(qtype=policy.bias_qtype, granularity=Granularity(0 if axis else None)),
             uses=(Use(node.name, _SLOT),),
-            why=f"bias of {node.op}, at the scale of {data.tensor!r} times that of {weight.tensor!r}",
+            why=f"bias of {node.op}, at the scale of {data.tensor!r} times the scale of {weight.tensor!r}",
         )
 
 
@@ -54,7 +54,7 @@ def _has_one_scale(placement: Placement) -> bool:
 
 
 def _is_plain(node: gs.Node, bias: gs.Tensor) -> bool:
-    """Tell whether `bias` is a constant of its own, added as it is."""
+    """Tell whether `bias` is a constant with one reader, added unscaled."""
     if not isinstance(bias, gs.Constant) or float_type(bias) != "float32" or len(bias.shape) != 1:
         return False
     factors = (node.attrs.get("alpha", 1.0), node.attrs.get("beta", 1.0))
@@ -62,7 +62,7 @@ def _is_plain(node: gs.Node, bias: gs.Tensor) -> bool:
 
 
 def _axis_of(node: gs.Node, weight: Placement) -> bool | None:
-    """Tell whether the scales of `weight` are one a channel, not one for all; None where they are others."""
+    """Tell whether `weight` has one scale per channel instead of a single one; None for other scales."""
     granularity, shape = weight.spec.granularity, node.inputs[1].shape
     if weight.role != "weight" or weight.spec.scale_type != "float32" or shape is None:
         return None

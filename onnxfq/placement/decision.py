@@ -1,4 +1,4 @@
-"""`NodeDecision`: what is decided for one node."""
+"""`NodeDecision`: placements or float for one node."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from onnxfq.graph.slots import Use
 
 @dataclass(frozen=True)
 class NodeDecision:
-    """What is decided for one node: placements for all its needs, or a reason to leave it in float.
+    """Decision for one node: placements for all its needs, or a reason to leave it in float.
 
-    by_rule: float is what the target wants for this node, so it does not count in the coverage.
+    Attributes:
+        by_rule: the target wants this node in float, so it does not count in the coverage.
     """
 
     node: str

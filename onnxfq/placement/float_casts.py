@@ -1,9 +1,9 @@
-"""Which nodes of a Q/DQ model stay in float32 when the rest is cast to a half type.
+"""Selection of Q/DQ-model nodes that stay in float32 when the rest is cast to a half type.
 
-A node stays when an operand or a result does not fit in the type, when it sums over many elements, when it is
-part of arithmetic on shapes and other integers, or when ONNX has no such operator for the type. Statistics
-in float32 are what NVIDIA advises for strongly typed networks; sums of MatMul and Conv are kept in float32
-by the kernels themselves, and LayerNormalization says so in its attribute stash_type.
+A node stays if an operand or a result does not fit in the type, if it sums over many elements or magnifies
+small values, if it is part of arithmetic on shapes and other integers, or if ONNX has no such operator for
+the type. NVIDIA advises float32 statistics for strongly typed networks. Kernels keep the sums of MatMul and
+Conv in float32 themselves, and LayerNormalization declares it in its attribute stash_type.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from onnxfq.graph.ops import MOVES, QDQ_OPS, RECURRENT_OPS, SCALES, SPLITS, STAN
 from onnxfq.numerics.float_types import HALF_TYPES, FloatInfo
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.placement.half_range import masks, smallest_magnitude, unfit, unfit_constant
+from onnxfq.support.reasons import Reason
 
 SUMS = {
     **dict.fromkeys(
@@ -49,17 +50,17 @@ SUMS = {
     **dict.fromkeys(("InstanceNormalization", "GroupNormalization"), "its statistics are sums over a plane"),
     **dict.fromkeys(RECURRENT_OPS, "its state is summed over all steps"),
 }
-"""Op type -> why it stays in float32."""
+"""Op type -> reason for float32."""
 
 MAGNIFIERS = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 """Op type -> the input whose smallest values count most: near zero the digits matter, not the size."""
 
-# They cost little and round what they give: between float32 and float32 they stay.
+# Cheap operators that would only round: between float32 and float32 they stay.
 _CHEAP = MOVES | SPLITS | SCALES
 _CHEAP |= set("Abs Add Ceil Clip Concat Expand Floor Max Min Neg Pow Reciprocal Round Sqrt Sub Where".split())
 
 CastRule = Callable[[onnx.NodeProto, FloatInfo], str | None]
-"""Returns why a target wants a node in float32; empty where it may be cast, None for no word on it."""
+"""Returns why a target wants a node in float32; empty if it may be cast, None to leave it to other rules."""
 
 
 def no_rule(node: onnx.NodeProto, half: FloatInfo) -> str | None:
@@ -73,13 +74,13 @@ def plan_floats(
     options: FloatOptions,
     rule: CastRule = no_rule,
 ) -> FloatPlan:
-    """Decide for each node of a Q/DQ model which float type it has.
+    """Choose the float type of each node of a Q/DQ model.
 
     Args:
         proto: the Q/DQ model.
-        statistics: of the tensors of its float model, by name.
+        statistics: statistics of the float model's tensors, by name.
         options: the half type, and whether inputs and outputs have it too.
-        rule: the word of the target, before the rules that hold for all.
+        rule: rule of the target, applied before the rules for all targets.
     """
     half = HALF_TYPES[options.name]
     graph = _Graph(proto, half, rule)
@@ -105,7 +106,7 @@ def plan_floats(
 
 
 class _Graph(GraphIndex):
-    """The main graph of a model as the rules ask for it."""
+    """Main graph of a model with the queries of the rules."""
 
     def __init__(self, proto: onnx.ModelProto, half: FloatInfo, rule: CastRule) -> None:
         super().__init__(with_shapes(proto).graph)
@@ -114,7 +115,7 @@ class _Graph(GraphIndex):
         self.no_tensors = {name for name, kind in kinds.items() if kind not in (None, "tensor_type")}
 
     def floats(self, names: object) -> list[str]:
-        """Return those of `names` that hold float32."""
+        """Return the names in `names` that hold float32."""
         return [name for name in names if self.types.get(name) == TensorProto.FLOAT]  # type: ignore[attr-defined]
 
     def maker_op(self, name: str) -> str:
@@ -140,7 +141,7 @@ def _unfit_tensors(graph: _Graph, statistics: Mapping[str, TensorStatistics]) ->
 
 
 def _reach(graph: _Graph, node: onnx.NodeProto) -> str:
-    """Return why what a DequantizeLinear may give does not fit: its grid can be wider than the data."""
+    """Return why outputs of a DequantizeLinear may not fit: its grid can be wider than the data."""
     scale, base = graph.array(node.input[1]), QTYPES.get(_type_name(graph.types.get(node.input[0], 0)))
     if scale is None or base is None or not scale.size:
         return ""
@@ -174,14 +175,15 @@ def _explain_float(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, st
     if said is not None:
         return said
     if node.domain not in STANDARD_DOMAINS:
-        return f"types of domain {node.domain} are not known"
+        return f"types of domain {node.domain} are unknown"
     if node.op_type in SUMS:
         return SUMS[node.op_type]
     if not inputs:
-        return "it makes float32 of another type"
+        return "it makes float32 from another type"
     for name in (*inputs, *outputs):
         if name in tensors:
-            return f"{'reads' if name in inputs else 'gives'} {name!r}: {tensors[name]}"
+            verb = "reads" if name in inputs else "gives"
+            return Reason("unfit-tensor", f"{verb} {name!r}: {tensors[name]}")
     if 0 not in half_slots(node, graph.opset, graph.half) and node.op_type != "Where":
         return f"ONNX has no {node.op_type} of this type at opset {graph.opset}"
     return _int4_reason(graph, node)
@@ -190,7 +192,7 @@ def _explain_float(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, st
 def _explain_magnified(
     graph: _Graph, node: onnx.NodeProto, statistics: Mapping[str, TensorStatistics]
 ) -> str:
-    """Return why an operator that turns small values into large ones stays; empty for all others."""
+    """Return why an operator that magnifies small values stays; empty for all others."""
     slot = MAGNIFIERS.get(node.op_type)
     if slot is None or slot >= len(node.input) or not graph.floats(node.output):
         return ""
@@ -212,7 +214,7 @@ def _explain_magnified(
 
 
 def _int4_reason(graph: _Graph, node: onnx.NodeProto) -> str:
-    """Return why a reader of int4 weights stays: such weights have scales of the type it computes in."""
+    """Return why a reader of int4 weights stays: their scales have the type that it computes in."""
     for name in node.input:
         maker = graph.makers.get(name)
         if maker is None or maker.op_type != "DequantizeLinear":
@@ -223,18 +225,18 @@ def _int4_reason(graph: _Graph, node: onnx.NodeProto) -> str:
 
 
 def _keep_between(graph: _Graph, nodes: dict[str, str]) -> None:
-    """Keep cheap nodes all of whose float operands come from kept ones: arithmetic on shapes, statistics."""
+    """Keep cheap nodes if all their float operands come from kept nodes: arithmetic on shapes, statistics."""
     for node in graph.nodes:
         if node.name in nodes or node.op_type not in _CHEAP or node.domain not in STANDARD_DOMAINS:
             continue
         made = [name for name in graph.floats(node.input) if name not in graph.constants]
         makers = [graph.makers.get(name) for name in made]
         if made and all(maker is not None and maker.name in nodes for maker in makers):
-            nodes[node.name] = "all that it computes with is float32 already"
+            nodes[node.name] = "all its operands are float32 already"
 
 
 def _keep_quantizers(graph: _Graph, nodes: dict[str, str], tensors: Mapping[str, str]) -> None:
-    """Keep Q whose input is float32, DQ whose readers all are, and both where a scale does not fit."""
+    """Keep a Q with a float32 input, a DQ with float32 readers only, and either if its scale does not fit."""
     for node in graph.nodes:
         if node.op_type == "QuantizeLinear" and graph.floats(node.input[:1]):
             maker = graph.makers.get(node.input[0])
@@ -254,7 +256,7 @@ def _keep_quantizers(graph: _Graph, nodes: dict[str, str], tensors: Mapping[str,
 
 
 def _scale_fits(graph: _Graph, node: onnx.NodeProto) -> bool:
-    """Tell whether the scale is a constant of numbers that the half type has, none of them subnormal."""
+    """Tell whether the scale is a constant that the half type represents exactly, without subnormals."""
     scale = graph.array(node.input[1])
     if scale is None or graph.types.get(node.input[1]) != TensorProto.FLOAT:
         return False

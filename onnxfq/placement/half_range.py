@@ -1,4 +1,4 @@
-"""Whether numbers fit in a half type: neither beyond its range nor, for the most part, below its steps."""
+"""Range checks of a half type: overflow and underflow."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.float_types import FloatInfo
 
 MARGIN = 2.0
-"""Other data than that observed may go this much further."""
+"""Factor by which new data may exceed the observed range."""
 STANDS_FOR_INFINITY = 1e8
-"""Attention masks are written with -1e9, -3.4e38 and the like; nothing else is that far on one side alone."""
+"""Least magnitude of stand-ins for infinity: attention masks use -1e9, -3.4e38 and the like.
+
+No other data reaches this far on one side only.
+"""
 FEWEST_DB = 50.0
-"""SQNR that a tensor must keep in the half type; an int8 grid leaves about 40 dB of one."""
+"""Least SQNR of a tensor in the half type; an int8 grid leaves about 40 dB."""
 
 
 def unfit(found: TensorStatistics, half: FloatInfo) -> str:
-    """Return why the values of `found` do not fit in `half`, with their range; empty when they do."""
+    """Return why the values of `found` do not fit in `half`, with their range; empty if they fit."""
     real = _real(found)
     low, high = found.edges()
     far = float(np.maximum(np.abs(low), np.abs(high))[real].max(initial=0.0))
@@ -27,32 +30,32 @@ def unfit(found: TensorStatistics, half: FloatInfo) -> str:
 
 
 def masks(found: TensorStatistics, half: FloatInfo) -> bool:
-    """Tell whether `found` has numbers that stand for minus infinity and are beyond `half`."""
+    """Tell whether `found` has stand-ins for minus infinity beyond the range of `half`."""
     return not _real(found).all() and -found.rmin > half.largest
 
 
 def smallest_magnitude(found: TensorStatistics | None) -> float:
-    """Return the least |x| above 0, within a bin of the histogram; infinity where nothing was seen."""
+    """Return the least |x| above 0, within a bin of the histogram; infinity without data."""
     if found is None:
         return float("inf")
     low, high = found.edges()
     least = np.minimum(np.abs(low), np.abs(high))
     most = np.maximum(np.abs(low), np.abs(high))
-    # The bin at zero holds the smallest numbers of the type: its far end is what it may hold.
+    # The bin at zero has no least magnitude: its far edge stands for it.
     return float(np.where(least > 0, least, most)[most > 0].min(initial=np.inf))
 
 
 def unfit_constant(values: NDArray[np.float32], half: FloatInfo) -> str:
-    """Return why a constant does not fit in `half`; empty when it does."""
+    """Return why a constant does not fit in `half`; empty if it fits."""
     return unfit(TensorStatistics.from_array(values), half)
 
 
 def _real(found: TensorStatistics) -> NDArray[np.bool_]:
-    """Tell for each bin whether it holds numbers, and not what stands for minus infinity."""
+    """Tell for each bin whether it holds real values, not stand-ins for minus infinity."""
     low, high = found.edges()
     kept = np.ones(low.size, bool)
     beyond = high < -STANDS_FOR_INFINITY
-    # In a tensor that goes there step by step, or on both sides, the values are meant.
+    # Values that reach this far gradually, or on both sides, are real.
     between = (low < -1e5) & ~beyond
     if beyond.any() and not between.any() and found.rmax <= 1e5:
         kept = ~beyond
@@ -72,7 +75,7 @@ def _describe_loss(magnitude: NDArray[np.float64], counts: NDArray[np.int64], ha
     share = counts[small].sum() / max(counts.sum(), 1)
     if share <= 0.5:
         return ""
-    # Below the smallest normal number steps stay what they are there; above, noise is 70 dB down.
+    # Below the smallest normal number the step is constant; above it, noise is 70 dB down.
     step = half.smallest * 2.0**-10
     signal = float((counts * magnitude**2).sum())
     noise = float((counts[small] * np.minimum(step**2 / 12, magnitude[small] ** 2)).sum())

@@ -1,4 +1,4 @@
-"""Placing inputs and outputs of any operator that the policy of a target lists."""
+"""Placement on inputs and outputs of the operators that a target's policy lists."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.decision import NodeDecision
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.placement.weighted_ops import activation_placement, place_input, refuse
+from onnxfq.support.reasons import Reason
 
 
 def decide_operators(
     graph: gs.Graph, weighted: list[NodeDecision], recipe: Recipe, policy: TargetPolicy
 ) -> list[NodeDecision]:
-    """Add to `weighted` what the policy places beside the inputs that are multiplied.
+    """Add the placements of operators that the policy lists to `weighted`.
 
     Args:
         graph: the model, bodies included.
-        weighted: the decisions on weighted operators; those in float stay as they are.
+        weighted: decisions on weighted operators; float decisions do not change.
         recipe: formats, and overrides by node, operator and tensor.
-        policy: which slots of which operators.
+        policy: slots to place, by operator.
 
     Returns the decisions on weighted operators in their order, then one for every other listed node. Raises
-    RecipeError for what the target cannot take.
+    RecipeError for placements that the target cannot take.
     """
     if not policy.operators:
         return weighted
@@ -61,13 +62,13 @@ def _decide(
 ) -> NodeDecision:
     needs = tuple(dict.fromkeys((*known.needs, *(use for p in placements for use in p.uses))))
     if any(recipe.keeps_float(node.name, node.op, placement.tensor) for placement in placements):
-        why = f"kept in float by an override of recipe {recipe.name}"
+        why = Reason("override", f"kept in float by an override of recipe {recipe.name}")
         return known if known.placements else replace(known, needs=needs, why_float=why)
     sources = [weight_source(node, slot) for slot in range(len(node.inputs))]
     shapes = {one.tensor.name: tuple(one.tensor.shape) for one in sources if one is not None}
     operands = Operands(node, placements, shapes)
     refuse(operands, policy)
-    why = "" if known.placements else policy.keeps_float(operands)
+    why = Reason("target", "" if known.placements else policy.keeps_float(operands))
     if why:
         return replace(known, needs=needs, why_float=why)
     return replace(known, needs=needs, placements=(*known.placements, *placements))
@@ -99,7 +100,7 @@ def _place_output(node: gs.Node, tensor: gs.Tensor, graph: gs.Graph, recipe: Rec
 
 
 def _uses_of(tensor: gs.Tensor, outputs: Collection[gs.Tensor]) -> Iterator[Use]:
-    """Yield every slot that reads `tensor`, and the output of the model that it is."""
+    """Yield every slot that reads `tensor`, and its position among the model outputs."""
     readers = {id(reader): reader for reader in tensor.outputs}
     for reader in readers.values():
         yield from (Use(reader.name, slot) for slot, read in enumerate(reader.inputs) if read is tensor)

@@ -1,8 +1,8 @@
-"""Placing the skip branch of a residual Add.
+"""Placement on the skip branch of a residual Add.
 
-With a pair on the skip input alone, the Add fuses into the weighted operator that ends the other
-branch, and the sum can leave it in low precision (NVIDIA, explicit quantization guide; TensorRT
-issue 1992). Of two branches that both end in a weighted operator the longer one is the fused one.
+With a pair on the skip input alone, the Add fuses into the weighted operator that ends the other branch, and
+the sum can leave it in low precision (sources: NVIDIA, explicit quantization guide; NVIDIA/TensorRT issue
+1992). If both branches end in a weighted operator, the longer one is the fused one.
 """
 
 from __future__ import annotations
@@ -13,25 +13,33 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.graph.ops import CONVOLUTIONS, is_weighted
 from onnxfq.graph.queries import distances_upward, float_type
+from onnxfq.support.reasons import Reason
 
-# What builders fold into the weighted operator before it: its bias, its BatchNormalization.
+# Operators that builders fold into the weighted operator before them: bias, BatchNormalization.
 _FOLDED = frozenset({"BatchNormalization", "Identity", "Add", "Mul"})
-# What may stand between the sum and its quantized reader.
+# Operators allowed between the sum and its quantized reader.
 _ACTIVATIONS = frozenset({"Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSwish", "HardSigmoid"})
 
 
 @dataclass(frozen=True)
 class Skip:
-    """The input `slot` of an Add that is the skip branch; why_float tells when it gets no pair."""
+    """Skip branch of a residual Add.
+
+    Attributes:
+        slot: the input of the Add.
+        why_float: reason for no pair; empty if it gets one.
+    """
 
     slot: int
     why_float: str = ""
 
 
 def residual_skip(add: gs.Node, quantized_nodes: set[str]) -> Skip | None:
-    """Return the skip branch of `add`, or None when `add` is no residual sum.
+    """Return the skip branch of `add`; None if it is not a residual sum.
 
-    quantized_nodes: names of the nodes that will run in low precision.
+    Args:
+        add: the node.
+        quantized_nodes: names of the nodes that will run in low precision.
     """
     if add.op != "Add" or any(isinstance(tensor, gs.Constant) for tensor in add.inputs):
         return None
@@ -47,12 +55,15 @@ def residual_skip(add: gs.Node, quantized_nodes: set[str]) -> Skip | None:
     if convolves or _read_by(add.outputs[0], quantized_nodes):
         return Skip(1 - main)
     return Skip(
-        1 - main, "skip branch of a sum that no quantized operator reads: a pair would only add noise"
+        1 - main,
+        Reason(
+            "residual", "skip branch of a sum that no quantized operator reads: a pair would only add noise"
+        ),
     )
 
 
 def _broadcasts(left: gs.Tensor, right: gs.Tensor) -> bool:
-    """Tell whether one side is known to be stretched, as a bias or a gate is: then it is no skip branch."""
+    """Tell whether one side is known to broadcast, such as a bias or a gate; then it is not a skip branch."""
     if left.shape is None or right.shape is None:
         return False
     pairs = zip(left.shape, right.shape, strict=False)
@@ -73,7 +84,7 @@ def _find_weighted_end(tensor: gs.Tensor, quantized_nodes: set[str]) -> gs.Node 
 
 
 def _main_branch(left: gs.Tensor, right: gs.Tensor) -> int:
-    """Return 0 or 1: the branch with the longer path to where both come from."""
+    """Return 0 or 1, the branch with the longer path from their common source."""
     lefts, rights = distances_upward(left), distances_upward(right)
     shared = [name for name in lefts if name in rights]
     if not shared:

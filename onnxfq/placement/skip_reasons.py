@@ -1,4 +1,4 @@
-"""Why a tensor or node stays in float: a reason for each, so that nothing is silent."""
+"""Reasons for tensors and nodes that stay in float."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from onnxfq.graph.queries import collect_tensors, dtype_name, float_type, nodes_
 from onnxfq.numerics.float_types import FLOAT_CODES, FLOAT_DTYPES
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.placement.target_policy import TargetPolicy
+from onnxfq.support.reasons import Reason
 
 _FLOATS = (*FLOAT_DTYPES, np.float64)
-# What NumPy lacks comes as ONNX's number: bfloat16 and the float8 types.
+# Types that NumPy lacks appear as ONNX type numbers: bfloat16 and the float8 types.
 _FLOAT_CODES = FLOAT_CODES | {one.onnx_type for one in QTYPES.values() if one.is_float and one.bits == 8}
 
 
 def float_tensors(
     graph: gs.Graph, placements: Sequence[Placement], kept: dict[str, str], policy: TargetPolicy
 ) -> Iterator[Skipped]:
-    """Yield a reason for every float tensor, of bodies too, that `placements` leave out.
+    """Yield a reason for every float tensor without a placement, bodies included.
 
-    kept: reason by node name for weighted nodes that stay in float.
+    Args:
+        graph: the model.
+        placements: placements of the quantized tensors.
+        kept: reason by node name, for weighted nodes that stay in float.
+        policy: policy of the target, with its reason for float biases.
     """
     placed, wholes = {placement.tensor for placement in placements}, _wholes(graph, placements)
     for tensor in sorted(collect_tensors(graph).values(), key=lambda t: str(t.name)):
@@ -35,52 +40,57 @@ def float_tensors(
             tensor.inputs[0].op if tensor.inputs else ("constant" if is_constant(tensor) else "model input")
         )
         source = _find_moved_weight(tensor, placed)
-        why = (
-            f"the quantized weight {source!r}, transposed" if source else _explain_skip(tensor, kept, policy)
-        )
+        why = _explain_skip(tensor, kept, policy)
+        if source:
+            why = Reason("moved-weight", f"the quantized weight {source!r}, transposed")
         if tensor.name in wholes:
-            why = f"moved, or a part, of the quantized {wholes[tensor.name]!r}"
+            why = Reason("moved-part", f"moved, or a part, of the quantized {wholes[tensor.name]!r}")
         yield Skipped(name=tensor.name, kind="tensor", op_type=producer, why=why)
 
 
 def opaque_operators(graph: gs.Graph) -> Iterator[Skipped]:
-    """Yield a reason for operators that multiply inside, as LSTM and fused attention, or out of reach."""
+    """Yield a reason for operators out of reach, or with inner products such as LSTM and fused attention."""
     beyond = nodes_out_of_reach(graph)
     for node in nodes_by_graph(graph):
-        why = explain_opaque(node)
+        why = Reason("opaque", explain_opaque(node))
         if node.name in beyond and is_weighted(node):
             around = beyond[node.name]
-            why = (
-                f"in the body of {around.op} {around.name!r}, out of which no range can be observed; export "
-                "the model with a Loop in its place"
+            why = Reason(
+                "out-of-reach",
+                f"in the body of {around.op} {around.name!r}, where no range can be observed; export the "
+                "model with a Loop instead",
             )
         if why:
             yield Skipped(name=node.name, kind="node", op_type=node.op, why=why)
 
 
-def _explain_skip(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> str:
+def _explain_skip(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> Reason:
     readers = list(tensor.outputs)
     if not readers:
-        return "output of the model or of a body"
+        return Reason("output", "output of the model or of a body")
     weighted = [node for node in readers if is_weighted(node)]
     if weighted and all(tensor is not slot for node in weighted for slot in node.inputs[:2]):
-        return policy.bias
+        return Reason("bias", policy.bias)
     for node in weighted:
         if node.name in kept:
-            return f"read by {node.op} {node.name!r}, which stays in float: {kept[node.name]}"
+            sentence = f"read by {node.op} {node.name!r}, which stays in float: {kept[node.name]}"
+            return Reason("read-in-float", sentence)
     if weighted:
-        return f"the recipe quantizes the weight only (read by {', '.join(sorted({n.op for n in weighted}))})"
+        readers_ops = ", ".join(sorted({n.op for n in weighted}))
+        return Reason("weights-only", f"the recipe quantizes the weight only (read by {readers_ops})")
     ops = ", ".join(sorted({node.op for node in readers}))
     if float_type(tensor) is None:
-        return f"{dtype_name(tensor)}, which is not quantized (read by {ops})"
+        return Reason("float-type", f"{dtype_name(tensor)}, which is not quantized (read by {ops})")
     looked_up = [node for node in readers if node.op == "Gather" and tensor is node.inputs[0]]
     if is_constant(tensor) and len(looked_up) == len(readers):
-        return "embedding table: looked up, not multiplied"
-    return f"constant of {ops}" if is_constant(tensor) else f"no quantized operator reads it (read by {ops})"
+        return Reason("embedding", "embedding table: looked up, not multiplied")
+    if is_constant(tensor):
+        return Reason("constant", f"constant of {ops}")
+    return Reason("not-read", f"no quantized operator reads it (read by {ops})")
 
 
 def _wholes(graph: gs.Graph, placements: Sequence[Placement]) -> dict[str, str]:
-    """Return the quantized activation that moves and splits make a tensor of, by the tensor's name."""
+    """Return, by tensor name, the quantized activation that each tensor is moved or split from."""
     nodes = {node.name: node for node in nodes_by_graph(graph)}
     return {
         tensor.name: placement.tensor
@@ -93,7 +103,7 @@ def _wholes(graph: gs.Graph, placements: Sequence[Placement]) -> dict[str, str]:
 
 
 def _find_moved_weight(tensor: gs.Tensor, placed: set[str]) -> str:
-    """Return the quantized constant that Transpose and Identity nodes make `tensor` of; else nothing."""
+    """Return the quantized constant behind the Transpose and Identity nodes of `tensor`; empty if none."""
     while tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
         tensor = tensor.inputs[0].inputs[0]
         if is_constant(tensor) and tensor.name in placed:
@@ -104,7 +114,7 @@ def _find_moved_weight(tensor: gs.Tensor, placed: set[str]) -> str:
 def _is_float(tensor: gs.Tensor) -> bool:
     if isinstance(tensor, gs.Variable) and tensor.type != "tensor_type":  # a sequence, an optional, a map
         return False
-    if tensor.dtype is None:  # what a custom operator gives may be float
+    if tensor.dtype is None:  # outputs of a custom operator may be float
         return bool(tensor.name)
     if isinstance(tensor.dtype, int):
         return tensor.dtype in _FLOAT_CODES

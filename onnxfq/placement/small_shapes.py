@@ -1,7 +1,8 @@
-"""Shapes for which low precision gains nothing: they stay in float where a recipe asks for it.
+"""Shapes without a gain from low precision, left in float if a recipe asks for it.
 
-The numbers are those of NVIDIA's Model Optimizer, which leaves such nodes out by default. Kernels exist for
-them all; whether they are faster only a GPU tells.
+The limits follow NVIDIA's Model Optimizer (graph_utils.py, August 2026), which excludes such nodes by
+default. They are not measured here on any builder or network: kernels exist for all these shapes, and only a
+GPU shows whether they are faster.
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ from math import prod
 import onnx_graphsurgeon as gs
 
 from onnxfq.placement.decision import NodeDecision
+from onnxfq.support.reasons import Reason
 
 FEWEST = 16
-"""Channels, or rows and columns of a matrix."""
+"""Least number of channels of a convolution, and of columns and summed elements of a product."""
 MULTIPLE = 8
 
 
 def leave_out_small(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list[NodeDecision]:
-    """Return `decisions` with the reason where a node is too small; others as they are."""
+    """Return `decisions`, in float with a reason for nodes that are too small."""
     by_name = {node.name: node for node in nodes}
     made = []
     for decision in decisions:
         node = by_name.get(decision.node)
         why = _too_small(node, decision) if node is not None and decision.placements else ""
-        made.append(replace(decision, placements=(), why_float=why) if why else decision)
+        made.append(
+            replace(decision, placements=(), why_float=Reason("small-shape", why)) if why else decision
+        )
     return made
 
 

@@ -1,4 +1,4 @@
-"""`TargetPolicy`: what a target takes and wants, as data and small functions."""
+"""`TargetPolicy`: capabilities and preferences of a target as data and small functions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from onnxfq.placement.decision import NodeDecision
 
 @dataclass(frozen=True)
 class Operands:
-    """The placed inputs of one node, and the shapes of those that are constants.
+    """Placed inputs of one node, and the shapes of its constant inputs.
 
-    weight_shapes: by tensor name.
+    Attributes:
+        weight_shapes: shapes by tensor name.
     """
 
     node: gs.Node
@@ -24,7 +25,7 @@ class Operands:
     weight_shapes: dict[str, tuple[int, ...]]
 
     def shape(self, placement: Placement) -> Sequence[int | str] | None:
-        """Return the shape of a placed tensor; a name for an open dimension, None when it is not known."""
+        """Return the shape of a placed tensor, with names for open dimensions; None if unknown."""
         if placement.tensor in self.weight_shapes:
             return self.weight_shapes[placement.tensor]
         found: Sequence[int | str] | None = next(
@@ -40,9 +41,9 @@ class Operands:
 
 @dataclass(frozen=True)
 class Slots:
-    """Inputs and outputs of an operator that get a pair beside the inputs it multiplies, by position.
+    """Positions of inputs and outputs that get a pair in addition to the multiplied inputs.
 
-    Outputs get one where the recipe has one static scale for an activation.
+    Outputs get one if the recipe has one static scale for an activation.
     """
 
     inputs: tuple[int, ...] = ()
@@ -62,29 +63,35 @@ def _keep_decisions(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -
 
 
 NodesRule = Callable[[list[NodeDecision], Collection[gs.Node]], list[NodeDecision]]
-"""Takes all decisions and the nodes of the graph, and returns the decisions with those it changes."""
+"""Takes all decisions and the nodes of the graph; returns the decisions with its changes."""
 
 PairsRule = Callable[
     [list[NodeDecision], Collection[gs.Node], Recipe, "TargetPolicy", Collection[str]], list[NodeDecision]
 ]
-"""The same with the recipe, the policy, and the names of tensors that some reader wants in float."""
+"""Takes also the recipe, the policy, and the names of tensors that some reader wants in float."""
 
 
 @dataclass(frozen=True)
 class TargetPolicy:
     """Placement choices of one target.
 
-    per_tensor_weights: op type -> why its weights get one scale only. residual: whether the skip
-    branch of a residual Add gets a pair. channel_blocks: whether blocks of a convolution go along its input
-    channels; else it has a scale for each output channel. bias: why biases stay float, those that
-    bias_qtype does not quantize. refuses: returns why the target cannot take one of a node's placements,
-    given all of them, with the remedy; an empty string when it can.
-    keeps_float: returns why the target would run this one node in float for all that; empty when not.
-    whole_attention: why the target wants both products of an attention quantized or neither; empty where it
-    takes either. weigh: changes decisions by rules over several nodes. join: the last of them, which may
-    replace several pairs by one.
-    operators: op type -> what is placed of it beside weights and the inputs that are multiplied. bias_qtype:
-    number format of constant biases, at the scale of the input times that of the weight; empty for float.
+    Attributes:
+        per_tensor_weights: op type -> why its weights get one scale only.
+        residual: whether the skip branch of a residual Add gets a pair.
+        channel_blocks: whether blocks of a convolution go along its input channels; otherwise it has a scale
+            for each output channel.
+        bias: why biases stay float, unless bias_qtype quantizes them.
+        refuses: returns why the target cannot take one of a node's placements, given all of them, with the
+            remedy; an empty string if it can.
+        keeps_float: returns why the target would run this node in float despite its pairs; otherwise an
+            empty string.
+        whole_attention: why the target wants both products of an attention quantized or neither; empty if it
+            takes either.
+        weigh: changes decisions by rules over several nodes.
+        join: the last such rule, which may replace several pairs by one.
+        operators: op type -> slots that are placed in addition to weights and multiplied inputs.
+        bias_qtype: number format of constant biases, at the input scale times the weight scale; empty for
+            float.
     """
 
     per_tensor_weights: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Placing both inputs of weighted operators: Conv, ConvTranspose, Gemm, MatMul."""
+"""Placement on both inputs of weighted operators: Conv, ConvTranspose, Gemm, MatMul."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from onnxfq.numerics.layout import open_axis
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
 from onnxfq.placement.decision import NodeDecision
 from onnxfq.placement.target_policy import Operands, TargetPolicy
+from onnxfq.support.reasons import Reason
 
 
 def decide_weighted(
@@ -33,13 +34,17 @@ def decide_weighted(
 ) -> NodeDecision:
     """Quantize all multiplied inputs of `node`, or none: one float side makes a float kernel.
 
-    read_in_float: tensors with a reader that wants them unrounded.
+    Args:
+        node: a weighted operator.
+        recipe: formats, and overrides by node, operator and tensor.
+        policy: limits of the target.
+        read_in_float: names of tensors with a reader that wants them unrounded.
     """
     kept = next((node.inputs[s] for s in WEIGHTED_INPUTS[node.op] if is_dequantized(node.inputs[s])), None)
     if kept is not None:
-        why = f"the model quantizes its input {kept.name!r} already, and that is kept"
+        why = Reason("existing", f"the model quantizes its input {kept.name!r} already, and that is kept")
         return NodeDecision(node.name, node.op, (), (), why, by_rule=True)
-    placements, needs, why_float = [], [], ""
+    placements, needs, why_float = [], [], Reason("", "")
     shapes: dict[str, tuple[int, ...]] = {}
     for slot in WEIGHTED_INPUTS[node.op]:
         placement = place_input(node, slot, recipe, policy, read_in_float)
@@ -52,28 +57,33 @@ def decide_weighted(
         # A transposed weight may be named before or after the Transpose.
         names = (placement.tensor, node.inputs[slot].name)
         if any(recipe.keeps_float(node.name, node.op, name) for name in names):
-            why_float = f"kept in float by an override of recipe {recipe.name}"
+            why_float = Reason("override", f"kept in float by an override of recipe {recipe.name}")
         elif float_type(node.inputs[slot]) is None:
             found = dtype_name(node.inputs[slot])
-            why_float = (
-                f"input {placement.tensor!r} is {found}, and only float32, float16 and bfloat16 are quantized"
+            why_float = Reason(
+                "float-type",
+                f"input {placement.tensor!r} is {found}, "
+                "and only float32, float16 and bfloat16 are quantized",
             )
         elif source is not None and 0 in source.tensor.shape:
-            why_float = f"weight {placement.tensor!r} has no values"
+            why_float = Reason("no-values", f"weight {placement.tensor!r} has no values")
         elif source is None and _needs_rank(node, slot, recipe):
-            why_float = (
-                f"input {placement.tensor!r} has no known rank, and its rows and blocks go by axis; plan "
-                "with data, the first run of which tells it"
+            why_float = Reason(
+                "open-rank",
+                f"the rank of input {placement.tensor!r} is unknown, and its rows and blocks go by axis; plan "
+                "with data to infer it",
             )
         elif source is None:
-            why_float = why_float or _open_groups(placement, node.inputs[slot].shape)
+            why_float = why_float or Reason("open-groups", _open_groups(placement, node.inputs[slot].shape))
         placements.append(placement)
     if not placements:
-        why_float = f"recipe {recipe.name} quantizes weights only, and both inputs are computed"
+        why_float = Reason(
+            "weights-only", f"recipe {recipe.name} quantizes weights only, and both inputs are computed"
+        )
     if not why_float:
         operands = Operands(node, placements, shapes)
         refuse(operands, policy)
-        why_float = policy.keeps_float(operands)
+        why_float = Reason("target", policy.keeps_float(operands))
     if why_float:
         return NodeDecision(node.name, node.op, tuple(needs), (), why_float)
     return NodeDecision(node.name, node.op, tuple(needs), tuple(placements))
@@ -90,9 +100,15 @@ def refuse(operands: Operands, policy: TargetPolicy) -> None:
 def place_activation(
     node: gs.Node, slot: int, recipe: Recipe, policy: TargetPolicy, what: str, source: gs.Tensor | None = None
 ) -> Placement | None:
-    """Place input `slot` of `node`, called `what`, as an activation; None where the recipe is weight-only.
+    """Place input `slot` of `node` as an activation; return None if the recipe is weight-only.
 
-    source: what that input is made of, to be placed in its stead.
+    Args:
+        node: the reader.
+        slot: position of the input.
+        recipe: formats, and overrides by node, operator and tensor.
+        policy: limits of the target.
+        what: description of the input for the plan.
+        source: tensor that the input is made from, placed instead of it.
     """
     tensor = node.inputs[slot] if source is None else source
     scheme = recipe.activation_for(node.name, node.op, tensor.name)
@@ -105,9 +121,9 @@ def place_activation(
 def activation_placement(
     tensor: gs.Tensor, scheme: ActivationScheme, granularity: Granularity, uses: tuple[Use, ...], why: str
 ) -> Placement:
-    """Return the placement of `tensor` by `scheme`, with the range that mathematics gives it where known."""
+    """Return the placement of `tensor` by `scheme`; its range is fixed if mathematics gives one."""
     spec = QuantSpec(**_numbers(scheme), granularity=granularity, dynamic=scheme.dynamic)
-    # Dynamic scales are made of the whole range.
+    # Dynamic scales cover the whole range.
     calibrator = MINMAX if scheme.dynamic else scheme.calibrator
     producer = producer_op(tensor)
     if producer in scheme.known_ranges and not scheme.dynamic:
@@ -136,20 +152,20 @@ def _needs_rank(node: gs.Node, slot: int, recipe: Recipe) -> bool:
 
 
 def _open_groups(placement: Placement, shape: Sequence[int | str] | None) -> str:
-    """Return why there are no statistics of the groups of an activation: their number is open."""
+    """Return why the groups of an activation have no statistics, if their number is open; else nothing."""
     axis = None if shape is None else open_axis(placement.spec.observed_granularity, shape)
     if axis is None:
         return ""
     return (
         f"input {placement.tensor!r} is {placement.spec.granularity}, and its axis {axis} is open: every "
-        "group needs statistics of its own"
+        "group needs its own statistics"
     )
 
 
 def _activation_granularity(
     node: gs.Node, slot: int, scheme: ActivationScheme, policy: TargetPolicy
 ) -> tuple[Granularity, str]:
-    """Return (granularity, why); per tensor where there are no rows and no blocks to speak of."""
+    """Return (granularity, why): per tensor without rows or blocks."""
     shape = node.inputs[slot].shape
     if scheme.granularity == "per_tensor" or shape is None:
         return PER_TENSOR, ""
@@ -182,7 +198,7 @@ _NO_SUM = "blocks go along one summed axis, and {} has none"
 
 
 def _block_axis(node: gs.Node, slot: int, rank: int, policy: TargetPolicy) -> int | None:
-    """Return the axis that rows and blocks of an input go along; None when there is none."""
+    """Return the axis that rows and blocks of an input go along; None if there is none."""
     axis = find_summed_axis(node, slot, rank)
     return find_summed_channels(node, slot) if axis is None and policy.channel_blocks else axis
 
@@ -192,7 +208,14 @@ def place_input(
 ) -> Placement | None:
     """Place input `slot` of `node`: a constant as a weight, anything else as an activation.
 
-    read_in_float: as for `decide_weighted`. Returns None for an activation where the recipe is weight-only.
+    Args:
+        node: the reader.
+        slot: position of the input.
+        recipe: formats, and overrides by node, operator and tensor.
+        policy: limits of the target.
+        read_in_float: names of tensors with a reader that wants them unrounded.
+
+    Returns None for an activation if the recipe is weight-only.
     """
     source = weight_source(node, slot, read_in_float)
     if source is None:

@@ -1,1 +1,1 @@
-"""Reports: what was done, why, and how well it fits, as text, plot and HTML."""
+"""Reports as text, plot and HTML."""

@@ -1,4 +1,4 @@
-"""What each calibrator would give each activation: its range and the noise to expect, side by side."""
+"""Comparison of calibrators per activation: range and expected noise."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from onnxfq.support.tables import table_lines
 class CalibratorRow:
     """One activation under one calibrator.
 
-    groups: how many channels or blocks have a range each; rmin and rmax are then the ends of the widest ones.
-    sqnr_db: the signal to quantization noise to expect from the histogram, in dB. chosen: whether this is the
-    range that `calibrate` takes; where the calibrator is `auto`, the first method whose range it took.
+    Attributes:
+        rmin: lower end of the range; with groups the lowest of all.
+        rmax: upper end of the range; with groups the highest of all.
+        sqnr_db: signal to quantization noise in dB, estimated from the histogram.
+        chosen: whether `calibrate` uses this range; for `auto`, the first method whose range it used.
+        groups: number of channels or blocks with separate ranges.
     """
 
     tensor: str
@@ -38,9 +41,15 @@ class CalibratorRow:
 def calibrator_rows(plan: Plan, statistics: Statistics, calibrator: str | None = None) -> list[CalibratorRow]:
     """Return a row for each activation of `plan` and each calibrator, in the plan's order.
 
-    Equalized ones have none: no calibrator is asked. calibrator: as `calibrate` takes it. `average_ranges`
-    has no row where the range of each feed was not recorded, unless it is the one that is asked for: then
-    StatisticsError.
+    Equalized activations have no row, because no calibrator is used. `moving_average` has no row if the range
+    of each feed was not recorded.
+
+    Args:
+        plan: the activations.
+        statistics: of these activations.
+        calibrator: overrides the plan's calibrators, as for `calibrate`.
+
+    Raises StatisticsError if the chosen calibrator needs ranges of each feed that were not recorded.
     """
     rows: list[CalibratorRow] = []
     chosen = None if calibrator is None else Calibrator.parse(calibrator)
@@ -72,7 +81,7 @@ def _rows(placement: Placement, statistics: TensorStatistics) -> Iterator[Calibr
 
 
 def _group_rows(placement: Placement, groups: GroupStatistics) -> Iterator[CalibratorRow]:
-    """Yield a row for each calibrator, all groups together; `auto` chooses group by group and has its own."""
+    """Yield a row for each calibrator over all groups; `auto` chooses per group and has its own row."""
     spec, planned = placement.spec, placement.calibrator
     for calibrator in _candidates(planned):
         unrecorded = calibrator.is_ordered and not len(groups.feed_ranges)
@@ -86,12 +95,12 @@ def _group_rows(placement: Placement, groups: GroupStatistics) -> Iterator[Calib
 
 
 def _candidates(planned: Calibrator) -> list[Calibrator]:
-    """Return every calibrator that looks at data, and the planned one."""
+    """Return every calibrator that depends on data, and the planned one."""
     return list(dict.fromkeys([*(Calibrator(name=name) for name in observing_names()), planned]))
 
 
 def calibrator_table(rows: Sequence[CalibratorRow]) -> str:
-    """Return the rows as a text table, the chosen ones marked by a star."""
+    """Return the rows as a text table; stars mark the chosen ones."""
     lines = [("tensor", "calibrator", "from", "to", "SQNR dB", "")]
     last = None
     for row in rows:

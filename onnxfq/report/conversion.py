@@ -1,4 +1,4 @@
-"""What `convert` did, as plain text."""
+"""Text summary of `convert`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTML report: one self-contained page."""
+"""HTML report in one self-contained page."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _ENVIRONMENT = jinja2.Environment(
 
 
 def render_report(result: QuantizeResult) -> str:
-    """Return the report of one quantization as HTML: coverage, scores, tensors, and why the rest is float."""
+    """Return the report of one quantization as HTML: coverage, scores, tensors, and reasons for float."""
     rows = tensor_errors(result.model, result.plan, result.statistics, result.encodings)
     coverage = result.plan.coverage()
-    # The last one is the model that is handed over, where it can be run here.
+    # The last candidate is the written model, if ONNX Runtime can run it.
     candidate = next(reversed(result.evaluation.candidates), None)
     outputs = candidate.outputs if candidate is not None else ()
     agreements = [one.top1_agreement for one in outputs if one.top1_agreement is not None]

@@ -1,4 +1,4 @@
-"""The error plot: signal to quantization noise of every quantized tensor."""
+"""SQNR plot of quantized tensors."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from onnxfq.report.tensor_errors import TensorError
 from onnxfq.support.files import replace_file
 
 MAX_ROWS = 60
-"""Tensors shown; of more, those with the most noise."""
+"""Limit of tensors; the ones with the most noise are shown."""
 
 _COLOURS = ("#d95f02", "#2b7bba", "#3f9b46", "#8064a2")
 _MARKS = ("o", "s", "^", "D")
-# A grey that nothing else has: in a page it becomes the colour of the text around it.
+# A grey used nowhere else: in a page the colour of the surrounding text replaces it.
 _INK = "#202122"
 
 
 def error_figure(series: Mapping[str, Sequence[TensorError]], title: str = "") -> Figure:
-    """Draw one mark a tensor and series: dB on the x axis, tensors in graph order on the y axis.
+    """Draw one mark per tensor and series: dB on the x axis, tensors in graph order on the y axis.
 
-    series: label -> rows; rows of one tensor share a line. The further left, the more noise. Activations and
-    weights have marks of their own in a single series, letters behind their names in several.
+    A mark further left means more noise. A single series marks activations and weights differently; several
+    series use letters after the names.
+
+    Args:
+        series: rows by label; rows of one tensor share a line.
+        title: heading of the figure.
     """
     worst: dict[str, float] = {}
     roles: dict[str, str] = {}
@@ -42,7 +46,7 @@ def error_figure(series: Mapping[str, Sequence[TensorError]], title: str = "") -
     axes = figure.add_subplot()
     position = {name: index for index, name in enumerate(names)}
     finite = [row.sqnr_db for rows in series.values() for row in rows if math.isfinite(row.sqnr_db)]
-    # Nothing lies between a tensor without error and the rest; it stands at the right edge.
+    # A tensor without error has infinite SQNR; its mark is at the right edge.
     edge = max(finite, default=0.0) + 5.0
     single = len(series) == 1
     drawn = _group_by_role(next(iter(series.values()))) if single else series
@@ -55,7 +59,7 @@ def error_figure(series: Mapping[str, Sequence[TensorError]], title: str = "") -
             [min(x, edge) for x, _ in points],
             [y for _, y in points],
             label=_short(label),
-            # Of marks in one place the first is a ring around the others.
+            # If marks coincide, the first is a ring around the others.
             s=58 if not number else 26,
             marker=_MARKS[number % len(_MARKS)],
             facecolor="none" if not number else colour,
@@ -64,7 +68,7 @@ def error_figure(series: Mapping[str, Sequence[TensorError]], title: str = "") -
             zorder=3,
         )
     labels = [_short(name) + ("" if single else f"  [{roles[name][0].upper()}]") for name in names]
-    # A name may hold dollars, which matplotlib would read as mathematics.
+    # A name may hold dollar signs, which matplotlib would parse as mathematics.
     axes.set_yticks(range(len(names)), labels, fontsize=8, parse_math=False)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(color=_INK, alpha=0.15)
@@ -91,9 +95,9 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def figure_svg(figure: Figure) -> str:
-    """Return the figure as an <svg> element to put into a page, in the colour of the page's text.
+    """Return the figure as an <svg> element for a page, in the colour of the page's text.
 
-    Its letters are text: they can be searched and copied. Equal figures give equal bytes.
+    Its letters are text, so that they can be searched and copied. Equal figures give equal bytes.
     """
     stream = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "onnxfq"}):
@@ -109,6 +113,6 @@ def _group_by_role(rows: Sequence[TensorError]) -> dict[str, list[TensorError]]:
 
 
 def _short(name: str, length: int = 44) -> str:
-    """Return the end of `name`, in letters that matplotlib's font has: Latin, Greek, Cyrillic."""
+    """Return the end of `name`, in letters of matplotlib's font: Latin, Greek, Cyrillic."""
     shown = "".join(c if c < "\u0500" and c.isprintable() else ascii(c)[1:-1] for c in name)
     return shown if len(shown) <= length else "…" + shown[1 - length :]

@@ -1,4 +1,4 @@
-"""How well each quantized tensor is represented: the rows of every report."""
+"""Error rows of each quantized tensor, for all reports."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from onnxfq.numerics.metrics import ErrorSums, ratio_db
 
 @dataclass(frozen=True)
 class TensorError:
-    """One quantized tensor. sqnr_db: exact for weights, expected from the histogram for activations.
+    """Error of one quantized tensor.
 
-    rmin, rmax: observed range. grid: the smallest and largest number that the grid holds.
+    Attributes:
+        sqnr_db: exact for weights, estimated from the histogram for activations.
+        rmin: smallest observed value.
+        rmax: largest observed value.
+        grid: smallest and largest number on the grid.
     """
 
     tensor: str
@@ -41,8 +45,8 @@ def tensor_errors(
 ) -> list[TensorError]:
     """Return a row for each placement of `plan`, in its order.
 
-    Dynamic ones have none, for no grid is theirs, nor have those whose scale a file gave: nothing observed
-    them.
+    Dynamic ones have no row, because they have no fixed grid. Tensors with scales from a file have none
+    either, because they were not observed.
     """
     return [
         _row(model, placement, statistics, encodings[placement.tensor])
@@ -65,7 +69,7 @@ def _row(model: Model, placement: Placement, statistics: Statistics, encoding: E
 
 
 def _estimate_sqnr_db(statistics: Statistics, encoding: Encoding) -> float:
-    """Return the signal to noise in dB over all groups that have a scale each."""
+    """Return the signal to noise in dB over all groups of scales."""
     if encoding.spec.equalized:
         return _estimate_channel_sqnr_db(statistics, encoding)
     groups = statistics.groups.get(encoding.tensor)
@@ -80,9 +84,10 @@ def _estimate_sqnr_db(statistics: Statistics, encoding: Encoding) -> float:
 
 
 def _estimate_channel_sqnr_db(statistics: Statistics, encoding: Encoding) -> float:
-    """Return the same of equalized channels, of which there is one histogram: scale^2 / 12 of every value.
+    """Return the signal to noise in dB of equalized channels, which share one histogram.
 
-    That is the noise of values spread evenly between the numbers of the grid; a 0 has less.
+    The noise is scale^2 / 12 of every value: right for values spread evenly between the numbers of the grid;
+    a 0 has less.
     """
     seen = statistics[encoding.tensor]
     each = seen.finite / max(encoding.scale.size, 1)

@@ -28,15 +28,15 @@ def plan_summary(plan: Plan, reasons: int = 6) -> str:
 
 
 def float_lines(floats: FloatPlan, reasons: int = 6) -> list[str]:
-    """Return what of the remainder stays in float32: the tensors that do not fit, then nodes by reason."""
+    """Return the float32 exceptions of the float part: tensors that do not fit, then nodes by reason."""
     tensors = [f"fp32       tensor {one.name!r}: {one.why}" for one in floats.tensors[:reasons]]
     left = len(floats.tensors) - reasons
     if left > 0:
         tensors.append(f"           and {left} more tensors; the report lists all")
-    own = [node for node in floats.nodes if not any(repr(t.name) in node.why for t in floats.tensors)]
+    own = [node for node in floats.nodes if node.rule != "unfit-tensor"]
     counts = Counter((node.op_type, node.why) for node in own).most_common(reasons)
     nodes = [f"fp32       {count} {op}: {why}" for (op, why), count in counts]
-    return [f"remainder  {floats.name}, {len(floats.nodes)} nodes stay in fp32", *tensors, *nodes]
+    return [f"float part {floats.name}, {len(floats.nodes)} nodes stay in fp32", *tensors, *nodes]
 
 
 def _activations(plan: Plan) -> str:
@@ -45,7 +45,7 @@ def _activations(plan: Plan) -> str:
 
 
 def _float_lines(skipped: Sequence[Skipped], reasons: int) -> list[str]:
-    """Return a line for each of the most frequent reasons, with a name where it is one tensor or node."""
+    """Return a line for each of the most frequent reasons, with the name if it has one tensor or node."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     for one in skipped:
         what = one.op_type if one.kind == "node" else "tensor"
@@ -64,7 +64,7 @@ def _float_lines(skipped: Sequence[Skipped], reasons: int) -> list[str]:
 
 
 def _low_lines(evaluation: Evaluation) -> list[str]:
-    """Return what to do next where outputs of the last candidate are far from the float model's."""
+    """Return next steps if outputs of the last candidate are far from the float model's."""
     outputs = [score for candidate in evaluation.candidates[-1:] for score in candidate.outputs]
     low = [score for score in outputs if score.sqnr_db < LOW_SQNR_DB]
     if not low:
@@ -78,7 +78,7 @@ def _low_lines(evaluation: Evaluation) -> list[str]:
 
 
 def quantize_summary(result: QuantizeResult) -> str:
-    """Return what a person wants to see after `quantize`: notes, coverage, scores, time."""
+    """Return the summary after `quantize`: notes, coverage, scores, time."""
     lines = [f"note       {note}" for note in result.model.notes]
     lines.append(plan_summary(result.plan))
     lines += result.fitted.lines() if result.fitted is not None else []

@@ -1,4 +1,4 @@
-"""The custom-op library as ONNX Runtime takes it: a path to register in session options."""
+"""Registration of the custom-op library in session options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxfq.runtime.ort import onnxruntime
 from onnxfq.support.records import join_lines
 from onnxfq.support.resources import custom_ops_library
 
-# What onnxruntime brings along; `trt` has a line of its own in missing_kernels.
+# Domains that come with onnxruntime; `explain_unsupported` handles `trt`.
 _KNOWN_DOMAINS = frozenset(
     {
         "",
@@ -35,7 +35,7 @@ _KNOWN_DOMAINS = frozenset(
 
 
 def custom_ops_path() -> str:
-    """Path of the custom-op library, domain `onnxfq`. Raises RuntimeLibraryError when it is not built."""
+    """Return the path of the library of domain `onnxfq`. Raises RuntimeLibraryError if it is not built."""
     return str(custom_ops_library())
 
 
@@ -44,9 +44,9 @@ _REMEDY = "the library must be built for this onnxruntime and system"
 
 
 def use_custom_ops(path: str | Path) -> None:
-    """Register the custom-op library of the user's at `path` in every session that onnxfq makes from now on.
+    """Register the user's custom-op library at `path` in every session that onnxfq creates from now on.
 
-    Raises RuntimeLibraryError when there is no such file, or ONNX Runtime refuses it: it is not used then.
+    Raises RuntimeLibraryError if there is no such file or ONNX Runtime rejects it; it is not used then.
     """
     if not Path(path).is_file():
         raise RuntimeLibraryError(f"no such custom-op library: {path}; check the path")
@@ -57,15 +57,15 @@ def use_custom_ops(path: str | Path) -> None:
 
 
 def list_custom_ops() -> tuple[str, ...]:
-    """Return the absolute paths of the libraries that `use_custom_ops` was given."""
+    """Return the absolute paths of the libraries registered with `use_custom_ops`."""
     return tuple(_own_libraries)
 
 
 def register_libraries(session_options: onnxruntime.SessionOptions, proto: onnx.ModelProto) -> None:
-    """Make known what `proto` needs: onnxfq's own operators, and those of `use_custom_ops`.
+    """Register the operators that `proto` needs: onnxfq's and the libraries of `use_custom_ops`.
 
-    Raises RuntimeLibraryError when a library is refused, ModelError for an operator that none has: one line
-    with node, domain and option.
+    Raises RuntimeLibraryError for a library that is rejected, ModelError for an operator that no library has:
+    one line with node, domain and option.
     """
     if any(opset.domain == ONNXFQ_DOMAIN for opset in proto.opset_import):
         register_custom_ops(session_options)
@@ -81,9 +81,9 @@ def register_libraries(session_options: onnxruntime.SessionOptions, proto: onnx.
 
 
 def register_custom_ops(session_options: onnxruntime.SessionOptions) -> None:
-    """Make `FakeQuantize` and `Observe` known to sessions made with `session_options`.
+    """Register `FakeQuantize` and `Observe` for sessions created with `session_options`.
 
-    Raises RuntimeLibraryError when the library is missing or ONNX Runtime refuses it.
+    Raises RuntimeLibraryError if the library is missing or ONNX Runtime rejects it.
     """
     remedy = "onnxruntime 1.20 or later and a library built for this system are needed"
     _register(session_options, custom_ops_path(), remedy)

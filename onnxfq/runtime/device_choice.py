@@ -1,4 +1,4 @@
-"""Which device to run on: `auto` is the GPU where all works that sessions need of it."""
+"""Device choice: `auto` selects a GPU that passes every check."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 
 def choose_device(wanted: DeviceChoice) -> Device:
-    """Return the device to run on. "auto" tells once in one line of a GPU: that it is used, or why not.
+    """Return the device to run on. "auto" logs once, in one line, whether it uses a GPU, or why not.
 
-    Raises RuntimeLibraryError with what is missing and the remedy when "cuda" is wanted and cannot be used,
-    SpecError for an unknown name.
+    Raises RuntimeLibraryError with cause and remedy if "cuda" is requested and cannot be used, SpecError for
+    an unknown name.
     """
     if wanted == "auto":
         return _auto()
@@ -33,10 +33,10 @@ def choose_device(wanted: DeviceChoice) -> Device:
 
 
 def fall_back(wanted: DeviceChoice, device: Device, error: OnnxfqError) -> Device:
-    """Return the CPU in place of a GPU on which the first feed failed, with a note, where "auto" allows that.
+    """Return the CPU after the first feed failed on a GPU, with a note, if "auto" chose the GPU.
 
-    What fails there may run on the CPU: memory may be short, and the CUDA provider lacks forms of operators
-    that the CPU's has. Raises `error` where the GPU was asked for by name, or `device` is the CPU.
+    A model that fails on a GPU may run on the CPU: memory may be short, or the CUDA provider may lack a form
+    of an operator. Raises `error` if the GPU was requested by name, or `device` is the CPU.
     """
     if wanted != "auto" or device == "cpu":
         raise error
@@ -46,7 +46,7 @@ def fall_back(wanted: DeviceChoice, device: Device, error: OnnxfqError) -> Devic
 
 @cache
 def gpu_problem() -> str:
-    """Return in one line what keeps sessions from a GPU, wrong bits included; empty when nothing does."""
+    """Return in one line why sessions cannot use a GPU, wrong results included; empty if they can."""
     problem = cuda_problem()
     if problem:
         return problem
@@ -60,7 +60,7 @@ def _auto() -> Device:
     if not problem:
         log.warning("running on %s; choose device cpu for the CPU", gpus()[0])
         return "cuda"
-    # Where there is no GPU nothing is lost, and nobody wants to hear of it at every command.
+    # A machine without a GPU loses nothing, so commands do not report it.
     level = logging.WARNING if gpus_of_driver() else logging.INFO
     log.log(level, "running on the CPU: %s", problem)
     return "cpu"

@@ -1,4 +1,4 @@
-"""Where the C kernels run on NumPy arrays: on the CPU in place, or on the GPU on copies."""
+"""Memory of the C kernels for NumPy arrays: in place on the CPU, copies on the GPU."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 
 
 class Place(Protocol):
-    """Gives the kernels addresses of arrays, and calls the kernels."""
+    """Memory of one device: addresses of arrays for kernels, and calls of kernels."""
 
     def read(self, array: NDArray[Any]) -> int:
         """Return the address of an array that the kernel reads."""
 
     def written(self, array: NDArray[Any]) -> int:
-        """Return the address of an array that the kernel writes, all of it."""
+        """Return the address of an array that the kernel writes completely."""
 
     def updated(self, array: NDArray[Any]) -> int:
         """Return the address of an array that the kernel reads and writes."""
 
     def call(self, kernel: str, *arguments: Any) -> None:
-        """Run a kernel. Raises SpecError, or RuntimeLibraryError for what a GPU refuses."""
+        """Run a kernel. Raises SpecError, or RuntimeLibraryError for errors of a GPU."""
 
     def rows(self, count: int, size: int, head: NDArray[np.int64]) -> Rows:
-        """Return `count` rows of `size` int64: `head`, and zeros behind it. Each is its own."""
+        """Return `count` separate rows of `size` int64: `head` followed by zeros."""
 
 
 class Rows(Protocol):
-    """A matrix of int64 that kernels read and write, as long as its place is open."""
+    """A matrix of int64 that kernels read and write while its place is open."""
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """Start address."""
 
     def read(self, start: int, stop: int, columns: int) -> NDArray[np.int64]:
-        """Return the first `columns` of rows `start` to `stop` as they are by now."""
+        """Return the current first `columns` of rows `start` to `stop`."""
 
 
 class _CpuRows:
@@ -72,10 +72,10 @@ class _Cpu:
 
 
 class _Cuda:
-    """Memory of the current GPU, given back at the end; what was written is copied back before that."""
+    """Memory of the current GPU, freed at the end; written arrays are copied back first."""
 
     def __init__(self) -> None:
-        gpus()  # says what is wrong where there is none
+        gpus()  # raises if there is none
         self._taken: list[ctypes.c_void_p] = []
         self._written: list[tuple[NDArray[Any], int]] = []
 
@@ -96,7 +96,7 @@ class _Cuda:
 
     def _take(self, count: int) -> int:
         memory = ctypes.c_void_p()
-        # A byte at least: of none there is no address.
+        # At least one byte: an empty allocation has no address.
         call("onnxfq_cuda_allocate", ctypes.c_int64(max(count, 1)), ctypes.byref(memory))
         self._taken.append(memory)
         return memory.value or 0
@@ -146,9 +146,9 @@ def _copy(to: int, source: int, count: int) -> None:
 
 @contextmanager
 def open_place(device: Device) -> Iterator[Place]:
-    """Give the place of `device` for one call.
+    """Yield the memory of `device` for one call.
 
-    Raises RuntimeLibraryError when there is no such device, SpecError for an unknown name.
+    Raises RuntimeLibraryError if there is no such device, SpecError for an unknown name.
     """
     if device not in DEVICES:
         raise SpecError(f"unknown device {device!r}{nearest(device, DEVICES)}")

@@ -1,4 +1,4 @@
-"""Statistics gathered where a session runs: states lie in the device's memory until the last feed has run."""
+"""On-device statistics: states in device memory until the last feed has run."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from onnxfq.runtime.device_memory import Place
 from onnxfq.runtime.session import Session
 
 Heads = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""After a feed: heads of all states [states, 8], those of the feed alone, [0, 8] where they are not kept."""
+"""Heads after a feed: of all states [states, 8], and of the feed alone, [0, 8] if not recorded."""
 
 _STATES_AT_ONCE = 64
-"""Fetched together: 17 MB."""
+"""States per transfer: 17 MB."""
 
 
 class Gathering:
     """The states of one pass over some feeds, bound to a session."""
 
     def __init__(self, session: Session, observed: Sequence[Observed], place: Place) -> None:
-        """Put empty states of `observed` into `place`, which is that of the session's device.
+        """Put empty states of `observed` into `place`, the memory of the session's device.
 
         Raises DeviceMemoryError without room.
         """
         self._session = session
         self.bindings = session.bindings()
-        """Of the states; inputs of the model that do not come with each feed may be bound here too."""
+        """Bindings of the states; model inputs that are the same for every feed may be bound here too."""
         ends = np.cumsum([0, *(one.groups for one in observed)]).tolist()
         self.rows = [slice(start, stop) for start, stop in pairwise(ends)]
-        """Of each tensor, which states are its own."""
+        """Range of states of each tensor."""
         self._total = ends[-1]
         self._kept = ends[-1] if any(one.feed_ranges for one in observed) else 0
         state = empty_state()
@@ -64,16 +64,16 @@ class Gathering:
         self._channels[observed.tensor] = ranges
 
     def _bind(self, dtype: type, shape: tuple[int, ...], at: int, output: str, given: str = "") -> None:
-        """Bind memory to an output of the model, and to the input that this one replaces."""
+        """Bind memory to an output of the model, and to the input `given` that it replaces."""
         memory = (self._session.device, 0, dtype, shape, at)
         if given:
             self.bindings.bind_input(given, *memory)
         self.bindings.bind_output(output, *memory)
 
     def run(self, feeds: Iterable[Feed]) -> Iterator[tuple[Heads, int]]:
-        """Yield the heads after every feed and its digest; the next is read while the device works.
+        """Yield the heads after every feed, and its digest; the next feed is read while the device works.
 
-        So nobody may fill their arrays anew, see `feeds.owned`.
+        Therefore nobody may overwrite the arrays of a feed, see `data.feeds`.
         """
         with ThreadPoolExecutor(1) as pool:
             flying: tuple[Future[Heads], int] | None = None
@@ -99,5 +99,5 @@ class Gathering:
             yield self._states.read(start, stop, empty_state().size)
 
     def channels(self, tensor: str) -> NDArray[np.float32]:
-        """Return the range of each channel, [C, 2], once `place` has given the states back."""
+        """Return the range of each channel, [C, 2], after `place` has copied the states back."""
         return np.ascontiguousarray(self._channels[tensor].T)

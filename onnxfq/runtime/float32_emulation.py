@@ -1,9 +1,9 @@
-"""Models of 16-bit floats with every operator computed in float32 and its result rounded once.
+"""Float32 emulation of 16-bit models with one rounding per operator.
 
-ONNX Runtime's CPU provider has next to no bfloat16 kernels. float16 it computes in float32 too, but leaves
-out roundings between operators where it sees fit, those of DequantizeLinear among them, so that a Q/DQ model
-and its fake-quant twin differ. Here every operator gets its inputs cast to float32 and its results cast back.
-bfloat16 inputs and outputs of the model are float32, for NumPy has no bfloat16; inputs are rounded first.
+ONNX Runtime's CPU provider has few bfloat16 kernels. It computes float16 in float32 too, but drops some
+roundings between operators, including the rounding of DequantizeLinear: a Q/DQ model and its fake-quant twin
+then differ. Here the inputs of every operator are cast to float32 and its results cast back. bfloat16 inputs
+and outputs of the model become float32, because NumPy has no bfloat16; inputs are rounded first.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BFLOAT16 = frozenset({HALF_TYPES["bf16"].onnx_type})
 HALVES = frozenset(half.onnx_type for half in HALF_TYPES.values())
 
 _HALF = TensorProto.BFLOAT16
-# What has kernels for every type, or says its types in attributes.
+# Operators with kernels for every type, or with types in attributes.
 _ANY_TYPE = frozenset({"Cast", "Constant", "If", "Loop", "Scan"})
 
 
 def widen_model(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> onnx.ModelProto:
-    """Return `proto` itself where it has none of the types `halves`, else a copy as the module says."""
+    """Return `proto` itself if it has none of the types `halves`, otherwise an emulated copy."""
     if not _holds(proto, halves):
         return proto
     made = with_shapes(proto)
@@ -38,9 +38,9 @@ def widen_model(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> on
     _own_ends(made, taken, types)
     for graph in reversed(
         list_graphs(made.graph)
-    ):  # bodies first: their nodes are copied with the node around
+    ):  # bodies first: their nodes are copied with the enclosing node
         replace_nodes(graph, [n for node in graph.node for n in _with_casts(node, taken, types, halves)])
-        # The types of what was renamed are those of the casts now, and ONNX Runtime finds them itself.
+        # Renamed tensors now have the types of the casts, and ONNX Runtime infers them itself.
         del graph.value_info[:]
     return made
 
@@ -59,7 +59,7 @@ def _holds(proto: onnx.ModelProto, halves: frozenset[int]) -> bool:
 
 
 def _types(index: GraphIndex) -> dict[str, int]:
-    """Return the element types that are known by tensor; of FakeQuantize, which ONNX cannot infer, too."""
+    """Return the known element types by tensor, including FakeQuantize, which ONNX cannot infer."""
     known = dict(index.types)
     for node in index.nodes:
         if node.domain == ONNXFQ_DOMAIN and node.output[0] not in known:

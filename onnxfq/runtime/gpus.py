@@ -1,4 +1,4 @@
-"""The GPUs that the library's CUDA kernels can run on, without ONNX Runtime."""
+"""GPUs for the library's CUDA kernels, without ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ _DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. capability: 90 for 9.0. memory: bytes. driver, runtime: CUDA's versions, 13000 for 13.0."""
+    """A GPU.
+
+    Attributes:
+        capability: 90 for 9.0.
+        memory: in bytes.
+        driver: CUDA version of the driver, 13000 for 13.0.
+        runtime: CUDA version of the kernels, likewise.
+    """
 
     index: int
     name: str
@@ -25,7 +32,7 @@ class Gpu:
     runtime: int
 
     def __str__(self) -> str:
-        """Return it in one line."""
+        """Return a one-line description."""
         versions = (
             f"driver for CUDA {_format_version(self.driver)}, kernels of CUDA {_format_version(self.runtime)}"
         )
@@ -38,7 +45,7 @@ def cuda_built() -> bool:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs of this machine. Raises RuntimeLibraryError in one line when none can be used."""
+    """Return the GPUs of this machine. Raises RuntimeLibraryError in one line if none can be used."""
     if not cuda_built():
         raise RuntimeLibraryError(
             "the custom-op library was built without CUDA kernels; put nvcc on the PATH and run "
@@ -50,12 +57,12 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def use_gpu(index: int) -> None:
-    """Make a GPU the one that the calling thread's kernels run on; it is the first until then."""
+    """Select the GPU for kernels of the calling thread; the first one by default."""
     call("onnxfq_cuda_use_device", ctypes.c_int(index))
 
 
 def gpus_of_driver() -> int:
-    """Return how many GPUs the NVIDIA driver tells of, usable by the library or not; 0 without a driver."""
+    """Return the number of GPUs that the NVIDIA driver reports, usable or not; 0 without a driver."""
     try:
         driver = ctypes.CDLL(_DRIVERS[sys.platform])
         count = ctypes.c_int()

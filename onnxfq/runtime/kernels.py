@@ -1,7 +1,7 @@
-"""The C++ kernels on NumPy arrays, without ONNX Runtime.
+"""C++ kernels on NumPy arrays, without ONNX Runtime.
 
-Single-threaded on the CPU; the GIL is released while a kernel runs, so several may run in threads of their
-own. On "cuda" the arrays are copied to the GPU and back: made for checking, not for speed.
+Single-threaded on the CPU; kernels release the GIL, so that threads can run several at once. On "cuda" the
+arrays are copied to the GPU and back: for checks, not for speed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.rounding import Float32Array
-from onnxfq.runtime.c_api import c_library
-from onnxfq.runtime.c_arguments import c_blocks, c_elements, c_shape
+from onnxfq.runtime.c_api import c_blocks, c_elements, c_library, c_shape
 from onnxfq.runtime.device_memory import Device, Place, open_place
 
 Observation = tuple[Float32Array, NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
@@ -45,10 +44,23 @@ def fake_quantize(
     out: NDArray[Any] | None = None,
     device: Device = "cpu",
 ) -> NDArray[Any]:
-    """Return what `numerics.fake_quantize` returns, to the bit, at the speed of memory.
+    """Return the result of `numerics.affine.fake_quantize`, bit for bit, at the speed of memory.
 
-    out: where to write, contiguous, of x's type and shape, x itself or apart from x. device: "cpu" or "cuda".
-    Raises SpecError when a parameter breaks its rule, RuntimeLibraryError without such a device.
+    Args:
+        x: values of a float type.
+        scale: one, or one per group.
+        zero_point: one, or one per scale.
+        qtype: the number format.
+        axis: as in `numerics.affine.fake_quantize`, like the parameters up to `saturate`.
+        block_size: see `axis`.
+        block_shape: see `axis`.
+        rounding: see `axis`.
+        arithmetic: see `axis`.
+        saturate: see `axis`.
+        out: contiguous array to write, of x's type and shape: x itself or memory apart from x.
+        device: "cpu" or "cuda".
+
+    Raises SpecError for a parameter that breaks its rule, RuntimeLibraryError without such a device.
     """
     qtype = as_qtype(qtype)
     values = np.ascontiguousarray(float_array(x)).reshape(np.shape(x))
@@ -88,9 +100,9 @@ def dynamic_fake_quantize(
     out: NDArray[Any] | None = None,
     device: Device = "cpu",
 ) -> tuple[NDArray[Any], Float32Array, Float32Array]:
-    """Return what `dynamic_scales.dynamic_fake_quantize` returns, to the bit: y, scale, zero_point.
+    """Return y, scale and zero_point of `numerics.block_scales.dynamic_fake_quantize`, bit for bit.
 
-    out, device and errors: as in `fake_quantize`.
+    `out`, `device` and errors are as in `fake_quantize`.
     """
     qtype = as_qtype(qtype)
     check_names(rounding=rounding)
@@ -118,12 +130,16 @@ def dynamic_fake_quantize(
 
 
 def observe(x: ArrayLike, *, histogram: bool = True, device: Device = "cpu") -> Observation:
-    """Return the statistics of x as operator `Observe` gives them: range, counts, bins, bin_counts.
+    """Return the statistics of x as operator `Observe` computes them: range, counts, bins, bin_counts.
 
-    x: float32 of any shape. range: float32 [2], minimum and maximum of the finite values, (inf, -inf) when
-    there is none. counts: int64 [4], elements, NaN, infinities, zeros. bins: int32 [K], ascending, the
-    leading 15 bits of the floats; bin_counts: int64 [K], how many finite values share them. device and
-    errors: as in `fake_quantize`.
+    range is float32 [2], minimum and maximum of the finite values, (inf, -inf) without any. counts is int64
+    [4]: elements, NaN, infinities, zeros. bins is int32 [K], ascending, the leading 15 bits of the floats;
+    bin_counts is int64 [K], the number of finite values in each bin.
+
+    Args:
+        x: float32 of any shape.
+        histogram: whether bins are counted.
+        device: as in `fake_quantize`, errors too.
     """
     values = np.ascontiguousarray(float32_array(x))
     if device == "cuda":

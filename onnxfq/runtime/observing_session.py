@@ -1,9 +1,9 @@
-"""Observed models at the speed of plain ones: onnxruntime optimises first, observers find their place then.
+"""Observing sessions on onnxruntime-optimised graphs.
 
-onnxruntime keeps activations between convolutions in a layout of its own, in blocks of channels. Left to
-itself it turns each observed one back first, and runs all observers at the end, so that every observed
-activation stays alive until then. Here its optimised graph is written out and edited: an observer reads
-the blocked tensor itself, its padding left out, and runs right after the node that makes the tensor.
+onnxruntime keeps activations between convolutions in an internal layout of channel blocks. By default it
+converts each observed activation back first, and runs all observers at the end, so that every observed
+activation stays alive until then. Here its optimised graph is written to a file and edited: an observer reads
+the blocked tensor without its padding, and runs directly after the node that computes the tensor.
 """
 
 from __future__ import annotations
@@ -34,24 +34,28 @@ _GROUPS = ("axis", "block_size", "block_shape")
 def open_observing_session(model: Path, folder: Path, threads: int) -> Session:
     """Return a session of a model with Observe nodes that costs little more than one without them.
 
-    model: its file. folder: for the optimised model and its weights; must stay until the session is made.
-    Should onnxruntime not take its own optimised model, the given one is run as it is, slower and with
-    more memory, with a note.
+    If onnxruntime rejects its own optimised model, the given one is run unchanged, slower and with more
+    memory, with a note.
+
+    Args:
+        model: path of the model.
+        folder: for the optimised model and its weights; must exist until the session is created.
+        threads: of the session.
     """
-    # Onnxruntime 1.31 breaks Q/DQ models when it optimises them fully; large ones are not written once more.
+    # Onnxruntime 1.31 breaks Q/DQ models at full optimisation; large models are not written a second time.
     structure = onnx.load(model, load_external_data=False)
     quantized = any(node.op_type == "DequantizeLinear" for node in list_nodes(structure.graph))
     if quantized or weight_bytes(structure) > LIMIT:
         return Session(model, threads)
     try:
         return Session(_optimize_model(model, folder), threads, as_written=True)
-    except Exception as error:  # whatever onnxruntime's optimiser or its writer raises: the model still runs
+    except Exception as error:  # any error of onnxruntime's optimiser or writer: the model still runs
         log.warning("observers run in the model's own layout: %s", join_lines(error)[:200])
         return Session(model, threads)
 
 
 def _optimize_model(model: Path, folder: Path) -> Path:
-    """Write `model` as onnxruntime would run it, the observers moved, to `folder`; return the path."""
+    """Write `model` optimised by onnxruntime, with the observers moved, to `folder`; return the path."""
     made, edited = folder / "optimised.onnx", folder / "observed.onnx"
     _write_optimised(model, made)
     proto = onnx.load(made, load_external_data=False)
@@ -66,7 +70,7 @@ def _write_optimised(model: Path, path: Path) -> None:
     options.log_severity_level = _ONLY_FATAL
     options.intra_op_num_threads = 1
     options.optimized_model_filepath = str(path)
-    # Weights in a file beside: the graph is edited without reading them.
+    # Weights in a separate file: the graph is edited without reading them.
     for key, value in (("file_name", f"{path.name}.weights"), ("min_size_in_bytes", "1024")):
         options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
     options.add_session_config_entry("session.disable_prepacking", "1")  # it is never run
@@ -75,7 +79,7 @@ def _write_optimised(model: Path, path: Path) -> None:
 
 
 def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
-    """Make observers of tensors that are turned back from the blocked layout read what is turned back."""
+    """Let observers of tensors converted from the blocked layout read the blocked tensor itself."""
     turned = {
         node.output[0]: node
         for node in graph.node
@@ -98,13 +102,13 @@ def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
 
 
 def _whole_or_channels(observer: onnx.NodeProto) -> bool:
-    """Tell whether an observer can read the blocked layout: the only groups it knows there are channels."""
+    """Tell whether an observer can read the blocked layout: it supports whole tensors and channels there."""
     groups = {a.name: helper.get_attribute_value(a) for a in observer.attribute if a.name in _GROUPS}
     return groups in ({}, {"axis": 1})
 
 
 def _observe_at_once(graph: onnx.GraphProto) -> None:
-    """Put every observer right behind the node that makes what it observes."""
+    """Move every observer directly after the node that computes its tensor."""
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
     waiting: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes:
@@ -125,7 +129,7 @@ def _is_observer(node: onnx.NodeProto) -> bool:
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
-    """Return the names that `node` reads, those that its bodies read from outside included."""
+    """Return the names that `node` reads, including outer names that its bodies read."""
     names = set(node.input)
     for attribute in node.attribute:
         for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
@@ -136,9 +140,9 @@ def _read(node: onnx.NodeProto) -> set[str]:
 
 @cache
 def channel_block() -> int:
-    """Return how many channels onnxruntime keeps together on this processor; 1 where it has no such layout.
+    """Return the channels per block of onnxruntime's layout on this processor; 1 without such a layout.
 
-    Found out by optimising a convolution with one output channel: its weights are padded to a block.
+    Measured by optimising a convolution with one output channel: its weights are padded to a block.
     """
     weight = helper.make_tensor("w", TensorProto.FLOAT, [1, 64, 1, 1], np.ones(64, np.float32))
     graph = helper.make_graph(

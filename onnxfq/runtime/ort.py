@@ -1,7 +1,7 @@
-"""onnxruntime without its telemetry: every module of this package imports onnxruntime from here.
+"""Single import of onnxruntime, without telemetry.
 
-Importing onnxruntime 1.31 writes a telemetry store into the user's cache folder. A quantization tool
-leaves no files there, so it is switched off at once; versions without the switch have no telemetry.
+Importing onnxruntime 1.31 writes a telemetry store into the user's cache folder. A quantization tool must
+leave no files there, so telemetry is switched off at once; versions without the switch have no telemetry.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs of several feeds at a time, each on one thread: what a feed gives hangs on no neighbour."""
+"""Parallel runs of several feeds, each on one thread: results do not depend on other feeds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from onnxfq.data import Feed, sample_digest
 from onnxfq.runtime.session import Session
 
 Result = tuple[list[NDArray[Any]], int]
-"""The outputs and the digest of a feed."""
+"""Outputs and digest of a feed."""
 
 
 class ParallelRuns:
-    """Runs feeds on one session, each on one thread, as many at a time as cores and memory allow."""
+    """Runs of feeds on one session, each on one thread, as many at a time as cores and memory allow."""
 
     def __init__(
         self,
@@ -29,11 +29,14 @@ class ParallelRuns:
         room: int,
         needed: Callable[[Feed], int | None],
     ) -> None:
-        """Make nothing yet: the session is made by the first run and kept.
+        """Store the settings; the first run creates the session and keeps it.
 
-        make_session: called with the number of threads of a run. outputs: fetched from each run; without any
-        nothing is run. threads: cores to use, 0 for all. room: bytes that all feeds but one may take.
-        needed: tells how many bytes a feed takes, where that is known beforehand.
+        Args:
+            make_session: called with the number of threads of a run.
+            outputs: fetched from each run; without any nothing is run.
+            threads: cores to use, 0 for all.
+            room: bytes that all feeds but one may take.
+            needed: returns the bytes that a feed takes, or None if unknown.
         """
         self._make_session = make_session
         self._outputs = outputs
@@ -45,13 +48,13 @@ class ParallelRuns:
         self._at_a_time = 1
 
     def close(self) -> None:
-        """Stop the threads and give back what the session takes."""
+        """Stop the threads and release the session."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = self._session = None
 
     def run(self, feeds: Iterable[Feed]) -> Iterator[Result]:
-        """Yield what each feed gave, in order."""
+        """Yield the result of each feed, in order."""
         flying: deque[Future[Result]] = deque()
         for feed in feeds:
             if not self._outputs:
@@ -63,7 +66,7 @@ class ParallelRuns:
                 if first is not None:
                     yield first
                     continue
-            # One more than run waits for its turn: while a result is read, all cores are busy.
+            # One more feed than can run is queued, so that all cores are busy while a result is read.
             while len(flying) > self._at_a_time:
                 yield flying.popleft().result()
             flying.append(self._pool.submit(self._run, feed))
@@ -75,10 +78,10 @@ class ParallelRuns:
         return self._session.run(feed, self._outputs), sample_digest(feed)
 
     def _start(self, feed: Feed) -> Result | None:
-        """Make the session and find out how many feeds there may be at a time.
+        """Create the session and determine how many feeds may run at a time.
 
-        Where memory for one on each core is there for sure, nothing is run. Else `feed` runs alone, and its
-        result is returned: what it leaves allocated is what another one beside it will take.
+        If memory surely suffices for one run per core, nothing is measured. Otherwise `feed` runs alone and
+        its result is returned: the memory it leaves allocated is the estimate for each further run.
         """
         self._session = self._make_session(1)
         needed = self._needed(feed)
@@ -89,9 +92,9 @@ class ParallelRuns:
         result = self._run(feed)
         self._at_a_time = max(1, min(self._cores, 1 + self._room // max(_resident() - before, 1)))
         if self._cores // self._at_a_time > 1:
-            # Not all cores have a feed of their own. A run gives the same bits on several threads wherever
-            # that was measured (`docs/guide.md`); onnxruntime does not promise it.
-            self._session = None  # the first one's memory goes before the second one takes its own
+            # Fewer feeds than cores are in flight. In all measurements (`docs/guide.md`) a run gives the same
+            # bits on several threads; onnxruntime does not guarantee it.
+            self._session = None  # frees the memory of the first session before the second is created
             self._session = self._make_session(self._cores // self._at_a_time)
         return result
 
@@ -103,7 +106,7 @@ def _cores() -> int:
 
 
 def _resident() -> int:
-    """Return the bytes of memory this process has taken, without mapped files; 0 where that is not told."""
+    """Return the resident bytes of this process without mapped files; 0 if unknown."""
     try:
         resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
         pages = resident - shared

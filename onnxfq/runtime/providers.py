@@ -1,4 +1,4 @@
-"""What sessions on a GPU need of this machine and of onnxruntime, and what of it is missing."""
+"""Requirements of GPU sessions on this machine and onnxruntime, and the missing ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_LOADED = re.compile(r"^Failed to load (\S*?):? ", re.MULTILINE)
 
 @cache
 def cuda_problem() -> str:
-    """Return in one line what keeps sessions from a GPU, with the remedy; empty when nothing does."""
+    """Return in one line why sessions cannot use a GPU, with the remedy; empty if they can."""
     try:
         gpus()
     except OnnxfqError as error:
@@ -42,9 +42,9 @@ def cuda_problem() -> str:
 def providers(device: Device) -> list[Any]:
     """Return the execution providers of a session on `device`, as onnxruntime takes them.
 
-    float32 products stay float32: TensorFloat-32, which the CUDA provider would use, keeps 10 bits of each
-    factor. Algorithms of convolutions are chosen by rule, not by timing them, so that a model computes the
-    same sums in every session.
+    float32 products stay float32: the CUDA provider would use TensorFloat-32, which keeps 10 bits of each
+    factor. Convolution algorithms are chosen by rule, not by timing, so that a model computes the same sums
+    in every session.
     """
     if device == "cpu":
         return [CPU_PROVIDER]
@@ -52,9 +52,9 @@ def providers(device: Device) -> list[Any]:
 
 
 def _load_cuda_libraries() -> list[str]:
-    """Load CUDA's and cuDNN's libraries from where pip puts them; return those that are nowhere.
+    """Load CUDA's and cuDNN's libraries from pip's folders; return the libraries that are missing.
 
-    onnxruntime itself looks for them only where the system does, and prints what it does not find.
+    onnxruntime itself searches only the system's paths, and prints errors for missing ones.
     """
     preload = getattr(onnxruntime, "preload_dlls", None)
     if preload is None:
@@ -67,7 +67,7 @@ def _load_cuda_libraries() -> list[str]:
 
 
 def _provider_problem(missing: list[str]) -> str:
-    """Make the smallest session there is: onnxruntime falls back to the CPU in place of raising."""
+    """Return why a minimal session lacks the CUDA provider; onnxruntime falls back instead of raising."""
     identity = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])],
         "probe",
@@ -77,7 +77,7 @@ def _provider_problem(missing: list[str]) -> str:
     model = helper.make_model(identity, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ONLY_FATAL
-    # What keeps the provider from loading is logged by the library's own logger, in several lines.
+    # The reason is logged by onnxruntime's own logger, in several lines.
     onnxruntime.set_default_logger_severity(_ONLY_FATAL)
     try:
         content = model.SerializeToString()

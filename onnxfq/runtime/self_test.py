@@ -1,4 +1,4 @@
-"""Each kernel on each device against its definition in NumPy: whether this machine gives the right bits."""
+"""Bit-exact self-test of each kernel on each device against NumPy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ from onnxfq.runtime.session import Session
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a self-test found. device: one of places, or one GPU of several. fault: empty when all is well."""
+    """Result of a self-test.
+
+    Attributes:
+        device: a device, or the name of one of several GPUs.
+        fault: empty if the test passed.
+    """
 
     device: str
     kernel: str
@@ -32,7 +37,12 @@ class Outcome:
 
 
 def self_test(device: Device, in_sessions: bool = True) -> list[Outcome]:
-    """Run every kernel on `device`. in_sessions: also as operators in onnxruntime."""
+    """Test every kernel on `device` against its definition in NumPy.
+
+    Args:
+        device: "cpu" or "cuda".
+        in_sessions: also test the operators in onnxruntime.
+    """
     tests: dict[str, Callable[[Device], str]] = {
         "FakeQuantize": _fake_quantize,
         "DynamicFakeQuantize": _dynamic_fake_quantize,

@@ -1,4 +1,4 @@
-"""Sessions: how onnxfq runs a model, so that what it measures is right."""
+"""Inference sessions with exact Q/DQ arithmetic."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Progress = Callable[[int], None]
 
 _ONLY_FATAL = 4
 _NOWHERE = "given as arrays"
-"""Where the model says that weights are which the session is given."""
+"""File name in the model for weights that the session is given as arrays."""
 
 _NUMPY_TYPES = frozenset(
     int(getattr(onnx.TensorProto, name))
@@ -57,16 +57,16 @@ _NUMPY_TYPES = frozenset(
 
 @dataclass(frozen=True)
 class PlacedFeed:
-    """A feed in the memory of a device, which several sessions read without a copy for each."""
+    """A feed in the memory of a device, shared by several sessions without further copies."""
 
     arrays: Feed
     values: Mapping[str, onnxruntime.OrtValue]
 
     @staticmethod
     def from_feed(feed: Feed, device: Device) -> Feed | PlacedFeed:
-        """Copy `feed` to `device`; one with strings, which have no place there, comes back as it is.
+        """Copy `feed` to `device`; a feed with strings stays as it is, because devices cannot hold them.
 
-        Raises DeviceMemoryError without room, else DataError.
+        Raises DeviceMemoryError without room, DataError for other failures.
         """
         arrays = {name: np.asarray(array) for name, array in feed.items()}
         if any(array.dtype.kind in "OSU" for array in arrays.values()):
@@ -81,15 +81,16 @@ class PlacedFeed:
 class Session:
     """An inference session.
 
-    exact: no graph optimisation and no packed weights, so that a fake-quant model and its Q/DQ twin give
-    the same bits: BatchNormalization fused into one of the two, or the constant matrix of one packed for a
-    kernel that sums in another order, would round differently; float16 is computed as `widened` says.
-    Otherwise Q/DQ models run at ORT_ENABLE_BASIC (from the next level on, onnxruntime 1.31 refuses or changes
-    valid ones: zero-point inputs at opset 21, float8, float16 Concat), others at full optimisation.
-    as_written: nothing is optimised, and nodes run in the order of the file.
-    A bfloat16 model takes and gives float32, as `widened` says.
-    On a GPU nodes run in the order of the file as far as their inputs are there, so that what is observed is
-    not kept until the end, and kernels that sum in a changing order are not used.
+    An exact session uses no graph optimisation and no packed weights, so that a fake-quant model and its Q/DQ
+    twin give the same bits. Otherwise one of them could round differently: BatchNormalization fused in one
+    only, or a constant matrix packed for a kernel that sums in another order. It computes float16 as in
+    `float32_emulation`. Other sessions run Q/DQ models at ORT_ENABLE_BASIC, because onnxruntime 1.31 rejects
+    or changes valid ones at higher levels (zero-point inputs at opset 21, float8, float16 Concat), and other
+    models at full optimisation.
+
+    A bfloat16 model takes and gives float32, as in `float32_emulation`. On a GPU nodes run in the order of
+    the file as far as their inputs are available, so that observed tensors are not kept until the end;
+    kernels that sum in a changing order are not used.
     """
 
     def __init__(
@@ -100,24 +101,31 @@ class Session:
         as_written: bool = False,
         device: Device = "cpu",
     ) -> None:
-        """Load `model`. threads: of the runtime's pool, 0 for one a core. device: from `choose_device`.
+        """Load `model`.
 
-        Raises ModelError; RuntimeLibraryError when the device cannot be used, DeviceMemoryError when it has
-        no room for the model.
+        Args:
+            model: a ModelProto, or the path of a model.
+            threads: of the runtime's pool, 0 for one per core.
+            exact: see the class.
+            as_written: nothing is optimised, and nodes run in the order of the file.
+            device: from `choose_device`.
+
+        Raises ModelError if the model cannot be loaded, RuntimeLibraryError if the device cannot be used,
+        DeviceMemoryError if it lacks memory for the model.
         """
         self.device: Device = device
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ONLY_FATAL
         options.intra_op_num_threads = threads
-        # Threads that spin between runs take the cores that Python and other sessions need.
+        # Threads that spin between runs would block cores that Python and other sessions need.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        # The structure is enough to choose by; of a file onnxruntime reads the weights itself.
+        # The choices need only the structure; onnxruntime reads the weights of a file itself.
         proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
         if not isinstance(model, Path):
             model = proto = widen_model(proto, HALVES if exact else BFLOAT16)
         missing = explain_unsupported(proto, as_written=False)
         if missing:
-            raise ModelError(f"the model cannot be run: {missing}; run the fake-quant model in its place")
+            raise ModelError(f"the model cannot be run: {missing}; run the fake-quant model instead")
         register_libraries(options, proto)
         if device == "cuda":
             options.use_deterministic_compute = True
@@ -154,15 +162,15 @@ class Session:
     def _serialize(
         self, model: onnx.ModelProto, options: onnxruntime.SessionOptions, exact: bool, files: ExitStack
     ) -> bytes | str:
-        """Return `model` as bytes, or as a file that is there as long as `files` is open.
+        """Return `model` as bytes, or as a path that is valid while `files` is open.
 
-        Weights that are in a file are read there where they can be, or given to the session as arrays.
+        Weights in a file are read from there if possible, otherwise given to the session as arrays.
         """
         if is_large(model):
-            # Weights that DequantizeLinear gives come and go, without room kept for more than one.
+            # Dequantized weights are freed at once, without memory reserved for more than one.
             options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-            if not exact:  # else it is said already
-                # Packed for its kernels every weight would be there twice.
+            if not exact:  # an exact session has disabled it already
+                # Packed for kernels, every weight would be in memory twice.
                 options.add_session_config_entry("session.disable_prepacking", "1")
         elif not any(map(is_external, model.graph.initializer)):
             return bytes(model.SerializeToString())
@@ -173,16 +181,16 @@ class Session:
             with room_for_scratch():
                 onnx.save(split_weights(model, folder / "weights"), folder / "model.onnx")
             return str(folder / "model.onnx")
-        # What DequantizeLinear gives is made just before it is read, not all at first.
+        # Weights are dequantized directly before their use, not all at the start.
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        # What has several elements a byte stays inside: arrays cannot hold it.
+        # Tensors with several elements per byte stay embedded: arrays cannot hold them.
         tensors = [t for t in large_tensors(model) if t.data_type not in PACKED_TYPES]
         if not tensors:
             return bytes(with_weights(model).SerializeToString())
         self._arrays = {tensor.name: _runtime_value(tensor) for tensor in tensors}
         if self.device == "cpu":
             _share(self._arrays, options, files.enter_context(scratch_folder()))
-        else:  # which wants copies of its own
+        else:  # CUDA needs copies
             options.add_external_initializers(list(self._arrays), list(self._arrays.values()))
 
         def give(tensor: onnx.TensorProto) -> onnx.TensorProto:
@@ -194,9 +202,9 @@ class Session:
         return bytes(given.SerializeToString())
 
     def run(self, feed: Feed | PlacedFeed, outputs: Sequence[str] | None = None) -> list[NDArray[Any]]:
-        """Run once and return `outputs`, all of them when None.
+        """Run once and return `outputs`, all of them if None.
 
-        Raises DataError when the run fails, DeviceMemoryError when it does for want of the GPU's memory.
+        Raises DataError if the run fails, DeviceMemoryError if it fails because the GPU lacks memory.
         """
         try:
             if isinstance(feed, PlacedFeed):
@@ -213,7 +221,7 @@ class Session:
         return self._session.io_binding()
 
     def run_bound(self, feed: Feed, bindings: onnxruntime.IOBinding) -> None:
-        """Run once on `feed`, with whatever else `bindings` holds; done when it returns. Raises as `run`."""
+        """Run once on `feed` with the other values in `bindings`, and wait for the end. Raises as `run`."""
         try:
             for name, array in feed.items():
                 bindings.bind_cpu_input(name, array)
@@ -235,10 +243,10 @@ def _fault(device: Device, feed: Feed, error: Exception) -> OnnxfqError:
 def _share(
     arrays: dict[str, onnxruntime.OrtValue], options: onnxruntime.SessionOptions, folder: Path
 ) -> None:
-    """Let the session read `arrays` where they are; `add_external_initializers` makes copies.
+    """Let the session read `arrays` in place; `add_external_initializers` would copy them.
 
-    Nothing is optimised then, for that would read the file that the model names. It has to be there, in
-    `folder`, and is never read (onnxruntime 1.31.1).
+    Graph optimisation is switched off, because it would read the file that the model names. That file must
+    exist in `folder`, but is never read (onnxruntime 1.31.1).
     """
     (folder / _NOWHERE).touch()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))

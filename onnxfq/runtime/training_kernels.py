@@ -1,6 +1,6 @@
-"""The C++ kernels of training, on addresses: fake quantization with its mask, and what its gradients need.
+"""C++ training kernels on addresses: fake quantization with its mask, and gradients.
 
-The GIL is released while a kernel runs. Arrays are C-contiguous; nobody checks an address.
+Kernels release the GIL. Arrays are C-contiguous; addresses are not checked.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxfq.numerics.float_types import FLOATS, FloatType
-from onnxfq.runtime.c_api import call
-from onnxfq.runtime.c_arguments import c_blocks, c_elements, c_shape
+from onnxfq.runtime.c_api import c_blocks, c_elements, c_shape, call
 
 
 @dataclass(frozen=True)
 class Step:
-    """A tensor x, its scales and its grid, as the kernels take them.
+    """Arguments of the kernels: a tensor x, its scales and its grid.
 
-    x: address of elements of `element_type`. shape: of x; scale_shape: of rank 0, or of the rank of x with
-    sizes that divide it into equal blocks. scale, zero_point: addresses of float32; 0 for zero points of 0.
-    threads: how many may work.
+    Attributes:
+        x: address of elements of `element_type`.
+        shape: of x.
+        scale: address of float32.
+        zero_point: address of float32; 0 for zero points of 0.
+        scale_shape: of rank 0, or of the rank of x with sizes that divide it into equal blocks.
+        threads: maximum number of threads.
     """
 
     x: int
@@ -35,11 +38,11 @@ class Step:
     threads: int
 
     def fake_quantize(self, y: int, inside: int) -> None:
-        """Write the fake-quantized x to y, and to `inside`, unless it is 0, a byte for each: in the grid?"""
+        """Write the fake-quantized x to y and, unless `inside` is 0, a byte per element to it: 1 in range."""
         self._call(y, inside, derivative=False)
 
     def derivative_by_scale(self, y: int) -> None:
-        """Write to y, for each element, the derivative of its rounded value by the scale, as LSQ has it."""
+        """Write to y, for each element, the derivative of its rounded value by the scale, as in LSQ."""
         self._call(y, 0, derivative=True)
 
     def _call(self, y: int, inside: int, derivative: bool) -> None:

@@ -1,4 +1,4 @@
-"""Types and ranks that ONNX cannot infer, as those behind custom operators: ONNX Runtime knows them."""
+"""Type and rank inference by ONNX Runtime, for custom operators."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _TYPES = {info.onnx_name: info.onnx_type for info in FLOATS.values()} | {"tensor
 
 
 def with_found_types(model: Model) -> tuple[Model, str]:
-    """Return (`model` with types of what weighted operators read that only ONNX Runtime can tell, why not).
+    """Return `model` with types that only ONNX Runtime can infer, and the reason if it cannot.
 
-    A session is made and nothing is run. Where it cannot be made, the model is returned as it is, with the
-    reason: what has no known type stays in float, and the plan says so.
+    The tensors are inputs of weighted operators. A session is created, but not run. If it cannot be created,
+    the model is returned unchanged with the reason: tensors of unknown type stay in float, and the plan says
+    so.
     """
     index = GraphIndex(model.proto.graph)
     asked = _read_by_weighted(index, index.values)
@@ -39,15 +40,15 @@ def with_found_types(model: Model) -> tuple[Model, str]:
 
 
 def lacks_ranks(model: Model) -> tuple[str, ...]:
-    """Return what operators to quantize read, in the main graph, without a rank that ONNX can find."""
+    """Return the tensors of unknown rank in the main graph that operators to quantize read."""
     index = GraphIndex(model.proto.graph)
     return tuple(_read_by_weighted(index, [name for name in index.values if index.shape(name) is not None]))
 
 
 def with_run_ranks(model: Model, feed: Feed) -> Model:
-    """Return `model`, for a plan, with the ranks that the tensors of `lacks_ranks` have in a run on `feed`.
+    """Return `model`, for a plan, with the ranks that a run on `feed` gives the tensors of `lacks_ranks`.
 
-    Sizes stay open: the next feed may have others. Raises DataError when the model cannot run on it.
+    Sizes stay open: the next feed may have others. Raises DataError if the model cannot run on `feed`.
     """
     asked = lacks_ranks(model)
     session = Session(with_outputs(model.proto, asked), 1)
@@ -59,7 +60,7 @@ def with_run_ranks(model: Model, feed: Feed) -> Model:
 
 
 def _read_by_weighted(index: GraphIndex, known: Iterable[str]) -> list[str]:
-    """Return what weighted operators and sums read and is neither `known` nor a constant."""
+    """Return the inputs of weighted operators and sums that are neither `known` nor constant."""
     readers = [node for node in index.nodes if node.op_type in WEIGHTED_INPUTS or node.op_type == "Add"]
     left_out = {*known, *index.constants}
     return list(dict.fromkeys(n for node in readers for n in node.input[:2] if n not in left_out))

@@ -1,4 +1,4 @@
-"""What a written model may hold and ONNX Runtime cannot run on a CPU: known before a session is made."""
+"""Operators that ONNX Runtime cannot run on a CPU, found before a session is created."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from onnx import TensorProto
 from onnxfq.graph.model import list_nodes
 
 FOREIGN_DOMAINS: dict[str, str] = {"trt": "TensorRT"}
-"""Operator sets that only one target has -> what to call it; a target that is registered adds its own."""
+"""Operator domains of a single target -> name of the target; registered targets add theirs."""
 
 NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
-"""Types of which onnxruntime 1.31.1 has no QuantizeLinear and no DequantizeLinear."""
+"""Types without QuantizeLinear and DequantizeLinear in onnxruntime 1.31.1."""
 
 
 def explain_unsupported(proto: onnx.ModelProto, *, as_written: bool = True) -> str:
-    """Return why ONNX Runtime cannot run `proto`, the first reason found; an empty string when it can.
+    """Return the first reason why ONNX Runtime cannot run `proto`; an empty string if it can.
 
-    as_written: bfloat16 counts, of which it has next to no kernels; False for what `widened` has made, whose
-    operators are float32 and whose Casts to bfloat16 it has.
+    Args:
+        proto: the model.
+        as_written: bfloat16 counts as unsupported; False for results of `widen_model`, which compute in
+            float32 and only cast to bfloat16.
     """
     nodes = list_nodes(proto.graph)
     with_body = {(function.domain, function.name) for function in proto.functions}

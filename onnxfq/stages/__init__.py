@@ -1,1 +1,1 @@
-"""The stages, one a file."""
+"""Stages of quantization, one per file."""

@@ -1,4 +1,4 @@
-"""`calibrate`: from statistics to encodings, without data or inference."""
+"""`calibrate`: encodings from statistics, without data or inference."""
 
 from __future__ import annotations
 
@@ -38,12 +38,18 @@ def calibrate(
 ) -> Encodings:
     """Return scale and zero point for every placement: activations from statistics, weights from `model`.
 
-    calibrator: for all activations but those with a fixed range, in place of the plan's own. weights: what
-    `encode_weights` gave for the same plan, so that several calibrators do its work once. Activations that
-    had no finite value, as those of a branch that was never taken, get none, with a warning: what needs them
-    stays in float.
-    Pure: the same arguments give the same encodings, in seconds and without inference. Raises
-    PlanError or StatisticsError when plan, statistics and model do not belong together.
+    Activations without a finite value, such as in a branch that never ran, get no encoding, with a warning;
+    nodes that need them stay in float. The function is pure: equal arguments give equal encodings, in
+    seconds.
+
+    Args:
+        model: the float model that the plan was made for.
+        plan: the tensors to encode.
+        statistics: of the activations of `plan`.
+        calibrator: overrides the plan's calibrators, except for activations with a fixed range.
+        weights: the result of `encode_weights` for the same plan, so that several calibrators share it.
+
+    Raises PlanError or StatisticsError if plan, statistics and model do not belong together.
     """
     plan.check_model(model.sha256)
     statistics.check_model(model.sha256)
@@ -70,7 +76,7 @@ def calibrate(
 
 
 def encode_weights(model: Model, plan: Plan) -> tuple[Encoding, ...]:
-    """Return scale and zero point of the weights of `plan`, which hang on no data.
+    """Return scale and zero point of the weights of `plan`, which do not depend on data.
 
     Raises PlanError for weights that hold NaN or infinities.
     """
@@ -78,7 +84,7 @@ def encode_weights(model: Model, plan: Plan) -> tuple[Encoding, ...]:
 
 
 def _select_weights(plan: Plan, weights: Sequence[Encoding]) -> list[Encoding]:
-    """Return the encodings of the plan's weights. Raises PlanError when one is missing or of another spec."""
+    """Return the encodings of the plan's weights. Raises PlanError if one is missing or has another spec."""
     known = {encoding.tensor: encoding for encoding in weights}
     for placement in plan.weights:
         found = known.get(placement.tensor)
@@ -86,34 +92,37 @@ def _select_weights(plan: Plan, weights: Sequence[Encoding]) -> list[Encoding]:
         if found is None or (found.spec, found.calibrator) != wanted:
             has = "no encoding" if found is None else f"an encoding as {found.spec}"
             raise PlanError(
-                f"weight {placement.tensor!r} is planned as {placement.spec} and has {has}; encode the "
+                f"weight {placement.tensor!r} is planned as {placement.spec} but has {has}; encode the "
                 "weights of this plan"
             )
     return [known[placement.tensor] for placement in plan.weights]
 
 
 def replace_calibrator(placement: Placement, calibrator: Calibrator | None) -> Placement:
-    """Return `placement` with another calibrator, if there is one and no rule fixes its range."""
+    """Return `placement` with another calibrator, unless that is None or a rule fixes the range."""
     if calibrator is None or placement.calibrator.is_fixed or placement.spec.equalized:
         return placement
     return placement.model_copy(update={"calibrator": calibrator})
 
 
 def select_calibrated_part(plan: Plan, without_values: tuple[str, ...]) -> Plan:
-    """Return `plan` with what had no value left in float. Raises StatisticsError when that is everything."""
+    """Return `plan` with tensors without values left in float.
+
+    Raises StatisticsError if nothing is left to quantize.
+    """
     if not without_values:
         return plan
     part = plan.without(without_values, "no run of the calibration data gave it a value")
     if not part.placements:
         raise StatisticsError(
-            f"no run of the calibration data gave tensor {without_values[0]!r} a value, and without it "
-            "nothing is left to quantize; give data that reaches it"
+            f"the calibration data gave tensor {without_values[0]!r} no value, and without it nothing is "
+            "left to quantize; give data that reaches it"
         )
     return part
 
 
 def _find_without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[str, ...]:
-    """Return the activations that no run gave a finite value; say so, a line for each branch."""
+    """Return the activations without a finite value in any run; warn once per branch."""
     absent = tuple(p.tensor for p in plan.activations if not statistics[p.tensor].finite)
     places = GraphIndex.of_model(prepare_model(model, plan.target).proto).enclosing if absent else {}
     told: dict[str, list[str]] = {}
@@ -147,7 +156,7 @@ def _encode_activation(placement: Placement, statistics: Statistics) -> Encoding
 
 
 def _tell_dead_groups(plan: Plan, statistics: Statistics) -> None:
-    """Log how many channels and blocks of activations were 0 in all feeds, in one line: there may be many."""
+    """Log the number of channels and blocks of activations that were 0 in all feeds, in one line."""
     dead: dict[str, NDArray[np.int64]] = {}
     total = 0
     for placement in plan.activations:
@@ -194,14 +203,14 @@ def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encodin
     if placement.spec.scale_type != "float32":
         return encode_constant(placement, values)
     rmin, rmax = group_ranges(values, placement.spec, placement.calibrator)
-    if by_ends:  # the ends are not finite if a value is not: one look at all of them less
+    if by_ends:  # a nonfinite value makes an end nonfinite, so the values need no second pass
         _refuse_nonfinite(placement, np.stack([rmin, rmax]))
     _tell_dead_channels(placement, rmin, rmax)
     return _encode(placement, rmin, rmax)
 
 
 def _tell_dead_channels(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> None:
-    """Log which channels of a weight are all zero: any scale is right for them, and 1 is taken."""
+    """Log the channels of a weight that are all zero: every scale represents them, 1 is used."""
     dead = np.flatnonzero((rmin == 0) & (rmax == 0))
     granularity = placement.spec.granularity
     if granularity.axis is None or granularity.block_size is not None or not dead.size:

@@ -1,4 +1,4 @@
-"""The stage between inserting Q/DQ and handing over: the float type of what is not quantized."""
+"""Cast stage: float type of the non-quantized part."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class CastModel:
 
     Attributes:
         qdq: the model to write.
-        comparable: the same with inputs and outputs as the float model has them.
-        floats: what stays in float32; None where everything does.
+        comparable: the same with inputs and outputs in the types of the float model.
+        floats: the exceptions that stay in float32; None if everything does.
     """
 
     qdq: onnx.ModelProto
@@ -44,12 +44,12 @@ class CastModel:
 def cast_rest(
     inputs: QuantizeInputs, qdq: onnx.ModelProto, floats: FloatOptions, options: RunOptions
 ) -> CastModel:
-    """Cast what `qdq` leaves in float to the type of `floats`, where its values fit in it.
+    """Cast the float part of `qdq` to the type of `floats`, where its values fit in it.
 
     Args:
         inputs: the float model, and the feeds to observe every float tensor with.
         qdq: the same model with Q/DQ pairs.
-        floats: the float type, and whether inputs and outputs get it too; "fp32" changes nothing.
+        floats: the float type, and whether inputs and outputs are cast too; "fp32" changes nothing.
         options: how the tensors are observed.
 
     Raises:
@@ -72,16 +72,16 @@ def decide_floats(
 ) -> FloatPlan:
     """Observe every float32 tensor of `model` over `feeds` and decide which nodes of `qdq` stay in float32.
 
-    The target that the metadata of `qdq` names has its word on them.
-    Raises DataError without feeds: whether a tensor fits in 16 bits is only seen in data.
+    The target named in the metadata of `qdq` may keep more nodes in float32.
+    Raises DataError without feeds: only data show whether a tensor fits in 16 bits.
     """
     given = list(feeds)
     if not given:
         raise DataError(
-            f"--float {options.name} needs data: whether a tensor fits in 16 bits is seen in its values; "
-            "give data, or leave the remainder in fp32"
+            f"--float {options.name} needs data: only values show whether a tensor fits in 16 bits; give "
+            "data, or use fp32"
         )
-    # Infinities are right here: masks have them, and a half type too.
+    # Infinities are valid here: masks hold them, and half types represent them.
     observing = replace(observing or ObserveOptions(), nonfinite="skip")
     statistics = collect_statistics(model, plan_all_floats(model), given, observing)
     target = next((entry.value for entry in qdq.metadata_props if entry.key == TARGET_KEY), "")
@@ -90,7 +90,7 @@ def decide_floats(
 
 
 def plan_all_floats(model: Model) -> Plan:
-    """Return a plan of every float32 tensor that the main graph computes or is given, to observe them."""
+    """Return a plan to observe every float32 input and computed tensor of the main graph."""
     graph = model.proto.graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
     names = [value.name for value in graph.input] + [name for node in graph.node for name in node.output]

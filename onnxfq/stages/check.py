@@ -1,4 +1,4 @@
-"""`check`: what a target would refuse, run in float for all that, or compute otherwise."""
+"""`check`: nodes that a target rejects, runs in float or computes differently."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts
 def check(
     model: str | Path | onnx.ModelProto, target: str = DEFAULT_TARGET, *, build: BuildOptions | None = None
 ) -> CheckResult:
-    """Return what `target` would not do as the Q/DQ `model` asks; nothing is changed or written.
+    """Return findings where `target` deviates from the Q/DQ `model`; nothing is changed or written.
 
-    The rules need nothing installed. build: also parse and build the model with the builder of the target
-    (an extra; no GPU), and tell for each node in which precision it runs.
-    Raises ModelError for a model that cannot be read, RecipeError for a target without rules, and with build
-    RuntimeLibraryError and DataError.
+    Args:
+        model: a path or a ModelProto.
+        target: a target with rules. The rules need nothing installed.
+        build: also parse and build the model with the builder of the target (an extra; no GPU), and report
+            the precision of each node.
+
+    Raises ModelError for a model that cannot be read, RecipeError for a target without rules, and with
+    `build` RuntimeLibraryError and DataError.
     """
     rules = collect_parts(lambda one: one.check)
     if target not in rules:

@@ -1,4 +1,4 @@
-"""`compare`: the first tensor at which two runtimes differ by more than rounding."""
+"""`compare`: first tensor with more than rounding differences between two runtimes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from onnxfq.targets.target import Values
 TOLERANCE_DB = 20.0
 """SQNR below which two tensors differ: an error of 10 % of their size.
 
-Two right kernels that round at other places differ in a few values by one step, and each layer behind makes
-more of them: 40 dB a few layers down, 26 dB at the end of a residual network of 20 layers in float16.
+Two correct kernels that round at different places differ in a few values by one step, and each later layer
+adds more: 40 dB a few layers down, 26 dB at the end of a residual network of 20 layers in float16.
 """
 
 FEEDS = 4
@@ -38,10 +38,12 @@ _SHOWN = 10
 
 
 class TensorDifference(Record):
-    """One tensor in both runtimes.
+    """Difference of one tensor between both runtimes; sqnr_db and cosine as in `OutputScore`.
 
-    node, op_type: what gives it. steps: the largest error in steps of the scale that quantizes it, None for a
-    tensor that is not quantized. cosine and sqnr_db as `OutputScore` has them.
+    Attributes:
+        node: the node that computes the tensor.
+        op_type: the operator of that node.
+        steps: the largest error in steps of the scale that quantizes it; None if it is not quantized.
     """
 
     tensor: str
@@ -54,7 +56,11 @@ class TensorDifference(Record):
 
 
 class Comparison(Record):
-    """All compared tensors in the order in which they are computed. missing: those that `b` does not have."""
+    """All compared tensors in the order of computation.
+
+    Attributes:
+        missing: the tensors that `b` lacks.
+    """
 
     format: Literal["onnxfq.comparison/1"] = "onnxfq.comparison/1"
     a: str
@@ -66,11 +72,11 @@ class Comparison(Record):
 
     @property
     def first(self) -> TensorDifference | None:
-        """The first tensor that differs; None when none does."""
+        """The first tensor that differs; None if all agree."""
         return next((one for one in self.tensors if not one.sqnr_db >= self.tolerance_db), None)
 
     def table(self) -> str:
-        """Return the result as plain text: the first that differs, and those around it."""
+        """Return the result as plain text: the first tensor that differs, and its neighbours."""
         first = self.first
         count = f"{len(self.tensors)} tensors, {self.feeds} feed(s)"
         if first is None:
@@ -108,11 +114,21 @@ def compare(
     feeds: int = FEEDS,
     options: RunOptions | None = None,
 ) -> Comparison:
-    """Run the Q/DQ `model` by `a` and `b` on the first feeds of `data` and compare tensor by tensor.
+    """Run the Q/DQ `model` in `a` and `b` on the first feeds of `data` and compare tensor by tensor.
 
-    a, b: a name of `runners()`, or a .json file that Polygraphy saved. Compared is what quantizers read, and
-    the outputs. Raises ModelError for a model without quantizers, DataError and RuntimeLibraryError for what
-    cannot run.
+    The tensors that quantizers read and the outputs are compared.
+
+    Args:
+        model: a path or a ModelProto.
+        data: as `quantize` takes it.
+        a: a name of `runners()`, or a .json file saved by Polygraphy.
+        b: likewise.
+        tolerance_db: SQNR in dB below which a tensor differs.
+        feeds: how many feeds of `data` are run.
+        options: batch, threads and how data is read.
+
+    Raises ModelError for a model without quantizers, DataError and RuntimeLibraryError if a runtime cannot
+    run.
     """
     options = options or RunOptions()
     proto, _, source = read_model(model)
@@ -124,7 +140,7 @@ def compare(
         raise DataError("there is no feed to compare on; give data")
     tensors = boundaries(proto)
     if not tensors:
-        raise ModelError("no node computes an output of numbers or what a quantizer reads; nothing can part")
+        raise ModelError("no node computes a numeric output or an input of a quantizer; nothing to compare")
     sums: dict[str, ErrorSums] = {}
     missing: set[str] = set()
     results = [one(proto, given, tensors, options.threads) for one in runners]
@@ -170,7 +186,7 @@ def _sum_errors(name: str, left: Values, right: Values, names: Sequence[str]) ->
 
 
 def _scales(index: GraphIndex) -> dict[str, float]:
-    """Return the scale of each tensor that is quantized with one constant number."""
+    """Return the scale of each tensor that is quantized with one constant scale."""
     found = {}
     for node in index.nodes:
         if node.op_type == "QuantizeLinear" and node.input[1] in index.constants:

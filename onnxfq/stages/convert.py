@@ -1,4 +1,4 @@
-"""`convert`: a model quantized for ONNX Runtime becomes one that a target takes, and its cost is measured."""
+"""`convert`: a model quantized for ONNX Runtime converted for another target, with its loss."""
 
 from __future__ import annotations
 
@@ -32,15 +32,18 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
+from onnxfq.support.reasons import rule_of
 from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts, prepare_model
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `convert` made and did.
+    """Result of `convert`.
 
-    plan: of the float form of the source. changes: what was done, counted. evaluation: against the source,
-    None without data.
+    Attributes:
+        plan: of the float form of the source.
+        changes: counts by description.
+        evaluation: against the source; None without data.
     """
 
     source: str
@@ -59,13 +62,21 @@ def convert(
     data: Data | None = None,
     options: RunOptions | None = None,
 ) -> Conversion:
-    """Make a quantized model one that `target` takes, and write it to `output`.
+    """Convert a quantized model for `target`, and write it to `output`.
 
-    Every node that multiplies quantized numbers in the source does so in the result: in symmetric int8 over
-    the range that the source covers, with the source's own weights where int8 has their grid. data: real
-    inputs; the result is compared with the source on them, and scales that the source makes while it runs
-    are made constant. Without data such nodes stay in float. Raises ModelError for a model that is not
-    quantized, or has an operator without a float form, RecipeError for an unknown target.
+    Every node that multiplies quantized numbers in the source also does in the result: in symmetric int8 over
+    the range that the source covers, with the stored weights of the source if int8 can hold their grid.
+
+    Args:
+        model: a quantized model: a path or a ModelProto.
+        output: where to write the result; None writes nothing.
+        target: a target with a conversion.
+        data: real inputs to compare the result with the source on, and to turn dynamic scales into constants;
+            without data nodes with dynamic scales stay in float.
+        options: batch, threads and device.
+
+    Raises ModelError for a model that is not quantized or has an operator without a float form, RecipeError
+    for an unknown target.
     """
     options = options or RunOptions()
     recipes = collect_parts(lambda one: one.conversion)
@@ -81,7 +92,7 @@ def convert(
     notes = standard_form(proto)
     form = Unfolding(proto, source, HANDLERS).run()
     loaded = prepare_model(replace(load(form.proto), sha256=sha256, source=source), target)
-    form.changes.update({note: 1 for note in notes if "node(s)" in note and "name" in note})
+    form.changes.update({note: 1 for note in notes if rule_of(note) == "unnamed"})
     plan, statistics = _make_plan(loaded, form, _recipe(form, recipes[target]), data, options)
     encodings = _encode_plan(loaded, plan, statistics, form)
     qdq = insert_qdq(loaded, plan, encodings)
@@ -94,7 +105,7 @@ def convert(
 
 
 def _recipe(form: FloatForm, name: str) -> Recipe:
-    """Return recipe `name` for what the source quantizes: weights alone or in blocks are overrides."""
+    """Return recipe `name` for the source; weight-only and blocked nodes become overrides."""
     base = load_recipe(name)
     overrides = []
     readers = {node.name: node for node in form.proto.graph.node}
@@ -116,7 +127,7 @@ def _recipe(form: FloatForm, name: str) -> Recipe:
                 Override.model_validate({"nodes": (name,), "activations": None, "weights": weights})
             )
     if base.activations is not None:
-        # The source's grids are one for all channels.
+        # The source has one grid for all channels.
         base = base.model_copy(
             update={"activations": base.activations.model_copy(update={"equalize": "none"})}
         )
@@ -126,7 +137,7 @@ def _recipe(form: FloatForm, name: str) -> Recipe:
 def _make_plan(
     model: Model, form: FloatForm, recipe: Recipe, data: Data | None, options: RunOptions
 ) -> tuple[Plan, Statistics]:
-    """Return the plan and the ranges of its activations: the source's, and observed where it has none."""
+    """Return the plan and the ranges of its activations, taken from the source or observed."""
     plan, recipe = _with_known_parts(model, form, recipe, data)
     unknown = [p for p in plan.activations if p.tensor not in form.ranges]
     residual = tuple(use.node for p in unknown for use in p.uses if use.node not in form.inputs)
@@ -134,14 +145,14 @@ def _make_plan(
     nodes = set(residual) | (set() if data is not None else {u.node for p in lost for u in p.uses})
     if data is None and len(lost) == len(plan.activations) and lost:
         raise DataError(
-            f"{model.source}: all of its activations get their scales while it runs, and the target "
-            "wants constant ones; give data to find them in"
+            f"{model.source}: all scales of activations are dynamic, and the target wants constant ones; "
+            "give data to calibrate them"
         )
     if nodes:
         kept = tuple(Override(nodes=(name,), keep_float=True) for name in sorted(nodes))
         plan = make_plan(model, recipe.model_copy(update={"overrides": (*recipe.overrides, *kept)}))
         if data is None and lost:
-            form.changes["node left in float: its scales are made while it runs; give data"] += len(
+            form.changes["node left in float: its scales are dynamic; give data"] += len(
                 nodes - set(residual)
             )
     tensors = {name: _two_values(*limits) for name, limits in form.ranges.items()}
@@ -160,7 +171,7 @@ def _make_plan(
 def _with_known_parts(
     model: Model, form: FloatForm, recipe: Recipe, data: Data | None
 ) -> tuple[Plan, Recipe]:
-    """Return the plan, and the recipe that gives it: parts that the source has ranges of keep their pairs."""
+    """Return the plan and its recipe; parts with ranges from the source keep their pairs."""
     plan = make_plan(model, recipe)
     moving = {node.name for node in form.proto.graph.node if node.op_type in MOVES | SPLITS}
     wholes = [
@@ -178,17 +189,17 @@ def _with_known_parts(
 
 
 def _minmax(placement: Placement) -> Placement:
-    """Return the placement with the range of the source, and no calibrator's own idea of it."""
+    """Return the placement with calibrator minmax, which keeps the range of the source."""
     return placement.model_copy(update={"calibrator": MINMAX})
 
 
 def _two_values(low: float, high: float) -> TensorStatistics:
-    """Return statistics whose range is the given one."""
+    """Return statistics with the range [low, high]."""
     return TensorStatistics.from_array(np.asarray([low, high], np.float32))
 
 
 def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) -> Encodings:
-    """Return the encodings: weights on the source's own grid where the target has it."""
+    """Return the encodings; weights stay on the grid of the source if the target has it."""
     encodings = calibrate(model, plan, statistics)
     done: Counter[str] = Counter()
     made = []

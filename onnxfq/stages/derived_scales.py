@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def encode_constant(placement: Placement, values: NDArray[np.float32]) -> Encoding:
-    """Return the encoding of an e8m0 or e4m3 weight: what `dynamic_fake_quantize` rounds it with."""
+    """Return the encoding of an e8m0 or e4m3 weight with the scales of `dynamic_fake_quantize`."""
     spec = placement.spec
     made = choose_scales(values, ScaleRule(spec.qtype, spec.scale_type), spec.granularity)
     return placement.encode(made.scale, made.zero_point, made.global_scale)
@@ -36,15 +36,16 @@ def encode_dynamic(placement: Placement, observed: TensorStatistics | None = Non
 
 
 def encode_biases(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> list[Encoding]:
-    """Return the encodings of biases: the scale of the input times that of the weight, zero point 0.
+    """Return the encodings of biases: input scale times weight scale, zero point 0.
+
+    Values outside the integer range saturate, with a warning. Source: ONNX QLinearConv.
 
     Args:
         model: the float model, which holds the values.
         plan: with biases, and the inputs and weights of the same nodes.
         encodings: of those inputs and weights.
 
-    Source: ONNX QLinearConv. Raises PlanError for a bias whose input or weight has no encoding. Values beyond
-    the integers saturate, with a warning.
+    Raises PlanError for a bias whose input or weight has no encoding.
     """
     found = {encoding.tensor: encoding for encoding in encodings}
     placed = {use: placement.tensor for placement in plan.placements for use in placement.uses}
@@ -54,7 +55,7 @@ def encode_biases(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> li
         data, weight = operands
         if data is None or weight is None:
             raise PlanError(
-                f"bias {bias.tensor!r} has the scale of its products, and an operand of "
+                f"bias {bias.tensor!r} needs the scales of its products, and an operand of "
                 f"{bias.uses[0].node!r} has none; remove the bias from the plan"
             )
         scale = np.maximum(data.scale_array * weight.scale_array, np.finfo(np.float32).tiny)
@@ -69,7 +70,7 @@ def _warn_saturated(encoding: Encoding, values: NDArray[np.float32]) -> None:
     beyond = int((steps > encoding.spec.qtype.qmax).sum())
     if beyond:
         log.warning(
-            "bias %r: %d of %d values are beyond %s at the scale of its products, and saturate",
+            "bias %r: %d of %d values are outside %s at the scale of its products, and saturate",
             encoding.tensor,
             beyond,
             steps.size,

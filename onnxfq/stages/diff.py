@@ -1,4 +1,4 @@
-"""`diff_models`: what differs between two quantized models."""
+"""`diff_models`: differences between two quantized models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ _HAS_SCALE = QDQ_OPS | {"FakeQuantize"}
 
 
 class Difference(Record):
-    """One thing that differs: of which tensor (empty for the model), in what, and what each has."""
+    """One difference between two models.
+
+    Attributes:
+        tensor: its name; empty for the model as a whole.
+        what: the property that differs.
+        first: its value in the first model.
+        second: its value in the second model.
+    """
 
     tensor: str
     what: str
@@ -32,7 +39,7 @@ class Difference(Record):
 
 
 class Differences(Record):
-    """All that differs between two models; `equal` when nothing does."""
+    """All differences between two models; `equal` if there are none."""
 
     first: str
     second: str
@@ -41,7 +48,7 @@ class Differences(Record):
 
     @property
     def equal(self) -> bool:
-        """Tell whether nothing differs."""
+        """Whether nothing differs."""
         return not self.found
 
     def table(self) -> str:
@@ -59,8 +66,14 @@ def diff_models(
     """Compare two models: opset, operators, placement, types, granularity, scales, zero points and constants.
 
     Constants of one name are compared value by value, nodes with the same outputs by inputs and attributes.
-    tolerance: a scale or a float differs when it is further from the other than this part of it; of other
-    numbers one step is free then. Raises ModelError.
+
+    Args:
+        first: a path or a ModelProto.
+        second: the model to compare with it.
+        tolerance: relative difference that scales and other floats may have; if it is above 0, integers may
+            differ by one step.
+
+    Raises ModelError if a model cannot be read.
     """
     inspected = [inspect_model(model) for model in (first, second)]
     protos = [read_model(model)[0] for model in (first, second)]
@@ -109,7 +122,7 @@ def _describe_placement(quantized: QuantizedTensor | None) -> str:
 
 
 def _scales(proto: onnx.ModelProto) -> dict[str, NDArray[Any]]:
-    """Return the constant scales by the tensor that is quantized with them."""
+    """Return the constant scales by the tensor that they quantize."""
     constants = GraphIndex.of_model(proto).constants
     return {
         node.input[0]: np.asarray(tensor_array(constants[node.input[1]]), np.float64)
@@ -134,7 +147,7 @@ def _diff_scales(tensor: str, pair: list[NDArray[Any] | None], tolerance: float)
 
 
 def _diff_attributes(*protos: onnx.ModelProto) -> list[Difference]:
-    """Return the nodes with the same outputs that are not the same: operator, inputs or attributes."""
+    """Return the nodes with equal outputs but another operator, inputs or attributes."""
     first, second = ({tuple(n.output): n for n in list_nodes(proto.graph)} for proto in protos)
     found = []
     for outputs in [outputs for outputs in first if outputs in second]:
@@ -152,7 +165,7 @@ def _format_node(node: onnx.NodeProto) -> str:
 
 
 def _diff_constants(protos: Sequence[onnx.ModelProto], tolerance: float) -> list[Difference]:
-    """Return the constants of one name whose values differ, but for scales and zero points."""
+    """Return the constants of one name with different values, except scales and zero points."""
     parameters = {
         name
         for proto in protos
@@ -181,7 +194,10 @@ def _type(tensor: onnx.TensorProto) -> str:
 
 
 def _apart(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> NDArray[np.bool_]:
-    """Tell which values differ; with a tolerance whole numbers have one step, which a like scale may move."""
+    """Tell which values differ.
+
+    With a tolerance integers may differ by one step, which an accepted difference of scales can cause.
+    """
     if a.dtype.kind in "OSUb" or not tolerance:
         both_nan = (a != a) & (b != b)
         return np.asarray((a != b) & ~both_nan)

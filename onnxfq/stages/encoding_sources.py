@@ -1,4 +1,4 @@
-"""Where encodings come from: statistics and weights, or a file of another tool before both."""
+"""Sources of encodings: statistics and weights, overridden by a file of another tool."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from onnxfq.stages.plan import make_plan
 from onnxfq.targets.registry import prepare_model
 
 Missing = Literal["stop", "float"]
-"""What is done with activations that a file of encodings lacks, and no data is given for."""
+"""Treatment of activations that a file of encodings lacks, without data."""
 
 
 @dataclass(frozen=True)
 class PlannedEncodings:
-    """A plan and what a file has for it.
+    """A plan and the external encodings for it.
 
     Attributes:
         plan: the plan.
-        matched: the encodings that the file has for it; None where there is no file.
+        matched: the encodings of the file that match the plan; None without a file.
     """
 
     plan: Plan
@@ -43,36 +43,37 @@ class PlannedEncodings:
 
     @property
     def unknown(self) -> Plan:
-        """The part of the plan that the file has no values for; the scales of biases follow from others."""
+        """The part of the plan without values in the file; biases follow from the rest."""
         placements = tuple(p for p in self.plan.placements if p.tensor not in self.own and p.role != "bias")
         return self.plan.model_copy(update={"placements": placements})
 
     def lines(self) -> list[str]:
-        """Return what a person has to know of the file: what is used, and every name that is not."""
+        """Return a summary of the file for the user: used encodings, and every unused name."""
         return [] if self.matched is None else self.matched.lines()
 
     def refuse_missing(self, remedy: str) -> None:
-        """Raise PlanError when activations need values that the file lacks."""
+        """Raise PlanError if activations need values that the file lacks; `remedy` ends the message."""
         if self.matched is not None:
             self.matched.refuse_missing(remedy)
 
     def without_missing(self, missing: Missing) -> PlannedEncodings:
-        """Return this for a run without data or statistics: what the file lacks stays in float.
+        """Return this for a run without data or statistics: tensors that the file lacks stay in float.
 
-        Raises PlanError when `missing` is "stop" and the file lacks something, or nothing else is left.
+        Raises PlanError if `missing` is "stop" and the file lacks something, or if nothing is left to
+        quantize.
         """
         if self.matched is None or not self.matched.missing:
             return self
         if missing == "stop":
             self.refuse_missing(
-                "give data to calibrate them, or --missing float to leave what needs them in float"
+                "give data to calibrate them, or --missing float to leave their nodes in float"
             )
         given = self.matched.given
         part = self.plan.without(self.matched.missing, f"{given.kind} has no scale for it")
         if not part.placements:
             raise PlanError(
-                f"every node needs an activation that {given.source} has no scale for, and nothing is "
-                "left to quantize; give data to calibrate them"
+                f"nothing to quantize: every node needs an activation that {given.source} has no scale for; "
+                "give data to calibrate them"
             )
         return PlannedEncodings(part, self.matched)
 
@@ -81,8 +82,8 @@ class PlannedEncodings:
     ) -> tuple[Plan, Encodings]:
         """Return the plan that is really encoded, and its encodings in the order of `calibrate`.
 
-        Encodings of the file are taken as they are, the others are made by `calibrate`, whose errors are
-        raised. The plan lacks activations that no run gave a value.
+        Encodings of the file are used unchanged; `calibrate` makes the others and raises its errors. The plan
+        lacks activations without a value in any run.
         """
         if self.matched is None:
             made = calibrate(model, self.plan, statistics, calibrator)
@@ -108,7 +109,7 @@ class PlannedEncodings:
 
 
 def plan_encodings(model: Model, recipe: Recipe, file: GivenFile | Given | None = None) -> PlannedEncodings:
-    """Plan `model` in the formats that `file` has, the rest by `recipe`.
+    """Plan `model` in the formats of `file`, the rest by `recipe`.
 
     Args:
         model: the normalised float model.
@@ -117,7 +118,7 @@ def plan_encodings(model: Model, recipe: Recipe, file: GivenFile | Given | None 
 
     Raises:
         RecipeError: for a format that the target of the recipe does not take.
-        PlanError: for a file of no known format, or scales that do not fit their tensor.
+        PlanError: for a file of unknown format, or scales that do not fit their tensor.
     """
     if file is None:
         return PlannedEncodings(make_plan(model, recipe))
@@ -127,7 +128,7 @@ def plan_encodings(model: Model, recipe: Recipe, file: GivenFile | Given | None 
     try:
         plan = make_plan(model, chosen)
     except RecipeError as fault:
-        make_plan(model, recipe)  # what is wrong with the recipe itself is said as ever
+        make_plan(model, recipe)  # faults of the recipe itself are reported first
         raise RecipeError(
             f"{fault} where {given.source} was made, or another recipe than {recipe.name}"
         ) from None
@@ -135,6 +136,6 @@ def plan_encodings(model: Model, recipe: Recipe, file: GivenFile | Given | None 
 
 
 def match_encodings(model: Model, plan: Plan, file: GivenFile | None) -> PlannedEncodings:
-    """Return `plan` with what `file` has for it. Raises PlanError as `plan_encodings`."""
+    """Return `plan` with the encodings of `file` for it. Raises PlanError as `plan_encodings`."""
     prepared = prepare_model(model, plan.target)
     return PlannedEncodings(plan, None if file is None else fit(read_given(file), plan, prepared))

@@ -1,4 +1,4 @@
-"""`evaluate`: a reference and candidates, given as files or protos, on the same feeds."""
+"""`evaluate`: a reference and candidates on the same feeds."""
 
 from __future__ import annotations
 
@@ -35,11 +35,18 @@ def evaluate(
     kernels: Kernels = "float",
     options: RunOptions | None = None,
 ) -> Evaluation:
-    """Compare one candidate, or several by name, with the reference on the same feeds, gone through once.
+    """Compare one candidate, or several by name, with the reference in one pass over the feeds.
 
-    labels: integers in the order of the feeds, or a .npy, .npz or text file of them. per_tensor: score
-    each quantized inner tensor too, in the order of computation. kernels: "integer" sums int8 products of
-    Q/DQ candidates in whole numbers, as fused kernels do. Raises an OnnxfqError in one line.
+    Args:
+        reference: the float model: a path or a ModelProto.
+        candidate: a Q/DQ or fake-quant model, or several by name.
+        data: as `quantize` takes it.
+        labels: integers in the order of the feeds, or a .npy, .npz or text file of them.
+        per_tensor: score each quantized inner tensor too, in the order of computation.
+        kernels: "integer" sums int8 products of Q/DQ candidates in integers, as fused kernels do.
+        options: batch, threads, device and progress.
+
+    Raises an OnnxfqError in one line.
     """
     options = options or RunOptions()
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
@@ -50,9 +57,9 @@ def evaluate(
         for name, proto in candidates.items():
             candidates[name] = _with_integers(name, proto, notes)
     quantized = {name for proto in candidates.values() for name in _find_quantized_tensors(proto, base)}
-    # In the order of computation: the first that is low is where to look.
+    # In the order of computation: the first low score shows where the noise arises.
     tensors = [name for node in base.graph.node for name in node.output if name in quantized]
-    # Whether samples are enough and differ is a question of calibrating.
+    # Number and variety of samples matter for calibration only.
     feeds = open_feeds(base, data, options.batch, replace(options.data, survey=False))
     found = score_models(
         base,
@@ -71,18 +78,18 @@ def evaluate(
 def compare_forms(
     inputs: QuantizeInputs, simulation: onnx.ModelProto, qdq: onnx.ModelProto, options: RunOptions
 ) -> Evaluation:
-    """Compare both forms of a quantized model with the float model, or say in the notes why not.
+    """Compare both forms of a quantized model with the float model, or note the reason not to.
 
     Args:
         inputs: the float model, and the feeds that were kept for this.
         simulation: the model with FakeQuantize nodes.
-        qdq: the model with Q/DQ pairs; left out where ONNX Runtime has no kernels for it.
+        qdq: the model with Q/DQ pairs; left out if ONNX Runtime lacks kernels for it.
         options: threads, device and progress.
     """
     reference, feeds = inputs.reference, inputs.kept
     lacking = explain_unsupported(qdq)
     notes = [f"Q/DQ model not run: {lacking}"] if lacking else []
-    # Without a feed there is nothing to tell of any candidate, least of all that it is equal.
+    # Without a feed nothing is known about a candidate, least of all that it is equal.
     candidates = {"fake-quant": simulation} | ({} if lacking else {"Q/DQ": qdq})
     if not number_outputs(reference):
         candidates, feeds = {}, []
@@ -100,7 +107,7 @@ def compare_forms(
 
 
 def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
-    """Return the candidate with integer products. Raises ModelError when it has none."""
+    """Return the candidate with integer products. Raises ModelError if it has none."""
     made = integer_products(proto)
     if not made.products:
         why = next(iter(made.left.values()), "nothing in it multiplies two Q/DQ tensors")

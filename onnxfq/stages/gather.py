@@ -21,8 +21,8 @@ def gather_statistics(
 ) -> Statistics:
     """Return the statistics `given`, or observe the activations of `plan`.
 
-    Feeds to compare with later are kept in any case. Raises StatisticsError for given ones of another model
-    or of other data, DataError when activations are to be observed and there is no data.
+    In both cases feeds for the comparison are kept. Raises StatisticsError if `given` is for another model
+    or other data, DataError if activations have to be observed without data.
     """
     model, feeds = inputs.model, inputs.feeds
     if given is not None:
@@ -33,11 +33,11 @@ def gather_statistics(
         return found
     if feeds is None and plan.activations:
         raise DataError(
-            f"recipe {plan.recipe} needs data: {len(plan.activations)} activations are to be observed; give "
-            "data, or statistics from `onnxfq observe`"
+            f"recipe {plan.recipe} needs data to observe {len(plan.activations)} activations; give data, or "
+            "statistics from `onnxfq observe`"
         )
     if feeds is None or not plan.activations:
-        digest, samples = (0, 0) if feeds is None else _count(feeds)  # no run tells anything here
+        digest, samples = (0, 0) if feeds is None else _count(feeds)  # nothing has to be observed
         return Statistics(model.sha256, samples, {}, data=digest)
     observing = replace(
         options.observing,

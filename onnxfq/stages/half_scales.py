@@ -1,4 +1,4 @@
-"""Encodings whose scales are numbers of a half type, so that casting them changes nothing."""
+"""Scales rounded to a half type, so that casting them is exact."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from onnxfq.numerics.float_types import HALF_TYPES, FloatName
 
 
 def with_half_scales(encodings: Encodings, name: FloatName) -> Encodings:
-    """Return `encodings` with every float32 scale rounded to the half type where it is a normal number there.
+    """Return `encodings` with float32 scales rounded to the half type if all of a tensor are normal in it.
 
-    With "fp32" they stay as they are. Weights are encoded and activations rounded with these, in the
-    simulation too. Scales that a rule of a block format makes are left as they are.
+    With "fp32" they stay unchanged, and so do formula-derived scales of block formats. Weights are encoded
+    and activations rounded with the result, in the simulation too.
     """
     if name not in HALF_TYPES:
         return encodings

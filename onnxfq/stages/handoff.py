@@ -1,4 +1,4 @@
-"""`handoff`: write all that the machine with the GPU needs into one folder."""
+"""`handoff`: folder for the machine with the GPU."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts
 from onnxfq.targets.target import Kit, Samples
 
 SAMPLES = 4
-"""Feeds that go along."""
+"""Number of feeds in the folder."""
 
 _DATA_SEED = 0
 
 
 @dataclass(frozen=True)
 class Handoff:
-    """What was written: the check of the model, shapes by input, and why outputs are missing, if they are."""
+    """Result of `handoff`: the check of the model, shapes by input, files, and notes on what is missing."""
 
     folder: Path
     check: CheckResult
@@ -52,7 +52,7 @@ class Handoff:
 
 @dataclass
 class _Folder:
-    """A folder that is being filled."""
+    """A folder while it is filled."""
 
     path: Path
     files: list[str] = field(default_factory=list)
@@ -79,10 +79,17 @@ def handoff(
 ) -> Handoff:
     """Write the Q/DQ `model`, shapes, commands, samples with expected outputs and findings into `folder`.
 
-    data: of which the first feeds go along; without any they are random numbers. shapes: of inputs with open
-    dimensions, as for `check`. build: build as well for the findings, as `check` does. Raises OutputError for
-    a folder that has files in it, RecipeError for a target without tools, and what reading the model and the
-    data raise.
+    Args:
+        model: a path or a ModelProto.
+        folder: a new or an empty folder.
+        target: a target with tools.
+        data: its first feeds are the samples; without data they are random numbers.
+        build: build as well for the findings, as `check` does.
+        shapes: of inputs with open dimensions, as for `check`.
+        options: batch, threads and how data is read.
+
+    Raises OutputError for a folder with files in it, RecipeError for a target without tools, and the errors
+    of reading the model and the data.
     """
     options = options or RunOptions()
     kit, path = _kit_of(target), _check_folder(Path(folder))
@@ -133,7 +140,7 @@ def _kit_of(target: str) -> Kit:
 def _check_folder(path: Path) -> Path:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise OutputError(
-            f"{path} is there and not an empty folder; give a new one, so that nothing is mixed"
+            f"{path} exists and is not an empty folder; give a new one, so that no files are mixed"
         )
     check_writable(path / "any" if path.exists() else path)
     return path
@@ -141,7 +148,7 @@ def _check_folder(path: Path) -> Path:
 
 @contextmanager
 def _fill_folder(folder: Path) -> Iterator[None]:
-    """Make `folder`, to be filled; what is in it goes again when that fails, and it too where it is new."""
+    """Create `folder` to be filled; on an error remove its content, and the folder if it is new."""
     new = not folder.exists()
     folder.mkdir(exist_ok=True)
     try:
@@ -155,7 +162,7 @@ def _fill_folder(folder: Path) -> Iterator[None]:
 
 
 def _random_feed(proto: onnx.ModelProto, wanted: Mapping[str, Profile]) -> Feed:
-    """Return one feed of the most frequent shapes: normal numbers, zeros and ones for integers."""
+    """Return one feed of the most frequent shapes: normal numbers for floats, zeros and ones for integers."""
     rng = np.random.default_rng(_DATA_SEED)
     feed: dict[str, NDArray[Any]] = {}
     for spec in input_specs(proto):
@@ -185,7 +192,7 @@ def _write_samples(
 
 
 def _numbers(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return what is an array of numbers: texts, sequences and maps are no samples."""
+    """Return the numeric arrays: strings, sequences and maps cannot be samples."""
     return {n: a for n, a in arrays.items() if isinstance(a, np.ndarray) and a.dtype.kind not in "OUS"}
 
 

@@ -1,4 +1,4 @@
-"""`insert_qdq`, `insert_fake_quantize`: the quantized model, its metadata telling what it was made with."""
+"""`insert_qdq`, `insert_fake_quantize`: the quantized model with its metadata."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ TARGET_KEY = f"{_KEYS}target"
 def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: int = 0) -> onnx.ModelProto:
     """Return `model` with Q/DQ on every placed tensor, ready to hand over, at `lowest_opset` or above.
 
-    Standard operators, and those of the target where it has a form of its own for a format. Raises PlanError
-    for what does not belong together, RecipeError for a target that is not registered.
+    Operators are standard, except for formats that the target writes with its own operators. Raises
+    PlanError if model, plan and encodings do not belong together, RecipeError for an unregistered target.
     """
     plan = select_calibrated_part(plan, encodings.without_values)
     made = qdq_pass(plan, encodings, max(lowest_opset, MIN_OPSET)).run(prepare_model(model, plan.target))
@@ -42,7 +42,7 @@ def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: 
 
 
 def qdq_pass(plan: Plan, encodings: Encodings, lowest_opset: int = MIN_OPSET) -> InsertQdq:
-    """Return the pass that writes `plan` in the form of its target. Raises RecipeError for an unknown one."""
+    """Return the pass that writes `plan` for its target. Raises RecipeError for an unknown target."""
     return InsertQdq(plan, encodings, lowest_opset, target_by_name(plan.target).form)
 
 
@@ -51,7 +51,12 @@ def insert_fake_quantize(
 ) -> onnx.ModelProto:
     """Return `model` with FakeQuantize nodes, to evaluate in ONNX Runtime with the custom-op library.
 
-    switchable: all nodes read the optional input `onnxfq/enabled`; fed with false the model is float.
+    Args:
+        model: the float model that the plan was made for.
+        plan: the tensors to quantize.
+        encodings: of these tensors.
+        switchable: all nodes read the optional input `onnxfq/enabled`; with false the model computes in
+            float.
     """
     plan = select_calibrated_part(plan, encodings.without_values)
     made = InsertFakeQuantize(plan, encodings, switchable).run(prepare_model(model, plan.target))
@@ -61,17 +66,17 @@ def insert_fake_quantize(
 def insert_forms(
     inputs: QuantizeInputs, plan: Plan, encodings: Encodings, floats: FloatOptions
 ) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    """Return the model with FakeQuantize nodes, and with Q/DQ pairs at an opset that has `floats`."""
+    """Return the model with FakeQuantize nodes, and with Q/DQ pairs at an opset that supports `floats`."""
     with weights_in(inputs.scratch):
         simulation = insert_fake_quantize(inputs.model, plan, encodings)
         return simulation, insert_qdq(inputs.model, plan, encodings, lowest_opset=floats.min_opset)
 
 
 def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) -> onnx.ModelProto:
-    """Return `proto` with what it was made with and from in its metadata.
+    """Return `proto` with its origin in the metadata.
 
-    Version, recipe, target, calibrators of activations, hashes of the float model, of
-    the data and of the statistics, the kind of file that gave encodings. No time and no path: equal inputs
+    Entries: version, recipe, target, calibrators of activations, hashes of the float model, of the data and
+    of the statistics, and the kind of file that gave encodings. They hold no time and no path: equal inputs
     give equal files.
     """
     activations = {placement.tensor for placement in plan.activations}
@@ -97,6 +102,6 @@ def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) ->
 
 
 def with_float_type(proto: onnx.ModelProto, name: FloatName) -> onnx.ModelProto:
-    """Return `proto`, the caller's to lose, with the type of its non-quantized part in its metadata."""
+    """Return `proto`, changed in place, with the type of its non-quantized part in its metadata."""
     proto.metadata_props.add(key="onnxfq.float", value=name)
     return proto

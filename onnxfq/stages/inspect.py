@@ -1,4 +1,4 @@
-"""`inspect_model`: what stands in a model file, quantized or not."""
+"""`inspect_model`: summary of a model file."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 
 FORMAT_KEY = "onnxfq.format/"
-"""What metadata of a written model begin with that name a tensor's format where a wider type carries it."""
+"""Metadata prefix of a tensor whose storage type is wider than its number format."""
 
 
 class QuantizedTensor(Record):
-    """One quantizer found: where, in which format, with which scales; None where the model makes them."""
+    """One quantizer: tensor, format and scales; None for scales that the model computes."""
 
     tensor: str
     op_type: str
@@ -81,7 +81,7 @@ class Inspection(Record):
 
 
 def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
-    """Read a model and list what is in it. Raises ModelError in one line."""
+    """Return a summary of a model. Raises ModelError in one line."""
     proto, _, source = read_model(model)
     nodes = list_nodes(proto.graph)
     counts = Counter(node.op_type for node in nodes)
@@ -116,7 +116,7 @@ def _scales(quantized: QuantizedTensor) -> str:
 
 
 def _as_asked(quantized: QuantizedTensor, metadata: dict[str, str]) -> QuantizedTensor:
-    """Return `quantized` with the number format that its type carries, where the metadata name one."""
+    """Return `quantized` with the number format that the metadata name for its storage type, if any."""
     name = quantized.tensor.removesuffix("/clip").removesuffix("/q")
     return quantized.model_copy(update={"qtype": metadata.get(FORMAT_KEY + name, quantized.qtype)})
 
@@ -127,7 +127,7 @@ def _quantizer(
     dtypes: dict[str, int],
     makers: dict[str, onnx.NodeProto],
 ) -> QuantizedTensor | None:
-    """Return what a quantizing node says; one that dequantizes counts where it reads a stored constant."""
+    """Return the summary of a quantizing node; DequantizeLinear counts if it reads a stored constant."""
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     reads_constant = node.op_type in _DEQUANTIZES and node.input[0] in constants
     if node.op_type in _DYNAMIC:
@@ -157,7 +157,7 @@ def _quantizer(
     )
 
 
-# Quantizers whose scales the running model makes: the number format that they have.
+# Quantizers with dynamic scales, and their number format.
 _DYNAMIC = {
     "DynamicQuantizeLinear": "uint8",
     "DynamicFakeQuantize": "",
@@ -174,7 +174,7 @@ def _asymmetric(node: onnx.NodeProto, attributes: dict[str, Any]) -> bool:
 def _constant_scale(
     name: str, constants: dict[str, onnx.TensorProto], makers: dict[str, onnx.NodeProto]
 ) -> NDArray[np.float64] | None:
-    """Return a scale that is a constant, or a constant times another, as that of NVFP4; else None."""
+    """Return a scale that is a constant, or a product of two constants as for NVFP4; otherwise None."""
     if name in constants:
         values = tensor_array(constants[name])
         # MXFP8 in uint8 holds exponents, biased by 127.

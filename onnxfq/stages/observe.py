@@ -1,8 +1,8 @@
-"""`collect_statistics`: one pass over the feeds, in fixed memory, the same bits whatever their order.
+"""`collect_statistics`: one pass over the feeds in bounded memory, independent of their order.
 
-Every feed is a run of its own on one thread, and several are in flight at a time: so what a feed gives
-hangs neither on its neighbours nor on the number of threads, and statistics merge exactly. On a GPU one
-feed runs after the other, and statistics are merged there.
+On a CPU every feed runs alone on one thread, several at a time: results do not depend on other feeds or on
+the number of threads, and statistics merge exactly. On a GPU feeds run one after the other, and statistics
+are merged there.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 
 
 class ObservationInterrupted(KeyboardInterrupt):
-    """Observing was stopped from outside; `statistics` has the feeds that were done, in order."""
+    """Interruption of observing from outside; `statistics` covers the finished feeds, in order."""
 
     def __init__(self, statistics: Statistics) -> None:
-        """Keep what was gathered."""
+        """Store the statistics gathered so far."""
         super().__init__("observing was interrupted")
         self.statistics = statistics
 
@@ -54,13 +54,23 @@ def collect_statistics(
     options: ObserveOptions | None = None,
     start: Statistics | None = None,
 ) -> Statistics:
-    """Run the observed model over all feeds and return what the activations of `plan` were.
+    """Run the observed model over all feeds and return the statistics of the activations of `plan`.
 
-    start: what an interrupted run has gathered; its feeds, the first of the same data, are not run again.
-    Memory does not grow with the number of feeds. Raises StatisticsError that names tensor, feed and
-    counts at the first NaN or infinity, DataError for feeds that do not fit, ObservationInterrupted with
-    what was gathered when interrupted in the only pass; RuntimeLibraryError and DeviceMemoryError for a GPU
-    that was asked for by name.
+    Memory does not grow with the number of feeds.
+
+    Args:
+        model: the float model that the plan was made for.
+        plan: the activations to observe.
+        feeds: the data; an iterable that can be repeated if memory requires several passes.
+        options: threads, memory, device and progress.
+        start: statistics of an interrupted run; its feeds, the first of the same data, are not run again.
+
+    Raises:
+        StatisticsError: at the first NaN or infinity, with tensor, feed and counts.
+        DataError: for feeds that do not fit the model.
+        ObservationInterrupted: with the statistics so far, if the only pass is interrupted.
+        RuntimeLibraryError: for a GPU that was requested by name and cannot be used.
+        DeviceMemoryError: for a GPU that was requested by name and lacks memory.
     """
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
@@ -78,14 +88,14 @@ def collect_statistics(
         ):
             observed = observer.run(source, skipped, stopped)
         if not observed.complete and len(passes) > 1:
-            raise KeyboardInterrupt  # of one part of the tensors only: nothing to go on from
+            raise KeyboardInterrupt  # covers only some tensors, so that it cannot be resumed
         if not observed.complete:
             raise ObservationInterrupted(observed if start is None else start.merge(observed))
         if number and (observed.feeds, observed.data) != (done, data):
             raise StatisticsError(
                 f"pass {number + 1} over the data has {observed.feeds} feeds, the first had {done}"
-                f"{'' if observed.feeds != done else ' others'}; give data that can be gone through "
-                "again, or more memory"
+                f"{'' if observed.feeds != done else ' others'}; give data that can be read several times, "
+                "or more memory"
             )
         done, data = observed.feeds, observed.data
         values |= observed.values
@@ -94,9 +104,9 @@ def collect_statistics(
 
 
 def skip_resumed(feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:
-    """Return what comes behind the first feeds, those of `start`, as an interrupted run has left it.
+    """Return the feeds after those that an interrupted run has covered.
 
-    Raises StatisticsError when the first feeds are others.
+    Raises StatisticsError if the first feeds differ from the feeds of `start`.
     """
     source = copy_feeds(feeds)
     first = [sample_digest(feed) for feed in islice(source, start.feeds)]
@@ -105,11 +115,11 @@ def skip_resumed(feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:
 
 
 Rooms = list[tuple[int, Callable[[Observed], int]]]
-"""Of each memory that statistics are kept in: bytes that observing has, and what those of a tensor take."""
+"""Per memory that holds statistics: the byte limit of observing, and a function for the bytes of a tensor."""
 
 
 def _rooms(device: Device, options: ObserveOptions) -> Rooms:
-    """Return where statistics are kept: on the GPU; in the host's memory too where it may come to that."""
+    """Return the memories for statistics: the GPU's, and the host's if the CPU may run the model."""
     rooms: Rooms = []
     if device == "cpu" or options.device == "auto":
         rooms.append((options.memory, lambda one: sum(kind.memory(one) for kind in kinds_of(one))))
@@ -119,7 +129,7 @@ def _rooms(device: Device, options: ObserveOptions) -> Rooms:
 
 
 def _passes(plan: Plan, observed: list[Observed], rooms: Rooms) -> list[Plan]:
-    """Cut `plan` so that the statistics of each part fit in half of all `rooms`, if those of a tensor do."""
+    """Cut `plan` into parts whose statistics fit in half of each of `rooms`, as far as single tensors do."""
     parts: list[list[Placement]] = [[]]
     used = [0] * len(rooms)
     narrow: set[int] = set()
@@ -128,8 +138,8 @@ def _passes(plan: Plan, observed: list[Observed], rooms: Rooms) -> list[Plan]:
         for (memory, _), size in zip(rooms, sizes, strict=True):
             if one.shape is not None and size > memory // 2:
                 log.warning(
-                    "tensor %r has %d groups, whose histograms take about %d MB, more than observing has; "
-                    "larger blocks take less",
+                    "tensor %r has %d groups, whose histograms take about %d MB, above the limit of "
+                    "observing; larger blocks take less",
                     one.tensor,
                     one.groups,
                     size >> 20,
@@ -155,7 +165,7 @@ def _passes(plan: Plan, observed: list[Observed], rooms: Rooms) -> list[Plan]:
 def _open_observer(
     device: Device, model: Model, plan: Plan, options: ObserveOptions, feeds: Iterator[Feed]
 ) -> Iterator[tuple[Observer, Iterator[Feed]]]:
-    """Give an observer and the feeds: on the CPU if "auto" finds that the first feed fails on `device`."""
+    """Yield an observer and the feeds; with "auto" on the CPU if the first feed fails on `device`."""
     with observer_on(device, model, plan, options) as observer:
         fault = None
         if options.device == "auto" and isinstance(observer, MergingObserver):
@@ -171,10 +181,10 @@ def _open_observer(
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Give a function that tells whether Ctrl-C came, which meanwhile breaks off nothing half done.
+    """Yield a function that tells whether Ctrl-C was pressed; meanwhile Ctrl-C interrupts no work.
 
-    A second Ctrl-C does what it always does. Outside of the main thread, where Python delivers none, nothing
-    is changed.
+    A second Ctrl-C has its usual effect. Outside of the main thread, to which Python delivers signals,
+    nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

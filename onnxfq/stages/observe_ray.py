@@ -1,7 +1,7 @@
-"""`collect_on_ray`: the same statistics from many machines, by shards that merge exactly.
+"""`collect_on_ray`: statistics from a Ray cluster, merged exactly.
 
-The only importer of ray (extra `ray`). A shard is a task without state: when its worker dies, Ray runs it
-again elsewhere, and nothing is lost or counted twice.
+The only importer of ray (extra `ray`). A shard is a stateless task: if its worker dies, Ray runs it again
+elsewhere, and no feed is lost or counted twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from onnxfq.support.records import join_lines
 from onnxfq.targets.registry import prepare_model
 
 SHARD = 16
-"""Feeds a task: enough to make sending them cheap, few enough that a lost worker costs little."""
+"""Feeds per task: enough to make sending them cheap, few enough that a lost worker costs little."""
 LOCAL = "local"
 _STORE_BYTES = 256 << 20
 
@@ -44,11 +44,19 @@ def collect_on_ray(
 ) -> Statistics:
     """Return what `collect_statistics` returns, byte for byte, gathered by the workers of a Ray cluster.
 
-    start: as for `collect_statistics`. address: of the cluster, or "local" for the cores of this machine.
-    Every worker needs onnxfq and the same kind of processor: onnxruntime rounds differently with other
-    vector instructions. Custom-op libraries and data files of the model are read at the same absolute paths.
-    Device "auto" is the CPU, for workers must not differ; with "cuda" each takes a GPU.
-    Raises as `collect_statistics`, and RuntimeLibraryError when ray is missing, the cluster cannot be reached
+    Every worker needs onnxfq and the same kind of processor: onnxruntime rounds differently with other vector
+    instructions. Custom-op libraries and data files of the model are read at the same absolute paths. Device
+    "auto" is the CPU, because workers must not differ; with "cuda" each worker takes a GPU.
+
+    Args:
+        model: as for `collect_statistics`.
+        plan: as for `collect_statistics`.
+        feeds: the data.
+        address: of the cluster, or "local" for the cores of this machine.
+        options: as for `collect_statistics`.
+        start: as for `collect_statistics`.
+
+    Raises as `collect_statistics`, and RuntimeLibraryError if ray is missing or the cluster cannot be reached
     or has no GPU.
     """
     ray = _ray()
@@ -63,7 +71,7 @@ def collect_on_ray(
             raise RuntimeLibraryError(f"the Ray cluster at {address!r} has no GPU; use device cpu")
         task = ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_retries=-1)(_observe_shard)
         total = None if start is None else replace(start, complete=True)
-        # Twice as many shards as workers are out at a time: none waits, and memory stays bounded.
+        # At most twice as many shards as workers are in flight: no worker waits, and memory stays bounded.
         most = 2 * max(1, workers)
         out: deque[Any] = deque()
 
@@ -90,7 +98,7 @@ def collect_on_ray(
 
 @dataclass(frozen=True)
 class _Work:
-    """What a worker needs to observe: sent once, kept by every machine."""
+    """Input of an observing worker: sent once, kept by every machine."""
 
     model: bytes
     sha256: str
@@ -121,7 +129,7 @@ class _Work:
         return observer_on(device, model, Plan.model_validate_json(self.plan), self.options)
 
 
-# One observer a worker process: its session serves all shards that the process is given.
+# One observer per worker process: its session serves all shards of the process.
 _observers: dict[tuple[str, str], Observer] = {}
 
 
@@ -133,7 +141,7 @@ def _observe_shard(work: _Work, first: int, shard: list[Feed]) -> Statistics:
 
 
 def _shards(feeds: Iterable[Feed], first: int) -> Iterator[tuple[int, list[Feed]]]:
-    """Yield the number of the first feed of each shard, and its feeds; `first` is the number of the first."""
+    """Yield the number of the first feed of each shard, and its feeds; `first` numbers the first of all."""
     source = iter(feeds)
     while shard := list(islice(source, SHARD)):
         yield first, shard
@@ -159,7 +167,7 @@ def _ray() -> Any:
 
 
 class _Cluster:
-    """A connection to a cluster, made here and given up again; one that is open already is used and kept."""
+    """A connection to a cluster, closed at the end; a connection that is open already is used and kept."""
 
     def __init__(self, ray: Any, address: str, cores: int) -> None:
         self._ray, self._address, self._cores = ray, address, cores

@@ -1,6 +1,6 @@
-"""Observers: a model with observers in it, that gives the statistics of any number of feeds.
+"""Observers: models with observing nodes.
 
-On a CPU they come with every feed and are added up here; on a GPU the model itself adds them up.
+On a CPU the statistics of each feed are added up here; on a GPU the model itself merges them.
 """
 
 from __future__ import annotations
@@ -69,13 +69,16 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class ObserveOptions:
-    """How feeds are observed.
+    """Options of observing.
 
-    threads: cores to use, 0 for all. memory: bytes that observing may take beyond the model's own session;
-    with less of it fewer feeds are in flight and tensors are observed in several passes. nonfinite:
-    whether NaN and infinities stop or are left out. feed_ranges: keep the range of every feed, for
-    calibrators that hang on order. progress: called with the number of feeds done. device: "auto" is a GPU
-    where one works and has room.
+    Attributes:
+        threads: cores to use, 0 for all.
+        memory: bytes that observing may take in addition to the session of the model; less memory means fewer
+            feeds in flight, and several passes over the data.
+        nonfinite: whether NaN and infinities stop the run or are skipped.
+        feed_ranges: record the range of every feed, for calibrators that depend on order.
+        progress: called with the number of feeds done.
+        device: "auto" is a GPU if one works and has room.
     """
 
     threads: int = 0
@@ -87,9 +90,9 @@ class ObserveOptions:
 
 
 def observed_tensors(model: Model, plan: Plan, options: ObserveOptions) -> list[Observed]:
-    """Return the tensors that `plan` wants observed, in its order. Raises PlanError where groups are open."""
+    """Return the tensors that `plan` observes, in its order. Raises PlanError if their groups are unknown."""
     in_parts = any(p.spec.equalized or p.spec.observed_granularity != PER_TENSOR for p in plan.activations)
-    editor = Editor(model.graph()) if in_parts else None  # a graph takes its time to make
+    editor = Editor(model.graph()) if in_parts else None  # a graph takes long to build
     stop, feed_ranges = options.nonfinite == "stop", options.feed_ranges
     found = []
     for placement in plan.activations:
@@ -105,7 +108,7 @@ def observed_tensors(model: Model, plan: Plan, options: ObserveOptions) -> list[
 
 
 def observer_on(device: Device, model: Model, plan: Plan, options: ObserveOptions) -> Observer:
-    """Return an observer that runs on `device`, which `choose_device` has found to work."""
+    """Return an observer that runs on `device`, which `choose_device` has tested."""
     return (
         Observer(model, plan, options) if device == "cpu" else MergingObserver(model, plan, options, device)
     )
@@ -115,9 +118,9 @@ class Observer:
     """The observed model of one plan, ready to run over any number of feeds."""
 
     def __init__(self, model: Model, plan: Plan, options: ObserveOptions) -> None:
-        """Put observers into `model`; the sessions are made by the first run and kept.
+        """Insert observers into `model`; the first run creates the sessions.
 
-        Of the weights, which the plan's maker holds already, only what onnxruntime loads comes into memory.
+        Weights are loaded only by onnxruntime, because the caller already holds them.
         """
         self._model = model
         self._options = options
@@ -125,7 +128,7 @@ class Observer:
         self._files = ExitStack()
         try:
             self._observed: onnx.ModelProto | Path
-            # Sessions take the large weights of a model in memory from where they are.
+            # Sessions read the large weights of a model in memory without a copy.
             self._observed = self._insert(plan, model) if is_large(model.proto) else self._write_model(plan)
         except BaseException:
             self._files.close()
@@ -143,21 +146,27 @@ class Observer:
         return InsertObservers(plan)
 
     def __enter__(self) -> Observer:
-        """Return itself."""
+        """Return the observer."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Stop the threads and remove what was written."""
+        """Stop the threads and remove temporary files."""
         self._runs.close()
         self._files.close()
 
     def run(
         self, feeds: Iterable[Feed], first: int = 0, stopped: Callable[[], bool] = lambda: False
     ) -> Statistics:
-        """Return the statistics of `feeds`, the first of which has number `first` in messages.
+        """Return the statistics of `feeds`.
 
-        Several feeds are in flight at a time: nobody may fill their arrays anew, see `feeds.owned`.
-        stopped: asked after every feed; once it tells so, what was gathered is returned as not complete.
+        Several feeds are in flight at a time: nobody may overwrite their arrays, see `data.feeds`.
+
+        Args:
+            feeds: the data.
+            first: number of the first feed in messages.
+            stopped: asked after every feed; once it returns true, the statistics so far are returned as
+                incomplete.
+
         Raises as `collect_statistics`.
         """
         tally = _Tally(first, self._options.progress, stopped)
@@ -169,17 +178,17 @@ class Observer:
         return Statistics(self._model.sha256, tally.done, values, tally.complete, tally.data)
 
     def _gather(self, feeds: Iterable[Feed], tally: _Tally) -> dict[Key, Any]:
-        """Return what `feeds` give, by tensor and kind."""
+        """Return the totals over `feeds`, by tensor and kind."""
         sums = [(one, kind) for one in self._tensors for kind in kinds_of(one)]
         totals = [(kind.empty(one), self._reader(one, kind)) for one, kind in sums]
         for arrays in tally.over(self._runs.run(feeds)):
             for total, read in totals:
                 total.add(read(arrays), tally.number)
-        # Popped, for their memory goes with them.
+        # Popped, so that their memory is released.
         return {(one.tensor, kind.name): totals.pop(0)[0].result() for one, kind in sums}
 
     def _reader(self, one: Observed, kind: Kind[Any]) -> Callable[[Results], Results]:
-        """Return a function from the outputs of a run to what they give `kind` of a tensor."""
+        """Return a function from the outputs of a run to the arrays for `kind` of a tensor."""
         places = {name: place for place, name in enumerate(self._outputs)}
         state = places.get(observe_output(one.tensor, STATE_OUTPUT))
         if state is not None:
@@ -194,13 +203,13 @@ class Observer:
         return lambda arrays: [arrays[place] for place in wanted]
 
     def _insert(self, plan: Plan, model: Model) -> onnx.ModelProto:
-        """Return `model` with observers; its outputs are theirs, none where there is nothing to observe."""
+        """Return `model` with observers; its outputs are theirs, none if there is nothing to observe."""
         proto = self._make_pass(plan).run(model).model.proto
         self._outputs = [output.name for output in proto.graph.output] if self._tensors else []
         return proto
 
     def _write_model(self, plan: Plan) -> Path:
-        """Write the observed model for onnxruntime to optimise; return its path."""
+        """Write the observed model for optimisation by onnxruntime; return its path."""
         folder = self._files.enter_context(scratch_folder())
         with room_for_scratch():
             light = replace(self._model, proto=split_weights(self._model.proto, folder / "weights"))
@@ -214,19 +223,19 @@ class Observer:
 
 
 class MergingObserver(Observer):
-    """The same with statistics that are merged by the model itself, in the memory of `device`.
+    """An observer whose model merges the statistics itself, in the memory of `device`.
 
-    Made for GPUs; on a CPU it gives the same statistics, slower, for its tensors lose their layout.
+    For GPUs; on a CPU it gives the same statistics, slower, because its tensors lose their layout.
     """
 
     def __init__(self, model: Model, plan: Plan, options: ObserveOptions, device: Device) -> None:
-        """As an Observer; the session is made by the first run and kept."""
+        """As for an Observer; the first run creates the session."""
         super().__init__(model, plan, options)
         self._device = device
         self._merging: Session | None = None
 
     def __exit__(self, *exception: object) -> None:
-        """Give back what the session takes, and remove what was written."""
+        """Release the session and remove temporary files."""
         super().__exit__(*exception)
         self._merging = None
 
@@ -258,7 +267,7 @@ class MergingObserver(Observer):
         return values
 
     def fault_of(self, feeds: Sequence[Feed]) -> OnnxfqError | None:
-        """Run `feeds` and forget them; return what keeps one from running on the device, if anything."""
+        """Run `feeds` and discard the results; return the error that stops them on the device, if any."""
         if not self._tensors:
             return None
         try:
@@ -277,7 +286,7 @@ class MergingObserver(Observer):
             yield Gathering(self._merging, self._tensors, place)
 
     def _check(self, heads: NDArray[np.int64], rows: Sequence[slice], feed: int) -> None:
-        """Stop at the first NaN or infinity, when it shall: all earlier feeds had none."""
+        """Raise at the first NaN or infinity, if they stop the run: all earlier feeds had none."""
         if self._options.nonfinite != "stop":
             return
         for one, own in zip(self._tensors, rows, strict=True):
@@ -290,7 +299,12 @@ class MergingObserver(Observer):
 
 @dataclass
 class _Tally:
-    """The feeds of a run, counted. first: the number of the first in messages. data: the sum of digests."""
+    """Count of the feeds of a run.
+
+    Attributes:
+        first: number of the first feed in messages.
+        data: sum of the digests.
+    """
 
     first: int
     progress: Progress | None
@@ -301,13 +315,13 @@ class _Tally:
 
     @property
     def number(self) -> int:
-        """The number of the feed that comes now, for messages."""
+        """The number of the next feed, for messages."""
         return self.first + self.done
 
     def over(self, runs: Iterable[tuple[Found, int]]) -> Iterator[Found]:
-        """Yield what every feed gave, from this and its digest; count it once it has been added up.
+        """Yield the result of every run, given with its digest, and count it once the caller has added it up.
 
-        Ends after the last one, or when observing is to stop.
+        Ends after the last one, or when observing is stopped.
         """
         for found, digest in runs:
             yield found

@@ -1,4 +1,4 @@
-"""How models are run: options that the stages share."""
+"""Run options shared by stages."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ from onnxfq.runtime.device_choice import DeviceChoice
 from onnxfq.stages.observers import ObserveOptions
 
 MOST_THREADS = 1024
-"""More are a slip of the hand, and each would take memory before the first of them did anything."""
+"""More are probably a typing error, and each would take memory before the first one runs."""
 
 
 StageProgress = Callable[[str, int, int | None], None]
-"""Called with the stage's name, the number of feeds done and, where known, of how many."""
+"""Called with the stage's name, the number of feeds done, and their total if known."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How models are run.
+    """Options of running models.
 
-    batch: samples a run where the model leaves it open; 0 for feeds as they come. threads: 0 for one a
-    core. progress: hears of every feed. data: how the data is read. device: "auto" is a GPU where one works
-    and has room. Raises DataError for a batch below 0 and threads below 0 or above MOST_THREADS.
+    Attributes:
+        batch: samples per run if the model leaves it open; 0 keeps the batches of the data.
+        threads: 0 for one per core.
+        progress: called for every feed.
+        data: how the data is read.
+        device: "auto" is a GPU if one works and has room.
+
+    Raises DataError for a batch below 0 and threads below 0 or above MOST_THREADS.
     """
 
     batch: int = DEFAULT_BATCH
@@ -37,19 +42,19 @@ class RunOptions:
     device: DeviceChoice = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be meant."""
+        """Raise DataError for numbers out of range."""
         if self.batch < 0:
-            raise DataError(f"batch {self.batch} is below 0; give samples a run, or 0 for feeds as they come")
+            raise DataError(f"batch {self.batch} is below 0; give samples per run, or 0 for the data's own")
         if not 0 <= self.threads <= MOST_THREADS:
-            raise DataError(f"threads {self.threads} is not in 0 to {MOST_THREADS}; give 0 for one a core")
+            raise DataError(f"threads {self.threads} is not in 0 to {MOST_THREADS}; give 0 for one per core")
 
     @property
     def observing(self) -> ObserveOptions:
-        """The same for observing."""
+        """The same options for observing."""
         return ObserveOptions(threads=self.threads, device=self.device)
 
     def stage(self, name: str, feeds: int | None = None) -> Callable[[int], None] | None:
-        """Return the progress callback of one stage that goes through `feeds` feeds."""
+        """Return the progress callback of stage `name`, which runs `feeds` feeds."""
         progress = self.progress
         return None if progress is None else lambda done: progress(name, done, feeds)
 
@@ -57,5 +62,5 @@ class RunOptions:
 def open_feeds(
     model: onnx.ModelProto, data: Data, batch: int = DEFAULT_BATCH, options: DataOptions | None = None
 ) -> Feeds:
-    """Return feeds of `data` that are checked against the inputs of `model` as they are read."""
+    """Return feeds of `data`; each is checked against the inputs of `model` when it is read."""
     return Feeds(data, input_specs(model), batch, options)

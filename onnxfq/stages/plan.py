@@ -1,4 +1,4 @@
-"""`make_plan`: a model and a recipe give a plan."""
+"""`make_plan`: a plan from a model and a recipe."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ from onnxfq.placement.small_shapes import leave_out_small
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
 from onnxfq.runtime.type_inference import with_found_types
+from onnxfq.support.reasons import Reason, rule_of
 from onnxfq.targets.registry import prepare_model, target_by_name
 
 
 def make_plan(model: Model, recipe: Recipe) -> Plan:
     """Decide for every tensor of `model` whether and how it is quantized, with the reason.
 
-    Names are those of the model as the target prepares it. Raises RecipeError for a target that is not
-    registered, and for overrides that match nothing or ask what the target cannot take, ModelError for a
-    model that is quantized already or has nothing to quantize.
+    Names refer to the model as the target prepares it. Raises RecipeError for an unregistered target, and for
+    overrides that match nothing or request formats that the target rejects; ModelError for a model that is
+    quantized already or has nothing to quantize.
     """
     policy = target_by_name(recipe.target).policy
     typed, untold = with_found_types(prepare_model(model, recipe.target))
@@ -55,7 +56,7 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     opaque = list(opaque_operators(graph))
     kept = {d.node: d.why_float for d in decisions if d.why_float} | {s.name: s.why for s in opaque}
     if not placements:
-        untold = f". ONNX Runtime cannot tell the types either: {untold}" if untold else ""
+        untold = f". ONNX Runtime cannot infer the types either: {untold}" if untold else ""
         raise ModelError(_describe_nothing_to_quantize(model.source, decisions, opaque) + untold)
     added = {use.node: (use,) for placement in biases for use in placement.uses}
     skipped = [
@@ -81,34 +82,34 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     )
 
 
-# Together they place every activation that a built-in recipe can ask for: the first all inputs of weighted
-# operators and the skip branches of residual sums, the second those that the first would keep in float.
+# Together they place every activation of the built-in recipes: the first all inputs of weighted operators
+# and the skip branches of residual sums, the second the inputs that the first keeps in float.
 _WIDEST = ("tensorrt-int8", "onnxruntime-int8")
 
 
 def observation_plan(model: Model) -> Plan:
-    """Return a plan of all activations that any built-in recipe may want, to observe them once for all.
+    """Return a plan of all activations that any built-in recipe may need, to observe them once.
 
-    Statistics gathered with it serve every plan without overrides that ask for more. All names are those of
-    the model as the target of the first recipe prepares it; a plan for a target that does not is observed by
-    itself where the two differ. Raises ModelError as `make_plan`.
+    Its statistics serve every plan whose overrides add no activations. All names refer to the model as the
+    target of the first recipe prepares it; if another target prepares it differently, observe that plan
+    itself. Raises ModelError as `make_plan`.
     """
     model = prepare_model(model, RECIPES[_WIDEST[0]].target)
     wide = [RECIPES[name].model_copy(update={"log_spectra": "quantize"}) for name in _WIDEST]
     plans = [make_plan(model, recipe) for recipe in wide]
     placements = {p.tensor: p for plan in plans for p in plan.activations}
-    # With the ranges of channels a tensor has the statistics of the whole of it as well.
+    # A tensor with ranges of channels also has the statistics of the whole tensor.
     placements |= {p.tensor: p for plan in plans for p in plan.activations if p.spec.equalized}
     return plans[0].model_copy(update={"recipe": "all", "placements": tuple(placements.values())})
 
 
 def refuse_quantized(graph: gs.Graph, source: str) -> None:
-    """Raise ModelError when the graph holds operators of a quantized model."""
+    """Raise ModelError if the graph holds operators of a quantized model."""
     found = sorted({node.op for node in nodes_by_graph(graph)} & QUANTIZED_OPS)
     if found:
         raise ModelError(
             f"{source} is already quantized (it has {', '.join(found)}); give the float model, "
-            "--keep-existing to quantize the rest, or --requantize to take out what it has"
+            "--keep-existing to quantize the rest, or --requantize to remove its quantizers first"
         )
 
 
@@ -119,7 +120,7 @@ def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> l
     decisions = _as_a_whole(
         [decide_weighted(node, recipe, policy) for node in weighted], graph, recipe, policy
     )
-    # Which nodes stay in float is known now: what they read through a Transpose must not be rounded.
+    # The float nodes are known now: tensors that they read through a Transpose must not be rounded.
     unrounded = read_in_float(graph, beyond.keys() | {d.node for d in decisions if d.why_float})
     decisions = [
         d if d.why_float else decide_weighted(node, recipe, policy, unrounded)
@@ -135,7 +136,7 @@ def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> l
 def _as_a_whole(
     decisions: list[NodeDecision], graph: gs.Graph, recipe: Recipe, policy: TargetPolicy
 ) -> list[NodeDecision]:
-    """Return `decisions` after the rules that look at more than one operand."""
+    """Return `decisions` after the rules that consider more than one operand."""
     nodes = nodes_by_graph(graph)
     if recipe.log_spectra == "float":
         decisions = leave_out_log_spectra(decisions, graph)
@@ -161,7 +162,7 @@ def _decide_residuals(
             continue
         why_float, by_rule = skip.why_float, bool(skip.why_float)
         if not by_rule and recipe.keeps_float(node.name, node.op, placement.tensor):
-            why_float = f"kept in float by an override of recipe {recipe.name}"
+            why_float = Reason("override", f"kept in float by an override of recipe {recipe.name}")
         if not why_float:
             refuse(Operands(node, (placement,), {}), policy)
         decisions.append(
@@ -188,7 +189,7 @@ def _merge(decisions: list[NodeDecision]) -> list[Placement]:
 
 
 def _note_float_readers(placement: Placement, tensors: dict[str, gs.Tensor]) -> Placement:
-    """Add to the reason of a weight that something reads it in float as well, if so."""
+    """Add to the reason of a weight that a node also reads it in float, if so."""
     if placement.role != "weight":
         return placement
     constant = tensors[placement.tensor]
@@ -235,7 +236,9 @@ def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placemen
 def _describe_nothing_to_quantize(source: str, decisions: list[NodeDecision], opaque: list[Skipped]) -> str:
     if decisions:
         first = decisions[0]
-        remedy = "; export the model in float32 or float16" if "only float32" in first.why_float else ""
+        remedy = (
+            "; export the model in float32 or float16" if rule_of(first.why_float) == "float-type" else ""
+        )
         return f"{source}: nothing to quantize: {first.op_type} {first.node!r}: {first.why_float}{remedy}"
     for inner in opaque[:1]:
         return f"{source}: nothing to quantize: {inner.op_type} {inner.name!r} stays in float, {inner.why}"

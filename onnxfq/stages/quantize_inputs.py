@@ -1,4 +1,4 @@
-"""What `quantize` reads before its first stage: the model in its forms, the data, room for weights."""
+"""Inputs of `quantize`: the model in its forms, the data, and storage for large weights."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class QuantizeInputs:
     """A model and its data.
 
     Attributes:
-        reference: the float model as it was given, to compare with.
+        reference: the float model as given, to compare with.
         model: the normalised model, as the target of the recipe prepares it.
-        ranked: the same for planning, with ranks that only a run tells.
+        ranked: the same for planning, with ranks that only a run can infer.
         feeds: the data; None without any.
-        runs: how many feeds a pass has, where known.
-        scratch: where large weights are kept while models are made.
+        runs: number of feeds of a pass, if known.
+        scratch: storage of large weights while models are built.
     """
 
     reference: onnx.ModelProto
@@ -48,7 +48,7 @@ class QuantizeInputs:
         return [] if self.feeds is None else self.feeds.feeds
 
     def take_in(self, proto: onnx.ModelProto) -> onnx.ModelProto:
-        """Return `proto` with its weights in memory, but for large models."""
+        """Return `proto` with its weights in memory; large models keep them in the file."""
         return proto if self.scratch is None or is_large(self.model.proto) else with_weights(proto)
 
 
@@ -66,19 +66,19 @@ def open_inputs(
     Args:
         model: a path or a ModelProto, which is not changed.
         data: as `quantize` takes it, or None.
-        recipe: says for which target, and how a model that is quantized already is loaded.
+        recipe: names the target, and the policy for models that are quantized already.
         options: how the data is read.
-        output: large temporary weights go to the file system that it goes to.
-        observed: whether statistics are given, so that no run is needed for ranks.
+        output: large temporary weights go to the file system of this path.
+        observed: whether statistics are given, so that ranks need no run.
 
     Raises:
         ModelError: for a model that cannot be read.
         DataError: for data that cannot be opened.
         RuntimeLibraryError: for a device that cannot be used.
     """
-    choose_device(options.device)  # a missing device is an error now, not after the plan
+    choose_device(options.device)  # report a missing device now, not after planning
     folder = None if output is None else Path(output).parent
-    # A given model is held once by its owner, and not a second time.
+    # The caller holds a given model; its weights are not copied in memory.
     scratch = scratch_for(model, folder) if isinstance(model, onnx.ModelProto) else None
     with weights_in(scratch):
         proto, sha256, source = read_model(model)
@@ -95,7 +95,7 @@ def open_inputs(
 
 
 def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy as it is, but for doubled node names, which ONNX allows and ONNX Runtime refuses."""
+    """Return a copy with unique node names; ONNX allows duplicates, ONNX Runtime rejects them."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model)
     name_nodes(proto)

@@ -1,4 +1,4 @@
-"""Who computes: each runner gives the wanted tensors of a model for each feed."""
+"""Runners: runtimes that compute requested tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnxfq.targets.target import Runner, Values
 def onnxruntime(
     proto: onnx.ModelProto, feeds: Sequence[Feed], tensors: Sequence[str], threads: int
 ) -> Iterator[Values]:
-    """Q and DQ as their definition says, every product in float32."""
+    """Yield the tensors of each feed, with Q and DQ as defined and every product in float32."""
     session = Session(with_outputs(proto, tensors), threads, exact=True)
     for feed in feeds:
         yield dict(zip(tensors, session.run(feed, tensors), strict=True))
@@ -29,14 +29,14 @@ def onnxruntime(
 def integer(
     proto: onnx.ModelProto, feeds: Sequence[Feed], tensors: Sequence[str], threads: int
 ) -> Iterator[Values]:
-    """As `onnxruntime`, but int8 products are summed in whole numbers, as fused kernels do."""
+    """Yield the tensors as `onnxruntime`, but sum int8 products in integers, as fused kernels do."""
     return onnxruntime(integer_products(proto).proto, feeds, tensors, threads)
 
 
 def read_saved(path: Path) -> Runner:
-    """Return a runner that reads what Polygraphy saved: `polygraphy run --save-outputs`.
+    """Return a runner that reads results of `polygraphy run --save-outputs`.
 
-    Running it raises DataError for a file without such results, or with another number of feeds.
+    It raises DataError for a file without such results, or with another number of feeds.
     """
 
     def run(
@@ -47,7 +47,7 @@ def read_saved(path: Path) -> Runner:
         if len(found) != len(feeds):
             raise DataError(
                 f"{path} has results for {len(found)} feeds, the data has {len(feeds)}; give the data and "
-                "the --batch that it was made with"
+                "--batch of its run"
             )
         yield from found
 
@@ -55,18 +55,18 @@ def read_saved(path: Path) -> Runner:
 
 
 def runners() -> dict[str, Runner]:
-    """Return every runner by name: those of ONNX Runtime, and those of registered targets."""
+    """Return every runner by name: ONNX Runtime's, and the runners of registered targets."""
     return {"onnxruntime": onnxruntime, "integer": integer} | collect_parts(lambda one: one.run)
 
 
 def runner(name: str) -> Runner:
-    """Return the runner called `name`, or that of a file. Raises DataError for neither."""
+    """Return the runner called `name`, or the runner of a .json file. Raises DataError for neither."""
     known = runners()
     if name in known:
         return known[name]
     if Path(name).suffix == ".json":
         return read_saved(Path(name))
     raise DataError(
-        f"nothing is called {name!r} that could run the model{nearest(name, known)}; or give a .json file "
-        "of `polygraphy run --save-outputs`"
+        f"unknown runtime {name!r}{nearest(name, known)}; or give a .json file of `polygraphy run "
+        "--save-outputs`"
     )

@@ -1,4 +1,4 @@
-"""`score_models`: how far candidates are from the reference on the same feeds, and how right each is."""
+"""`score_models`: scores and accuracy of candidates on the same feeds."""
 
 from __future__ import annotations
 
@@ -39,13 +39,26 @@ def score_models(
 ) -> Evaluation:
     """Run the reference and every candidate on each feed, once, and return the scores.
 
-    labels: integers, one for each row of the first output in the order of the feeds. tensors: names of
-    inner tensors of the reference to compare with the quantized ones of the candidates. Outputs that
-    hold no numbers, as sequences and strings, are left out with a note, and so is what has another size
-    along an axis that the reference leaves open, as the boxes that a detector keeps, on that feed. device: of
-    all sessions; "auto" is a GPU where one works and has room. Raises ModelError when a candidate's outputs
-    differ from the reference's, DataError when labels and rows differ in number, RuntimeLibraryError and
-    DeviceMemoryError for a GPU that was asked for by name.
+    Non-numeric outputs, such as sequences and strings, are left out with a note. A tensor is also left out
+    for a feed on which it has another size along an axis that the reference leaves open, such as the boxes of
+    a detector.
+
+    Args:
+        reference: the float model.
+        candidates: models with the same outputs, by name.
+        feeds: the data.
+        reference_name: name of the reference in the result.
+        labels: integers, one for each row of the first output in the order of the feeds.
+        tensors: inner tensors of the reference to compare with the quantized ones of the candidates.
+        threads: of a session, 0 for one per core.
+        progress: called with the number of feeds done.
+        device: of all sessions; "auto" is a GPU if one works and has room.
+
+    Raises:
+        ModelError: if a candidate's outputs differ from the reference's.
+        DataError: if labels and rows differ in number.
+        RuntimeLibraryError: for a GPU that was requested by name and cannot be used.
+        DeviceMemoryError: for a GPU that was requested by name and lacks memory.
     """
     names = output_names(reference)
     for name, proto in candidates.items():
@@ -89,7 +102,7 @@ def score_models(
 
 @dataclass(frozen=True)
 class _Side:
-    """A model that is run, and what of it is fetched."""
+    """A model and the tensors to fetch from its runs."""
 
     proto: onnx.ModelProto
     fetches: Sequence[str]
@@ -102,14 +115,14 @@ class _Side:
 def _outputs(
     sides: Sequence[_Side], feeds: Iterable[Feed], threads: int, wanted: DeviceChoice
 ) -> Iterator[list[list[NDArray[Any]]]]:
-    """Yield of every feed what each side gives. Whether all of it runs on a GPU, the first feed shows."""
+    """Yield the results of all sides for every feed; the first feed decides whether they run on a GPU."""
     device = choose_device(wanted)
     sessions: list[Session] = []
 
     def run(feed: Feed) -> list[list[NDArray[Any]]]:
         if not sessions:
             sessions.extend(side.session(threads, device) for side in sides)
-        # Copied to a GPU once, not for each of the models.
+        # Copied to a GPU once, not once per model.
         given = feed if device == "cpu" else PlacedFeed.from_feed(feed, device)
         return [one.run(given, side.fetches) for one, side in zip(sessions, sides, strict=True)]
 
@@ -127,7 +140,7 @@ def _outputs(
 
 @dataclass
 class _Run:
-    """One candidate while the feeds go through."""
+    """One candidate and its sums over the feeds so far."""
 
     name: str
     proto: onnx.ModelProto
@@ -143,7 +156,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         made = GraphIndex(self.proto.graph).makers
-        # The quantized form of an inner tensor, where the candidate has one.
+        # The quantized form of an inner tensor, if the candidate has one.
         self.proto, restored = with_restored_channels(self.proto, self.tensors)
         inner = [
             restored.get(t, next((n for n in (f"{t}/dq", f"{t}/fq", t) if n in made), t))
@@ -184,8 +197,8 @@ class _Run:
         """Yield what was not compared, and why."""
         for name, shapes in self.unlike.items():
             yield (
-                f"{self.name}: {name!r} not compared on {len(shapes)} of {feeds} feeds, for its size follows "
-                f"from the values: first it {shapes[0]}"
+                f"{self.name}: {name!r} not compared on {len(shapes)} of {feeds} feeds, because its size "
+                f"depends on the values: first it {shapes[0]}"
             )
 
     def score(self, feeds: int, rows: int) -> CandidateScore:
@@ -228,7 +241,7 @@ def _read_declared_sizes(reference: onnx.ModelProto) -> dict[str, list[int | Non
 
 
 def _label_count(labels: NDArray[Any], rows: str, output: str) -> str:
-    return f"{labels.size} labels for {rows} rows of output {output!r}; give one label a row"
+    return f"{labels.size} labels for {rows} rows of output {output!r}; give one label per row"
 
 
 def _rows(output: NDArray[Any]) -> int:
@@ -243,7 +256,7 @@ def _right(output: NDArray[Any], truth: NDArray[Any]) -> int:
 
 
 def _agreement(want: NDArray[Any], have: NDArray[Any]) -> tuple[int, int]:
-    # [rows, classes] or [batch, positions, classes]; the last axis of an image is no class.
+    # [rows, classes] or [batch, positions, classes]; the last axis of an image holds no classes.
     if want.ndim not in (2, 3) or want.shape[-1] < 2 or want.size == 0:
         return 0, 0
     same = want.argmax(-1) == have.argmax(-1)

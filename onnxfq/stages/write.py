@@ -1,4 +1,4 @@
-"""Writing a quantized model: it is read back, checked and tried before it takes its name."""
+"""Output of a quantized model: read back, checked and run before it takes its name."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 def write_model(
     proto: onnx.ModelProto, output: str | Path | None, feeds: Sequence[Feed] = (), threads: int = 0
 ) -> None:
-    """Write `proto` to `output`, if there is one, once it has run on the first of `feeds`.
+    """Write `proto` to `output`, unless that is None, once it has run on the first of `feeds`.
 
-    A form that ONNX Runtime has no kernels for is checked by ONNX's rules alone. Raises ModelError or
-    OutputError; then nothing is written.
+    A form without kernels in ONNX Runtime is checked by ONNX's rules alone. Raises ModelError or OutputError;
+    then nothing is written.
     """
 
     def try_out(path: Path, weights: Path | None) -> None:

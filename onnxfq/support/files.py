@@ -1,4 +1,4 @@
-"""Files: named when they are whole, so that a reader never meets half of one; .npz archives read."""
+"""Atomic file writing, and reading of .npz and .npy."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What NumPy and zipfile raise for a file that is no .npz, pickled, encrypted, cut off or damaged."""
+"""Errors of NumPy and zipfile for files that are not .npz, or are pickled, encrypted, cut off or damaged."""
 
 
 NPY_MAGIC = b"\x93NUMPY"
-"""What an .npy begins with."""
+"""Leading bytes of an .npy."""
 
 
 class SingleArrayError(ValueError):
-    """An .npy, one array without a name, where an .npz is wanted."""
+    """An .npy, which holds one unnamed array, given in place of an .npz."""
 
 
 def check_writable(path: Path) -> None:
-    """Raise OutputError now, before any work, when `path` could not be written later."""
+    """Raise OutputError before any work if `path` cannot be written later."""
     if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         raise OutputError(f"cannot write {path}: it is a folder; give a file name")
-    if os.path.exists(path) and not os.path.isfile(path):  # a device, for one: renaming onto it would end it
+    if os.path.exists(path) and not os.path.isfile(path):  # renaming onto a device would remove it
         raise OutputError(f"cannot write {path}: it is a device or a pipe; give the name of a file")
     folder = Path(os.path.realpath(path)).parent if os.path.islink(path) else path.parent
     if not os.path.isdir(folder):
@@ -53,24 +53,26 @@ def check_writable(path: Path) -> None:
 
 
 def check_output(output: str | Path, *others: object) -> None:
-    """Raise OutputError now when `output` could not be written later, or is the file of one of `others`.
+    """Raise OutputError if `output` cannot be written later, or is one of `others`.
 
-    others: what else the command reads or writes; what is no path is passed over.
+    Args:
+        output: path of the file to write.
+        others: other paths that the command reads or writes; values that are not paths are ignored.
     """
     for other in others:
         if isinstance(other, (str, Path)) and Path(output).resolve() == Path(other).resolve():
-            raise OutputError(f"output {output} is another file of this command too; give another file name")
+            raise OutputError(f"output {output} is also another file of this command; give another name")
     check_writable(Path(output))
 
 
 @contextmanager
 def replace_file(path: str | Path) -> Iterator[Path]:
-    """Give the path of a temporary file; on success it takes the place of `path`, on failure it goes.
+    """Yield the path of a temporary file; it replaces `path` on success and is removed on failure.
 
-    Where the system can, the file has no name in any folder until it is whole, so that a process that is
-    killed leaves nothing. Elsewhere it is a neighbour of `path`, and what a killed process left of such is
-    taken away by the next that writes `path`. A link stays one: what it leads to is replaced.
-    Raises OutputError when the folder is missing or not writable, or the disk refuses.
+    If the system supports it, the file has no name until it is complete: a killed process leaves nothing.
+    Otherwise the file lies next to `path`, and the next process that writes `path` removes the leftovers of
+    killed processes. A link is kept, and its target is replaced.
+    Raises OutputError if the folder is missing or not writable, or if writing fails.
     """
     path = Path(path)
     check_writable(path)
@@ -87,7 +89,7 @@ def replace_file(path: str | Path) -> Iterator[Path]:
     try:
         temporary = named or Path(f"{temporary_files.OPEN_FILES}/{handle}")
         yield temporary
-        # Temporary files are private; give the result the rights any new file would have.
+        # Temporary files are private; give the result the permissions of any new file.
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
@@ -106,20 +108,20 @@ def replace_file(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write UTF-8 `text` to `path`, whole or not at all."""
+    """Write UTF-8 `text` to `path` completely or not at all."""
     with replace_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def load_npz(path: str | Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz by name. Raises one of `UNREADABLE` for any fault."""
-    # Opened here: NumPy leaves a file open when its archive is cut off.
+    # Opened here, because NumPy leaves a file open if its archive is cut off.
     with Path(path).open("rb") as stream:
         head = stream.read(6)
         if head == NPY_MAGIC:
             raise SingleArrayError("it is a single array")
-        if not head.startswith(b"PK"):  # NumPy would take it for a pickle and tell how to trust it
-            raise ValueError("it is no zip archive")
+        if not head.startswith(b"PK"):  # NumPy would take it for a pickle and advise to trust it
+            raise ValueError("it is not a zip archive")
         stream.seek(0)
         with np.load(stream, allow_pickle=False) as data:
             arrays = {name: data[name] for name in data.files}
@@ -130,8 +132,8 @@ def load_npz(path: str | Path) -> dict[str, NDArray[Any]]:
 
 
 def load_npy(path: str | Path, mapped: bool = False) -> NDArray[Any]:
-    """Return the array of an .npy, mapped or read. Raises one of `UNREADABLE` for any fault."""
+    """Return the array of an .npy, memory-mapped or read. Raises one of `UNREADABLE` for any fault."""
     with Path(path).open("rb") as stream:
-        if stream.read(6) != NPY_MAGIC:  # NumPy would take it for a pickle and tell how to trust it
-            raise ValueError("it does not begin as one")
+        if stream.read(6) != NPY_MAGIC:  # NumPy would take it for a pickle and advise to trust it
+            raise ValueError("it does not begin as an .npy")
     return np.asarray(np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False))

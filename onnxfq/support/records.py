@@ -1,4 +1,4 @@
-"""JSON and YAML documents as validated records: one base class, one reader, one-line errors."""
+"""Validated records in JSON and YAML files, with one-line errors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Record(pydantic.BaseModel):
-    """A frozen record with known fields only."""
+    """Frozen record that rejects unknown fields."""
 
     model_config = pydantic.ConfigDict(
         frozen=True, extra="forbid", ser_json_inf_nan="strings", protected_namespaces=()
     )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other values for the fields of `update`."""
+        """Return a copy in which the fields of `update` have new values."""
         made = super().model_copy(update=update, deep=deep)
         for name in [name for name in made.__dict__ if name not in type(self).model_fields]:
-            del made.__dict__[name]  # pydantic copies what is cached too
+            del made.__dict__[name]  # pydantic copies cached properties too
         return made
 
     @classmethod
@@ -41,14 +41,14 @@ R = TypeVar("R", bound=Record)
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, but that it refuses a mapping that says the same field twice."""
+    """PyYAML's safe loader that also rejects a mapping with a repeated field."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         twice = first_repeated(keys)
         if twice is not None:
             raise yaml.constructor.ConstructorError(
-                None, None, f"field {twice!r} is there twice, and only one would count", node.start_mark
+                None, None, f"field {twice!r} appears twice, and only one would count", node.start_mark
             )
         return super().construct_mapping(node, deep)
 
@@ -59,7 +59,7 @@ def read_document(path: str | Path, record: type[R], error: type[OnnxfqError]) -
 
 
 def read_content(path: str | Path, error: type[OnnxfqError]) -> Any:
-    """Return what a JSON or YAML file holds; any fault is raised as one line of class `error`."""
+    """Return the content of a JSON or YAML file; any fault is raised as one line of class `error`."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -77,20 +77,20 @@ def read_content(path: str | Path, error: type[OnnxfqError]) -> Any:
 
 
 def read_json(text: str) -> Any:
-    """Return what `text` holds. Raises ValueError, for a name that stands twice too, or RecursionError."""
+    """Parse JSON `text`. Raises ValueError, also for a name that appears twice, or RecursionError."""
     return json.loads(text, object_pairs_hook=_once_each)
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError for a name that it has twice, of which JSON keeps the last."""
+    """Return a JSON object. Raises ValueError for a repeated name, of which JSON would keep the last."""
     twice = first_repeated(name for name, _ in pairs)
     if twice is not None:
-        raise ValueError(f"{twice!r} stands twice in one object")
+        raise ValueError(f"{twice!r} appears twice in one object")
     return dict(pairs)
 
 
 def parse(content: Any, record: type[R], error: type[OnnxfqError], source: str) -> R:
-    """Validate `content` as `record`; the first fault is raised as one line naming `source` and field."""
+    """Validate `content` as `record`; the first fault is raised as one line with `source` and field."""
     try:
         return record.model_validate(content)
     except pydantic.ValidationError as fault:
@@ -112,7 +112,7 @@ def parse(content: Any, record: type[R], error: type[OnnxfqError], source: str) 
 
 
 def _record_at(record: type[Record], where: tuple[int | str, ...]) -> type[Record]:
-    """Return the record that the field path `where` leads to from `record`."""
+    """Return the record class at the field path `where` of `record`."""
     for part in where:
         if isinstance(part, str) and part in record.model_fields:
             annotation = record.model_fields[part].annotation
@@ -123,18 +123,18 @@ def _record_at(record: type[Record], where: tuple[int | str, ...]) -> type[Recor
 
 
 def write_document(path: str | Path, record: Record) -> None:
-    """Write `record` as indented JSON, whole or not at all."""
+    """Write `record` as indented JSON completely or not at all."""
     write_text(path, record.model_dump_json(indent=2, exclude_defaults=False) + "\n")
 
 
 def join_lines(text: object) -> str:
-    """Return `text` in one line: white space runs are single blanks, what is not printable is spelled."""
+    """Return `text` on one line: white space becomes single blanks, unprintable characters are escaped."""
     line = " ".join(str(text).split())
     return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def first_repeated(names: Iterable[str]) -> str | None:
-    """Return the first of `names` that has come before, or None when all differ."""
+    """Return the first repeated name, or None if all differ."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -1,4 +1,4 @@
-"""Finds the files that the build installs beside the package: the custom-op library, the sample model."""
+"""Installed files of the package: the custom-op library, the sample model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from onnxfq.errors import RuntimeLibraryError
 
 
 def package_file(*parts: str) -> Path:
-    """Return the path of an installed file, `package_file("digits", "NOTICE")`.
+    """Return the path of an installed file, as in `package_file("digits", "NOTICE")`.
 
-    Looks in the package, then where `pip install` recorded it: in an editable install, or when
-    Python runs inside a checkout, the two are different folders.
-    Raises RuntimeLibraryError when the file is in neither.
+    The package folder is searched first, then the record of `pip install`: in an editable install, or if
+    Python runs inside a checkout, these are different folders.
+    Raises RuntimeLibraryError if the file is in neither.
     """
     beside = Path(__file__).parents[1].joinpath(*parts)
     if beside.is_file():
@@ -36,7 +36,7 @@ def package_file(*parts: str) -> Path:
 
 
 def custom_ops_library() -> Path:
-    """Return the path of the custom-op library. Raises RuntimeLibraryError when it is not built."""
+    """Return the path of the custom-op library. Raises RuntimeLibraryError if it is not built."""
     if sys.platform == "win32":
         return package_file("onnxfq_custom_ops.dll")
     suffix = "dylib" if sys.platform == "darwin" else "so"

@@ -1,4 +1,4 @@
-"""Tables as plain text."""
+"""Plain-text tables."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import sys
 from collections.abc import Collection, Sequence
 
 _SHORTEST = 16
-"""Characters that a shortened name keeps, as far as the terminal has room at all."""
+"""Least width to which names are shortened for a narrow terminal, in characters."""
 
 
 def table_lines(rows: Sequence[Sequence[str]], names: Collection[int] = ()) -> list[str]:
-    """Return a line for each of `rows`, all of one length, with their columns one below the other.
+    """Return one line per row, with aligned columns.
 
-    names: columns that lose the middle of what is too long for a line of the terminal; what is not printed to
-    a terminal keeps all of it.
+    Args:
+        rows: cells of each row; all rows have the same number of cells.
+        names: columns whose cells lose their middle if a line is too long for the terminal; without a
+            terminal nothing is shortened.
     """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     over = sum(widths) + 2 * (len(widths) - 1) - _room()
@@ -27,8 +29,8 @@ def table_lines(rows: Sequence[Sequence[str]], names: Collection[int] = ()) -> l
 
 
 def _room() -> float:
-    """Return the characters of a line of the terminal; without one there is no end."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()  # None where the caller closed it
+    """Return the width of the terminal in characters; infinite without a terminal."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()  # None if the caller closed it
     return shutil.get_terminal_size().columns if terminal else float("inf")
 
 

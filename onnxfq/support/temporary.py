@@ -1,6 +1,6 @@
-"""Files that are not there yet: without a name where the system can, else locked while their maker lives.
+"""Temporary files: unnamed if the system supports it, otherwise locked while their process lives.
 
-So nothing half written is ever met, and what a killed process leaves is known by its lock being free.
+Therefore no reader sees a partial file, and the free lock of a leftover shows that its process was killed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from onnxfq.errors import OutputError
 fcntl: ModuleType | None
 try:
     import fcntl
-except ImportError:  # Windows: no locks, and what a killed process left stays
+except ImportError:  # Windows has no locks: leftovers of killed processes stay
     fcntl = None
 
 OPEN_FILES = "/proc/self/fd"
-"""Where Linux shows the open files of a process, those without a name too."""
+"""Folder in which Linux lists the open files of a process, including unnamed ones."""
 
 _TEMPORARY = ".part"
 _SCRATCH = "onnxfq-"
@@ -34,7 +34,7 @@ _FILES = "files"
 
 
 def open_unnamed(folder: Path) -> int | None:
-    """Open a file in the file system of `folder` that has no name; None where the system has no such."""
+    """Open an unnamed file in the file system of `folder`; None if the system does not support it."""
     kind = getattr(os, "O_TMPFILE", None)
     if kind is None or not os.path.isdir(OPEN_FILES):
         return None
@@ -42,12 +42,12 @@ def open_unnamed(folder: Path) -> int | None:
         return os.open(folder, kind | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno in (errno.EISDIR, errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL):
-            return None  # a file system, or a kernel, without them
+            return None  # the file system or the kernel does not support it
         raise
 
 
 def link_file(handle: int, path: Path) -> bool:
-    """Give the open file without a name that of `path`; tell whether it was free."""
+    """Name the open unnamed file `path`; return whether the name was free."""
     folder = os.open(OPEN_FILES, os.O_RDONLY)
     try:
         os.link(str(handle), path, src_dir_fd=folder)  # with a folder, Python follows the link to the file
@@ -59,7 +59,7 @@ def link_file(handle: int, path: Path) -> bool:
 
 
 def link_temporary(handle: int, path: Path) -> Path:
-    """Give the open file without a name one beside `path`, to be renamed at once."""
+    """Give the open unnamed file a temporary name next to `path`, to be renamed at once."""
     _lock(handle)
     while True:
         name = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
@@ -68,39 +68,39 @@ def link_temporary(handle: int, path: Path) -> Path:
 
 
 def open_temporary(path: Path) -> tuple[int | None, Path]:
-    """Make a file beside `path`, locked for as long as its maker lives."""
+    """Create a temporary file next to `path`, locked until its process ends."""
     while True:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_TEMPORARY, dir=path.parent)
         if not _lock(handle):
-            os.close(handle)  # Windows renames no open file
+            os.close(handle)  # Windows cannot rename an open file
             return None, Path(name)
         if os.fstat(handle).st_nlink:
             return handle, Path(name)
-        os.close(handle)  # another process took it for an abandoned one before it was locked
+        os.close(handle)  # another process removed it as abandoned before it was locked
 
 
 def _lock(handle: int) -> bool:
-    """Hold the open file as long as it is open; tell whether the system has such locks."""
+    """Lock the open file until it is closed; return whether the system supports such locks."""
     if fcntl is None:
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
     except OSError as error:
         if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            return False  # a file system without them: what a killed process leaves there stays
+            return False  # a file system without locks: leftovers of killed processes stay
         raise
     return True
 
 
 def remove_stale(path: Path) -> None:
-    """Take away the temporary files of `path` whose makers are gone: nobody holds a lock on them."""
+    """Remove the temporary files of `path` whose processes ended, which leaves them unlocked."""
     for other in path.parent.glob(f".{glob.escape(path.name)}.*{_TEMPORARY}"):
         if _is_abandoned(other):
             other.unlink(missing_ok=True)
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Tell whether nobody holds a lock on the file at `path`; False when it cannot be told."""
+    """Tell whether the file at `path` is unlocked; False if unknown."""
     if fcntl is None:
         return False
     try:
@@ -118,16 +118,16 @@ def _is_abandoned(path: Path) -> bool:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Give an empty folder among the system's temporary files, removed at the end with all in it.
+    """Yield an empty folder among the system's temporary files; it is removed at the end with its content.
 
-    Those of processes that were killed are removed by the next that makes one.
+    The next process that calls this removes the folders of killed processes.
     """
     for other in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         if _is_own_scratch(other) and _is_abandoned(other / _LOCK):
-            shutil.rmtree(other / _FILES, ignore_errors=True)  # the lock last: it tells whose the rest is
+            shutil.rmtree(other / _FILES, ignore_errors=True)  # the lock goes last: it identifies the folder
             shutil.rmtree(other, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder:
-        # Locked before it has its name: an unlocked one is a dead one.
+        # Locked before it gets its final name, because an unlocked file counts as abandoned.
         making, lock = Path(folder) / f"{_LOCK}.new", Path(folder) / _LOCK
         with making.open("wb") as stream:
             if _lock(stream.fileno()):
@@ -139,7 +139,7 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextmanager
 def room_for_scratch() -> Iterator[None]:
-    """Raise OutputError, with place and remedy, where a scratch folder has no room for what is written."""
+    """Raise OutputError, with folder and remedy, if a scratch folder runs out of space."""
     try:
         yield
     except OSError as error:
@@ -152,11 +152,11 @@ def room_for_scratch() -> Iterator[None]:
 
 
 def _is_own_scratch(folder: Path) -> bool:
-    """Tell whether `scratch_folder` made `folder`, for this user, and nobody put anything else there."""
+    """Tell whether `scratch_folder` created `folder` for this user, and it holds nothing else."""
     if fcntl is None:
         return False
     try:
         status = folder.lstat()
         return status.st_uid == os.getuid() and {_LOCK} <= set(os.listdir(folder)) <= {_LOCK, _FILES}
-    except OSError:  # no folder, or another process took it away meanwhile
+    except OSError:  # not a folder, or another process removed it meanwhile
         return False

@@ -1,4 +1,4 @@
-"""Targets: where models are quantized for, each a record; `register_target` adds one."""
+"""Targets that models are quantized for, each a record; `register_target` adds one."""
 
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.targets.onnxruntime.policy import ONNXRUNTIME

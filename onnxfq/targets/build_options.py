@@ -1,4 +1,4 @@
-"""`BuildOptions`: how the builder of a target is asked."""
+"""`BuildOptions`: shapes and time limit of a build."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How a model is built.
+    """Options for the builder of a target.
 
-    shapes: of inputs with open dimensions by name, see `profiles`. seconds: for one engine at most.
+    Attributes:
+        shapes: shapes of inputs with open dimensions by name, see `profiles`.
+        seconds: time limit for one engine.
     """
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a check says: `Finding`, the coverage of low-precision nodes, and `CheckResult` over both."""
+"""Findings of a check: `Finding`, the coverage of low-precision nodes, and `CheckResult`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 
 Severity = Literal["refused", "float", "wrong", "warning"]
-"""refused: no engine. float: it runs, not in low precision. wrong: it computes something else."""
+"""refused: no engine. float: it runs, but not in low precision. wrong: it computes other values."""
 
 _NAMED = 3
-"""Findings like the first one that are named in text."""
+"""Most nodes that a line of text names for findings like its first one."""
 
 _PARTICULARS = re.compile(r"'[^']*'|\"[^\"]*\"|[-+]?[0-9]*\.?[0-9]+(?:e[-+]?[0-9]+)?")
-"""What differs between findings that are alike: quoted names, and numbers."""
+"""Parts in which similar findings differ: quoted names, and numbers."""
 
 _ORDER: tuple[Severity, ...] = ("refused", "wrong", "float", "warning")
 
 
 class Finding(Record):
-    """One thing that the target would not do as the model asks.
+    """One deviation of the target from the model.
 
-    rule: its short name. node, op_type: where, empty for a tensor that no node reads. tensor: which, empty
-    when it is about the node as a whole. message: one line with what is found, the rule and the remedy.
+    Attributes:
+        rule: short name of the rule.
+        node: name of the node; empty for a tensor that no node reads.
+        op_type: type of the node; empty for a tensor that no node reads.
+        tensor: name of the tensor; empty if the finding concerns the whole node.
+        message: one line with the observation, the rule and the remedy.
     """
 
     rule: str
@@ -37,9 +41,10 @@ class Finding(Record):
 
 
 class Coverage(Record):
-    """How many nodes of one operator keep what the graph promises.
+    """Number of nodes of one operator that keep their expected precision.
 
-    expects: "low" where all multiplied inputs are quantized, "weight-only" where only the constant is.
+    Attributes:
+        expects: "low" if all multiplied inputs are quantized, "weight-only" if only the constant is.
     """
 
     op_type: str
@@ -53,11 +58,13 @@ class Coverage(Record):
 
 
 class EngineNode(Record):
-    """How one node runs in an engine that was built.
+    """Precision of one node in a built engine.
 
-    capability: the GPU architecture, as SM89. verdict: "low" all operands are of 8 bits or fewer,
-    "weight-only" the constant is, "mixed" an operand is turned into float on the way, "float" none is,
-    "missing" no layer of the engine names the node.
+    Attributes:
+        capability: GPU architecture, such as SM89.
+        verdict: "low" if all operands have 8 bits or fewer, "weight-only" if the constant has, "mixed" if an
+            operand is converted to float on the way, "float" if none has, "missing" if no layer of the
+            engine names the node.
     """
 
     capability: str
@@ -68,10 +75,12 @@ class EngineNode(Record):
 
 
 class CheckResult(Record):
-    """The findings of one model, worst first, and its coverage.
+    """Findings of one model, worst first, and its coverage.
 
-    coverage: by the rules, or by the engines where some were built. builder: name and version of the
-    builder that was asked, empty for none. engine: what it made of each promised node.
+    Attributes:
+        coverage: coverage by the rules, or by the engines if some were built.
+        builder: name and version of the builder; empty without a build.
+        engine: precision of each expected low-precision node in the engines.
     """
 
     source: str
@@ -83,11 +92,11 @@ class CheckResult(Record):
 
     @property
     def passed(self) -> bool:
-        """Tell whether there is nothing but warnings."""
+        """Tell whether all findings are warnings."""
         return all(finding.severity == "warning" for finding in self.findings)
 
     def table(self) -> str:
-        """Return a line for each kind of finding, the coverage and the sum, as plain text."""
+        """Return a line for each kind of finding, the coverage and the totals, as plain text."""
         rows = [(like[0].severity, like[0].rule, _summed(like)) for like in _alike(self.findings)]
         lines = table_lines(rows) if rows else []
         counts = Counter(finding.severity for finding in self.findings)
@@ -99,7 +108,7 @@ class CheckResult(Record):
 
 
 def _alike(findings: tuple[Finding, ...]) -> list[list[Finding]]:
-    """Return the findings in groups of one rule that say the same but for names and numbers."""
+    """Group the findings of one rule that differ only in names and numbers."""
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     for found in findings:
         words = _PARTICULARS.sub("", found.message)
@@ -108,7 +117,7 @@ def _alike(findings: tuple[Finding, ...]) -> list[list[Finding]]:
 
 
 def _summed(alike: list[Finding]) -> str:
-    """Return what findings that are alike say: the first in full, of the others how many and some names."""
+    """Return one line for similar findings: the first in full, some names and the number of the others."""
     first, *others = alike
     said = f"{first.op_type} {first.node!r}: {first.message}"
     if not others:
@@ -119,6 +128,6 @@ def _summed(alike: list[Finding]) -> str:
 
 
 def worst_first(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Return the findings without repetitions, by severity; in each in the order they were found."""
+    """Return the findings without duplicates, by severity, then in order of discovery."""
     unique = dict.fromkeys(findings)
     return tuple(sorted(unique, key=lambda finding: _ORDER.index(finding.severity)))

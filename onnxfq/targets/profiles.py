@@ -1,4 +1,4 @@
-"""Shapes for the open dimensions of a model's inputs, as builders of engines want them."""
+"""Optimization profiles for open dimensions of inputs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,20 @@ _OTHER = 64
 def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, Profile]:
     """Return a profile for each input of `proto` with open dimensions.
 
-    shapes: by input name, what the open dimensions are; an open first one goes from 1 to what is given.
-    Else the first dimension goes from 1 to 8, the last two of an image are 224, all others 64; equal names
-    of dimensions get equal sizes. Raises DataError for an unknown input or a shape that does not fit.
+    Args:
+        proto: the model.
+        shapes: shape by input name; an open first dimension goes from 1 to the given size.
+
+    Open dimensions of other inputs get defaults: the first goes from 1 to 8, the last two of an image are
+    224, all others 64. Dimensions of equal names get equal sizes. Raises DataError for an unknown input or a
+    shape that does not fit.
     """
     constants = {tensor.name for tensor in proto.graph.initializer}
     inputs = {v.name: v.type.tensor_type for v in proto.graph.input if v.name not in constants}
     for name in shapes:
         if name not in inputs:
             raise DataError(
-                f"a shape is given for {name!r}, which is no input of the model{nearest(name, inputs)}"
+                f"a shape is given for {name!r}, which the model does not take{nearest(name, inputs)}"
             )
     named: dict[str, tuple[int, int]] = {}
     found = {}
@@ -54,7 +58,7 @@ def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dic
 
 
 def cover_feeds(found: Mapping[str, Profile], feeds: Sequence[Feed]) -> dict[str, Profile]:
-    """Return profiles that `feeds` lie in as well; the first feed has the most frequent shape."""
+    """Return `found`, widened to hold the shapes of `feeds`; the first feed has the most frequent shape."""
     made = {}
     for name, (low, _, high) in found.items():
         shapes = [feed[name].shape for feed in feeds]
@@ -76,7 +80,7 @@ def _check_dims(
     if not fits:
         wanted = "x".join("?" if size is None else str(size) for size in fixed)
         raise DataError(
-            f"input {name!r} is {wanted}, and its shape is given as {'x'.join(map(str, given))}; fit it"
+            f"input {name!r} is {wanted}, but the given shape is {'x'.join(map(str, given))}; correct it"
         )
     return given
 
@@ -88,7 +92,7 @@ def _range(
     given: int | None,
     named: dict[str, tuple[int, int]],
 ) -> tuple[int, int]:
-    """Return (smallest, largest) size of one dimension and keep it for others of the same name."""
+    """Return (smallest, largest) size of one dimension; store it for dimensions of the same name."""
     if dim.dim_value > 0:
         return dim.dim_value, dim.dim_value
     if dim.dim_param and dim.dim_param in named:

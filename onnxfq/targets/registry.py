@@ -1,4 +1,4 @@
-"""The targets by name; anyone may add one."""
+"""Registry of targets by name."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from onnxfq.targets.target import Target
 Part = TypeVar("Part")
 
 TARGETS: dict[str, Target] = {}
-"""Filled by `register_target`."""
+"""Targets by name, filled by `register_target`."""
 
 DEFAULT_TARGET = "tensorrt"
 
 
 def register_target(target: Target) -> None:
-    """Make `target` and its recipes known by name, for this process.
+    """Register `target` and its recipes by name in this process.
 
     Args:
-        target: the record, with a name, and recipes with names, that nothing else has.
+        target: the record; its name and the names of its recipes must be unique.
 
-    Raises RecipeError for a name that is taken by another record.
+    Raises RecipeError if another record has one of the names.
     """
     if TARGETS.get(target.name, target) != target:
-        raise RecipeError(f"another target is called {target.name!r}; give this one a name of its own")
+        raise RecipeError(f"another target is called {target.name!r}; choose another name")
     for recipe in target.recipes:
         if RECIPES.setdefault(recipe.name, recipe) != recipe:
-            raise RecipeError(f"another recipe is called {recipe.name!r}; give this one a name of its own")
+            raise RecipeError(f"another recipe is called {recipe.name!r}; choose another name")
     TARGETS[target.name] = target
     FOREIGN_DOMAINS.update(target.domains)
 
@@ -39,7 +39,7 @@ def register_target(target: Target) -> None:
 def target_by_name(name: str) -> Target:
     """Return the target called `name`.
 
-    Raises RecipeError with the nearest names when none is registered.
+    Raises RecipeError with the nearest names if it is not registered.
     """
     if name in TARGETS:
         return TARGETS[name]
@@ -48,12 +48,12 @@ def target_by_name(name: str) -> Target:
 
 
 def collect_parts(part: Callable[[Target], Part | None]) -> dict[str, Part]:
-    """Return what `part` takes from each registered target, by the target's name, where it has that."""
+    """Return what `part` takes from each registered target, by name, without targets that lack it."""
     return {name: found for name, target in TARGETS.items() if (found := part(target))}
 
 
 def prepare_model(model: Model, target: str) -> Model:
-    """Return `model` as the target called `target` wants it before anything is placed; made once.
+    """Return `model` with the rewrites that `target` needs before placement; computed once.
 
     Raises RecipeError for an unknown target.
     """

@@ -1,4 +1,4 @@
-"""No target: every format and granularity, to be run as a fake-quant model only."""
+"""Simulation target: every format and granularity, run as a fake-quant model only."""
 
 from __future__ import annotations
 

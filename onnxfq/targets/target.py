@@ -1,4 +1,4 @@
-"""`Target`: all that the stages ask about where a model is to run."""
+"""`Target`: capabilities, checks and tools of one place that runs models."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ from onnxfq.targets.profiles import Profile
 
 Values = Mapping[str, NDArray[Any]]
 Runner = Callable[[onnx.ModelProto, Sequence[Feed], Sequence[str], int], Iterator[Values]]
-"""Takes a model, feeds, names of tensors and a number of threads; gives the tensors of each feed."""
+"""Takes a model, feeds, names of tensors and a number of threads; yields the tensors of each feed."""
 
 Check = Callable[[onnx.ModelProto, str, BuildOptions | None], CheckResult]
-"""Takes a Q/DQ model, what messages call it, and how to build it, None not to."""
+"""Takes a Q/DQ model, its name for messages, and options for a build; None for no build."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What goes along with a model: feeds of numbers, and their results, none where nothing ran it.
+    """Feeds that go along with a model, and their results.
 
-    profiles: by input with open dimensions. first: shapes of the first feed by input.
+    Attributes:
+        profiles: profile by input, for inputs with open dimensions.
+        first: shapes of the first feed by input.
+        results: results of the feeds; empty if no runtime ran the model.
     """
 
     proto: onnx.ModelProto
@@ -43,10 +46,12 @@ class Samples:
 
 @dataclass(frozen=True)
 class Kit:
-    """What the folder of a hand-over holds for the tools of a target.
+    """Contents of a hand-over folder for the tools of a target.
 
-    texts: returns files of text by name. raw_name: returns the name, without ending, of the file of an input.
-    readme: returns the page over all, given the findings, notes and whether results are expected.
+    Attributes:
+        texts: returns text files by name.
+        raw_name: returns the name of an input's file, without extension.
+        readme: returns the README, given the findings, notes and whether results are expected.
     """
 
     texts: Callable[[Samples], Mapping[str, str]]
@@ -60,16 +65,22 @@ def _keep(model: Model) -> Model:
 
 @dataclass(frozen=True)
 class Target:
-    """One place that models are quantized for.
+    """Runtime or builder that models are quantized for.
 
-    name: what recipes and plans call it. policy: what is placed, and what is refused. recipes: known by name
-    once the target is registered. prepare: returns the float model with rewrites that the target needs
-    before anything is placed, the same numbers for the same inputs; the model itself where it needs none.
-    form: what is written otherwise than by ONNX's own operators. is_written: False where a fake-quant model
-    is all that is made. domains: operator sets that only this target has, with words for it.
-    keeps_float32: its word on nodes that would be cast to a half type. conversion: name of the recipe that
-    `convert` starts from; empty where it has none.
-    check: rules over a Q/DQ model. run: an engine of the target on this machine. kit: what `handoff` writes.
+    Attributes:
+        name: name in recipes and plans.
+        policy: rules of placement and refusal.
+        recipes: recipes, known by name once the target is registered.
+        prepare: returns the float model with the rewrites that the target needs before placement, equal in
+            its results; the model itself if it needs none.
+        form: parts written in other operators than ONNX's.
+        is_written: False if only fake-quant models are written.
+        domains: operator sets that only this target has, with their descriptions.
+        keeps_float32: rule for nodes that would be cast to a half type.
+        conversion: name of the recipe that `convert` starts from; empty for none.
+        check: rules over a Q/DQ model.
+        run: an engine of the target on this machine.
+        kit: files that `handoff` writes.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""torch: fake quantization with gradients, quantized modules, and their export; the only importer of torch.
+"""Fake quantization with gradients, quantized modules and their export; the only importer of torch.
 
-Importing it without torch or onnxscript installed raises ModuleNotFoundError, in one line with the remedy.
+The import raises ModuleNotFoundError, in one line with the remedy, if torch or onnxscript is not installed.
 """
 
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ for _package in ("torch", "onnxscript"):
             name=_package,
         )
 
-# ruff: noqa: E402  only once torch is known to be there
+# ruff: noqa: E402  torch is imported only after the check
 from onnxfq.torch.batchnorm import freeze_batchnorm
 from onnxfq.torch.contexts import compute_encodings, is_initialized
 from onnxfq.torch.encodings import (

@@ -1,7 +1,7 @@
-"""The arithmetic of `numerics.affine` in torch operations: the same bits, on any device, compiled or not.
+"""Affine quantization in torch operations, bit-identical to `numerics.affine` on any device, compiled or not.
 
-All of it is float32, float64 for x of float64 (which only gradient checks want). Nothing here has a gradient;
-`functions.py` gives one.
+It computes in float32, or in float64 if x is float64 (for gradient checks). Nothing here has a gradient;
+`functions.py` adds the gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _half_down(v: Tensor) -> Tensor:
     return whole + torch.where((v - whole).abs() > 0.5, torch.copysign(torch.ones_like(v), v), 0)
 
 
-# The names and their meaning are those of `onnxfq.numerics.rounding`.
+# Names and meanings as in `onnxfq.numerics.rounding`.
 ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "half_even": torch.round,
     "half_up": lambda v: torch.floor(v + 0.5),
@@ -44,16 +44,20 @@ ARITHMETICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "reciprocal": lambda x, scale: x * (1 / scale),
 }
 
-# Bits of a float: shift and bias of its exponent, and the integer of its width.
+# Float bits: shift and bias of the exponent, and the integer type of the same width.
 _EXPONENTS = {torch.float32: (23, 127, torch.int32), torch.float64: (52, 1023, torch.int64)}
 _BEYOND = {"ieee": float("inf"), "fn": float("nan"), "fnuz": float("nan")}
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where values are rounded to, and how: `numerics.fake_quantize`'s qtype, rounding, arithmetic, saturate.
+    """Rounding target and mode, with the names of `numerics.affine.fake_quantize`.
 
-    saturate: False lets gradients pass outside the grid too, and a float type overflow to infinity or NaN.
+    Attributes:
+        qtype: number type.
+        rounding: a key of `ROUNDINGS`.
+        arithmetic: a key of `ARITHMETICS`.
+        saturate: False lets gradients pass outside the grid, and a float type overflow to infinity or NaN.
     """
 
     qtype: QType
@@ -63,7 +67,7 @@ class Grid:
 
     @staticmethod
     def from_names(qtype: QType | str, rounding: str, arithmetic: str, saturate: bool) -> Grid:
-        """Return the grid of these names. Raises SpecError with the nearest ones for an unknown name."""
+        """Return the grid of these names. Raises SpecError with the nearest names for an unknown one."""
         if rounding not in ROUNDINGS:
             raise SpecError(f"unknown rounding {rounding!r}{nearest(rounding, ROUNDINGS)}")
         if arithmetic not in ARITHMETICS:
@@ -74,11 +78,13 @@ class Grid:
 
 @dataclass(frozen=True)
 class View:
-    """x and its parameters as shapes that broadcast against each other; no element is copied if it need not.
+    """Shapes in which x and its parameters broadcast against each other; elements are copied only if needed.
 
-    x: the shape x is seen in; None for its own. repeats: how often each entry of a parameter is repeated
-    along each dimension and the size it is cut to, where blocks do not divide x evenly. params: the shape
-    parameters are seen in afterwards.
+    Attributes:
+        x: the shape in which x is seen; None if unchanged.
+        repeats: for each dimension, how often each entry of a parameter is repeated and the size to which it
+            is cut; empty if all blocks divide x evenly.
+        params: the shape in which parameters are seen afterwards.
     """
 
     x: tuple[int, ...] | None
@@ -127,15 +133,20 @@ class View:
 
 
 def scale_to_steps(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
-    """Return x measured in steps of `scale`, not rounded."""
+    """Return x in steps of `scale`, not rounded."""
     return ARITHMETICS[grid.arithmetic](x, scale)
 
 
 def round_to_grid(v: Tensor, zero_point: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Return v, in steps, rounded to the grid and how far it was inside: (steps, mask of bool).
+    """Return (steps, mask): v rounded to the grid, and whether each element was inside it.
 
-    zero_point: None for 0; in v's type. The steps are those from zero_point: times scale they are the value.
-    The mask is true where the rounded v is a number of the grid, false for NaN.
+    Args:
+        v: values in steps.
+        zero_point: in v's type; None for 0.
+        grid: the grid.
+
+    The steps count from zero_point: steps times scale is the value. The mask is bool: true where the rounded
+    v is a number of the grid, false for NaN.
     """
     qtype = grid.qtype
     if qtype.is_float:
@@ -144,7 +155,7 @@ def round_to_grid(v: Tensor, zero_point: Tensor | None, grid: Grid) -> tuple[Ten
         rounded = ROUNDINGS[grid.rounding](v)
         steps = rounded.clamp(qtype.qmin, qtype.qmax)
         return steps + 0.0, steps == rounded
-    # A fraction is added before rounding; whole steps limit instead: no sum, no second rounding.
+    # A fraction is added before rounding. Whole zero points shift the limits instead: no second rounding.
     whole = torch.floor(zero_point)
     offset = torch.where((whole != zero_point).any(), zero_point, torch.zeros_like(zero_point))
     low, high = qtype.qmin - (zero_point - offset), qtype.qmax - (zero_point - offset)
@@ -154,10 +165,10 @@ def round_to_grid(v: Tensor, zero_point: Tensor | None, grid: Grid) -> tuple[Ten
 
 
 def _round_to_floats(v: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Return v rounded to the numbers of a small float, and where it was not beyond the largest.
+    """Return v rounded to the numbers of a small float type, and a mask of those not beyond the largest.
 
-    The formula is `float_grid.round_to_float_grid`'s. Powers of two are put together from their bits: exact,
-    which a pow function need not be.
+    The formula is the same as in `small_floats.round_to_float_grid`. Powers of two are assembled from their
+    bits, which is exact; a pow function may not be.
     """
     layout = grid.qtype.layout
     assert layout is not None

@@ -1,13 +1,13 @@
-"""nn.MultiheadAttention as the matrix products it consists of, each with quantizers on what it multiplies.
+"""Quantized nn.MultiheadAttention, decomposed into matrix products with quantizers on their operands.
 
 | quantizer                               | tensor                                                    |
 |-----------------------------------------|-----------------------------------------------------------|
-| query, key, value                       | the inputs; one for all when they are one tensor          |
+| query, key, value                       | the inputs; one quantizer if they are one tensor          |
 | in_proj_weight, or [qkv]_proj_weight    | the weights of the input projections                      |
 | scores_input, scores_other              | projected queries (scaled) and keys                       |
 | context_input, context_other            | attention probabilities and projected values              |
 
-The output projection is a Linear of its own and is quantized like any other.
+The output projection is a Linear and is quantized like any other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnxfq.torch.layers import SUFFIX, Swapped
 ACTIVATIONS = ("query", "key", "value", "scores_input", "scores_other", "context_input", "context_other")
 
 
-# Fused kernels of torch that would pass the quantizers by, and the attribute that switches each off.
+# Fused torch kernels that would bypass the quantizers, and the attribute that switches each off.
 _FUSED: tuple[tuple[type[nn.Module], str, object], ...] = (
     (nn.TransformerEncoderLayer, "activation_relu_or_gelu", 0),
     (nn.TransformerEncoder, "use_nested_tensor", False),
@@ -33,7 +33,7 @@ _BEFORE = "before_quantization"
 
 
 def switch_fused(model: nn.Module, fused: bool) -> None:
-    """Switch torch's fused encoder kernels off, or back to what they were."""
+    """Switch torch's fused encoder kernels off, or restore their previous state."""
     for module in model.modules():
         for kind, name, off in _FUSED:
             if isinstance(module, kind) and not fused and hasattr(module, name):
@@ -44,14 +44,14 @@ def switch_fused(model: nn.Module, fused: bool) -> None:
 
 
 def explain_unsupported(module: nn.Module) -> str:
-    """Return why a MultiheadAttention cannot be taken apart; empty when it can."""
+    """Return why a MultiheadAttention cannot be decomposed; empty if it can."""
     if module.bias_k is not None or module.add_zero_attn:
-        return "it has add_bias_kv or add_zero_attn, which are not taken apart; use its matmuls in a module"
+        return "add_bias_kv and add_zero_attn cannot be decomposed; write its matmuls in a module"
     return ""
 
 
 class SwappedAttention(Swapped):
-    """The layer's forward, written out."""
+    """MultiheadAttention with its forward written out."""
 
     def forward(
         self: Any,
@@ -64,7 +64,7 @@ class SwappedAttention(Swapped):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend as nn.MultiheadAttention defines it; is_causal is a hint there, and the mask decides."""
+        """Attend as nn.MultiheadAttention defines it; is_causal is only a hint, the mask decides."""
         batched = query.ndim == 3
         query, key, value = _inputs(self, query, key, value)
         if not batched:
@@ -114,12 +114,12 @@ def _project(module: Any, query: Tensor, key: Tensor, value: Tensor) -> list[Ten
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
-    """[L, N, E] -> [N, heads, L, E / heads]."""
+    """Return [L, N, E] as [N, heads, L, E / heads]."""
     return x.unflatten(2, (heads, -1)).permute(1, 2, 0, 3)
 
 
 def _mask(attn_mask: Tensor | None, padding: Tensor | None, scores: Tensor) -> Tensor | None:
-    """Return what is added to the scores [N, heads, L, S]; bool masks forbid where they are true."""
+    """Return the mask added to the scores [N, heads, L, S]; bool masks forbid where they are true."""
     total = None
     if attn_mask is not None:
         shaped = (

@@ -1,8 +1,8 @@
-"""BatchNorm folded into the convolution in front of it, while training goes on, until it is frozen.
+"""BatchNorm folding into the preceding convolution during training.
 
-The quantizer sees weight * gamma / sqrt(running_var + eps), the weight that is deployed. In training the
-result is divided by the same factor and BatchNorm follows as ever, with the statistics of the batch. Frozen,
-and in an export, BatchNorm is part of the convolution: its weight, its bias and nothing else.
+The quantizer sees weight * gamma / sqrt(running_var + eps), the deployed weight. In training the result is
+divided by the same factor and the usual BatchNorm follows, with the statistics of the batch. A frozen or
+exported BatchNorm is part of the convolution: only weight and bias remain.
 
 Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference", 2018, section 3.2; Krishnamoorthi, "Quantizing deep convolutional networks for efficient
@@ -21,19 +21,19 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class SwappedNorm(Swapped):
-    """A BatchNorm whose factor is in the convolution before it."""
+    """BatchNorm whose factor is folded into the preceding convolution."""
 
     frozen: bool
 
-    def forward(self, input: Tensor) -> Tensor:  # the layer's own name for it, by which it may be given
-        """Normalise as ever; pass on what comes where the convolution has done it all."""
+    def forward(self, input: Tensor) -> Tensor:  # torch's name: callers may pass it as a keyword
+        """Normalise as usual; return the input unchanged if the convolution has done it all."""
         if self.frozen or is_exporting():
             return input
         return super().forward(input)
 
 
 def is_foldable(layer: nn.Module, norm: nn.Module) -> bool:
-    """Tell whether `norm` is a BatchNorm with running statistics that fits behind the convolution `layer`."""
+    """Tell whether `norm` is a BatchNorm with running statistics that fits after the convolution `layer`."""
     return (
         isinstance(layer, CONVOLUTIONS)
         and isinstance(norm, NORMS)
@@ -47,11 +47,11 @@ def fold(layer: nn.Module, norm: nn.Module) -> None:
     """Fold `norm` into the swapped convolution `layer`."""
     swap(norm, {}, SwappedNorm)
     norm.__dict__["frozen"] = False
-    layer.__dict__["folded_norm"] = norm  # not a child: it has its place in the model already
+    layer.__dict__["folded_norm"] = norm  # not a child: it already has its place in the model
 
 
 def freeze_batchnorm(model: nn.Module, frozen: bool = True) -> None:
-    """Make every folded BatchNorm a fixed part of its convolution, or let it learn again."""
+    """Make every folded BatchNorm a fixed part of its convolution, or trainable again if not `frozen`."""
     for module in model.modules():
         if isinstance(module, SwappedNorm):
             module.__dict__["frozen"] = frozen

@@ -1,4 +1,4 @@
-"""`compute_encodings`: gather the scales of all fake quantizers over any number of batches."""
+"""`compute_encodings`: scales of all fake quantizers over any number of batches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from onnxfq.torch.quantizer import FakeQuantize, quantizers
 
 @contextlib.contextmanager
 def compute_encodings(model: nn.Module) -> Iterator[None]:
-    """Observe what runs through `model` inside the block, in float; set every scale at its end.
+    """Observe all tensors of `model` inside the block, in float; set every scale at its end.
 
-    Each quantizer with an observer starts anew. Afterwards the quantizers of activations do not observe any
-    more, and those that follow a weight (observer `latest` with minmax) do; fake quantization is as it was.
-    Nothing is set when the block raises. Raises StatisticsError, with the quantizer's name, when one saw
+    Each quantizer with an observer is reset. Afterwards quantizers of activations no longer observe;
+    quantizers that follow a weight (observer `latest` with minmax) still do. Fake quantization is restored.
+    If the block raises, no scale is set. Raises StatisticsError, with the quantizer's name, if one saw
     nothing, NaN or infinities. Put the model into evaluation mode first: BatchNorm would learn from the
     batches.
     """
@@ -47,7 +47,7 @@ def _calibrate(name: str, quantizer: FakeQuantize) -> None:
         quantizer.calibrate()
     except StatisticsError as error:
         raise StatisticsError(f"quantizer {name!r}: {error}") from None
-    if isinstance(quantizer.observer, Histogram):  # its memory; the others may go on from where they are
+    if isinstance(quantizer.observer, Histogram):  # frees its memory; the others may continue
         quantizer.observer.reset()
 
 

@@ -1,4 +1,4 @@
-"""`Encodings` between torch modules and ONNX files: the same scales, under torch's names or ONNX's."""
+"""`Encodings` of torch modules, under torch's or ONNX's tensor names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxfq.torch.request import Request, bind, name_inputs
 
 
 def get_encodings(model: nn.Module) -> Encodings:
-    """Return the encodings of all fake quantizers that have a scale, by the plan's names (stem.0.weight)."""
+    """Return the encodings of all fake quantizers with a scale, by the plan's names (stem.0.weight)."""
     made = []
     for name, quantizer in quantizers(model).items():
         if quantizer.is_initialized:
@@ -32,10 +32,10 @@ def get_encodings(model: nn.Module) -> Encodings:
 
 
 def set_encodings(model: nn.Module, encodings: Encodings) -> None:
-    """Set the scales of the fake quantizers that `encodings` names, and stop them observing.
+    """Set the scales of the fake quantizers named by `encodings`, and switch their observers off.
 
-    Raises PlanError for a tensor that the model lacks, with the nearest names, and for one whose number
-    format or granularity is another; then nothing is set.
+    Raises PlanError for a tensor that the model lacks, with the nearest names, and for a different number
+    format or granularity; then no scale is set.
     """
     known = {_tensor(name): quantizer for name, quantizer in quantizers(model).items()}
     for encoding in encodings.encodings:
@@ -45,15 +45,15 @@ def set_encodings(model: nn.Module, encodings: Encodings) -> None:
             raise PlanError(f"the encodings name tensor {encoding.tensor!r}, which the module lacks{hint}")
         _check_spec(encoding, quantizer)
     for encoding in encodings.encodings:
-        # Torch shares memory with arrays, and those of encodings are read-only.
+        # Torch shares memory with arrays, and the arrays of encodings are read-only.
         known[encoding.tensor].set_qparams(encoding.scale.copy(), encoding.zero_point.copy())
 
 
 def onnx_names(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> dict[str, str]:
-    """Return the name of each quantized tensor in the model that `export_torch` makes: {torch's: ONNX's}.
+    """Return {torch's name: ONNX's name} of each quantized tensor in the model that `export_torch` makes.
 
-    The module is exported with a scale of its own in every quantizer, which tells them apart; all is given
-    back.
+    The module is exported with a unique scale in every quantizer, which identifies it; all scales are
+    restored.
     """
     arguments = bind(model, (inputs,) if isinstance(inputs, Tensor) else inputs)
     request = Request(arguments, name_inputs(arguments, None, None), None, True, None)
@@ -74,7 +74,7 @@ def onnx_names(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> dict[str,
 def encodings_to_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> Encodings:
     """Return the encodings of `model` by the names of the tensors in its ONNX model.
 
-    Raises PlanError where two quantizers of one ONNX tensor differ: encodings have one for each tensor.
+    Raises PlanError if two quantizers of one ONNX tensor differ: encodings have one entry for each tensor.
     """
     names = onnx_names(model, inputs)
     made: dict[str, Encoding] = {}
@@ -91,9 +91,9 @@ def encodings_to_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> En
 
 
 def encodings_from_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor], encodings: Encodings) -> None:
-    """Set the fake quantizers of `model` from encodings by ONNX's names, as `calibrate` makes them.
+    """Set the fake quantizers of `model` from encodings with ONNX's tensor names, as `calibrate` makes them.
 
-    A tensor that several quantizers read sets them all. Raises PlanError as `set_encodings`.
+    If several quantizers read a tensor, all are set. Raises PlanError as `set_encodings` does.
     """
     readers: dict[str, list[str]] = {}
     for ours, theirs in onnx_names(model, inputs).items():
@@ -121,7 +121,7 @@ def _check_spec(encoding: Encoding, quantizer: FakeQuantize) -> None:
 
 @contextlib.contextmanager
 def _number_quantizers(given: Sequence[FakeQuantize]) -> Iterator[None]:
-    """Give each quantizer its number, from 1, as its scale, and take it back."""
+    """Set the scale of each quantizer to its number, from 1, and restore it afterwards."""
     with contextlib.ExitStack() as stack:
         for number, quantizer in enumerate(given, 1):
             stack.enter_context(quantizer.freeze_grid())

@@ -1,4 +1,4 @@
-"""Export a torch module to ONNX: weights inside, quietly, nothing of the exporting machine in the file."""
+"""ONNX export of a torch module: weights inside, no output, no trace of the exporting machine in the file."""
 
 from __future__ import annotations
 
@@ -34,21 +34,29 @@ def export_torch(
 ) -> onnx.ModelProto:
     """Return `model` in evaluation mode as a checked ONNX model, written to `path` if one is given.
 
-    inputs: example tensors in the order of forward's parameters; their values do not matter, their shapes
-    and types do. input_names: default are the names of forward's parameters. output_names: default are the
-    exporter's. dynamic_batch: axis 0 of every input becomes the dynamic axis "batch". opset: default is
-    torch's own choice. exporter: "dynamo", or "torchscript" for modules which that one refuses.
+    Args:
+        model: the module; every submodule keeps its training mode.
+        inputs: example tensors in the order of forward's parameters; only their shapes and types matter.
+        path: the file to write; None writes no file.
+        input_names: default are the names of forward's parameters.
+        output_names: default are the names that the exporter chooses.
+        dynamic_batch: axis 0 of every input becomes the dynamic axis "batch".
+        opset: default is torch's choice.
+        exporter: "dynamo", or "torchscript" for modules that "dynamo" refuses.
 
-    Fake quantization in the module, of `onnxfq.torch`, of torch or written out as division, rounding and
-    clipping, becomes QuantizeLinear and DequantizeLinear with the same scales and zero points, at the lowest
-    opset from the exporter's on that has the number formats.
+    Fake quantization by `onnxfq.torch`, by torch, or written out as division, rounding and clipping, becomes
+    QuantizeLinear and DequantizeLinear with the same scales and zero points. The opset is the lowest one, not
+    below the exporter's, that has the number formats.
 
-    The mode of the module and of each of its submodules is as before afterwards. While it works, torch's
-    log and standard output are silent; a warning of torch that a traced value became a constant is not.
+    During the export torch's log and standard output are silent; torch's warning that a traced value became
+    a constant is still shown.
 
-    Raises DataError if forward does not take the inputs, or not at another batch, ModelError if the module
-    cannot be exported as asked, StatisticsError for a fake quantizer that has no scale, PlanError for one
-    that QuantizeLinear cannot say, OutputError if `path` cannot be written.
+    Raises:
+        DataError: if forward does not take the inputs, or does not take another batch size.
+        ModelError: if the module cannot be exported as requested.
+        StatisticsError: for a fake quantizer without a scale.
+        PlanError: for a fake quantizer that QuantizeLinear cannot express.
+        OutputError: if `path` cannot be written.
     """
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise ModelError(f"export_torch takes a torch.nn.Module, not {type(model).__name__}; pass the module")
@@ -71,7 +79,7 @@ def export_torch(
 
 
 def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -> onnx.ModelProto:
-    """Return the checked export, in which fake quantization is FakeQuantize nodes."""
+    """Return the checked export, with FakeQuantize nodes for fake quantization."""
     with evaluation_mode(model), freeze_grids(model), disable_observers(model), quiet():
         try_forward(model, request)
         exported = run(exporter, model, request)
@@ -82,7 +90,7 @@ def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put every submodule in evaluation mode, and back into its own afterwards."""
+    """Put every submodule in evaluation mode, and restore its mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -93,10 +101,10 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def try_forward(model: nn.Module, request: Request) -> None:
-    """Run the module, because forward's own complaint is clearer than an exporter's about it.
+    """Run the module once before the export, because forward's error is clearer than an exporter's.
 
-    Run it on twice the batch too if the batch is dynamic: the older exporter would not notice that forward
-    takes one size only, and write a model that says otherwise.
+    A dynamic batch is also run at twice its size: the older exporter would not notice that forward takes one
+    size only, and would write a wrong model.
     """
     inputs = dict(zip(request.input_names, request.inputs, strict=True))
     doubled = {name: torch.cat([x, x]) if name in request.dynamic_names else x for name, x in inputs.items()}
@@ -115,9 +123,10 @@ def try_forward(model: nn.Module, request: Request) -> None:
 
 
 def forget_origin(message: Any) -> None:
-    """Clear all metadata and comments: torch puts source paths and stack traces of this machine there.
+    """Clear all metadata and comments: torch writes source paths and stack traces of this machine there.
 
-    message: the model, or any protobuf message in it; those nested in it are cleared too.
+    Args:
+        message: the model, or any protobuf message in it; nested messages are cleared too.
     """
     for field, value in message.ListFields():
         if field.name in ("metadata_props", "doc_string"):
@@ -138,10 +147,10 @@ def check_lowered(model: onnx.ModelProto, request: Request) -> None:
 
 
 def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
-    """Raise ModelError if the exported model is not valid or not what was asked for.
+    """Raise ModelError if the exported model is invalid or not as requested.
 
-    Neither exporter promises it: the older one drops inputs that forward does not use, the newer one keeps
-    its own opset where the conversion to another fails.
+    Neither exporter guarantees this: the older one drops inputs that forward does not use, and the newer one
+    keeps its opset if the conversion to another fails.
     """
     inputs = [value.name for value in model.graph.input]
     if missing := [name for name in request.input_names if name not in inputs]:

@@ -1,4 +1,4 @@
-"""The two ONNX exporters of torch, kept quiet and given one way to fail."""
+"""The two ONNX exporters of torch, silenced, with one error type."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxfq.torch.torch_ops import TRANSLATIONS, shapes_known
 
 
 def export_with_dynamo(model: nn.Module, request: Request) -> onnx.ModelProto:
-    """Export by torch.export, torch's present way."""
+    """Export with torch.export, torch's current exporter."""
 
     def dynamic(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -46,7 +46,7 @@ def export_with_dynamo(model: nn.Module, request: Request) -> onnx.ModelProto:
 
 
 def export_with_torchscript(model: nn.Module, request: Request) -> onnx.ModelProto:
-    """Export by tracing, torch's older way, which writes files only."""
+    """Export by tracing, torch's older exporter, which writes files only."""
     with scratch_folder() as folder:
         file = folder / "model.onnx"
         torch.onnx.export(
@@ -66,7 +66,7 @@ EXPORTERS = {"dynamo": export_with_dynamo, "torchscript": export_with_torchscrip
 
 
 def run(exporter: str, model: nn.Module, request: Request) -> onnx.ModelProto:
-    """Return what the exporter makes of the module, unchecked."""
+    """Return the exported module, unchecked."""
     try:
         return EXPORTERS[exporter](model, request)
     except Exception as error:  # an exporter traces the user's code, which may raise anything
@@ -78,7 +78,7 @@ def run(exporter: str, model: nn.Module, request: Request) -> onnx.ModelProto:
 
 
 def reason(error: BaseException) -> str:
-    """Return the first words of the error that started it all; what is above it explains torch's insides."""
+    """Return the first lines of the root cause; the errors raised from it only explain torch's internals."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -88,11 +88,11 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep torch's talk about its own insides from the user, who can change none of it.
+    """Hide torch's messages about its internals, which the user cannot change.
 
-    Ignored are deprecations inside torch and its exporter, and the notice that the older exporter is old:
-    it was asked for by name. All logging is off meanwhile, since dozens of torch's loggers have handlers of
-    their own; what matters comes as an exception.
+    Ignored are deprecations inside torch and its exporter, and the notice that the older exporter is
+    deprecated: the user requested it by name. All logging is disabled meanwhile, because dozens of torch
+    loggers have their own handlers; errors arrive as exceptions.
     """
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -101,9 +101,9 @@ def quiet() -> Iterator[None]:
             for category in (DeprecationWarning, FutureWarning):
                 warnings.filterwarnings("ignore", category=category, module=r"(torch|onnxscript|onnx_ir)\.")
             warnings.filterwarnings("ignore", ".*legacy TorchScript-based ONNX export", DeprecationWarning)
-            # Raised inside copyreg, while torch copies its own description of the arguments.
+            # Raised inside copyreg, while torch copies its description of the arguments.
             warnings.filterwarnings("ignore", r".*LeafSpec.* is deprecated", FutureWarning)
-            # "batch" is not used for a second input since it is the name of the first one's axis already.
+            # "batch" already names an axis of the first input, and torch does not use it for a second one.
             warnings.filterwarnings("ignore", r"# The axis name: .* will not be used", UserWarning)
             yield
     finally:
@@ -112,10 +112,10 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def silence_output() -> Iterator[None]:
-    """Drop what is printed: torch prints the whole graph when an export fails.
+    """Discard printed output: torch prints the whole graph when an export fails.
 
-    The older exporter does so from C++, past sys.stdout, and cannot be told not to (its switch for this is
-    always on), so the file behind it is exchanged as well. A process without one has nothing to hide.
+    The older exporter prints from C++, past sys.stdout, and its switch for this is always on. Therefore file
+    descriptor 1 is replaced too, unless the process lacks one.
     """
     with contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Functions that multiply, in a traced forward: which arguments, and which of these are weights.
+"""Functional multiplications in a traced forward: their operands and weights.
 
-A weight is a parameter or buffer, read as it is or through a move such as a transposition: a constant of the
-exported model, quantized as the weight of the operator that the function becomes.
+A weight is a parameter or buffer, read directly or through a data movement such as a transposition. It is a
+constant of the exported model, quantized as the weight of the operator that the function becomes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from onnxfq.graph.ops import channel_axis, einsum_product, find_summed_axis
 from onnxfq.torch.layers import LAYERS, LayerKind
 
-# Function or method -> ONNX's operator and the positions of the two sides.
+# Function or method -> ONNX operator and the positions of both operands.
 _PRODUCTS: dict[Any, tuple[str, tuple[int, int]]] = {
     **dict.fromkeys((operator.matmul, torch.matmul, torch.linalg.matmul), ("MatMul", (0, 1))),
     **dict.fromkeys((torch.mm, torch.bmm, torch.mv, torch.dot), ("MatMul", (0, 1))),
@@ -49,7 +49,7 @@ _NAMED: tuple[Any, ...] = (
     *(*_PRODUCTS, *_LAYERS, F.scaled_dot_product_attention, F.dropout, F.softmax, torch.softmax),
     *(torch.add, "add", "add_"),
 )
-# Names by which their leading arguments may be given, by position; of several the first.
+# Keyword names of the leading arguments, by position; the first name that is present counts.
 _NAMES = (
     ("input", "self", "query"),
     ("other", "mat1", "batch1", "weight", "key", "vec", "tensor", "mat2"),
@@ -58,7 +58,7 @@ _NAMES = (
 
 
 class _Operator(NamedTuple):
-    """The ONNX operator that a function becomes, as `graph.ops` asks for it."""
+    """ONNX operator that a function becomes, in the form that `graph.ops` reads."""
 
     op: str
     attrs: Mapping[str, Any]
@@ -66,7 +66,13 @@ class _Operator(NamedTuple):
 
 @dataclass(frozen=True)
 class Operand:
-    """One of the tensors that an operation reads: its name, its position there, its values if a weight."""
+    """Tensor read by an operation.
+
+    Attributes:
+        tensor: its name.
+        position: its position among the arguments.
+        weight: its values; None unless it is a weight.
+    """
 
     tensor: str
     position: int
@@ -75,9 +81,15 @@ class Operand:
 
 @dataclass(frozen=True)
 class Call:
-    """One operation in a forward: its name there, ONNX's name for it, and what of it is quantized.
+    """Operation in a forward, and its quantized operands.
 
-    type_name: how a plan calls it. kind: of the layer that it stands for, where it has a weight.
+    Attributes:
+        name: its name in the traced forward.
+        op_type: the ONNX operator.
+        type_name: its type in a plan.
+        operands: the tensors that may be quantized.
+        why_float: why it stays in float; empty if it does not.
+        kind: kind of the equivalent layer, if it has a weight.
     """
 
     name: str
@@ -99,12 +111,12 @@ def is_product(node: fx.Node) -> bool:
 
 
 def functional_layer(node: fx.Node) -> type[nn.Module] | None:
-    """Return the type of layer that a call stands for; None for others."""
+    """Return the layer type equivalent to a functional call; None for other nodes."""
     return _LAYERS.get(node.target) if node.op == "call_function" else None
 
 
 def multiplications(module: nn.Module, graph: fx.Graph) -> Iterator[Call]:
-    """Yield every operation of a traced forward that multiplies, those that stay in float with the reason."""
+    """Yield every multiplying operation of a traced forward, with the reason if it stays in float."""
     for node in graph.nodes:
         layer = functional_layer(node)
         if is_product(node):
@@ -121,11 +133,11 @@ def _product(module: nn.Module, node: fx.Node) -> Iterator[Call]:
     op_type, positions = _PRODUCTS[node.target]
     equation = node.args[0] if op_type == "Einsum" and node.args else ""
     if op_type == "Einsum" and (not isinstance(equation, str) or einsum_product(equation) is None):
-        why = f"its equation {str(equation)!r} is no product of two tensors like that of MatMul"
+        why = f"its equation {str(equation)!r} is not a product of two tensors like MatMul"
         yield Call(node.name, op_type, op_type, why_float=why)
         return
     if len(node.args) <= positions[1]:
-        why = "its tensors are given by names that are not known; give them by position"
+        why = "its tensors are passed by unknown keywords; pass them by position"
         yield Call(node.name, op_type, op_type, why_float=why)
         return
     sides = [(node.args[position], position) for position in positions]
@@ -155,14 +167,14 @@ def _layer(module: nn.Module, node: fx.Node, layer: type[nn.Module]) -> Call:
     name = str(node.target.__name__)
     weight = weight_of(module, node.args[1]) if len(node.args) > 1 else None
     if weight is None:
-        why = f"functional {name}: its weight is computed in forward; quantized are parameters"
+        why = f"functional {name}: its weight is computed in forward; only parameters are quantized"
         return Call(node.name, kind.op_types[0], name, why_float=why)
     operands = (Operand(f"{node.name}_input", 0), Operand(f"{node.name}_weight", 1, weight))
     return Call(node.name, kind.op_types[0], name, operands, kind=kind)
 
 
 def weight_of(module: nn.Module, value: Any) -> Tensor | None:
-    """Return the weight that an argument in the forward of `module` is, moves applied; None for others."""
+    """Return the weight behind an argument in the forward of `module`, data movements applied; else None."""
     if not isinstance(value, fx.Node):
         return None
     if value.op == "get_attr":
@@ -183,7 +195,7 @@ def weight_of(module: nn.Module, value: Any) -> Tensor | None:
 
 
 def normalize_arguments(module: nn.Module, graph: fx.Graph) -> None:
-    """Give what was given by name by position, where it is the leading tensors of a call."""
+    """Turn keyword arguments into positional ones for the leading tensors of a call."""
     for node in graph.nodes:
         if node.op == "call_module":
             names: tuple[tuple[str, ...], ...] = (_first_parameter(module, node),)

@@ -1,6 +1,6 @@
-"""Fake quantization as functions with gradients: straight through, LSQ, learned ranges, PACT.
+"""Fake-quantization functions with gradients: straight-through, LSQ, learned ranges, PACT.
 
-With v = x / scale + zero_point, y the result and "inside" where the rounded v is a number of the grid:
+Here v = x / scale + zero_point, y is the result, and "inside" means that the rounded v is on the grid:
 
 | gradient of y by | inside          | outside                                | source    |
 |------------------|-----------------|----------------------------------------|-----------|
@@ -47,13 +47,24 @@ def fake_quantize(
 ) -> Tensor:
     """Return x rounded to the grid of `qtype`, of x's type and shape, with the gradients of this module.
 
-    Values and parameters as in `onnxfq.fake_quantize`, bit for bit; x may be float64 too, which is computed
-    in float64. Gradients reach `scale` and `zero_point` where they require one. saturate: False lets the
-    gradient of x pass where x is outside the grid, and a float type overflow to its infinity or NaN.
+    Parameters and values are the same as in `onnxfq.fake_quantize`, bit for bit.
 
-    With arithmetic "reciprocal" values and gradients are those of torch.fake_quantize_per_tensor_affine and
-    _per_channel_affine, but that NaN stays NaN. Raises SpecError as `onnxfq.fake_quantize`; the values of
-    scale and zero_point are checked on the CPU, and not where torch compiles or exports.
+    Args:
+        x: float32, float16, bfloat16, or float64, which is computed in float64.
+        scale: gets a gradient if it requires one.
+        zero_point: gets a gradient if it requires one.
+        qtype: number type of the grid.
+        axis: the axis along which scales differ.
+        block_size: elements along `axis` that share a scale.
+        block_shape: shape of the blocks that share a scale.
+        rounding: a key of `arithmetic.ROUNDINGS`.
+        arithmetic: with "reciprocal", values and gradients equal torch.fake_quantize_per_tensor_affine and
+            _per_channel_affine, except that NaN stays NaN.
+        saturate: False lets the gradient of x pass outside the grid, and a float type overflow to its
+            infinity or NaN.
+
+    Raises SpecError as `onnxfq.fake_quantize` does. The values of scale and zero_point are checked on the CPU
+    only, and not while torch compiles or exports.
     """
     grid = Grid.from_names(qtype, rounding, arithmetic, saturate)
     granularity = Granularity.of(axis, block_size, block_shape)
@@ -72,7 +83,7 @@ def fake_quantize(
 def quantize_to(
     x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, granularity: Granularity
 ) -> Tensor:
-    """Do what `fake_quantize` does with checked parameters of the type that is computed in."""
+    """Fake-quantize x with checked parameters that already have the computation type."""
     if is_exporting():
         return onnx_node(x, scale, zero_point, grid, granularity)
     view = View.from_shapes(x.shape, scale.shape, granularity)
@@ -99,7 +110,7 @@ def _zero_points(zero_point: Tensor | float, x: Tensor, work: torch.dtype) -> Te
 
 
 def check_values(scale: Tensor, zero_point: Tensor | None, grid: Grid) -> None:
-    """Raise SpecError unless scales are finite and positive and zero points numbers of the grid."""
+    """Raise SpecError unless scales are finite and positive and zero points are on the grid."""
     wrong = ~(torch.isfinite(scale) & (scale > 0))
     if wrong.any():
         raise SpecError(
@@ -136,7 +147,7 @@ def _mask_gradient(gradient: Tensor, inside: Tensor) -> Tensor:
 
 
 class _Fixed(torch.autograd.Function):
-    """Fake quantization whose scale is given: one byte an element is kept for the gradient, the mask."""
+    """Fake quantization with a fixed scale; it saves a mask, one byte an element, for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
@@ -155,7 +166,7 @@ class _Fixed(torch.autograd.Function):
 
 
 class _Learned(torch.autograd.Function):
-    """Fake quantization whose scale and zero point, where there is one, are learned; both fit x."""
+    """Fake quantization with learned scale and optional learned zero point, both shaped to broadcast to x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
@@ -179,9 +190,9 @@ class _Learned(torch.autograd.Function):
 
 
 def _compose(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
-    """Return the same values with the same gradients for torch.func, of operations that it can transform.
+    """Return the same values and gradients in operations that torch.func can transform.
 
-    Each learned tensor adds itself less itself, which is 0, times its derivative.
+    Each learned tensor adds (itself - itself), which is 0, times its derivative.
     """
     with torch.no_grad():
         y, inside = _forward(x, scale, zero_point, grid, mask=True)
@@ -204,7 +215,7 @@ def _zero_with_gradient(x: Tensor) -> Tensor:
 
 
 def _derivative_by_scale(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
-    """Return the second row of this module's table, without zero points that a float grid has not."""
+    """Return the second row of this module's table; zero points do not apply to a float grid."""
     zeros = None if grid.qtype.is_float else zero_point
     done = kernels.derivative_by_scale(x, scale, zeros, grid)
     if done is not None:
@@ -215,14 +226,14 @@ def _derivative_by_scale(x: Tensor, scale: Tensor, zero_point: Tensor | None, gr
 
 
 def _sum_product(gradient: Tensor, derivative: Tensor, shape: torch.Size) -> Tensor:
-    """Return the sum of their product over what shares a scale."""
+    """Return the product summed over the elements that share a scale."""
     if shape.numel() == 1 and gradient.is_contiguous() and derivative.is_contiguous():
         return torch.dot(gradient.flatten(), derivative.flatten()).reshape(shape)
     return (gradient * derivative).sum_to_size(shape)
 
 
 class _Scaled(torch.autograd.Function):
-    """The identity whose gradient is multiplied."""
+    """Identity with a multiplied gradient."""
 
     generate_vmap_rule = True
 
@@ -240,7 +251,7 @@ class _Scaled(torch.autograd.Function):
 
 
 class _Rounded(torch.autograd.Function):
-    """Rounding to integers, halves to even, whose gradient is that of the identity."""
+    """Rounding to integers, halves to even, with the gradient of the identity."""
 
     generate_vmap_rule = True
 
@@ -258,13 +269,13 @@ class _Rounded(torch.autograd.Function):
 
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
-    """Return x; its gradient is multiplied by `factor`."""
+    """Return x, with its gradient multiplied by `factor`."""
     scaled: Tensor = _Scaled.apply(x, factor)
     return scaled
 
 
 def round_straight_through(x: Tensor) -> Tensor:
-    """Return x rounded to integers, halves to even; the gradient passes as if it were not."""
+    """Return x rounded to integers, halves to even, with the gradient of the identity."""
     rounded: Tensor = _Rounded.apply(x)
     return rounded
 
@@ -272,7 +283,11 @@ def round_straight_through(x: Tensor) -> Tensor:
 def lsq_factor(elements: int, qtype: QType | str) -> float:
     """Return 1 / sqrt(elements * qmax), by which LSQ multiplies the gradient of a scale.
 
-    elements: how many share the scale. A scale then moves, for its size, as fast as the weights do.
+    A scale then moves, relative to its size, as fast as the weights.
+
+    Args:
+        elements: number of elements that share the scale.
+        qtype: number type of the grid.
     """
     grid = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
     return float((max(elements, 1) * grid.qmax) ** -0.5)
@@ -283,7 +298,12 @@ def fake_quantize_lsq(
 ) -> Tensor:
     """Return x rounded to the grid `offset + scale * q`, with gradients and their scaling as in LSQ and LSQ+.
 
-    offset: LSQ+'s beta, in units of x; 0 is LSQ. Per tensor, or per axis with scale of shape [x.shape[axis]].
+    Args:
+        x: the tensor.
+        scale: one value, or of shape [x.shape[axis]] with `axis`.
+        offset: LSQ+'s beta, in units of x; 0 is LSQ.
+        qtype: number type of the grid.
+        axis: None for one scale per tensor.
     """
     factor = lsq_factor(x.numel() // max(scale.numel(), 1), qtype)
     scales = scale_gradient(scale, factor)
@@ -298,11 +318,11 @@ def fake_quantize_lsq(
 def range_to_params(
     rmin: Tensor, rmax: Tensor, qtype: QType | str, symmetric: bool, rules: ParamRules | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return (scale, zero point) of a range, with gradients; None for the zero point of a symmetric one.
+    """Return (scale, zero point) of a range, with gradients; the zero point is None if symmetric.
 
-    The rules are `onnxfq.choose_qparams`' and give the same bits: computed in float64, the scale rounded to
-    float32 once. The rounding of the zero point has the gradient of the identity, as in AIMET, and so has
-    that of scales to numbers of a half type; that to powers of two has none.
+    The rules and bits are the same as in `onnxfq.choose_qparams`: computed in float64, the scale rounded to
+    float32 once. Rounding of the zero point has the gradient of the identity, as in AIMET, and so does
+    rounding of scales to a half type; rounding to powers of two has none.
     """
     rules = rules or ParamRules()
     grid = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
@@ -341,7 +361,7 @@ def _next_power_of_two(scale: Tensor) -> Tensor:
 
 
 def next_half(scale: Tensor, kind: FloatType) -> Tensor:
-    """Return positive scales as the next numbers of a half type that are not smaller (`round_scale`)."""
+    """Return positive scales rounded up to numbers of a half type (`round_scale`)."""
     dtype = getattr(torch, kind)
     near = scale.to(dtype)
     up = near.to(scale.dtype) < scale
@@ -359,7 +379,7 @@ def fake_quantize_range(
     block_size: int | None = None,
     block_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """Return x rounded to the grid that spans [rmin, rmax], with gradients for both ends, as AIMET's."""
+    """Return x rounded to the grid that spans [rmin, rmax], with gradients for both ends, as in AIMET."""
     scale, zero_point = range_to_params(rmin, rmax, qtype, symmetric)
     zeros = 0 if zero_point is None else zero_point
     return fake_quantize(
@@ -370,7 +390,7 @@ def fake_quantize_range(
 def fake_quantize_pact(x: Tensor, alpha: Tensor, *, qtype: QType | str) -> Tensor:
     """Return x clipped to [0, alpha] and rounded to the unsigned `qtype` over that range, as PACT.
 
-    The gradient of alpha is the sum of those where x >= alpha; that of x passes where 0 <= x < alpha.
+    The gradient of alpha is the sum over x >= alpha; the gradient of x passes where 0 <= x < alpha.
     """
     grid = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
     if grid.is_float or grid.qmin != 0:

@@ -1,7 +1,7 @@
-"""Attention as two products with a Softmax between: TensorRT fuses all of it in low precision or none.
+"""Attention, two products around a Softmax, in traced modules: TensorRT fuses it all in low precision or not.
 
-The pattern is that of `graph.patterns.attention`, on the traced code of a module. nn.MultiheadAttention is
-one site and stays whole by itself.
+The pattern is `graph.patterns.attention`, applied to the traced code of a module. nn.MultiheadAttention is
+one site and therefore always stays whole.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BEFORE: tuple[Any, ...] = (
 
 
 def attentions(model: nn.Module, traces: Traces) -> Iterator[tuple[str, str]]:
-    """Yield the names of both products of every attention in a traced forward: scores, then the mix."""
+    """Yield the names of both products of every attention in a traced forward: (scores, mix)."""
     for path, module in model.named_modules():
         if not has_own_code(module) or not traces.get_code(module).graphs:
             continue
@@ -49,7 +49,7 @@ def attentions(model: nn.Module, traces: Traces) -> Iterator[tuple[str, str]]:
 
 
 def _op(module: nn.Module, node: fx.Node) -> Any:
-    """Return what `node` calls: a function, a method by name, a kind of layer; "MatMul" for products."""
+    """Return the target of `node`: a function, a method name, or a layer type; "MatMul" for products."""
     if is_product(node):
         return "MatMul"
     if node.op == "call_module":

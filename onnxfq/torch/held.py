@@ -1,4 +1,4 @@
-"""Quantizers held still for an export: scales as plain buffers, weights that are computed as constants."""
+"""Frozen quantizers for an export: scales as buffers, computed weights as constants."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ BAKED = "baked_weight"
 
 @contextlib.contextmanager
 def freeze_grids(model: nn.Module) -> Iterator[None]:
-    """Fix all grids of `model` where they are, and give everything back afterwards.
+    """Freeze all grids of `model`, and restore everything afterwards.
 
-    Raises StatisticsError for a quantizer that has no scale yet, with its name.
+    Raises StatisticsError, with the quantizer's name, if one has no scale yet.
     """
     with torch.no_grad():
         refresh(model)

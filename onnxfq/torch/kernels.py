@@ -1,8 +1,8 @@
-"""The library's kernels on torch tensors of the CPU: the bits of `arithmetic.py` in one pass over memory.
+"""CPU kernels of the library on torch tensors, bit-identical to `arithmetic.py` in one pass over memory.
 
-Each function returns None where the kernels are not for it, and torch's operations do the work: on other
-devices, in float64, with other rounding than half_even, where torch compiles, exports, traces, records,
-transforms or watches operations, and without the library.
+Each function returns None if the kernels do not apply, and torch's operations do the work: on other devices,
+in float64, with rounding other than half_even, while torch compiles, exports, traces, records, transforms or
+watches operations, and without the library.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from onnxfq.torch.arithmetic import Grid
 log = logging.getLogger(__name__)
 
 _TYPES = {getattr(torch, name): name for name in FLOATS}
-# What a thread is worth starting for: about 0.1 ms of work.
+# Least work that is worth a thread: about 0.1 ms.
 _ELEMENTS_A_THREAD = 1 << 17
 
 
 def fake_quantize(
     x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, mask: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return y and, where `mask` asks for it, which elements are inside the grid, as bool.
+    """Return y and, if `mask`, a bool tensor that is true for the elements inside the grid.
 
-    scale, zero_point: float32 that broadcast against x.
+    `scale` and `zero_point` are float32 and broadcast against x.
     """
     if not usable(x, grid):
         return None
@@ -48,7 +48,7 @@ def fake_quantize(
 
 
 def derivative_by_scale(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor | None:
-    """Return the derivative of each rounded element by the scale, float32, as LSQ has it."""
+    """Return the derivative of each rounded element by the scale, float32, as in LSQ."""
     if not usable(x, grid) or x.dtype != torch.float32:
         return None
     y = torch.empty_like(x)
@@ -59,7 +59,7 @@ def derivative_by_scale(x: Tensor, scale: Tensor, zero_point: Tensor | None, gri
 
 
 def apply_mask(gradient: Tensor, inside: Tensor) -> Tensor | None:
-    """Return gradient * inside, for a mask of bool."""
+    """Return gradient * inside for a bool mask."""
     if not _plain(gradient) or gradient.dtype != torch.float32:
         return None
     y = torch.empty_like(gradient)
@@ -71,24 +71,24 @@ def apply_mask(gradient: Tensor, inside: Tensor) -> Tensor | None:
 
 
 def usable(x: Tensor, grid: Grid) -> bool:
-    """Tell whether the kernels can do x on this grid."""
+    """Tell whether the kernels can round x to this grid."""
     return _plain(x) and x.dtype in _TYPES and grid.rounding == "half_even"
 
 
 def is_transforming() -> bool:
-    """Tell whether torch.func is at work: grad, vmap and the like, whose tensors have no memory."""
+    """Tell whether a torch.func transform (grad, vmap) is active, whose tensors have no memory."""
     return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is not None
 
 
 def _plain(x: Tensor) -> bool:
-    """Tell whether x has memory of its own on the CPU, and nobody needs to see operations on it."""
+    """Tell whether x has its memory on the CPU, and nothing tracks operations on it."""
     return (
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, nn.Parameter)
         and x.device.type == "cpu"
         and x.numel() > 0
         and not torch.jit.is_tracing()
-        # Recorded for derivatives of derivatives, as in a backward pass with create_graph.
+        # Recorded for second derivatives, as in a backward pass with create_graph.
         and not (torch.is_grad_enabled() and x.requires_grad)
         and torch._C._len_torch_dispatch_stack() == 0
         and not is_transforming()
@@ -98,7 +98,7 @@ def _plain(x: Tensor) -> bool:
 
 @cache
 def library_loads() -> bool:
-    """Tell whether the library can be loaded; a log line says so if not."""
+    """Tell whether the library can be loaded; log the reason if not."""
     try:
         c_library()
     except RuntimeLibraryError as error:
@@ -116,14 +116,14 @@ def _memory_order(x: Tensor) -> list[int]:
 
 
 def _has_same_order(x: Tensor, y: Tensor) -> bool:
-    """Tell whether equal positions in memory are equal positions in both, without gaps."""
+    """Tell whether x and y are gapless and store their elements in the same order."""
     if x.is_contiguous():
         return bool(y.is_contiguous())
     return bool(x.stride() == y.stride() and x.permute(_memory_order(x)).is_contiguous())
 
 
 def _run(kernel: Callable[[Step], None], given: tuple[Tensor, Tensor, Tensor | None, Grid]) -> None:
-    """Call a kernel for x, scale, zero point and grid; the parameters that it reads live as long."""
+    """Call a kernel for (x, scale, zero point, grid); keep the tensors that it reads alive meanwhile."""
     x, scale, zero_point, grid = given
     if zero_point is not None and (zero_point.numel() != 1 or scale.numel() != 1):
         scale, zero_point = torch.broadcast_tensors(scale, zero_point)

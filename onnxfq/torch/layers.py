@@ -1,8 +1,8 @@
-"""Layers of an existing model with fake quantizers inside: the same objects, parameters and names.
+"""Quantized layers in an existing module: the same objects, parameters and names.
 
-`swap` gives a module a class made of its own one. Its weights read through their quantizers, and its first
-input goes through one where there is one; forward stays that of the layer. `restore` gives the old class
-back. Parameters are never touched, so optimizers and state dicts see what they saw before.
+`swap` gives a module a subclass of its class. Weights are read through their quantizers, and so is the first
+input if it has one; the rest of forward is unchanged. `restore` sets the original class again. Parameters are
+never changed, so optimizers and state dicts are not affected.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.quantizer import FakeQuantize
 
 SUFFIX = "_quantizer"
-"""What a quantizer is called in its module: the quantized tensor's name and this."""
+"""Suffix of a quantizer's name in its module, after the name of the tensor."""
 
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What quantization must know of a type of layer.
+    """Properties of a layer type that quantization needs.
 
-    op_types: the ONNX operators it becomes, as recipes name them. weights: tells the names of its weights.
-    channel_axis, summed_axis: of those weights; None where there is no such axis, or several. has_input:
-    whether its input is multiplied as well.
+    Attributes:
+        op_types: the ONNX operators it becomes, as recipes name them.
+        weights: returns the names of its weights.
+        channel_axis: output-channel axis of the weights; None if there is none, or several.
+        summed_axis: axis of the weights that the product sums over; None if there is none, or several.
+        has_input: whether its input is multiplied as well.
     """
 
     op_types: tuple[str, ...]
@@ -84,19 +87,19 @@ LAYERS: dict[type[nn.Module], LayerKind] = {
 
 
 def layer_kind(module: nn.Module) -> LayerKind | None:
-    """Return the kind of a layer, also of a subclass that keeps its forward; None for all else."""
+    """Return the kind of a layer or of a subclass with the same forward; None for other modules."""
     for base, kind in LAYERS.items():
         if isinstance(module, base) and type(module).forward is base.forward:
             return kind
     return None
 
 
-# Hooks before forward that make a weight of other parameters.
+# Forward pre-hooks that compute a weight from other parameters.
 _REMAKING = (WeightNorm, SpectralNorm, BasePruningMethod)
 
 
 class Swapped:
-    """The part that all swapped classes share."""
+    """Common base of all swapped classes."""
 
     float_class: type[nn.Module]
 
@@ -111,7 +114,7 @@ class Swapped:
             getattr(self, name)
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
-        """Quantize the first input, where it has a quantizer, and go on as the layer does."""
+        """Quantize the first input if it has a quantizer, then run the forward of the layer."""
         quantizer = self._modules.get("input" + SUFFIX)  # type: ignore[attr-defined]
         if quantizer is not None and args:
             args = (quantizer(args[0]), *args[1:])
@@ -121,10 +124,10 @@ class Swapped:
 
 
 class SwappedConv(Swapped):
-    """A convolution that may have a BatchNorm folded into its weight (`batchnorm.py`)."""
+    """Convolution with an optional BatchNorm folded into its weight (`batchnorm.py`)."""
 
-    def forward(self, input: Tensor) -> Tensor:  # the layer's own name for it, by which it may be given
-        """Convolve with the folded weight; the BatchNorm follows by itself, or is part of this one."""
+    def forward(self, input: Tensor) -> Tensor:  # torch's name: callers may pass it as a keyword
+        """Convolve with the folded weight; the BatchNorm follows as a module, or is part of this one."""
         norm: nn.Module | None = self.__dict__.get("folded_norm")
         if norm is None:
             return super().forward(input)
@@ -137,15 +140,15 @@ def _run_folded(layer: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
     weight = layer.weight
     if is_exporting() or norm.frozen:
         return layer._conv_forward(x, weight, fold_bias(layer, norm))
-    # The factor is taken out of the weight, not of the result: the same sums, over far fewer elements.
+    # The factor is taken out of the weight, not out of the result, which has far more elements.
     inverse = 1 / norm_factor(norm).reshape([-1] + [1] * (weight.ndim - 1))
     return layer._conv_forward(x, weight * inverse, layer.bias)
 
 
 def norm_factor(norm: nn.Module) -> Tensor:
-    """Return what BatchNorm in evaluation mode multiplies each channel by; never 0, but 2^-30 instead.
+    """Return the factor of each channel in BatchNorm's evaluation mode, with 2^-30 in place of 0.
 
-    Residual networks start with a gamma of 0, and training divides by the factor again.
+    Residual networks start with gamma 0, and training divides by the factor.
     """
     factor = torch.rsqrt(norm.running_var + norm.eps)
     if norm.weight is not None:
@@ -154,17 +157,17 @@ def norm_factor(norm: nn.Module) -> Tensor:
 
 
 def fold_bias(layer: nn.Module, norm: nn.Module) -> Tensor:
-    """Return the bias of a convolution with its BatchNorm inside."""
+    """Return the bias of a convolution with its BatchNorm folded in."""
     bias = torch.zeros_like(norm.running_mean) if layer.bias is None else layer.bias
     shifted = (bias - norm.running_mean) * norm_factor(norm)
     return shifted if norm.bias is None else shifted + norm.bias
 
 
 def float_weight(layer: nn.Module, name: str) -> Tensor:
-    """Return a weight of a layer, swapped or not, as its float class has it.
+    """Return a weight of a layer, swapped or not, as its float class reads it.
 
-    That may make it of other parameters (torch.nn.utils.parametrize), or keep what a hook before forward has
-    made (the older weight_norm, pruning).
+    The class may compute it from other parameters (torch.nn.utils.parametrize), or keep the result of a
+    forward pre-hook (the older weight_norm, pruning).
     """
     weight = layer._parameters.get(name)
     if weight is None:
@@ -177,7 +180,7 @@ def float_weight(layer: nn.Module, name: str) -> Tensor:
 
 
 def fold_weight(layer: nn.Module) -> Tensor:
-    """Return the weight that a quantizer sees: the BatchNorm's factor is in it, if there is one."""
+    """Return the weight that a quantizer sees, multiplied by the factor of a folded BatchNorm."""
     weight = float_weight(layer, "weight")
     norm = layer.__dict__.get("folded_norm")
     if norm is None:
@@ -189,14 +192,14 @@ def fold_weight(layer: nn.Module) -> Tensor:
 
 
 def _read(name: str) -> property:
-    """Make the property through which a weight is read."""
+    """Return the property through which a weight is read."""
 
     def get(self: nn.Module) -> Tensor:
         value = fold_weight(self) if name == "weight" else float_weight(self, name)
         quantizer = self._modules.get(name + SUFFIX)
         return value if quantizer is None else quantizer(value)
 
-    def keep(self: nn.Module, value: Tensor) -> None:  # what a hook made, as without the property
+    def keep(self: nn.Module, value: Tensor) -> None:  # stores the result of a hook, as without the property
         self.__dict__[name] = value
 
     return property(get, keep)
@@ -207,15 +210,18 @@ def _flat_weights(self: nn.Module) -> list[Tensor]:
 
 
 _BODIES: dict[type[nn.Module], Mapping[str, Any]] = {
-    # Recurrent layers keep a list of their own, made once; it is made anew whenever it is read.
+    # Recurrent layers cache their weights in a list; this property builds it at every read.
     nn.RNNBase: {"_flat_weights": property(_flat_weights, lambda self, value: None)},
 }
 
 
 def swap(module: nn.Module, given: Mapping[str, FakeQuantize], mixin: type = Swapped) -> None:
-    """Put quantizers into `module`: by the name of a weight, or "input"; add to those it has.
+    """Add quantizers to `module`, and give it a class that applies them.
 
-    mixin: what forward becomes.
+    Args:
+        module: the layer; quantizers it already has stay.
+        given: quantizers by the name of a weight, or "input".
+        mixin: class whose forward replaces that of the layer.
     """
     for name, quantizer in given.items():
         module.add_module(name + SUFFIX, quantizer)
@@ -234,7 +240,7 @@ def swap(module: nn.Module, given: Mapping[str, FakeQuantize], mixin: type = Swa
 
 
 def restore(module: nn.Module) -> None:
-    """Take back what `swap` did; a module that was not swapped stays as it is."""
+    """Undo `swap`; leave a module unchanged that was not swapped."""
     if not isinstance(module, Swapped):
         return
     assert isinstance(module, nn.Module)
@@ -257,7 +263,7 @@ def refresh(model: nn.Module) -> None:
 
 
 def layer_kind_of_swapped(module: nn.Module) -> LayerKind | None:
-    """Return the kind of a layer that was swapped; None for all else."""
+    """Return the kind of a swapped layer; None for other modules."""
     if not isinstance(module, Swapped):
         return None
     return next((k for base, k in LAYERS.items() if issubclass(module.float_class, base)), None)

@@ -1,4 +1,4 @@
-"""From an export with fake quantization in it to standard Q/DQ."""
+"""Lowering of exported fake quantization to standard Q/DQ."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 
 
 def lift(exported: onnx.ModelProto) -> Lifted | None:
-    """Return the float model, plan and encodings of an export; None when nothing in it is fake-quantized.
+    """Return the float model, plan and encodings of an export; None if nothing in it is fake-quantized.
 
-    Raises PlanError for what QuantizeLinear cannot say.
+    Raises PlanError for fake quantization that QuantizeLinear cannot express.
     """
-    # An export names no target; what the default one needs has the same numbers everywhere.
+    # An export names no target; the changes for the default one keep the numbers on every target.
     model = prepare_model(load(exported), DEFAULT_TARGET)
     if any(node.op_type == "Round" for node in model.proto.graph.node):
         model = recognize_rounding(model)
@@ -28,16 +28,15 @@ def lift(exported: onnx.ModelProto) -> Lifted | None:
 
 
 def lower(lifted: Lifted) -> onnx.ModelProto:
-    """Return the Q/DQ model, at the lowest opset from the export's on that has its formats.
+    """Return the Q/DQ model, at the lowest opset, not below the export's, that has its number formats.
 
-    A model that multiplies by 1 / scale, as torch's own functions do, is told of: QuantizeLinear divides, and
-    a value within a rounding of the middle between two numbers may go to the other one.
+    A model that multiplies by 1 / scale, as torch's functions do, gets a warning: QuantizeLinear divides, and
+    a value within a rounding error of the midpoint between two numbers may round to the other one.
     """
     if lifted.reciprocal:
         log.warning(
-            "%d of the model's quantizers multiply by 1 / scale, as torch does, and QuantizeLinear divides: "
-            "values in the middle between two steps may go to the other one; arithmetic='divide' trains with "
-            "ONNX's numbers",
+            "%d of the model's quantizers multiply by 1 / scale, QuantizeLinear divides: values midway "
+            "between two steps may round differently; train with arithmetic='divide'",
             lifted.reciprocal,
         )
     inserted = InsertQdq(lifted.plan, lifted.encodings).run(lifted.model).model

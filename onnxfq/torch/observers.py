@@ -1,14 +1,15 @@
-"""What a fake quantizer learns of the tensors it sees: a range for each group that shares a scale.
+"""Observers of fake quantizers: a range for each group that shares a scale.
 
 | name               | range                                                   | while it observes        |
 |--------------------|---------------------------------------------------------|--------------------------|
-| minmax             | of all tensors seen                                     | up to date               |
+| minmax             | all tensors seen                                        | up to date               |
 | moving_average:c   | r + c (r of this tensor - r), torch's rule; c is 0.01   | up to date               |
-| latest             | of the last tensor seen, by the calibrator              | up to date for minmax    |
-| histogram          | the calibrator of the statistics of all tensors         | needs `calibrate`        |
+| latest             | the last tensor seen, by the calibrator                 | up to date for minmax    |
+| histogram          | statistics of all tensors seen, by the calibrator       | needs `calibrate`        |
 
-"Up to date" ranges are made by torch operations, on the tensor's device and inside a compiled graph. The
-histogram is that of `calibration.statistics`: exact counts in any batches, so calibrators give the same.
+Torch operations keep "up to date" ranges, on the tensor's device and inside a compiled graph. The histogram
+is the same as in `calibration.statistics`: its counts are exact for any batches, and calibrators return the
+same range.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def group_limits(x: Tensor, spec: QuantSpec) -> Limits:
     whole = [d for d, (n, block) in enumerate(zip(x.shape, sizes, strict=True)) if block >= n]
     ends = []
     for reduce, nothing in ((torch.amin, float("inf")), (torch.amax, float("-inf"))):
-        # All at once: one dimension after the other would take fifty times as long.
+        # All dimensions at once: one after the other would take fifty times as long.
         end = reduce(values, dim=whole, keepdim=True) if whole else values
         for d, (n, block) in enumerate(zip(x.shape, sizes, strict=True)):
             if 1 < block < n:
@@ -57,8 +58,8 @@ def group_limits(x: Tensor, spec: QuantSpec) -> Limits:
 
 
 def copy_lasting(x: Tensor) -> Tensor:
-    """Return a copy of x that training may use, though it is made in inference mode."""
-    # Compiled code may not ask, and makes its tensors in the mode that it runs in.
+    """Return a copy of x that training may use, even if made in inference mode."""
+    # Compiled code cannot query the mode, and makes its tensors in the mode in which it runs.
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return x.clone()
     with torch.inference_mode(False):
@@ -66,9 +67,9 @@ def copy_lasting(x: Tensor) -> Tensor:
 
 
 class OwnTypes(nn.Module):
-    """A module whose tensors keep their types where a model is cast: half() moves scales and ranges nowhere.
+    """Module whose tensors keep their types when a model is cast: half() does not change scales and ranges.
 
-    Rounded to 16 bits, a scale would be another one, and float() would not bring it back.
+    Rounding to 16 bits would change a scale, and float() would not restore it.
     """
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> OwnTypes:
@@ -85,9 +86,10 @@ class OwnTypes(nn.Module):
 
 
 class Observer(OwnTypes):
-    """The part that all observers share: the spec, whether anything was seen, and a running range.
+    """Common base of observers: the spec and a running range.
 
-    live: whether the range may be used after every tensor; else `calibrate` of the quantizer asks for it.
+    Attributes:
+        live: whether the range is valid after every tensor; else the quantizer's `calibrate` reads it.
     """
 
     rmin: Tensor
@@ -107,15 +109,15 @@ class Observer(OwnTypes):
         return bool(self.rmin.numel())
 
     def reset(self) -> None:
-        """Forget what was seen."""
+        """Discard the range."""
         self.rmin, self.rmax = copy_lasting(self.rmin.new_zeros(0)), copy_lasting(self.rmax.new_zeros(0))
 
     def limits(self) -> Limits:
-        """Return the range as of now."""
+        """Return the current range."""
         return self.rmin, self.rmax
 
     def keep(self, limits: Limits) -> None:
-        """Store a running range; in place where there is one, as compiled graphs want it."""
+        """Store a running range; in place if one exists, as compiled graphs require."""
         if self.rmin.shape == limits[0].shape and self.seen:
             self.rmin.copy_(limits[0])
             self.rmax.copy_(limits[1])
@@ -124,10 +126,10 @@ class Observer(OwnTypes):
 
 
 class MinMax(Observer):
-    """The range of all tensors seen."""
+    """Range of all tensors seen."""
 
     def forward(self, x: Tensor) -> None:
-        """Widen the range to hold x."""
+        """Extend the range to include x."""
         low, high = group_limits(x, self.spec)
         if self.seen:
             low, high = torch.minimum(self.rmin, low), torch.maximum(self.rmax, high)
@@ -135,10 +137,10 @@ class MinMax(Observer):
 
 
 class MovingAverage(Observer):
-    """An exponential moving average of ranges, by the rule and with the bits of torch's observers."""
+    """Exponential moving average of ranges, bit-identical to torch's observers."""
 
     def __init__(self, spec: QuantSpec, constant: float = 0.01) -> None:
-        """Let each tensor count for the share `constant`."""
+        """Weigh each new tensor by `constant`."""
         super().__init__(spec)
         self.constant = constant
 
@@ -152,17 +154,17 @@ class MovingAverage(Observer):
 
 
 class Latest(Observer):
-    """The range of the last tensor: what a weight needs, which changes with every step of training."""
+    """Range of the last tensor, for weights, which change with every step of training."""
 
     def __init__(self, spec: QuantSpec, calibrator: Calibrator = MINMAX) -> None:
-        """Keep tensors only where a calibrator other than minmax will want to see one."""
+        """Keep the last tensor only for calibrators other than minmax."""
         super().__init__(spec)
         self.calibrator = calibrator
         self.live = calibrator == MINMAX
         self.last: Tensor | None = None
 
     def forward(self, x: Tensor) -> None:
-        """Take the range of x, or x itself."""
+        """Store the range of x, and x if the calibrator needs it."""
         self.keep(group_limits(x, self.spec))
         if not self.live:
             self.last = x.detach()
@@ -177,13 +179,13 @@ class Latest(Observer):
 
 
 class Histogram(Observer):
-    """The exact statistics of `calibration.statistics`, gathered on the tensor's device; per tensor."""
+    """Exact statistics as in `calibration.statistics`, gathered on the tensor's device; per tensor."""
 
     counts: Tensor
     totals: Tensor
 
     def __init__(self, spec: QuantSpec, calibrator: Calibrator = MINMAX) -> None:
-        """Raise SpecError for scales of parts of a tensor: statistics are of whole ones."""
+        """Raise SpecError unless `spec` is per tensor, because statistics are."""
         super().__init__(spec)
         if spec.granularity != PER_TENSOR:
             raise SpecError(
@@ -196,7 +198,7 @@ class Histogram(Observer):
         self.feed_ranges: list[Tensor] = []
 
     def reset(self) -> None:
-        """Forget what was seen; the memory of the histogram is given back."""
+        """Discard the statistics and free the memory of the histogram."""
         super().reset()
         self.counts, self.totals = (
             copy_lasting(self.counts.new_zeros(0)),
@@ -223,7 +225,7 @@ class Histogram(Observer):
             )
 
     def statistics(self) -> TensorStatistics:
-        """Return what was seen, as the core gathers it."""
+        """Return the statistics in the form of `calibration.statistics`."""
         counts = self.counts.cpu().numpy()
         bins = np.flatnonzero(counts).astype(np.int32)
         ranges = (
@@ -233,12 +235,12 @@ class Histogram(Observer):
         return TensorStatistics.from_results(ends, self.totals.tolist(), bins, counts[bins], ranges)
 
     def limits(self) -> Limits:
-        """Return the calibrated range. Raises StatisticsError when NaN or infinities were seen."""
+        """Return the calibrated range. Raises StatisticsError if NaN or infinities were seen."""
         statistics = self.statistics()
         if statistics.nans or statistics.infinities:
             raise StatisticsError(
                 f"{statistics.nans} NaN and {statistics.infinities} infinite values were observed; remove "
-                "the samples that lead to them, or leave the tensor in float"
+                "the samples that cause them, or leave the tensor in float"
             )
         low, high = self.calibrator(statistics, self.spec)
         return self.rmin.new_tensor(low, dtype=torch.float64), self.rmin.new_tensor(high, dtype=torch.float64)
@@ -253,9 +255,12 @@ OBSERVERS: dict[str, Callable[..., Observer]] = {
 
 
 def make_observer(name: str, spec: QuantSpec, calibrator: Calibrator = MINMAX) -> Observer:
-    """Return an observer by name; `moving_average:0.1` sets the constant. Raises SpecError if unknown.
+    """Return an observer by name. Raises SpecError for an unknown name.
 
-    calibrator: what those that take one turn into a range.
+    Args:
+        name: a key of `OBSERVERS`; `moving_average:0.1` sets the constant.
+        spec: number format and granularity of the tensor.
+        calibrator: turns the data of `latest` and `histogram` into a range.
     """
     if name.startswith("moving_average:"):
         parameters = Calibrator.parse(name).parameters

@@ -1,4 +1,4 @@
-"""A fake quantization as one node of an exported graph, `onnxfq.FakeQuantize`, for both exporters."""
+"""`onnxfq.FakeQuantize` as a node of an exported graph, for both exporters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_exporting() -> bool:
 def onnx_node(
     x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, granularity: Granularity
 ) -> Tensor:
-    """Return a tensor that stands for the node's output; it has x's shape and type.
+    """Return a tensor that stands for the output of the node, with x's shape and type.
 
     Raises SpecError for a float64 x.
     """
@@ -53,7 +53,7 @@ def node_attributes(grid: Grid, granularity: Granularity) -> dict[str, Any]:
 
 
 class _Traced(torch.autograd.Function):
-    """The node for the exporter that traces."""
+    """Node for the tracing exporter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, attributes: dict[str, Any]) -> Tensor:

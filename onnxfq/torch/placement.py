@@ -1,8 +1,8 @@
-"""What of a torch module a recipe quantizes, and why the rest stays float: a `Plan`, as for an ONNX model.
+"""Plan of a torch module: quantized tensors and reasons for float, a `Plan` as for an ONNX model.
 
-Nodes are the layers by their path in the module, and operations of a forward as path.operation; tensors are
-"path.weight", "path.input" and the inputs of operations. Overrides match these names, torch's types (Conv2d)
-and the ONNX operators they become (Conv), so a recipe by operators serves both sides.
+Nodes are the layers, named by their path in the module, and operations of a forward, named path.operation.
+Tensors are "path.weight", "path.input" and the inputs of operations. Overrides match these names, torch's
+types (Conv2d) and the ONNX operators they become (Conv): a recipe by operators works for both.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from onnxfq.torch.traced import Traces, calls, has_own_code
 
 
 class _Tensor(NamedTuple):
-    """A tensor of which nothing is known before the module runs."""
+    """Tensor of unknown shape: nothing is known before the module runs."""
 
     name: str
     shape: None = None
 
 
 class _Node(NamedTuple):
-    """A layer as the policies of targets ask for it."""
+    """Layer in the form that target policies read."""
 
     name: str
     op: str
@@ -50,11 +50,20 @@ class _Node(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """One layer or operation that multiplies, before the recipe has spoken.
+    """Layer or operation that multiplies, before the recipe is applied.
 
-    owner: path of the module whose quantizers these are. activations, weights: tensor names within the owner.
-    parameters: the weights by these names. at: for operations, where each tensor is read: (operation,
-    argument).
+    Attributes:
+        name: its node name in the plan.
+        owner: path of the module that holds its quantizers.
+        type_name: its type in the plan.
+        op_types: the ONNX operators it becomes.
+        activations: tensor names within the owner.
+        weights: tensor names within the owner.
+        parameters: the weights by these names.
+        kind: kind of the layer; None without weights.
+        why_float: why it cannot be quantized; empty if it can.
+        at: for operations, (operation, argument) that reads each tensor.
+        residual: whether it is a residual sum.
     """
 
     name: str
@@ -138,10 +147,11 @@ def _operation_sites(
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What placement must know of the code around its sites.
+    """Code around the sites, as placement needs it.
 
-    made_by: the operator that makes a tensor, where its range is known (`producers`). attentions: the names
-    of both products of each (`fused_attention`).
+    Attributes:
+        made_by: the operator that produces a tensor of known range (`producers`).
+        attentions: the names of both products of each attention (`fused_attention`).
     """
 
     made_by: Mapping[str, str]
@@ -149,18 +159,18 @@ class Surroundings:
 
 
 def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Surroundings) -> Plan:
-    """Return what `recipe` makes of the sites.
+    """Return the plan of `recipe` for the sites.
 
-    Raises RecipeError for names that match nothing, and for what the target cannot take; ModelError when
-    nothing is left to quantize.
+    Raises RecipeError for names that match nothing and for formats that the target does not accept;
+    ModelError if there is nothing to quantize.
     """
     spoken = _translate_overrides(recipe, sites)
     tensors = {site.tensor(name) for site in sites for name in (*site.activations, *site.weights)}
     spoken.check_names({site.name: site.type_name for site in sites}, tensors)
     if spoken.small_shapes == "float":
         raise RecipeError(
-            f"recipe {recipe.name} leaves small shapes in float, and a module has no shapes before it runs; "
-            "take small_shapes away and name what is to stay in float"
+            f"recipe {recipe.name} leaves small shapes in float, but a module has no shapes before it runs; "
+            "remove small_shapes and name layers to keep in float"
         )
     placements: list[Placement] = []
     nodes, skipped = [], []
@@ -194,7 +204,7 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Sur
 def _keep_whole(
     decided: dict[str, tuple[list[Placement], str]], attentions: Sequence[tuple[str, str]], reason: str
 ) -> None:
-    """Leave in float what is quantized of an attention of which the other product is not, for `reason`."""
+    """Leave a product of an attention in float, for `reason`, if the other product is in float."""
     for pair in attentions:
         known = [name for name in pair if name in decided]
         low = [name for name in known if decided[name][0] and not decided[name][1]]
@@ -206,7 +216,7 @@ def _keep_whole(
 
 
 def _decide(site: Site, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[list[Placement], str]:
-    """Return the placements of one site, and why it stays float for all that; empty when it does not."""
+    """Return the placements of one site, and why it nevertheless stays float; empty if it does not."""
     names = [(name, "activation") for name in site.activations] + [(name, "weight") for name in site.weights]
     op_type, placed, kept = site.type_name, [], site.why_float
     for slot, (name, role) in enumerate(names):
@@ -258,8 +268,8 @@ def _is_requested(recipe: Recipe, site: Site) -> bool:
 def _numbers(scheme: ActivationScheme | WeightScheme, recipe: Recipe) -> dict[str, Any]:
     """Return the number format of `scheme` as the fields of a spec.
 
-    Raises RecipeError for scales that a rule makes, for several scales of an activation and for fractional
-    zero points: a module has none of them.
+    Raises RecipeError for features that a module does not have: formula-derived scales, several scales of an
+    activation, and fractional zero points.
     """
     dynamic = isinstance(scheme, ActivationScheme) and scheme.dynamic
     in_parts = isinstance(scheme, ActivationScheme) and scheme.granularity != "per_tensor"
@@ -278,9 +288,10 @@ def _numbers(scheme: ActivationScheme | WeightScheme, recipe: Recipe) -> dict[st
 def _weight_spec(
     scheme: WeightScheme, common: dict[str, Any], kind: LayerKind, rank: int, per_tensor: str
 ) -> tuple[QuantSpec, str]:
-    """Return the spec of a weight of a layer, in the axes in which torch stores it, and why it is so.
+    """Return the spec of a weight of a layer, in the axes in which torch stores it, and the reason for it.
 
-    per_tensor: why the target has one scale for such weights; empty when it has one a channel.
+    `per_tensor` says why the target has one scale for such weights; it is empty if the target has one per
+    channel.
     """
     if scheme.granularity == "per_tensor":
         return QuantSpec(**common), "per tensor as the recipe asks"
@@ -304,9 +315,9 @@ def _weight_spec(
 
 
 def _explain_target(site: Site, recipe: Recipe, placed: list[Placement]) -> str:
-    """Return why the target would run a site in float for all that; empty when it would not.
+    """Return why the target would run a site in float nevertheless; empty if it would not.
 
-    Raises RecipeError when the target cannot take one of its placements.
+    Raises RecipeError if the target does not accept one of its placements.
     """
     shapes = {site.tensor(name): tuple(weight.shape) for name, weight in site.parameters.items()}
     inputs = tuple(_Tensor(site.tensor(name)) for name in (*site.activations, *site.weights))
@@ -318,7 +329,7 @@ def _explain_target(site: Site, recipe: Recipe, placed: list[Placement]) -> str:
 
 
 def _translate_overrides(recipe: Recipe, sites: list[Site]) -> Recipe:
-    """Return the recipe with ONNX operators in its overrides replaced by the torch types that become them."""
+    """Return the recipe with the ONNX operators in its overrides replaced by the matching torch types."""
     types: dict[str, list[str]] = {}
     for site in sites:
         for op_type in site.op_types:

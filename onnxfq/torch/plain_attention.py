@@ -1,7 +1,7 @@
-"""F.scaled_dot_product_attention in a traced forward as the two products and the Softmax that it is.
+"""Decomposition of F.scaled_dot_product_attention in a traced forward into two products and a Softmax.
 
-The export writes it so, and both products are quantized there: queries and keys scaled, then their product,
-mask, Softmax and the product with the values. Where nothing of it is quantized the call is put back.
+The export writes the same steps, and both products are quantized there: queries and keys scaled, then their
+product, mask, Softmax and the product with the values. If neither product is quantized, the call is restored.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _LEADING = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 def expand(graph: fx.Graph) -> None:
-    """Take every scaled_dot_product_attention apart, in place.
+    """Decompose every scaled_dot_product_attention, in place.
 
-    Its products are named after the call, with _scores and _context behind.
+    Its products are named after the call, with the suffixes _scores and _context.
     """
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not F.scaled_dot_product_attention:
@@ -48,7 +48,7 @@ def expand(graph: fx.Graph) -> None:
 
 
 def restore_calls(graph: fx.Graph, quantized: set[str]) -> None:
-    """Make the attentions of which no product is in `quantized`, by name, calls again."""
+    """Restore the call of every attention without a product name in `quantized`."""
     for node in list(graph.nodes):
         if "attention" in node.meta:
             scores, function, args, kwargs = node.meta["attention"]
@@ -60,7 +60,7 @@ def restore_calls(graph: fx.Graph, quantized: set[str]) -> None:
 
 
 def scale_queries(query: Tensor, scale: float | None) -> Tensor:
-    """Return the queries times the root of the scale, 1 / sqrt(head size) unless given."""
+    """Return the queries times the root of the scale; the default scale is 1 / sqrt(head size)."""
     return query * _root(query, scale)
 
 
@@ -70,12 +70,12 @@ def scale_keys(key: Tensor, query: Tensor, scale: float | None, grouped: bool) -
 
 
 def heads_for(value: Tensor, query: Tensor, grouped: bool) -> Tensor:
-    """Return keys or values with each head repeated for the group of queries that shares it."""
+    """Return keys or values with each head repeated for its group of query heads."""
     return value.repeat_interleave(query.shape[-3] // value.shape[-3], -3) if grouped else value
 
 
 def with_mask(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Return scores plus the mask; -inf where a bool one is false, and with `causal` after the diagonal."""
+    """Return scores plus the mask: -inf where a bool mask is false, and above the diagonal if `causal`."""
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is None:
@@ -86,7 +86,7 @@ def with_mask(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
 
 
 def clear_empty_rows(weights: Tensor, scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Return weights with 0 in the rows that the mask hides wholly, where the Softmax is NaN."""
+    """Return weights with 0 in fully masked rows, for which the Softmax is NaN."""
     if mask is None:
         return weights
     return weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)

@@ -1,4 +1,4 @@
-"""Which operator makes a tensor, for those whose outputs have a range by definition (`calibrators.fixed`)."""
+"""Producer operators with outputs of known range (`calibrators.fixed`)."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _CALLS: dict[Any, str] = {
     F.tanh: "Tanh",
     "tanh": "Tanh",
 }
-# What an export in evaluation mode leaves out.
+# Layers that an export in evaluation mode omits.
 _PASSED = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def producers(model: nn.Module, traces: Traces) -> dict[str, str]:
-    """Return the ONNX operator that makes a tensor, by the plan's names; tensors made otherwise are left out.
+    """Return the ONNX operator that produces each tensor with a known range, by the plan's tensor names.
 
-    Seen are the inputs of layers and operations that a traced forward or an nn.Sequential feeds. A layer that
-    runs several times counts only if all its inputs are made alike.
+    Covered are inputs of layers and operations in a traced forward or an nn.Sequential. A layer that runs
+    several times counts only if the same operator produces all its inputs.
     """
     found: dict[str, set[str]] = {}
     for path, module in model.named_modules():
@@ -60,7 +60,7 @@ def producers(model: nn.Module, traces: Traces) -> dict[str, str]:
 
 
 def _reads(node: fx.Node) -> list[tuple[str, Any]]:
-    """Return (name of the tensor, what makes it) of what a node may have quantized."""
+    """Return (tensor name, producer) of each input of a node that may be quantized."""
     if node.op == "call_module" and node.args:
         return [(f"{node.target}.input", node.args[0])]
     if node.op in ("call_function", "call_method"):

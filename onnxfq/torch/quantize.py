@@ -1,4 +1,4 @@
-"""`quantize_module`: fake quantizers into an existing module; `remove_fake_quantize`: out again."""
+"""`quantize_module` adds fake quantizers to an existing module; `remove_fake_quantize` removes them."""
 
 from __future__ import annotations
 
@@ -23,26 +23,35 @@ from onnxfq.torch.traced import Traces, rewrite, successions
 def quantize_module(
     model: nn.Module, recipe: str | Path | Recipe = "tensorrt-int8", *, fold_batchnorm: bool = True
 ) -> Plan:
-    """Put fake quantizers into `model`, in place, as `recipe` asks, and return what was done and why.
+    """Insert fake quantizers into `model`, in place, as `recipe` says, and return the plan with its reasons.
 
-    recipe: as for `onnxfq.quantize`; the same file places the same quantizers. Quantized are the inputs and
-    weights of Linear, convolutions, transposed convolutions and MultiheadAttention, as layers or as functions
-    of parameters, both sides of matrix products in a forward, those of scaled_dot_product_attention too, and
-    the skip branch of residual sums where the target wants it; weights of embeddings, Bilinear and recurrent
-    layers and cells where an override of the weights names them, or for target simulation.
-    Parameters stay the same objects under the same names. fold_batchnorm: a BatchNorm right after a
-    convolution becomes part of its weight.
+    Quantized are:
+    - inputs and weights of Linear, convolutions, transposed convolutions and MultiheadAttention, as layers or
+      as functions of parameters;
+    - both operands of matrix products in a forward, including scaled_dot_product_attention;
+    - the skip branch of residual sums, if the target requires it;
+    - weights of embeddings, Bilinear and recurrent layers and cells, if an override of the weights names
+      them, or for target simulation.
 
-    Run data through the model in `compute_encodings` next. Raises RecipeError for overrides that match
-    nothing, with the nearest names, or ask what the target cannot take, ModelError for a model that has
-    quantizers already or nothing to quantize; then nothing is changed.
+    Parameters stay the same objects under the same names. Run data through the model in `compute_encodings`
+    next.
+
+    Args:
+        model: the module; it is unchanged if an error is raised.
+        recipe: as for `onnxfq.quantize`; the same file places the same quantizers.
+        fold_batchnorm: fold a BatchNorm right after a convolution into its weight.
+
+    Raises:
+        RecipeError: for overrides that match nothing, with the nearest names, or that the target does not
+            accept.
+        ModelError: for a model that already has quantizers, or has nothing to quantize.
     """
     asked = load_recipe(recipe)
     if any(isinstance(module, Swapped) for module in model.modules()):
         raise ModelError(f"{type(model).__name__} is quantized already; call remove_fake_quantize first")
     if quantizers(model):
         name = next(iter(quantizers(model)))
-        raise ModelError(f"{type(model).__name__} has a FakeQuantize of its own, {name!r}; take it out first")
+        raise ModelError(f"{type(model).__name__} already has a FakeQuantize, {name!r}; remove it first")
     traces = Traces()
     sites = find_sites(model, asked, traces)
     around = Surroundings(producers(model, traces), tuple(attentions(model, traces)))
@@ -70,7 +79,7 @@ def _insert(
             placement = placed.get(site.tensor(name))
             if placement is not None and placement.uses[0].node == site.name:
                 made[name] = _quantizer(placement).to(device)
-                # Of self-attention keys and values are the queries, and one quantizer serves them.
+                # In self-attention, keys and values are the queries and share one quantizer.
                 made[name].may_be_unused = name in ("key", "value")
         where |= site.at
     if not made:
@@ -89,7 +98,7 @@ def _quantizer(placement: Placement) -> FakeQuantize:
 
 
 def remove_fake_quantize(model: nn.Module) -> None:
-    """Take out all that `quantize_module` put in: the model is what it was, but for what training changed."""
+    """Remove everything that `quantize_module` inserted; trained values stay."""
     switch_fused(model, fused=True)
     for module in list(model.modules()):
         restore(module)

@@ -1,4 +1,4 @@
-"""`FakeQuantize`: a module that observes a tensor, rounds it to a grid, and may learn the grid."""
+"""`FakeQuantize`: observer, rounding and learned grid of one tensor."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ _SWITCHES = ("observer_enabled", "fake_quant_enabled")
 
 
 class FakeQuantize(OwnTypes):
-    """Rounds its input to the grid of a `QuantSpec`, in values and in gradients (`onnxfq.torch.functions`).
+    """Rounding of the input to the grid of a `QuantSpec`, with the gradients of `onnxfq.torch.functions`.
 
-    Buffers: scale float32 and zero_point int32, empty until they are known, then of the shape the spec gives
-    for the input; they keep these types when the model is cast. Tensors of float16 and bfloat16 give scales
-    that are numbers of that type, as a model of that type has them. observer_enabled, fake_quant_enabled:
-    plain bools that may change at any time; with both off the input passes as it is, and so does one without
-    elements. They are in the state dict as tensors.
+    An "up to date" observer sets scale and zero point at every input; the histogram sets them in `calibrate`,
+    which `compute_encodings` calls. With both switches off, the input passes unchanged; so does an empty one.
 
-    may_be_unused: whether it is no mistake when no tensor ever comes, as for the keys of self-attention.
-
-    An observer that is up to date sets scale and zero point at every input; the histogram does so when
-    `calibrate` is called, which `compute_encodings` does.
+    Attributes:
+        scale: float32 buffer, empty until known, then of the shape that the spec gives for the input. It
+            keeps its type when the model is cast. Inputs of float16 and bfloat16 get scales that are numbers
+            of their type, as in a model of that type.
+        zero_point: int32 buffer of the same shape; it keeps its type too.
+        observer_enabled: plain bool that may change at any time; a tensor in the state dict.
+        fake_quant_enabled: likewise.
+        may_be_unused: whether it may stay without a tensor, such as for the keys of self-attention.
     """
 
     scale: Tensor
@@ -64,11 +65,15 @@ class FakeQuantize(OwnTypes):
         saturate: bool = True,
         calibrator: str | Calibrator = MINMAX,
     ) -> None:
-        """Round to `spec`, or symmetric and per tensor to the number format of that name.
+        """Make a quantizer without a scale. Raises SpecError for unknown names.
 
-        observer: a name of `onnxfq.torch.observers`, or None when scales come from elsewhere. calibrator: of
-        the observers `latest` and `histogram`. The others are as in `fake_quantize`. Raises SpecError for
-        unknown names.
+        Args:
+            spec: the spec, or the name of a number format for symmetric per-tensor quantization.
+            observer: a name of `onnxfq.torch.observers`, or None if scales come from elsewhere.
+            rounding: as in `fake_quantize`.
+            arithmetic: as in `fake_quantize`.
+            saturate: as in `fake_quantize`.
+            calibrator: for the observers `latest` and `histogram`.
         """
         super().__init__()
         self.spec = QuantSpec(qtype=spec) if isinstance(spec, str) else spec
@@ -87,7 +92,7 @@ class FakeQuantize(OwnTypes):
 
     @classmethod
     def with_args(cls, *args: Any, **keywords: Any) -> Factory:
-        """Return a factory that makes this module with these arguments; it has `with_args` too."""
+        """Return a factory of this module with these arguments; it has `with_args` too."""
         return Factory(cls, args, keywords)
 
     @property
@@ -96,8 +101,8 @@ class FakeQuantize(OwnTypes):
         return bool(self.scale.numel())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Observe and round x, as far as each is enabled. Raises StatisticsError when no scale is known."""
-        if is_exporting():  # `freeze_grids` has seen to the scale
+        """Observe and round x, if each is enabled. Raises StatisticsError if no scale is known."""
+        if is_exporting():  # `freeze_grids` has checked the scale
             return self._round(x) if self.fake_quant_enabled else x
         if x.numel() == 0:  # no range, and nothing to round
             return x
@@ -116,9 +121,9 @@ class FakeQuantize(OwnTypes):
         return self._round(x)
 
     def _take_type(self, x: Tensor) -> None:
-        """Let scales be numbers of the type of x: a half model has no others, as on the ONNX side.
+        """Restrict scales to numbers of the type of x, as in ONNX models of fp16 or bf16.
 
-        Under autocast the model is a float32 one.
+        Under autocast the model counts as float32.
         """
         half = x.dtype in _HALF_TYPES and not torch.is_autocast_enabled(x.device.type)
         found = _HALF_TYPES[x.dtype] if half else "float32"
@@ -133,7 +138,7 @@ class FakeQuantize(OwnTypes):
         return quantize_to(x, scale.to(work), zeros, self.grid, self.spec.granularity)
 
     def _effective(self, elements: int = 0) -> tuple[Tensor, Tensor | None]:
-        """Return (scale, zero point) as they are used; elements: how many share one, for gradients."""
+        """Return (scale, zero point) as used; `elements` share one scale, for the gradients."""
         if self.learned == "range":
             rules = ParamRules(float_type=self.float_type)
             return range_to_params(self.rmin, self.rmax, self.spec.qtype, self.spec.symmetric, rules)
@@ -141,7 +146,7 @@ class FakeQuantize(OwnTypes):
         if self.learned == "nothing":
             return scale, zero_point
         factor = lsq_factor(elements, self.spec.qtype)
-        # A step of training may push a scale through 0: its size counts, never less than the least scale.
+        # A training step may move a scale through 0: its magnitude counts, at least the smallest scale.
         scale = scale_gradient(scale, factor).abs().clamp(min=FLOATS[self.float_type].smallest_scale)
         if self.float_type != "float32":  # the difference is exact, and so is the sum
             scale = scale + (next_half(scale.detach(), self.float_type) - scale.detach())
@@ -153,13 +158,13 @@ class FakeQuantize(OwnTypes):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def qparams(self) -> tuple[Tensor, Tensor]:
-        """Return (scale float32, zero_point int32) as they are used now, learned or not."""
+        """Return (scale float32, zero_point int32) as currently used, learned or not."""
         scale, zero_point = self._effective()
         zeros = torch.zeros_like(scale) if zero_point is None else zero_point
         return scale.detach().float(), zeros.detach().to(torch.int32)
 
     def set_qparams(self, scale: Tensor | ArrayLike, zero_point: Tensor | ArrayLike = 0) -> None:
-        """Set scale and zero point; a single zero point goes with any scale. The observer is switched off.
+        """Set scale and zero point and switch the observer off; one zero point fits any scale.
 
         Raises SpecError unless scales are finite and positive and zero points on the grid, 0 if symmetric.
         """
@@ -184,9 +189,9 @@ class FakeQuantize(OwnTypes):
         self.observer_enabled = False
 
     def set_range(self, rmin: Tensor | ArrayLike, rmax: Tensor | ArrayLike) -> None:
-        """Set scale and zero point to span [rmin, rmax], widened to hold 0. The observer is switched off.
+        """Set scale and zero point to span [rmin, rmax], widened to include 0, and switch the observer off.
 
-        rmin, rmax: in the shape of the scale, finite, rmin <= rmax. Raises SpecError otherwise.
+        The ends are finite, in the shape of the scale, and rmin <= rmax. Raises SpecError otherwise.
         """
         low, high = (torch.as_tensor(end, device=self.scale.device).detach() for end in (rmin, rmax))
         good = torch.isfinite(low) & torch.isfinite(high) & (low <= high)
@@ -199,16 +204,14 @@ class FakeQuantize(OwnTypes):
         self.observer_enabled = False
 
     def calibrate(self) -> None:
-        """Set scale and zero point from what the observer saw. Raises StatisticsError when it saw nothing."""
+        """Set scale and zero point from the observer. Raises StatisticsError if it saw no finite value."""
         if self.observer is None or not self.observer.seen:
             raise StatisticsError(
                 "the observer saw no finite value; run data through the model while it observes"
             )
         rmin, rmax = self.observer.limits()
         if not (torch.isfinite(rmin).all() and torch.isfinite(rmax).all()):
-            raise StatisticsError(
-                "NaN or infinite values were observed; remove the samples that lead to them"
-            )
+            raise StatisticsError("NaN or infinite values were observed; remove the samples that cause them")
         self._store(*self._params_of(rmin, rmax))
 
     def _params_of(self, rmin: Tensor, rmax: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,7 +237,7 @@ class FakeQuantize(OwnTypes):
 
     def _ends(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
         qtype, zeros = self.spec.qtype, zero_point.float()
-        # The nearer end of a symmetric grid, with which range_to_params divides.
+        # The nearer end of a symmetric grid, by which range_to_params divides.
         high = min(qtype.qmax, -qtype.qmin) if self.spec.symmetric else qtype.qmax
         low = -high if self.spec.symmetric else qtype.qmin
         return (low - zeros) * scale, (high - zeros) * scale
@@ -242,18 +245,17 @@ class FakeQuantize(OwnTypes):
     def learn(self, what: Learned = "scale") -> None:
         """Make the grid a parameter: "scale" (LSQ), "scale_zero_point" (LSQ+), "range" (AIMET's min and max).
 
-        "nothing" makes it fixed again, where it has come to. Call it once the scale is known, before the
-        optimizer is made. Raises SpecError for what cannot be learned, StatisticsError when no scale is
-        known.
+        "nothing" fixes it at its current value. Call it after the scale is known and before the optimizer is
+        made. Raises SpecError for a grid that cannot be learned, StatisticsError if no scale is known.
         """
         if what not in LEARNED:
             raise SpecError(f"unknown thing to learn {what!r}{nearest(what, LEARNED)}")
         if not self.is_initialized:
-            raise StatisticsError("a grid is learned from a known scale on; calibrate first")
+            raise StatisticsError("learning a grid needs a known scale; calibrate first")
         if what == "scale_zero_point" and self.spec.symmetric:
             raise SpecError(f"the zero point of {self.spec} is 0; learn the scale alone")
         if what != "nothing" and self.spec.power_of_two:
-            raise SpecError(f"power-of-two scales are not learned, got {self.spec}; take power_of_two away")
+            raise SpecError(f"power-of-two scales cannot be learned, got {self.spec}; remove power_of_two")
         scale, zero_point = self.qparams()
         for name in ("scale", "zero_point", "rmin", "rmax"):
             self.__dict__["_parameters"].pop(name, None)
@@ -294,7 +296,7 @@ class FakeQuantize(OwnTypes):
 
     @contextlib.contextmanager
     def freeze_grid(self) -> Iterator[None]:
-        """Hold the grid still, as buffers and unobserved, and give everything back afterwards."""
+        """Freeze the grid as buffers, without observing, and restore everything afterwards."""
         kept = {name: dict(self.__dict__[name]) for name in ("_parameters", "_buffers")}
         learned, observing = self.learned, self.observer_enabled
         if self.is_initialized:
@@ -309,7 +311,7 @@ class FakeQuantize(OwnTypes):
             self.learned, self.observer_enabled = learned, observing
 
     def extra_repr(self) -> str:
-        """Say what the module does, in one line."""
+        """Return the settings of the module in one line."""
         state = [str(self.spec)]
         state += [] if self.grid.rounding == "half_even" else [f"rounding={self.grid.rounding}"]
         state += [] if self.grid.arithmetic == "divide" else [f"arithmetic={self.grid.arithmetic}"]
@@ -344,20 +346,20 @@ class FakeQuantize(OwnTypes):
                 self.learned = learned  # type: ignore[assignment]
                 device = state[prefix + "scale"]
                 self._declare(self.learned, torch.zeros_like(device), torch.zeros_like(device))
-        # The shapes of scales come with the values: nothing has run yet when a state is loaded.
+        # The state gives the shapes of scales: nothing has run yet when it is loaded.
         for name, tensor in [*self._buffers.items(), *self._parameters.items()]:
             given = state.get(prefix + name)
             if tensor is not None and given is not None and tensor.shape != given.shape:
                 tensor.data = torch.zeros(given.shape, dtype=tensor.dtype, device=tensor.device)
         super()._load_from_state_dict(state, prefix, *args)
         if self.observer is not None and self.observer.rmin.is_meta and not self.scale.is_meta:
-            # A module made on the meta device, which load_state_dict(assign=True) brings to life.
+            # A module made on the meta device, materialized by load_state_dict(assign=True).
             self.observer.to_empty(device=self.scale.device)
             self.observer.reset()
 
 
 class Factory:
-    """Makes modules with arguments that were given before, as torch's `with_args`."""
+    """Factory of modules with stored arguments, as torch's `with_args`."""
 
     def __init__(self, made: type[FakeQuantize], args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self.made, self.args, self.keywords = made, args, keywords
@@ -367,14 +369,14 @@ class Factory:
         return Factory(self.made, self.args, {**self.keywords, **keywords})
 
     def __call__(self, **keywords: Any) -> FakeQuantize:
-        """Make a module."""
+        """Return a new module."""
         return self.made(*self.args, **{**self.keywords, **keywords})
 
 
 def learn_grids(model: nn.Module, what: Learned = "scale") -> None:
-    """Make the grid of every fake quantizer of `model` a parameter, as `FakeQuantize.learn` does for one.
+    """Make the grid of every fake quantizer of `model` a parameter, with `FakeQuantize.learn`.
 
-    With "scale_zero_point" the symmetric ones, whose zero point is 0, learn their scale.
+    With "scale_zero_point", symmetric quantizers, whose zero point is 0, learn only their scale.
     """
     for quantizer in quantizers(model).values():
         if quantizer.may_be_unused and not quantizer.is_initialized:

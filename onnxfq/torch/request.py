@@ -1,4 +1,4 @@
-"""What an ONNX export is asked for: example inputs, names, dynamic batch and opset, checked."""
+"""Request of an ONNX export: example inputs, names, dynamic batch and opset, validated."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ BATCH = "batch"  # name of the dynamic axis
 
 @dataclass(frozen=True)
 class Request:
-    """What the ONNX model is to look like; `arguments` maps forward's parameters to the example inputs.
+    """Requested form of the ONNX model.
 
-    A parameter `*xs` of forward maps to the tuple of the tensors it takes.
+    Attributes:
+        arguments: forward's parameters -> example inputs; `*xs` maps to the tuple of its tensors.
+        input_names: one name for each example input.
+        output_names: None leaves them to the exporter.
+        dynamic_batch: whether axis 0 of the inputs is dynamic.
+        opset: None leaves it to the exporter.
     """
 
     arguments: Mapping[str, Tensor | tuple[Tensor, ...]]
@@ -34,13 +39,13 @@ class Request:
 
     @property
     def dynamic_names(self) -> list[str]:
-        """Return the inputs whose axis 0 is to be dynamic: all but the scalars, which have no axis."""
+        """Return the inputs with a dynamic axis 0: all except scalars, which have no axis."""
         pairs = zip(self.input_names, self.inputs, strict=True)
         return [name for name, x in pairs if self.dynamic_batch and x.ndim]
 
 
 def bind(model: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Tensor | tuple[Tensor, ...]]:
-    """Return which parameter of forward each input goes to. Raises DataError when they do not fit it."""
+    """Return the inputs by parameter of forward. Raises DataError if forward does not take them."""
     name = type(model).__name__
     kinds = [type(x).__name__ for x in inputs] if isinstance(inputs, (tuple, list)) else type(inputs).__name__
     if not isinstance(inputs, (tuple, list)) or not inputs or not all(isinstance(x, Tensor) for x in inputs):
@@ -63,9 +68,9 @@ def name_inputs(
     input_names: Sequence[str] | None,
     output_names: Sequence[str] | None,
 ) -> list[str]:
-    """Return a name for each input; all names, those of the outputs included, are different.
+    """Return a unique name for each input, different from the names of outputs.
 
-    Raises ModelError for given names that repeat or are too few or too many.
+    Raises ModelError for repeated names and for too few or too many.
     """
     defaults: list[str] = []
     for name, value in arguments.items():

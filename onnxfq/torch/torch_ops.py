@@ -1,8 +1,8 @@
-"""torch's own fake quantization in a graph that is exported: each operation becomes a FakeQuantize node.
+"""Export of torch's fake-quantize operations as FakeQuantize nodes.
 
-They are what torch.fake_quantize_per_tensor_affine and _per_channel_affine come to in an exported program.
-The modules of torch.ao ask their own buffers whether to observe, which no export can follow: while one goes
-on they only round. All of them multiply by 1 / scale.
+torch.fake_quantize_per_tensor_affine and _per_channel_affine become these operations in an exported program.
+The modules of torch.ao branch on buffers to decide whether to observe, which an export cannot follow: during
+an export they only round. All of them multiply by 1 / scale.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def _node(x: Any, scale: Any, zero_point: Any, low: int, high: int, axis: int | 
     qtype = qtype_of_limits(low, high)
     if qtype is None:
         raise SpecError(
-            f"quant_min {low} and quant_max {high} are the limits of no integer type of up to 16 bits"
+            f"quant_min {low} and quant_max {high} fit no integer type of up to 16 bits; "
+            "use limits such as -128 and 127"
         )
     given = {"qtype": str(qtype), "arithmetic": "reciprocal"} | ({} if axis is None else {"axis": axis})
     return _FAKE_QUANTIZE(x, scale, zero_point, **given)
@@ -64,19 +65,19 @@ def _constant(value: float) -> Any:
 
 
 def translate_per_tensor(self: Any, scale: float, zero_point: int, quant_min: int, quant_max: int) -> Any:
-    """Translate the form whose parameters are numbers."""
+    """Translate the per-tensor operation with numbers as parameters."""
     return _node(self, _constant(scale), _constant(zero_point), quant_min, quant_max)
 
 
 def translate_tensor_params(self: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Any:
-    """Translate the form whose parameters are tensors, as the modules of torch.ao have it."""
+    """Translate the per-tensor operation with tensors as parameters, as used by the modules of torch.ao."""
     return _node(self, _cast(scale), _cast(zero_point), quant_min, quant_max)
 
 
 def translate_per_channel(
     self: Any, scale: Any, zero_point: Any, axis: int, quant_min: int, quant_max: int
 ) -> Any:
-    """Translate the form with a scale for each channel."""
+    """Translate the operation with a scale for each channel."""
     return _node(self, _cast(scale), _cast(zero_point), quant_min, quant_max, axis)
 
 
@@ -86,7 +87,7 @@ def _with_mask(x: Tensor, *parameters: Any) -> tuple[Tensor, Tensor]:
 
 @contextlib.contextmanager
 def shapes_known() -> Iterator[None]:
-    """Tell torch.export the shapes of operations for which torch 2.13 has no such rule."""
+    """Register shapes for torch.export of operations for which torch 2.13 has no shape rule."""
     with torch.library._scoped_library("aten", "IMPL", "Meta") as library:
         for name in _WITH_MASK:
             if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
@@ -103,8 +104,9 @@ _WITH_MASK = (
 
 @contextlib.contextmanager
 def disable_observers(model: nn.Module) -> Iterator[None]:
-    """Let the FakeQuantize modules of torch.ao in `model` round and nothing else."""
-    home = sys.modules.get("torch.ao.quantization.fake_quantize")  # who has such modules has imported it
+    """Let the FakeQuantize modules of torch.ao in `model` only round, not observe."""
+    # Imported already if the model has such modules.
+    home = sys.modules.get("torch.ao.quantization.fake_quantize")
     base = None if home is None else home.FakeQuantizeBase
     changed = [module for module in model.modules() if base is not None and isinstance(module, base)]
     try:
@@ -124,7 +126,8 @@ def _rounding_of(module: Any) -> Callable[[Tensor], Tensor]:
     qtype = qtype_of_limits(low, high)
     if qtype is None:
         raise SpecError(
-            f"quant_min {low} and quant_max {high} are the limits of no integer type of up to 16 bits"
+            f"quant_min {low} and quant_max {high} fit no integer type of up to 16 bits; "
+            "use limits such as -128 and 127"
         )
     return partial(
         fake_quantize,

@@ -1,8 +1,8 @@
-"""A module's own forward, traced by torch.fx: its products, functional layers and sums, found and rewritten.
+"""torch.fx traces of a module's forward: products, functional layers and sums, found and rewritten.
 
-Only the code of the module itself is traced, its children are taken as they are. It is traced in training and
-in evaluation mode, and each mode keeps its own code. What cannot be traced without guessing is left alone,
-with a reason: a forward with optional arguments takes one of its ways, and a trace would fix it.
+Only the code of the module itself is traced, not its children. It is traced in training and in evaluation
+mode, and each mode keeps its code. Code that cannot be traced without guessing is left alone, with a reason:
+a trace would fix one path of a forward with optional arguments.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SUMS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Code:
-    """The traced forward of one module: its graph in training and in evaluation mode; why not, if not."""
+    """Traced forward of one module: its graphs in training and in evaluation mode, or why it has none."""
 
     module: nn.Module
     graphs: tuple[fx.Graph, ...] = ()
@@ -48,26 +48,26 @@ class Code:
 
 @dataclass
 class Traces:
-    """The code of modules, traced once each."""
+    """Cache of traced code: each module is traced once."""
 
     known: dict[nn.Module, Code] = field(default_factory=dict)
 
     def get_code(self, module: nn.Module) -> Code:
-        """Return the code of `module`."""
+        """Return the traced code of `module`."""
         if module not in self.known:
             self.known[module] = _trace(module)
         return self.known[module]
 
 
 class _Tracer(fx.Tracer):
-    """Traces the code of one module and of none of its children."""
+    """Tracer of one module without its children."""
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
         return True
 
 
 def has_own_code(module: nn.Module) -> bool:
-    """Tell whether forward was written by a user, and may hold functional operations."""
+    """Tell whether a user wrote the forward of a module, which may contain functional operations."""
     return not type(module).__module__.startswith("torch.") and not isinstance(module, FakeQuantize)
 
 
@@ -78,8 +78,8 @@ def _trace(module: nn.Module) -> Code:
         for p in parameters
     ):
         why = (
-            "its forward has optional arguments, of which a trace would fix one way; products in a module "
-            "whose forward has none are quantized"
+            "its forward has optional arguments, and a trace would fix one path; only products in a "
+            "forward without optional arguments are quantized"
         )
         return Code(module, why_not=why)
     mode, graphs = module.training, []
@@ -98,13 +98,13 @@ def _trace(module: nn.Module) -> Code:
     names = [[node.name for node in graph.nodes if _multiplies(node) or _is(node, _SUMS)] for graph in graphs]
     if names[0] != names[1]:
         return Code(
-            module, why_not="its forward multiplies or adds other things in training than in evaluation"
+            module, why_not="its forward multiplies or adds different tensors in training than in evaluation"
         )
     return Code(module, tuple(graphs))
 
 
 def successions(module: nn.Module, traces: Traces) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Yield children of `module` of which the second reads all that the first gives, and both run once."""
+    """Yield pairs of children that run once each, the second as the only reader of the first one's output."""
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
         children = list(module)
         yield from ((a, b) for a, b in pairwise(children) if children.count(a) == children.count(b) == 1)
@@ -128,7 +128,7 @@ def _multiplies(node: fx.Node) -> bool:
 
 
 def find_weighted_type(module: nn.Module) -> type[nn.Module] | None:
-    """Return the type of a layer that multiplies its input by weights; None for all else."""
+    """Return the type of a layer that multiplies its input by weights; None for other modules."""
     kind = layer_kind(module)
     if kind is None or not kind.has_input:
         return None
@@ -138,8 +138,8 @@ def find_weighted_type(module: nn.Module) -> type[nn.Module] | None:
 def calls(code: Code) -> Iterator[Call]:
     """Yield the products, the functional layers and the residual sums of a forward.
 
-    The skip branch of a sum is the one that `policies.residual` takes: where one branch ends in a layer with
-    weights, the other; where both do, the shorter.
+    The skip branch of a sum is chosen as in `placement.residual_adds`: if one branch ends in a layer with
+    weights, the other branch; if both do, the shorter one.
     """
     if not code.graphs:
         return
@@ -186,7 +186,7 @@ _ACTIVATION_CALLS: dict[str, tuple[Any, ...]] = {
 
 
 def _find_weighted_end(module: nn.Module, node: fx.Node) -> type[nn.Module] | None:
-    """Return the type of the layer with weights whose result, with BatchNorm only, the value of `node` is."""
+    """Return the type of the weighted layer that ends at `node`, at most followed by BatchNorm; else None."""
     while len(node.users) == 1:
         layer = functional_layer(node)
         if layer is not None or node.op != "call_module":
@@ -202,7 +202,7 @@ def _find_weighted_end(module: nn.Module, node: fx.Node) -> type[nn.Module] | No
 
 
 def _last(module: nn.Module) -> nn.Module | None:
-    """Return the layer that a module ends in, seen through BatchNorm and the like; None for none."""
+    """Return the last layer of a module, looking through BatchNorm and the like; None if not found."""
     if layer_kind(module) is not None:
         return module
     if isinstance(module, nn.Sequential):
@@ -223,7 +223,7 @@ def _last(module: nn.Module) -> nn.Module | None:
 
 
 def _longer(module: nn.Module, left: fx.Node, right: fx.Node) -> int:
-    """Return 0 or 1: the branch with the longer way to where both come from, counted in layers."""
+    """Return 0 or 1: the branch with more layers since the fork of both."""
     ways = [_ways(module, side) for side in (left, right)]
     shared = [node for node in ways[0] if node in ways[1]]
     if not shared:
@@ -262,13 +262,13 @@ def _read_by_layer(module: nn.Module, node: fx.Node) -> bool:
 
 
 class SwappedCode(Swapped):
-    """A module whose forward is its own code with quantizers in it."""
+    """Module whose forward is its traced code with quantizers inserted."""
 
     forwards: tuple[Callable[..., Any], ...]
     weights_read: Mapping[str, fx.Node]
 
     def forward(self: Any, *args: Any) -> Any:
-        """Run the code of the mode the module is in."""
+        """Run the code for the current mode of the module."""
         forwards = type(self).forwards
         return forwards[0 if self.training else 1](self, *args)
 
@@ -279,7 +279,7 @@ class SwappedCode(Swapped):
 
 
 def rewrite(code: Code, given: Mapping[str, FakeQuantize], sites: Mapping[str, tuple[str, int]]) -> None:
-    """Put quantizers into the forward of a module: by tensor name, at the site (operation, argument)."""
+    """Insert quantizers into the forward of a module, by tensor name at the site (operation, argument)."""
     forwards, weights = [], {}
     for graph in code.graphs:
         graph = _copy(graph)

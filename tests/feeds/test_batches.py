@@ -108,7 +108,7 @@ def test_batch_0_leaves_feeds_as_they_are() -> None:
     x = np.zeros((20, 2))
     (feed,) = Feeds({"ids": x.astype(int), "mask": x, "flag": np.asarray(True)}, ALL, 0)
     assert feed["ids"].shape == (20, 2)
-    with pytest.raises(DataError, match="batch is -1; give at least 1, or 0 for feeds as they come"):
+    with pytest.raises(DataError, match="batch is -1; give at least 1, or 0 to keep the sizes of the data"):
         Feeds(feeds, ALL, -1)
 
 

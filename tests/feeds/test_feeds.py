@@ -217,7 +217,7 @@ def test_iterables(make, again):
     if again:
         assert len(list(feeds)) == 2
     else:
-        with pytest.raises(DataError, match="gone through; give a list, or the function that makes it"):
+        with pytest.raises(DataError, match="read only once; give a list, or the function that makes it"):
             list(feeds)
 
 
@@ -250,7 +250,7 @@ def test_lists_of_numbers_are_arrays():
         pytest.param(["x"], "feed 0 is a str; give a dict {input name: array} for x", id="no dict"),
         pytest.param(None, "the data given is a NoneType; give a file, a folder, an array", id="nothing"),
         pytest.param(
-            [{"x": [[1.0], [1.0, 2.0]]}], "input 'x' in feed 0 is no array (setting an array", id="ragged"
+            [{"x": [[1.0], [1.0, 2.0]]}], "input 'x' in feed 0 is not an array (setting an array", id="ragged"
         ),
         pytest.param(
             [{"y": np.zeros(3)}], "feed 0 lacks input 'x' (got y); name arrays as the inputs: x", id="name"
@@ -258,7 +258,7 @@ def test_lists_of_numbers_are_arrays():
         pytest.param([{}], "feed 0 lacks input 'x' (got nothing)", id="empty feed"),
         pytest.param(
             [{"x": np.zeros(3), "x1": np.zeros(3)}],
-            "feed 0 has 'x1', which is no input; nearest: x; inputs are x",
+            "feed 0 has 'x1', which the model does not take; nearest: x; inputs are x",
             id="one too many, the nearest",
         ),
     ],
@@ -416,8 +416,8 @@ def test_no_such_file(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("text", "it is no zip archive"),
-        ("empty", "it is no zip archive"),
+        ("text", "it is not a zip archive"),
+        ("empty", "it is not a zip archive"),
         ("cut", "File is not a zip file"),
         ("bits", ""),
         ("pickled", "Object arrays cannot be loaded when allow_pickle=False"),

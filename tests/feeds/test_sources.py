@@ -229,8 +229,8 @@ def test_parts_that_do_not_fit_are_no_labels() -> None:
 
 
 REFUSED = {
-    "an iterator twice": (lambda: iter([{"x": X}]), "the data given is a list_iterator, which has been gone"),
-    "a reader twice": (OnceReader, "the OnceReader given has been gone through and has no rewind(); give it"),
+    "an iterator twice": (lambda: iter([{"x": X}]), "the data given is a list_iterator, which can be read"),
+    "a reader twice": (OnceReader, "the OnceReader given has been read and has no rewind(); give it"),
 }
 
 
@@ -265,7 +265,7 @@ MISTAKES = {
     ),
     "a number": (3, "the data given is a int; give a file, a folder, an array"),
     "mixed folder": ("mixed", "folder mixed holds 1 .npz and 1 image files; give a folder with one kind"),
-    "text as npy": ("text.npy", "text.npy is not a readable .npy (it does not begin as one); write it with"),
+    "text as npy": ("text.npy", "text.npy is not a readable .npy (it does not begin as an .npy); write"),
     "a function that fails": (
         "failing:at_once",
         "--data failing:at_once failed (ValueError: two lines) in line 2",

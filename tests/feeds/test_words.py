@@ -172,7 +172,7 @@ def test_an_example_that_the_data_is_like(tmp_path, caplog: pytest.LogCaptureFix
     assert told(caplog, dark, IMAGE, example={"x": PIXELS[:1]}) == [], "not by a single dark sample"
     with pytest.raises(DataError, match="must fit of the example"):
         list(Feeds(UNIT, IMAGE, 8, DataOptions(example={"x": UNIT[:, :2]})))
-    with pytest.raises(DataError, match="example .* holds no samples; give one right feed"):
+    with pytest.raises(DataError, match="example .* holds no samples; give a known-good sample"):
         list(Feeds(UNIT, IMAGE, 8, DataOptions(example=[])))
 
 

@@ -498,7 +498,7 @@ def test_attention_is_quantized_as_a_whole_or_not_at_all(kept, other, target):
 def test_small_shapes_are_refused():
     """A recipe that leaves small shapes in float cannot be kept: a module has none before it runs."""
     asked = recipe().model_copy(update={"small_shapes": "float"})
-    with pytest.raises(RecipeError, match="test leaves small shapes in float.*take small_shapes away"):
+    with pytest.raises(RecipeError, match="test leaves small shapes in float.*remove small_shapes"):
         quantize_module(nn.Sequential(nn.Linear(4, 4)), asked)
 
 

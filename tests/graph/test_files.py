@@ -56,7 +56,7 @@ def test_external_data_counts_in_the_hash(external: Path) -> None:
 def test_missing_external_data_is_named(external: Path) -> None:
     """The tensor whose data file is gone is named, with the remedy."""
     (external.parent / "model.data").unlink()
-    with pytest.raises(ModelError, match=r"external data of 'w' .* keep the data file beside the model"):
+    with pytest.raises(ModelError, match=r"external data of 'w' .* keep the data file next to the model"):
         load(external)
 
 
@@ -129,7 +129,7 @@ def test_a_damaged_reference_is_no_warning(external: Path) -> None:
     proto = onnx.load(external, load_external_data=False)
     proto.graph.initializer[0].external_data[0].key = "locatmon"
     external.write_bytes(proto.SerializeToString())
-    with pytest.raises(ModelError, match="ONNX has no field 'locatmon'"):
+    with pytest.raises(ModelError, match="has the field 'locatmon', which ONNX does not define"):
         quantize(external, None, external.parent / "q.onnx", recipe="tensorrt-int8-weights")
 
 
@@ -140,7 +140,7 @@ def test_data_that_a_written_model_left_is_not_removed_under_a_copy(
     monkeypatch.setattr(sizes, "LIMIT", 0)
     save(linear(64, 64), tmp_path / "model.onnx")
     (tmp_path / "model.onnx").rename(tmp_path / "moved.onnx")
-    with pytest.raises(OutputError, match="would take the place of model.onnx.*data, in which"):
+    with pytest.raises(OutputError, match="would replace model.onnx.*data, which holds weights"):
         check_model_output(tmp_path / "model.onnx", tmp_path / "moved.onnx")
     check_model_output(tmp_path / "other.onnx", tmp_path / "moved.onnx")
 
@@ -167,7 +167,7 @@ def test_links_that_leave_the_folder_are_refused(external: Path, tmp_path: Path)
     external.rename(tmp_path / "own" / "model.onnx")
     (tmp_path / "model.data").rename(elsewhere / "model.data")
     (tmp_path / "own" / "model.data").symlink_to("../elsewhere/model.data")
-    with pytest.raises(ModelError, match="no path inside of the folder .* it leads to .*elsewhere"):
+    with pytest.raises(ModelError, match="not a path inside the folder .* it leads to .*elsewhere"):
         load(tmp_path / "own" / "model.onnx")
 
 
@@ -178,7 +178,7 @@ def test_a_link_is_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     save(conv_relu(), tmp_path / "out.onnx")
     assert (tmp_path / "out.onnx").is_symlink() and onnx.load(tmp_path / "far" / "model.onnx") == conv_relu()
     monkeypatch.setattr(sizes, "LIMIT", 0)
-    with pytest.raises(OutputError, match="is a link, and data would be looked for beside it; give the path"):
+    with pytest.raises(OutputError, match="is a link, and .* look for its data next to it; give its target"):
         save(conv_relu(), tmp_path / "out.onnx")
 
 

@@ -188,8 +188,8 @@ def test_the_builder_takes_weights_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("location", "says"),
     [
-        ("../m.data", "is no path inside of the folder"),
-        ("/etc/hostname", "is no path inside of the folder"),
+        ("../m.data", "is not a path inside the folder"),
+        ("/etc/hostname", "is not a path inside the folder"),
         ("none.data", "No such file"),
     ],
 )

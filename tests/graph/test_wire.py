@@ -179,7 +179,7 @@ def test_a_body_cannot_name_another_file(tmp_path: Path) -> None:
     outer = next(t for t in proto.graph.initializer if len(t.raw_data) > 8)
     attach(body.initializer.add(name=outer.name, data_type=outer.data_type, dims=[1]), "/etc/hostname", 0, 4)
     path.write_bytes(proto.SerializeToString())
-    with pytest.raises(ModelError, match="'/etc/hostname' is no path inside of the folder"):
+    with pytest.raises(ModelError, match="'/etc/hostname' is not a path inside the folder"):
         load(path)
 
 

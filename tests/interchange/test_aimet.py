@@ -89,7 +89,7 @@ def test_what_a_reshape_gives_has_the_scale_of_what_it_reads(tmp_path: Path) -> 
     """1.0.0 has no entry for the output of a Flatten: it is on the grid of its input, and that is told."""
     _, found = fitted(small(), written_by_aimet("symmetric", "1.0.0", tmp_path))
     assert found.moved == {"f": "p"}
-    assert "given      'f' has the scale of 'p'" in found.lines()
+    assert "external   'f' has the scale of 'p'" in found.lines()
 
 
 @pytest.mark.parametrize("version", ["0.6.1", "1.0.0", "2.0.0"])
@@ -236,7 +236,7 @@ def test_channels_of_an_activation(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="'r': TensorRT takes one scale of an activation"):
         fitted(small(), file(tmp_path, content))
     entries[0]["y_scale"] = [1.0, 2.0]
-    with pytest.raises(PlanError, match=r"'r' of shape \[0, 4, 8, 8\] wants scales of shape \[4\]"):
+    with pytest.raises(PlanError, match=r"'r' has shape \[0, 4, 8, 8\] and needs scales of shape \[4\]"):
         fitted(small(), file(tmp_path, content), SCHEMES["int8"])
 
 
@@ -411,7 +411,7 @@ DAMAGED = {
         "activation_encodings.conv1: is keyed by modules of torch",
     ),
     "symmetric": (change("0.6.1", ACT, "r", 0, "is_symmetric", to="yes"), "must be True or False"),
-    "ends": (change("0.6.1", ACT, "r", 0, "max", to=1e6), "r.max: is 1e+06, and scale and offset say"),
+    "ends": (change("0.6.1", ACT, "r", 0, "max", to=1e6), "r.max: is 1e+06, but scale and offset give"),
     "mixed": (change("0.6.1", "param_encodings", "w1", 0, "bitwidth", to=4), "mixes ['int'] of [4, 8] bits"),
     "dtype": (change("2.0.0", "encodings", 0, "output_dtype", to="in8"), "unknown qtype 'in8'"),
     "y_scale": (change("2.0.0", "encodings", 0, "y_scale", to=None), "encodings.0: lacks 'y_scale'"),
@@ -420,7 +420,7 @@ DAMAGED = {
         "has 1 offsets and 2 shifts",
     ),
     "axis": (change("2.0.0", "encodings", 0, "axis", to=1), "scales along axis 1 in the file, and along"),
-    "count": (change("2.0.0", "encodings", 0, "y_scale", to=[1.0, 2.0]), "wants scales of shape [4]"),
+    "count": (change("2.0.0", "encodings", 0, "y_scale", to=[1.0, 2.0]), "needs scales of shape [4]"),
     "nothing": ({"version": "2.0.0", "encodings": []}, "AIMET encodings 2.0.0 without a tensor"),
 }
 

@@ -120,7 +120,7 @@ def test_unknown_and_unneeded_names_are_listed(tmp_path: Path) -> None:
     """What the model lacks is told with the nearest names, what the plan does not need by name."""
     _, found = fitted(conv_relu(), file(tmp_path, cache({"x": 0.5, "c": 0.25, "xx_": 0.5, "y": 1.0})))
     assert found.lines() == [
-        "given      TensorRT calibration cache (TRT-8501-EntropyCalibration2): 1 of 4 tensors used",
+        "external   TensorRT calibration cache (TRT-8501-EntropyCalibration2): 1 of 4 tensors used",
         "weights    1 with scales from their own values: w",
         f"unknown    xx_{onnxfq.errors.nearest('xx_', ['x', 'c', 'y', 'w', 'b'])}",
         "not needed 2 tensors: c, y",
@@ -145,7 +145,7 @@ def test_what_the_cache_lacks_stops(tmp_path: Path) -> None:
         onnxfq.quantize(gemms(), None, tmp_path / "o.onnx", encodings=path)
     assert str(caught.value) == (
         f"{path} has no scale for 1 activation(s) of the plan; give data to calibrate them, or --missing "
-        "float to leave what needs them in float: 'second' (nearest: secnd)"
+        "float to leave their nodes in float: 'second' (nearest: secnd)"
     )
     assert not (tmp_path / "o.onnx").exists()
 
@@ -166,7 +166,7 @@ def test_what_the_cache_lacks_may_stay_in_float(tmp_path: Path, nothing_runs: No
     result = onnxfq.quantize(gemms(), None, encodings=path, missing="float")
     assert [str(row) for row in result.plan.coverage()] == ["Gemm 1/2"]
     assert "has no scale for it" in next(s.why for s in result.plan.skipped if s.name == "second")
-    with pytest.raises(PlanError, match="nothing is left to quantize"):
+    with pytest.raises(PlanError, match="nothing to quantize: every node needs"):
         onnxfq.quantize(conv_relu(), None, encodings=file(tmp_path, cache({"x": 0.0})), missing="float")
 
 
@@ -203,12 +203,12 @@ def test_zero_points_move_for_onnxruntime(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("x 3c010a14", "line 2: is 'x 3c010a14', wanted is a tensor, a colon and a float32 in hex"),
-        ("x: 0.5", "wanted is a tensor"),
-        ("x: 3c010a14f", "wanted is a tensor"),
-        ("x: 3c010a", "wanted is a tensor"),
-        (": 3c010a14", "wanted is a tensor"),
-        ("x: 3c010a14\nx: 3c010a15", "line 3: tensor 'x' stands in line 2 with other values"),
+        ("x 3c010a14", "line 2: is 'x 3c010a14', expected a tensor, a colon and a float32 in hex"),
+        ("x: 0.5", "expected a tensor"),
+        ("x: 3c010a14f", "expected a tensor"),
+        ("x: 3c010a", "expected a tensor"),
+        (": 3c010a14", "expected a tensor"),
+        ("x: 3c010a14\nx: 3c010a15", "line 3: tensor 'x' is also in line 2 with other values"),
         ("", "without a tensor"),
     ],
 )
@@ -223,14 +223,14 @@ def test_damaged_lines(line: str, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"TRT-\nx: 3c010a14\n", "line 1: is 'TRT-', and the header of a calibration cache is as TRT-"),
+        (b"TRT-\nx: 3c010a14\n", "line 1: is 'TRT-', but the header of a calibration cache is like TRT-"),
         (b"\x00\x01\xff", "is not text"),
         (b"x 2.008338\n", "is none of TensorRT calibration cache, AIMET encodings"),
         (b'{"a": ', "is damaged: Expecting value"),
         (b"[" * 100_000, "is damaged"),
-        (b'{"x": [{}], "x": [{}]}', "is damaged: 'x' stands twice in one object"),
+        (b'{"x": [{}], "x": [{}]}', "is damaged: 'x' appears twice in one object"),
         (b"[1]", "is none of"),
-        (b'{"format": "onnxfq.encodings/1"}', "`onnxfq insert --plan PLAN --encodings` takes it"),
+        (b'{"format": "onnxfq.encodings/1"}', "give it to `onnxfq insert --plan PLAN --encodings`"),
     ],
 )
 def test_files_of_no_format(content: bytes, message: str, tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory,
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
-        ("onnxruntime-int8", "uint8, and a cache is of int8"),
-        ("tensorrt-fp8", "float8e4m3fn, and a cache is of int8"),
-        ("onnxruntime-uint8-dynamic", "its scales are made while the model runs"),
+        ("onnxruntime-int8", "uint8, and a cache holds int8 only"),
+        ("tensorrt-fp8", "float8e4m3fn, and a cache holds int8 only"),
+        ("onnxruntime-uint8-dynamic", "its scales are dynamic"),
     ],
 )
 def test_what_a_cache_cannot_hold_is_told(recipe: str, why: str) -> None:

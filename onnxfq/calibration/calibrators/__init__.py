@@ -1,4 +1,4 @@
-"""Calibrators by name: pure functions from the statistics of one tensor to a real range, one a file."""
+"""Calibrators by name: pure functions from the statistics of one tensor to a real range, one per file."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ from onnxfq.support.records import Record
 
 @dataclass(frozen=True)
 class Method:
-    """A calibrator as the registry has it.
+    """Registry entry of a calibrator.
 
-    function: (statistics, spec, *parameters) -> (rmin, rmax), pure; of the spec the number format, symmetry
-    and rule for scales count. check: what its parameters must be; None where it takes none. form: how it is
-    spelled with them, by example. fixed: its range does not depend on data, and its parameters have no
-    defaults. ordered: it needs the range of each feed, in their order.
+    Attributes:
+        function: pure function (statistics, spec, *parameters) -> (rmin, rmax); it uses the number format,
+            symmetry and scale rule of the spec.
+        check: returns the rule that the parameters break; None if there are no parameters.
+        form: example of a spelling with parameters.
+        fixed: whether the range does not depend on data; the parameters then have no defaults.
+        ordered: whether it needs the range of each feed in order.
     """
 
     function: Callable[..., tuple[float, float]]
@@ -62,17 +65,17 @@ _ELSEWHERE = {
     "tf": "minmax",
     "tf_enhanced": "sqnr",
 }
-"""Names that other tools use, and ours: pytorch-quantization, Model-Optimizer, AIMET."""
+"""Names in pytorch-quantization, Model-Optimizer and AIMET -> names here."""
 
 
 def register_calibrator(name: str, method: Method) -> None:
-    """Make a calibrator known by name to recipes, the command line and `calibrate`.
+    """Register a calibrator for recipes, the command line and `calibrate`.
 
     Args:
-        name: an identifier, as `sigma`; recipes spell parameters behind it, as `sigma:3`.
-        method: its function and what its parameters must be.
+        name: an identifier, as `sigma`; recipes add parameters, as in `sigma:3`.
+        method: its function and the check of its parameters.
 
-    Raises SpecError for a name that is no identifier, or that another module has.
+    Raises SpecError for a name that is not an identifier, or that another module registered.
     """
     taken = CALIBRATORS.get(name)
     if not name.isidentifier():
@@ -83,20 +86,19 @@ def register_calibrator(name: str, method: Method) -> None:
 
 
 def observing_names() -> list[str]:
-    """Return the names of the calibrators that look at data."""
+    """Return the names of the calibrators that depend on data."""
     return [name for name, method in CALIBRATORS.items() if not method.fixed]
 
 
 def spellings() -> list[str]:
-    """Return how calibrators may be spelled: by name, and with parameters by example."""
+    """Return the spellings of calibrators: names, and examples with parameters."""
     return [*observing_names(), *(method.form for method in CALIBRATORS.values() if method.form)]
 
 
 class Calibrator(Record):
-    """How a range is found: the name of a method and its parameters, spelled `percentile:99.9` in files.
+    """Name and parameters of a calibration method, spelled `percentile:99.9` in files.
 
-    A record may name a method that is not registered, as files of another machine do: it is looked up when
-    it is called.
+    The method may be unregistered, as in files of another machine: it is looked up when it is called.
     """
 
     name: str
@@ -111,7 +113,7 @@ class Calibrator(Record):
         return {"name": name, "parameters": read_parameters(rest) if colon else ()}
 
     def __str__(self) -> str:
-        """Spell it as `parse` reads it."""
+        """Return the spelling for `parse`."""
         return ":".join([self.name, *([",".join(map(spell, self.parameters))] if self.parameters else [])])
 
     def __eq__(self, other: object) -> bool:
@@ -130,19 +132,19 @@ class Calibrator(Record):
     def parse(text: str | Calibrator) -> Calibrator:
         """Return the calibrator spelled `text`, as `mse` or `percentile:99.9`.
 
-        Raises SpecError with the nearest names, or with what its parameters must be.
+        Raises SpecError with the nearest names, or with the rule for its parameters.
         """
         calibrator = Calibrator.model_validate(text)
         calibrator._look_up()
         return calibrator
 
     def __call__(self, statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (rmin, rmax) of a tensor with `statistics`. Raises SpecError as `parse`."""
+        """Return (rmin, rmax) of a tensor with `statistics`. Raises SpecError as in `parse`."""
         return self._look_up().function(statistics, spec, *self.parameters)
 
     @property
     def is_fixed(self) -> bool:
-        """Tell whether its range does not depend on data."""
+        """Tell whether the range does not depend on data."""
         return self.name in CALIBRATORS and CALIBRATORS[self.name].fixed
 
     @property
@@ -172,4 +174,4 @@ def _unknown(text: str) -> SpecError:
 
 MINMAX = Calibrator(name="minmax")
 EXTERNAL = Calibrator(name="external")
-"""Stands for scales that a file of another tool gave: no calibrator found them."""
+"""Marks scales from a file of another tool, which no calibrator computed."""

@@ -1,4 +1,4 @@
-"""Auto: of the ranges that the other methods give, the best for all values that keeps the typical one."""
+"""Auto: choice of a method per tensor by highest SQNR, with a bound for the middle half of the values."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ METHODS: Mapping[str, Callable[[TensorStatistics, QuantSpec], tuple[float, float
     "mse": mse,
     "sqnr": sqnr,
 }
-"""The methods that are asked, of equals the first is taken; those that hang on order are not."""
+"""Candidate methods; the first of equal ones wins. Methods that depend on the order of feeds are excluded."""
 
 
 TYPICAL_DB = 14.0
-"""What the typical value must keep: an error of a fifth of it.
+"""Least SQNR of the middle half: an error of a fifth of the typical value.
 
-On real networks more asked too much: for 20 dB there the input of a filter bank lost 8 dB of 28 over all.
+A higher bound costs too much on real networks: with 20 dB the input of a filter bank lost 8 of 28 dB overall.
 """
 
 
 def auto(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-    """Return the range of METHODS with the highest expected SQNR that does not lose the typical value.
+    """Return the range of METHODS with the highest expected SQNR that preserves typical values.
 
-    The SQNR over all values is ruled by the largest: a rare one kept exact pays for all small ones lost. So
-    a second one is looked at, over the middle half: the values that are not 0 with magnitudes between the
-    first and the third quartile. Of the ranges with 14 dB there, the one with the highest SQNR is taken;
-    where none has that, the one whose lower figure of the two is the highest.
-    So the result has 14 dB in the middle half whenever a method has, and then no method that has them too has
-    a higher SQNR; else no method has both figures higher. No publication is followed.
+    The largest values dominate the SQNR over all values: a rare exact one outweighs all small ones lost.
+    Therefore a second SQNR covers the middle half: the nonzero values with magnitudes between the first and
+    the third quartile. The range with the highest SQNR among those with 14 dB in the middle half is returned;
+    if none has 14 dB, the range whose lower figure of the two is highest.
+    The result has 14 dB in the middle half whenever a method has, and no such method has a higher SQNR;
+    otherwise no method is better in both figures. The rule follows no publication.
     """
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
@@ -68,9 +68,9 @@ def estimate_figures(
 def middle_half(density: Density) -> Density:
     """Return the part between the first and the third quartile of the magnitudes that are not 0.
 
-    In whole bins: a bin counts whose middle value does. Never empty where a value is not 0.
+    Bins are included as a whole, by their middle value. The part is never empty if a value is nonzero.
     """
-    # The first bin of each sign holds what is smaller than any normal float32: as good as 0.
+    # The first bin of each sign has values below any normal float32, which count as 0.
     far = np.maximum(-density.low, density.high)
     kept = density.select(far > 2.0 * float(np.finfo(np.float32).tiny))
     order = np.argsort(np.maximum(-kept.low, kept.high), kind="stable")

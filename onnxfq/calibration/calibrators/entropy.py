@@ -1,4 +1,4 @@
-"""Entropy: the range whose quantized distribution diverges least from the observed one (KL)."""
+"""Entropy: range with the least KL divergence of the quantized from the observed distribution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.spec import QuantSpec
 
 LINEAR_BINS = 2048
-"""Equal bins over the observed range, as in NVIDIA's 2017 description of the method."""
+"""Number of equal bins over the observed range, as in NVIDIA's 2017 description of the method."""
 
 Array = NDArray[np.float64]
 Bins = NDArray[np.int64]
@@ -21,22 +21,21 @@ def entropy(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float
     """Return the range of least Kullback-Leibler divergence.
 
     Method: S. Migacz, "8-bit Inference with TensorRT", GTC 2017, with the details of NVIDIA's
-    pytorch-quantization. The values outside a candidate range are put into its outermost bins (the
-    reference P); the bins inside are summed into as many levels as the grid has and spread back evenly over
-    the occupied ones (Q); the candidate with the least KL(P || Q) wins, of equals the widest. The bin of zero
-    is given the next one's count: zero is always on the grid, and a spike of zeros, as after ReLU, would
-    drown the rest.
+    pytorch-quantization. The values outside a candidate range are added to its outermost bins (the reference
+    P). The bins inside are summed into the levels of the grid and spread back evenly over the occupied bins
+    (Q). The candidate with the least KL(P || Q) wins, the widest of equal ones. The bin of zero gets the count
+    of the next bin: zero is always on the grid, and a spike of zeros, as after ReLU, would dominate.
 
-    One limit is added: at most one value in 4 * 2^bits may saturate (0.1 % for 8 bits). As published,
-    the method likes a cut below nearly all of the data: where only one bin is left inside, P and Q are
-    equal however much was cut off.
+    One limit is added: at most one value in 4 * 2^bits may saturate (0.1 % for 8 bits). The published method
+    favours a cut below nearly all of the data: if only one bin is left inside, P and Q are equal however much
+    was cut off.
 
-    symmetric: on magnitudes, with 2^(bits-1) levels; every bin is tried as the end. asymmetric: 2^bits levels
-    over the range; values of one sign as before, else both ends are searched, from coarse pairs to fine.
-    Wider than 8 bits the grid is finer than the linear bins and the full range is returned. So it is for
-    floats: their steps shrink towards zero with the values, a cut gains nothing there, and the method's
-    equal levels are none of theirs; NVIDIA too calibrates float8 by the maximum (Model-Optimizer's FP8
-    configurations; Micikevicius et al., "FP8 Formats for Deep Learning", 2022).
+    Symmetric: on magnitudes, with 2^(bits-1) levels; every bin is tried as the end. Asymmetric: 2^bits levels
+    over the range; values of one sign as before, otherwise both ends are searched, from coarse to fine pairs.
+    For more than 8 bits the grid is finer than the linear bins, and the full range is returned. The same holds
+    for floats: their steps shrink towards zero, a cut gains nothing, and the method's equal levels do not
+    apply; NVIDIA also calibrates float8 by the maximum (Model-Optimizer's FP8 configurations; Micikevicius et
+    al., "FP8 Formats for Deep Learning", 2022).
     """
     qtype = spec.qtype
     if qtype.is_float or qtype.bits > 8 or statistics.amax == 0.0:
@@ -56,9 +55,12 @@ def entropy(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float
 
 
 def least_divergence(counts: Array, levels: int, most_outside: float) -> int:
-    """Return how many of the leading bins make the range of least KL divergence, from levels to all.
+    """Return the number of leading bins, from levels to all, with the least KL divergence.
 
-    most_outside: the largest share of the counts that may lie beyond them.
+    Args:
+        counts: histogram of the magnitudes.
+        levels: number of levels of the grid.
+        most_outside: largest share of the counts that may lie beyond these bins.
     """
     counts = counts.copy()
     counts[0] = counts[1]
@@ -69,15 +71,20 @@ def least_divergence(counts: Array, levels: int, most_outside: float) -> int:
 
 
 def least_divergent_pair(counts: Array, zero: int, levels: int, most_outside: float) -> tuple[int, int]:
-    """Return (start, end): the bins [start, end) of least KL divergence found.
+    """Return (start, end) of the bins [start, end) with the least KL divergence found.
 
-    zero: the bin that begins at 0; there are bins before it. The ends are tried at 33 places a side first,
-    then in ever smaller steps around the best pair.
+    The ends are first tried at 33 places per side, then in smaller and smaller steps around the best pair.
+
+    Args:
+        counts: histogram of the values.
+        zero: bin that begins at 0; there are bins before it.
+        levels: number of levels of the grid.
+        most_outside: largest share of the counts that may lie outside.
     """
     counts = counts.copy()
     counts[zero] = counts[zero + 1 if zero + 1 < counts.size else zero - 1]
     total = np.concatenate([[0.0], np.cumsum(counts)])
-    # An end at an empty bin is moved inwards to one that is not: values cut off need a bin to go to.
+    # An end at an empty bin moves inwards to an occupied bin, which takes the values cut off.
     bins = np.arange(counts.size)
     next_occupied = np.minimum.accumulate(np.where(counts > 0, bins, counts.size)[::-1])[::-1]
     last_occupied = np.maximum.accumulate(np.where(counts > 0, bins, -1)) + 1
@@ -92,7 +99,7 @@ def least_divergent_pair(counts: Array, zero: int, levels: int, most_outside: fl
         ends = np.unique(np.maximum(last_occupied[ends - 1], zero))
         pairs = np.stack(np.meshgrid(starts, ends, indexing="ij"), axis=-1).reshape(-1, 2)
         pairs = np.vstack([(start, end), pairs[pairs[:, 1] - pairs[:, 0] >= levels]])
-        # Of equals the widest.
+        # The widest of equal pairs comes first.
         pairs = pairs[np.argsort(pairs[:, 0] - pairs[:, 1], kind="stable")]
         outside = total[-1] - (total[pairs[:, 1]] - total[pairs[:, 0]])
         pairs = pairs[_allow_candidates(outside, most_outside * total[-1])]
@@ -104,16 +111,16 @@ def least_divergent_pair(counts: Array, zero: int, levels: int, most_outside: fl
 
 
 def _allow_candidates(outside: Array, most: float) -> NDArray[np.bool_]:
-    """Tell which candidates leave few enough values outside; the full range leaves none there."""
-    # Sums of counts in another order differ in the last bits.
+    """Tell which candidates leave few enough values outside; the full range always qualifies."""
+    # Sums of counts in a different order differ in the last bits.
     return np.asarray(outside <= most * (1.0 + 1e-12))
 
 
 def divergences(counts: Array, starts: Bins, ends: Bins, levels: int) -> Array:
-    """Return KL(P || Q) of each candidate range of bins [start, end), as `entropy` describes it.
+    """Return KL(P || Q), as in `entropy`, of each candidate range of bins [start, end).
 
-    Level k of Q begins at the first bin that begins at or after k / levels of the range. Infinite where
-    values would be put on a bin that Q leaves empty.
+    Level k of Q begins at the first bin that begins at or after k / levels of the range. The result is
+    infinite if values are added to a bin that Q leaves empty.
     """
     size = max(CHUNK // levels, 1)
     parts = [slice(at, at + size) for at in range(0, starts.size, size)]
@@ -136,8 +143,8 @@ def _divergences(counts: Array, starts: Bins, ends: Bins, levels: int) -> Array:
     reference = information[ends] - information[starts]
     reference += _xlogx(first + below) - _xlogx(first) + _xlogx(last + above) - _xlogx(last)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # sum p log q: each level's mass spread evenly over its occupied bins; what lies outside has the
-        # outermost bins' q.
+        # sum p log q: each level's mass spread evenly over its occupied bins; values outside have the q of
+        # the outermost bins.
         level_log = np.where(mass > 0, np.log(mass / support), 0.0)
         cross = (mass * level_log).sum(axis=1) + below * level_log[:, 0] + above * level_log[:, -1]
         # P sums to the total, Q to the inside: normalise both.

@@ -1,4 +1,4 @@
-"""Equalized channels: each has the whole of one grid, at scales that are powers of two apart."""
+"""Scale and zero point of equalized channels: scales that differ by powers of two."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 
 MOST_OCTAVES = 12
-"""A channel is enlarged by 2^12 at most; one that is smaller yet has a coarser grid."""
+"""Largest power of two by which a channel is multiplied; smaller channels have a coarser grid."""
 
 
 def choose_equalized_qparams(
@@ -20,14 +20,13 @@ def choose_equalized_qparams(
     """Return scale float32 [C] and zero point [C] of channels with `ranges` [C, 2].
 
     Channel c is multiplied by the largest power of two, up to 2^MOST_OCTAVES, that keeps its magnitudes
-    within those of the largest channel. What comes out lies in one range, and the scale of that, divided by
-    the channel's power of two, is the channel's own. So nothing observed saturates, and, when symmetric, a
-    channel's step is less than twice that of a grid of its own. A channel that was always 0 keeps the common
-    scale.
+    within the largest channel. The products lie in one range; its scale, divided by the channel's power of
+    two, is the scale of the channel. Therefore no observed value saturates, and a symmetric step is less than
+    twice the step of a per-channel grid. A channel that was always 0 keeps the common scale.
 
-    The aim is that of cross-layer equalization (M. Nagel et al., "Data-Free Quantization Through Weight
-    Equalization and Bias Correction", 2019), for activations alone: the weights of a depthwise convolution
-    have a scale for each channel and lose nothing.
+    Cross-layer equalization has the same purpose (M. Nagel et al., "Data-Free Quantization Through Weight
+    Equalization and Bias Correction", 2019). Here it is for activations only: the weights of a depthwise
+    convolution have a scale for each channel and lose nothing.
     """
     ends = np.where(np.isfinite(ranges), ranges, 0.0).astype(np.float64)
     low, high = np.minimum(ends[:, 0], 0.0), np.maximum(ends[:, 1], 0.0)
@@ -36,7 +35,9 @@ def choose_equalized_qparams(
     rules = spec.param_rules()
     common, zero_point = choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules)
     scale = np.ldexp(common.astype(np.float32), -octaves)
-    if scale.min(initial=np.inf) < np.finfo(np.float32).tiny:  # too small a range to divide without rounding
+    if (
+        scale.min(initial=np.inf) < np.finfo(np.float32).tiny
+    ):  # the range is too small to divide without rounding
         rmin, rmax = low.min(initial=0.0), high.max(initial=0.0)
         common, zero_point = choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules)
         scale = np.full(len(ranges), common, np.float32)
@@ -44,7 +45,7 @@ def choose_equalized_qparams(
 
 
 def _octaves(amax: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return floor(log2(largest / amax)) of each channel, exact, from 0 to MOST_OCTAVES; 0 where amax is."""
+    """Return floor(log2(largest / amax)) of each channel, exact, from 0 to MOST_OCTAVES; 0 if amax is 0."""
     mantissa, exponent = np.frexp(amax)
     top, reach = np.frexp(amax.max(initial=0.0))
     octaves = np.clip(reach - exponent - (mantissa > top), 0, MOST_OCTAVES)

@@ -1,4 +1,4 @@
-"""Fixed ranges: given by the user, or by the mathematics of the operator that made the tensor."""
+"""Fixed ranges: given by the user, or known from the operator that produces the tensor."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ KNOWN_RANGES: dict[str, tuple[float, float]] = {
     "Softsign": (-1.0, 1.0),
     "Tanh": (-1.0, 1.0),
 }
-"""Op type -> the smallest range that holds every output it can have (ONNX's definitions)."""
+"""Op type -> smallest range of all possible outputs (ONNX's definitions)."""
 
 _LARGEST = 3.4028234663852886e38  # of float32
 
 
 def fix_range(statistics: TensorStatistics, spec: QuantSpec, low: float, high: float) -> tuple[float, float]:
-    """Return (low, high), whatever was observed."""
+    """Return (low, high) without regard to `statistics`."""
     return low, high
 
 
 def known(statistics: TensorStatistics, spec: QuantSpec, op_type: str) -> tuple[float, float]:
-    """Return the range of the outputs of `op_type`, whatever was observed."""
+    """Return the range of the outputs of `op_type` without regard to `statistics`."""
     return KNOWN_RANGES[op_type]
 
 
 def check_range(parameters: tuple[Parameter, ...]) -> str:
-    """Return what the parameters of `fixed` must be; empty when they are that."""
+    """Return the rule that the parameters of `range` break; empty if valid."""
     low, high = require_numbers(parameters, 2)
     fits = -_LARGEST <= low < high <= _LARGEST
     return "" if fits else "give two finite numbers, the smaller first, as in range:-1,1"
 
 
 def check_known(parameters: tuple[Parameter, ...]) -> str:
-    """Return what the parameter of `known` must be; empty when it is that."""
+    """Return the rule that the parameter of `known` breaks; empty if valid."""
     if len(parameters) == 1 and parameters[0] in KNOWN_RANGES:
         return ""
     op_type = ",".join(map(spell, parameters))

@@ -17,14 +17,18 @@ from onnxfq.numerics.qtypes import QTYPES, QType
 from onnxfq.numerics.spec import QuantSpec
 
 Candidates = NDArray[np.float64]
-"""One number for each candidate: [candidates]."""
+"""One number per candidate: [candidates]."""
 
 
 @dataclass(frozen=True)
 class Density:
     """A histogram as a piecewise uniform density: value ranges [low, high] with counts.
 
-    rest: sum of x^2 of values that are held in no range because every grid to be tried makes them 0.
+    Attributes:
+        low: lower ends of the ranges.
+        high: upper ends of the ranges.
+        counts: number of values in each range.
+        rest: sum of x^2 of values outside all ranges, which every candidate grid rounds to 0.
     """
 
     low: NDArray[np.float64]
@@ -34,13 +38,13 @@ class Density:
 
     @staticmethod
     def from_statistics(statistics: TensorStatistics) -> Density:
-        """Make the density of a tensor's histogram."""
+        """Return the density of a tensor's histogram."""
         low, high = statistics.edges()
         return Density(low, high, statistics.counts.astype(np.float64))
 
     @cached_property
     def knots(self) -> tuple[NDArray[np.float64], ...]:
-        """(ends, weights, points, counts): a sum over all values as one over few places.
+        """(ends, weights, points, counts) that reduce a sum over all values to a sum over few places.
 
         With G an integral of f, sum f(x) = sum of weights * G(ends) + sum of counts * f(points): neighbouring
         ranges share an end, and a range too narrow for a difference of G is one point.
@@ -61,11 +65,11 @@ class Density:
         return self.rest + float((self.counts * (low * low + low * high + high * high)).sum() / 3.0)
 
     def select(self, wanted: NDArray[np.bool_]) -> Density:
-        """Return the density of the wanted ranges alone."""
+        """Return the density of the wanted ranges only."""
         return Density(self.low[wanted], self.high[wanted], self.counts[wanted])
 
     def drop_rounded_to_zero(self, scale: float, qtype: QType) -> Density:
-        """Return the same for every grid of `scale` or a larger one, without ranges that those make 0.
+        """Return an equivalent density for grids of `scale` or larger, without ranges that they round to 0.
 
         A histogram of float32 has most of its bins near 0; they cost time and add a constant.
         """
@@ -75,10 +79,10 @@ class Density:
 
 
 _Parts = Callable[[NDArray[np.float64], slice], tuple[Any, NDArray[np.float64]]]
-"""(places, which candidates) -> (error of the whole cells up to each place, how far it is from the grid)."""
+"""(places, slice of candidates) -> (error of whole cells up to each place, its distance to the grid)."""
 
 CHUNK = 1 << 15
-"""Places times candidates that are worked on at once: what fits into a core's cache."""
+"""Places times candidates that are processed at once, so that they fit into a core's cache."""
 
 
 def compute_squared_error(
@@ -87,9 +91,9 @@ def compute_squared_error(
     """Return sum (fq(x) - x)^2 for each candidate grid {k * scale: low <= k <= high}.
 
     With n = clamp(rint(t / s)) the integral of (fq(x) - x)^2 from 0 to t is
-    G(t) = n * s^3 / 12 + (t - n * s)^3 / 3: n whole cells plus the part left over, which grows
-    without bound outside the grid. A bin of count c adds c * (G(b) - G(a)) / (b - a); a bin that is
-    one value adds c * (fq(a) - a)^2.
+    G(t) = n * s^3 / 12 + (t - n * s)^3 / 3: n whole cells plus the remaining part, which grows without bound
+    outside the grid. A bin of count c adds c * (G(b) - G(a)) / (b - a); a bin of one value adds
+    c * (fq(a) - a)^2.
     """
 
     def parts(t: NDArray[np.float64], at: slice) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -101,11 +105,11 @@ def compute_squared_error(
 
 
 def float_squared_error(density: Density, scale: Candidates, qtype: QType) -> Candidates:
-    """Return the same for each candidate grid {g * scale: g a finite number of the float type `qtype`}.
+    """Return sum (fq(x) - x)^2 for each candidate grid {g * scale: g a finite number of float type `qtype`}.
 
-    Exact too, up to float64: with g_n the grid number nearest to t, the integral from 0 to t is
+    The result is exact up to float64: with g_n the grid number nearest to t, the integral from 0 to t is
     G(t) = sum over k < n of (g_k+1 - g_k)^3 / 12 + (t - g_n)^3 / 3, odd in t: the formula of
-    `compute_squared_error` with cells of their own widths.
+    `compute_squared_error` with cells of different widths.
     """
     grid, middles, cells = _cells(qtype.name)
 
@@ -129,25 +133,25 @@ def saturation_error(density: Density, low: Candidates, high: Candidates) -> Can
 
 
 def _integrate_error(density: Density, candidates: int, parts: _Parts) -> Candidates:
-    """Return the sum over all values of their squared distance, from its integral at the bins' ends."""
+    """Return the sum of squared distances of all values, from the integral at the ends of the bins."""
     knots, weights, points, counts = density.knots
     result = np.zeros(candidates)
     size = max(CHUNK // max(knots.size, 1), 1)
     for start in range(0, candidates, size):
         at = slice(start, start + size)
         whole, away = parts(knots, at)
-        # Not by BLAS, whose order of adding hangs on the row and on its threads: equal grids, equal errors.
+        # Not BLAS, whose order of addition depends on row and threads: equal grids must have equal errors.
         result[at] = np.einsum("ij,j->i", whole + away * away * away / 3.0, weights)
         if points.size:
             away = parts(points, at)[1]
             result[at] += np.einsum("ij,j->i", away * away, counts)
-    # No error can come out as less than none, by the rounding of sums that cancel.
+    # The rounding of sums that cancel must not give a negative error.
     return np.maximum(result, 0.0) + density.rest
 
 
 @cache
 def _cells(name: str) -> tuple[NDArray[np.float64], ...]:
-    """Return the numbers >= 0 of a float type, the middles between them, and the error up to each."""
+    """Return the numbers >= 0 of a float type, the midpoints between them, and the error up to each."""
     qtype = QTYPES[name]
     codes = np.arange(1 << qtype.bits, dtype=np.uint8).view(qtype.dtype).astype(np.float64)
     grid = np.unique(codes[np.isfinite(codes) & (codes >= 0.0)])
@@ -158,9 +162,14 @@ def _cells(name: str) -> tuple[NDArray[np.float64], ...]:
 def grid_error(
     density: Density, rmin: Candidates, rmax: Candidates, spec: QuantSpec, saturation_weight: float = 1.0
 ) -> Candidates:
-    """Return the squared error for each candidate range, with the scale and zero point it gets under `spec`.
+    """Return the squared error for each candidate range, with its scale and zero point under `spec`.
 
-    saturation_weight: what the error of values beyond the ends of the grid is multiplied by.
+    Args:
+        density: the observed values.
+        rmin: lower ends of the candidate ranges.
+        rmax: upper ends of the candidate ranges.
+        spec: number format and symmetry.
+        saturation_weight: factor of the error of values beyond the ends of the grid.
     """
     qtype = spec.qtype
     scale32, zero = choose_qparams(rmin, rmax, qtype, spec.symmetric, ParamRules(spec.power_of_two))
@@ -176,24 +185,24 @@ def grid_error(
 
 
 def range_sqnr_db(statistics: TensorStatistics, limits: tuple[float, float], spec: QuantSpec) -> float:
-    """Return the signal to quantization noise in dB that the grid of a range gives on the observed values."""
+    """Return the SQNR in dB of the observed values on the grid of a range."""
     scale, zero_point = choose_qparams(*limits, spec.qtype, spec.symmetric, ParamRules(spec.power_of_two))
     return estimate_sqnr_db(statistics, float(scale), int(zero_point), spec.qtype)
 
 
 def estimate_sqnr_db(statistics: TensorStatistics, scale: float, zero_point: int, qtype: QType) -> float:
-    """Return the signal to quantization noise in dB that a grid gives on the observed values."""
+    """Return the SQNR in dB of the observed values on a grid."""
     density = Density.from_statistics(statistics)
     return ratio_db(density.power, estimate_noise(density, scale, zero_point, qtype))
 
 
 def estimate_noise(density: Density, scale: float, zero_point: float, qtype: QType) -> float:
-    """Return the squared error of one grid on the observed values, summed over all of them."""
+    """Return the sum of squared errors of the observed values on one grid."""
     at = np.asarray([scale], np.float64)
     if qtype.is_float:
         return float(float_squared_error(density, at, qtype)[0])
     if zero_point != round(zero_point):
-        # A fraction moves the grid: what is rounded are whole steps of the values moved with it.
+        # A fraction shifts the grid: the values are shifted with it and rounded to whole steps.
         moved = scale * zero_point
         density = Density(density.low + moved, density.high + moved, density.counts)
         zero_point = 0

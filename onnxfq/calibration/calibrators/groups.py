@@ -1,4 +1,4 @@
-"""The calibrated range of each group of elements: channels, blocks, or all of a constant."""
+"""Calibrated ranges of groups of elements: channels, blocks, or all elements of a constant."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from onnxfq.numerics.spec import QuantSpec
 def group_ranges(
     values: NDArray[np.float32], spec: QuantSpec, calibrator: Calibrator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (rmin, rmax) in the shape of a scale of `values`: one of each for a group that shares a scale.
+    """Return (rmin, rmax) in the shape of a scale of `values`, one range per group that shares a scale.
 
-    Each group is calibrated by itself, as a tensor that is the same in every feed.
+    Each group is calibrated separately, as a tensor that is the same in every feed.
     """
     layout = Layout(spec.granularity, values.shape)
     if calibrator == MINMAX:
@@ -34,9 +34,9 @@ def group_ranges(
 def calibrate_groups(
     statistics: GroupStatistics, spec: QuantSpec, calibrator: Calibrator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (rmin, rmax) in the shape of a scale of an activation: each group is calibrated by itself.
+    """Return (rmin, rmax) in the shape of a scale of an activation, with each group calibrated separately.
 
-    A group that had no finite value gets the range [0, 0].
+    A group without finite values gets the range [0, 0].
     """
     if calibrator == MINMAX:
         ends = statistics.ranges.astype(np.float64)
@@ -49,7 +49,7 @@ def calibrate_groups(
 def group_sqnr_db(
     statistics: GroupStatistics, rmin: NDArray[np.float64], rmax: NDArray[np.float64], spec: QuantSpec
 ) -> float:
-    """Return the signal to quantization noise in dB, over all groups, that the grids of their ranges give."""
+    """Return the SQNR in dB over all groups on the grids of their ranges."""
     power = noise = 0.0
     for one, low, high in zip(statistics.split(), rmin.ravel(), rmax.ravel(), strict=True):
         density = Density.from_statistics(one)

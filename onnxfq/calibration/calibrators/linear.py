@@ -1,4 +1,4 @@
-"""From the histogram of a float's leading bits to one of equal bins."""
+"""Conversion of a histogram by leading float bits to equal bins."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ Array = NDArray[np.float64]
 
 
 def linear_histogram(density: Density, edges: Array) -> Array:
-    """Return how many values lie between neighbouring `edges`, those of an observed bin at even distances.
+    """Return the number of values between neighbouring `edges`; values of a bin are spread evenly over it.
 
-    edges: [bins + 1], ascending, from at most the smallest to at least the largest value. The counts are
-    whole: the one value of a wide bin lies somewhere, so that a thin tail has gaps here as in the data.
+    Counts are whole numbers: the only value of a wide bin has one place, and a thin tail has gaps as in the
+    data.
+
+    Args:
+        density: histogram of the values.
+        edges: [bins + 1], ascending, from at most the smallest to at least the largest value.
     """
     return np.asarray(np.diff(np.rint(_cumulative(density.low, density.high, density.counts, edges))))
 
 
 def magnitude_histogram(density: Density, amax: float, bins: int) -> Array:
-    """Return how many magnitudes lie in each of `bins` equal bins from 0 to `amax`."""
+    """Return the number of magnitudes in each of `bins` equal bins from 0 to `amax`."""
     edges = amax * (np.arange(bins + 1) / bins)
     negative = density.low < 0.0
     below = density.select(negative)
@@ -29,13 +33,13 @@ def magnitude_histogram(density: Density, amax: float, bins: int) -> Array:
 
 
 def _cumulative(low: Array, high: Array, counts: Array, at: Array) -> Array:
-    """Return how many values of disjoint ranges [low, high] lie below each point of `at`, the last: all."""
+    """Return the number of values of disjoint ranges [low, high] below each point of `at`; all at the last."""
     order = np.argsort(low, kind="stable")
     low, high, total = low[order], high[order], np.cumsum(counts[order])
     if total.size == 0:
         return np.zeros(at.size)
-    # The cumulative count climbs linearly inside a range and is level between two; a range of zero
-    # width is a step, which interp takes as the upper value at its own abscissa.
+    # The cumulative count rises linearly inside a range and is constant between ranges; a range of zero width
+    # is a step, at which interp returns the upper value.
     points = np.stack([low, high], axis=1).ravel()
     values = np.stack([total - counts[order], total], axis=1).ravel()
     below = np.interp(at, points, values, left=0.0, right=float(total[-1]))

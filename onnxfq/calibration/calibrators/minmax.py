@@ -1,4 +1,4 @@
-"""Min-max: the whole observed range, nothing saturates."""
+"""Min-max: the whole observed range, without saturation."""
 
 from __future__ import annotations
 

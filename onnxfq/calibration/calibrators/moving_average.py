@@ -1,4 +1,4 @@
-"""Moving average: a range that follows those of the feeds, as torch's observers do it."""
+"""Moving average: a range that follows the ranges of the feeds, as in torch's observers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DEFAULT_CONSTANT = 0.01
 def average_ranges(
     statistics: TensorStatistics, spec: QuantSpec, constant: float = DEFAULT_CONSTANT
 ) -> tuple[float, float]:
-    """Return the averaged (rmin, rmax): that of the first feed, then r += constant * (r of the feed - r).
+    """Return the averaged (rmin, rmax): the range of the first feed, then r += constant * (r of the feed - r).
 
     Source: torch.ao.quantization MovingAverageMinMaxObserver, averaging_constant; the same float32
-    arithmetic, so the same bits where feeds are torch's batches. A feed that held no value is passed over.
-    Raises StatisticsError where the range of each feed was not recorded.
+    arithmetic, so the same bits if feeds equal torch's batches. A feed without finite values is ignored.
+    Raises StatisticsError if the range of each feed was not recorded.
     """
     ranges = statistics.feed_ranges[np.isfinite(statistics.feed_ranges).all(axis=1)]
     if ranges.size == 0:
@@ -33,14 +33,14 @@ def average_ranges(
     with np.errstate(over="ignore"):
         for one in ranges[1:]:
             average += np.float32(constant) * (one - average)
-    # The difference of two huge ends can leave float32; the average never leaves what it averages.
+    # The difference of two huge ends can overflow float32, but the average lies within the observed range.
     average = np.where(np.isfinite(average), average, [statistics.rmin, statistics.rmax])
-    # Two ends that nearly meet may be rounded past each other.
+    # Rounding may swap two ends that nearly meet.
     return float(average.min()), float(average.max())
 
 
 def check_constant(parameters: tuple[Parameter, ...]) -> str:
-    """Return what the parameter must be; empty when it is that."""
+    """Return the rule that the parameter breaks; empty if valid."""
     (constant,) = require_numbers(parameters, 1)
     fits = 0.0 < constant <= 1.0
     return "" if fits else "the averaging constant must be above 0 and at most 1, as in moving_average:0.1"

@@ -1,4 +1,4 @@
-"""MSE: the range whose grid has the least squared error on the observed values."""
+"""MSE: the range whose grid has the least squared error on the histogram."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 
 OCTAVES = 7
-"""The least range tried is the observed one divided by 2^7: below it an 8-bit grid has no step left."""
+"""The smallest candidate is the observed range divided by 2^7, one step of an 8-bit grid."""
 STEPS = 8
-"""Candidates an octave in the first pass; each later one tries as many between the best one's neighbours."""
+"""Candidates per octave in the first pass; each later pass tries as many between the best one's neighbours."""
 
 _Error = Callable[[Candidates], Candidates]
 
@@ -24,12 +24,12 @@ _NEAR = np.exp2(np.linspace(1.0, -1.0, 2 * STEPS + 1))
 
 
 def mse(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-    """Return the (rmin, rmax) of least expected squared error, with the scales that `spec` makes of them.
+    """Return the (rmin, rmax) of least expected squared error, with the scales of `spec`.
 
     Both ends shrink together first; asymmetric ranges are then refined one end at a time until
-    neither moves. The full range and each step's start are among the candidates, so no step makes
-    it worse and the result is never worse than min-max. Symmetric: no further than 0.2 % from the best of
-    its neighbours.
+    neither moves. The full range and each step's start are among the candidates: no step increases the
+    error, and the result is never worse than min-max. A symmetric result is within 0.2 % of the best range
+    in its neighbourhood.
     """
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
@@ -57,7 +57,7 @@ def mse(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
 
 
 def _search(error: _Error, factors: Candidates, passes: int = 1) -> float:
-    """Return the factor of least error, at most 1: of `factors`, then of finer ones around the best."""
+    """Return the factor of least error, at most 1, from `factors` and then finer ones around the best."""
     best = _least(error, factors)
     for finer in range(1, passes + 1):
         best = _least(error, best * _NEAR ** (1.0 / STEPS**finer))

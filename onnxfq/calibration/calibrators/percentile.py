@@ -1,4 +1,4 @@
-"""Percentile: the range that leaves out a fixed share of the largest values."""
+"""Percentile: a range that clips a fixed share of the largest values."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def percentile(
 ) -> tuple[float, float]:
     """Return the range that holds `percent` % of the values.
 
-    symmetric: the cut is on magnitudes (NVIDIA pytorch-quantization's histogram calibrator).
-    asymmetric: half of the share is cut at each end. An end is the middle of the bin that the quantile lies
-    in, so within 1/128 of it, and the observed end itself where less than one value is left out.
+    Symmetric: the cut is on magnitudes (NVIDIA pytorch-quantization's histogram calibrator).
+    Asymmetric: half of the share is cut at each end. An end is the middle of the quantile's bin, so within
+    1/128 of the quantile; it is the observed end if less than one value is left out.
     """
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
     low, high = statistics.edges()
-    # Rounded, so that 0.1 % of 60,000 values is 60 of them and not the float below.
+    # Rounded, so that 0.1 % of 60,000 values is 60 and not the float below.
     left_out = round((1.0 - percent / 100.0) * float(statistics.counts.sum()), 6)
     if spec.symmetric:
         amax = _cut(
@@ -37,7 +37,7 @@ def percentile(
 
 
 def check_percent(parameters: tuple[Parameter, ...]) -> str:
-    """Return what the parameter must be; empty when it is that."""
+    """Return the rule that the parameter breaks; empty if valid."""
     (percent,) = require_numbers(parameters, 1)
     fits = 50.0 <= percent <= 100.0
     return "" if fits else "the percentile must be a number from 50 to 100, as in percentile:99.9"
@@ -46,7 +46,14 @@ def check_percent(parameters: tuple[Parameter, ...]) -> str:
 def _cut(
     near: NDArray[np.float64], far: NDArray[np.float64], counts: NDArray[np.int64], left_out: float
 ) -> float:
-    """Return where at most `left_out` values lie beyond; near, far: the bins' ends, the far one larger."""
+    """Return the cut beyond which at most `left_out` values lie.
+
+    Args:
+        near: smaller ends of the bins.
+        far: larger ends of the bins.
+        counts: number of values in each bin.
+        left_out: number of values beyond the cut.
+    """
     order = np.argsort(-far, kind="stable")
     if left_out < 1.0:
         return float(far[order[0]])
@@ -55,6 +62,6 @@ def _cut(
 
 
 def quantile_bin(counts: NDArray[np.int64], left_out: float) -> int:
-    """Return the last of the leading bins with at most `left_out` values in the ones before it."""
+    """Return the index of the last bin with at most `left_out` values in the bins before it."""
     before = np.cumsum(counts) - counts
     return int(np.flatnonzero(before <= left_out)[-1])

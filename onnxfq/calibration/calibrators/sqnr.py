@@ -1,4 +1,4 @@
-"""SQNR: AIMET's enhanced scheme, least noise over a fixed set of grids, saturation counted three times."""
+"""SQNR: AIMET's tf_enhanced search over a fixed set of grids, with saturation weighted by three."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def sqnr(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     """Return the range of least noise: squared rounding error + 3 * squared distance of saturated values.
 
     Source: AIMET's `tf_enhanced` (TfEnhancedEncodingAnalyzer; SqnrEncodingAnalyzer in its second version).
-    symmetric: 100 ranges, k/100 of the observed one. asymmetric: 16 scales, k/16 of the observed one, each
-    with 21 zero points spread evenly over the grid, cut to the observed range; and that range itself.
-    AIMET's candidates just above the observed range, there for its rounding, are left out. The noise is
-    computed in closed form from our bins, AIMET's on the middles of 512 or 2048 equal ones.
+    Symmetric: 100 ranges, k/100 of the observed one. Asymmetric: 16 scales, k/16 of the observed one, each
+    with 21 zero points spread evenly over the grid, cut to the observed range; and the observed range.
+    AIMET's candidates just above the observed range, which serve its rounding, are left out. The noise is
+    computed in closed form from the bins here, in AIMET on the middles of 512 or 2048 equal bins.
     """
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
@@ -35,7 +35,7 @@ def sqnr(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
 
 
 def _symmetric(amax: float) -> tuple[Candidates, Candidates]:
-    # The observed range first: of equals the first is taken.
+    # The observed range comes first, because the first of equal ones wins.
     ends = amax * (np.arange(SYMMETRIC_STEPS, 0, -1) / SYMMETRIC_STEPS)
     return -ends, ends
 

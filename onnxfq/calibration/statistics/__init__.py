@@ -1,4 +1,4 @@
-"""What observers gather of tensors, channels and blocks: exact, merged in any order; and its file."""
+"""Exact, mergeable statistics of tensors, channels and blocks, and their file."""
 
 from __future__ import annotations
 

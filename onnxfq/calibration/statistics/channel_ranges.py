@@ -1,4 +1,4 @@
-"""Ranges of channels, a kind of statistics: the finite (rmin, rmax) of each channel, float32 [C, 2]."""
+"""Channel ranges, a kind of statistics: the finite (rmin, rmax) of each channel, float32 [C, 2]."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ Ranges = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ChannelNames:
-    """Of a model that merges ranges, the inputs and outputs with those of one tensor's channels, float32 [C].
+    """Names of inputs and outputs for one tensor's channels in a model that merges ranges, float32 [C] each.
 
-    given, merged: the lowest values and the highest, and the same with those of the run.
+    Attributes:
+        given: inputs with the lowest and the highest values so far.
+        merged: outputs with the lowest and the highest values including the run.
     """
 
     given: tuple[str, str]
@@ -36,27 +38,27 @@ class ChannelSum:
     """The range of each channel of one tensor over all feeds."""
 
     def __init__(self, observed: Observed) -> None:
-        """Start with no channel."""
+        """Start without channels."""
         self._ranges: Ranges = np.zeros((0, 2), np.float32)
 
     def add(self, results: Results, feed: int) -> None:
-        """Add what feed number `feed` gave."""
+        """Add the results of feed number `feed`."""
         self._ranges = merge_channels(self._ranges, _unsign(results[0]))
 
     def result(self) -> Ranges:
-        """Return the ranges; of no channel where there was no feed."""
+        """Return the ranges, [0, 2] if there was no feed."""
         return self._ranges
 
 
 def merge_channels(one: Ranges, other: Ranges) -> Ranges:
-    """Return the ranges that hold both, [C, 2]; of no channels, because no feed was seen, the other's."""
+    """Return the union of the ranges, [C, 2]; if one side saw no feed and has no channels, the other side."""
     if not (len(one) and len(other)):
         return other if len(other) else one
     return widen_ranges(one, other)
 
 
 def _unsign(ranges: Ranges) -> Ranges:
-    return ranges + np.float32(0)  # a zero has no sign, whichever came first
+    return ranges + np.float32(0)  # -0 becomes +0, so that the order of feeds does not matter
 
 
 def _pack(channels: Mapping[str, Ranges]) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""The histograms of a tensor's channels or blocks, a kind of statistics."""
+"""Grouped histograms, a kind of statistics: a histogram per channel or block of a tensor."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MOST_GROUPS = (1 << 31) // BIN_COUNT
 """Keys are 32-bit integers; `statistics.h` has the same."""
 
 _OCTAVE = 64
-"""Bins of one exponent and sign, those that values of one size share."""
+"""Number of bins of one exponent and sign."""
 _USUAL_OCTAVES = 64
-"""More of the 512 octaves than the values of most channels lie in: 32 powers of two of each sign."""
+"""Octaves, of 512, that suffice for the values of most channels: 32 powers of two of each sign."""
 _GROUPS_AT_ONCE = 256
 
 _COLUMNS = ("tensors", "blocks", "range", "totals", "sizes", "keys", "counts", "feed_ranges")
@@ -31,13 +31,17 @@ _COLUMNS = ("tensors", "blocks", "range", "totals", "sizes", "keys", "counts", "
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """Statistics of G groups of elements of one tensor, those that share a scale under `granularity`.
+    """Statistics of G groups of elements of one tensor, whose elements share a scale under `granularity`.
 
-    shape: of such a scale, G its product; groups are numbered in C order. ranges float32 [G, 2]: over the
-    finite values, (+inf, -inf) when there is none. totals int64 [G, 4]: elements, NaN, infinities, zeros.
-    keys int32 [K] ascending, counts int64 [K]: the finite values' histograms, key = group * BIN_COUNT + bin.
-    feed_ranges float32 [F, G, 2]: the ranges in each feed in order, for methods that hang on order; F is 0 if
-    not kept.
+    Attributes:
+        granularity: which elements form a group.
+        shape: shape of a scale, G its product; groups are numbered in C order.
+        ranges: float32 [G, 2] over the finite values, (+inf, -inf) for a group without finite values.
+        totals: int64 [G, 4]: elements, NaN, infinities, zeros.
+        keys: int32 [K] ascending, keys of the finite values' histograms: group * BIN_COUNT + bin.
+        counts: int64 [K], count of each key.
+        feed_ranges: float32 [F, G, 2], ranges of each feed in order, for methods that depend on order; F is 0
+            if not recorded.
     """
 
     granularity: Granularity
@@ -50,16 +54,16 @@ class GroupStatistics:
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         return len(self.ranges)
 
     @property
     def finite(self) -> NDArray[np.int64]:
-        """How many values of each group are neither NaN nor infinite: [G]."""
+        """Number of finite values in each group, [G]."""
         return np.asarray(self.totals[:, 0] - self.totals[:, 1] - self.totals[:, 2])
 
     def split(self) -> Iterator[TensorStatistics]:
-        """Yield the statistics of every group as those of a tensor."""
+        """Yield the statistics of every group as `TensorStatistics`."""
         kept = self.feed_ranges if len(self.feed_ranges) else np.zeros((0, self.count, 2), np.float32)
         starts = np.searchsorted(self.keys, np.arange(self.count + 1, dtype=np.int64) * BIN_COUNT)
         for group, (start, stop) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
@@ -76,9 +80,9 @@ class GroupStatistics:
         return TensorStatistics.from_results(*results, _enclose(self.feed_ranges))
 
     def merge(self, other: GroupStatistics) -> GroupStatistics:
-        """Return the statistics of both data sets, as `TensorStatistics.merge` does it.
+        """Return the statistics of both data sets, as in `TensorStatistics.merge`.
 
-        Raises StatisticsError for other groups.
+        Raises StatisticsError if the groups differ.
         """
         if (self.granularity, self.shape) != (other.granularity, other.shape):
             raise StatisticsError(
@@ -98,34 +102,34 @@ class GroupStatistics:
         )
 
     def fingerprint(self) -> bytes:
-        """Return what tells these statistics from all others, but for feed_ranges."""
+        """Return bytes that identify these statistics except feed_ranges."""
         head = f"{self.granularity} {self.shape}".encode()
         arrays = (self.ranges.astype("<f4"), self.totals.astype("<i8"), self.keys.astype("<i4"))
         return b"".join([head, *(array.tobytes() for array in arrays), self.counts.astype("<i8").tobytes()])
 
 
 def _enclose(ranges: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the range of all groups, [..., 2], from that of each, [..., groups, 2]."""
+    """Return the union of the ranges of all groups: [..., groups, 2] -> [..., 2]."""
     ends = [ranges[..., 0].min(axis=-1, initial=np.inf), ranges[..., 1].max(axis=-1, initial=-np.inf)]
     return np.stack(ends, axis=-1).astype(np.float32)
 
 
 class GroupSum(RangeSum):
-    """Statistics of the channels or blocks of one tensor.
+    """Accumulator for the channels or blocks of one tensor.
 
-    Of histograms only the octaves are held that values of any group lie in, 4 bytes a bin until a count
-    may need 8: 10 to 16 KB a group.
+    Histograms hold only the octaves with values of any group, with 4 bytes per bin until a count may need 8:
+    10 to 16 KB per group.
     """
 
     def __init__(self, observed: Observed) -> None:
-        """Start with nothing."""
+        """Start empty."""
         super().__init__(observed)
         self._groups = observed.groups
-        self._places = np.full(BIN_COUNT // _OCTAVE, -1, np.int64)  # of every octave in `_counts`
+        self._places = np.full(BIN_COUNT // _OCTAVE, -1, np.int64)  # of each octave in `_counts`
         self._counts: NDArray[Any] = np.zeros((0, self._groups, _OCTAVE), np.uint32)
 
     def add(self, results: Results, feed: int) -> None:
-        """Add what feed number `feed` gave. Raises StatisticsError for values that are refused."""
+        """Add the results of feed number `feed`. Raises StatisticsError for refused NaN and infinities."""
         limits, totals, keys, counts = results
         self.add_ranges(limits, totals, feed)
         if self._counts.dtype == np.uint32 and self.totals[:, 0].max(initial=0) >= 1 << 32:
@@ -139,17 +143,17 @@ class GroupSum(RangeSum):
             more = np.zeros((fresh.size, self._groups, _OCTAVE), self._counts.dtype)
             self._counts = np.concatenate([self._counts, more])
             places = self._places[octaves]
-        # Keys ascend: none comes twice.
+        # Keys ascend, so none repeats.
         at = (places * self._groups + groups) * _OCTAVE + bins % _OCTAVE
         self._counts.reshape(-1)[at] += counts.astype(self._counts.dtype)
 
     @property
     def bytes(self) -> int:
-        """What the histograms take now."""
+        """Current size of the histograms."""
         return self._counts.nbytes
 
     def result(self) -> GroupStatistics:
-        """Return what was added."""
+        """Return the statistics of all added feeds."""
         octaves = np.flatnonzero(self._places >= 0)
         places = self._places[octaves]
         bins = (octaves[:, None] * _OCTAVE + np.arange(_OCTAVE)).ravel()

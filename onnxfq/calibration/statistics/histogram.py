@@ -1,4 +1,4 @@
-"""The histogram of a tensor, a kind of statistics: exact and mergeable, with its range and counts."""
+"""Tensor histogram, a kind of statistics: exact and mergeable, with range and counts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,17 @@ _COLUMNS = ("tensors", "range", "totals", "sizes", "bins", "counts", "feed_range
 class TensorStatistics:
     """Statistics of one tensor; `TensorStatistics()` is the identity of `merge`.
 
-    rmin, rmax: over the finite values, (+inf, -inf) when there is none. elements, nans, infinities,
-    zeros: counts. bins int32 [K] ascending, counts int64 [K]: the finite values' histogram. feed_ranges
-    float32 [F, 2]: (rmin, rmax) of each feed in order, for methods that hang on order; [0, 2] if not kept.
+    Attributes:
+        rmin: lowest finite value, +inf without finite values.
+        rmax: highest finite value, -inf without finite values.
+        elements: number of values.
+        nans: number of NaN.
+        infinities: number of infinities.
+        zeros: number of zeros.
+        bins: int32 [K] ascending, occupied bins of the finite values' histogram.
+        counts: int64 [K], count of each bin.
+        feed_ranges: float32 [F, 2], (rmin, rmax) of each feed in order, for methods that depend on order;
+            [0, 2] if not recorded.
     """
 
     rmin: float = float("inf")
@@ -41,7 +49,7 @@ class TensorStatistics:
 
     @staticmethod
     def from_array(x: NDArray[np.float32]) -> TensorStatistics:
-        """Gather from an array of any shape in NumPy; the Observe kernel gives the same."""
+        """Compute the statistics of an array of any shape in NumPy; the Observe kernel gives the same."""
         x = np.ascontiguousarray(x, np.float32).ravel()
         finite = x[np.isfinite(x)] + np.float32(0.0)  # + 0 turns -0 into +0
         nans = int(np.isnan(x).sum())
@@ -65,20 +73,20 @@ class TensorStatistics:
         counts: NDArray[np.int64],
         feed_ranges: NDArray[np.float32] | None = None,
     ) -> TensorStatistics:
-        """Take range, counts, bins and bin counts, as operator Observe gives them for a whole tensor."""
+        """Create statistics from range, counts, bins and bin counts, the outputs of operator Observe."""
         kept = np.zeros((0, 2), np.float32) if feed_ranges is None else feed_ranges
         rmin, rmax = map(float, limits)
         return TensorStatistics(rmin, rmax, *map(int, totals), bins=bins, counts=counts, feed_ranges=kept)
 
     @staticmethod
     def from_state(state: NDArray[np.int64]) -> TensorStatistics:
-        """Read what operator MergeStatistics has gathered, see `docs/custom-ops.md`."""
+        """Create statistics from a state of operator MergeStatistics, see `docs/custom-ops.md`."""
         return TensorStatistics.from_results(*read_state(state))
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """Return the statistics of both data sets together: exact, associative, commutative.
 
-        But for feed_ranges, which hang on order: they are joined in the order of merging.
+        The exception is feed_ranges, which depend on order: they are joined in the order of merging.
         """
         bins, counts = merge_counts(self.bins, self.counts, other.bins, other.counts)
         return TensorStatistics(
@@ -95,43 +103,43 @@ class TensorStatistics:
 
     @property
     def finite(self) -> int:
-        """How many values are neither NaN nor infinite."""
+        """Number of finite values."""
         return self.elements - self.nans - self.infinities
 
     @property
     def amax(self) -> float:
-        """Largest magnitude; 0 for no finite value."""
+        """Largest magnitude; 0 without finite values."""
         return max(-self.rmin, self.rmax, 0.0)
 
     def edges(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the bins' (low, high) edges, cut to [rmin, rmax]; equal where a bin is one value."""
+        """Return the bins' (low, high) edges, clipped to [rmin, rmax]; equal if a bin is one value."""
         low, high = bin_edges(self.bins)
         return np.clip(low, self.rmin, self.rmax), np.clip(high, self.rmin, self.rmax)
 
     def fingerprint(self) -> bytes:
-        """Return what tells these statistics from all others, but for feed_ranges."""
+        """Return bytes that identify these statistics except feed_ranges."""
         totals = (self.elements, self.nans, self.infinities, self.zeros)
         head = f" {self.rmin!r} {self.rmax!r} {totals}".encode()
         return head + self.bins.astype("<i4").tobytes() + self.counts.astype("<i8").tobytes()
 
 
 class HistogramSum(RangeSum):
-    """Statistics of a whole tensor; the histogram is held with a place for every bin."""
+    """Accumulator for a whole tensor; its histogram has a count for every bin."""
 
     def __init__(self, observed: Observed) -> None:
-        """Start with nothing."""
+        """Start empty."""
         super().__init__(observed)
         # Zero pages take no memory before they are written.
         self._histogram = np.zeros(BIN_COUNT, np.int64)
 
     def add(self, results: Results, feed: int) -> None:
-        """Add what feed number `feed` gave. Raises StatisticsError for values that are refused."""
+        """Add the results of feed number `feed`. Raises StatisticsError for refused NaN and infinities."""
         limits, counts, bins, bin_counts = results
         self.add_ranges(limits, counts, feed)
         self._histogram[bins] += bin_counts
 
     def result(self) -> TensorStatistics:
-        """Return what was added."""
+        """Return the statistics of all added feeds."""
         bins = np.flatnonzero(self._histogram).astype(np.int32)
         results = (self.ranges, self.totals, bins, self._histogram[bins])
         return TensorStatistics.from_results(*results, self.feed_ranges())

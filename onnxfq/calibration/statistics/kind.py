@@ -1,4 +1,4 @@
-"""Kinds of statistics: what each keeps of an observed tensor, and how that is gathered, merged and stored."""
+"""Interface of a kind of statistics: how its values are accumulated, merged and stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 
 Results = list[NDArray[Any]]
-"""What observing a tensor gave: the arrays that a kind's `outputs` name."""
+"""Result of observing a tensor: the arrays of a kind's `outputs`."""
 
 Columns = Mapping[str, NDArray[Any]]
 """Columns of a statistics file by name."""
@@ -26,11 +26,15 @@ Value_co = TypeVar("Value_co", covariant=True)
 
 @dataclass(frozen=True)
 class Observed:
-    """A tensor that is observed, and how.
+    """Observed tensor and its options.
 
-    granularity: which of its elements are observed together; shape: of a scale of these groups, None for the
-    tensor as a whole. channels: how many have their ranges kept, 0 for none. stop: refuse NaN and infinities.
-    feed_ranges: keep the range in every feed.
+    Attributes:
+        tensor: name of the tensor.
+        granularity: which elements form a group.
+        shape: shape of a scale of these groups; None for the whole tensor.
+        channels: number of channels whose ranges are recorded, 0 for none.
+        stop: refuse NaN and infinities.
+        feed_ranges: record the range of every feed.
     """
 
     tensor: str
@@ -42,15 +46,15 @@ class Observed:
 
     @property
     def groups(self) -> int:
-        """How many groups of elements are observed each by itself; 1 for the tensor as a whole."""
+        """Number of groups with separate statistics; 1 for the whole tensor."""
         return 1 if self.shape is None else int(np.prod(self.shape, dtype=np.int64))
 
 
 class Accumulator(Protocol[Value_co]):
-    """The sum of what runs gave; empty at first."""
+    """Sum of the results of runs; empty at first."""
 
     def add(self, results: Results, feed: int) -> None:
-        """Add what feed number `feed` gave. Raises StatisticsError for values that are refused."""
+        """Add the results of feed number `feed`. Raises StatisticsError for refused NaN and infinities."""
 
     def result(self) -> Value_co:
         """Return the sum."""
@@ -61,18 +65,18 @@ class Kind(Generic[Value]):
     """One kind of statistics of a tensor, by name in `KINDS`.
 
     Attributes:
-        name: the second half of its keys in `Statistics`.
-        noun: what messages put before "tensor 'x'".
-        outputs: what a run gives it, as the observed model names them.
-        suits: whether it is kept of a tensor.
-        empty: a sum of nothing, to which runs are added.
-        read: the value of results merged by the model itself; the ranges of every feed, float32
-            [F, groups, 2], beside them.
-        merge: the value of two data sets: exact, associative and commutative, but for the order of feeds.
-        fingerprint: bytes that are the same for the same data in any order, and for no other.
-        pack: the columns of a statistics file with the values by tensor.
-        unpack: the values by tensor from these columns; ValueError where they do not add up.
-        memory: bytes that the sum over a data set usually takes.
+        name: second part of its keys in `Statistics`.
+        noun: words of messages before "tensor 'x'".
+        outputs: results of a run, as named in the observed model.
+        suits: whether it is recorded for a tensor.
+        empty: an empty accumulator for the results of runs.
+        read: the value from results that the model itself merged, and the ranges of every feed, float32
+            [F, groups, 2].
+        merge: the value of two data sets: exact, associative, and commutative except for the order of feeds.
+        fingerprint: bytes that are equal for the same data in any order, and only for it.
+        pack: columns of a statistics file from the values by tensor.
+        unpack: values by tensor from these columns; raises ValueError for inconsistent counts.
+        memory: usual size in bytes of the accumulator over a data set.
     """
 
     name: str
@@ -88,5 +92,5 @@ class Kind(Generic[Value]):
     memory: Callable[[Observed], int]
 
     def to_keys(self, values: Mapping[str, Value]) -> dict[Key, Value]:
-        """Return `values`, by tensor, by the keys of `Statistics`."""
+        """Return `values` by tensor as values by key of `Statistics`."""
         return {(tensor, self.name): value for tensor, value in values.items()}

@@ -1,4 +1,4 @@
-"""The kinds of statistics by name."""
+"""Kinds of statistics by name."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ KINDS: dict[str, Kind[Any]] = {kind.name: kind for kind in (HISTOGRAM, GROUPED_H
 
 
 def kinds_of(observed: Observed) -> list[Kind[Any]]:
-    """Return the kinds that are kept of `observed`."""
+    """Return the kinds that are recorded for `observed`."""
     return [kind for kind in KINDS.values() if kind.suits(observed)]

@@ -1,4 +1,4 @@
-"""Ranges and counts summed over feeds: the part that accumulators of whole tensors and of groups share."""
+"""Ranges and counts over feeds, shared by the accumulators of tensors and of groups."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from onnxfq.errors import StatisticsError
 
 
 def refuse_nonfinite(tensor: str, nans: int, infinities: int, feed: int) -> None:
-    """Raise StatisticsError when feed number `feed` gave `tensor` values that are no numbers."""
+    """Raise StatisticsError if `tensor` has NaN or infinities in feed number `feed`."""
     if nans or infinities:
         raise StatisticsError(
             f"tensor {tensor!r} has {nans} NaN and {infinities} infinite values at feed {feed}; "
-            "remove that sample, skip such values, or leave the tensor in float with an override"
+            "remove that sample, skip such values, or override the tensor to float"
         )
 
 
 def widen_ranges(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the ranges that hold both, float32 [..., 2]."""
+    """Return the union of two sets of ranges, float32 [..., 2]."""
     return np.stack([np.minimum(one[..., 0], other[..., 0]), np.maximum(one[..., 1], other[..., 1])], axis=-1)
 
 
 class RangeSum:
-    """Ranges, counts and, where they are kept, the ranges of every feed."""
+    """Accumulator of ranges, counts and, if recorded, the ranges of every feed."""
 
     def __init__(self, observed: Observed) -> None:
-        """Start with nothing."""
+        """Start empty."""
         groups = () if observed.shape is None else (observed.groups,)
         self.observed = observed
         self.ranges = np.broadcast_to(np.asarray([np.inf, -np.inf], np.float32), (*groups, 2)).copy()
@@ -35,7 +35,7 @@ class RangeSum:
         self._kept: list[NDArray[np.float32]] = []
 
     def add_ranges(self, limits: NDArray[np.float32], counts: NDArray[np.int64], feed: int) -> None:
-        """Add what feed number `feed` gave. Raises StatisticsError for values that are refused."""
+        """Add the results of feed number `feed`. Raises StatisticsError for refused NaN and infinities."""
         if self.observed.stop and counts[..., 1:3].any():
             nans, infinities = (int(counts[..., kind].sum()) for kind in (1, 2))
             refuse_nonfinite(self.observed.tensor, nans, infinities, feed)
@@ -46,5 +46,5 @@ class RangeSum:
             self._kept.append(limits)
 
     def feed_ranges(self) -> NDArray[np.float32]:
-        """Return [feeds, ..., 2]; no feeds where none were kept."""
+        """Return the recorded ranges, [feeds, ..., 2]; no feeds if not recorded."""
         return np.asarray(self._kept or np.zeros((0, *self.ranges.shape)), np.float32)

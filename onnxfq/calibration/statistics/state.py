@@ -1,4 +1,4 @@
-"""States of operator MergeStatistics, see `docs/custom-ops.md`: the empty one, and reading what they hold."""
+"""States of operator MergeStatistics: the empty state, and reading of states. See `docs/custom-ops.md`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from onnxfq.calibration.statistics.bins import BIN_COUNT
 from onnxfq.calibration.statistics.kind import Observed, Results
 
 STATE_HEADER = 8
-"""Numbers of a state before its histogram."""
+"""Length of a state before its histogram."""
 STATE_NANS, STATE_INFINITIES = 3, 4
 
 
 @dataclass(frozen=True)
 class StateNames:
-    """Of a model that merges statistics, the input and the outputs with the state of one tensor.
+    """Names of input and outputs for the state of one tensor in a model that merges statistics.
 
-    given, merged: the state, and the same with the run's statistics added.
-    of_feed: the run's alone, without a
-    histogram, for the range of each feed.
+    Attributes:
+        given: input with the state so far.
+        merged: output with the state including the run.
+        of_feed: output with the state of the run alone, without a histogram, for the range of each feed.
     """
 
     given: str
@@ -36,9 +37,11 @@ class StateNames:
 
 
 def empty_state(histogram: bool = True, groups: int | None = None) -> NDArray[np.int64]:
-    """Return the state of operator MergeStatistics that has seen nothing: int64 [8], or [8 + BIN_COUNT].
+    """Return the empty state of operator MergeStatistics: int64 [8], or [8 + BIN_COUNT].
 
-    groups: of a tensor that are observed each by itself; the state is then one row for each.
+    Args:
+        histogram: whether the state has a histogram.
+        groups: number of groups with separate statistics, one row each; None for the whole tensor.
     """
     rows = () if groups is None else (groups,)
     state = np.zeros((*rows, STATE_HEADER + (BIN_COUNT if histogram else 0)), np.int64)
@@ -47,9 +50,9 @@ def empty_state(histogram: bool = True, groups: int | None = None) -> NDArray[np
 
 
 def state_ranges(states: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the ranges that states [..., at least STATE_HEADER] tell of, float32 [..., 2].
+    """Return the ranges in states [..., at least STATE_HEADER], float32 [..., 2].
 
-    (+inf, -inf) where there was no finite value.
+    A state without finite values gives (+inf, -inf).
     """
     keys = states[..., :2].astype(np.int32)
     # Keys of negative floats have their magnitude bits flipped, so that they sort as integers.
@@ -59,10 +62,10 @@ def state_ranges(states: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def read_state(states: NDArray[np.int64]) -> Results:
-    """Return what operator Observe would give: range, counts, bins and bin counts.
+    """Return range, counts, bins and bin counts of states, as operator Observe gives them.
 
     Args:
-        states: of a tensor, int64 [8] or [8 + BIN_COUNT]; or of each of its groups, one a row.
+        states: state of a tensor, int64 [8] or [8 + BIN_COUNT]; or of each of its groups, one per row.
     """
     histogram = states[..., STATE_HEADER:].reshape(-1)
     keys = np.flatnonzero(histogram).astype(np.int32)
@@ -70,7 +73,7 @@ def read_state(states: NDArray[np.int64]) -> Results:
 
 
 def read_states(parts: Iterable[NDArray[np.int64]]) -> Results:
-    """Return what operator Observe would give of groups whose states come some rows after the other."""
+    """Return the results of `read_state` for groups whose states come in parts of some rows."""
     read = [read_state(empty_state(False, 0))]
     done = 0
     for states in parts:
@@ -81,5 +84,5 @@ def read_states(parts: Iterable[NDArray[np.int64]]) -> Results:
 
 
 def state_bytes(observed: Observed) -> int:
-    """Return what the states of a tensor with histograms take."""
+    """Return the size in bytes of the states of a tensor with histograms."""
     return empty_state().nbytes * observed.groups

@@ -1,4 +1,4 @@
-"""`Statistics`: what observers gathered from the tensors of one model, and its file."""
+"""`Statistics` of all observed tensors of a model, and their file."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Statistics:
     """Statistics of the observed tensors of one model over a data set (`.stats.npz`).
 
     Attributes:
-        model_sha256: of the model they were gathered from.
-        feeds: how many were seen.
-        values: by tensor and kind, see `KINDS`.
-        complete: whether the feeds are all of the data set; not where observing was interrupted.
-        data: the sum of the feeds' SHA-256 modulo 2^256, which does not depend on their order.
+        model_sha256: hash of the observed model.
+        feeds: number of observed feeds.
+        values: values by tensor and kind, see `KINDS`.
+        complete: whether the feeds are the whole data set; False if observing was interrupted.
+        data: sum of the feeds' SHA-256 modulo 2^256; it does not depend on their order.
     """
 
     model_sha256: str
@@ -47,19 +47,19 @@ class Statistics:
 
     @cached_property
     def tensors(self) -> dict[str, TensorStatistics]:
-        """The histogram of every tensor."""
+        """Histogram of every tensor."""
         return self.of_kind(HISTOGRAM)
 
     @cached_property
     def groups(self) -> dict[str, GroupStatistics]:
-        """The histograms of the groups of tensors that were observed by channels or blocks as well."""
+        """Grouped histograms of tensors that were also observed by channels or blocks."""
         return self.of_kind(GROUPED_HISTOGRAM)
 
     @cached_property
     def channels(self) -> dict[str, NDArray[np.float32]]:
-        """The ranges of the channels of tensors that are to be equalized, float32 [C, 2].
+        """Channel ranges of equalized tensors, float32 [C, 2].
 
-        (+inf, -inf) where a channel had no finite value.
+        A channel without finite values has (+inf, -inf).
         """
         return self.of_kind(CHANNEL_RANGES)
 
@@ -78,13 +78,13 @@ class Statistics:
             ) from None
 
     def __contains__(self, tensor: object) -> bool:
-        """Tell whether there are statistics of `tensor`."""
+        """Tell whether `tensor` was observed."""
         return tensor in self.tensors
 
     def of_groups(self, tensor: str, granularity: Granularity) -> GroupStatistics:
         """Return the statistics of the groups of `tensor` under `granularity`.
 
-        Raises StatisticsError when there are none of the tensor, or none of such groups.
+        Raises StatisticsError if the tensor, or its groups, were not observed.
         """
         observed, found = self[tensor], self.groups.get(tensor)
         if found is not None and found.granularity == granularity:
@@ -96,12 +96,12 @@ class Statistics:
         )
 
     def of_channels(self, tensor: str) -> NDArray[np.float32]:
-        """Return the range of each channel of `tensor`: [C, 2]. Raises StatisticsError when none was kept."""
+        """Return the range of each channel of `tensor`, [C, 2]. Raises StatisticsError if not recorded."""
         if tensor in self.channels:
             return self.channels[tensor]
         raise StatisticsError(
-            f"the statistics of tensor {tensor!r}, over {self[tensor].elements} elements, have no ranges of "
-            "its channels, which the plan equalizes; observe again with this plan, or use equalize: none"
+            f"the statistics of tensor {tensor!r}, over {self[tensor].elements} elements, lack the channel "
+            "ranges for equalization; observe again with this plan, or use equalize: none"
         )
 
     def merge(self, other: Statistics) -> Statistics:
@@ -125,7 +125,7 @@ class Statistics:
 
     @property
     def sha256(self) -> str:
-        """Fingerprint of what was observed: the same for the same data in any order, batching or split."""
+        """Fingerprint of the statistics, equal for the same data in any order, batching or split."""
         digest = hashlib.sha256(self.model_sha256.encode())
         for kind in KINDS.values():
             for tensor, value in sorted(self.of_kind(kind).items(), key=lambda item: item[0]):
@@ -133,7 +133,7 @@ class Statistics:
         return digest.hexdigest()
 
     def check_model(self, sha256: str) -> None:
-        """Raise StatisticsError when they were gathered from another model than the one with `sha256`."""
+        """Raise StatisticsError unless the observed model has the hash `sha256`."""
         if self.model_sha256 != sha256:
             raise StatisticsError(
                 f"the statistics were gathered from a model with SHA-256 {self.model_sha256[:12]}, this "
@@ -141,7 +141,7 @@ class Statistics:
             )
 
     def check_data(self, data: int, feeds: int) -> None:
-        """Raise StatisticsError when they are not those of `feeds` feeds with the digest `data`."""
+        """Raise StatisticsError unless the statistics cover `feeds` feeds with the digest `data`."""
         if (self.feeds, self.data) != (feeds, data):
             raise StatisticsError(
                 f"the statistics were gathered from other data: {self.feeds} feeds with digest "
@@ -150,7 +150,7 @@ class Statistics:
             )
 
     def save(self, path: str | Path) -> None:
-        """Write an .npz that `load` reads, whole or not at all."""
+        """Write an .npz for `load` completely or not at all."""
         columns: dict[str, NDArray[Any]] = {
             "format": np.asarray(FORMAT),
             "model_sha256": np.asarray(self.model_sha256),
@@ -165,7 +165,7 @@ class Statistics:
 
     @staticmethod
     def load(path: str | Path) -> Statistics:
-        """Read what `save` wrote. Raises StatisticsError in one line for any fault."""
+        """Read a file of `save`. Raises StatisticsError in one line for any fault."""
         try:
             return _unpack(load_npz(path))
         except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Scratch files: unnamed files of this process for the weights that it makes.
 
-Of a model of several GB only one weight at a time is in memory. A file goes with its `Scratch`, or with the
-process, however that ends.
+Only one weight of a model of several GB is in memory at a time. A file disappears with its `Scratch`, or with
+the process, even after a crash.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _numbers = itertools.count()
 
 
 class Scratch:
-    """A growing file; whoever keeps tensors that refer to it keeps this."""
+    """A growing file; keep it as long as tensors refer to it."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Open a file in the file system of `folder`, else where the system has its temporary files."""
+        """Open a file in the file system of `folder`, by default in the system's temporary folder."""
         self._folder = folder or Path(tempfile.gettempdir())
         try:
             self._file = cast(IO[bytes], tempfile.TemporaryFile(dir=self._folder, buffering=0))
@@ -41,7 +41,7 @@ class Scratch:
         scratch_files[self._location] = self._file
 
     def store(self, tensor: onnx.TensorProto, content: NDArray[np.uint8]) -> onnx.TensorProto:
-        """Write `content` to the file; return a copy of `tensor` that refers to it there.
+        """Write `content` to the file; return a copy of `tensor` that refers to it.
 
         Raises OutputError when the disk is full.
         """
@@ -61,20 +61,22 @@ class Scratch:
 
 
 def scratch_for(proto: onnx.ModelProto, folder: Path | None) -> Scratch | None:
-    """Return where weights made from those of `proto` go; None where they stay in memory.
+    """Return a scratch file for weights derived from those in `proto`; None if they stay in memory.
 
-    folder: where the output goes, for there must be room for them; None for no output.
+    Args:
+        proto: the model.
+        folder: folder of the output, which must have room for the weights; None without output.
     """
     return Scratch(folder) if sizes.weight_bytes(proto) > sizes.IN_MEMORY else None
 
 
 current_scratch: ContextVar[Scratch | None] = ContextVar("onnxfq_scratch", default=None)
-"""Where constants made now go; None where they stay in memory."""
+"""Scratch file for constants made now; None if they stay in memory."""
 
 
 @contextmanager
 def weights_in(scratch: Scratch | None) -> Iterator[None]:
-    """Let large constants that are made meanwhile go to `scratch`."""
+    """Send large constants that are made meanwhile to `scratch`."""
     before = current_scratch.set(scratch)
     try:
         yield

@@ -10,13 +10,13 @@ from onnx import TensorProto, helper
 from onnxfq.graph.external.tensor import ExternalTensor, is_external
 
 SMALL = 1024
-"""Tensors of so many bytes and less are always inside the model: shapes and scales that ONNX's tools read."""
+"""Largest tensor, in bytes, that is always inside the model: shapes and scales that ONNX's tools read."""
 
 IN_MEMORY = 128 << 20
-"""Bytes of a file, or of weights, up to which a loaded model, and what is made from it, is in memory."""
+"""Bytes of a file, or of weights, up to which a loaded model and models derived from it stay in memory."""
 
 ONE_PIECE = 512 << 20
-"""Bytes of weights, as float32, up to which a model can be one piece, and is handed out and run as one."""
+"""Bytes of weights, as float32, up to which a model is handed out and run in one piece."""
 
 LIMIT = (1 << 31) - (1 << 20)
 """Bytes of tensors that one ONNX file holds; protobuf ends at 2 GB, and the structure needs some."""
@@ -26,7 +26,7 @@ PACKED_TYPES = frozenset(
     for name in ("FLOAT4E2M1", "INT2", "INT4", "UINT2", "UINT4", "FLOAT6E2M3", "FLOAT6E3M2")
     if hasattr(TensorProto, name)
 )
-"""Types with several elements a byte, which arrays do not have."""
+"""Types that store several elements in a byte; NumPy arrays do not."""
 
 _NUMBERS = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED, TensorProto.STRING}
 
@@ -37,7 +37,7 @@ def element_bytes(data_type: int) -> int | None:
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Return how many bytes the values of `tensor` take."""
+    """Return the size of the values of `tensor` in bytes."""
     if is_external(tensor):
         return ExternalTensor.of(tensor).length or 0
     return len(tensor.raw_data) or int(tensor.ByteSize())
@@ -51,12 +51,12 @@ def is_small(tensor: onnx.TensorProto) -> bool:
 
 
 def weight_bytes(proto: onnx.ModelProto) -> int:
-    """Return how many bytes the initializers of `proto` take."""
+    """Return the size of the initializers of `proto` in bytes."""
     return sum(map(tensor_bytes, proto.graph.initializer))
 
 
 def is_large(proto: onnx.ModelProto) -> bool:
-    """Tell whether `proto` has too many weights to be one piece: they are made and run one at a time."""
+    """Tell whether `proto` has too many weights for one piece: they are made and run one at a time."""
     elements: int = sum(math.prod(tensor.dims) for tensor in proto.graph.initializer)
     return 4 * elements > ONE_PIECE
 

@@ -1,7 +1,7 @@
-"""Large ONNX files without their weights in memory: the values are found in the file, and streamed into one.
+"""Streaming of large ONNX files without their weights in memory.
 
-Of protobuf's encoding only what that takes: a message is a row of fields, each a tag (number and kind) and a
-value; those that are looked into have a length before them. https://protobuf.dev/programming-guides/encoding
+Only the needed part of protobuf's encoding is implemented. A message is a sequence of fields, each a tag
+(number and kind) and a value; nested messages have a length. https://protobuf.dev/programming-guides/encoding
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 def read_without_values(path: Path, large: int) -> onnx.ModelProto:
     """Return the model at `path`; initializers of over `large` bytes refer to their values in the file.
 
-    Raises ValueError or protobuf's DecodeError when the file is no sound message, OSError as open does.
+    Raises ValueError or protobuf's DecodeError for a damaged message, OSError as open does.
     """
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
 
         def refer(first: int, last: int) -> bytes:
             if last - first <= large:
                 return b""
-            # Not resolved: a file without a name has only the link that leads to it.
+            # The link is not resolved: a file without a name is reachable by its link only.
             place = attach(onnx.TensorProto(), path.absolute(), first, last - first)
             return bytes(place.SerializeToString())
 
@@ -43,7 +43,7 @@ def read_without_values(path: Path, large: int) -> onnx.ModelProto:
 def serialize(proto: onnx.ModelProto) -> Iterator[bytes | memoryview]:
     """Yield `proto` as one message with all its values inside, a part at a time.
 
-    Those in files come from there. Where there are none, the parts are what SerializeToString gives.
+    External values are read from their files. Without any, the parts equal SerializeToString.
     """
     light = with_initializers(proto, ())
     head = _fields_where(light.graph, lambda number: number < _INITIALIZER)
@@ -72,18 +72,18 @@ def _fields_where(message: Any, wanted: Callable[[int], bool]) -> bytes:
 
 
 def _size(tensor: onnx.TensorProto) -> int:
-    """Return how many bytes `tensor` takes in the file."""
+    """Return the size of `tensor` in the file in bytes."""
     return len(_head(tensor)) + tensor_bytes(tensor) if is_external(tensor) else int(tensor.ByteSize())
 
 
 def _head(tensor: onnx.TensorProto) -> bytes:
-    """Return the fields of an external tensor before its values, and the start of the field of these."""
+    """Return the fields of an external tensor before its values, and the start of the values' field."""
     head = strip_values(tensor).SerializeToString(deterministic=True)
     return bytes(head) + _field(_RAW_DATA, tensor_bytes(tensor))
 
 
 def _field(number: int, length: int) -> bytes:
-    """Return the tag and the length before a field that has a length."""
+    """Return the tag and the length that precede a field with a length."""
     return _varint(number << 3 | _LENGTH) + _varint(length)
 
 
@@ -102,9 +102,9 @@ def _replace(
 
     Args:
         content: of the file.
-        span: first byte of the message, and the one behind it.
-        path: numbers of the field to replace and, before it, of those it is in.
-        make: called with the span of a value; returns the fields in its place, nothing to leave it.
+        span: first byte of the message, and the first byte after it.
+        path: number of the field to replace, after the numbers of its enclosing fields.
+        make: called with the span of a value; returns the replacing fields, or nothing to keep the value.
     """
     for number, start, body, end in _fields(content, *span):
         if number != path[0] or body is None:

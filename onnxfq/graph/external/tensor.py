@@ -1,4 +1,4 @@
-"""External tensors: the proto keeps a reference to a file, values are mapped when they are read.
+"""External tensors: the proto refers to a file, and values are mapped when they are read.
 
 A model of any size is loaded in the memory of its structure. protobuf cannot write more than 2 GB, and ONNX's
 own tools refuse absolute paths: `weightless.change_without_weights` hides such tensors from them.
@@ -20,12 +20,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfq.errors import ModelError
 
 SCRATCH = "onnxfq-scratch:"
-"""Start of a location that is no path; the number of an open scratch file follows."""
+"""Prefix of the location of an open scratch file; its number follows."""
 
 scratch_files: WeakValueDictionary[str, IO[bytes]] = WeakValueDictionary()
 """Open scratch files by location."""
 
-# Files that this process referred tensors to: protos with absolute paths of others are not to be trusted.
+# Files to which this process attached tensors; other absolute paths in protos are not trusted.
 _own_locations: set[str] = set()
 
 
@@ -33,8 +33,14 @@ _own_locations: set[str] = set()
 class ExternalTensor:
     """Values of a tensor in a file.
 
-    location: absolute path or scratch file; relative to the model in a file as ONNX has it. length: bytes
-    from `offset` on, None for all. state: of the file when the reference was made, empty when unknown.
+    Attributes:
+        name: of the tensor.
+        location: absolute path or scratch file; relative to the model in a file, as ONNX defines it.
+        offset: of the first byte.
+        length: bytes from `offset` on, None for all.
+        data_type: ONNX element type.
+        shape: of the tensor.
+        state: stamp of the file when the reference was made, empty when unknown.
     """
 
     name: str
@@ -47,7 +53,7 @@ class ExternalTensor:
 
     @classmethod
     def of(cls, tensor: TensorProto) -> ExternalTensor:
-        """Read the external_data of `tensor`. Raises ValueError when a number in it is none."""
+        """Read the external_data of `tensor`. Raises ValueError for a malformed number."""
         fields: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
         return cls(
             name=tensor.name,
@@ -67,8 +73,8 @@ class ExternalTensor:
     def content(self) -> NDArray[np.uint8]:
         """Return the bytes, mapped and not read.
 
-        Raises ModelError when the file has changed or gone since the reference was made, ValueError when it
-        was a scratch file.
+        Raises ModelError when the file has changed or disappeared since the reference was made, ValueError
+        when it was a scratch file.
         """
         if not self.length:
             return np.zeros(0, np.uint8)
@@ -88,7 +94,7 @@ class ExternalTensor:
         return np.memmap(file, np.uint8, "r", offset=self.offset, shape=(self.length,))
 
     def array(self) -> NDArray[Any]:
-        """Return the values, mapped where an element has whole bytes. Raises as `content`."""
+        """Return the values, mapped if elements occupy whole bytes. Raises as `content`."""
         content = self.content()
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(self.data_type))
         if dtype.itemsize * int(np.prod(self.shape, dtype=np.int64)) == content.size:
@@ -103,11 +109,11 @@ def is_external(tensor: TensorProto) -> bool:
 
 
 def attach(tensor: TensorProto, location: Path | str, offset: int, length: int) -> TensorProto:
-    """Make `tensor` refer to values in a file, in place of its own; return it.
+    """Make `tensor` refer to values in a file instead of its own values; return it.
 
     Args:
         tensor: changed in place.
-        location: where the values are: an absolute path, a scratch file, or a path relative to the model.
+        location: an absolute path, a scratch file, or a path relative to the model.
         offset: of the first byte.
         length: in bytes.
     """
@@ -124,7 +130,7 @@ def attach(tensor: TensorProto, location: Path | str, offset: int, length: int) 
 
 
 def embed(tensor: TensorProto) -> TensorProto:
-    """Return `tensor`, or when it is external a copy that holds its values."""
+    """Return `tensor`, or a copy that holds its values when it is external."""
     if not is_external(tensor):
         return tensor
     copy = strip_values(tensor)
@@ -142,7 +148,7 @@ def strip_values(tensor: TensorProto) -> TensorProto:
 
 
 def tensor_array(tensor: TensorProto) -> NDArray[Any]:
-    """Return the values of `tensor`, mapped when it is external. Raises ValueError for damaged ones."""
+    """Return the values of `tensor`, mapped when it is external. Raises ValueError for damaged values."""
     if is_external(tensor):
         return ExternalTensor.of(tensor).array()
     return np.asarray(numpy_helper.to_array(tensor))
@@ -158,7 +164,7 @@ def tensor_content(tensor: TensorProto) -> NDArray[np.uint8]:
 
 
 def _state(path: Path | str) -> str:
-    """Return what changes with the file at `path`, empty when it is gone; a hash would cost reading it."""
+    """Return a stamp of the file at `path`, empty if it is missing; a hash would read all of it."""
     try:
         now = os.stat(path)
     except OSError:

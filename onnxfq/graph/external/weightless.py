@@ -1,6 +1,6 @@
-"""Copies of a model with its weights elsewhere: what is edited, checked and passed around stays small.
+"""Models without weight values, for editing, checking and handing on.
 
-Of the weights one at a time is in memory.
+Only one weight at a time is in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnxfq.graph.external.tensor import attach, embed, is_external, strip_value
 
 
 def with_initializers(proto: onnx.ModelProto, tensors: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
-    """Return a copy of `proto` with `tensors` in place of its initializers, which are not copied."""
+    """Return a copy of `proto` with `tensors` as its initializers; the old ones are not copied."""
     made = onnx.ModelProto()
     made.graph.SetInParent()
     _copy_fields(proto, made, "graph")
@@ -28,12 +28,12 @@ def with_initializers(proto: onnx.ModelProto, tensors: Iterable[onnx.TensorProto
 
 
 def strip_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `proto` whose large initializers have type and shape, and no values."""
+    """Return a copy of `proto` whose large initializers have type and shape but no values."""
     return with_initializers(proto, (t if is_small(t) else strip_values(t) for t in proto.graph.initializer))
 
 
 def with_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `proto` that holds all its values itself; it must not be large."""
+    """Return a copy of `proto` that holds all its values; it must not be large."""
     return with_initializers(proto, map(embed, proto.graph.initializer))
 
 
@@ -42,8 +42,8 @@ def split_weights(proto: onnx.ModelProto, path: Path, location: str = "", align:
 
     Args:
         proto: the model.
-        path: where the file is written.
-        location: path of the file relative to where the copy will be; by default they share a folder.
+        path: the file to write.
+        location: path of the file relative to the copy's future folder; by default they share a folder.
         align: bytes; each tensor starts at a multiple of it.
     """
     with path.open("wb") as stream:
@@ -60,7 +60,7 @@ def split_weights(proto: onnx.ModelProto, path: Path, location: str = "", align:
 
 
 def move_weights(proto: onnx.ModelProto, scratch: Scratch) -> onnx.ModelProto:
-    """Return a copy of `proto` whose large initializers are in `scratch`, those in files stay there.
+    """Return a copy of `proto` with large initializers in `scratch`; external ones stay in their files.
 
     Raises ValueError when one is damaged.
     """
@@ -74,11 +74,11 @@ def move_weights(proto: onnx.ModelProto, scratch: Scratch) -> onnx.ModelProto:
 
 
 def check_model(proto: onnx.ModelProto) -> None:
-    """Run ONNX's checker on `proto` with one weight at a time. Raises ValidationError."""
+    """Run ONNX's checker on `proto` with one weight in memory at a time. Raises ValidationError."""
     light = strip_weights(proto)
     for tensor, whole in zip(light.graph.initializer, proto.graph.initializer, strict=True):
         if not is_small(whole):
-            tensor.dims[:] = [0]  # the checker wants the values of what has a size
+            tensor.dims[:] = [0]  # the checker requires values for a nonzero size
         if not is_external(whole):
             onnx.checker.check_tensor(whole)
     onnx.checker.check_model(light)
@@ -87,7 +87,7 @@ def check_model(proto: onnx.ModelProto) -> None:
 def change_without_weights(
     proto: onnx.ModelProto, change: Callable[[onnx.ModelProto], onnx.ModelProto]
 ) -> onnx.ModelProto:
-    """Return `change` of `proto`, done while its large tensors are inputs of the graph and not in it."""
+    """Apply `change` to `proto` while its large tensors are graph inputs; return the result with them."""
     large = large_tensors(proto)
     if not large:
         return change(proto)
@@ -97,7 +97,7 @@ def change_without_weights(
     bare.graph.input.extend(
         helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in large if t.name in added
     )
-    bare.ir_version = max(bare.ir_version, 4)  # below, every initializer is an input
+    bare.ir_version = max(bare.ir_version, 4)  # before 4, every initializer is an input
     changed = change(bare)
     inputs = [value for value in changed.graph.input if value.name not in added]
     del changed.graph.input[:]
@@ -107,7 +107,7 @@ def change_without_weights(
 
 
 def _copy_fields(source: Any, target: Any, but: str) -> None:
-    """Copy all fields of a message but the one called `but`, which may be too large to copy."""
+    """Copy all fields of a message except the one called `but`, which may be too large to copy."""
     for field, value in source.ListFields():
         if field.name == but:
             continue

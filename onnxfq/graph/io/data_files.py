@@ -1,4 +1,4 @@
-"""The data files beside a model: where they are, and that no output takes their place."""
+"""Data files of a model: their paths, and a check that no output overwrites them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ _FIELDS = frozenset({"location", "offset", "length", "checksum", "basepath"})
 
 
 def resolve(tensor: onnx.TensorProto, model: Path, data: Path | None = None) -> ExternalTensor:
-    """Point `tensor`, of the model at `model`, to its values by an absolute path; return them.
+    """Point `tensor` to its values by an absolute path; return them.
 
-    data: the data file, where it is not beside the model yet. Raises ValueError for a place that is none,
-    OSError for a missing file.
+    Args:
+        tensor: an external tensor of the model at `model`; changed in place.
+        model: path of the model.
+        data: the data file, if it is not next to the model yet.
+
+    Raises:
+        ValueError: for an invalid location.
+        OSError: for a missing file.
     """
     unknown = [entry.key for entry in tensor.external_data if entry.key not in _FIELDS]
-    if unknown:  # left out, they might change what is read
-        raise ValueError(f"ONNX has no field {unknown[0]!r} for its place")
+    if unknown:  # ignoring them might change the values
+        raise ValueError(f"its location has the field {unknown[0]!r}, which ONNX does not define")
     values = ExternalTensor.of(tensor)
     inside = values.location == str(model.absolute())
     path = data if data and not inside else data_path(model, values.location)
@@ -39,16 +45,16 @@ def resolve(tensor: onnx.TensorProto, model: Path, data: Path | None = None) -> 
 
 
 def data_path(model: Path, location: str) -> Path:
-    """Return the file that `location`, in the model at `model`, names.
+    """Return the path of the file called `location` in the model at `model`.
 
-    It has to be the model itself, in its folder, or in that of the file that a link of that name leads to:
-    caches keep models and data there under other names. Raises ValueError when it is elsewhere.
+    It must be the model itself, or a file in its folder or in the folder of a link's target: caches keep
+    models and data there under other names. Raises ValueError for any other place.
     """
     if location == str(model.absolute()):  # as `read_without_values` has it
         return model.absolute()
-    if not isinstance(location, str):  # protobuf checks no text
-        raise ValueError(f"{location!r} is no path")
-    inside = f"{location!r} is no path inside of the folder of the model"
+    if not isinstance(location, str):  # protobuf does not check text
+        raise ValueError(f"{location!r} is not a path")
+    inside = f"{location!r} is not a path inside the folder of the model"
     if not location or Path(location).is_absolute():
         raise ValueError(inside)
     path = (model.parent / location).resolve()
@@ -58,7 +64,7 @@ def data_path(model: Path, location: str) -> Path:
 
 
 def data_files(model: object) -> list[Path]:
-    """Return the files that hold weights of `model`, a path or a proto; none of what is no model."""
+    """Return the files with weights of `model`, a path or a proto; none for other values."""
     try:
         if isinstance(model, onnx.ModelProto):
             return sorted({Path(one) for one in _locations(model) if not one.startswith(SCRATCH)})
@@ -66,20 +72,19 @@ def data_files(model: object) -> list[Path]:
             light = read_without_values(Path(model), sizes.SMALL)
             return sorted({data_path(Path(model), one) for one in _locations(light)})
     except (OSError, ValueError, google.protobuf.message.DecodeError):
-        return []  # who reads it says why
+        return []  # the reader reports why
     return []
 
 
 def own_data(path: Path) -> re.Pattern[str]:
-    """Return the pattern of the names of data files that are written for a model at `path`."""
+    """Return the pattern of the names of data files written for a model at `path`."""
     return re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{16}}\.data")
 
 
 def check_model_output(output: str | Path | None, model: object, *others: object) -> None:
-    """Raise OutputError now as `check_output`, and when writing `output` would end a data file of `model`.
+    """Raise OutputError like `check_output`, and when writing `output` would remove a data file of `model`.
 
-    A model that is written takes the place of the former one of that name, and of its data. None is never
-    written.
+    A written model replaces the former one of that name, and its data. None is never written.
     """
     if output is None:
         return
@@ -89,12 +94,12 @@ def check_model_output(output: str | Path | None, model: object, *others: object
     for file in files:
         if file.parent == written.parent and own_data(written).fullmatch(file.name):
             raise OutputError(
-                f"output {output} would take the place of {file.name}, in which the model has its weights; "
+                f"output {output} would replace {file.name}, which holds weights of the model; "
                 "give another file name"
             )
 
 
 def _locations(proto: onnx.ModelProto) -> set[str]:
-    """Return the files that tensors of `proto` name."""
+    """Return the files that tensors of `proto` refer to."""
     tensors = external_data_helper._get_all_tensors(proto)
     return {ExternalTensor.of(tensor).location for tensor in tensors if is_external(tensor)}

@@ -1,4 +1,4 @@
-"""Loading a model: read, check, normalise."""
+"""Model loading: read, check, normalise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from onnxfq.graph.normalize.strip_quantizers import strip_quantizers
 from onnxfq.support.records import join_lines
 
 MIN_OPSET = 13
-"""QuantizeLinear and DequantizeLinear have an axis from this opset on."""
+"""First opset in which QuantizeLinear and DequantizeLinear have an axis."""
 
 _GIVEN = "the given model"
 
@@ -49,11 +49,17 @@ _STEPS = (
 
 
 def load(model: str | Path | onnx.ModelProto | Model, existing: Existing = "refuse") -> Model:
-    """Read a model from a path or a ModelProto and normalise it; a `Model` is returned as it is.
+    """Read a model from a path or a ModelProto and normalise it; return a `Model` unchanged.
 
-    existing: "requantize" takes the quantizers out of a model that has some.
-    Raises ModelError in one line: no such file, not an ONNX file, invalid, or an opset that cannot
-    be raised. The file and the given proto are never changed.
+    The file and the ModelProto are never changed.
+
+    Args:
+        model: a path, a ModelProto or a `Model`.
+        existing: "requantize" removes the quantizers of a model that has some.
+
+    Raises:
+        ModelError: in one line, for a missing file, a file that is not ONNX, an invalid model, or an opset
+            that cannot be raised.
     """
     if isinstance(model, Model):
         return model
@@ -61,7 +67,7 @@ def load(model: str | Path | onnx.ModelProto | Model, existing: Existing = "refu
 
 
 def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: Existing = "refuse") -> Model:
-    """Normalise what `read_model` gave; `proto` is the caller's to lose. Raises ModelError as `load` does."""
+    """Normalise the result of `read_model`; may change `proto`. Raises ModelError as `load` does."""
     try:
         notes = standard_form(proto)
         if existing == "requantize":
@@ -82,18 +88,21 @@ def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: 
 
 
 def standard_form(proto: onnx.ModelProto) -> list[str]:
-    """Normalise `proto` in place but for its opset; return what was done."""
+    """Normalise `proto` in place, except its opset; return the changes."""
     return [note for step in _STEPS if (note := step(proto))]
 
 
 def read_model(
     model: str | Path | onnx.ModelProto, data: Path | None = None
 ) -> tuple[onnx.ModelProto, str, str]:
-    """Return (a checked ModelProto of its own, SHA-256, name for messages).
+    """Return (a checked copy of the ModelProto, SHA-256, name for messages), not normalised.
 
-    Weights in a data file, or in a large ONNX file, are referred to there; where a scratch file is open,
-    those of a given proto go to it. data: the data file, where it is
-    not beside the model yet. Raises ModelError as `load` does; nothing is normalised.
+    Weights in a data file or a large ONNX file stay there. Weights of a ModelProto go to a scratch file if
+    one is open. Raises ModelError as `load` does.
+
+    Args:
+        model: a path or a ModelProto.
+        data: the data file, if it is not next to the model yet.
     """
     read = _from_proto(model) if isinstance(model, onnx.ModelProto) else _from_path(Path(model), data)
     _check(read[0], read[2])
@@ -143,13 +152,13 @@ def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, s
         except (OSError, onnx.checker.ValidationError, ValueError) as fault:
             raise ModelError(
                 f"{path}: the external data of {tensor.name!r} cannot be read ({join_lines(fault)}); "
-                "keep the data file beside the model"
+                "keep the data file next to the model"
             ) from None
     return proto, digest.hexdigest(), str(path)
 
 
 def _read(path: Path) -> tuple[onnx.ModelProto, hashlib._Hash]:
-    """Return (the model in the file at `path`, its values in a large one left there; the file's hash)."""
+    """Return (the model at `path`, its hash); the values of a large model stay in the file."""
     try:
         if path.stat().st_size > sizes.IN_MEMORY:
             digest = hashlib.sha256()
@@ -173,7 +182,7 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
     if not proto.graph.node:
         raise ModelError(f"{source} is not an ONNX model, or it has no nodes; export it again")
     try:
-        # protobuf checks no text: a damaged string is met as bytes, or as an error, when it is read.
+        # protobuf does not check text: a damaged string reads as bytes or raises an error.
         if not all(isinstance(text, str) for text in _texts(proto.graph)):
             raise _make_text_error(source)
         _check_types(proto.graph, source)
@@ -183,15 +192,15 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
     except UnicodeDecodeError:
         raise _make_text_error(source) from None
     except onnx.checker.ValidationError as fault:
-        # Custom ops and dimensions of -1 are no reason to refuse; the checker knows the former,
-        # and the latter is repaired by normalising.
+        # Custom ops and dimensions of -1 are accepted: the checker allows the former,
+        # and normalising repairs the latter.
         raise ModelError(
             f"{source} is not a valid ONNX model: {join_lines(fault)[:200]}; export it again"
         ) from None
 
 
 def _check_types(graph: onnx.GraphProto, source: str) -> None:
-    """Raise ModelError for element types that ONNX has not; its checker does not look at them."""
+    """Raise ModelError for element types that ONNX does not define; its checker ignores them."""
     known = frozenset(onnx.TensorProto.DataType.values())
     for inner in list_graphs(graph):
         values = (*inner.input, *inner.output, *inner.value_info)
@@ -206,7 +215,7 @@ def _check_types(graph: onnx.GraphProto, source: str) -> None:
 
 
 def _check_sizes(graph: onnx.GraphProto, source: str) -> None:
-    """Raise ModelError for tensors whose bytes do not fit their shapes; ONNX's checker passes some."""
+    """Raise ModelError for tensors whose bytes do not fit their shapes; ONNX's checker misses some."""
     for tensor in (tensor for inner in list_graphs(graph) for tensor in inner.initializer):
         if tensor.data_type in sizes.PACKED_TYPES or not (tensor.HasField("raw_data") or is_external(tensor)):
             continue

@@ -1,4 +1,4 @@
-"""Saving a model: checked, deterministic, whole or not at all; with a data file beside it when large."""
+"""Saving a model: checked, deterministic, atomic; with a data file next to it if large."""
 
 from __future__ import annotations
 
@@ -19,21 +19,28 @@ from onnxfq.support.files import check_writable, replace_file
 from onnxfq.support.records import join_lines
 
 _ALIGNED = 4096
-"""Where a tensor starts in the data file: a page, so that runtimes can map it."""
+"""Alignment of tensors in the data file: a page, so that runtimes can map it."""
 
 
 Verify = Callable[[Path, Path | None], None]
-"""Called with the finished temporary files, of the model and of its data if it has some; may raise."""
+"""Called with the finished temporary files, of the model and of its data if it has a data file; may raise."""
 
 
 def save(proto: onnx.ModelProto, path: str | Path, verify: Verify | None = None) -> None:
     """Write `proto` to `path`; equal models give equal bytes.
 
-    What does not fit in one ONNX file goes to a data file beside it, which gets its name just before the
-    model does. That name holds a hash of its content, so a model never meets the data of another one; that
-    of a model that was at `path` before goes. If verify raises, nothing is left behind. Values in files are
-    copied a part at a time. Raises ModelError when the model is invalid, OutputError when it cannot be
-    written.
+    Data that does not fit in one ONNX file goes to a data file next to it, which gets its name just before
+    the model does. That name holds a hash of the content, so a model never meets the data of another one; the
+    data file of a former model at `path` is removed. Values in files are copied a part at a time.
+
+    Args:
+        proto: the model.
+        path: the file to write.
+        verify: checks the temporary files; if it raises, nothing is left behind.
+
+    Raises:
+        ModelError: when the model is invalid.
+        OutputError: when it cannot be written.
     """
     path = Path(path)
     try:
@@ -60,12 +67,12 @@ def save(proto: onnx.ModelProto, path: str | Path, verify: Verify | None = None)
 
 
 def _save_with_data(proto: onnx.ModelProto, path: Path, verify: Verify | None) -> Path:
-    """Write the data file and the model; return the former's path."""
+    """Write the data file and the model; return the path of the data file."""
     check_writable(path)
     if path.is_symlink():
         raise OutputError(
-            f"cannot write {path}: it is a link, and data would be looked for beside it; give the path that "
-            f"it leads to, {path.resolve()}"
+            f"cannot write {path}: it is a link, and runtimes would look for its data next to it; give its "
+            f"target, {path.resolve()}"
         )
     digest = hashlib.sha256()
     for tensor in sizes.large_tensors(proto):
@@ -73,7 +80,7 @@ def _save_with_data(proto: onnx.ModelProto, path: Path, verify: Verify | None) -
     data = path.with_name(f"{path.name}.{digest.hexdigest()[:16]}.data")
     existed = data.exists()
     try:
-        # Left from the inside: the data has its name before the model has, and neither before both are whole.
+        # The inner file is renamed first: data before model, and neither before both are complete.
         with replace_file(path) as whole, replace_file(data) as temporary:
             referred = split_weights(proto, temporary, data.name, _ALIGNED)
             whole.write_bytes(referred.SerializeToString(deterministic=True))

@@ -1,1 +1,1 @@
-"""What a model is brought to when it is loaded, one step a file."""
+"""Normalisation of a loaded model, one step a file."""

@@ -1,4 +1,4 @@
-"""ONNX's Attention written as the products it is made of, so that they can be quantized."""
+"""Decomposition of ONNX Attention into its matrix products, so that they can be quantized."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from onnxfq.graph.names import Names
 from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.numerics.float_types import FLOAT_CODES
 
-# Between [batch, positions, heads, size] and [batch, heads, positions, size]; and keys for the product.
+# Permutations: [batch, positions, heads, size] to [batch, heads, positions, size] and back; keys transposed.
 _SWAPPED = (0, 2, 1, 3)
 _TURNED = (0, 1, 3, 2)
 
 _FLOATS = FLOAT_CODES | {TensorProto.DOUBLE}
 
-# Attributes that leave an Attention whole, and the value that says nothing.
+# Attributes that keep an Attention whole, and their neutral values.
 _PLAIN = {"left_window_size": -1, "right_window_size": -1}
 
 
@@ -36,10 +36,20 @@ class _Value:
 
 @dataclass(frozen=True)
 class _Attention:
-    """An Attention that can be written out.
+    """An Attention that can be decomposed.
 
-    heads: of the queries. shared: queries' heads to one of the keys and values. masked: the type of the
-    mask, 0 for none.
+    Attributes:
+        node: the node itself.
+        dtype: element type of queries, keys, values and output.
+        merged_heads: whether the operands are [batch, positions, heads * size].
+        heads: number of heads of the queries.
+        shared: number of query heads for each head of keys and values.
+        head: size of a head of queries and keys.
+        value_head: size of a head of values.
+        scale: factor of the scores.
+        softcap: limit of the scores, 0 for none.
+        masked: element type of the mask, 0 for none.
+        causal: whether a query sees no later keys.
     """
 
     node: onnx.NodeProto
@@ -55,13 +65,13 @@ class _Attention:
     causal: bool
 
     def input(self, slot: int) -> str:
-        """Return the name of an input; empty for none."""
+        """Return the name of an input; empty if there is none."""
         return _name(self.node.input, slot)
 
 
 @dataclass
 class Parts:
-    """New nodes and constants, named after `name` where no name in `taken` is in the way."""
+    """New nodes and constants, with names that start with `name` and are not in `taken`."""
 
     name: str
     taken: Names
@@ -69,7 +79,7 @@ class Parts:
     constants: list[onnx.TensorProto] = field(default_factory=list)
 
     def add(self, what: str, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
-        """Append a node named for `what` it makes; return its output, of that name unless one is given."""
+        """Append a node that makes `what` and has its name; return its output, `output` if given."""
         name = self.free(what)
         self.nodes.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
         return output or name
@@ -82,16 +92,17 @@ class Parts:
         return name
 
     def free(self, what: str) -> str:
-        """Return a name for `what`, which is taken from then on."""
+        """Return an unused name for `what` and mark it as taken."""
         return self.taken.claim(f"{self.name}/{what}")
 
 
 def write_out_attention(proto: onnx.ModelProto) -> str:
-    """Replace each Attention of ai.onnx, in place, by MatMul, Softmax, MatMul; return what was done.
+    """Replace each Attention of ai.onnx, in place, by MatMul, Softmax, MatMul; return a note.
 
-    proto: with its shapes, names unique. By the definition of Attention-23 and -24, but that the scale is on
-    the queries, not its root on both sides. One stays whole that has a window, lengths of keys, its
-    scores as an output, a Softmax of another type, dequantized operands, or sizes that are open and needed.
+    `proto` has shapes and unique names. The result follows the definition of Attention-23 and -24, except
+    that the scale multiplies the queries instead of its root multiplying both sides. An Attention stays whole
+    if it has a window, lengths of keys, its scores as an output, a Softmax of another type, dequantized
+    operands, or open sizes that are needed.
     """
     index = GraphIndex.of_model(proto)
     dequantized = {name for name, node in index.makers.items() if node.op_type == "DequantizeLinear"}
@@ -121,7 +132,7 @@ def _value(index: GraphIndex, name: str) -> _Value | None:
 
 
 def _read(node: onnx.NodeProto, index: GraphIndex) -> _Attention | None:
-    """Return what is known of `node`; None when it is no Attention or has to stay whole."""
+    """Return the parsed node; None if it is not an Attention or must stay whole."""
     if node.op_type != "Attention" or node.domain not in STANDARD_DOMAINS:
         return None
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -150,7 +161,7 @@ def _read(node: onnx.NodeProto, index: GraphIndex) -> _Attention | None:
 
 
 def _sizes(operands: Sequence[_Value], given: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
-    """Return (heads of queries, of them to one of the keys, size of a head, of one of values); or None."""
+    """Return (query heads, query heads for each key head, size of a head, size of a value head); or None."""
     ranks = {len(value.shape) for value in operands}
     if ranks == {4}:
         heads, *others = (value.shape[1] for value in operands)
@@ -172,9 +183,9 @@ def _sizes(operands: Sequence[_Value], given: Mapping[str, Any]) -> tuple[int, i
 
 
 def _mask(name: str, keys: _Value, index: GraphIndex, *, past: bool) -> int | None:
-    """Return the type of the mask, 0 for no mask; None where it is not known to be as long as the keys.
+    """Return the type of the mask, 0 for no mask; None unless its length is known to match the keys.
 
-    A shorter one is padded by Attention, and would be refused, or repeated, by Add.
+    Attention pads a shorter mask; Add would refuse or repeat it.
     """
     if not name:
         return 0
@@ -189,7 +200,7 @@ def _mask(name: str, keys: _Value, index: GraphIndex, *, past: bool) -> int | No
 
 
 def _write(attention: _Attention, parts: Parts) -> None:
-    """Append the nodes that compute what `attention` does."""
+    """Append the nodes that compute `attention`."""
     q, k, v = (_split(attention, parts, slot) for slot in range(3))
     k, v = (_with_past(attention, parts, now, slot) for now, slot in ((k, 1), (v, 2)))
     bias = _bias(attention, parts, q, k)
@@ -206,7 +217,7 @@ def _write(attention: _Attention, parts: Parts) -> None:
     if bias:
         scores = parts.add("masked_scores", "Add", [scores, bias])
     weights = parts.add("weights", "Softmax", [scores], axis=-1)
-    if attention.masked:  # a row that sees no key: NaN, and 0 by definition, as torch exports it too
+    if attention.masked:  # NaN in a row that sees no key; 0 by definition, and in torch's exports
         nothing = parts.add("sees_nothing", "IsNaN", [weights])
         zero = parts.constant("zero", [0.0], attention.dtype)
         weights = parts.add("seen_weights", "Where", [nothing, zero, weights])
@@ -237,7 +248,7 @@ def _split(attention: _Attention, parts: Parts, slot: int) -> str:
 
 
 def _with_past(attention: _Attention, parts: Parts, now: str, slot: int) -> str:
-    """Return keys or values behind those of the past; they are an output too where one is asked for."""
+    """Append keys or values to the past ones; the result is also an output if requested."""
     past, output = attention.input(slot + 3), _name(attention.node.output, slot)
     what = f"all_{_OPERANDS[slot]}"
     if past:
@@ -246,7 +257,7 @@ def _with_past(attention: _Attention, parts: Parts, now: str, slot: int) -> str:
 
 
 def _repeat_heads(attention: _Attention, parts: Parts, given: str, slot: int) -> str:
-    """Return keys or values with a head for each of the queries'."""
+    """Return keys or values with one head for each query head."""
     if attention.shared == 1:
         return given
     what, size = _OPERANDS[slot], attention.value_head if slot == 2 else attention.head
@@ -259,7 +270,7 @@ def _repeat_heads(attention: _Attention, parts: Parts, given: str, slot: int) ->
 
 
 def _bias(attention: _Attention, parts: Parts, queries: str, keys: str) -> str:
-    """Return what is added to the scores, minus infinity where a query may not look; empty for nothing."""
+    """Return the addend of the scores, minus infinity for hidden keys; empty if there is none."""
     mask = attention.input(3)
     if attention.masked == TensorProto.BOOL:
         zero, never = (
@@ -276,7 +287,7 @@ def _bias(attention: _Attention, parts: Parts, queries: str, keys: str) -> str:
 
 
 def _causal(attention: _Attention, parts: Parts, queries: str, keys: str) -> str:
-    """Return [queries, keys] with minus infinity right of the diagonal, which starts behind the past."""
+    """Return [queries, keys] with minus infinity right of the diagonal, which starts after the past keys."""
     lengths = [
         parts.add(f"{what}_length", "Shape", [x], start=2, end=3)
         for what, x in (("query", queries), ("key", keys))

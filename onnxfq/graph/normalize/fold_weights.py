@@ -1,4 +1,4 @@
-"""Weights that a graph computes from constants, as weight normalisation does, evaluated at loading."""
+"""Constant folding of computed weights, such as weight normalisation, at loading."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from onnxfq.support.records import join_lines
 log = logging.getLogger(__name__)
 
 MOST_ELEMENTS = 1 << 26
-"""Of what is made into one constant."""
+"""Largest result, in elements, that is folded into one constant."""
 
-# What one has no use for as a constant, or what gives other numbers each time.
+# Operators that must stay visible, or whose results are random.
 _NEVER = QUANTIZED_OPS | {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"}
 _NEVER |= {"RandomUniform", "RandomUniformLike"}
 
 
 def fold_computed_weights(proto: onnx.ModelProto) -> str:
-    """Evaluate what weighted operators read and no input has a part in, in place; return what was done.
+    """Fold, in place, operands of weighted operators that depend on constants only; return a note.
 
-    So are weighted operators with nothing but constants to multiply, as those of a table of positions: what
-    is computed once, when an engine is built, gains nothing from fewer bits. In float, by ONNX's reference.
-    Weights that stay in a file, and quantized ones, are left as they are.
+    Weighted operators with only constant operands, such as a table of positions, are folded too: an engine
+    computes them once, so fewer bits gain nothing. ONNX's reference evaluates them in float. Weights that
+    stay in a file, and quantized ones, are left unchanged.
     """
     constants = {t.name: t for t in proto.graph.initializer if not is_external(t)}
     makers = GraphIndex(proto.graph).makers
@@ -55,7 +55,7 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
 
 
 def _find_constant_tensors(proto: onnx.ModelProto, constants: dict[str, TensorProto]) -> set[str]:
-    """Return the names of tensors of the main graph that depend on constants alone, them included."""
+    """Return the names of constants, and of main-graph tensors that depend on constants alone."""
     fixed = set(constants)
     for node in proto.graph.node:
         usable = node.domain in STANDARD_DOMAINS and node.op_type not in _NEVER and not bodies(node)
@@ -83,7 +83,7 @@ def _find_foldable(
 
 
 def _is_plain(name: str, constants: dict[str, TensorProto], makers: dict[str, onnx.NodeProto]) -> bool:
-    """Tell whether `name` is a constant, or a transposed one, which is quantized as it is stored."""
+    """Tell whether `name` is a constant or a transposed constant, which is quantized as stored."""
     while name not in constants and name in makers and makers[name].op_type in TRANSPOSES:
         name = makers[name].input[0]
     return name in constants
@@ -95,7 +95,7 @@ def _evaluate_tensor(
     constants: dict[str, TensorProto],
     makers: dict[str, onnx.NodeProto],
 ) -> NDArray[np.generic] | None:
-    """Return the value of `name`; None where ONNX's reference cannot compute it."""
+    """Return the value of `name`; None if ONNX's reference cannot compute it."""
     needed: list[str] = [name]
     nodes: dict[int, onnx.NodeProto] = {}
     inputs: dict[str, TensorProto] = {}
@@ -112,13 +112,13 @@ def _evaluate_tensor(
     model = onnx.helper.make_model(graph, opset_imports=list(proto.opset_import))
     try:
         return np.asarray(ReferenceEvaluator(model).run(None, {})[0])
-    except Exception as fault:  # no such operator, or whatever NumPy raises for a model that is not sound
+    except Exception as fault:  # an unknown operator, or any NumPy error of a damaged model
         log.debug("%s is not evaluated: %s", name, join_lines(fault))
         return None
 
 
 def _drop_unused(proto: onnx.ModelProto) -> None:
-    """Remove nodes of the main graph, and constants, that nothing reads any more."""
+    """Remove constants, and nodes of the main graph, that have no reader."""
     while True:
         used = GraphIndex.of_model(proto).used
         kept = [node for node in proto.graph.node if any(name in used for name in node.output)]

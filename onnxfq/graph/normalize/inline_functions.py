@@ -1,4 +1,4 @@
-"""Local functions: their bodies in place of their calls."""
+"""Inlining of local functions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ _Call = tuple[str, str, str]
 
 
 def inline_model(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
-    """Return `proto` with the bodies of its local functions in place of their calls; may change `proto`.
+    """Return `proto` with its local functions inlined; may change `proto`.
 
-    kept: names of functions that stay. onnx's inliner (1.23.2) leaves the default of an attribute out where a
-    call does not give it, and so does another thing than the function says: defaults are written into the
-    calls, one level of functions at a time, for what a function hands on may be missing as well.
+    onnx's inliner (1.23.2) drops the default of an attribute that a call omits, which changes the result.
+    Defaults are therefore written into the calls first, one level of functions at a time, because passed-on
+    attributes may be missing too.
+
+    Args:
+        proto: the model.
+        kept: names of functions that stay.
     """
     while inside := {(f.domain, f.name) for f in proto.functions if f.name not in kept}:
         _write_defaults(proto)
@@ -34,7 +38,7 @@ def inline_model(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.Mod
 
 
 def _write_defaults(proto: onnx.ModelProto) -> None:
-    """Give every call of a local function the attributes that it leaves to their defaults."""
+    """Add to every call of a local function the attributes that it leaves to their defaults."""
     defaults = {_id(function, function.name): function.attribute_proto for function in proto.functions}
     for caller in (proto.graph, *proto.functions):
         for node in list_nodes(caller):

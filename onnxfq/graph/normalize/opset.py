@@ -1,4 +1,4 @@
-"""Raising the ai.onnx opset of a model, no further than asked."""
+"""Opset upgrade of ai.onnx, no further than required."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.support.records import join_lines
 
-# Lowest IR version that may carry an opset, from ONNX's versioning table.
+# Lowest IR version that allows an opset, from ONNX's versioning table.
 _IR_OF_OPSET = {13: 7, 15: 8, 19: 9, 21: 10, 23: 11, 24: 12, 25: 13, 28: 14}
 
 
 def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.ModelProto, str]:
-    """Return (`proto` at `opset` or above, note). Raises ModelError when ONNX's converter cannot.
+    """Return (`proto` at `opset` or above, note). Raises ModelError when ONNX's converter fails.
 
-    Shapes are inferred first: the converter rewrites Softmax by its input's rank and writes an
-    invalid Reshape where it does not know it (onnx 1.23.2).
+    Shapes are inferred first: the converter rewrites Softmax by its input's rank and writes an invalid
+    Reshape for an unknown rank (onnx 1.23.2).
     """
     have = default_opset(proto)
     if have >= opset:
@@ -33,7 +33,7 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
             f"({join_lines(fault)[:160]}); export the model at opset {opset} or above"
         ) from None
     raised.ir_version = max(proto.ir_version, lowest_ir(opset))
-    # The converter makes Constant and unnamed nodes of its own.
+    # The converter adds Constant nodes and nodes without names.
     normalize.constants_to_initializers(raised)
     normalize.name_nodes(raised)
     restore_annotations(raised, proto)
@@ -41,7 +41,7 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
 
 
 def lowest_ir(opset: int) -> int:
-    """Return the lowest IR version that may carry the ai.onnx `opset`."""
+    """Return the lowest IR version that allows the ai.onnx `opset`."""
     return max((ir for version, ir in _IR_OF_OPSET.items() if version <= opset), default=3)
 
 

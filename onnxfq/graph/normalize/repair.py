@@ -1,6 +1,6 @@
-"""Models that ONNX Runtime runs and ONNX's checker refuses: what they lack is put right before the check.
+"""Repairs of models that ONNX Runtime accepts but the checker rejects.
 
-None of it changes what a model computes, and the steps edit a ModelProto in place.
+No repair changes the results of a model; all edit a ModelProto in place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnxfq.graph.model import bodies, list_graphs, list_nodes, replace_nodes
 
 
 def repair(proto: onnx.ModelProto, source: str) -> None:
-    """Put right what can be. Raises ModelError for what only looks like it: an input of unknown rank."""
+    """Repair `proto` in place. Raises ModelError if that is impossible, as for an input of unknown rank."""
     _raise_ir_version(proto)
     _spell_domain(proto, source)
     for graph in list_graphs(proto.graph):
@@ -28,7 +28,7 @@ def repair(proto: onnx.ModelProto, source: str) -> None:
 
 
 def _raise_ir_version(proto: onnx.ModelProto) -> None:
-    """Call a model of IR version 3 what it is when it has constants that are no inputs, as 4 allows.
+    """Raise IR version 3 to 4 if the model has constants that are not inputs.
 
     onnxruntime's quantizer writes such files.
     """
@@ -38,12 +38,12 @@ def _raise_ir_version(proto: onnx.ModelProto) -> None:
 
 
 def _spell_domain(proto: onnx.ModelProto, source: str) -> None:
-    """Spell ONNX's own domain as the empty string: `ai.onnx` is the same, and onnx's tools know it not."""
+    """Spell ONNX's own domain as the empty string; onnx's tools do not know its alias `ai.onnx`."""
     versions = {entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")}
     if len(versions) > 1:
         raise ModelError(
-            f"{source} imports ai.onnx at opsets {' and '.join(map(str, sorted(versions)))}; one is to be "
-            "meant, so export it again"
+            f"{source} imports ai.onnx at opsets {' and '.join(map(str, sorted(versions)))}; only one "
+            "is allowed, export it again"
         )
     imports = [entry for entry in proto.opset_import if entry.domain not in ("", "ai.onnx")]
     if len(imports) + len(versions) < len(proto.opset_import) or any(
@@ -59,7 +59,7 @@ def _spell_domain(proto: onnx.ModelProto, source: str) -> None:
 
 
 def _sort_nodes(graph: onnx.GraphProto) -> None:
-    """Put every node behind those that it reads from, in the order of the file otherwise; a cycle stays."""
+    """Sort nodes topologically, keeping the order of the file where possible; leave a cycle unchanged."""
     maker = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
     reads = [
         {maker[name] for name in _reads(node) if name in maker} - {number}
@@ -85,13 +85,13 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield what `node` and the bodies in it read."""
+    """Yield the names that `node` and the bodies in it read."""
     yield from node.input
     yield from (name for body in bodies(node) for inner in list_nodes(body) for name in inner.input)
 
 
 def _complete_outputs(proto: onnx.ModelProto, source: str) -> None:
-    """Give outputs without a type or rank those that ONNX infers. Raises ModelError where it cannot."""
+    """Add inferred types and ranks to outputs that lack them. Raises ModelError if ONNX cannot infer one."""
     if all(map(_has_rank, (*proto.graph.input, *proto.graph.output))):
         return
     try:
@@ -105,12 +105,12 @@ def _complete_outputs(proto: onnx.ModelProto, source: str) -> None:
         for value in values:
             if not _has_rank(value):
                 raise ModelError(
-                    f"{source}: {kind} {value.name!r} has no rank, which ONNX wants and cannot infer; "
-                    "export the model with its shape, open where need be"
+                    f"{source}: {kind} {value.name!r} has no rank, and ONNX cannot infer it; "
+                    "export the model with its shape, which may have open dimensions"
                 )
 
 
 def _has_rank(value: onnx.ValueInfoProto) -> bool:
-    """Tell whether `value` is a tensor whose rank is told, or no tensor at all."""
+    """Tell whether `value` is a tensor of known rank, or not a tensor at all."""
     kind = value.type.WhichOneof("value")
     return kind is not None and (kind != "tensor_type" or value.type.tensor_type.HasField("shape"))

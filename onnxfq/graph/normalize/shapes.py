@@ -1,4 +1,4 @@
-"""Types and shapes of tensors, as ONNX infers them."""
+"""Type and shape inference by ONNX."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxfq.graph.model import list_graphs
 
 
 def with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `proto` with what `add_shapes` puts in."""
+    """Return a copy of `proto` with inferred types and shapes (`add_shapes`)."""
     shaped = onnx.ModelProto()
     shaped.CopyFrom(proto)
     add_shapes(shaped)
@@ -18,9 +18,9 @@ def with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def add_shapes(proto: onnx.ModelProto) -> None:
-    """Put the types and shapes that ONNX can infer into `proto`, in place; unknown ones are left open.
+    """Add the types and shapes that ONNX can infer to `proto`, in place; unknown ones stay open.
 
-    The weights take no part in it, and no copy of them is made.
+    The weights are neither used nor copied.
     """
     light = strip_weights(proto)
     try:
@@ -33,10 +33,10 @@ def add_shapes(proto: onnx.ModelProto) -> None:
 
 
 def correct_shapes(proto: onnx.ModelProto) -> str:
-    """Take out of `proto`, in place, types and shapes that ONNX's inference contradicts; return a note.
+    """Remove from `proto`, in place, types and shapes that ONNX's inference contradicts; return a note.
 
-    Outputs get what is inferred. ONNX Runtime goes by its own inference, with a warning, and what is made of
-    such a model by the shapes that it is given may not load.
+    Outputs get the inferred ones. ONNX Runtime uses its own inference, with a warning; a model derived from
+    the declared shapes may fail to load.
     """
     bare = strip_weights(proto)
     try:
@@ -64,7 +64,7 @@ def correct_shapes(proto: onnx.ModelProto) -> str:
 
 
 def _differ(given: onnx.TypeProto, found: onnx.TypeProto) -> bool:
-    """Tell whether no tensor can be both."""
+    """Tell whether no tensor can have both types."""
     if not (given.HasField("tensor_type") and found.HasField("tensor_type")):
         kinds = {kind for one in (given, found) if (kind := one.WhichOneof("value"))}
         return len(kinds) > 1

@@ -1,7 +1,7 @@
-"""Normalising a model at loading: each step makes one kind of model like all others.
+"""Normalisation steps at loading; each removes one difference between equivalent models.
 
-The steps edit a ModelProto in place (their caller owns the copy) and return a note, or an empty
-string when there was nothing to do.
+The steps edit a ModelProto in place (their caller owns the copy) and return a note, or an empty string when
+nothing changed.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.ops import QUANTIZED_OPS, RESHAPES, STANDARD_DOMAINS
 from onnxfq.numerics.float_types import FLOAT_CODES
+from onnxfq.support.reasons import Reason
 
-# Folded, a constant has as many values as before.
-# Transpose is not here: a weight under it may have other readers, and a DQ before it is as good.
+# Folding keeps the number of values of a constant.
+# Transpose is excluded: a weight under it may have other readers, and a DQ before it works as well.
 _FOLDABLE = RESHAPES | {"Cast"}
 
 _FLOATS = FLOAT_CODES | {TensorProto.DOUBLE}
 
 
 def inline_functions(proto: onnx.ModelProto) -> str:
-    """Replace calls of local functions by their bodies, so that the operators inside are seen.
+    """Replace calls of local functions by their bodies, so that the operators inside are visible.
 
-    But for those that quantize: their names say what their bodies only compute.
+    Functions that quantize stay: their names state what their bodies only compute.
     """
     kept = {f.name for f in proto.functions} & QUANTIZED_OPS
     count = sum(f.name not in kept for f in proto.functions)
@@ -44,14 +45,14 @@ def inline_functions(proto: onnx.ModelProto) -> str:
 
 
 def drop_training(proto: onnx.ModelProto) -> str:
-    """Remove how the model is trained: quantized weights take the place of those that it makes."""
+    """Remove the training description: quantized weights replace the weights that it trains."""
     count = len(proto.training_info)
     proto.ClearField("training_info")
     return f"{count} training_info left out: it trains float weights, not quantized ones" if count else ""
 
 
 def name_negative_dims(proto: onnx.ModelProto) -> str:
-    """Give names to dimensions written as -1, which ONNX does not allow (Paddle2ONNX does it)."""
+    """Name dimensions written as -1, which ONNX does not allow but Paddle2ONNX writes."""
     named = 0
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -62,7 +63,7 @@ def name_negative_dims(proto: onnx.ModelProto) -> str:
 
 
 def drop_initializer_inputs(proto: onnx.ModelProto) -> str:
-    """Remove initializers from the graph inputs: they are constants, not something a caller feeds."""
+    """Remove initializers from the graph inputs: they are constants and callers do not feed them."""
     constants = {tensor.name for tensor in proto.graph.initializer}
     kept = [value for value in proto.graph.input if value.name not in constants]
     dropped = len(proto.graph.input) - len(kept)
@@ -76,7 +77,7 @@ def drop_initializer_inputs(proto: onnx.ModelProto) -> str:
 
 
 def name_tensors(proto: onnx.ModelProto) -> str:
-    """Give tensors in bodies names that nothing else in the model has: branches of an If often share them."""
+    """Rename tensors in bodies to unique names: branches of an If often share names."""
     graphs = list_graphs(proto.graph)
     known = Names(name for graph in graphs for name in _list_defined_names(graph))
     taken: set[str] = set()
@@ -92,7 +93,7 @@ def name_tensors(proto: onnx.ModelProto) -> str:
 
 
 def sparse_to_dense(proto: onnx.ModelProto) -> str:
-    """Write sparse initializers out: graphsurgeon loses them, and a sparse weight is quantized like any."""
+    """Make sparse initializers dense: graphsurgeon loses them, and they are quantized like other weights."""
     count = 0
     for graph in list_graphs(proto.graph):
         count += len(graph.sparse_initializer)
@@ -102,10 +103,10 @@ def sparse_to_dense(proto: onnx.ModelProto) -> str:
 
 
 def constants_to_initializers(proto: onnx.ModelProto) -> str:
-    """Turn Constant nodes into initializers of the main graph, so that weights look alike.
+    """Turn Constant nodes into initializers of the main graph, so that all weights look alike.
 
-    Out of bodies go float constants only: ONNX infers shapes from integers where it meets them. What a body
-    gives as an output stays in it.
+    Only float constants leave bodies, because ONNX infers shapes from integers in place. Outputs of a body
+    stay in it.
     """
     moved, hoisted = 0, 0
     graphs = list_graphs(proto.graph)
@@ -138,7 +139,7 @@ def _leaves_body(tensor: onnx.TensorProto, name: str, outputs: set[str]) -> bool
 
 
 def _hoist_initializers(body: onnx.GraphProto, main: onnx.GraphProto, outputs: set[str]) -> int:
-    """Leave no initializer in `body`; return how many were taken out. The others become Constant nodes."""
+    """Move float initializers from `body` to `main` and make others Constant nodes; return how many moved."""
     inputs = {value.name for value in body.input}
     taken = [t for t in body.initializer if t.name not in inputs]
     nodes = [
@@ -155,9 +156,9 @@ def _hoist_initializers(body: onnx.GraphProto, main: onnx.GraphProto, outputs: s
 
 
 def fold_moves(proto: onnx.ModelProto) -> str:
-    """Evaluate Reshape, Cast and the like of constants, so that a weight is the constant its reader sees.
+    """Evaluate Reshape, Cast and similar operators on constants, so that each reader sees a plain constant.
 
-    A Transpose too where its reader is in another body: a pair in front of it would be out there as well.
+    A Transpose is folded too if its reader is in another body: a pair before it would also be outside.
     """
     constants: dict[str, onnx.TensorProto] = {t.name: t for t in proto.graph.initializer}
     for graph in list_graphs(proto.graph)[1:]:
@@ -182,7 +183,7 @@ def fold_moves(proto: onnx.ModelProto) -> str:
 def _fold_moves(
     graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto], proto: onnx.ModelProto, *, inside: bool
 ) -> list[str]:
-    """Fold in one graph, or inside a body; return the tensors that are constants now."""
+    """Fold in one graph, or inside a body; return the tensors that become constants."""
     outputs = {value.name for value in graph.output}
     read_here = {name for node in graph.node for name in node.input}
     gone, folded = [], []
@@ -208,12 +209,12 @@ def _fold_moves(
 
 
 def name_nodes(proto: onnx.ModelProto) -> str:
-    """Give every node, of bodies too, a name of its own; plans and overrides refer to nodes by name.
+    """Give every node a unique name, in bodies too; plans and overrides refer to nodes by name.
 
-    Within a local function too: ONNX Runtime refuses what has two nodes of one name.
+    Names are unique within a local function too: ONNX Runtime refuses two nodes of one name.
     """
     renamed = sum(_name_nodes(list_nodes(owner)) for owner in (proto.graph, *proto.functions))
-    return f"{renamed} node(s) without a name of their own got one" if renamed else ""
+    return Reason("unnamed", f"{renamed} node(s) without a name of their own got one" if renamed else "")
 
 
 def _name_nodes(nodes: list[onnx.NodeProto]) -> int:
@@ -229,7 +230,7 @@ def _name_nodes(nodes: list[onnx.NodeProto]) -> int:
 
 
 def _list_defined_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the names of the tensors that `graph` itself gives, optional ones left out."""
+    """Yield the names of the tensors that `graph` itself defines, without omitted optional outputs."""
     yield from (value.name for value in graph.input)
     yield from (tensor.name for tensor in graph.initializer)
     yield from (sparse.values.name for sparse in graph.sparse_initializer)
@@ -237,7 +238,7 @@ def _list_defined_names(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def _rename(graph: onnx.GraphProto, changes: dict[str, str]) -> None:
-    """Rename tensors of `graph` where it and the bodies below it read them."""
+    """Rename tensors of `graph` in it and in the bodies below it."""
     for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         value.name = changes.get(value.name, value.name)
     for sparse in graph.sparse_initializer:
@@ -249,7 +250,7 @@ def _rename(graph: onnx.GraphProto, changes: dict[str, str]) -> None:
 
 
 def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """Return the tensor of a Constant node in whichever attribute it stands; None for other nodes."""
+    """Return the tensor of a Constant node from any of its attributes; None for other nodes."""
     if node.op_type != "Constant" or node.domain not in STANDARD_DOMAINS:
         return None
     attribute = node.attribute[0]

@@ -1,4 +1,4 @@
-"""Models that are quantized already: their quantizers taken out, so that they can be quantized anew."""
+"""Removal of existing quantizers, so that a model can be quantized again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 
 
 def strip_quantizers(proto: onnx.ModelProto, source: str) -> str:
-    """Take Q/DQ pairs and fake-quant nodes out of a normalised model, in place; return a note.
+    """Remove Q/DQ pairs and fake-quant nodes from a normalised model, in place; return a note.
 
-    A pair gives way to what it reads, a stored integer weight to the numbers that it stands for. Raises
-    ModelError for a quantizer that is no pair, as QLinearConv or an integer operator between Q and DQ.
+    The input of a pair replaces it; real numbers replace a stored integer weight. Raises ModelError for a
+    quantizer that is not part of a pair, such as QLinearConv or an integer operator between Q and DQ.
     """
     index = GraphIndex.of_model(proto)
     makers, constants = index.makers, index.constants
@@ -47,7 +47,7 @@ def strip_quantizers(proto: onnx.ModelProto, source: str) -> str:
 
 def _make_pair_error(node: onnx.NodeProto, source: str) -> ModelError:
     return ModelError(
-        f"{source}: {node.op_type} {node.name!r} is no part of a Q/DQ pair and cannot be taken out; give the "
+        f"{source}: {node.op_type} {node.name!r} is not part of a Q/DQ pair and cannot be removed; give the "
         "float model, or --keep-existing"
     )
 
@@ -74,7 +74,7 @@ def _store_numbers(
 
 
 def _remove_unread(proto: onnx.ModelProto) -> None:
-    """Remove quantizers and constants that nothing reads any more."""
+    """Remove quantizers and constants that have no reader."""
     used = GraphIndex.of_model(proto).used
     for graph in list_graphs(proto.graph):
         for number in reversed(range(len(graph.node))):

@@ -1,4 +1,4 @@
-"""The pattern of attention: MatMul of queries and keys, scale, mask, Softmax, MatMul with the values."""
+"""Attention pattern: MatMul of queries and keys, scale, mask, Softmax, MatMul with the values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STEPS = 6
 
 @dataclass(frozen=True, eq=False)
 class Attention(Generic[N]):
-    """Two products with a Softmax between: queries by keys, and what comes of it by values."""
+    """Two products with a Softmax between: queries by keys, and attention weights by values."""
 
     scores: N
     softmax: N
@@ -26,25 +26,28 @@ class Attention(Generic[N]):
 
 @dataclass(frozen=True)
 class Form(Generic[N]):
-    """How a kind of graph writes attention; as exporters write it in ONNX unless told otherwise.
+    """Spelling of attention in one kind of graph; the defaults match ONNX exports.
 
-    makers: the node behind each input of a node, None where there is none. op: what a node does, "MatMul" for
-    a product; the others are sets of that: before may stand between the scores and the Softmax, behind
-    between the Softmax and the mix.
+    Attributes:
+        makers: the node behind each input of a node, None if there is none.
+        op: the operation of a node, "MatMul" for a product.
+        softmax: operations that count as a Softmax.
+        before: operations allowed between the scores and the Softmax.
+        behind: operations allowed between the Softmax and the mix.
     """
 
     makers: Callable[[N], Sequence[N | None]]
     op: Callable[[N], Any] = attrgetter("op")
     softmax: Collection[Any] = ("Softmax",)
-    # Scale, mask and what masks are made with; those of shifted windows are added to all windows of an image.
+    # Scale, mask and operators that build masks; masks of shifted windows are added to all windows.
     before: Collection[Any] = ("Add", "Cast", "Div", "Identity", "Mul", "Reshape", "Sub", "Where")
-    # The newer exporter of torch replaces NaN of rows that see nothing behind the Softmax.
+    # torch's newer exporter replaces the NaN of fully masked rows behind the Softmax.
     behind: Collection[Any] = ("Cast", "Dropout", "Identity", "Where")
 
     def find_above(
         self, level: Sequence[N | None], wanted: Collection[Any], past: Collection[Any], steps: int = _STEPS
     ) -> N | None:
-        """Return the nearest node that does what is `wanted`, in `level` or above it past ops in `past`."""
+        """Return the nearest node with a `wanted` operation, in `level` or above it past those in `past`."""
         for _ in range(steps):
             nodes = [node for node in level if node is not None]
             for node in nodes:
@@ -60,19 +63,19 @@ def makers_of(node: gs.Node) -> list[gs.Node | None]:
 
 
 def find_attentions(nodes: Iterable[gs.Node]) -> Iterator[Attention[gs.Node]]:
-    """Yield every attention of a float model among `nodes` that is written as products and a Softmax."""
+    """Yield every attention among `nodes` of a float model that is written as products and a Softmax."""
     form = Form(makers_of)
     return filter(None, (match_attention(node, form) for node in nodes))
 
 
 def match_attention(mix: N, form: Form[N], reader: N | None = None) -> Attention[N] | None:
-    """Return the attention that ends in `mix`; None where it ends none.
+    """Return the attention that ends in `mix`; None if it ends none.
 
     Args:
-        mix: what may be the second product.
-        form: how the graph writes attention.
-        reader: the node whose first input the weights enter by, such as the DequantizeLinear of their pair;
-            `mix` itself when left out.
+        mix: the candidate for the second product.
+        form: the spelling of attention in the graph.
+        reader: the node whose first input is the attention weights, such as the DequantizeLinear of their
+            pair; `mix` itself when left out.
     """
     if form.op(mix) not in PRODUCTS:
         return None

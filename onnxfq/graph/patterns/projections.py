@@ -1,4 +1,4 @@
-"""The pattern of a product that is split, as one of queries, keys and values is: its bias, and its parts."""
+"""Pattern of a split projection, such as QKV: its bias, and its parts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from onnxfq.graph.slots import Use
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Input `slot` of `reader`, a tensor made of a product by moves, splits and factors alone.
+    """Input `slot` of `reader`, a tensor made from a product by moves, splits and factors alone.
 
-    entry: the slot at which the way to it leaves the product. whole: whether nothing was split off.
+    Attributes:
+        entry: the slot at which the path to the part leaves the product.
+        reader: the node that reads the part.
+        slot: the input of `reader`.
+        tensor: the part.
+        whole: whether nothing was split off.
     """
 
     entry: Use
@@ -26,9 +31,12 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """What a product gives, behind its bias, and every reader of what is made of it.
+    """The output of a product behind its bias, and every reader of its parts.
 
-    carried: `whole`, and all that moves, splits and factors make of it on the way to the parts.
+    Attributes:
+        whole: the output, behind the bias.
+        parts: the readers.
+        carried: `whole`, and all tensors that moves, splits and factors make from it on the way to the parts.
     """
 
     whole: Tensor
@@ -36,19 +44,19 @@ class Projection:
     carried: tuple[Tensor, ...]
 
     def is_read_by(self, takers: Collection[int]) -> bool:
-        """Tell whether parts of it, never all of it, are read, and by `takers`, ids of nodes, alone."""
+        """Tell whether only `takers`, ids of nodes, read it, and each only a part."""
         return all(id(part.reader) in takers and not part.whole for part in self.parts)
 
 
 def match_projection(
     product: Node, is_constant: Callable[[Tensor], bool], passes: Passes = passes_through
 ) -> Projection:
-    """Return what becomes of the output of `product`.
+    """Return the projection that starts at the output of `product`.
 
     Args:
         product: a MatMul or Gemm.
         is_constant: whether a tensor is a constant, as a bias is.
-        passes: whether a node only moves, splits or scales what it reads at a slot.
+        passes: whether a node only moves, splits or scales its input at a slot.
     """
     whole = _with_bias(product, is_constant)
     parts: list[Part] = []
@@ -63,14 +71,14 @@ def match_projection(
 
 
 def only_readers(tensor: Tensor) -> Iterator[Node]:
-    """Yield the only reader of `tensor`, the only one of what that gives, and so on."""
+    """Yield the only reader of `tensor`, then the only reader of its output, and so on."""
     while len(tensor.outputs) == 1:
         yield tensor.outputs[0]
         tensor = tensor.outputs[0].outputs[0]
 
 
 def _with_bias(product: Node, is_constant: Callable[[Tensor], bool]) -> Tensor:
-    """Return the output of `product`, behind its bias where an Add of a constant follows."""
+    """Return the output of `product`, or the output of the Add of a constant that follows."""
     for reader in only_readers(product.outputs[0]):
         if reader.op == "Add" and any(map(is_constant, reader.inputs)):
             return reader.outputs[0]

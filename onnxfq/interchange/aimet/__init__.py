@@ -1,1 +1,1 @@
-"""AIMET's encodings, a version of the format a file."""
+"""AIMET's encodings; one file per version of the format."""

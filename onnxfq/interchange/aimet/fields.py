@@ -1,4 +1,4 @@
-"""What the readers of AIMET's versions share: fields of an entry, strict grids, products of scales."""
+"""Shared parsing for AIMET's versions: fields of an entry, strict grids, products of scales."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = {str: "text", int: "an integer", bool: "true or false", list: "a list"}
 
 
 def field(reading: Reading, where: str, entry: Entry, name: str, kind: type) -> Any:
-    """Return a field that must be there and be of `kind`."""
+    """Return a required field of type `kind`. Raises PlanError when it is missing or of another type."""
     if name not in entry:
         raise reading.fault(where, f"lacks {name!r}{nearest(name, entry)}; export it again")
     value = entry[name]
@@ -31,7 +31,7 @@ def field(reading: Reading, where: str, entry: Entry, name: str, kind: type) -> 
 
 
 def block_size_of(reading: Reading, where: str, entry: Entry) -> int:
-    """Return the block size of an entry. Raises PlanError when it is none."""
+    """Return the block size of an entry. Raises PlanError when it is less than 1."""
     size = field(reading, where, entry, "block_size", int)
     if size < 1:
         raise reading.fault(f"{where}.block_size", f"must be at least 1, got {size}; export it again")
@@ -45,6 +45,6 @@ def strict(bits: int) -> QType:
 
 
 def product(steps: NDArray[np.float64], scale: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return steps * scale in float32, as the DequantizeLinear does that AIMET writes for it."""
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is no scale, and told as such
+    """Return steps * scale in float32, as in the DequantizeLinear that AIMET writes for it."""
+    with np.errstate(over="ignore", invalid="ignore"):  # callers refuse scales that are not finite
         return np.asarray(steps.astype(np.float32) * scale.astype(np.float32), np.float32)

@@ -1,4 +1,4 @@
-"""AIMET's encodings files, versions 0.6.1, 1.0.0, 2.0.0 and 2.1.0, as its exporters write them.
+"""Reader of AIMET's encodings files, versions 0.6.1, 1.0.0, 2.0.0 and 2.1.0, as its exporters write them.
 
 Source: AIMET's encoding format specification (Docs/techniques/encoding_spec.rst, Qualcomm).
 """
@@ -24,7 +24,7 @@ def is_aimet(content: object) -> bool:
 
 
 def read_aimet(content: dict[str, Any], source: str) -> Given:
-    """Return what a file of encodings says. Raises PlanError that names the entry and field at fault."""
+    """Return the encodings in a file. Raises PlanError that names the entry and field at fault."""
     reading = Reading(source)
     version = str(content.get("version", ""))
     if "encodings" in content:

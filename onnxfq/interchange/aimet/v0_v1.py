@@ -1,8 +1,8 @@
-"""AIMET's encodings 0.6.1 and 1.0.0: widths, and offsets that are counted on the unsigned integers.
+"""AIMET encodings 0.6.1 and 1.0.0: bit widths and offsets on unsigned integers.
 
-x = (q + offset) * scale with q in [0, 2^bits - 1], so the zero point is -offset there. An offset of
-1 - 2^(bits-1) with symmetric is AIMET's strict symmetric, which lacks the lowest number; its simulator rounds
-to that grid, though the file gives it a number more.
+x = (q + offset) * scale with q in [0, 2^bits - 1], so the zero point is -offset there. An offset of 1 -
+2^(bits-1) with symmetric is AIMET's strict symmetric, which lacks the lowest number. AIMET's simulator rounds
+to that grid, although the file gives it one more number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnxfq.numerics.qtypes import QTYPES, QType
 
 
 def read_0_6_1(reading: Reading, parts: dict[str, dict[str, Any]], version: str) -> Given:
-    """Return what the sections of a file of 0.6.1 say. Raises PlanError that names the entry at fault."""
+    """Return the encodings in a file of 0.6.1. Raises PlanError that names the entry at fault."""
     for section, part in parts.items():
         for name, entries in part.items():
             where = f"{section}.{name}"
@@ -62,14 +62,14 @@ def _add_0_6_1(reading: Reading, where: str, name: str, entries: list[Entry]) ->
 
 
 def _width(reading: Reading, where: str, bits: int) -> int:
-    """Return a width that is known: 2 to 16 bits, and 32 of biases. Raises PlanError for another."""
+    """Return a known bit width: 2 to 16, or 32 for biases. Raises PlanError for any other."""
     if not (2 <= bits <= 16 or bits == 32):
         raise reading.fault(where, f"has {bits} bits; 2 to 16 are known, export it with one of these")
     return bits
 
 
 def _truth(reading: Reading, where: str, entry: Entry) -> bool:
-    """Return whether an entry of 0.6.1 is symmetric, which it spells as the text True or False."""
+    """Return whether an entry of 0.6.1 is symmetric, which is the text True or False."""
     said = entry.get("is_symmetric")
     if str(said).lower() not in ("true", "false"):
         raise reading.fault(
@@ -81,35 +81,35 @@ def _truth(reading: Reading, where: str, entry: Entry) -> bool:
 def _check_ends(
     reading: Reading, where: str, entries: list[Entry], columns: dict[str, NDArray[np.float64]], bits: int
 ) -> None:
-    """Raise PlanError when min and max, which scale and offset say again, are those of another grid."""
+    """Raise PlanError if min and max contradict scale and offset."""
     steps = {"min": columns["offset"], "max": columns["offset"] + (2.0**bits - 1)}
     for end, step in steps.items():
         if any(end not in entry for entry in entries):
             continue
         ends = reading.numbers(f"{where}.{end}", [entry[end] for entry in entries])
-        # Strict symmetric grids end a step earlier; what is more is another grid.
+        # Strict symmetric grids end a step earlier; a larger difference means another grid.
         off = np.abs(ends - step * columns["scale"]) > 1.5 * columns["scale"]
         if off.any():
             said = (step * columns["scale"])[off][0]
             raise reading.fault(
-                f"{where}.{end}", f"is {ends[off][0]:g}, and scale and offset say {said:g}; export it again"
+                f"{where}.{end}", f"is {ends[off][0]:g}, but scale and offset give {said:g}; export it again"
             )
 
 
 class _Unsigned:
-    """A grid as 0.6.1 and 1.0.0 say it: width, whether symmetric, offset on the unsigned integers."""
+    """A grid in 0.6.1 and 1.0.0: bit width, whether symmetric, offset on the unsigned integers."""
 
     def __init__(self, bits: int, symmetric: bool, offset: NDArray[np.float64]) -> None:
         self.bits, self.symmetric, self.offset = bits, symmetric, offset
 
     @property
     def half(self) -> int:
-        """The unsigned integer that is 0 of the signed ones."""
+        """The unsigned integer that corresponds to the signed 0."""
         return 1 << (self.bits - 1)
 
     @property
     def qtype(self) -> QType:
-        """The integers of the grid: signed where their zero is 0.0, without the lowest where it is strict."""
+        """The integers of the grid: signed if their zero is 0.0, without the lowest if strict."""
         if self.symmetric and (self.offset == -self.half).all():
             return QTYPES[f"int{self.bits}"]
         if self.symmetric and self.bits > 2 and (self.offset == 1 - self.half).all():
@@ -190,7 +190,7 @@ def _read_per_block(reading: Reading, where: str, name: str, entry: Entry, value
 
 
 def _lpbq_1(reading: Reading, where: str, name: str, entry: Entry, values: _Values) -> None:
-    """Blocks whose scales are an integer times the scale of their output channel, which come first."""
+    """Add blocks whose scales are an integer times the scale of their output channel; channels come first."""
     channels, _ = values
     bits = _width(reading, where, field(reading, where, entry, "compressed_bw", int))
     steps = reading.numbers(

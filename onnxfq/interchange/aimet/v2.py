@@ -1,7 +1,7 @@
-"""AIMET's encodings 2.0.0 and 2.1.0: ONNX's QuantizeLinear as fields; scales may be quantized themselves.
+"""AIMET encodings 2.0.0 and 2.1.0: QuantizeLinear fields, optionally quantized scales.
 
-output_dtype, y_scale, y_zero_point, axis and block_size are those of QuantizeLinear. LPBQ is an integer for
-each block times a scale for each channel; in 2.1.0 y_scale may be x * x_scale itself.
+output_dtype, y_scale, y_zero_point, axis and block_size have the meaning of QuantizeLinear. LPBQ is an
+integer for each block times a scale for each channel; in 2.1.0 y_scale may be x * x_scale itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_2(reading: Reading, where: str, name: str, entry: Entry) -> None:
     if scale.shape == (1,) and not fields:
         scale, zero = scale.reshape(()), zero.reshape(())
     if qtype.signed and not qtype.is_float and qtype.bits > 2 and (zero == -1).all():
-        # What AIMET itself reads it as: strict symmetric.
+        # AIMET itself reads this as strict symmetric.
         qtype, zero = strict(qtype.bits), np.zeros(scale.shape)
     if scale.ndim > 1 and "block_size" not in fields:
         raise reading.fault(
@@ -71,7 +71,7 @@ def _scales(reading: Reading, where: str, entry: Entry, qtype: QType) -> tuple[A
     factor = reading.numbers(f"{place}.x_scale", meta.get("x_scale"))
     if meta.get("block_size") is not None or np.any(reading.numbers(place, meta.get("x_zero_point", 0))):
         raise reading.fault(
-            place, "has blocks or a zero point of its own, which is not known; export it as 2.0.0"
+            place, "has blocks or a separate zero point, which is not supported; export it as 2.0.0"
         )
     shared = None
     if meta.get("input_dtype") == "float8e4m3fn" and factor.size == 1 and qtype.name == "float4e2m1":
@@ -80,7 +80,7 @@ def _scales(reading: Reading, where: str, entry: Entry, qtype: QType) -> tuple[A
 
 
 def _find_other_axis(entry: Entry, steps: NDArray[np.float64]) -> int | None:
-    """Return the axis of the channels of a matrix whose blocks go along the other one."""
+    """Return the axis of the channels of a matrix whose blocks run along the other one."""
     axis = entry.get("axis")
     return (axis + 1) % 2 if isinstance(axis, int) and steps.ndim == 2 else None
 
@@ -88,7 +88,7 @@ def _find_other_axis(entry: Entry, steps: NDArray[np.float64]) -> int | None:
 def _broadcast(
     reading: Reading, where: str, steps: NDArray[np.float64], factor: NDArray[np.float64], axis: object
 ) -> NDArray[np.float32]:
-    """Return steps * factor, a factor of one axis lying along `axis`."""
+    """Return steps * factor; a one-dimensional factor runs along `axis`."""
     if factor.ndim == 1 and steps.ndim > 1 and isinstance(axis, int) and -steps.ndim <= axis < steps.ndim:
         factor = factor.reshape([-1 if d == axis % steps.ndim else 1 for d in range(steps.ndim)])
     try:

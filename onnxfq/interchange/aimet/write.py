@@ -1,4 +1,4 @@
-"""Encodings as AIMET's files, versions 0.6.1, 1.0.0 and 2.0.0: what `aimet` reads, the other way round."""
+"""Writer of AIMET's encodings files, versions 0.6.1, 1.0.0 and 2.0.0."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_1_0_0(encodings: Encodings, plan: Plan) -> Written:
 
 
 def write_2_0_0(encodings: Encodings, plan: Plan) -> Written:
-    """Return the file of version 2.0.0: whatever ONNX's QuantizeLinear says."""
+    """Return the file of version 2.0.0: every format of ONNX's QuantizeLinear."""
     lost: dict[str, str] = {}
     entries = []
     for placement in select_calibrated(encodings, plan):
@@ -46,7 +46,7 @@ _Entry = Callable[[Encoding], Any]
 
 
 def _write_sections(version: str, encodings: Encodings, plan: Plan, entry: _Entry) -> Written:
-    """Return a file with activations and parameters apart, lists of entries or, of 0.6.1, by name."""
+    """Return a file with separate activations and parameters: lists of entries or, in 0.6.1, by name."""
     lost: dict[str, str] = {}
     turned = {node.node for node in plan.nodes if node.op_type == "ConvTranspose"}
     sections: dict[str, dict[str, Any]] = {"activation_encodings": {}, "param_encodings": {}}
@@ -76,7 +76,7 @@ def _explain_lost(encoding: Encoding) -> str:
     """Return why no version can hold `encoding`; empty when 2.0.0 can."""
     spec = encoding.spec
     if spec.dynamic:
-        return "its scales are made while the model runs"
+        return "its scales are dynamic"
     if spec.equalized:
         return "its channels are equalized, and AIMET has no factors for that; plan with equalize: none"
     if spec.qtype.bits not in (2, 4, 8, 16) or spec.qtype.name.startswith("float6"):
@@ -91,7 +91,7 @@ def _explain_lost(encoding: Encoding) -> str:
 
 
 def _explain_lost_unsigned(encoding: Encoding, version: str) -> str:
-    """Return why 0.6.1 or 1.0.0 cannot hold what 2.0.0 can."""
+    """Return why 0.6.1 or 1.0.0 cannot hold an encoding that 2.0.0 can; empty when it can."""
     spec = encoding.spec
     if spec.qtype.is_float:
         return f"{version} has integers only, not {spec.qtype}; use 2.0.0"
@@ -105,7 +105,7 @@ def _explain_lost_unsigned(encoding: Encoding, version: str) -> str:
 
 
 def _is_kernel_block(block_shape: tuple[int, ...] | None) -> bool:
-    """Tell whether blocks go along the input channels of a convolution's kernel, over all of its window."""
+    """Tell whether blocks run along the input channels of a convolution's kernel, over its whole window."""
     return (
         block_shape is not None
         and len(block_shape) > 2
@@ -183,7 +183,7 @@ def _entry_2_0_0(encoding: Encoding) -> dict[str, Any]:
         fields |= spec.granularity.attributes
     else:
         sized = [axis for axis, size in enumerate(blocks) if size not in (1, -1)]
-        # Where no block is longer than one element any axis says so.
+        # Any axis is valid when no block is longer than one element.
         axis = sized[0] if sized else 0
         fields |= {"axis": axis, "block_size": max(blocks[axis], 1)}
     return fields

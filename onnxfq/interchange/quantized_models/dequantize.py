@@ -1,9 +1,9 @@
-"""A quantized model as the float model that it approximates, with all that it says of ranges and grids.
+"""Dequantization of a quantized model to float, with its ranges and grids.
 
-A tensor of quantized numbers is read as the real numbers that they stand for: QuantizeLinear and
-DequantizeLinear become nothing, an integer operator its float one, and what only moves numbers stays as it
-is. Where a range begins at 0 the pair is what is left of a Relu or Clip that was removed in front of it
-(onnxruntime's quantizer does so), and a Clip to the range takes its place.
+A tensor of quantized numbers is read as their real values. QuantizeLinear and DequantizeLinear disappear, an
+integer operator becomes its float one, and operators that only move numbers stay. A range that begins at 0 is
+the remainder of a Relu or Clip that was removed (onnxruntime's quantizer does so); a Clip to the range
+replaces it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onnxfq.graph.names import pick_name
 from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.interchange.quantized_models.stored_weights import Grid, grid_of
 
-# Their outputs are never negative, or are so when their first input is not.
+# Operators whose outputs are never negative, and operators that keep the sign of their first input.
 _POSITIVE = frozenset({"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Sqrt"})
 _AS_BEFORE = MOVES | {"AveragePool", "GlobalAveragePool", "MaxPool", "Slice"}
 # The data movement through which onnxruntime's quantizer passes quantized numbers: it keeps their range.
@@ -36,10 +36,14 @@ _MOVES = MOVES | SPLITS | {"MaxPool"}
 
 @dataclass
 class FloatForm:
-    """The float model, and what the source says.
+    """The float model, and the quantization of its source.
 
-    ranges: real numbers that a quantized tensor covers. grids: of constants. inputs: by weighted node, which
-    of its multiplied inputs are quantized. changes: what was done, counted.
+    Attributes:
+        proto: the float model.
+        ranges: real numbers that a quantized tensor covers.
+        grids: of constants.
+        inputs: by weighted node, its quantized operands.
+        changes: edits, counted.
     """
 
     proto: onnx.ModelProto
@@ -53,10 +57,16 @@ Handler = Callable[["Unfolding", onnx.NodeProto], None]
 
 
 class Unfolding:
-    """Builds the float form of one model, node by node; the handlers say what a node becomes."""
+    """Builder of the float form of one model, node by node; handlers convert quantized operators."""
 
     def __init__(self, proto: onnx.ModelProto, source: str, handlers: dict[str, Handler]) -> None:
-        """Take a normalised model; handlers: by op type, for operators of quantized numbers."""
+        """Take a normalised model.
+
+        Args:
+            proto: the model.
+            source: its name in messages.
+            handlers: by op type, for operators of quantized numbers.
+        """
         self.source, self.handlers, self.opset = source, handlers, default_opset(proto)
         self.form = FloatForm(onnx.ModelProto())
         self.form.proto.CopyFrom(proto)
@@ -66,12 +76,12 @@ class Unfolding:
         self.inputs = {value.name for value in self.graph.input}
         self.nodes: list[onnx.NodeProto] = []
         self.makers: dict[str, onnx.NodeProto] = {}
-        # Of each tensor of the source the float tensor that it stands for, if it is another.
+        # Tensor of the source -> its float tensor, if it differs.
         self.real: dict[str, str] = {}
         self.quantized: set[str] = set()
 
     def run(self) -> FloatForm:
-        """Return the float form. Raises ModelError for an operator that has none."""
+        """Return the float form. Raises ModelError for an operator without a float form."""
         nodes = list(self.graph.node)
         for node in nodes:
             self._keep_captured(node)
@@ -80,7 +90,7 @@ class Unfolding:
                 handler(self, node)
             elif node.op_type in QUANTIZED_OPS or node.op_type.startswith("QLinear"):
                 raise ModelError(
-                    f"{self.source}: {node.op_type} {node.name!r} has no float form that is known"
+                    f"{self.source}: {node.op_type} {node.name!r} has no known float form"
                     f"{nearest(node.op_type, self.handlers)}; export the model without it"
                 )
             else:
@@ -89,7 +99,7 @@ class Unfolding:
         return self.form
 
     def keep(self, node: onnx.NodeProto) -> None:
-        """Keep a float node, reading real numbers."""
+        """Keep a float node; its inputs become real numbers."""
         if node.op_type in WEIGHTED_INPUTS and node.domain in STANDARD_DOMAINS:
             slots = WEIGHTED_INPUTS[node.op_type]
             self.form.inputs[node.name] = {slot for slot in slots if node.input[slot] in self.quantized}
@@ -103,7 +113,7 @@ class Unfolding:
         self.emit(node.op_type, [self.name(i) for i in node.input], list(node.output), node)
 
     def _scale(self, node: onnx.NodeProto) -> None:
-        """Note that one number times a quantized tensor is as good as quantized: the scale takes it up."""
+        """Mark a quantized tensor times one number as quantized too: the scale absorbs the number."""
         slot = next((s for s in (0, 1) if node.input[s] in self.quantized), None)
         factor = None if slot is None else self.array(self.name(node.input[1 - slot]))
         if factor is None or factor.size != 1 or (slot == 1 and node.op_type == "Div") or not factor.all():
@@ -118,7 +128,7 @@ class Unfolding:
     def emit(
         self, op: str, inputs: list[str], outputs: list[str], like: onnx.NodeProto, **attributes: Any
     ) -> None:
-        """Add a node with the attributes of `like` if it is of the same op type, and those given."""
+        """Add a node with `attributes`, and the attributes of `like` if both have the same op type."""
         made = helper.make_node(op, inputs, outputs, name=like.name, **attributes)
         if op == like.op_type:
             made.CopyFrom(like)
@@ -129,16 +139,16 @@ class Unfolding:
         self.makers |= dict.fromkeys(outputs, made)
 
     def name(self, tensor: str) -> str:
-        """Return the float tensor that `tensor` of the source stands for."""
+        """Return the float tensor that replaces `tensor` of the source."""
         return self.real.get(tensor, tensor)
 
     def array(self, name: str) -> NDArray[Any] | None:
-        """Return the values of a constant; None for what is computed, or absent."""
+        """Return the values of a constant; None for a computed or absent tensor."""
         tensor = self.arrays.get(name)
         return None if tensor is None else tensor_array(tensor)
 
     def constant(self, name: str, values: ArrayLike) -> str:
-        """Add a float constant and return its name, `name` if that is free."""
+        """Add a float constant and return its name, `name` if it is free."""
         free = name if name not in self.arrays else pick_name(name, self.arrays.keys() | self.index.names)
         tensor = numpy_helper.from_array(np.asarray(values, np.float32), free)
         self.arrays[free] = tensor
@@ -146,19 +156,19 @@ class Unfolding:
         return free
 
     def weight(self, name: str, grid: Grid) -> str:
-        """Add the constant that `grid` stands for, remember the grid, and return its name."""
+        """Add the constant of `grid`, remember the grid, and return the name."""
         made = self.constant(name, grid.values)
         self.form.grids[made] = grid.positive()
         return made
 
     def parameters(self, node: onnx.NodeProto, scale: int, zero_point: int) -> tuple[NDArray[Any], Any]:
-        """Return scale and zero point, None for none, at two inputs. Raises ModelError if computed."""
+        """Return the scale and zero point, None if absent, at two inputs. Raises ModelError if computed."""
         factor = self.parameter(node, scale)
         assert factor is not None, "a scale is no optional input"
         return factor, self.parameter(node, zero_point)
 
     def parameter(self, node: onnx.NodeProto, slot: int) -> NDArray[Any] | None:
-        """Return the constant at input `slot`, None where there is none. Raises ModelError if computed."""
+        """Return the constant at input `slot`, None if absent. Raises ModelError if computed."""
         name = node.input[slot] if slot < len(node.input) else ""
         value = self.array(self.name(name)) if name else None
         if name and value is None:
@@ -169,9 +179,14 @@ class Unfolding:
         return value
 
     def real_input(self, node: onnx.NodeProto, slot: int, scale: int, zero_point: int, role: str) -> str:
-        """Return the float tensor of quantized input `slot`, whose parameters are at the two other slots.
+        """Return the float tensor of quantized input `slot`.
 
-        role: what a constant there is, for the name of the new one.
+        Args:
+            node: an operator of quantized numbers.
+            slot: the quantized input.
+            scale: the input that holds its scale.
+            zero_point: the input that holds its zero point.
+            role: role of a constant at `slot`, used in the new name.
         """
         name = node.input[slot]
         factor, offset = self.parameters(node, scale, zero_point)
@@ -184,9 +199,9 @@ class Unfolding:
         return self.unfold_computed(name, factor, offset)
 
     def unfold_computed(self, name: str, scale: NDArray[Any], zero_point: Any) -> str:
-        """Return the float tensor of a computed one of quantized numbers.
+        """Return the float tensor of a computed tensor of quantized numbers.
 
-        A constant may stand behind it that only moves: what its numbers mean is known here first.
+        It may be a constant behind data movement, whose scale is first known here.
         """
         real = self.name(name)
         self.note_range(real, scale, zero_point, None)
@@ -199,7 +214,7 @@ class Unfolding:
         return real
 
     def dequantize_input(self, name: str, scale: NDArray[Any], zero_point: Any) -> str:
-        """Compute the real numbers of a model input that is quantized, and return their name."""
+        """Compute the real numbers of a quantized model input, and return their name."""
         if f"{name}/real" not in self.makers:
             zero = self.constant(f"{name}/zero", np.float32(0 if zero_point is None else zero_point))
             factor = self.constant(f"{name}/factor", scale)
@@ -211,12 +226,12 @@ class Unfolding:
         return f"{name}/real"
 
     def give(self, node: onnx.NodeProto, tensor: str, scale: int, zero_point: int) -> None:
-        """Say that output 0 of `node`, of quantized numbers, stands for `tensor`, cut to the range."""
+        """Map output 0 of `node`, of quantized numbers, to `tensor`, clipped to the range."""
         factor, offset = self.parameters(node, scale, zero_point)
         self.real[node.output[0]] = self.saturate(tensor, node, factor, offset)
 
     def saturate(self, tensor: str, node: onnx.NodeProto, scale: NDArray[Any], zero_point: Any) -> str:
-        """Return `tensor`, or its Clip to the range where that begins at 0 and the values may not."""
+        """Return `tensor`, or its Clip to a range that begins at 0 if the values may be negative."""
         low, high = self.note_range(tensor, scale, zero_point, node)
         if low != 0 or tensor in self.inputs or self._positive(tensor):
             return tensor
@@ -235,7 +250,14 @@ class Unfolding:
     def note_range(
         self, tensor: str, scale: NDArray[Any], zero_point: Any, node: onnx.NodeProto | None
     ) -> tuple[float, float]:
-        """Remember what a quantized tensor covers and return it; node: that writes it, if one does."""
+        """Remember the range of a quantized tensor and return it.
+
+        Args:
+            tensor: its float form.
+            scale: one number.
+            zero_point: None if there is none.
+            node: the node that quantizes it, None if there is none.
+        """
         if np.size(scale) != 1:
             raise ModelError(
                 f"{self.source}: activation {tensor!r} has {np.size(scale)} scales; only one for a tensor "
@@ -255,7 +277,7 @@ class Unfolding:
         return self.form.ranges.setdefault(tensor, found)
 
     def _keep_captured(self, node: onnx.NodeProto) -> None:
-        """Give what bodies of `node` read its own name again."""
+        """Restore the original names of tensors that bodies of `node` read."""
         if not _has_body(node):
             return
         alone = onnx.GraphProto(node=[node])
@@ -297,7 +319,7 @@ class Unfolding:
             copies = [type(one).FromString(one.SerializeToString()) for one in values]
             self.graph.ClearField(name)
             getattr(self.graph, name).extend(copies)
-        # Tensors of quantized numbers are float now.
+        # Tensors of quantized numbers have become float.
         del self.graph.value_info[:]
 
     def _find_quantized_outputs(self) -> set[str]:
@@ -312,7 +334,7 @@ class Unfolding:
 
 
 def find_stored_type(node: onnx.NodeProto | None, zero_point: NDArray[Any] | None) -> np.dtype[Any]:
-    """Return the type of the numbers that a QuantizeLinear writes: of its zero point, or by its attribute."""
+    """Return the type of the numbers of a QuantizeLinear: of its zero point, or from its attribute."""
     if zero_point is not None:
         return zero_point.dtype
     kind: np.dtype[Any] = np.dtype(np.uint8)
@@ -323,13 +345,13 @@ def find_stored_type(node: onnx.NodeProto | None, zero_point: NDArray[Any] | Non
 
 
 def limits_of(kind: np.dtype[Any]) -> tuple[float, float]:
-    """Return the smallest and largest number of a type, integer or float8."""
+    """Return the smallest and largest number of an integer or float8 type."""
     info = ml_dtypes.iinfo if "int" in kind.name else ml_dtypes.finfo
     return float(info(kind).min), float(info(kind).max)
 
 
 def _make_name_node(name: str) -> onnx.NodeProto:
-    """Return a node to take the name of."""
+    """Return a node that only carries a name."""
     return helper.make_node("Identity", [], [], name=name)
 
 

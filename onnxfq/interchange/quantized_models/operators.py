@@ -1,4 +1,4 @@
-"""What each operator of quantized numbers is in float: one function an operator, and their table."""
+"""Float equivalents of integer operators: one function per operator, and their table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _quantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     if values is None:
         unfolding.real[node.output[0]] = unfolding.saturate(tensor, node, scale, zero_point)
         return
-    # A float constant with Q: the model computes with what it is rounded to.
+    # A float constant with Q: the model computes with the rounded values.
     kind = helper.np_dtype_to_tensor_dtype(find_stored_type(node, zero_point))
     qtype = next(one for one in QTYPES.values() if one.onnx_type == kind)
     offset = 0 if zero_point is None else zero_point
@@ -71,7 +71,7 @@ def _constant(
     scale: NDArray[Any],
     zero_point: NDArray[Any] | None,
 ) -> str:
-    """Add the float constant that stored numbers stand for, and return its name."""
+    """Add the float constant of stored numbers, and return its name."""
     axis, block = _attribute(node, "axis", 1), _attribute(node, "block_size", 0)
     if "float" not in stored.dtype.name:
         return unfolding.weight(name, grid_of(stored, scale, zero_point, axis, block))
@@ -80,7 +80,7 @@ def _constant(
 
 
 def _dynamic(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    """DynamicQuantizeLinear: the numbers stand for x in units of 1."""
+    """Convert DynamicQuantizeLinear: its numbers stand for x in units of 1."""
     unfolding.real[node.output[0]] = unfolding.name(node.input[0])
     unfolding.quantized.add(node.output[0])
     for name, value in zip(node.output[1:], (1.0, 0.0), strict=False):
@@ -99,7 +99,7 @@ def _qlinear_conv(unfolding: Unfolding, node: onnx.NodeProto) -> None:
 
 
 def _bias(unfolding: Unfolding, node: onnx.NodeProto, slot: int, scale: int, other: int) -> str:
-    """Return the float constant of an int32 bias, whose scale is the product of two others."""
+    """Return the float constant of an int32 bias, whose scale is the product of two other scales."""
     stored = unfolding.array(node.input[slot])
     if stored is None:
         raise ModelError(
@@ -181,7 +181,7 @@ def _concat(unfolding: Unfolding, node: onnx.NodeProto) -> None:
 
 
 def _integer(op: str) -> Handler:
-    """Return the handler of ConvInteger or MatMulInteger: a product of whole numbers, scaled behind it."""
+    """Return the handler of ConvInteger or MatMulInteger: an integer product with a scale behind it."""
 
     def handle(unfolding: Unfolding, node: onnx.NodeProto) -> None:
         inputs = [_whole(unfolding, node, slot, slot + 2) for slot in (0, 1)]
@@ -205,7 +205,7 @@ def _whole(unfolding: Unfolding, node: onnx.NodeProto, slot: int, zero_point: in
 
 
 def _cast(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    """Cast of what an integer product gives: it is float already."""
+    """Convert a Cast of an integer product, which is float already."""
     if node.input[0] in unfolding.quantized and _attribute(node, "to", 0) == onnx.TensorProto.FLOAT:
         unfolding.real[node.output[0]] = unfolding.name(node.input[0])
     else:
@@ -213,7 +213,7 @@ def _cast(unfolding: Unfolding, node: onnx.NodeProto) -> None:
 
 
 def _to_float_product(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    """MatMulIntegerToFloat: A, B, scale of A, scale of B, zero points of both, bias."""
+    """Convert MatMulIntegerToFloat: A, B, scale of A, scale of B, zero points of both, bias."""
     a = unfolding.name(node.input[0])
     stored, scale = unfolding.array(node.input[1]), unfolding.array(node.input[3])
     offset = unfolding.array(node.input[5]) if len(node.input) > 5 and node.input[5] else None
@@ -226,7 +226,7 @@ def _to_float_product(unfolding: Unfolding, node: onnx.NodeProto) -> None:
 
 
 def _dynamic_product(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    """DynamicQuantizeMatMul: A in float, B, its scale and zero point, bias."""
+    """Convert DynamicQuantizeMatMul: A in float, B, its scale and zero point, bias."""
     stored, scale = unfolding.array(node.input[1]), unfolding.array(node.input[2])
     offset = unfolding.array(node.input[3]) if len(node.input) > 3 and node.input[3] else None
     if stored is None or scale is None:
@@ -250,7 +250,7 @@ def _product(unfolding: Unfolding, node: onnx.NodeProto, inputs: list[str], bias
 
 
 def _matmul_nbits(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    """MatMulNBits: numbers of 2, 4 or 8 bits packed along K in blocks, the lowest bits first."""
+    """Convert MatMulNBits: numbers of 2, 4 or 8 bits packed along K in blocks, the lowest bits first."""
     size = {name: _attribute(node, name, 0) for name in ("K", "N", "bits", "block_size")}
     packed, scale = unfolding.array(node.input[1]), unfolding.array(node.input[2])
     zeros = unfolding.array(node.input[3]) if len(node.input) > 3 and node.input[3] else None

@@ -1,4 +1,4 @@
-"""`Grid`: how a source model stores a constant, and what numbers that stands for."""
+"""`Grid`: integers and scales of a constant in a source model, and its real values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from onnxfq.numerics.layout import Layout, expand_params
 
 @dataclass(frozen=True)
 class Grid:
-    """A constant as whole numbers.
+    """A constant as integers.
 
-    steps: the numbers minus their zero points, int32, of the constant's shape. scale: float32, in the shape
-    that `granularity` gives.
+    Attributes:
+        steps: the numbers minus their zero points, int32, of the constant's shape.
+        scale: float32, in the shape that `granularity` gives.
+        granularity: of the scale.
     """
 
     steps: NDArray[np.int32]
@@ -31,7 +33,7 @@ class Grid:
         return np.asarray(self.steps.astype(np.float32) * self._expand(self.scale), np.float32)
 
     def positive(self) -> Grid:
-        """Return the same numbers with no negative scale, as onnxruntime's 4-bit quantizer writes them."""
+        """Return the same numbers without negative scales, which onnxruntime's 4-bit quantizer writes."""
         turned = np.sign(self._expand(self.scale)).astype(np.int32)
         return Grid(self.steps * turned, np.abs(self.scale), self.granularity)
 
@@ -43,10 +45,10 @@ class Grid:
         return expand_params(params, self.steps.shape, self.granularity)
 
     def scale_for(self, placement: Placement) -> NDArray[np.float32] | None:
-        """Return the scale in the granularity of `placement`, when its type holds the steps; else None.
+        """Return the scale in the granularity of `placement` if its type holds the steps; else None.
 
-        Of 4 bits it may lack the largest one, the 8 that a turned -8 is: one number of a block that comes out
-        a step smaller costs less than all of them rounded anew.
+        A 4-bit type may lack the largest number, the 8 of a negated -8: one number of a block that is a step
+        smaller costs less than rounding all numbers again.
         """
         spec, shape = placement.spec, self.steps.shape
         qtype = spec.grid
@@ -67,7 +69,7 @@ def grid_of(
     axis: int = 1,
     block_size: int = 0,
 ) -> Grid:
-    """Return the grid that a DequantizeLinear reads; the arguments are its inputs and attributes."""
+    """Return the grid of a DequantizeLinear; the arguments are its inputs and attributes."""
     factor = np.asarray(scale, np.float32)
     offset = np.zeros((), np.int32) if zero_point is None else np.asarray(zero_point).astype(np.int32)
     if factor.size == 1 and not block_size:

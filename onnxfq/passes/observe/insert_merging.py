@@ -1,6 +1,7 @@
-"""Put a MergeStatistics node on every placed activation, its state an input and an output of the graph.
+"""Insertion of MergeStatistics nodes with graph-level states.
 
-So statistics stay where the model runs: fed and fetched under the same memory, a state grows from run to run.
+Statistics therefore stay where the model runs: fed and fetched from the same memory, a state grows from run
+to run.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ from onnxfq.passes.observe.subgraph_state import CarriedState, make_empty_state
 
 @dataclass(frozen=True)
 class InsertMerging(Pass):
-    """Merge what every activation of `plan` is into its state, in bodies too. The model's own outputs go.
+    """Merge the statistics of every activation of `plan` into its state, in bodies too.
 
-    What the plan quantizes by axis or in blocks has a state for each group. What it equalizes has the ranges
-    of its channels merged too. feed_ranges: give the statistics of the run alone too, without a histogram.
-    all_finite: a NaN or an infinity ends the run, so ranges need not leave them out.
+    The model's own outputs are removed. Tensors quantized by axis or in blocks have a state for each group.
+    Equalized tensors also merge the ranges of their channels.
+
+    Attributes:
+        plan: the activations to observe.
+        feed_ranges: also output the statistics of the single run, without a histogram.
+        all_finite: a NaN or an infinity ends the run, so ranges need not exclude them.
     """
 
     plan: Plan
@@ -37,11 +42,11 @@ class InsertMerging(Pass):
     all_finite: bool = False
 
     def requires(self, model: Model) -> None:
-        """Raise PlanError when the plan is another model's."""
+        """Raise PlanError when the plan belongs to another model."""
         self.plan.check_model(model.sha256)
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
-        """Add the nodes; what only the old outputs needed is removed."""
+        """Add the nodes; remove nodes that only the old outputs needed."""
         editor, around = Editor(graph), holders(graph)
         outputs: list[gs.Variable] = []
         for placement in self.plan.activations:

@@ -1,4 +1,4 @@
-"""Put an Observe node on every placed activation and make its results the outputs of the graph."""
+"""Insertion of Observe nodes with results as graph outputs."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from onnxfq.passes.observe.subgraph_state import CarriedState, enclosing, make_e
 
 OBSERVE_OUTPUTS = HISTOGRAM.outputs
 STATE_OUTPUT = "state"
-"""In their place, of what is observed in a Loop or a Scan: the state of operator MergeStatistics."""
+"""Output for a tensor in a Loop or a Scan, instead of OBSERVE_OUTPUTS: the state of MergeStatistics."""
 
 MOST_HISTOGRAM_BYTES = 64 << 20
-"""What histograms may take that a Loop or Scan carries, and copies, from one iteration to the next."""
+"""Largest histograms that a Loop or Scan carries, and copies, between iterations."""
 
 
 def observe_output(tensor: str, output: str) -> str:
-    """Name of one result of the observer of `tensor`."""
+    """Return the name of one result of the observer of `tensor`."""
     return f"{tensor}/observe/{output}"
 
 
 def find_observed_shape(placement: Placement, tensor: gs.Tensor) -> tuple[int, ...] | None:
-    """Return the shape of a scale of the placed activation; None where it is observed as a whole.
+    """Return the scale shape of the placed activation; None if it is observed as a whole.
 
-    Raises PlanError where the number of groups is open, or larger than an observer takes.
+    Raises PlanError when the number of groups is open, or larger than an observer supports.
     """
     granularity, shape = placement.spec.observed_granularity, tensor.shape
     if granularity == PER_TENSOR:
@@ -55,8 +55,8 @@ def find_observed_shape(placement: Placement, tensor: gs.Tensor) -> tuple[int, .
         axis = open_axis(granularity, shape)
         if axis is not None:
             raise PlanError(
-                f"{where}, and its axis {axis} is open: every group needs statistics of its own; fix that "
-                "dimension, or remove axis and block sizes from the plan"
+                f"{where}, and its axis {axis} is open: every group needs separate statistics; fix it, "
+                "or remove axis and block sizes from the plan"
             )
         groups = Layout(granularity, [n if isinstance(n, int) else 1 for n in shape]).scale_shape
     except SpecError as error:
@@ -67,27 +67,27 @@ def find_observed_shape(placement: Placement, tensor: gs.Tensor) -> tuple[int, .
 
 
 def group_attributes(placement: Placement, tensor: gs.Tensor) -> tuple[int | None, dict[str, Any]]:
-    """Return the number of groups, None for a whole tensor, and the attributes that ask for them."""
+    """Return the number of groups, None for a whole tensor, and the node attributes for them."""
     groups = find_observed_shape(placement, tensor)
     return (None, {}) if groups is None else (prod(groups), placement.spec.granularity.attributes)
 
 
 @dataclass(frozen=True)
 class InsertObservers(Pass):
-    """Observe every activation of `plan`, in bodies too. The model's own outputs go: none is read.
+    """Observe every activation of `plan`, in bodies too; the model's own outputs are removed.
 
-    What the plan quantizes by axis or in blocks is observed so, each group by itself. Of what it
-    equalizes the ranges of the channels are given too.
+    Tensors quantized by axis or in blocks are observed per group. Equalized tensors also output the ranges of
+    their channels.
     """
 
     plan: Plan
 
     def requires(self, model: Model) -> None:
-        """Raise PlanError when the plan is another model's."""
+        """Raise PlanError when the plan belongs to another model."""
         self.plan.check_model(model.sha256)
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
-        """Add the observers; what only the old outputs needed is removed."""
+        """Add the observers; remove nodes that only the old outputs needed."""
         editor, around = Editor(graph), holders(graph)
         outputs: list[gs.Variable] = []
         for name in (p.tensor for p in self.plan.activations):
@@ -108,14 +108,14 @@ class InsertObservers(Pass):
 
 
 def _iterated(around: dict[int, Holder], scope: gs.Graph) -> Holder | None:
-    """Return the innermost Loop or Scan around `scope`, if there is one."""
+    """Return the innermost Loop or Scan around `scope`, None if there is none."""
     return next((holder for holder in enclosing(around, scope) if holder.node.op != "If"), None)
 
 
 def _observe(editor: Editor, around: dict[int, Holder], placement: Placement) -> list[gs.Variable]:
     """Put operator Observe on a tensor of the main graph or of branches; return the outputs.
 
-    A branch that is not taken gives what observing no value gives.
+    A branch that is not taken returns the result of observing no values.
     """
     name, tensor = placement.tensor, editor.tensor(placement)
     groups, attrs = group_attributes(placement, tensor)
@@ -143,7 +143,7 @@ def _observe(editor: Editor, around: dict[int, Holder], placement: Placement) ->
 
 
 def _make_empty_state(editor: Editor, groups: int | None) -> list[gs.Constant]:
-    """Return what operator Observe gives of no value, for a tensor as a whole or for each of its groups."""
+    """Return the results of operator Observe for no values, of a whole tensor or of each group."""
     arrays = read_state(empty_state(False, groups))
     return [
         editor.constant(f"onnxfq/observe/nothing/{groups}/{part}", partial(make_constant, values=array))
@@ -154,13 +154,13 @@ def _make_empty_state(editor: Editor, groups: int | None) -> list[gs.Constant]:
 def _merge(editor: Editor, around: dict[int, Holder], placement: Placement, node: gs.Node) -> gs.Variable:
     """Put operator MergeStatistics on a tensor in the body of `node`, Loop or Scan; return the output.
 
-    Raises PlanError where the state would be too large to carry.
+    Raises PlanError when the state would be too large to carry.
     """
     name, tensor = placement.tensor, editor.tensor(placement)
     groups, attrs = group_attributes(placement, tensor)
     if groups is not None and 8 * BIN_COUNT * groups > MOST_HISTOGRAM_BYTES:
         raise PlanError(
-            f"tensor {name!r} has {groups} groups, and the {node.op} {node.name!r} around it would "
+            f"tensor {name!r} has {groups} groups, and its {node.op} {node.name!r} would "
             f"carry {8 * BIN_COUNT * groups >> 20} MB of their statistics, more than "
             f"{MOST_HISTOGRAM_BYTES >> 20}; use per_tensor or larger blocks"
         )
@@ -170,9 +170,10 @@ def _merge(editor: Editor, around: dict[int, Holder], placement: Placement, node
 
 
 def clear_names(editor: Editor, observed: str, names: Iterable[str]) -> None:
-    """Rename what has one of `names`, results of observing `observed`: the observed model is not written.
+    """Rename tensors that have one of `names`, the results of observing `observed`.
 
-    Raises PlanError for an input, whose name the feeds give.
+    The observed model is never written, so its tensors may change names. Raises PlanError for an input,
+    because feeds use its name.
     """
     for name in names:
         taken = editor.find(name)

@@ -1,4 +1,4 @@
-"""The ranges of channels, merged from run to run by operators of ONNX, which have kernels on every device."""
+"""Channel ranges merged between runs by ONNX operators, which have kernels on every device."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from onnxfq.graph.edit import Editor
 from onnxfq.passes.observe.insert_observers import clear_names
 
 _AXES_AS_INPUT = 18
-"""Opset from which on ReduceMin and ReduceMax take their axes as an input."""
+"""First opset in which ReduceMin and ReduceMax take their axes as an input."""
 
 _ENDS = (("ReduceMin", "Min", np.inf), ("ReduceMax", "Max", -np.inf))
-"""Of the ends of a range: operators that find it in a run and merge it, value that changes neither."""
+"""For each end of a range: operators that find it in a run and merge it, neutral value."""
 
 
 def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite: bool) -> list[gs.Variable]:
-    """Merge the ranges of an equalized activation's channels into inputs of the graph; return the outputs.
+    """Merge the channel ranges of an equalized activation into graph inputs; return the outputs.
 
-    all_finite: there is no NaN and no infinity to be left out.
+    Args:
+        editor: of the graph.
+        placement: the equalized activation.
+        opset: of the model.
+        all_finite: whether there is no NaN and no infinity to exclude.
     """
     tensor, names = editor.tensor(placement), ChannelNames.from_tensor(placement.tensor)
     clear_names(editor, placement.tensor, [*names.given, *names.merged])
@@ -42,7 +46,7 @@ def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite:
 
     is_finite = None
     if not all_finite:
-        # What is finite differs from itself by 0, an infinity or a NaN by NaN.
+        # A finite number minus itself is 0, an infinity or a NaN gives NaN.
         difference = add("Sub", f"{placement.tensor}/channels/difference", [tensor, tensor])
         zero = constant("zero", 0)
         is_finite = add("Equal", f"{placement.tensor}/channels/is_finite", [difference, zero])

@@ -1,4 +1,4 @@
-"""What is around a body, If, Loop or Scan, and where a state goes through it."""
+"""Owner nodes of a body (If, Loop, Scan), and the path of a state through them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxfq.graph.model import bodies, list_graphs
 
 @dataclass(frozen=True)
 class Holder:
-    """The node around a body, and the graph or body that has this node."""
+    """The owner node of a body, and the graph or body that contains this node."""
 
     scope: gs.Graph
     node: gs.Node
@@ -20,7 +20,7 @@ class Holder:
 
 
 def holders(graph: gs.Graph) -> dict[int, Holder]:
-    """Return what holds each body of `graph`, by the id of the body."""
+    """Return the holder of each body of `graph`, by the id of the body."""
     return {
         id(body): Holder(scope, node, body)
         for scope in list_graphs(graph)
@@ -30,9 +30,9 @@ def holders(graph: gs.Graph) -> dict[int, Holder]:
 
 
 def place_of_state(node: gs.Node) -> tuple[int, int, int]:
-    """Return how many states Loop or Scan `node` carries, and what its body has before them: inputs, outputs.
+    """Return (states that Loop or Scan `node` carries, body inputs before them, body outputs before them).
 
-    Both have states first and then what is scanned: Loop after the trip count and the condition.
+    Both put states before scanned tensors; Loop puts the trip count and the condition first.
     """
     if node.op != "Loop":
         return len(node.inputs) - node.attrs["num_scan_inputs"], 0, 0
@@ -42,6 +42,6 @@ def place_of_state(node: gs.Node) -> tuple[int, int, int]:
 
 
 def insert_tensors(tensors: list[gs.Tensor], at: int, more: Sequence[gs.Tensor]) -> None:
-    """Put `more` into a list of inputs or outputs, the first of them at `at`."""
+    """Insert `more` into a list of inputs or outputs, the first of them at `at`."""
     for offset, tensor in enumerate(more):
         tensors.insert(at + offset, tensor)

@@ -1,8 +1,8 @@
-"""One state from the main graph into an If, Loop or Scan body and out again.
+"""Loop-carried state through If, Loop and Scan, from the main graph and back.
 
-If: the body reads the state from outside, and every other branch gives it back unchanged. Loop and Scan: the
-body carries it from one iteration to the next. What a body gives without reading the state goes the same way,
-through If alone: the state is then what a branch gives that was not taken.
+If: the body reads the state from outside, and every other branch returns it unchanged. Loop and Scan: the
+body carries it from one iteration to the next. A result that does not read the state leaves its body the same
+way, through If alone: the state is then the result of a branch that was not taken.
 """
 
 from __future__ import annotations
@@ -21,12 +21,20 @@ from onnxfq.passes.observe.subgraph_owners import Holder, insert_tensors, place_
 
 
 class CarriedState:
-    """The way of a state into `scope`, a body or the main graph itself."""
+    """Path of a state into `scope`, a body or the main graph itself."""
 
     def __init__(
         self, editor: Editor, around: dict[int, Holder], scope: gs.Graph, start: gs.Tensor, name: str
     ) -> None:
-        """Lead `start`, of the main graph, to `scope`. around: of `holders`. name: begins what is added."""
+        """Lead `start` to `scope`.
+
+        Args:
+            editor: of the graph.
+            around: result of `holders`.
+            scope: the body or main graph that uses the state.
+            start: the state, a tensor of the main graph.
+            name: prefix of all added names.
+        """
         self._editor, self._name, self._start = editor, name, start
         self._steps: list[tuple[Holder, int, gs.Tensor]] = []
         given = start
@@ -39,10 +47,10 @@ class CarriedState:
                 insert_tensors(holder.body.inputs, before + at, [given])
             self._steps.append((holder, at, outside))
         self.inside = given
-        """What a node in the scope reads."""
+        """The state that nodes in the scope read."""
 
     def export_state(self, changed: gs.Variable) -> gs.Variable:
-        """Return a variable of the main graph that holds `changed`, what a node in the scope gives."""
+        """Return a variable of the main graph that holds `changed`, a result of a node in the scope."""
         for holder, at, outside in reversed(self._steps):
             outer = self._variable("outer", changed)
             if holder.node.op == "If":
@@ -57,9 +65,10 @@ class CarriedState:
         return changed
 
     def merge(self, tensor: gs.Tensor, attrs: dict[str, Any]) -> gs.Variable:
-        """Merge what `tensor`, in the scope, is into the state by operator MergeStatistics.
+        """Merge the statistics of `tensor`, in the scope, into the state by operator MergeStatistics.
 
-        Return a variable of the main graph that holds it and has the name given at first.
+        Returns:
+            A variable of the main graph that holds the state and has the name from the constructor.
         """
         made = self._editor.variable(f"{self._name}/inside", like=self._start)
         sources = [tensor, self.inside]
@@ -79,7 +88,7 @@ class CarriedState:
 
 
 def make_empty_state(editor: Editor, histogram: bool, groups: int | None) -> gs.Constant:
-    """Return what `empty_state` returns as a constant."""
+    """Return the result of `empty_state` as a constant."""
     state = empty_state(histogram, groups)
     sizes = state.shape if histogram else state.shape[:-1]
     name = "/".join(["onnxfq/statistics/empty", *map(str, sizes)])
@@ -87,7 +96,7 @@ def make_empty_state(editor: Editor, histogram: bool, groups: int | None) -> gs.
 
 
 def enclosing(around: dict[int, Holder], scope: gs.Graph) -> list[Holder]:
-    """Return what holds `scope`, what holds that, and so on."""
+    """Return the holders around `scope`, innermost first."""
     found = []
     holder = around.get(id(scope))
     while holder is not None:

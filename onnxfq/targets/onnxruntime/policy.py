@@ -1,4 +1,4 @@
-"""ONNX Runtime's CPU provider: which Q/DQ kernels it has, and what its fusion takes."""
+"""ONNX Runtime's CPU provider: limits of Q/DQ kernels and fusions, tried on ONNX Runtime 1.31.1."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
 from onnxfq.targets.target import Target
 
-# With uint8 inputs these are fused above ORT_ENABLE_BASIC, however many scales the input has, and the fused
-# kernels (QLinearConv, QLinearMatMul, MatMulIntegerToFloat) fail unless it is one: tried on 1.31.1.
+# Above ORT_ENABLE_BASIC these are fused for uint8 inputs with any number of scales. The fused kernels
+# (QLinearConv, QLinearMatMul, MatMulIntegerToFloat) fail with more than one scale: tried on 1.31.1.
 _ONE_SCALE_FUSED = ("Conv", "MatMul")
 
-# The one form of DynamicQuantizeLinear.
+# The only form of DynamicQuantizeLinear.
 _DYNAMIC = QuantSpec(qtype="uint8", symmetric=False, dynamic=True)
 
 
@@ -33,7 +33,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
 
 
 def _refuses_groups(placement: Placement, operands: Operands) -> str:
-    """Return why an activation cannot have several scales that are constants of the model."""
+    """Return why an activation cannot have several constant scales; empty if it can."""
     spec, carrier = placement.spec, find_storage_qtype(placement.spec.qtype)
     if placement.role != "activation" or spec.observed_granularity == PER_TENSOR:
         return ""
@@ -55,7 +55,7 @@ def _keeps_float(operands: Operands) -> str:
         if spec.dynamic:
             return f"DynamicQuantizeLinear takes float32 only, and {placement.tensor!r} is {kind}"
         if spec.scale_type != "float32":
-            return f"scales have the type of {placement.tensor!r}, and {kind} lacks the small ones of blocks"
+            return f"scales have the type of {placement.tensor!r}, and {kind} lacks small scales of blocks"
     return ""
 
 

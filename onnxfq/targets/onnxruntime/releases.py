@@ -1,4 +1,4 @@
-"""What releases of ONNX Runtime read, and models kept to it."""
+"""Opset and IR limits of ONNX Runtime releases, and models limited to them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RELEASES = {
 
 _BLOCKS = "scales of blocks"
 
-# What a release has no kernels for though it reads opset and IR version: each tried, on DequantizeLinear.
+# Types without kernels in a release that reads their opset and IR version: each tried on DequantizeLinear.
 _LACKING = {(1, 18): {"INT4", "UINT4", _BLOCKS}}
 
 # Element types and the IR versions that brought them, from onnx.proto's history of versions.
@@ -51,7 +51,14 @@ _FORM = re.compile(r"(?:onnxruntime|ort)\s*==\s*(\d+)\.(\d+)(?:\.\d+)?")
 
 @dataclass(frozen=True)
 class Release:
-    """A release of ONNX Runtime, as `1.18`: the newest opset and IR version it runs, and what it lacks."""
+    """Limits of one release of ONNX Runtime.
+
+    Attributes:
+        name: the release, such as `1.18`.
+        opset: newest opset that it runs.
+        ir_version: newest IR version that it runs.
+        lacking: element types and forms without kernels.
+    """
 
     name: str
     opset: int
@@ -59,7 +66,12 @@ class Release:
     lacking: frozenset[str] = frozenset()
 
     def check_opset(self, opset: int, what: str) -> None:
-        """Raise ModelError when `what` is at, or needs, an opset that this release does not read."""
+        """Raise ModelError if this release does not read `opset`.
+
+        Args:
+            opset: version to check.
+            what: beginning of the message, such as "recipe NAME needs".
+        """
         if opset > self.opset:
             raise ModelError(
                 f"{what} opset {opset}, and onnxruntime {self.name} reads {self.opset} at most; export the "
@@ -69,7 +81,7 @@ class Release:
     def limit_model(self, proto: onnx.ModelProto, recipe: str) -> onnx.ModelProto:
         """Return `proto` with an IR version that this release reads.
 
-        Raises ModelError when none will do, or when the release has no kernels for something in it.
+        Raises ModelError if no IR version will do, or if the release lacks kernels for the model.
         """
         if self is _ANY:
             return proto
@@ -96,9 +108,9 @@ _ANY = Release("of any version", 1 << 31, 1 << 31)
 
 
 def release_of(words: str | None) -> Release:
-    """Return the release that `words` name, as `onnxruntime==1.18`; for None one that reads everything.
+    """Return the release that `words` name, such as `onnxruntime==1.18`; for None one that reads everything.
 
-    Raises RecipeError for others.
+    Raises RecipeError for unknown releases.
     """
     if words is None:
         return _ANY
@@ -109,15 +121,15 @@ def release_of(words: str | None) -> Release:
     version = int(found[1]), int(found[2])
     if version not in _RELEASES:
         raise RecipeError(
-            f"what onnxruntime {version[0]}.{version[1]} reads is not known; known are {known[0]} to "
-            f"{known[-1]}"
+            f"the limits of onnxruntime {version[0]}.{version[1]} are unknown; known releases are "
+            f"{known[0]} to {known[-1]}"
         )
     lacking = frozenset(_LACKING.get(version, ()))
     return Release(f"{version[0]}.{version[1]}", *_RELEASES[version], lacking)
 
 
 def _find_needed_ir(proto: onnx.ModelProto) -> tuple[int, str]:
-    """Return (the lowest IR version that may carry `proto`, what needs it)."""
+    """Return (lowest IR version for `proto`, feature that needs it)."""
     opset = default_opset(proto)
     needs = [(lowest_ir(opset), f"opset {opset}")]
     if proto.functions:
@@ -139,6 +151,6 @@ def _types(proto: onnx.ModelProto) -> list[str]:
 
 
 def _forms(proto: onnx.ModelProto) -> set[str]:
-    """Return what else of `proto` not every release has."""
+    """Return the forms in `proto`, apart from element types, that some releases lack."""
     nodes = [node for node in list_nodes(proto.graph) if node.op_type in QDQ_OPS]
     return {_BLOCKS for node in nodes for a in node.attribute if a.name == "block_size" and a.i}

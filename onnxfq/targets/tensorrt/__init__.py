@@ -22,7 +22,7 @@ from onnxfq.targets.tensorrt.tools.runner import run_engine
 
 
 def _prepare(model: Model) -> Model:
-    """Return `model` with the guards of masked attention behind its products; itself where it has none."""
+    """Return `model` with masked-row guards moved after their attention; itself if it has none."""
     if not any(node.op_type == "IsNaN" for node in list_nodes(model.proto.graph)):
         return model
     proto = onnx.ModelProto()
@@ -36,7 +36,7 @@ def _prepare(model: Model) -> Model:
 
 def _keeps_float32(node: onnx.NodeProto, half: FloatInfo) -> str | None:
     if node.op_type == "TRT_FP4DynamicQuantize":
-        return "TensorRT's float4 is made of float32"
+        return "TensorRT quantizes float4 from float32"
     if node.domain == DOMAIN:
         return ""
     if node.op_type == "ConvTranspose" and half.name == "bfloat16":

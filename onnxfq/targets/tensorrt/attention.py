@@ -1,8 +1,8 @@
-"""Attention as TensorRT fuses it: both of its products in low precision or neither, and what is not fused.
+"""Fused attention of TensorRT: both products in low precision or neither.
 
-Source: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; int8 heads of 16, 32 or 64
-and up to 512 tokens, float8 heads of up to 256; half of it quantized is not fused. Tried on TensorRT for
-RTX 1.7.1, and so is what becomes of weight-only products behind a fused attention.
+Measured on TensorRT for RTX 1.7.1, limits and weight-only products behind a fused attention alike. Source of
+the limits: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; int8 heads of 16, 32 or 64
+and up to 512 tokens, float8 heads of up to 256. An attention with one quantized product is not fused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.graph.follow import readers_behind
 from onnxfq.graph.patterns.attention import Attention, find_attentions
 from onnxfq.placement.decision import NodeDecision
+from onnxfq.support.reasons import Reason
 
 INT8_HEADS = (16, 32, 64)
 """Head sizes of the fused int8 kernel (NVIDIA, fused attention)."""
@@ -22,11 +23,11 @@ INT8_TOKENS = 512
 FLOAT8_HEAD = 256
 
 MOVES_BEHIND = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
-"""What may stand between a fused attention and the product behind it."""
+"""Operators allowed between a fused attention and the product behind it."""
 
 
 def decide_attentions(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list[NodeDecision]:
-    """Return `decisions` with no attention quantized by half, and the limits of fused kernels told.
+    """Return `decisions` with each attention quantized whole or not at all, and notes on fusion limits.
 
     Weight-only products behind an attention of one sample stay in float.
     """
@@ -45,7 +46,9 @@ def decide_attentions(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -
                 f"half of an attention: {kept.node!r} stays in float ({kept.why_float}), and TensorRT fuses "
                 "all of an attention or none"
             )
-            found[quantized[0].node] = replace(quantized[0], placements=(), why_float=why)
+            found[quantized[0].node] = replace(
+                quantized[0], placements=(), why_float=Reason("attention", why)
+            )
         elif quantized:
             note = _explain_unfused(attention, quantized[0])
             for decision in quantized if note else ():
@@ -54,7 +57,7 @@ def decide_attentions(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -
 
 
 def _projections(found: dict[str, NodeDecision], attention: Attention[gs.Node]) -> Iterator[NodeDecision]:
-    """Yield weight-only products behind an attention of one sample, as float, for TensorRT makes them so."""
+    """Yield weight-only products behind an attention of one sample, as float: TensorRT runs them in float."""
     if _size(attention.scores.inputs[0], 0) != 1 or count_tokens(attention) == 1:
         return
     for node in readers_behind(attention.mix.outputs[0], MOVES_BEHIND):
@@ -64,23 +67,23 @@ def _projections(found: dict[str, NodeDecision], attention: Attention[gs.Node]) 
         if all(placement.role == "weight" for placement in decision.placements):
             why = (
                 f"behind the attention of {attention.mix.name!r}, with a batch fixed at 1, TensorRT makes "
-                "weights float before each run; export the model with an open batch to have it quantized"
+                "weights float before each run; export with an open batch"
             )
-            yield replace(decision, placements=(), why_float=why)
+            yield replace(decision, placements=(), why_float=Reason("attention", why))
 
 
 def _is_static(decision: NodeDecision) -> bool:
-    """Tell whether scales are constants: of block formats TensorRT has no fused attention."""
+    """Tell whether all scales are constants: TensorRT fuses no attention in block formats."""
     return all(p.spec.scale_type == "float32" and not p.spec.dynamic for p in decision.placements)
 
 
 def exceed_limit(is_float8: bool, head: int | None, tokens: int | None) -> str:
-    """Return which limit of TensorRT's fused attention is exceeded; empty for none, or sizes not known.
+    """Return the exceeded limit of TensorRT's fused attention; empty for none, or for unknown sizes.
 
     Args:
         is_float8: whether queries are float8, int8 otherwise.
-        head: how many numbers a query has.
-        tokens: how many queries or keys there are.
+        head: size of a query.
+        tokens: number of queries or keys.
     """
     if head is not None and (head > FLOAT8_HEAD if is_float8 else head not in INT8_HEADS):
         allowed = f"up to {FLOAT8_HEAD}" if is_float8 else ", ".join(map(str, INT8_HEADS))
@@ -91,13 +94,13 @@ def exceed_limit(is_float8: bool, head: int | None, tokens: int | None) -> str:
 
 
 def count_tokens(attention: Attention[gs.Node]) -> int | None:
-    """Return how many queries or keys there are, the larger number of the two; None when neither is known."""
+    """Return the number of queries or keys, whichever is larger; None if neither is known."""
     queries, keys = attention.scores.inputs[:2]
     return max((n for n in (_size(queries, -2), _size(keys, -1)) if n), default=None)
 
 
 def _explain_unfused(attention: Attention[gs.Node], decision: NodeDecision) -> str:
-    """Return why both products run by themselves; empty when they are fused, or it is not known."""
+    """Return why both products run separately; empty if they are fused, or if it is unknown."""
     is_float8 = decision.placements[0].spec.qtype.is_float
     limit = exceed_limit(is_float8, _size(attention.scores.inputs[0], -1), count_tokens(attention))
     return f"not fused: TensorRT's {'float8' if is_float8 else 'int8'} attention has {limit}" if limit else ""

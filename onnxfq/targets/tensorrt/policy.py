@@ -1,7 +1,8 @@
-"""TensorRT 10 and 11, explicit quantization: what its parser takes and its builder fuses.
+"""TensorRT 10 and 11 with explicit quantization: limits of parser and fusions.
 
 The rules are NVIDIA's documented ones (explicit quantization; IQuantizeLayer and IDequantizeLayer in
-NvInfer.h), tried on TensorRT for RTX 1.7.1, whose parser and builder need no GPU.
+NvInfer.h), tried on TensorRT for RTX 1.7.1, whose parser and builder need no GPU. Limits of weight-only
+products (one-row int8, odd sizes, stacks of matrices) were measured on TensorRT for RTX 1.7.1 alone.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from onnxfq.targets.tensorrt.attention import decide_attentions
 from onnxfq.targets.tensorrt.qkv_projections import join_pairs
 
 LARGEST_FLOAT8_KERNEL = 32
-"""Elements of a Conv kernel window, 5 x 5 and less: above, the builder has no float8 kernel."""
+"""Largest Conv window in elements that the builder has a float8 kernel for: 5 x 5 fits, 6 x 6 does not."""
 
 ONE_ROW_INT8 = (1024, 512)
-"""Largest K and N of int8 weights that stay int8 where one row is multiplied and activations are float.
+"""Largest K and N of int8 weights that stay int8 with one input row and float activations.
 
-Tried one by one on TensorRT for RTX 1.7.1; two rows and more, an open number of them, and int4 have no limit.
+Measured one by one on TensorRT for RTX 1.7.1; two rows or more, an open number of rows, and int4 have no limit.
 """
 
 _BOTH_SIDES = ("int8", "float8e4m3fn")
@@ -66,14 +67,14 @@ def _refuses(placement: Placement, operands: Operands) -> str:
 
 
 def _refuses_made(placement: Placement, operands: Operands) -> str:
-    """Return why TensorRT has no such scales: it has those of MXFP8 and NVFP4, made from the values."""
+    """Return why TensorRT does not support these scales; it supports only derived scales of MXFP8 and NVFP4."""
     spec = placement.spec
     remedy = "use recipe tensorrt-mxfp8 or tensorrt-nvfp4"
     if spec.scale_type == "float32":
         return f"TensorRT has no DynamicQuantizeLinear; use dynamic: false, or {remedy.removeprefix('use ')}"
     name = block_format_name(spec.qtype, spec.scale_type)
     block = BLOCK_FORMATS[name].block_size if name else None
-    # A convolution, which has no one summed axis, stays in float.
+    # A convolution, without a single summed axis, stays in float.
     if not name or (operands.node.op in _MULTIPLIED and spec.granularity.block_size != block):
         return (
             f"TensorRT has no {spec.qtype} {spec.granularity} with {spec.scale_type} scales; {remedy}, or "
@@ -83,7 +84,7 @@ def _refuses_made(placement: Placement, operands: Operands) -> str:
 
 
 def _carrier(qtype: QType) -> str:
-    """Return the name of the type that is written: int5 is int8 with a Clip."""
+    """Return the name of the storage type: int5 is stored as int8 with a Clip."""
     return (find_storage_qtype(qtype) or qtype).name
 
 
@@ -113,24 +114,24 @@ def _keeps_float(operands: Operands) -> str:
 
 
 def _alone_in_float(operands: Operands, placement: Placement, base: str) -> str:
-    """Return why weights of 4 or 8 bits would become float where activations are; empty when they stay.
+    """Return why weights of 4 or 8 bits would become float next to float activations; empty if they stay.
 
-    Tried one by one on TensorRT for RTX 1.7.1.
+    Measured one by one on TensorRT for RTX 1.7.1.
     """
     node, first = operands.node, weight_source(operands.node, 0)
     if first is not None and first.tensor.name == placement.tensor:
         left = node.inputs[0].shape
         k = _sizes(node, 0, left if left is not None else operands.weight_shapes[placement.tensor])[0]
         if base == "int4":
-            return "TensorRT has no int4 for the first matrix of a product, its builder ends over it"
+            return "TensorRT's builder aborts on an int4 left-hand operand"
         return _ODD.format(f"{k} to sum over") if k % 2 else ""
     if node.op not in _MULTIPLIED:
         return ""
     rows, matrix = (tensor.shape for tensor in node.inputs[:2])
-    # The weight may have come through a Transpose: its shape here is that in front of the node.
+    # The weight may pass a Transpose: this is its shape at the node.
     shape = matrix if matrix is not None else operands.weight_shapes[placement.tensor]
     if prod(shape[:-2]) > 1 and (rows is None or list(rows[:-2]) != list(shape[:-2])):
-        return "TensorRT expands a stack of matrices to float where it multiplies each with all of the input"
+        return "TensorRT expands a stack of matrices to float if each one multiplies the whole input"
     k, n = _sizes(node, 1, shape)
     if rows is not None and all(size == 1 for size in rows[:-1]):
         return _explain_one_row(k, n) if base == "int8" and len(shape) == 2 else ""
@@ -139,11 +140,11 @@ def _alone_in_float(operands: Operands, placement: Placement, base: str) -> str:
     return _ODD.format(f"{k} to sum over") if base == "int8" and k % 2 and n > 1 else ""
 
 
-_ODD = "TensorRT multiplies in float where only the weight has few bits and a size of it is odd: {}"
+_ODD = "TensorRT multiplies in float if only the weight has few bits and one of its sizes is odd: {}"
 
 
 def _sizes(node: gs.Node, slot: int, shape: Sequence[int]) -> tuple[int, int]:
-    """Return (summed, not summed) of the matrix at `slot`, which has `shape` there."""
+    """Return (summed size, other size) of the matrix of `shape` at `slot`."""
     summed = find_summed_axis(node, slot, len(shape))
     if summed is None:  # an Einsum over several axes
         return 0, 0
@@ -151,18 +152,18 @@ def _sizes(node: gs.Node, slot: int, shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _explain_one_row(k: int, n: int) -> str:
-    """Return why int8 weights that one row is multiplied by would become float; empty when they stay."""
+    """Return why int8 weights would become float with one input row; empty if they stay."""
     most_k, most_n = ONE_ROW_INT8
     if k <= most_k and n <= most_n:
         return ""
     return (
-        f"with one row for ever TensorRT keeps int8 weights of up to {most_k} by {most_n}, this is {k} by "
-        f"{n}; export the model with an open batch, or use int4"
+        f"for one fixed row TensorRT keeps int8 weights up to {most_k} by {most_n}, not {k} by {n}; export "
+        "with an open batch, or use int4"
     )
 
 
 def _blocks_in_float(placement: Placement, operands: Operands) -> str:
-    """Return why TensorRT would not multiply in MXFP8 or NVFP4; empty when it would, or for other formats."""
+    """Return why TensorRT would not multiply in MXFP8 or NVFP4; empty if it would, or for other formats."""
     spec, shape = placement.spec, operands.shape(placement)
     name = block_format_name(spec.qtype, spec.scale_type)
     if not name:
@@ -172,23 +173,23 @@ def _blocks_in_float(placement: Placement, operands: Operands) -> str:
     if operands.weight_only and name == "NVFP4":
         return "TensorRT multiplies in float where only the weight is NVFP4"
     axis, block = spec.granularity.axis, spec.granularity.block_size
-    assert axis is not None and block is not None, "what has no blocks is refused"
+    assert axis is not None and block is not None, "specs without blocks are refused"
     size = None if shape is None else shape[axis]
     rule = f"TensorRT needs {name} blocks that divide the summed axis"
     if not isinstance(size, int):
-        return f"{rule}, and that of {placement.tensor!r} is open"
-    return f"{rule}: {size} is no multiple of {block}" if size % block else ""
+        return f"{rule}, and the summed axis of {placement.tensor!r} is open"
+    return f"{rule}: {size} is not a multiple of {block}" if size % block else ""
 
 
 def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
-    """Return why TensorRT would not keep an int4 weight: it reads the block size from shapes, K / scales."""
+    """Return why TensorRT would not keep an int4 weight; it reads the block size from shapes, K / scales."""
     axis, block = placement.spec.granularity.axis, placement.spec.granularity.block_size
     if axis is None or block is None:
         return "TensorRT has int4 kernels for blocks only; use granularity: blocked"
     if axis < len(shape) - 2:
         return f"TensorRT takes blocks along the last two axes only, not axis {axis} of {len(shape)}"
     if shape[axis] % block:
-        return f"TensorRT needs blocks that divide the summed axis: {shape[axis]} is no multiple of {block}"
+        return f"TensorRT needs blocks that divide the summed axis: {shape[axis]} is not a multiple of {block}"
     if shape[axis] == block:
         return f"TensorRT has int4 kernels for two blocks and more: the summed axis has {block}, one block"
     if prod(shape) % 2 or shape[-1] % 2:

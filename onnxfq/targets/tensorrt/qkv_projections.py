@@ -1,9 +1,10 @@
-"""A product whose parts are queries, keys and values: one pair behind it, not one for each part.
+"""QKV projections: one pair after the product, not one for each part.
 
-With a pair for each part TensorRT makes the weight of the product float once the attention behind it takes
-the parts, and multiplies in float; with one pair behind the product and its bias all of it is low. Tried on
-TensorRT for RTX 1.7.1 in int8 and float8, split in every way below, with the factor of the scores anywhere. A
-part that anything but attention reads, or computes on, is in the way of neither, and keeps its pair.
+Measured on TensorRT for RTX 1.7.1 in int8 and float8, with every way to split that `match_projection` finds
+and the factor of the scores in any place. With a pair for each part the builder makes the weight of the
+product float if the attention behind it reads the parts, and multiplies in float. With one pair after the
+product and its bias all of it stays in low precision. A part that other operators read or compute on prevents
+neither, and keeps its pair.
 """
 
 from __future__ import annotations
@@ -31,10 +32,16 @@ def join_pairs(
     policy: TargetPolicy,
     unrounded: Collection[str],
 ) -> list[NodeDecision]:
-    """Return `decisions` with one pair behind each quantized product that is split for attention.
+    """Return `decisions` with one pair after each quantized product that is split for attention.
 
-    unrounded: tensors with a reader that wants them in float. An override that names a part, or leaves the
-    output of the product in float, keeps the pairs of the parts.
+    Args:
+        decisions: decisions on the weighted nodes.
+        nodes: all nodes of the graph.
+        recipe: formats, and overrides by node, operator and tensor.
+        policy: limits of the target.
+        unrounded: names of tensors with a reader that wants them in float.
+
+    An override that names a part, or leaves the output of the product in float, keeps the pairs of the parts.
     """
     found = {decision.node: decision for decision in decisions}
     takers = {id(node) for one in find_attentions(nodes) for node in (one.scores, one.mix)}
@@ -60,10 +67,10 @@ def _multiplies_weight(node: gs.Node, decision: NodeDecision | None) -> bool:
 def _join_placements(
     node: gs.Node, split: Projection, found: dict[str, NodeDecision], recipe: Recipe, policy: TargetPolicy
 ) -> list[Placement]:
-    """Return a placement of the whole for each part, all of one spec; none where they stay apart."""
+    """Return a placement of the whole for each part, all of one spec; empty if the parts keep their pairs."""
     what = (
-        f"output of {node.op} {node.name!r}, whose parts attention reads: with a pair for each part TensorRT "
-        "would make its weight float; they have one"
+        f"output of {node.op} {node.name!r}, whose parts attention reads: they share one pair, because with "
+        "a pair each TensorRT makes the weight float"
     )
     made: list[Placement] = []
     if recipe.keeps_float(node.name, "", split.whole.name):
@@ -85,7 +92,7 @@ def _join_placements(
 
 
 def _move_pair(decision: NodeDecision, part: Part, placement: Placement) -> NodeDecision:
-    """Return `decision` with the pair of `part` behind the whole."""
+    """Return `decision` with the pair of `part` moved after the whole product."""
     own = Use(part.reader.name, part.slot)
     others = tuple(p for p in decision.placements if own not in p.uses)
     needs = tuple(dict.fromkeys(part.entry if use == own else use for use in decision.needs))

@@ -1,1 +1,1 @@
-"""Rewrites of a graph that only TensorRT needs, one a file."""
+"""Graph rewrites that only TensorRT needs, one per file."""

@@ -1,4 +1,4 @@
-"""MXFP8 and NVFP4 as TensorRT's parser reads them: its own operators for activations, constants for weights.
+"""MXFP8 and NVFP4 for TensorRT's parser: its own operators for activations, constants for weights.
 
     MXFP8  x -> TRT_MXFP8DynamicQuantize -> codes, scales -> TRT_MXFP8DequantizeLinear
            weight: float8 codes and uint8 exponents (bias 127) -> TRT_MXFP8DequantizeLinear
@@ -30,13 +30,13 @@ from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.qdq_form import Writer
 
 DOMAIN = "trt"
-"""Operators that TensorRT's parser adds to ONNX's."""
+"""Domain of the operators that TensorRT's parser adds to ONNX's."""
 
 _EXPONENT_BIAS = 127
 
 
 def block_writer(placement: Placement) -> Writer | None:
-    """Return the writer of a placed tensor whose format TensorRT has operators of its own for."""
+    """Return the writer of a placed tensor in MXFP8 or NVFP4; None for other formats."""
     spec = placement.spec
     name = block_format_name(spec.qtype, spec.scale_type)
     dynamic = placement.role == "activation"
@@ -106,7 +106,7 @@ def _nvfp4(
     nodes.append(gs.Node("DequantizeLinear", f"{name}/scale", {}, [small, shared], [scale]))
     if placement.float_type == "float32":
         return [*nodes, gs.Node("DequantizeLinear", f"{name}/dq", blocks, [codes, scale], [out])]
-    # The scales are float32 and so are the numbers; the Cast is the form that TensorRT multiplies in float4.
+    # Scales and results are float32; TensorRT multiplies in float4 if a Cast follows.
     real = editor.variable(f"{name}/dq_float32")
     real.dtype, real.shape = np.float32, out.shape
     return [
@@ -128,7 +128,7 @@ def _constant(editor: Editor, name: str, values: NDArray[Any]) -> gs.Constant:
 
 
 def _pair(editor: Editor, tensor: gs.Tensor, encoding: Encoding, scale_type: int) -> list[gs.Variable]:
-    """Make the outputs of an operator that quantizes `tensor`: codes, and the scales of the blocks."""
+    """Make the outputs of an operator that quantizes `tensor`: codes, and block scales."""
     spec = encoding.spec
     codes, scales = editor.variable(f"{tensor.name}/q"), editor.variable(f"{tensor.name}/block_scale")
     codes.dtype, codes.shape = spec.qtype.onnx_type, tensor.shape

@@ -1,8 +1,8 @@
-"""Local functions that say in ONNX's own operators what TensorRT's MXFP8 operators do.
+"""Local ONNX functions equivalent to TensorRT's MXFP8 operators.
 
-TensorRT's parser takes its own operators and leaves the bodies alone; ONNX Runtime runs the bodies. They
-follow `dynamic_scales`, scale_type e8m0, to the bit: floor(log2 amax) is looked up between exact powers of
-two, one step to either side of what Log gives, so that its rounding has no part in it.
+TensorRT's parser takes its own operators and ignores the bodies; ONNX Runtime runs the bodies. They match
+`dynamic_scales`, scale_type e8m0, to the bit: floor(log2 amax) is looked up between exact powers of two, one
+step to either side of the result of Log, so the rounding of Log has no effect.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from onnxfq.targets.tensorrt.rewrites.block_formats import DOMAIN
 QUANTIZE = "TRT_MXFP8DynamicQuantize"
 DEQUANTIZE = "TRT_MXFP8DequantizeLinear"
 
-# Both see a tensor as [rows, blocks, block, rest]: what is before the axis, the axis in two, what is behind.
-# Not Size (shape): onnxruntime 1.31.1 takes it for the size of the tensor that the shape is of.
+# Both reshape a tensor to [rows, blocks, block, rest]: axes before, the axis in two, axes after.
+# Not Size (shape): onnxruntime 1.31.1 mistakes it for the size of the tensor with this shape.
 _AS_BLOCKS = """
     wide = Cast <to = 1> (TENSOR)
     shape = Shape (wide)
@@ -109,7 +109,7 @@ _HEADS = {
 
 
 def with_mxfp8_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto` with a function for each MXFP8 operator that it has; itself when it has none."""
+    """Return `proto` with a function for each MXFP8 operator that it has; itself if it has none."""
     used = {node.op_type for node in list_nodes(proto.graph) if node.domain == DOMAIN} & set(_HEADS)
     if not used:
         return proto

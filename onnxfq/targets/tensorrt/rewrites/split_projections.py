@@ -1,11 +1,11 @@
-"""A product that is split into heads, written as a product for each part, so that TensorRT keeps its weight.
+"""Split projections: one product per part, so that TensorRT keeps the weight in low precision.
 
-TensorRT divides such a product itself: it moves the Split, and the Reshape behind each part, up into the
-weight. Of a weight behind DequantizeLinear that leaves a float one, and the product runs in float, or mixed
-where its input has 8 bits. Divided here each part has its own integers and scales, and all of it stays low;
-the numbers are the same, for an output channel has a scale and a sum of its own. Tried on TensorRT for RTX
-1.7.1 with int8 and float8, with and without quantized activations, with 32 to 256 channels. int4 in blocks,
-a product with a part that is not reshaped, and one with a pair behind it stay low as they are.
+Measured on TensorRT for RTX 1.7.1 with int8 and float8, with and without quantized activations, with 32 to
+256 channels. Its builder divides such a product itself: it moves the Split, and the Reshape behind each part,
+up into the weight. A weight behind DequantizeLinear then becomes float, and the product runs in float, or
+mixed if its input has 8 bits. Divided here, each part has its own integers and scales and stays in low
+precision; the results are equal, because each output channel has a separate scale and sum. int4 in blocks,
+a product with a part that is not reshaped, and one with a pair behind it stay in low precision unchanged.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ _TYPES = frozenset({np.dtype(np.int8), TensorProto.INT8, TensorProto.FLOAT8E4M3F
 
 @dataclass(frozen=True, eq=False)
 class _Divisible:
-    """A product of one weight, what follows it up to where it is split, and the parts.
+    """Product of one weight, the nodes up to its split, and the parts.
 
-    weight: the DequantizeLinear. turn: the Transpose behind it. axis: of the weight, that of its channels.
-    then: what follows the product, the last of it gives what is split. splits: the nodes that split it.
-    parts: (first channel, first one beyond, tensor) of each.
+    Attributes:
+        weight: the DequantizeLinear.
+        turn: the Transpose behind it.
+        axis: channel axis of the weight.
+        then: nodes after the product; the last one produces the tensor that is split.
+        splits: nodes that split this tensor.
+        parts: (first channel, end channel, tensor) of each part.
     """
 
     product: gs.Node
@@ -45,7 +49,7 @@ class _Divisible:
 
 
 def divide_products(editor: Editor) -> int:
-    """Divide all such products of a Q/DQ graph and its bodies, in place; return how many there were."""
+    """Divide all split projections of a Q/DQ graph and its bodies, in place; return their number."""
     divided = 0
     for scope in list_graphs(editor.graph):
         outputs = {id(tensor) for tensor in scope.outputs}
@@ -67,7 +71,7 @@ def _divisible(node: gs.Node, outputs: set[int]) -> _Divisible | None:
         return None
     if any(len(made.outputs[0].outputs) != 1 for made in (weight, turn) if made is not None):
         return None
-    # Of [K, N] as the product reads it: Gemm may turn it, and so may a Transpose.
+    # Axis of N if the product reads [K, N]: Gemm may transpose it, and so may a Transpose.
     axis = 1 ^ bool(node.attrs.get("transB", 0)) ^ (turn is not None)
     channels = weight.inputs[0].shape[axis]
     scale, zero_point = weight.inputs[1], weight.inputs[2:]
@@ -89,7 +93,7 @@ def _maker(tensor: gs.Tensor) -> gs.Node | None:
 
 
 def _is_plain(weight: gs.Node) -> bool:
-    """Tell whether `weight` dequantizes an 8-bit constant [K, N] that has no blocks."""
+    """Tell whether `weight` dequantizes an 8-bit constant [K, N] without blocks."""
     constants = weight.inputs[:2]
     if not all(isinstance(tensor, gs.Constant) for tensor in constants) or weight.attrs.get("block_size"):
         return False
@@ -97,14 +101,14 @@ def _is_plain(weight: gs.Node) -> bool:
 
 
 def _is_channel_constant(tensor: gs.Tensor, channels: int) -> bool:
-    """Tell whether `tensor` is a constant that the last axis alone of a product has, one for each channel."""
+    """Tell whether `tensor` is a constant with one value per channel, along the last axis only."""
     return isinstance(tensor, gs.Constant) and tuple(tensor.shape)[-1:] == (channels,) == (
         tuple(size for size in tensor.shape if size != 1) or (1,)
     )
 
 
 def _way(node: gs.Node, channels: int, outputs: set[int]) -> tuple[tuple[gs.Node, ...], gs.Tensor]:
-    """Return the Add of a bias and Reshapes that keep the channels behind `node`, and what they give."""
+    """Return the Add of a bias and Reshapes that keep the channels behind `node`, and their result."""
     then: list[gs.Node] = []
     tensor = node.outputs[0]
     for reader in only_readers(tensor):
@@ -118,7 +122,7 @@ def _way(node: gs.Node, channels: int, outputs: set[int]) -> tuple[tuple[gs.Node
 
 
 def _ends_in(reshape: gs.Node, channels: int) -> bool:
-    """Tell whether the last size that `reshape` is given is `channels`, where it can be changed."""
+    """Tell whether the last size of `reshape` is `channels`, in a form that can be changed."""
     last = _last_sizes(reshape)
     if last is reshape.inputs[1] and not isinstance(last, gs.Constant):
         return False
@@ -127,14 +131,14 @@ def _ends_in(reshape: gs.Node, channels: int) -> bool:
 
 
 def _last_sizes(reshape: gs.Node) -> gs.Tensor:
-    """Return the last of what is joined to the shape of a Reshape, or all of it."""
+    """Return the last tensor joined to the shape of a Reshape, or the whole shape."""
     shape = reshape.inputs[1]
     maker = _maker(shape)
     return maker.inputs[-1] if maker is not None and maker.op == "Concat" else shape
 
 
 def _splits(whole: gs.Tensor) -> tuple[gs.Node, ...]:
-    """Return the readers of `whole` but for those that ask for its size to know where to split it."""
+    """Return the readers of `whole`, except readers of its size for the split."""
     readers = tuple(whole.outputs)
     splits = tuple(reader for reader in readers if reader.op != "Shape")
     asked = [reader for reader in readers if reader.op == "Shape"]
@@ -142,7 +146,7 @@ def _splits(whole: gs.Tensor) -> tuple[gs.Node, ...]:
 
 
 def _leads_to(node: gs.Node, ends: tuple[gs.Node, ...]) -> bool:
-    """Tell whether nothing but `ends` has a use for what `node` gives."""
+    """Tell whether only `ends` use the results of `node`."""
     if any(node is end for end in ends):
         return True
     readers = [reader for output in node.outputs for reader in output.outputs]
@@ -152,7 +156,7 @@ def _leads_to(node: gs.Node, ends: tuple[gs.Node, ...]) -> bool:
 def _parts(
     splits: tuple[gs.Node, ...], whole: gs.Tensor, channels: int
 ) -> tuple[tuple[int, int, gs.Tensor], ...]:
-    """Return what `splits` make of the last axis of `whole`; empty where they do anything else."""
+    """Return the parts that `splits` cut from the last axis of `whole`; empty if they do anything else."""
     if len(splits) == 1 and splits[0].op == "Split":
         return _split(splits[0], whole, channels)
     if not splits or any(node.op != "Slice" or node.inputs[0] is not whole for node in splits):
@@ -198,7 +202,7 @@ def _is_reshaped(part: gs.Tensor, outputs: set[int]) -> bool:
 
 
 def _divide(editor: Editor, scope: gs.Graph, found: _Divisible) -> None:
-    """Put the nodes of all parts in front of what split them; the tensors of the parts keep their names."""
+    """Replace the splits by the nodes of all parts; the tensors of the parts keep their names."""
     made = [_make_part(editor, found, number, *part) for number, part in enumerate(found.parts)]
     for node in found.splits:
         node.outputs.clear()
@@ -210,7 +214,7 @@ def _divide(editor: Editor, scope: gs.Graph, found: _Divisible) -> None:
 
 
 def _drop(scope: gs.Graph, dead: list[gs.Node]) -> None:
-    """Take `dead` nodes of `scope` out, and what was computed for them alone."""
+    """Remove `dead` nodes from `scope`, and nodes that computed for them alone."""
     while dead:
         node = dead.pop()
         makers = [_maker(tensor) for tensor in node.inputs]
@@ -219,7 +223,7 @@ def _drop(scope: gs.Graph, dead: list[gs.Node]) -> None:
         del scope.nodes[next(i for i, one in enumerate(scope.nodes) if one is node)]
         for maker in makers:
             if maker is None or not any(one is maker for one in scope.nodes):
-                continue  # of an outer graph, or taken out before
+                continue  # in an outer graph, or already removed
             if not any(_is_used(output, scope) for output in maker.outputs):
                 dead += [] if any(one is maker for one in dead) else [maker]
 
@@ -231,7 +235,7 @@ def _is_used(tensor: gs.Tensor, scope: gs.Graph) -> bool:
 def _make_part(
     editor: Editor, found: _Divisible, number: int, start: int, end: int, out: gs.Tensor
 ) -> list[gs.Node]:
-    """Make the nodes that compute channels `start` to `end` of the whole, which stand in `out`."""
+    """Make the nodes that compute channels `start` to `end` of the whole into `out`."""
 
     def piece(tensor: gs.Tensor, axis: int) -> gs.Constant:
         values = np.take(constant_array(tensor), np.arange(start, end), axis) if tensor.shape else None
