@@ -32,11 +32,12 @@ from shapes import NETWORKS
 from timing import machine, markdown_table, median_ratio, paired_times, report
 
 import onnxfq
-from onnxfq.calibration.statistics import Statistics, TensorStatistics, empty_state
+from onnxfq.calibration.statistics import HISTOGRAM, Observed, Statistics, TensorStatistics, empty_state
+from onnxfq.calibration.statistics.state import StateNames
 from onnxfq.data import Feed, sample_digest
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.model import Model
-from onnxfq.passes.observe.insert_merging import InsertMerging, StateNames
+from onnxfq.passes.observe.insert_merging import InsertMerging
 from onnxfq.runtime import kernels
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.device_memory import Device, placed
@@ -50,11 +51,11 @@ MARKS = {"observed": 1.2, "fake-quantized": 1.15}
 
 
 def runs_of(
-    session: Session, feed: Feed, device: Device, names: list[StateNames], stack: ExitStack
+    session: Session, feed: Feed, device: Device, observed: list[Observed], stack: ExitStack
 ) -> Callable[[], object]:
-    """A call that runs `feed`, all of it on the device. names: of states, if there are any."""
+    """A call that runs `feed`, all of it on the device. observed: tensors with a state, if any."""
     place = stack.enter_context(placed(device))
-    gathering = Gathering(session, [(name, None) for name in names], {}, False, place) if names else None
+    gathering = Gathering(session, observed, place) if observed else None
     bindings = gathering.bindings if gathering else session.bindings()
     for name, array in feed.items():
         bindings.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, device, 0))
@@ -66,13 +67,13 @@ def runs_of(
 
 
 def measured(
-    models: dict[str, onnx.ModelProto], feed: Feed, names: list[StateNames], device: Device, rounds: int
+    models: dict[str, onnx.ModelProto], feed: Feed, observed: list[Observed], device: Device, rounds: int
 ) -> list[list[str]]:
     """Rows of the table of times: name, median and best in ms, ratio to plain, mark."""
     with ExitStack() as stack:
         calls = {
             name: runs_of(
-                Session(model, device=device), feed, device, names if name == "observed" else [], stack
+                Session(model, device=device), feed, device, observed if name == "observed" else [], stack
             )
             for name, model in models.items()
         }
@@ -131,16 +132,15 @@ def same_statistics(model: Model, plan: Plan, merging: onnx.ModelProto, feed: Fe
         for number, found in enumerate((merged, [observed_on_cpu(values[tensor]) for tensor in tensors])):
             path = Path(folder) / f"{number}.npz"
             of_all = dict(zip(tensors, found, strict=True))
-            Statistics(model.sha256, 1, of_all, data=sample_digest(feed)).save(path)
+            values = HISTOGRAM.to_keys(of_all)
+            Statistics(model.sha256, 1, values, data=sample_digest(feed)).save(path)
             files.append(path.read_bytes())
     return files[0] == files[1]
 
 
 def observed_on_cpu(x: np.ndarray) -> TensorStatistics:
     """What the CPU's kernel says of an array."""
-    limits, counts, bins, bin_counts = kernels.observe(x)
-    totals = (int(count) for count in counts)
-    return TensorStatistics(float(limits[0]), float(limits[1]), *totals, bins=bins, counts=bin_counts)
+    return TensorStatistics.from_results(*kernels.observe(x))
 
 
 def main() -> int:
@@ -169,9 +169,9 @@ def main() -> int:
             "observed": InsertMerging(plan).run(model).model.proto,
             "fake-quantized": onnxfq.insert_fake_quantize(model, plan, encodings),
         }
-        states = [StateNames.of(p.tensor) for p in plan.activations]
-        rows = measured(models, feed, states, device, arguments.rounds)
-        empty = {one.given: empty_state() for one in states}
+        observed = [Observed(p.tensor) for p in plan.activations]
+        rows = measured(models, feed, observed, device, arguments.rounds)
+        empty = {StateNames.of(one.tensor).given: empty_state() for one in observed}
         with tempfile.TemporaryDirectory() as folder:
             wrong = misplaced(models["observed"], feed | empty, device, Path(folder))
             wrong += misplaced(models["fake-quantized"], feed, device, Path(folder))
@@ -180,7 +180,7 @@ def main() -> int:
         faults += [] if same else [f"{name}: statistics differ from the CPU's"]
         found = ", ".join(f"{one} {wrong.count(one)} times" for one in sorted(set(wrong))) or "none"
         pages += [
-            f"\n## {name}, batch {batch}, {len(states)} activations\n",
+            f"\n## {name}, batch {batch}, {len(observed)} activations\n",
             markdown_table(["session", "median ms", "best ms", "times / plain", "mark"], rows),
             f"\nMemcpy nodes, and nodes of onnxfq elsewhere: {found}.",
             f"Statistics file equal to the CPU's: {'yes' if same else 'no'}.",

@@ -13,98 +13,18 @@ The names here are the public API; everything else may change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-from onnxfq.calibration.statistics import Statistics
-from onnxfq.data import DataOptions
-from onnxfq.documents.cast_plan import FloatOptions
-from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import Override, Recipe, load_recipe
-from onnxfq.documents.scores import Evaluation
-from onnxfq.errors import OnnxfqError
-from onnxfq.graph.io.load import load
-from onnxfq.graph.io.save import save
-from onnxfq.graph.model import Model
-from onnxfq.numerics.aimet_range import adjust_min_max
-from onnxfq.numerics.qparams import ParamRules, choose_qparams
-from onnxfq.pipeline import QuantizeResult, quantize
-from onnxfq.report.html import write_report
-from onnxfq.runtime.custom_ops import custom_ops_path, register_custom_ops, use_custom_ops
-from onnxfq.runtime.kernels import fake_quantize
-from onnxfq.stages.calibrate import calibrate
-from onnxfq.stages.check import check
-from onnxfq.stages.compare import Comparison, compare
-from onnxfq.stages.convert import Conversion, convert
-from onnxfq.stages.evaluate import evaluate
-from onnxfq.stages.handoff import Handoff, handoff
-from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
-from onnxfq.stages.inspect import inspect_model
-from onnxfq.stages.observe import collect_statistics
-from onnxfq.stages.observers import ObserveOptions
-from onnxfq.stages.options import RunOptions, open_feeds
-from onnxfq.stages.plan import make_plan
-from onnxfq.targets.tensorrt.builder.build import BuildOptions
-from onnxfq.targets.tensorrt.rules.findings import CheckResult, Finding
-from onnxfq.version import VERSION as __version__
+from onnxfq import errors as errors
+from onnxfq.version import VERSION
 
-if TYPE_CHECKING:
-    from onnxfq.torch import export_torch
+__version__ = VERSION
 
-__all__ = [
-    "BuildOptions",
-    "CheckResult",
-    "Comparison",
-    "Conversion",
-    "DataOptions",
-    "Encoding",
-    "Encodings",
-    "Evaluation",
-    "Finding",
-    "FloatOptions",
-    "Handoff",
-    "Model",
-    "ObserveOptions",
-    "OnnxfqError",
-    "Override",
-    "ParamRules",
-    "Plan",
-    "QuantizeResult",
-    "Recipe",
-    "RunOptions",
-    "Statistics",
-    "__version__",
-    "adjust_min_max",
-    "calibrate",
-    "check",
-    "choose_qparams",
-    "collect_statistics",
-    "compare",
-    "convert",
-    "custom_ops_path",
-    "evaluate",
-    "export_torch",
-    "fake_quantize",
-    "handoff",
-    "insert_fake_quantize",
-    "insert_qdq",
-    "inspect_model",
-    "load",
-    "load_recipe",
-    "make_plan",
-    "open_feeds",
-    "quantize",
-    "register_custom_ops",
-    "save",
-    "use_custom_ops",
-    "write_report",
-]
+# The stub beside this file lists the names: each costs its import when it is first used, torch's included.
+__getattr__, _, _names = lazy_loader.attach_stub(__name__, __file__)
+__all__ = sorted([*_names, "__version__"])
 
 
-def __getattr__(name: str) -> Any:
-    # torch is an optional extra and slow to import: it is touched only when asked for.
-    if name == "export_torch":
-        from onnxfq.torch import export_torch
-
-        return export_torch
-    raise AttributeError(f"module 'onnxfq' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -234,6 +234,11 @@ class Staged:
     statistics: Statistics
     encodings: Encodings
     feed: Arrays
+
+
+def without(statistics: Statistics, kind: str) -> Statistics:
+    """Return statistics with one kind left out."""
+    return replace(statistics, values={key: one for key, one in statistics.values.items() if key[1] != kind})
 
 
 def stage(proto: onnx.ModelProto, recipe: str | Recipe = "tensorrt-int8") -> Staged:

@@ -13,7 +13,8 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
-from onnxfq.numerics.half_types import HALF_TYPES, FloatName
+from onnxfq.numerics.float_types import HALF_TYPES, FloatName
+from onnxfq.numerics.layout import Layout
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.placement.float_casts import plan_floats
@@ -85,7 +86,7 @@ def unmeasured(
         shape: tuple[int, ...] = ()
         if placement.role == "weight":
             values = weight_array(loaded, placement.tensor)
-            shape = placement.spec.granularity.param_shape(values.shape)
+            shape = Layout(placement.spec.granularity, values.shape).scale_shape
         scale = np.full(shape, 0.01, np.float32)
         if placement.spec.equalized:
             shape = (depthwise_channels(loaded.proto, placement.uses[0].node),)

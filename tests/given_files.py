@@ -16,9 +16,9 @@ from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.graph.io.load import load
-from onnxfq.interchange import GivenFile, read_given
+from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted
-from onnxfq.stages.external_encodings import planned_with
+from onnxfq.stages.encoding_sources import plan_encodings
 
 VECTORS = Path(__file__).parent / "interchange" / "aimet_vectors.json"
 
@@ -45,9 +45,9 @@ def fitted(
     proto: onnx.ModelProto, given: GivenFile, recipe: str | Recipe = "tensorrt-int8"
 ) -> tuple[Plan, Fitted]:
     """Return the plan of `proto` with a file, and what the file has for it."""
-    plan, found = planned_with(read_given(given), load(proto), load_recipe(recipe))
-    assert found is not None
-    return plan, found
+    planned = plan_encodings(load(proto), load_recipe(recipe), given)
+    assert planned.matched is not None
+    return planned.plan, planned.matched
 
 
 def by_tensor(found: Fitted) -> dict[str, Encoding]:

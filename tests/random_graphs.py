@@ -275,14 +275,14 @@ def slow_fake_quantize(x: Array, placement: Placement, encodings: Encodings) -> 
     encoding = encodings[placement.tensor]
     spec = placement.spec
     scales, offsets = np.asarray(encoding.scale, np.float32), np.asarray(encoding.zero_point, np.float32)
-    if spec.axis is None:
+    if spec.granularity.axis is None:
         return _rounded(x, scales.reshape(()), offsets.reshape(()), spec.qtype.name)
-    parts = np.moveaxis(x, spec.axis, 0)
+    parts = np.moveaxis(x, spec.granularity.axis, 0)
     done = [
         _rounded(part, s, z, spec.qtype.name)
         for part, s, z in zip(parts, scales.ravel(), offsets.ravel(), strict=True)
     ]
-    return np.moveaxis(np.stack(done), 0, spec.axis)
+    return np.moveaxis(np.stack(done), 0, spec.granularity.axis)
 
 
 def _rounded(x: Array, scale: np.float32, offset: np.float32, qtype: str) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import BUILDERS, build, conv_relu, feed_for, linear, stage, two_branch, weights
+from builders import BUILDERS, build, conv_relu, feed_for, linear, stage, two_branch, weights, without
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -22,15 +22,18 @@ from test_bodies import staged as staged_bodies
 from test_half_models import as_type, half_feed
 from test_observation import feeds_of, file_bytes, narrow_channels
 
-from onnxfq.calibration.calibrators import CALIBRATORS, calibrator_by_name
-from onnxfq.calibration.statistics import BIN_COUNT, GroupStatistics, Statistics, TensorStatistics
+from onnxfq.calibration.calibrators import Calibrator, observing_names
+from onnxfq.calibration.statistics import BIN_COUNT, GroupStatistics, Observed, Statistics, TensorStatistics
+from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM, GroupSum
+from onnxfq.calibration.statistics.histogram import HISTOGRAM
 from onnxfq.cli.main import main
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import PlanError, RecipeError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
-from onnxfq.numerics.granularity import BlockShape, Granularity, PerAxis
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
@@ -39,7 +42,6 @@ from onnxfq.report.calibrator_table import calibrator_rows, calibrator_table
 from onnxfq.report.tensor_errors import tensor_errors
 from onnxfq.runtime.observing_session import channel_block, observing_session
 from onnxfq.runtime.session import Session
-from onnxfq.stages.accumulators import GroupAccumulator, usual_bytes
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
@@ -63,10 +65,10 @@ def by_groups(target: str = "onnxruntime", **activations: Any) -> Recipe:
 
 def parts_of(x: NDArray[np.float32], granularity: Granularity) -> list[NDArray[np.float32]]:
     """The elements of each group, said with NumPy's slices."""
-    shape = granularity.param_shape(x.shape)
-    if isinstance(granularity, PerAxis):
+    shape = Layout(granularity, x.shape).scale_shape
+    if granularity.axis is not None:
         return [np.take(x, [i], axis=granularity.axis) for i in range(shape[0])]
-    assert isinstance(granularity, BlockShape)
+    assert granularity.block_shape is not None
     sizes = [n if b == -1 else b for n, b in zip(x.shape, granularity.block_shape, strict=True)]
     return [
         x[tuple(slice(i * size, (i + 1) * size) for i, size in zip(at, sizes, strict=True))]
@@ -101,7 +103,9 @@ def test_statistics_are_those_of_the_groups(name: str, changes: dict[str, Any]) 
     found = collect_statistics(model, plan, feeds)
     values = activations(model, plan, feeds)
     grouped = [p for p in plan.activations if p.tensor in found.groups]
-    assert grouped or not any(p.spec.axis is not None or p.spec.block_shape for p in plan.activations)
+    assert grouped or not any(
+        p.spec.granularity.axis is not None or p.spec.granularity.block_shape for p in plan.activations
+    )
     for placement in grouped:
         groups = found.of_groups(placement.tensor, placement.spec.granularity)
         parts = parts_of(values[placement.tensor], placement.spec.granularity)
@@ -117,11 +121,16 @@ def test_what_the_groups_of_an_operator_are() -> None:
         make_plan(model, by_groups("simulation", **changes)).activations[0].spec.granularity
         for model in (conv, product)
         for changes in (PER_AXIS, BLOCKED)
-    ] == [PerAxis(1), BlockShape((-1, 3, -1, -1)), PerAxis(1), BlockShape((-1, 3))]
+    ] == [
+        Granularity(1),
+        Granularity(block_shape=(-1, 3, -1, -1)),
+        Granularity(1),
+        Granularity(block_shape=(-1, 3)),
+    ]
     asked = by_groups("simulation", granularity="block_shape", block_shape=[-1, 1, 2, 2])
-    assert make_plan(conv, asked).activations[0].spec.granularity == BlockShape((-1, 1, 2, 2))
+    assert make_plan(conv, asked).activations[0].spec.granularity == Granularity(block_shape=(-1, 1, 2, 2))
     plan = make_plan(product, asked)
-    assert plan.activations[0].spec.granularity.param_shape((4, 7)) == ()
+    assert Layout(plan.activations[0].spec.granularity, (4, 7)).scale_shape == ()
     assert plan.activations[0].why.endswith("per tensor: block_shape [-1, 1, 2, 2] is not for its 2 axes")
 
 
@@ -187,8 +196,10 @@ def test_a_tensor_of_more_groups_than_fit_is_told(observed, caplog) -> None:
 
 def test_memory_of_groups_is_bounded() -> None:
     """A channel takes a fraction of a whole tensor's histogram, however many feeds come."""
-    assert usual_bytes((64,)) < 64 * usual_bytes(None) / 10
-    made = GroupAccumulator("t", PerAxis(1), (64,), stop=True, feed_ranges=False)
+    observed = Observed("t", Granularity(1), (64,))
+    usual = GROUPED_HISTOGRAM.memory(observed)
+    assert usual < 64 * HISTOGRAM.memory(Observed("t")) / 10
+    made = GroupSum(observed)
     rng = np.random.default_rng(0)
     for number in range(100):
         ones = [TensorStatistics.from_array(x) for x in rng.standard_normal((64, 500)).astype(np.float32)]
@@ -202,7 +213,7 @@ def test_memory_of_groups_is_bounded() -> None:
             number,
         )
     assert made.result().totals[:, 0].tolist() == [50_000] * 64
-    assert made.bytes <= usual_bytes((64,))
+    assert made.bytes <= usual
 
 
 @pytest.mark.parametrize("case", ["per channel", "per channel, moving average"])
@@ -225,13 +236,13 @@ def test_ranges_are_those_of_torch(observed, case: str) -> None:
         theirs = make(**kinds, averaging_constant=0.1) if averages else make(**kinds)
         for feed in feeds:
             theirs(torch.from_numpy(activations(model, plan, [feed])[name]))
-        method = calibrator_by_name("moving_average:0.1" if averages else "minmax")
+        method = Calibrator.parse("moving_average:0.1" if averages else "minmax")
         ours = np.asarray([method(one, placement.spec) for one in found.groups[name].each()], np.float32)
         np.testing.assert_array_equal(ours[:, 0], theirs.min_val.numpy())
         np.testing.assert_array_equal(ours[:, 1], theirs.max_val.numpy())
 
 
-@pytest.mark.parametrize("method", CALIBRATORS)
+@pytest.mark.parametrize("method", observing_names())
 def test_every_calibrator_gives_every_group_what_it_gives_a_tensor(method: str) -> None:
     """Scale and zero point of a channel are those that its values would have as a tensor."""
     model = load(two_branch())
@@ -249,7 +260,7 @@ def test_every_calibrator_gives_every_group_what_it_gives_a_tensor(method: str) 
             by_feed = np.split(x[:, channel], len(feeds))
             ranges = [(one.min(), one.max()) for one in by_feed]
             own = replace(own, feed_ranges=np.asarray(ranges, np.float32))
-            limits = calibrator_by_name(method)(own, spec)
+            limits = Calibrator.parse(method)(own, spec)
             scale, zero_point = choose_qparams(*limits, spec.qtype, spec.symmetric)
             assert (made.scale_array[channel], made.zero_point_array[channel]) == (scale, zero_point)
 
@@ -426,7 +437,7 @@ def test_statistics_by_channels_serve_plans_per_tensor(observed, tmp_path) -> No
     whole_plan = make_plan(model, by_groups("simulation"))
     by_channel, whole = (collect_statistics(model, p, feeds_of(2)) for p in (plan, whole_plan))
     assert calibrate(model, whole_plan, by_channel).encodings == calibrate(model, whole_plan, whole).encodings
-    assert file_bytes(replace(by_channel, groups={}), tmp_path) == file_bytes(whole, tmp_path)
+    assert file_bytes(without(by_channel, "groups"), tmp_path) == file_bytes(whole, tmp_path)
     with np.load(tmp_path / "s.npz") as arrays:
         # The columns of the first release, no more: what it wrote is read, and it reads this.
         first = "format model_sha256 feeds complete data tensors range totals sizes bins counts feed_ranges"
@@ -507,7 +518,7 @@ def test_the_table_has_a_row_for_all_groups() -> None:
     statistics = collect_statistics(model, plan, feeds)
     rows = calibrator_rows(plan, statistics)
     assert [row.calibrator for row in rows] == [
-        n for n in sorted(CALIBRATORS) if n not in ("auto", "moving_average")
+        n for n in sorted(observing_names()) if n not in ("auto", "moving_average")
     ]
     (chosen,) = [row for row in rows if row.chosen]
     made = calibrate(model, plan, statistics)["x"]
@@ -568,8 +579,8 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @st.composite
 def statistics_of_groups(draw: st.DrawFn, groups: int = 3) -> GroupStatistics:
-    """Statistics of some feeds of three channels, made by an accumulator."""
-    made = GroupAccumulator("t", PerAxis(1), (groups,), stop=False, feed_ranges=False)
+    """Statistics of some feeds of three channels, added up."""
+    made = GroupSum(Observed("t", Granularity(1), (groups,), stop=False))
     for number in range(draw(st.integers(0, 3))):
         values = st.floats(width=32) | st.sampled_from([0.0, 1.0, -2.5])
         rows = draw(st.lists(st.lists(values, min_size=groups, max_size=groups), max_size=5))
@@ -601,7 +612,7 @@ def test_merging_is_associative_and_commutative(
 
 def test_counts_beyond_32_bits() -> None:
     """Where a count may need more, all of them get 64 bits and none is lost."""
-    made = GroupAccumulator("t", PerAxis(0), (2,), stop=True, feed_ranges=False)
+    made = GroupSum(Observed("t", Granularity(0), (2,)))
     count = (1 << 31) + 7
     for feed in range(3):
         made.add(

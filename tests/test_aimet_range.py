@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from keyword_numerics import fake_quantize
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics.affine import fake_quantize
-from onnxfq.numerics.aimet_range import adjust_min_max
-from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.qparams import adjust_min_max, choose_qparams
 from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 
 UINT8 = QTYPES["uint8"]

@@ -27,6 +27,7 @@ from builders import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from keyword_numerics import dequantize, dynamic_fake_quantize, fake_quantize
 from test_agreement import twins, with_outputs
 
 import onnxfq
@@ -36,8 +37,6 @@ from onnxfq.documents.recipe import RECIPES, Recipe, load_recipe
 from onnxfq.errors import ModelError, PlanError, RecipeError
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.slots import Use
-from onnxfq.numerics.affine import dequantize, fake_quantize
-from onnxfq.numerics.block_scales import dynamic_fake_quantize
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, InsertFakeQuantize
@@ -145,7 +144,7 @@ def test_the_written_weight(name, proto, axis):
     staged = stage(proto, blocks_recipe(name))
     (placement,) = staged.plan.weights
     qtype, scale_type, block_size = FORMATS[name]
-    assert (placement.spec.axis, placement.spec.block_size) == (axis, block_size)
+    assert (placement.spec.granularity.axis, placement.spec.granularity.block_size) == (axis, block_size)
     expected, *_ = dynamic_fake_quantize(
         constants(proto)["w"], qtype=qtype, scale_type=scale_type, axis=axis, block_size=block_size
     )
@@ -202,7 +201,7 @@ def test_activations_of_the_simulation(name, model):
             qtype=spec.qtype,
             scale_type=spec.scale_type,
             global_scale=encoding.global_scale,
-            **spec.blocks,
+            **spec.granularity.attributes,
         )
         same_bits(y, expected)
         same_bits(encoding.fake_quantize(x), expected)
@@ -226,17 +225,17 @@ def test_what_needs_no_statistics_gets_no_observer(name, observed):
     assert [p.tensor for p in staged.plan.activations] == (["x"] if observed else [])
     assert [p.tensor for p in staged.plan.unobserved] == ([] if observed else ["x"])
     assert list(staged.statistics.tensors) == (["x"] if observed else [])
-    assert staged.encodings["x"].scale == ()
+    assert staged.encodings["x"].scale.size == 0
     assert "1 activations (1 dynamic), 1 weights" in plan_summary(staged.plan)
 
 
 def test_rows():
     """Granularity per_row: one scale for all that an output element sums over, of either operand."""
     plan = planned(projected_attention(), dynamic_recipe(granularity="per_row"))
-    found = {p.tensor: p.spec.block_shape for p in plan.unobserved}
+    found = {p.tensor: p.spec.granularity.block_shape for p in plan.unobserved}
     assert found["x"] == (1, 1, -1) and found["kt"] == (1, -1, 1)
     staged = stage(gemm(1, 0), dynamic_recipe(granularity="per_row"))
-    assert staged.plan.unobserved[0].spec.block_shape == (-1, 1)
+    assert staged.plan.unobserved[0].spec.granularity.block_shape == (-1, 1)
     (y,) = Session(with_outputs(simulated(staged), ["x/fq"]), 1).run(staged.feed, ["x/fq"])
     x = staged.feed["x"]
     same_bits(y, dynamic_fake_quantize(x, qtype="int8", block_shape=(-1, 1))[0])
@@ -285,7 +284,7 @@ def test_an_activation_of_unknown_rank():
     )
     with pytest.raises(ModelError, match="'r' has no known rank, and its rows and blocks go by axis"):
         planned(proto, "mxfp8")
-    assert planned(proto, dynamic_recipe()).unobserved[0].spec.axis is None
+    assert planned(proto, dynamic_recipe()).unobserved[0].spec.granularity.axis is None
 
 
 def test_one_tensor_summed_along_two_axes():
@@ -368,9 +367,9 @@ def test_the_calibrator_of_dynamic_activations():
     """It has no part in them: to ask for one is an error, and the plan names none but minmax."""
     with pytest.raises(RecipeError, match="makes the scales of activations while the model runs: none needs"):
         load_recipe("nvfp4").with_calibrator("mse")
-    assert {
-        p.spec.calibrator for p in planned(linear(70, 6), dynamic_recipe(calibrator="mse")).placements
-    } == {"minmax"}
+    assert {p.calibrator for p in planned(linear(70, 6), dynamic_recipe(calibrator="mse")).placements} == {
+        "minmax"
+    }
 
 
 # What is written for TensorRT

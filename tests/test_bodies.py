@@ -247,7 +247,7 @@ def test_a_transposed_weight_out_there() -> None:
         {"w": W["w"]},
     )
     (weight,) = planned(proto).weights
-    assert (weight.tensor, weight.spec.axis) == ("t", 1)
+    assert (weight.tensor, weight.spec.granularity.axis) == ("t", 1)
 
 
 def test_a_body_of_another_operator() -> None:

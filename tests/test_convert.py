@@ -13,6 +13,7 @@ import pytest
 from builders import BUILDERS, build, conv_relu, feed_for, gemm, linear, qdq_of, stage, weights
 from hypothesis import given
 from hypothesis import strategies as st
+from keyword_numerics import dequantize
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import (
     QuantFormat,
@@ -29,7 +30,6 @@ from onnxfq.graph.ops import QUANTIZED_OPS
 from onnxfq.interchange.quantized_models.dequantize import Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
 from onnxfq.interchange.quantized_models.stored_weights import grid_of
-from onnxfq.numerics.affine import dequantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.check import check
 from onnxfq.stages.convert import Conversion, convert

@@ -126,8 +126,8 @@ def test_install_commands_are_those_of_the_check() -> None:
 def test_figures_of_the_demo(tmp_path: Path) -> None:
     """README shows what the demo prints.
 
-    Accuracies within 0.3 points, SQNR within 1 dB: another processor sums in another order, and a value at
-    the middle between two steps goes to the other one.
+    Accuracies within 0.1 points, which is one digit, SQNR within 0.15 dB: another processor sums in another
+    order, and a value at the middle between two steps goes to the other one.
     """
     (shown,) = blocks(ROOT / "README.md", "text")
     figures = re.compile(r"^  (\S.*?)\s+([\d.]+)%(?:\s+logits ([\d.]+) dB SQNR)?$", re.MULTILINE)
@@ -136,8 +136,8 @@ def test_figures_of_the_demo(tmp_path: Path) -> None:
     rows = figures.findall(shown)
     assert [name for name, _, _ in rows] == list(result.accuracies())
     for name, accuracy, sqnr in rows:
-        assert abs(float(accuracy) - 100 * result.accuracies()[name]) <= 0.3
-        assert not sqnr or abs(float(sqnr) - noise[name]) <= 1.0
+        assert abs(float(accuracy) - 100 * result.accuracies()[name]) <= 0.1
+        assert not sqnr or abs(float(sqnr) - noise[name]) <= 0.15
 
 
 LINKS = re.compile(r"\]\(([^)\s]+)\)")

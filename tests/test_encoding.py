@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from keyword_numerics import fake_quantize
 
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.errors import PlanError, SpecError
-from onnxfq.numerics.affine import fake_quantize
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 
@@ -220,7 +221,9 @@ def saved(tmp_path, change=None):
             lambda c: c["encodings"][0].update(scale=[0.0]), "'conv/in': every scale must", id="scale 0"
         ),
         pytest.param(
-            lambda c: c["encodings"][0].update(scale=["x"]), "encodings.0.scale.0: ", id="no number"
+            lambda c: c["encodings"][0].update(scale=["x"]),
+            "encodings.0.scale: must be a list of numbers, got ['x']",
+            id="no number",
         ),
         pytest.param(
             lambda c: c["encodings"][0].update(param_shape=[-1, -1]),
@@ -288,3 +291,137 @@ def test_a_copy_with_other_encodings_finds_those():
     assert other["b"] is second and encodings["a"] is first and other != encodings
     with pytest.raises(PlanError, match="no encoding for tensor 'a'"):
         other["a"]
+
+
+def test_files_of_earlier_versions(tmp_path):
+    """The calibrator stood in the spec, and that of external scales was called `given`."""
+    for before, now in (("percentile:99.9", "percentile:99.9"), ("given", "external")):
+        path = saved(tmp_path, lambda c: c["encodings"][0].pop("calibrator"))
+        content = json.loads(path.read_text())
+        content["encodings"][0]["spec"]["calibrator"] = before
+        path.write_text(json.dumps(content))
+        (found,) = Encodings.load(path).encodings
+        assert found.calibrator == now and found.spec == INT8
+
+
+def test_arrays_are_their_own():
+    """Nobody changes them: neither who gave them nor who reads them."""
+    scale = f32(1, 2)
+    one = Encoding.of("w", PER_AXIS, scale, i32(0, 0))
+    scale[0] = 5
+    assert one.scale.tolist() == [1, 2]
+    for array in (one.scale, one.zero_point):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 3
+
+
+def test_equality_and_hash():
+    """By all fields, scales to the bit; copies are checked as new ones are."""
+    one = Encoding.of("w", PER_AXIS, f32(1, 2), i32(0, 0))
+    same = one.model_copy(update={"scale": (1.0, 2.0), "zero_point": [0, 0]})
+    assert same == one and hash(same) == hash(one) and len({one, same}) == 1
+    assert one.model_copy(update={"scale": np.nextafter(one.scale, f32(9, 9))}) != one
+    assert one.model_copy(update={"calibrator": "mse"}) != one != one.model_copy(update={"tensor": "v"})
+    assert one.model_dump()["scale"] == (1.0, 2.0) and one.model_dump()["param_shape"] == (2,)
+    with pytest.raises(SpecError, match="tensor 'w': every scale must be finite"):
+        one.model_copy(update={"scale": f32(1, 0)})
+
+
+def many():
+    """Encodings of every kind, with more scales than a JSON holds."""
+    rng = np.random.default_rng(0)
+    both = NVFP4.model_copy(update={"dynamic": True})
+    uint8 = QuantSpec(qtype="uint8", symmetric=False, axis=1, block_size=4)
+    wide = QuantSpec(qtype="uint16", symmetric=False, axis=0, zero_point="fractional")
+    scale = (rng.random((300, 400)) + 0.1).astype(np.float32)
+    return Encodings(
+        model_sha256="ab" * 32,
+        encodings=(
+            Encoding.of("x", UINT8, np.asarray(0.1), np.asarray(7)),
+            Encoding.of("w", QuantSpec(qtype="int4", axis=1, block_size=4), scale, np.zeros(scale.shape)),
+            Encoding.of_running_model("d", both, 0.5),
+            Encoding.of("a", uint8, scale, rng.integers(0, 256, scale.shape)),
+            Encoding.of("f", wide, scale[0], rng.random(400) * 65535),
+            Encoding.of("n", NVFP4, f32(0.5, 0.75), i32(0, 0), 0.5).model_copy(update={"calibrator": "mse"}),
+        ),
+        source="a file",
+    )
+
+
+def test_many_scales_are_exact_through_an_array_file(tmp_path):
+    """NumPy reads them beside the JSON, which is small; loaded they are equal to the bit."""
+    made, path = many(), tmp_path / "m.encodings.json"
+    assert made.save(path) == (path, tmp_path / "m.encodings.npz")
+    assert path.stat().st_size < 5_000 and sorted(tmp_path.iterdir()) == [path, tmp_path / "m.encodings.npz"]
+    with np.load(tmp_path / "m.encodings.npz", allow_pickle=False) as arrays:
+        scales = [e.scale.ravel() for e in made.encodings if e.param_shape]
+        assert arrays["scale"].tobytes() == np.concatenate(scales).tobytes()
+    loaded = Encodings.load(path)
+    assert loaded == made and loaded["f"].zero_point.dtype == np.float32
+    assert [e.scale.shape for e in loaded.encodings] == [e.scale.shape for e in made.encodings]
+    loaded.save(tmp_path / "again.json")
+    assert (tmp_path / "again.encodings.npz").read_bytes() == (tmp_path / "m.encodings.npz").read_bytes()
+
+
+def rewrite(path, change):
+    """Change the content of a JSON."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def resave(path, **arrays):
+    """Write an array file and its hash in the JSON."""
+    np.savez(path.with_name("m.encodings.npz"), **arrays)
+    digest = hashlib.sha256(path.with_name("m.encodings.npz").read_bytes()).hexdigest()
+    rewrite(path, lambda c: c["arrays"].update(sha256=digest))
+
+
+BROKEN = {
+    "missing": (
+        lambda path: path.with_name("m.encodings.npz").unlink(),
+        "no such file: {folder}/m.encodings.npz, which has the scales of m.encodings.json; copy",
+    ),
+    "another": (
+        lambda path: path.with_name("m.encodings.npz").write_bytes(b"PK"),
+        "{folder}/m.encodings.npz is not the file that m.encodings.json was saved with; copy both together",
+    ),
+    "pickled": (
+        lambda path: resave(path, scale=np.asarray([{}], object)),
+        "cannot read {folder}/m.encodings.npz: Object arrays cannot be loaded",
+    ),
+    "too few": (
+        lambda path: resave(path, scale=f32(1), zero_point=f32(1)),
+        "its shapes do not fit the scales in m.encodings.npz; save the encodings again",
+    ),
+    "no arrays": (lambda path: resave(path, other=f32(1)), "encodings.1.scale: Field required"),
+    "no hash": (lambda path: rewrite(path, lambda c: c["arrays"].pop("sha256")), "arrays: sha256: Field"),
+    "shape": (
+        lambda path: rewrite(path, lambda c: c["encodings"][1].update(param_shape=[300, 401])),
+        "its shapes do not fit the scales",
+    ),
+    "no list": (lambda path: rewrite(path, lambda c: c.update(encodings=3)), "encodings: "),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_array_files(tmp_path, name):
+    """A missing, other or damaged array file is one line that names it and the remedy."""
+    path = tmp_path / "m.encodings.json"
+    many().save(path)
+    change, words = BROKEN[name]
+    change(path)
+    with pytest.raises(PlanError) as caught:
+        Encodings.load(path)
+    assert words.format(folder=tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
+    """Neither file changes when the second cannot be written."""
+    path = tmp_path / "m.encodings.json"
+    many().save(path)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    monkeypatch.setattr(json, "dumps", lambda *args, **keywords: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        many().model_copy(update={"source": "another"}).save(path)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -12,7 +12,7 @@ import pytest
 import typer.main
 
 import onnxfq
-from onnxfq.cli.main import app
+from onnxfq.cli.main import COMMANDS, build_app
 
 ROOT = Path(__file__).parent.parent
 PAGES = (
@@ -81,7 +81,7 @@ def offences(text: str) -> list[str]:
 
 def help_texts() -> Iterator[str]:
     """Yield what `--help` says of the command, every subcommand and every parameter."""
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(build_app(COMMANDS))
     for command in (root, *root.commands.values()):  # type: ignore[attr-defined]
         yield command.help or ""
         yield from (getattr(parameter, "help", None) or "" for parameter in command.params)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, weights, without
 from numpy.typing import NDArray
 from onnxruntime import InferenceSession
 
@@ -20,7 +19,7 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import SpecError, StatisticsError
 from onnxfq.graph.io.load import load
-from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.report.calibrator_table import calibrator_rows
@@ -145,7 +144,7 @@ def test_ranges_of_channels() -> None:
     for name, one in whole.tensors.items():
         assert np.array_equal(one.counts, statistics[name].counts), name
         assert (one.rmin, one.rmax, one.zeros) == (statistics[name].rmin, statistics[name].rmax, one.zeros)
-    assert plan.placements[2].spec.observed_granularity == PerTensor()
+    assert plan.placements[2].spec.observed_granularity == PER_TENSOR
 
 
 def test_file_and_merge(tmp_path: Path) -> None:
@@ -160,15 +159,15 @@ def test_file_and_merge(tmp_path: Path) -> None:
     assert merged.sha256 == statistics.sha256
     assert calibrate(model, plan, merged) == encodings
     with pytest.raises(StatisticsError, match="only one side has ranges of the channels of tensor 'h'"):
-        statistics.merge(replace(statistics, channels={}))
-    assert replace(statistics, channels={}).sha256 != statistics.sha256
+        statistics.merge(without(statistics, "channels"))
+    assert without(statistics, "channels").sha256 != statistics.sha256
 
 
 def test_statistics_without_channels() -> None:
     """They are refused in one line with the remedies; those with channels serve a plan with one scale."""
     model, plan, statistics, _ = stages(network(), "tensorrt-int8")
     with pytest.raises(StatisticsError, match="'h', over .* no ranges of its channels.*equalize: none"):
-        calibrate(model, plan, replace(statistics, channels={}))
+        calibrate(model, plan, without(statistics, "channels"))
     one_scale = make_plan(model, load_recipe("tensorrt-int8").with_equalize("none"))
     assert calibrate(model, one_scale, statistics)["h"].param_shape == ()
 

@@ -114,8 +114,8 @@ def test_a_full_disk_for_temporary_files():
 WRITER = """
 import sys, time
 from pathlib import Path
-from onnxfq import temporary
-from onnxfq.files import replacing
+from onnxfq.support import temporary
+from onnxfq.support.files import replacing
 if sys.argv[2] == "named":
     temporary.unnamed = lambda folder: None
 with replacing(Path(sys.argv[1]) / "a") as half, temporary.scratch_folder() as folder:

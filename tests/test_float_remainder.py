@@ -19,7 +19,7 @@ from onnxfq.cli.main import main
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.errors import DataError
 from onnxfq.graph.normalize.shapes import add_shapes
-from onnxfq.numerics.half_types import HALF_TYPES
+from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.placement.half_range import masks, unfit

@@ -21,6 +21,7 @@ from builders import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from keyword_numerics import fake_quantize
 from test_agreement import twins
 
 from onnxfq.documents.encodings import Encoding, Encodings
@@ -28,7 +29,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, PlanError, RecipeError
 from onnxfq.graph.model import default_opset
 from onnxfq.numerics import qtypes
-from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
@@ -143,7 +144,7 @@ def test_every_format_is_simulated(qtype: str) -> None:
     proto = InsertFakeQuantize(staged.plan, staged.encodings).run(staged.model).model.proto
     encoding = staged.encodings["w"]
     rounded = fake_quantize(
-        constants(gemm())["w"], encoding.scale_array, qtype=qtype, axis=encoding.spec.axis
+        constants(gemm())["w"], encoding.scale_array, qtype=qtype, axis=encoding.spec.granularity.axis
     )
     np.testing.assert_array_equal(constants(proto)["w/fq"], rounded)
     assert np.isfinite(Session(proto, 1).run(staged.feed)[0]).all()
@@ -199,7 +200,7 @@ def test_clipped_per_tensor_only() -> None:
     """An edited plan that asks a clipped activation for a scale per index is refused."""
     staged = stage(linear(4, 4), one_format("int5"))
     placement = staged.plan.activations[0]
-    spec = placement.spec.model_copy(update={"axis": 1})
+    spec = placement.spec.model_copy(update={"granularity": Granularity(1)})
     changed = placement.model_copy(update={"spec": spec})
     plan = staged.plan.model_copy(update={"placements": (changed, *staged.plan.weights)})
     many = Encoding.of("x", spec, np.ones(4, np.float32), np.zeros(4, np.int32))

@@ -63,7 +63,8 @@ def test_nodes_on_another_device_are_found(networks, tmp_path) -> None:
         pytest.skip("a GPU works here")
     import onnxfq
     from onnxfq.calibration.statistics import empty_state
-    from onnxfq.passes.observe.insert_merging import InsertMerging, StateNames
+    from onnxfq.calibration.statistics.state import StateNames
+    from onnxfq.passes.observe.insert_merging import InsertMerging
 
     model = onnxfq.load(small(1))
     plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))

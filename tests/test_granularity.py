@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics.granularity import Blocked, BlockShape, PerAxis, PerTensor, normalize_axis
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity, normalize_axis
+from onnxfq.numerics.layout import Layout
 
 SHAPES = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
@@ -26,10 +27,10 @@ def test_one_parameter_for_each_slice_or_block(shape, data):
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     block = data.draw(st.integers(1, 10))
     x = np.zeros(shape)
-    assert PerAxis(axis).param_shape(shape) == (x.shape[axis],)
+    assert Layout(Granularity(axis), shape).scale_shape == (x.shape[axis],)
     reduced = np.add.reduceat(x, range(0, x.shape[axis], block), axis) if x.shape[axis] else x
-    assert Blocked(axis, block).param_shape(shape) == reduced.shape
-    assert PerTensor().param_shape(shape) == np.sum(x).shape
+    assert Layout(Granularity(axis, block), shape).scale_shape == reduced.shape
+    assert Layout(PER_TENSOR, shape).scale_shape == np.sum(x).shape
 
 
 @pytest.mark.parametrize(
@@ -42,9 +43,9 @@ def test_one_parameter_for_each_slice_or_block(shape, data):
 )
 def test_axis_outside(axis, rank, words):
     """An axis the tensor lacks is refused with those it has."""
-    for granularity in (PerAxis(axis), Blocked(axis, 2)):
+    for granularity in (Granularity(axis), Granularity(axis, 2)):
         with pytest.raises(SpecError) as caught:
-            granularity.param_shape((4,) * rank)
+            _ = Layout(granularity, (4,) * rank).scale_shape
         assert str(caught.value) == words
 
 
@@ -52,16 +53,16 @@ def test_axis_outside(axis, rank, words):
 def test_blocks_have_elements(size):
     """A block of no elements is refused."""
     with pytest.raises(SpecError, match=f"block_size must be at least 1, got {size}"):
-        Blocked(0, size)
+        Granularity(0, size)
 
 
 @pytest.mark.parametrize(
     ("granularity", "text"),
     [
-        (PerTensor(), "per-tensor"),
-        (PerAxis(1), "per-axis 1"),
-        (Blocked(0, 32), "blocks of 32 on axis 0"),
-        (BlockShape((-1, 4)), "blocks of [-1, 4]"),
+        (PER_TENSOR, "per-tensor"),
+        (Granularity(1), "per-axis 1"),
+        (Granularity(0, 32), "blocks of 32 on axis 0"),
+        (Granularity(block_shape=(-1, 4)), "blocks of [-1, 4]"),
     ],
 )
 def test_text(granularity, text):
@@ -77,14 +78,14 @@ def test_one_parameter_for_each_block(shape, data):
     cut = x
     for axis, size in enumerate(sizes):
         cut = np.add.reduceat(cut, range(0, cut.shape[axis], size if size > 0 else cut.shape[axis]), axis)
-    assert BlockShape(tuple(sizes)).param_shape(x.shape) == cut.shape
+    assert Layout(Granularity(block_shape=tuple(sizes)), x.shape).scale_shape == cut.shape
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (2, -2)], ids=str)
 def test_block_shapes_that_are_none(sizes):
     """A block of no elements, or of no axes, is refused."""
     with pytest.raises(SpecError) as caught:
-        BlockShape(sizes)
+        Granularity(block_shape=sizes)
     assert str(caught.value) == (
         f"block_shape must hold a size of at least 1, or -1 for a whole axis, for each dimension, "
         f"got {list(sizes)}"
@@ -94,5 +95,5 @@ def test_block_shapes_that_are_none(sizes):
 def test_block_shape_of_another_rank():
     """One size for each dimension: both are named."""
     with pytest.raises(SpecError) as caught:
-        BlockShape((2, 2)).param_shape((3, 4, 5))
+        _ = Layout(Granularity(block_shape=(2, 2)), (3, 4, 5)).scale_shape
     assert str(caught.value) == "block_shape [2, 2] must have one size for each dimension of [3, 4, 5]"

@@ -16,7 +16,7 @@ from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import all_graphs, all_nodes
-from onnxfq.numerics.float_types import FLOAT_DTYPES, largest
+from onnxfq.numerics.float_types import FLOATS
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.insert_qdq import InsertQdq
@@ -43,7 +43,7 @@ def as_type(proto: onnx.ModelProto, kind: str) -> onnx.ModelProto:
                 value.type.tensor_type.elem_type = HALVES[kind]
         for tensor in graph.initializer:
             if tensor.data_type == TensorProto.FLOAT:
-                values = numpy_helper.to_array(tensor).astype(FLOAT_DTYPES[kind])
+                values = numpy_helper.to_array(tensor).astype(FLOATS[kind].dtype)
                 tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
     return made
 
@@ -116,7 +116,7 @@ def test_mixed_models(kind: str) -> None:
         [narrow] n = Cast <to = {HALVES[kind]}> (h)
         [second] m = MatMul (n, v)
         [wide] y = Cast <to = 1> (m) }}"""
-    half = weights(4, 4, seed=1).astype(FLOAT_DTYPES[kind])
+    half = weights(4, 4, seed=1).astype(FLOATS[kind].dtype)
     staged = stage(build(text, {"w": weights(4, 4), "v": half}, opset=21, ir=10))
     assert {p.tensor: p.float_type for p in staged.plan.placements} == {
         "x": "float32",
@@ -147,12 +147,12 @@ def test_double_stays_with_a_reason_tensor_by_tensor() -> None:
 def test_observed_statistics(kind: str) -> None:
     """What is observed of a 16-bit tensor is what NumPy finds in the same numbers as float32."""
     text = f"g ({kind}[N,40] x) => ({kind}[N,3] y) {{ [mm] y = MatMul (x, w) }}"
-    proto = build(text, {"w": weights(40, 3).astype(FLOAT_DTYPES[kind])}, opset=21, ir=10)
+    proto = build(text, {"w": weights(40, 3).astype(FLOATS[kind].dtype)}, opset=21, ir=10)
     model = load(proto)
     feed = half_feed(proto)
     plan = make_plan(model, load_recipe("tensorrt-int8"))
     got = collect_statistics(model, plan, [feed])["x"]
-    want = TensorStatistics.from_array(feed["x"].astype(FLOAT_DTYPES[kind]).astype(np.float32))
+    want = TensorStatistics.from_array(feed["x"].astype(FLOATS[kind].dtype).astype(np.float32))
     assert (got.rmin, got.rmax, got.elements) == (want.rmin, want.rmax, want.elements)
     np.testing.assert_array_equal(got.bins, want.bins)
     np.testing.assert_array_equal(got.counts, want.counts)
@@ -166,12 +166,12 @@ def test_observed_statistics(kind: str) -> None:
 def test_scales_are_numbers_of_the_type(reach: float, kind: str, qtype: str) -> None:
     """NumPy's own rounding changes no scale; it is the next one up; nothing on the grid overflows."""
     chosen, symmetric = qtype_by_name(qtype), qtype != "uint8"
-    reach = min(reach, largest(kind))
+    reach = min(reach, FLOATS[kind].largest)
     scale, zero = choose_qparams(-reach, reach, chosen, symmetric, ParamRules(float_type=kind))
     exact, _ = choose_qparams(-reach, reach, chosen, symmetric)
-    dtype = FLOAT_DTYPES[kind]
+    dtype = FLOATS[kind].dtype
     assert scale.astype(dtype).astype(np.float32) == scale > 0
-    near_the_limit = reach > largest(kind) * 0.6
+    near_the_limit = reach > FLOATS[kind].largest * 0.6
     if not near_the_limit and exact > 2.0**-24:
         assert scale >= exact * (1 - 2.0**-23)  # `exact` is rounded to the nearest float32
         below = np.nextafter(scale.astype(dtype), dtype.type(0)).astype(np.float32)

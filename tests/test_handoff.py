@@ -176,7 +176,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(*given: object) -> None:
         raise OutputError("no space left")
 
-    monkeypatch.setattr(importlib.import_module("onnxfq.handoff.handoff"), "_write_samples", refuse)
+    monkeypatch.setattr(importlib.import_module("onnxfq.stages.handoff"), "_write_samples", refuse)
     (tmp_path / "empty").mkdir()
     for name in ("new", "empty"):
         with pytest.raises(OutputError, match="no space left"):

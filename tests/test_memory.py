@@ -54,7 +54,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxfq
-from onnxfq.pipeline import RunOptions
+from onnxfq.stages.options import RunOptions
 
 proto = onnx.load(sys.argv[1])
 anonymous = lambda: int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024

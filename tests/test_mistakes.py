@@ -14,7 +14,7 @@ import onnx
 import pytest
 from builders import build, conv_relu, feed_for, gemm, linear, qdq_of, shared_weight, stage
 
-import onnxfq_command
+import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.stages.insert import insert_qdq
 
@@ -457,7 +457,7 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
     def interrupt(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("onnxfq.cli.main.app", interrupt)
+    monkeypatch.setattr("onnxfq.cli.main.build_app", lambda names: interrupt)
     assert main(["inspect", "model.onnx"]) == 130
     assert capfd.readouterr().err == "onnxfq: error: interrupted\n"
 
@@ -474,7 +474,7 @@ def test_an_end_from_outside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
         finally:
             left.append("cleaned")
 
-    monkeypatch.setattr("onnxfq.cli.main.app", stop)
+    monkeypatch.setattr("onnxfq.cli.main.build_app", lambda names: stop)
     try:
         assert main(["inspect", "model.onnx"]) == 130
     finally:
@@ -485,14 +485,14 @@ def test_an_end_from_outside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
 
 def test_an_interrupt_while_importing(tmp_path: Path) -> None:
     """Ctrl-C in the second that the imports take is one line and an exit code too."""
-    (tmp_path / "onnxfq").mkdir()
-    (tmp_path / "onnxfq" / "__init__.py").write_text("import time\nprint(1, flush=True)\ntime.sleep(60)\n")
-    source = Path(onnxfq_command.__file__).read_text(encoding="utf-8")
-    (tmp_path / "onnxfq_command.py").write_text(source, encoding="utf-8")
+    (tmp_path / "typer.py").write_text("import time\nprint(1, flush=True)\ntime.sleep(60)\n")
     run = subprocess.Popen(
-        [sys.executable, "-c", "import sys, onnxfq_command; sys.exit(onnxfq_command.main())"],
+        [sys.executable, "-m", "onnxfq", "--version"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(onnxfq.__file__).parents[1]}",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -141,7 +141,7 @@ def test_tied_weights_of_two_transposes_are_one() -> None:
     )
     one = stage(proto)
     (weight,) = one.plan.weights
-    assert len(weight.uses) == 3 and weight.spec.axis == 0
+    assert len(weight.uses) == 3 and weight.spec.granularity.axis == 0
     qdq = insert_qdq(one.model, one.plan, one.encodings)
     assert [t.name for t in qdq.graph.initializer if t.name.startswith("w")].count("w/q") == 1
     assert "w" not in {t.name for t in qdq.graph.initializer}
@@ -156,7 +156,7 @@ def test_a_weight_behind_reshapes() -> None:
         {"w": weights(4, 4, 1, 1), "flat": np.int64([1, 4, 9]), "square": np.int64([4, 4])},
     )
     plan = planned(proto)
-    assert {(p.tensor, p.spec.axis) for p in plan.weights} == {("w", 0), ("m", 1)}
+    assert {(p.tensor, p.spec.granularity.axis) for p in plan.weights} == {("w", 0), ("m", 1)}
     got, want = outputs(proto, feed_for(proto))
     np.testing.assert_array_equal(got[0], want[0])
 

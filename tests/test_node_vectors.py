@@ -160,7 +160,7 @@ def test_weight_vectors_are_valid_at_the_lowest_opset(name: str) -> None:
     one = vector(name)
     proto = placed(one, True, one.x)
     onnx.checker.check_model(proto, full_check=True)
-    lowest = max(one.spec.qtype.min_opset, 21 if one.spec.block_size else 13)
+    lowest = max(one.spec.qtype.min_opset, 21 if one.spec.granularity.block_size else 13)
     assert proto.opset_import[0].version == lowest
     np.testing.assert_array_equal(constants(proto)["t/q"].astype(np.float32), one.y.astype(np.float32))
 

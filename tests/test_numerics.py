@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import keyword_numerics as numerics
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +13,8 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics import affine as numerics
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 
 
@@ -165,7 +167,7 @@ def test_special_values():
 def test_expand_params_follows_the_index_formula(shape, params, axis, block_size):
     """Element j uses the parameter at floor(j_d / B_d), spelled out element by element."""
     param = np.arange(1, np.prod(params, dtype=int) + 1, dtype=np.float32).reshape(params)
-    expanded = numerics.expand_params(param, shape, axis, block_size)
+    expanded = numerics.expand_params(param, shape, axis=axis, block_size=block_size)
     assert expanded.shape == shape
     for index in np.ndindex(shape):
         if param.size == 1:
@@ -195,7 +197,7 @@ def test_expand_params_follows_the_index_formula(shape, params, axis, block_size
 def test_expand_params_refuses_shapes_that_do_not_fit(params, axis, block_size, words):
     """The message names both shapes and what would fit."""
     with pytest.raises(SpecError) as caught:
-        numerics.expand_params(np.ones(params), (4, 6), axis, block_size)
+        numerics.expand_params(np.ones(params), (4, 6), axis=axis, block_size=block_size)
     for word in words:
         assert word in str(caught.value)
 
@@ -237,7 +239,7 @@ def test_quantize_takes_the_blocks_of_fake_quantize(data):
     """For N-D blocks the integers of `quantize` less the zero point, times the scale, are fake_quantize."""
     shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
     blocks = [data.draw(st.sampled_from([-1, 1, 2, 3, 7])) for _ in shape]
-    counts = numerics.block_counts(shape, blocks)
+    counts = Layout(Granularity(block_shape=tuple(blocks)), shape).scale_shape
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     x = rng.normal(size=shape).astype(np.float32)
     scale = rng.uniform(0.01, 0.1, counts).astype(np.float32)
@@ -245,7 +247,7 @@ def test_quantize_takes_the_blocks_of_fake_quantize(data):
     options = {"qtype": "int8", "block_shape": blocks}
     q = numerics.quantize(x, scale, zero_point, **options)
     spread = [
-        numerics.expand_params(np.broadcast_to(p, counts), shape, None, None, blocks)
+        numerics.expand_params(np.broadcast_to(p, counts), shape, block_shape=blocks)
         for p in (scale, zero_point)
     ]
     expected = (q.astype(np.float32) - spread[1].astype(np.float32)) * spread[0]

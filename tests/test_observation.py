@@ -18,7 +18,7 @@ import pytest
 from builders import build, conv_relu, feed_for, planned, two_branch, weights
 from onnx import TensorProto, helper
 
-from onnxfq.calibration.statistics import Statistics, TensorStatistics
+from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistics
 from onnxfq.data import Feed, sample_digest
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import RECIPES
@@ -85,12 +85,9 @@ def by_the_runtime(model: Model, plan: Plan, feeds: list[Feed]) -> Statistics:
     for feed in feeds:
         found = session.run(feed, [observe_output(name, out) for name in names for out in OBSERVE_OUTPUTS])
         for i, name in enumerate(names):
-            limits, counts, bins, bin_counts = found[4 * i : 4 * i + 4]
-            one = TensorStatistics(
-                float(limits[0]), float(limits[1]), *(int(c) for c in counts), bins=bins, counts=bin_counts
-            )
-            total[name] = total[name].merge(one)
-    return Statistics(model.sha256, len(feeds), total, data=sum(map(sample_digest, feeds)) % DATA_MODULUS)
+            total[name] = total[name].merge(TensorStatistics.from_results(*found[4 * i : 4 * i + 4]))
+    digest = sum(map(sample_digest, feeds)) % DATA_MODULUS
+    return Statistics(model.sha256, len(feeds), HISTOGRAM.to_keys(total), data=digest)
 
 
 def test_blocked_layouts_give_the_statistics_of_the_plain_ones(observed, tmp_path) -> None:
@@ -293,11 +290,11 @@ def test_temporary_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 KILLED = """
 import os, signal, sys
 import numpy as np, ray
-from onnxfq.distribution import collect_on_ray
-from onnxfq.graph.load import load
-from onnxfq.observation import collect_statistics
-from onnxfq.observers import ObserveOptions
-from onnxfq.planning import observation_plan
+from onnxfq.stages.observe_ray import collect_on_ray
+from onnxfq.graph.io.load import load
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.plan import observation_plan
 
 model = load(sys.argv[1])
 plan = observation_plan(model)

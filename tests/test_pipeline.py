@@ -132,7 +132,7 @@ def test_progress_names_the_stages() -> None:
 def test_calibrator_of_the_call() -> None:
     """The calibrator given is used for activations in place of the recipe's, and recorded."""
     result = quantize(conv_relu(), FEEDS, calibrator="minmax")
-    assert result.encodings["x"].spec.calibrator == "minmax"
+    assert result.encodings["x"].calibrator == "minmax"
     amax = max(float(np.abs(feed["x"]).max()) for feed in FEEDS)
     assert result.encodings["x"].scale_array == np.float32(amax / 127)
 

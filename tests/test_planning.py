@@ -116,7 +116,7 @@ def test_overrides_that_match_nothing(case: str) -> None:
 def test_overrides_change_schemes() -> None:
     """Fields of an override replace those of the recipe for what matches only; later ones win."""
     plan = planned(two_branch(), with_override(nodes=["conv1"], weights={"granularity": "per_tensor"}))
-    assert {p.tensor: p.spec.axis for p in plan.weights} == {"w1": None, "w2": 0, "w3": 0}
+    assert {p.tensor: p.spec.granularity.axis for p in plan.weights} == {"w1": None, "w2": 0, "w3": 0}
 
 
 def test_disagreeing_overrides_are_told() -> None:

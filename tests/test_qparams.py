@@ -204,8 +204,8 @@ def test_floats_reach_their_largest_number(name, amax):
 @pytest.mark.parametrize(
     ("name", "symmetric", "words"),
     [
-        ("float8e4m3fn", False, "float8e4m3fn has no zero point; use symmetric=True, or an integer qtype"),
-        ("uint8", True, "symmetric needs numbers on both sides of 0, got uint8; use symmetric=False"),
+        ("float8e4m3fn", False, "float8e4m3fn has no zero point; use symmetric: true, or an integer qtype"),
+        ("uint8", True, "symmetric needs a signed qtype, got uint8; use int8 or symmetric: false"),
         ("int8[-9,0]", True, "symmetric needs numbers on both sides of 0, got int8[-9,0]"),
     ],
 )

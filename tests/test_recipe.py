@@ -340,7 +340,7 @@ def test_with_calibrator():
 def test_every_scheme_makes_a_spec(name):
     """What a recipe accepts, a QuantSpec accepts."""
     for scheme in filter(None, (RECIPES[name].activations, RECIPES[name].weights)):
-        QuantSpec(qtype=scheme.qtype, symmetric=scheme.symmetric, calibrator=scheme.calibrator)
+        QuantSpec(qtype=scheme.qtype, symmetric=scheme.symmetric)
 
 
 def test_block_shapes(tmp_path):

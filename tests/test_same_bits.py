@@ -15,7 +15,7 @@ import onnx
 import pytest
 from builders import build, weights
 
-from onnxfq.calibration.calibrators import CALIBRATORS
+from onnxfq.calibration.calibrators import observing_names
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.data import Feed
 from onnxfq.data.model_inputs import input_specs
@@ -31,7 +31,7 @@ from onnxfq.support.resources import package_file
 
 MODELS = Path(os.environ.get("ONNXFQ_MODELS", "missing"))
 """A folder of trained networks, each in a folder of its own."""
-ORDER_FREE = sorted(name for name in CALIBRATORS if name != "moving_average")
+ORDER_FREE = sorted(name for name in observing_names() if name != "moving_average")
 
 
 def digits() -> tuple[Path, Feed]:
@@ -90,11 +90,11 @@ def one_by_one(data: Feed) -> Iterator[Feed]:
 OBSERVE = """
 import sys
 import numpy as np
-from onnxfq.graph.load import load
-from onnxfq.observation import collect_statistics
-from onnxfq.pipeline import open_feeds
-from onnxfq.planning import make_plan
-from onnxfq.recipe import load_recipe
+from onnxfq.graph.io.load import load
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.options import open_feeds
+from onnxfq.stages.plan import make_plan
+from onnxfq.documents.recipe import load_recipe
 
 model = load(sys.argv[1])
 plan = make_plan(model, load_recipe("tensorrt-int8"))

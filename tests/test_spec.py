@@ -5,7 +5,7 @@ from __future__ import annotations
 import pydantic
 import pytest
 
-from onnxfq.numerics.granularity import Blocked, BlockShape, PerAxis, PerTensor
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 
@@ -13,24 +13,24 @@ from onnxfq.numerics.spec import QuantSpec
 @pytest.mark.parametrize(
     ("fields", "granularity", "text"),
     [
-        ({}, PerTensor(), "int8 symmetric per-tensor"),
-        ({"axis": 0}, PerAxis(0), "int8 symmetric per-axis 0"),
-        ({"axis": -1, "block_size": 32}, Blocked(-1, 32), "int8 symmetric blocks of 32 on axis -1"),
-        ({"symmetric": False}, PerTensor(), "int8 asymmetric per-tensor"),
-        ({"block_shape": (1, -1)}, BlockShape((1, -1)), "int8 symmetric blocks of [1, -1]"),
+        ({}, PER_TENSOR, "int8 symmetric per-tensor"),
+        ({"axis": 0}, Granularity(0), "int8 symmetric per-axis 0"),
+        ({"axis": -1, "block_size": 32}, Granularity(-1, 32), "int8 symmetric blocks of 32 on axis -1"),
+        ({"symmetric": False}, PER_TENSOR, "int8 asymmetric per-tensor"),
+        ({"block_shape": (1, -1)}, Granularity(block_shape=(1, -1)), "int8 symmetric blocks of [1, -1]"),
         (
             {"power_of_two": True},
-            PerTensor(),
+            PER_TENSOR,
             "int8 symmetric per-tensor with power-of-two scales",
         ),
         (
             {"axis": 1, "block_size": 32, "scale_type": "e8m0", "dynamic": True},
-            Blocked(1, 32),
+            Granularity(1, 32),
             "int8 symmetric blocks of 32 on axis 1 with e8m0 scales, dynamic",
         ),
         (
             {"symmetric": False, "zero_point": "fractional"},
-            PerTensor(),
+            PER_TENSOR,
             "int8 asymmetric per-tensor with fractional zero points",
         ),
     ],
@@ -46,18 +46,34 @@ def test_granularity_follows_from_axis_and_block(fields, granularity, text):
 @pytest.mark.parametrize("name", QTYPES)
 def test_json_round_trip(name):
     """A qtype is written by its name and read back as the value."""
-    spec = QuantSpec(
-        qtype=QTYPES[name], symmetric=QTYPES[name].is_float, axis=1, block_size=2, calibrator="mse"
-    )
+    spec = QuantSpec(qtype=QTYPES[name], symmetric=QTYPES[name].is_float, axis=1, block_size=2)
     assert spec.model_dump(mode="json")["qtype"] == name
     assert QuantSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
 @pytest.mark.parametrize(
+    ("granularity", "fields"),
+    [
+        (PER_TENSOR, '"axis":null,"block_size":null,"block_shape":null'),
+        (Granularity(-1, 32), '"axis":-1,"block_size":32,"block_shape":null'),
+        (Granularity(block_shape=(1, -1)), '"axis":null,"block_size":null,"block_shape":[1,-1]'),
+    ],
+    ids=str,
+)
+def test_files_have_the_granularity_as_fields_of_the_spec(granularity, fields):
+    """Files of the versions before are read, and new ones look the same."""
+    spec = QuantSpec(qtype="int8", granularity=granularity)
+    text = spec.model_dump_json()
+    assert f',{fields},"dynamic":false,"equalized":false}}' in text
+    assert QuantSpec.model_validate_json(text) == spec
+
+
+@pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"qtype": "int8", "block_size": 4}, "block_size needs an axis; add axis, or remove block_size"),
-        ({"qtype": "int8", "axis": 0, "block_size": 0}, "greater than or equal to 1"),
+        ({"qtype": "int8", "axis": "x"}, "granularity.axis"),
+        ({"qtype": "int8", "block_size": 4}, "block_size without axis; give the axis the blocks run along"),
+        ({"qtype": "int8", "axis": 0, "block_size": 0}, "block_size must be at least 1, got 0"),
         ({"qtype": "uint4"}, "symmetric needs a signed qtype, got uint4; use int4 or symmetric: false"),
         ({"qtype": "int17", "axis": 0}, "unknown qtype 'int17'; nearest: int"),
         ({"qtype": "float8e5m2", "symmetric": False}, "float8e5m2 has no zero point; use symmetric: true"),

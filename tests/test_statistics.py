@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from test_merging import case
 
 from onnxfq.calibration.statistics import (
     BIN_COUNT,
     BIN_SHIFT,
+    HISTOGRAM,
+    KINDS,
     NEGATIVE,
+    Kind,
     Statistics,
     TensorStatistics,
     bin_edges,
 )
 from onnxfq.errors import StatisticsError
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import MergingObserver, ObserveOptions
 
 ANY = hnp.arrays(np.float32, st.integers(0, 30), elements=st.floats(width=32))
 TINY = float(np.finfo(np.float32).tiny)
@@ -124,7 +132,7 @@ def test_one_value_has_no_width():
 def model_statistics(**tensors):
     """Statistics of a model from arrays by name."""
     gathered = {n: TensorStatistics.from_array(np.asarray(x, np.float32)) for n, x in tensors.items()}
-    return Statistics("ab" * 32, 5, gathered)
+    return Statistics("ab" * 32, 5, HISTOGRAM.to_keys(gathered))
 
 
 @settings(max_examples=20)
@@ -176,6 +184,69 @@ def test_what_does_not_merge(other, words):
     with pytest.raises(StatisticsError) as caught:
         model_statistics(a=[1.0], b=[1.0]).merge(other)
     assert words in str(caught.value)
+
+
+class AmaxSum:
+    """The largest magnitude over feeds."""
+
+    def __init__(self, observed):
+        self.value = 0.0
+
+    def add(self, results, feed):
+        """Add the range of a feed."""
+        self.value = max(self.value, amax_of(results))
+
+    def result(self):
+        """Return the largest."""
+        return self.value
+
+
+def amax_of(results):
+    """Return the largest magnitude of a range."""
+    return float(np.abs(results[0]).max())
+
+
+AMAX = Kind(
+    name="amax",
+    noun="the amax of ",
+    outputs=("range",),
+    suits=lambda observed: True,
+    empty=AmaxSum,
+    read=lambda observed, results, feed_ranges: amax_of(results),
+    merge=max,
+    fingerprint=lambda value: repr(value).encode(),
+    pack=lambda values: {"amax_tensors": np.asarray(list(values)), "amax": np.asarray(list(values.values()))},
+    unpack=lambda columns: dict(zip(columns["amax_tensors"].tolist(), columns["amax"].tolist(), strict=True)),
+    memory=lambda observed: 8,
+)
+
+
+def test_kinds_are_data(monkeypatch, tmp_path):
+    """One more entry of KINDS is merged, hashed, written and read without another line."""
+    monkeypatch.setitem(KINDS, "amax", AMAX)
+    plain = model_statistics(a=[1.0], b=[2.0])
+    one, other = (
+        replace(plain, values={**plain.values, **AMAX.to_keys({"b": value})}) for value in (2.0, 5.0)
+    )
+    merged = one.merge(other)
+    assert merged.of_kind(AMAX) == {"b": 5.0} and merged.tensors.keys() == {"a", "b"}
+    assert merged.sha256 == other.merge(one).sha256 != plain.merge(plain).sha256
+    merged.save(tmp_path / "s.npz")
+    assert Statistics.load(tmp_path / "s.npz").values["b", "amax"] == 5.0
+    with pytest.raises(StatisticsError, match="only one side has the amax of tensor 'b'; observe both"):
+        one.merge(plain)
+
+
+@pytest.mark.parametrize("name", ["conv_relu", "loop"])
+def test_kinds_are_gathered(monkeypatch, name):
+    """What an output of Observe gives reaches every kind that names it, merged by the model itself too."""
+    monkeypatch.setitem(KINDS, "amax", AMAX)
+    model, plan, feeds = case(name)
+    options = ObserveOptions(threads=1, device="cpu")
+    found = collect_statistics(model, plan, feeds, options)
+    assert found.of_kind(AMAX) == {tensor: one.amax for tensor, one in found.tensors.items()}
+    with MergingObserver(model, plan, options, "cpu") as observer:
+        assert observer.run(feeds).sha256 == found.sha256
 
 
 def test_another_model():

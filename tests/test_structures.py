@@ -145,7 +145,7 @@ def test_channel_axes(name: str) -> None:
     """Scales go along the axis that the constant alone has, once; with several of them there is one scale."""
     text, constants = CASES[name]
     (weight,) = planned(build(text, constants, opset=19, ir=9)).weights
-    assert weight.spec.axis == PER_AXIS[name]
+    assert weight.spec.granularity.axis == PER_AXIS[name]
 
 
 @pytest.mark.parametrize(

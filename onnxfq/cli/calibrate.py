@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.console import say
 from onnxfq.cli.options import (
@@ -22,9 +22,8 @@ from onnxfq.cli.options import (
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.io.data_files import check_model_output
 from onnxfq.graph.io.load import load
-from onnxfq.interchange import read_given
 from onnxfq.report.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
-from onnxfq.stages.external_encodings import calibrate_with, rest_of
+from onnxfq.stages.encoding_sources import match_encodings
 from onnxfq.support.files import write_text
 
 
@@ -57,23 +56,25 @@ def calibrate(
     if statistics is None and (encodings is None or table or table_csv is not None):
         raise typer.BadParameter("calibrate needs --statistics, or --encodings that hold every activation")
     if calibrator is not None:
-        calibrator_by_name(calibrator)
+        Calibrator.parse(calibrator)
     decided = Plan.load(plan)
     observed = None if statistics is None else Statistics.load(statistics)
-    given = None if encodings is None else read_given(encodings)
     loaded = load(model, decided.existing)
-    made, fitted = calibrate_with(given, loaded, decided, observed, calibrator)
-    made.save(output)
+    matched = match_encodings(loaded, decided, encodings)
+    if observed is None:
+        matched.refuse_missing("give statistics from `onnxfq observe` with this plan")
+    found = Statistics(loaded.sha256, 0, {}) if observed is None else observed
+    _, made = matched.encode(loaded, found, calibrator)
+    files = made.save(output)
     if observed is not None and (table or table_csv is not None):
-        shown = decided if fitted is None else rest_of(decided, fitted)
-        rows = calibrator_rows(shown, observed, calibrator)
+        rows = calibrator_rows(matched.unknown, observed, calibrator)
         if table:
             say(calibrator_table(rows))
         if table_csv is not None:
             write_text(table_csv, calibrator_csv(rows))
-    for line in fitted.lines() if fitted is not None else ():
+    for line in matched.lines():
         say(line, quiet)
     say(f"calibrated {len(made.encodings)} tensors", quiet)
-    for written in (output, table_csv):
+    for written in (*files, table_csv):
         if written is not None:
             say(f"wrote      {written}", quiet)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
 import typer
 from rich.console import Console
@@ -38,20 +35,3 @@ def running(
     else:
         lines = Lines(lambda line: typer.echo(f"onnxfq: {line}", err=True))
         yield RunOptions(batch, threads, lines, data, device)
-
-
-class _Notes(logging.StreamHandler[TextIO]):
-    """Handler that writes to the current standard error, which a live progress bar may replace."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
-
-
-def show_notes() -> None:
-    """Print the warnings of the library in lines that begin with `onnxfq: note:`."""
-    handler = _Notes()
-    handler.setFormatter(logging.Formatter("onnxfq: note: %(message)s"))
-    logger = logging.getLogger("onnxfq")
-    logger.handlers[:] = [handler]
-    logger.propagate = False

@@ -58,7 +58,7 @@ def demo(
     result = run_demo(output)
     best = result.results[PER_AXIS]
     say("model      depthwise-separable residual CNN, trained on 8,000 MNIST digits")
-    calibrator = best.plan.activations[0].spec.calibrator
+    calibrator = best.plan.activations[0].calibrator
     say(f"quantized  {coverage_line(best.plan)}, calibrated on 500 digits with {calibrator}")
     for path in result.files:
         say(f"wrote      {path}")

@@ -9,7 +9,7 @@ import typer
 
 from onnxfq.cli.console import say
 from onnxfq.cli.options import DIFFERENT, JsonOption
-from onnxfq.stages.diff import difference
+from onnxfq.stages.diff import diff_models
 
 
 def diff(
@@ -21,7 +21,7 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Print differences in opset, placement, types, scales, zero points; exit with 3 if there are any."""
-    found = difference(first, second, tolerance)
+    found = diff_models(first, second, tolerance)
     say(found.model_dump_json(indent=2) if as_json else found.table())
     if not found.equal:
         raise typer.Exit(DIFFERENT)

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from onnxfq import interchange
 from onnxfq.cli.console import say
 from onnxfq.cli.options import OutputOption, PlanOption, QuietOption
 from onnxfq.documents.plan import Plan
-from onnxfq.errors import PlanError, nearest
 from onnxfq.interchange import WRITERS, load_encodings
 from onnxfq.support.files import check_output, write_text
 
@@ -32,11 +32,7 @@ def export_encodings(
 ) -> None:
     """Write encodings in the format of another tool, and list the encodings that do not fit."""
     check_output(output, encodings, plan)
-    writer = WRITERS.get(to)
-    if writer is None:
-        raise PlanError(f"encodings are not written as {to!r}{nearest(to, WRITERS)}")
-    written = writer(load_encodings(encodings), Plan.load(plan))
-    written.refuse_empty(to)
+    written = interchange.export_encodings(load_encodings(encodings), Plan.load(plan), to)
     write_text(output, written.text)
     say(f"exported   {written.tensors} of {written.tensors + len(written.lost)} tensors as {to}", quiet)
     for why in dict.fromkeys(written.lost.values()):

@@ -11,11 +11,10 @@ import typer
 from onnxfq.cli.console import say
 from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption, QuietOption
 from onnxfq.documents.plan import Plan
+from onnxfq.graph.external.scratch_file import scratch_for, weights_in
 from onnxfq.graph.io.data_files import check_model_output
-from onnxfq.graph.io.external_tensors import scratch_for
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
-from onnxfq.graph.io.scratch_file import weights_in
 from onnxfq.interchange import load_encodings
 from onnxfq.report.text import coverage_line
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq

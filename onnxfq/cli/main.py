@@ -6,62 +6,40 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from onnxfq.cli.calibrate import calibrate
-from onnxfq.cli.check import check
-from onnxfq.cli.compare import compare
-from onnxfq.cli.console import show_notes
-from onnxfq.cli.convert import convert
-from onnxfq.cli.demo import demo
-from onnxfq.cli.diff import diff
-from onnxfq.cli.doctor import doctor
-from onnxfq.cli.evaluate import evaluate
-from onnxfq.cli.export_encodings import export_encodings
-from onnxfq.cli.handoff import handoff
-from onnxfq.cli.insert import insert
-from onnxfq.cli.inspect import inspect
-from onnxfq.cli.merge_statistics import merge_statistics
-from onnxfq.cli.observe import observe
-from onnxfq.cli.plan import plan
-from onnxfq.cli.quantize import quantize
+from onnxfq.cli.notes import show_notes
 from onnxfq.errors import OnnxfqError
-from onnxfq.support.records import one_line
 from onnxfq.version import VERSION
+
+COMMANDS = (
+    "quantize",
+    "evaluate",
+    "plan",
+    "observe",
+    "merge-statistics",
+    "calibrate",
+    "export-encodings",
+    "insert",
+    "check",
+    "convert",
+    "handoff",
+    "compare",
+    "inspect",
+    "diff",
+    "demo",
+    "doctor",
+)
+"""Subcommands, each a function in the module of its name."""
 
 # The class of wrong usage: click's own under older releases of typer, typer's under newer ones.
 _UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
 
 _INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the signal number, as in shells."""
-
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Quantize ONNX models with QuantizeLinear/DequantizeLinear, evaluate them, hand them over.",
-)
-for _command in (
-    quantize,
-    evaluate,
-    plan,
-    observe,
-    merge_statistics,
-    calibrate,
-    export_encodings,
-    insert,
-    check,
-    convert,
-    handoff,
-    compare,
-    inspect,
-    diff,
-    demo,
-    doctor,
-):
-    app.command()(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -70,7 +48,21 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+def build_app(names: Sequence[str]) -> typer.Typer:
+    """Return the command line with the subcommands of these names: each costs the imports of its stage."""
+    app = typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Quantize ONNX models with QuantizeLinear/DequantizeLinear, evaluate them, hand them over.",
+    )
+    app.callback()(_root)
+    for name in names:
+        function = name.replace("-", "_")
+        app.command(name)(getattr(import_module(f"onnxfq.cli.{function}"), function))
+    return app
+
+
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -79,13 +71,20 @@ def _root(
     show_notes()
 
 
+def _names_in(arguments: Sequence[str]) -> Sequence[str]:
+    """Return the subcommand that `arguments` begin with; all if they name none, as for --help."""
+    if arguments[0] in COMMANDS:
+        return arguments[:1]
+    return () if arguments[0] == "--version" else COMMANDS
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 for an error, 2 for wrong usage, 3 for a difference, 130: Ctrl-C."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _interrupted)
-        code = app(args=given or ["--help"], standalone_mode=False)
+        code = build_app(_names_in(given))(args=given, standalone_mode=False)
         if code == _INTERRUPTED:  # newer releases of typer end so on Ctrl-C, without a message
             return _fail("interrupted", _INTERRUPTED)
         return code if isinstance(code, int) else 0
@@ -107,5 +106,7 @@ def _interrupted(number: int, frame: object) -> None:
 
 
 def _fail(message: str, code: int) -> int:
+    from onnxfq.support.records import one_line  # imports pydantic, which nothing else here needs
+
     print(f"onnxfq: error: {one_line(message)}", file=sys.stderr)
     return code

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.calibration.calibrators import FORMS
+from onnxfq.calibration.calibrators import spellings
 from onnxfq.data import DEFAULT_BATCH
 from onnxfq.documents.recipe import RECIPES, Equalize, Recipe, load_recipe
-from onnxfq.pipeline import Missing
 from onnxfq.runtime.custom_ops import use_custom_ops
 from onnxfq.runtime.device_choice import DeviceChoice
+from onnxfq.stages.encoding_sources import Missing
 from onnxfq.stages.options import MOST_THREADS
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)]
@@ -51,7 +51,7 @@ CalibratorOption = Annotated[
     typer.Option(
         "--calibrator",
         metavar="NAME",
-        help=f"Override the recipe's calibrator of activations: {', '.join(FORMS)}.",
+        help=f"Override the recipe's calibrator of activations: {', '.join(spellings())}.",
         show_default=False,
     ),
 ]

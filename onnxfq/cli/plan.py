@@ -23,10 +23,9 @@ from onnxfq.data import DataOptions
 from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.graph.io.data_files import check_model_output
 from onnxfq.graph.io.load import load
-from onnxfq.interchange import read_given
 from onnxfq.report.text import plan_summary
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
-from onnxfq.stages.external_encodings import planned_with
+from onnxfq.stages.encoding_sources import plan_encodings
 from onnxfq.stages.options import open_feeds
 
 
@@ -50,14 +49,13 @@ def plan(
     --data provides one feed to infer the tensor ranks that ONNX cannot infer.
     """
     check_model_output(output, model, data, encodings)
-    given = None if encodings is None else read_given(encodings)
     chosen = asked_recipe(recipe, keep_existing, requantize, equalize)
     loaded = load(model, chosen.existing)
     unknown = lacks_ranks(loaded)
     feeds = None if data is None else open_feeds(loaded.proto, data, batch, described)
     ranked = with_run_ranks(loaded, next(iter(feeds))) if unknown and feeds is not None else loaded
-    made, fitted = planned_with(given, ranked, chosen)
-    made.save(output)
+    planned = plan_encodings(ranked, chosen, encodings)
+    planned.plan.save(output)
     for note in loaded.notes:
         say(f"note       {note}", quiet)
     if unknown and feeds is None:
@@ -67,7 +65,7 @@ def plan(
             "--data infers ranks from one run",
             quiet,
         )
-    say(plan_summary(made), quiet)
-    for line in fitted.lines() if fitted is not None else ():
+    say(plan_summary(planned.plan), quiet)
+    for line in planned.lines():
         say(line, quiet)
     say(f"wrote      {output}", quiet)

@@ -37,7 +37,7 @@ from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.errors import OutputError
 from onnxfq.graph.io.data_files import check_model_output
 from onnxfq.graph.io.save import save
-from onnxfq.numerics.half_types import FloatName
+from onnxfq.numerics.float_types import FloatName
 from onnxfq.report.html import write_report
 from onnxfq.report.text import quantize_summary
 from onnxfq.support.files import check_writable

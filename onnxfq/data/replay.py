@@ -1,34 +1,15 @@
-"""Feeds that are looked at twice though they come once: the first one, and some for a comparison later."""
+"""Feeds that are read once and used twice: the first one beforehand, some for a comparison afterwards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
-from onnxfq.data.feeds import Feeds
 from onnxfq.data.inputs import Feed
 
 CHECK_BYTES = 64 << 20
 """Feeds kept from the pass over the data for the comparison at the end, in bytes at most."""
 CHECK_FEEDS = 128
-
-
-class FirstSeen:
-    """Feeds of which the first one is looked at beforehand; a one-shot iterator loses none."""
-
-    def __init__(self, feeds: Feeds) -> None:
-        """Read the first one."""
-        self._feeds = feeds
-        self._begun: Iterator[Feed] | None = iter(feeds)
-        self.first = next(self._begun)
-
-    def __iter__(self) -> Iterator[Feed]:
-        """Yield all of them, the first one again."""
-        begun, self._begun = self._begun, None
-        if begun is None:
-            yield from self._feeds
-            return
-        yield self.first
-        yield from begun
 
 
 class KeptFeeds:
@@ -42,13 +23,22 @@ class KeptFeeds:
     def __init__(self, source: Iterable[Feed]) -> None:
         """Keep none yet: `feeds` has them after a pass."""
         self._source = source
+        self._begun: Iterator[Feed] | None = None
         self._stride = 1
         self.feeds: list[Feed] = []
+
+    def read_first(self) -> Feed:
+        """Return the first feed, which the next pass yields all the same."""
+        begun = iter(self._source)
+        first = next(begun)
+        self._begun = chain([first], begun)
+        return first
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield all of them; what an earlier pass kept is forgotten."""
         self._stride, self.feeds = 1, []
-        for number, feed in enumerate(self._source):
+        source, self._begun = self._begun or self._source, None
+        for number, feed in enumerate(source):
             if number % self._stride == 0:
                 self.feeds.append({name: array.copy() for name, array in feed.items()})
                 while len(self.feeds) > 1 and (len(self.feeds) > CHECK_FEEDS or self._bytes() > CHECK_BYTES):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxfq.documents.plan import Skipped
-from onnxfq.numerics.half_types import FloatName
+from onnxfq.numerics.float_types import HALF_TYPES, FloatName
 from onnxfq.support.records import Record
 
 
@@ -15,6 +15,11 @@ class FloatOptions:
 
     name: FloatName = "fp32"
     io: bool = False
+
+    @property
+    def min_opset(self) -> int:
+        """The opset from which on ONNX's operators take the type; 0 for fp32."""
+        return 0 if self.name == "fp32" else HALF_TYPES[self.name].min_opset
 
 
 ALL_FLOAT32 = FloatOptions()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,38 +12,57 @@ import numpy as np
 import pydantic
 from numpy.typing import ArrayLike, NDArray
 
+from onnxfq.calibration.calibrators import EXTERNAL, MINMAX, Calibrator
+from onnxfq.documents.array_fields import KEEP_ARRAYS, ScaleField, ZeroPointField, cast
+from onnxfq.documents.array_file import INLINE_LIMIT, array_path, restore_arrays, write_with_arrays
 from onnxfq.errors import PlanError, SpecError, nearest
 from onnxfq.numerics.affine import fake_quantize, quantize
 from onnxfq.numerics.block_scales import dynamic_fake_quantize
-from onnxfq.numerics.granularity import BlockShape, PerAxis, PerTensor
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.support.records import Record, first_repeated, read_document, write_document
+from onnxfq.support.records import Record, first_repeated, parse, read_content, write_document
+
+
+def lift_calibrator(fields: Any) -> Any:
+    """Return the fields of a placement or an encoding with the calibrator next to the spec, not in it.
+
+    Files of earlier versions have it in the spec, and name that of external scales `given`.
+    """
+    spec = fields.get("spec") if isinstance(fields, dict) else None
+    if not isinstance(spec, dict) or "calibrator" not in spec or "calibrator" in fields:
+        return fields
+    name = spec["calibrator"]
+    spec = {key: value for key, value in spec.items() if key != "calibrator"}
+    return fields | {"spec": spec, "calibrator": EXTERNAL if name == "given" else name}
 
 
 class Encoding(Record):
     """Scale and zero point of one tensor under a `QuantSpec`.
 
     param_shape: [] per tensor, [C] per axis, x's rank when blocked (each axis divided by its block, rounded
-    up). scale and zero_point are flat lists in C order of that shape; a dynamic tensor has none. Every scale
-    is finite and positive. global_scale: of scale_type e4m3, the factor that all its scales share.
+    up). scale: float32 of that shape; every scale is finite and positive. zero_point: int32 of that shape,
+    float32 where the spec has fractional ones. Both are read-only, in files flat lists in C order, and empty
+    for a dynamic tensor. global_scale: of scale_type e4m3, the factor that all its scales share. calibrator:
+    how the range was found.
     """
 
     tensor: str
     spec: QuantSpec
     param_shape: tuple[int, ...]
-    scale: tuple[float, ...]
-    zero_point: tuple[int | float, ...]
+    scale: ScaleField
+    zero_point: ZeroPointField
     global_scale: float | None = None
+    calibrator: Calibrator = MINMAX
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _lift(cls, fields: Any) -> Any:
+        return lift_calibrator(fields)
 
     @pydantic.model_validator(mode="after")
     def _valid(self) -> Encoding:
-        return self._checked()
-
-    def _checked(self) -> Encoding:
-        """Return itself. Raises ValueError, for pydantic to report, when a rule is broken."""
         if self.spec.dynamic:
-            if self.param_shape or self.scale or self.zero_point:
+            if self.param_shape or self.scale.size or self.zero_point.size:
                 raise ValueError(
                     f"tensor {self.tensor!r}: {self.spec} makes its scales while the model runs; leave "
                     "param_shape, scale and zero_point empty"
@@ -55,68 +75,70 @@ class Encoding(Record):
 
     def _check_counts(self) -> None:
         granularity = self.spec.granularity
-        ranks = {PerTensor: 0, PerAxis: 1}
-        rank = ranks.get(type(granularity), len(self.param_shape))
-        if isinstance(granularity, BlockShape):
+        rank = 0 if granularity.axis is None else 1
+        if granularity.block_size is not None:
+            rank = len(self.param_shape)
+        if granularity.block_shape is not None:
             rank = len(granularity.block_shape)
         if len(self.param_shape) != rank or min(self.param_shape, default=0) < 0:
             raise ValueError(
                 f"tensor {self.tensor!r}: param_shape {list(self.param_shape)} does not fit "
                 f"{granularity}; its rank must be {rank}, its dimensions at least 0"
             )
-        count = int(np.prod(self.param_shape, dtype=np.int64))
-        if len(self.scale) != count or len(self.zero_point) != count:
+        count = prod(self.param_shape)
+        if self.scale.size != count or self.zero_point.size != count:
             raise ValueError(
                 f"tensor {self.tensor!r}: param_shape {list(self.param_shape)} wants {count} values, "
-                f"got {len(self.scale)} scales and {len(self.zero_point)} zero points"
+                f"got {self.scale.size} scales and {self.zero_point.size} zero points"
             )
 
     def _check_zero_points(self) -> None:
-        qtype = self.spec.qtype
-        zero_point = np.asarray(self.zero_point, np.float64)
-        if not ((zero_point >= qtype.qmin) & (zero_point <= qtype.qmax)).all():
+        qtype, zero_point = self.spec.qtype, self.zero_point
+        least, most = (zero_point.min(), zero_point.max()) if zero_point.size else (0, 0)
+        if not qtype.qmin <= least <= most <= qtype.qmax:
             raise ValueError(
                 f"tensor {self.tensor!r}: every zero_point must lie in {qtype} [{qtype.qmin}, {qtype.qmax}]"
             )
-        if self.spec.symmetric and zero_point.any():
+        if self.spec.symmetric and (least, most) != (0, 0):
             raise ValueError(f"tensor {self.tensor!r}: every zero_point of a symmetric spec must be 0")
-        if self.spec.equalized and np.unique(zero_point).size > 1:
+        if self.spec.equalized and least != most:
             raise ValueError(f"tensor {self.tensor!r}: equalized channels must share one zero_point")
-        fractions = zero_point[zero_point != np.rint(zero_point)]
-        if self.spec.zero_point == "integer" and fractions.size:
+        if self.spec.zero_point == "integer" and zero_point.dtype != np.int32:
+            found = zero_point[zero_point != np.rint(zero_point)][0]
             raise ValueError(
-                f"tensor {self.tensor!r}: every zero_point must be an integer, found {fractions[0]}; round "
+                f"tensor {self.tensor!r}: every zero_point must be an integer, found {found}; round "
                 "it, or say zero_point: fractional in its spec"
             )
 
     def _check_scales(self) -> None:
-        shared = self.global_scale
+        scale, shared = self.scale, self.global_scale
         if (shared is not None) != (self.spec.scale_type == "e4m3"):
             raise ValueError(
                 f"tensor {self.tensor!r}: global_scale goes with scale_type e4m3, found {shared} with "
                 f"{self.spec.scale_type}; calibrate again"
             )
-        with np.errstate(over="ignore"):  # beyond float32 is infinite, refused below
-            scale = np.asarray([*self.scale, *([] if shared is None else [shared])], np.float32)
-        if not (np.isfinite(scale).all() and (scale > 0).all()):
+        if shared is not None:
+            scale = np.append(scale, cast(np.asarray(shared), np.float32))
+        # No comparison with NaN is true.
+        if scale.size and not 0 < scale.min() <= scale.max() < np.inf:
             raise ValueError(f"tensor {self.tensor!r}: every scale must be finite and positive")
         if self.spec.equalized and np.unique(np.frexp(scale)[0]).size > 1:
             raise ValueError(f"tensor {self.tensor!r}: equalized scales must be powers of two apart")
-        wrong = np.flatnonzero(self.scale_array != self._of_their_type())
+        if self.spec.scale_type == "float32":
+            return
+        wrong = np.flatnonzero(self.scale != self._of_their_type())
         if wrong.size:
             rule = "a power of two" if shared is None else f"an e4m3 number times {shared}"
             raise ValueError(
-                f"tensor {self.tensor!r}: every scale must be {rule}, found {self.scale[wrong[0]]}; "
+                f"tensor {self.tensor!r}: every scale must be {rule}, found {self.scale.item(wrong[0])}; "
                 "calibrate again"
             )
 
     def _of_their_type(self) -> NDArray[np.float32]:
-        """Return the scales rounded to what their type allows."""
-        if self.spec.scale_type == "e8m0":
-            return np.asarray(np.ldexp(np.float32(1), np.frexp(self.scale_array)[1] - 1), np.float32)
-        if self.global_scale is not None:
-            return np.asarray(self.block_scales.astype(np.float32) * np.float32(self.global_scale))
-        return self.scale_array
+        """Return the scales of scale_type e8m0 or e4m3 rounded to what their type allows."""
+        if self.global_scale is None:
+            return np.asarray(np.ldexp(np.float32(1), np.frexp(self.scale)[1] - 1), np.float32)
+        return np.asarray(self.block_scales.astype(np.float32) * np.float32(self.global_scale))
 
     @staticmethod
     def of(
@@ -127,20 +149,34 @@ class Encoding(Record):
         global_scale: float | None = None,
     ) -> Encoding:
         """Make an encoding from arrays of one shape. Raises SpecError when a rule is broken."""
-        dtype = np.float64 if spec.zero_point == "fractional" else np.int64
-        # Of the right types by construction: what is left to check are the rules, which arrays are quick for.
-        made = Encoding.model_construct(
-            tensor=tensor,
-            spec=spec,
-            param_shape=tuple(scale.shape),
-            scale=tuple(scale.ravel().tolist()),
-            zero_point=tuple(zero_point.ravel().astype(dtype).tolist()),
-            global_scale=global_scale,
+        return _make(
+            {
+                "tensor": tensor,
+                "spec": spec,
+                "param_shape": scale.shape,
+                "scale": scale,
+                "zero_point": zero_point,
+                "global_scale": global_scale,
+            }
         )
-        try:
-            return made._checked()
-        except ValueError as fault:
-            raise SpecError(str(fault)) from None
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Encoding:
+        """Return a copy with other values for the fields of `update`. Raises SpecError as `of`."""
+        if update is None or update.keys() <= {"tensor", "calibrator"}:
+            return super().model_copy(update=update, deep=deep)
+        return _make(self.__dict__ | dict(update))
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether all fields are equal, scales and zero points to the bit."""
+        return isinstance(other, Encoding) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        """Hash what `__eq__` compares."""
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        values = self.__dict__.values()
+        return tuple(v.tobytes() if isinstance(v, np.ndarray) else v for v in values)
 
     @staticmethod
     def of_running_model(tensor: str, spec: QuantSpec, global_scale: float | None = None) -> Encoding:
@@ -152,15 +188,12 @@ class Encoding(Record):
     @property
     def scale_array(self) -> NDArray[np.float32]:
         """Scale as float32 of `param_shape`; empty when dynamic."""
-        return self._array(self.scale, np.float32)
+        return self.scale
 
     @property
     def zero_point_array(self) -> NDArray[Any]:
         """Zero point of `param_shape`: int32, or float32 where it is fractional; empty when dynamic."""
-        return self._array(self.zero_point, np.float32 if self.spec.zero_point == "fractional" else np.int32)
-
-    def _array(self, values: tuple[float, ...], dtype: type) -> NDArray[Any]:
-        return np.asarray(values, dtype).reshape((0,) if self.spec.dynamic else self.param_shape)
+        return self.zero_point
 
     @property
     def block_scales(self) -> NDArray[Any]:
@@ -178,9 +211,11 @@ class Encoding(Record):
                 symmetric=spec.symmetric,
                 scale_type=spec.scale_type,
                 global_scale=self.global_scale,
-                **spec.blocks,
+                granularity=spec.granularity,
             )[0]
-        return fake_quantize(x, self.scale_array, self.zero_point_array, qtype=spec.grid, **spec.blocks)
+        return fake_quantize(
+            x, self.scale_array, self.zero_point_array, qtype=spec.grid, granularity=spec.granularity
+        )
 
     @property
     def rmin(self) -> float:
@@ -197,13 +232,21 @@ class Encoding(Record):
         return float("nan") if self.spec.dynamic else float(of(steps * self.scale_array.astype(np.float64)))
 
 
+def _make(fields: dict[str, Any]) -> Encoding:
+    try:
+        return Encoding(**fields)
+    except pydantic.ValidationError as fault:
+        message: str = fault.errors(include_url=False)[0]["msg"]
+        raise SpecError(message.removeprefix("Value error, ")) from None
+
+
 class Encodings(Record):
     """The encodings of all quantized tensors of one model (`.encodings.json`).
 
     without_values: activations of the plan that no run gave a value; what needs them stays in float.
     statistics_sha256: fingerprint of the statistics they come from. data_sha256: sum of the SHA-256 of the
     samples that those were gathered from, modulo 2^256; it does not hang on order or batches. source: the
-    kind of file that gave some of them, those whose calibrator is `given`.
+    kind of file that gave some of them, those whose calibrator is `external`.
     """
 
     format: Literal["onnxfq.encodings/1"] = "onnxfq.encodings/1"
@@ -237,11 +280,19 @@ class Encodings(Record):
     def _by_tensor(self) -> dict[str, Encoding]:
         return {encoding.tensor: encoding for encoding in self.encodings}
 
-    def save(self, path: str | Path) -> None:
-        """Write as JSON, whole or not at all."""
-        write_document(path, self)
+    def save(self, path: str | Path) -> tuple[Path, ...]:
+        """Write as JSON, and over INLINE_LIMIT scales as an .npz next to it; whole or not at all.
+
+        Returns the paths of what was written.
+        """
+        if sum(encoding.scale.size for encoding in self.encodings) <= INLINE_LIMIT:
+            write_document(path, self)
+            return (Path(path),)
+        write_with_arrays(path, self.model_dump(context=KEEP_ARRAYS))
+        return Path(path), array_path(path)
 
     @staticmethod
     def load(path: str | Path) -> Encodings:
         """Read what `save` wrote. Raises PlanError in one line for any fault."""
-        return read_document(path, Encodings, PlanError)
+        content = restore_arrays(read_content(path, PlanError), Path(path))
+        return parse(content, Encodings, PlanError, str(path))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pydantic
+from numpy.typing import NDArray
 
+from onnxfq.calibration.calibrators import MINMAX, Calibrator
+from onnxfq.documents.encodings import Encoding, lift_calibrator
 from onnxfq.errors import PlanError
-from onnxfq.graph.io.existing import Existing
+from onnxfq.graph.model import Existing
 from onnxfq.graph.slots import TensorUses, Use
 from onnxfq.numerics.float_types import FloatType
 from onnxfq.numerics.spec import QuantSpec
@@ -21,19 +25,32 @@ Role = Literal["activation", "weight"]
 class Placement(TensorUses):
     """One tensor that is quantized: its spec, the input slots that read the quantized value, and why.
 
-    float_type: of its elements; its scales are numbers of that type.
+    float_type: of its elements; its scales are numbers of that type. calibrator: how its range is found.
     """
 
     role: Role
     spec: QuantSpec
     why: str
     float_type: FloatType = "float32"
+    calibrator: Calibrator = MINMAX
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _lift(cls, fields: Any) -> Any:
+        return lift_calibrator(fields)
 
     @pydantic.model_validator(mode="after")
     def _dynamic_activation(self) -> Placement:
         if self.spec.dynamic and self.role == "weight":
             raise ValueError(f"weight {self.tensor!r} is dynamic, and its values are known; remove dynamic")
         return self
+
+    def encode(
+        self, scale: NDArray[np.float32], zero_point: NDArray[Any], global_scale: float | None = None
+    ) -> Encoding:
+        """Return the encoding of the tensor with these parameters. Raises SpecError as `Encoding.of`."""
+        made = Encoding.of(self.tensor, self.spec, scale, zero_point, global_scale)
+        return made.model_copy(update={"calibrator": self.calibrator})
 
 
 class QuantizableNode(Record):

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
-from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, calibrator_by_name
+from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import RecipeError, SpecError, nearest
-from onnxfq.graph.io.existing import Existing
-from onnxfq.numerics.spec import NumberFormat, check_block_shape, check_dynamic
+from onnxfq.graph.model import Existing
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.spec import NumberFormat, check_dynamic, refuse_as_value_error
 from onnxfq.support.records import Record, parse, read_document
 
 ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", "block_shape"]
@@ -26,12 +27,14 @@ LogSpectra = Literal["float", "quantize"]
 Equalize = Literal["none", "depthwise"]
 
 
-def _checked_calibrator(name: str) -> str:
+def _parse_calibrator(value: Any) -> Calibrator:
     try:
-        calibrator_by_name(name)
+        return Calibrator.parse(value)
     except SpecError as error:
         raise ValueError(str(error)) from None
-    return name
+
+
+RegisteredCalibrator = Annotated[Calibrator, pydantic.PlainValidator(_parse_calibrator)]
 
 
 def _checked_operators(op_types: tuple[str, ...]) -> tuple[str, ...]:
@@ -50,8 +53,7 @@ class Scheme(NumberFormat):
     granularity: str
     block_size: int | None = pydantic.Field(default=None, ge=1)
     block_shape: tuple[int, ...] | None = None
-
-    _calibrator = pydantic.field_validator("calibrator")(_checked_calibrator)
+    calibrator: RegisteredCalibrator = MINMAX
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -68,7 +70,8 @@ class Scheme(NumberFormat):
             raise ValueError("granularity blocked and block_size go together; give both or neither")
         if (self.granularity == "block_shape") != (self.block_shape is not None):
             raise ValueError("granularity block_shape and block_shape go together; give both or neither")
-        check_block_shape(self.block_shape)
+        with refuse_as_value_error():
+            Granularity(block_shape=self.block_shape)
         return self
 
 
@@ -91,7 +94,7 @@ class ActivationScheme(Scheme):
     """
 
     granularity: ActivationGranularity = "per_tensor"
-    calibrator: str = DEFAULT_CALIBRATOR
+    calibrator: RegisteredCalibrator = Calibrator(name=DEFAULT_CALIBRATOR)
     dynamic: bool = False
     known_ranges: tuple[str, ...] = ()
     equalize: Equalize = "none"
@@ -128,7 +131,7 @@ class WeightScheme(Scheme):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> WeightScheme:
-        if self.scale_type != "float32" and self.calibrator != "minmax":
+        if self.scale_type != "float32" and self.calibrator != MINMAX:
             raise ValueError(
                 f"scale_type {self.scale_type} makes scales from the largest magnitude; use calibrator minmax"
             )
@@ -235,7 +238,7 @@ class Recipe(Record):
 
     def with_calibrator(self, name: str) -> Recipe:
         """Return this recipe with another calibrator for activations. Raises SpecError if unknown."""
-        calibrator_by_name(name)
+        calibrator = Calibrator.parse(name)
         if self.activations is None:
             raise RecipeError(f"recipe {self.name} is weight-only: no activation needs calibrator {name!r}")
         if self.activations.dynamic:
@@ -244,7 +247,7 @@ class Recipe(Record):
                 f"calibrator {name!r}"
             )
         return self.model_copy(
-            update={"activations": self.activations.model_copy(update={"calibrator": name})}
+            update={"activations": self.activations.model_copy(update={"calibrator": calibrator})}
         )
 
     def with_equalize(self, which: Equalize) -> Recipe:

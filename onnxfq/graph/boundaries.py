@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import onnx
 
+from onnxfq.graph.ops import ONNX_QUANTIZERS
 from onnxfq.graph.signature import number_outputs
-
-QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 
 
 def boundaries(proto: onnx.ModelProto) -> list[str]:
@@ -15,5 +14,5 @@ def boundaries(proto: onnx.ModelProto) -> list[str]:
     A fused kernel computes up to there, so any runtime has these numbers; what is between it may not have.
     """
     wanted = set(number_outputs(proto))
-    wanted |= {node.input[0] for node in proto.graph.node if node.op_type in QUANTIZERS}
+    wanted |= {node.input[0] for node in proto.graph.node if node.op_type in ONNX_QUANTIZERS}
     return [name for node in proto.graph.node for name in node.output if name in wanted]

@@ -10,8 +10,9 @@ from onnx import helper, numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from onnxfq.errors import ModelError, PlanError
-from onnxfq.graph.io.external_tensors import PACKED_TYPES, keep_in_scratch, tensor_array
-from onnxfq.graph.io.scratch_file import current_scratch
+from onnxfq.graph.external.scratch_file import current_scratch
+from onnxfq.graph.external.sizes import PACKED_TYPES
+from onnxfq.graph.external.tensor import tensor_array, tensor_content
 from onnxfq.graph.model import Model
 
 _FEW = 1 << 16
@@ -30,18 +31,15 @@ def make_constant(name: str, values: NDArray[np.generic]) -> gs.Constant:
 def make_tensor(name: str, values: NDArray[np.generic]) -> onnx.TensorProto:
     """Make a tensor of any dtype; where a scratch file is open, one of many values refers to it there."""
     array = np.ascontiguousarray(values).reshape(values.shape)
-    scratch = current_scratch()
+    scratch = current_scratch.get()
     if scratch is None or array.nbytes <= _FEW:
         return numpy_helper.from_array(array, name)
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
     if kind in PACKED_TYPES:
         tensor = numpy_helper.from_array(array, name)
-        content = np.frombuffer(tensor.raw_data, np.uint8)
-    else:
-        tensor = onnx.TensorProto(name=name, dims=array.shape, data_type=kind)
-        content = array.reshape(-1).view(np.uint8)
-    keep_in_scratch(tensor, content, scratch)
-    return tensor
+        return scratch.store(tensor, tensor_content(tensor))
+    tensor = onnx.TensorProto(name=name, dims=array.shape, data_type=kind)
+    return scratch.store(tensor, array.reshape(-1).view(np.uint8))
 
 
 def constant_array(tensor: gs.Constant) -> NDArray[np.generic]:

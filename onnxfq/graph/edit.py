@@ -9,8 +9,9 @@ from typing import TypeVar
 import onnx_graphsurgeon as gs
 
 from onnxfq.errors import PlanError, nearest
-from onnxfq.graph.normalize.steps import unused
-from onnxfq.graph.queries import all_tensors, scopes
+from onnxfq.graph.model import all_graphs
+from onnxfq.graph.names import unused
+from onnxfq.graph.queries import all_tensors
 from onnxfq.graph.slots import TensorUses
 
 Placed = TypeVar("Placed", bound=TensorUses)
@@ -25,8 +26,8 @@ class Editor:
     def __init__(self, graph: gs.Graph) -> None:
         """Take `graph`, which the caller owns."""
         self.graph = graph
-        self._nodes = {node.name: node for scope in scopes(graph) for node in scope.nodes}
-        self._scopes = {node.name: scope for scope in scopes(graph) for node in scope.nodes}
+        self._nodes = {node.name: node for scope in all_graphs(graph) for node in scope.nodes}
+        self._scopes = {node.name: scope for scope in all_graphs(graph) for node in scope.nodes}
         self._tensors = all_tensors(graph)
         self._made: dict[str, gs.Constant] = {}
         self._last: dict[int, int] = {}
@@ -49,7 +50,7 @@ class Editor:
         """Return the graph or body that gives `tensor`: one of its nodes does, or it is an input of it."""
         if tensor.inputs:
             return self._scopes[tensor.inputs[0].name]
-        owners = (scope for scope in scopes(self.graph) if any(tensor is given for given in scope.inputs))
+        owners = (scope for scope in all_graphs(self.graph) if any(tensor is given for given in scope.inputs))
         return next(owners, self.graph)
 
     def by_scope(self, placement: Placed) -> list[Placed]:

@@ -1,40 +1,24 @@
-"""Facts about half types in ONNX: which operators take and give them, and what bodies read."""
+"""Facts about half types in ONNX: which operators take and give them."""
 
 from __future__ import annotations
 
 import onnx
-from onnx import TensorProto
 
-from onnxfq.graph.model import all_nodes
-from onnxfq.numerics.half_types import HalfType
-
-QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
-"""Operators whose real operands, scales included, all have one float type."""
+from onnxfq.numerics.float_types import FloatInfo
 
 
-def half_slots(node: onnx.NodeProto, opset: int, half: HalfType) -> frozenset[int]:
+def half_slots(node: onnx.NodeProto, opset: int, half: FloatInfo) -> frozenset[int]:
     """Return the inputs of a standard operator that may be of the half type, by ONNX's schema."""
     schema = _schema(node, opset)
     return frozenset() if schema is None else _slots(schema, schema.inputs, len(node.input), half)
 
 
-def half_outputs(node: onnx.NodeProto, opset: int, half: HalfType) -> frozenset[int]:
+def half_outputs(node: onnx.NodeProto, opset: int, half: FloatInfo) -> frozenset[int]:
     """Return the outputs of a standard operator that are of the half type when its inputs are."""
     if node.op_type == "LayerNormalization":  # the others are statistics, of the type of stash_type
         return frozenset({0})
     schema = _schema(node, opset)
     return frozenset() if schema is None else _slots(schema, schema.outputs, len(node.output), half)
-
-
-def captured_names(graph: onnx.GraphProto) -> set[str]:
-    """Return the names that bodies of `graph` read; some may be of their own."""
-    names = set()
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                names |= {name for inner in all_nodes(body) for name in inner.input}
-                names |= {value.name for value in body.output}
-    return names
 
 
 def _schema(node: onnx.NodeProto, opset: int) -> onnx.defs.OpSchema | None:
@@ -48,10 +32,9 @@ def _slots(
     schema: onnx.defs.OpSchema,
     formals: list[onnx.defs.OpSchema.FormalParameter],
     count: int,
-    half: HalfType,
+    half: FloatInfo,
 ) -> frozenset[int]:
-    wanted = "tensor(bfloat16)" if half.onnx_type == TensorProto.BFLOAT16 else "tensor(float16)"
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     # The last parameter may be repeated.
     types = [formals[min(slot, len(formals) - 1)].type_str for slot in range(count)] if formals else []
-    return frozenset(slot for slot, name in enumerate(types) if wanted in allowed.get(name, {name}))
+    return frozenset(slot for slot, name in enumerate(types) if half.onnx_name in allowed.get(name, {name}))

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import onnx
 
-from onnxfq.graph.io.external_tensors import element_bytes
+from onnxfq.graph.external.sizes import element_bytes
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies
 
 
@@ -24,7 +25,7 @@ def most_alive(graph: onnx.GraphProto, inputs: Mapping[str, tuple[int, ...]]) ->
         for dim, given in zip(dims, inputs.get(value.name, ()), strict=False):
             if dim.dim_param:
                 named[dim.dim_param] = given
-    values = {value.name: value for value in (*graph.input, *graph.value_info, *graph.output)}
+    values = GraphIndex(graph).values
     last = {name: number for number, node in enumerate(graph.node) for name in node.input}
     last |= {value.name: len(graph.node) for value in graph.output}
     alive: dict[str, int] = {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -11,6 +12,13 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 # graphsurgeon logs to the console on its own; what a user must know is said by onnxfq.
 G_LOGGER.severity = G_LOGGER.CRITICAL
+
+Existing = Literal["refuse", "keep", "requantize"]
+"""What is done with a model that is quantized already."""
+
+
+Graph = TypeVar("Graph")
+"""A graph of ONNX's or of graphsurgeon's."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +58,9 @@ def _clear_types(graph: gs.Graph) -> None:
 
     Of an optional it makes a protobuf message. Exporting puts the types back, as all that it knows not.
     """
-    for tensor in graph.tensors().values():
+    for tensor in (tensor for one in all_graphs(graph) for tensor in one.tensors().values()):
         if isinstance(tensor, gs.Variable) and tensor.type != "tensor_type":
             tensor.dtype = tensor.shape = None
-    for node in graph.nodes:
-        for body in node.attrs.values():
-            if isinstance(body, gs.Graph):
-                _clear_types(body)
 
 
 def default_opset(proto: onnx.ModelProto) -> int:
@@ -98,35 +102,32 @@ def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """Return the bodies of `node` itself, in the order of its attributes."""
+def bodies(node: onnx.NodeProto | gs.Node) -> list[Any]:
+    """Return the bodies of `node` itself, of ONNX's or graphsurgeon's, in the order of its attributes."""
+    if isinstance(node, gs.Node):
+        return [value for value in node.attrs.values() if isinstance(value, gs.Graph)]
     kinds = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
     return [
         g for a in node.attribute if a.type in kinds for g in (*a.graphs, *([a.g] if a.HasField("g") else []))
     ]
 
 
-def all_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
+def all_graphs(graph: Graph) -> list[Graph]:
     """Return `graph` and every body below it, outer ones first."""
-    return [graph, *(g for node in graph.node for body in bodies(node) for g in all_graphs(body))]
+    nodes: Any = graph.nodes if isinstance(graph, gs.Graph) else graph.node  # type: ignore[attr-defined]
+    return [graph, *(g for node in nodes for body in bodies(node) for g in all_graphs(body))]
 
 
 def all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the nodes of `graph` and of every body below it."""
+    """Return the nodes of `graph` and of every body below it, those of a body behind the node around it."""
     return [n for node in graph.node for n in (node, *(m for body in bodies(node) for m in all_nodes(body)))]
 
 
-def body_of_tensors(proto: onnx.ModelProto) -> dict[str, str]:
-    """Return for each tensor that a node in a body gives the words for that body: `then_branch of If 'n'`."""
-    found: dict[str, str] = {}
-    for node in all_nodes(proto.graph):
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                where = f"{attribute.name} of {node.op_type} {node.name!r}"
-                given = [v.name for v in attribute.g.input]
-                given += [name for inner in attribute.g.node for name in inner.output]
-                found |= dict.fromkeys(given, where)
-    return found
+def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Make copies of `nodes`, which may be of `graph` itself, the nodes of `graph`."""
+    copies = onnx.GraphProto(node=nodes)
+    graph.ClearField("node")
+    graph.node.extend(copies.node)
 
 
 def restore_annotations(proto: onnx.ModelProto, like: onnx.ModelProto) -> None:

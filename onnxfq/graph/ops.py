@@ -1,4 +1,4 @@
-"""Facts about operators that quantization needs: which have weights, and on which axis their channels lie."""
+"""Traits of operators: which move data, scale it, have weights or quantize; axes of channels and sums."""
 
 from __future__ import annotations
 
@@ -16,11 +16,43 @@ WEIGHTED_INPUTS: dict[str, tuple[int, ...]] = {
 }
 """Op type -> the inputs that are multiplied; both must be quantized for a low-precision kernel."""
 
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+
 RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN"})
 """Operators that multiply weights inside a loop of their own."""
 
 SIZES = frozenset({"Shape", "Size"})
 """What gives numbers that no data is in."""
+
+RESHAPES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that give all numbers of their first input in their order."""
+
+TRANSPOSES = frozenset({"Identity", "Transpose"})
+"""Operators that permute the axes of their first input at most: an axis of scales goes through them."""
+
+MOVES = RESHAPES | TRANSPOSES
+"""Operators that give every number of their first input once."""
+
+SPLITS = frozenset({"Gather", "Slice", "Split"})
+"""Operators that give some numbers of their first input."""
+
+REPEATS = frozenset({"Expand", "Tile"})
+"""Operators that give every number of their first input, more than once."""
+
+DATA_MOVEMENT = MOVES | SPLITS | REPEATS | {"DepthToSpace", "MaxPool", "SpaceToDepth"}
+"""Operators that give numbers of their first input and no other: what they give is on the grid of that."""
+
+SCALES = frozenset({"Div", "Mul"})
+"""Operators that scale one input by the other."""
+
+FAKE_QUANTIZE_OPS = frozenset({"FakeQuantize", "DynamicFakeQuantize"})
+"""Operators of onnxfq that round floats to a grid and give floats."""
+
+ONNX_QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+"""Operators of ONNX that give quantized numbers of a float tensor."""
+
+QDQ_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+"""The operators of a Q/DQ pair, whose real operands, scales included, all have one float type."""
 
 _RECURRENT = "recurrent: the products of its loop have no inputs of their own to put a pair on"
 _ATTENTION = "fused: the products of its attention have no inputs of their own to put a pair on"
@@ -53,17 +85,15 @@ OPAQUE_OPS: dict[tuple[str, str], str] = {
 }
 """(Domain, op type) of operators that multiply inside -> why they stay in float."""
 
-QUANTIZED_OPS = frozenset(
-    {
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "DynamicQuantizeLinear",
+QUANTIZED_OPS = (
+    QDQ_OPS
+    | ONNX_QUANTIZERS
+    | FAKE_QUANTIZE_OPS
+    | {
         "QLinearConv",
         "QLinearMatMul",
         "ConvInteger",
         "MatMulInteger",
-        "FakeQuantize",
-        "DynamicFakeQuantize",
         "QLinearAdd",
         "QGemm",
         "MatMulNBits",
@@ -85,6 +115,9 @@ FLOAT_PRODUCTS = frozenset({"MatMulNBits", "DynamicQuantizeMatMul", "MatMulInteg
 
 STANDARD_DOMAINS = (None, "", "ai.onnx")
 """How the domain of ONNX's own operators is spelled."""
+
+ONNXFQ_DOMAIN = "onnxfq"
+"""Domain of the custom-op library."""
 
 
 def is_weighted(node: gs.Node) -> bool:
@@ -183,7 +216,7 @@ def summed_channels(node: gs.Node, slot: int) -> int | None:
     In blocks along it every product has one scale of the input and one of the weight. With groups a block of
     the input would reach into the next group: None.
     """
-    if node.op not in ("Conv", "ConvTranspose") or node.attrs.get("group", 1) != 1:
+    if node.op not in CONVOLUTIONS or node.attrs.get("group", 1) != 1:
         return None
     return 0 if node.op == "ConvTranspose" and slot == 1 else 1
 

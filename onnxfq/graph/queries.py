@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +10,10 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.ops import FLOAT_PRODUCTS, QUANTIZED_OPS, STANDARD_DOMAINS, is_weighted
+from onnxfq.graph.model import all_graphs, bodies
+from onnxfq.graph.ops import FLOAT_PRODUCTS, QUANTIZED_OPS, STANDARD_DOMAINS, TRANSPOSES, is_weighted
 from onnxfq.graph.slots import Use
-from onnxfq.numerics.float_types import FLOAT_DTYPES, FloatType
+from onnxfq.numerics.float_types import FLOATS, FloatType
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,7 @@ def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ())
     """
     tensor, use = node.inputs[slot], Use(node.name, slot)
     moves: list[gs.Node] = []
-    while (
-        isinstance(tensor, gs.Variable) and tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity")
-    ):
+    while isinstance(tensor, gs.Variable) and tensor.inputs and tensor.inputs[0].op in TRANSPOSES:
         move = tensor.inputs[0]
         readers = [reader for reader in tensor.outputs if not any(reader is m for m in moves)]
         if tensor.name in read_in_float or not all(is_weighted(reader) for reader in readers):
@@ -67,13 +66,13 @@ def float_type(tensor: gs.Tensor) -> FloatType | None:
     if tensor.dtype is None:
         return None
     if isinstance(tensor.dtype, int):  # graphsurgeon keeps ONNX's number where NumPy has no type
-        return "bfloat16" if tensor.dtype == TensorProto.BFLOAT16 else None
-    return next((name for name, dtype in FLOAT_DTYPES.items() if dtype == np.dtype(tensor.dtype)), None)
+        return next((name for name, info in FLOATS.items() if info.onnx_type == tensor.dtype), None)
+    return next((name for name, info in FLOATS.items() if info.dtype == np.dtype(tensor.dtype)), None)
 
 
 def is_dequantized(tensor: gs.Tensor) -> bool:
     """Tell whether the model itself quantizes `tensor` already, through Transpose and Identity nodes too."""
-    while tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
+    while tensor.inputs and tensor.inputs[0].op in TRANSPOSES:
         tensor = tensor.inputs[0].inputs[0]
     return bool(tensor.inputs) and tensor.inputs[0].op in QUANTIZED_OPS - FLOAT_PRODUCTS
 
@@ -93,22 +92,9 @@ def dtype_name(tensor: gs.Tensor) -> str:
     return str(np.dtype(tensor.dtype))
 
 
-def scopes(graph: gs.Graph) -> Iterator[gs.Graph]:
-    """Yield `graph` and every If, Loop and Scan body below it, outer ones first."""
-    yield graph
-    for node in graph.nodes:
-        for body in bodies(node).values():
-            yield from scopes(body)
-
-
-def bodies(node: gs.Node) -> dict[str, gs.Graph]:
-    """Return the bodies of `node` by the attributes that hold them."""
-    return {name: value for name, value in node.attrs.items() if isinstance(value, gs.Graph)}
-
-
-def all_nodes(graph: gs.Graph) -> list[gs.Node]:
-    """Return the nodes of `graph` and of all its bodies."""
-    return [node for scope in scopes(graph) for node in scope.nodes]
+def nodes_by_graph(graph: gs.Graph) -> list[gs.Node]:
+    """Return the nodes of `graph` and then those of its bodies: plans are in this order."""
+    return [node for one in all_graphs(graph) for node in one.nodes]
 
 
 _KNOWN_BODIES = frozenset({"If", "Loop", "Scan"})
@@ -120,23 +106,23 @@ def nodes_out_of_reach(graph: gs.Graph) -> dict[str, gs.Node]:
     They are in the body of a node that is no If, Loop or Scan, such as SequenceMap.
     """
     found: dict[str, gs.Node] = {}
-    for node in all_nodes(graph):
+    for node in nodes_by_graph(graph):
         if node.op in _KNOWN_BODIES and node.domain in STANDARD_DOMAINS:
             continue
-        for body in bodies(node).values():
-            found |= {inner.name: node for inner in all_nodes(body)}
+        for body in bodies(node):
+            found |= {inner.name: node for inner in nodes_by_graph(body)}
     return found
 
 
 def all_tensors(graph: gs.Graph) -> dict[str, gs.Tensor]:
     """Return the tensors of `graph` and of all its bodies by name."""
-    return {name: tensor for scope in scopes(graph) for name, tensor in scope.tensors().items()}
+    return {name: tensor for one in all_graphs(graph) for name, tensor in one.tensors().items()}
 
 
 def read_in_float(graph: gs.Graph, float_nodes: Collection[str]) -> set[str]:
     """Return the names of tensors that are outputs, of bodies too, or read by `float_nodes`."""
-    readers = [node for node in all_nodes(graph) if node.name in float_nodes]
-    outputs = {t.name for scope in scopes(graph) for t in scope.outputs}
+    readers = [node for node in nodes_by_graph(graph) if node.name in float_nodes]
+    outputs = {t.name for one in all_graphs(graph) for t in one.outputs}
     return outputs | {t.name for node in readers for t in node.inputs}
 
 

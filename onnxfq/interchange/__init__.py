@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
-from onnxfq.errors import PlanError
+from onnxfq.errors import PlanError, nearest
 from onnxfq.interchange.aimet.read import is_aimet, read_aimet
 from onnxfq.interchange.aimet.write import write_0_6_1, write_1_0_0, write_2_0_0
 from onnxfq.interchange.exported import Written
@@ -49,6 +49,25 @@ WRITERS: dict[str, Callable[[Encodings, Plan], Written]] = {
 
 
 _JSON_OF_THREE = "; of onnxruntime's three files give calibration.json: the others hold one end of a range"
+
+
+def export_encodings(encodings: Encodings, plan: Plan, to: str) -> Written:
+    """Return `encodings` as another tool reads them, with what its format cannot hold.
+
+    Args:
+        encodings: as `calibrate` made them.
+        plan: the plan they were made for.
+        to: a name of WRITERS.
+
+    Raises:
+        PlanError: for an unknown name, or a format that holds none of them.
+    """
+    writer = WRITERS.get(to)
+    if writer is None:
+        raise PlanError(f"encodings are not written as {to!r}{nearest(to, WRITERS)}")
+    written = writer(encodings, plan)
+    written.refuse_empty(to)
+    return written
 
 
 def read_given(file: GivenFile) -> Given:

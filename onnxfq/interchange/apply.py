@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.calibration.calibrators import EXTERNAL
 from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, SpecError, nearest
 from onnxfq.graph.model import Model
-from onnxfq.interchange.external import GIVEN, Given, GivenTensor
+from onnxfq.interchange.external import Given, GivenTensor
 from onnxfq.interchange.recipe_overrides import tensor_names
 from onnxfq.interchange.shared_scales import moved_tensors
 from onnxfq.numerics.float_types import holds
-from onnxfq.numerics.granularity import PerTensor, normalize_axis
-from onnxfq.numerics.qparams import ParamRules, choose_qparams
+from onnxfq.numerics.granularity import PER_TENSOR, normalize_axis
+from onnxfq.numerics.layout import Layout
+from onnxfq.numerics.qparams import choose_qparams
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def _why(name: str, given: Given) -> str:
 
 def _encoded(given: Given, tensor: GivenTensor, placement: Placement, shape: tuple[int, ...]) -> Encoding:
     """Return the encoding of a placed tensor. Raises PlanError when what is given does not fit it."""
-    spec = placement.spec.model_copy(update={"calibrator": GIVEN})
+    spec = placement.spec
 
     def fault(what: str) -> PlanError:
         return PlanError(f"{given.source}: {tensor.where}: tensor {placement.tensor!r} {what}")
@@ -137,7 +139,7 @@ def _encoded(given: Given, tensor: GivenTensor, placement: Placement, shape: tup
         raise fault(f"is planned as {spec}, and the file has {_said(tensor)}; plan with this file")
     try:
         if tensor.limits is not None:
-            rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional", placement.float_type)
+            rules = spec.param_rules(placement.float_type)
             low, high = (_laid_out(end, tensor, placement, shape, fault) for end in tensor.limits)
             scale, zero = choose_qparams(low, high, spec.qtype, spec.symmetric, rules)
         else:
@@ -149,7 +151,8 @@ def _encoded(given: Given, tensor: GivenTensor, placement: Placement, shape: tup
                 f"is {placement.float_type}, and its scale is no number of that type; quantize the float32 "
                 "model, with --float for a half type"
             )
-        return Encoding.of(placement.tensor, spec, scale, zero, tensor.global_scale)
+        made = placement.encode(scale, zero, tensor.global_scale)
+        return made.model_copy(update={"calibrator": EXTERNAL})
     except SpecError as wrong:
         raise fault(f"has scales that do not fit: {wrong}") from None
 
@@ -168,34 +171,35 @@ def _laid_out(
     values: NDArray[Any], tensor: GivenTensor, placement: Placement, shape: tuple[int, ...], fault: Any
 ) -> NDArray[Any]:
     """Return `values` in the shape that the spec of the placement wants. Raises what `fault` makes."""
-    spec = placement.spec
-    if spec.granularity == PerTensor():
+    granularity = placement.spec.granularity
+    if granularity == PER_TENSOR:
         if values.size != 1:
             raise fault(f"is planned per tensor, and the file has {values.size} scales; plan with this file")
         return values.reshape(())
     if tensor.per_tensor:
-        raise fault(f"is planned as {spec.granularity}, and the file has one scale; plan with this file")
-    wanted = spec.granularity.param_shape(shape)
-    if tensor.axis is not None and spec.axis is not None:
+        raise fault(f"is planned as {granularity}, and the file has one scale; plan with this file")
+    wanted = Layout(granularity, shape).scale_shape
+    if tensor.axis is not None and granularity.axis is not None:
         axis = normalize_axis(tensor.axis, len(shape))
-        if axis != spec.axis:
+        if axis != granularity.axis:
+            there = "blocks go" if granularity.block_size else "output channels are"
             raise fault(
-                f"has scales along axis {axis} in the file, and along axis {spec.axis} here, where its "
-                f"{'blocks go' if spec.block_size else 'output channels are'}; calibrate it along that axis"
+                f"has scales along axis {axis} in the file, and along axis {granularity.axis} here, where "
+                f"its {there}; calibrate it along that axis"
             )
     if tensor.block_size is not None and tensor.block_size not in (
-        spec.block_size,
-        *(spec.block_shape or ()),
+        granularity.block_size,
+        *(granularity.block_shape or ()),
     ):
-        raise fault(f"has blocks of {tensor.block_size} in the file, and {spec.granularity} is planned")
+        raise fault(f"has blocks of {tensor.block_size} in the file, and {granularity} is planned")
     if values.shape == wanted:
         return values
     if values.size != int(np.prod(wanted, dtype=np.int64)):
         raise fault(
-            f"of shape {list(shape)} wants scales of shape {list(wanted)} ({spec.granularity}), and the file "
+            f"of shape {list(shape)} wants scales of shape {list(wanted)} ({granularity}), and the file "
             f"has {list(values.shape)}; give the file of this model"
         )
     # Flat blocks have the output channels before the blocks: of a matrix [in, out] they are transposed.
-    if values.ndim == 1 and spec.axis == 0 and spec.block_size is not None and len(wanted) == 2:
+    if values.ndim == 1 and granularity.axis == 0 and granularity.block_size and len(wanted) == 2:
         return values.reshape(wanted[::-1]).T
     return values.reshape(wanted)

@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 from onnxfq.errors import PlanError
 from onnxfq.numerics.qtypes import QType
 
-GIVEN = "given"
-"""Stands where the name of a calibrator does, in the spec of an encoding that a file gave."""
-
 
 @dataclass(frozen=True)
 class GivenTensor:

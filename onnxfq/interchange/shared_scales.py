@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from onnxfq.graph.model import Model, all_graphs
-from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.graph.ops import DATA_MOVEMENT, STANDARD_DOMAINS
 from onnxfq.interchange.external import Given
-
-MOVES = frozenset(
-    "DepthToSpace Expand Flatten Gather Identity MaxPool Reshape Slice SpaceToDepth Split Squeeze Tile "
-    "Transpose Unsqueeze".split()
-)
-"""Operators that give numbers of their first input and no other: what they give is on the grid of that."""
 
 
 def moved_tensors(given: Given, model: Model) -> dict[str, str]:
@@ -24,7 +18,7 @@ def moved_tensors(given: Given, model: Model) -> dict[str, str]:
     moved: dict[str, str] = {}
     for graph in all_graphs(model.proto.graph):
         for node in graph.node:  # in the order of computation, so that chains are followed
-            if node.op_type not in MOVES or node.domain not in STANDARD_DOMAINS or not node.input:
+            if node.op_type not in DATA_MOVEMENT or node.domain not in STANDARD_DOMAINS or not node.input:
                 continue
             source = moved.get(node.input[0], node.input[0])
             if source in named:

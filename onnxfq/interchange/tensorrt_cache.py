@@ -83,7 +83,7 @@ def write_cache(encodings: Encodings, plan: Plan) -> Written:
         elif "\n" in encoding.tensor:
             raise PlanError(f"tensor {encoding.tensor!r}: a line of a cache holds no such name; rename it")
         else:
-            lines.append(f"{encoding.tensor}: {struct.pack('>f', encoding.scale[0]).hex()}")
+            lines.append(f"{encoding.tensor}: {struct.pack('>f', encoding.scale.item()).hex()}")
     return Written("\n".join(lines) + "\n", len(lines) - 1, lost)
 
 
@@ -95,7 +95,7 @@ def _why_not(encoding: Encoding) -> str:
     if spec.qtype.name != "int8":
         return f"{spec.qtype}, and a cache is of int8"
     if encoding.param_shape:
-        return f"{len(encoding.scale)} scales ({spec.granularity}), and a cache holds one a tensor"
-    if any(encoding.zero_point):
-        return f"zero point {encoding.zero_point[0]}, and a cache is symmetric"
+        return f"{encoding.scale.size} scales ({spec.granularity}), and a cache holds one a tensor"
+    if encoding.zero_point.any():
+        return f"zero point {encoding.zero_point.item()}, and a cache is symmetric"
     return ""

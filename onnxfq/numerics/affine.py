@@ -22,7 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.errors import SpecError, nearest
 from onnxfq.numerics.float_types import FLOAT_DTYPES
-from onnxfq.numerics.granularity import normalize_axis
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
+from onnxfq.numerics.layout import expand_params
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.numerics.rounding import ROUNDINGS, Float32Array
 from onnxfq.numerics.small_floats import round_to_float_grid
@@ -44,134 +45,32 @@ ARITHMETICS: dict[str, Callable[[Float32Array, Float32Array], Float32Array]] = {
 }
 
 
-# What x may be; fake quantization returns the same.
-FLOAT_TYPES = tuple(FLOAT_DTYPES.values())
-
-
-def expand_params(
-    param: ArrayLike,
-    shape: Sequence[int],
-    axis: int | None = None,
-    block_size: int | None = None,
-    block_shape: Sequence[int] | None = None,
-) -> NDArray[Any]:
-    """Return `param` (a scale or zero point) repeated to `shape`, the shape of x.
-
-    | param                      | element j of x uses                                      |
-    |----------------------------|----------------------------------------------------------|
-    | one element, any rank      | that                                                     |
-    | rank 1, with `axis`        | param[j[axis]]                                           |
-    | rank of x                  | param[i], i[d] = j[d] // ceil(shape[d] / param.shape[d]) |
-    | rank of x, `block_size`    | the same, but blocks of `block_size` along `axis`        |
-    | rank of x, `block_shape`   | param[i], i[d] = j[d] // block_shape[d], -1: whole       |
-
-    For x of rank 1 the second and the third row agree. The last block may be short.
-    Raises SpecError when the shapes do not fit; both are named.
-    """
-    values = np.asarray(param)
-    shape = tuple(shape)
-    if block_shape is not None:
-        return _expand_blocks(values, shape, block_shape, block_size)
-    if values.size == 1:
-        return np.broadcast_to(values.reshape(()), shape)
-    per_axis = values.ndim == 1 and not block_size and len(shape) != 1
-    at = None
-    if per_axis or block_size:
-        if axis is None:
-            raise SpecError(f"{_fit(values, shape)} without an axis; give the axis the values run along")
-        at = normalize_axis(axis, len(shape))
-    if per_axis:
-        assert at is not None
-        if values.shape[0] != shape[at]:
-            raise SpecError(f"{_fit(values, shape)} along axis {at}; give {shape[at]} values or another axis")
-        values = values.reshape([-1 if d == at else 1 for d in range(len(shape))])
-    if values.ndim != len(shape):
-        raise SpecError(
-            f"{_fit(values, shape)}; give one value, one per index of axis, or as many dimensions as x"
-        )
-    for d, (size, params) in enumerate(zip(shape, values.shape, strict=True)):
-        if per_axis and d != at:
-            continue
-        block = block_size if block_size and d == at else max(-(-size // max(params, 1)), 1)
-        if -(-size // block) != params and not (size == 0 and params <= 1):
-            raise SpecError(
-                f"{_fit(values, shape)}: dimension {d} in blocks of {block} needs {-(-size // block)} values"
-            )
-        if params != 1 and params != size:
-            values = repeat_blocks(values, block, d, size)
-    return np.broadcast_to(values, shape)
-
-
-def repeat_blocks(param: NDArray[Any], block: int, axis: int, size: int) -> NDArray[Any]:
-    """Return `param` with each entry along `axis` repeated `block` times, cut to `size` entries."""
-    return np.repeat(param, block, axis=axis).take(range(size), axis=axis)
-
-
-def _expand_blocks(
-    values: NDArray[Any], shape: tuple[int, ...], block_shape: Sequence[int], block_size: int | None
-) -> NDArray[Any]:
-    needed = block_counts(shape, block_shape, block_size)
-    if values.shape != needed:
-        raise SpecError(f"{_fit(values, shape)}: blocks of {list(block_shape)} need {list(needed)}")
-    for d, block in enumerate(block_shape):
-        if values.shape[d] > 1:
-            values = repeat_blocks(values, block, d, shape[d])
-    return np.broadcast_to(values, shape)
-
-
-def block_counts(
-    shape: Sequence[int], block_shape: Sequence[int], block_size: int | None = None
-) -> tuple[int, ...]:
-    """Return how many blocks of `block_shape` lie along each dimension of `shape`, the last one cut short.
-
-    block_shape: one size for each dimension, -1 for the whole of it. Raises SpecError when it is not that, or
-    when block_size is given beside it.
-    """
-    if block_size:
-        raise SpecError("block_size and block_shape are both given; give one")
-    if len(block_shape) != len(shape):
-        raise SpecError(
-            f"block_shape {list(block_shape)} must have one size for each dimension of x {list(shape)}"
-        )
-    if any(block < 1 and block != -1 for block in block_shape):
-        raise SpecError(
-            f"block_shape {list(block_shape)} must hold sizes of at least 1, or -1 for a whole dimension"
-        )
-    return tuple(1 if b == -1 else -(-n // b) for n, b in zip(shape, block_shape, strict=True))
-
-
-def _fit(values: NDArray[Any], shape: tuple[int, ...]) -> str:
-    return f"parameter of shape {list(values.shape)} does not fit x of shape {list(shape)}"
-
-
 def quantize(
     x: ArrayLike,
     scale: ArrayLike,
     zero_point: ArrayLike = 0,
     *,
     qtype: QType | str,
-    axis: int | None = None,
-    block_size: int | None = None,
-    block_shape: Sequence[int] | None = None,
+    granularity: Granularity = PER_TENSOR,
     rounding: str = "half_even",
     arithmetic: str = "divide",
 ) -> NDArray[Any]:
     """Return the numbers of `qtype` nearest to x, as an array of `qtype.dtype` and x's shape.
 
-    x: float32, float16 or bfloat16. scale, zero_point: see `expand_params`. rounding, arithmetic: names in
-    `ROUNDINGS` and `ARITHMETICS`. Values outside the grid saturate; NaN, which no integer can hold, becomes
-    zero_point. Raises SpecError when a parameter breaks its rule.
+    x: float32, float16 or bfloat16. scale, zero_point: in the shape that `granularity` gives, or one that
+    `Layout.match` takes. rounding, arithmetic: names in `ROUNDINGS` and `ARITHMETICS`. Values outside the
+    grid saturate; NaN, which no integer can hold, becomes zero_point. Raises SpecError when a parameter
+    breaks its rule.
     """
     qtype = as_qtype(qtype)
     x = float_array(x).astype(np.float32)
     scale, zero_point = check_params(scale, zero_point, qtype, rounding, arithmetic)
-    v = in_steps(x, expand_params(scale, x.shape, axis, block_size, block_shape), arithmetic)
+    v = in_steps(x, expand_params(scale, x.shape, granularity), arithmetic)
     if qtype.is_float:
         codes: NDArray[Any] = round_to_float_grid(v, qtype, rounding).astype(qtype.dtype)
         return codes
     steps = _rounded(v, rounding)
-    blocks = block_shape if np.ndim(zero_point) else None  # a single 0 goes with any scale
-    offset = expand_params(zero_point, x.shape, axis, block_size, blocks)
+    offset = _expand_zero_point(zero_point, x.shape, granularity)
     # Limited before the zero point is added: a float32 sum of a large number would round.
     steps = np.clip(steps, qtype.qmin - offset, qtype.qmax - offset)
     integers = np.where(np.isnan(steps), np.float32(0), steps) + offset
@@ -184,18 +83,17 @@ def dequantize(
     scale: ArrayLike,
     zero_point: ArrayLike = 0,
     *,
-    axis: int | None = None,
-    block_size: int | None = None,
+    granularity: Granularity = PER_TENSOR,
 ) -> Float32Array:
     """Return the float32 values that integers `q` stand for: (q - zero_point) * scale.
 
-    scale, zero_point: see `expand_params`. Raises SpecError when a scale is not finite and positive.
+    Parameters as in `quantize`. Raises SpecError when a scale is not finite and positive.
     """
     integers = np.asarray(q).astype(np.float32)
     scale = _check_scale(scale)
-    offset = expand_params(np.asarray(zero_point).astype(np.float32), integers.shape, axis, block_size)
+    offset = _expand_zero_point(np.asarray(zero_point).astype(np.float32), integers.shape, granularity)
     with np.errstate(over="ignore", under="ignore"):
-        result: Float32Array = (integers - offset) * expand_params(scale, integers.shape, axis, block_size)
+        result: Float32Array = (integers - offset) * expand_params(scale, integers.shape, granularity)
     return result
 
 
@@ -205,9 +103,7 @@ def fake_quantize(
     zero_point: ArrayLike = 0,
     *,
     qtype: QType | str,
-    axis: int | None = None,
-    block_size: int | None = None,
-    block_shape: Sequence[int] | None = None,
+    granularity: Granularity = PER_TENSOR,
     rounding: str = "half_even",
     arithmetic: str = "divide",
     saturate: bool = True,
@@ -223,13 +119,12 @@ def fake_quantize(
     given = float_array(x)
     values = given.astype(np.float32)
     scale, zero_point = check_params(scale, zero_point, qtype, rounding, arithmetic, fractions=True)
-    steps_of = expand_params(scale, values.shape, axis, block_size, block_shape)
+    steps_of = expand_params(scale, values.shape, granularity)
     v = in_steps(values, steps_of, arithmetic)
     if qtype.is_float:
         rounded = round_to_float_grid(v, qtype, rounding, saturate)
     else:
-        blocks = block_shape if np.ndim(zero_point) else None  # a single 0 goes with any scale
-        at = expand_params(zero_point, values.shape, axis, block_size, blocks)
+        at = _expand_zero_point(zero_point, values.shape, granularity)
         # A fraction is added before rounding; integers limit the steps instead: no sum, no second rounding.
         offset = at if (zero_point != np.floor(zero_point)).any() else np.zeros_like(at)
         low, high = qtype.qmin - (at - offset), qtype.qmax - (at - offset)
@@ -237,6 +132,13 @@ def fake_quantize(
     with np.errstate(over="ignore", under="ignore"):
         result: NDArray[Any] = (rounded * steps_of).astype(given.dtype)
     return result
+
+
+def _expand_zero_point(
+    zero_point: Float32Array, shape: Sequence[int], granularity: Granularity
+) -> Float32Array:
+    # A single 0 goes with any scale.
+    return expand_params(zero_point, shape, granularity if zero_point.ndim else PER_TENSOR)
 
 
 def in_steps(x: Float32Array, scale: Float32Array, arithmetic: str = "divide") -> Float32Array:
@@ -256,9 +158,9 @@ def as_qtype(qtype: QType | str) -> QType:
 
 
 def float_array(x: ArrayLike) -> NDArray[Any]:
-    """Return x as an array of one of `FLOAT_TYPES`. Raises SpecError: converting would hide a rounding."""
+    """Return x as an array of one of `FLOAT_DTYPES`. Raises SpecError: converting would hide a rounding."""
     values = np.asarray(x)
-    if values.dtype not in FLOAT_TYPES:
+    if values.dtype not in FLOAT_DTYPES:
         raise SpecError(
             f"x must be float32, float16 or bfloat16, got {values.dtype}; "
             "convert it with astype(numpy.float32)"

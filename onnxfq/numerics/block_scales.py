@@ -15,22 +15,16 @@ that underflows becomes 2^-149; the largest is the one with which every number o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.errors import SpecError, nearest
-from onnxfq.numerics.affine import (
-    as_qtype,
-    block_counts,
-    check_names,
-    fake_quantize,
-    float_array,
-    repeat_blocks,
-)
-from onnxfq.numerics.granularity import normalize_axis
+from onnxfq.numerics.affine import as_qtype, check_names, fake_quantize, float_array
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
+from onnxfq.numerics.layout import Layout
+from onnxfq.numerics.qparams import check_symmetry
 from onnxfq.numerics.qtypes import QTYPES, QType, qtype_by_name
 from onnxfq.numerics.rounding import Float32Array
 from onnxfq.numerics.small_floats import round_to_float_grid
@@ -46,9 +40,7 @@ def dynamic_fake_quantize(
     x: ArrayLike,
     *,
     qtype: QType | str,
-    axis: int | None = None,
-    block_size: int | None = None,
-    block_shape: Sequence[int] | None = None,
+    granularity: Granularity = PER_TENSOR,
     symmetric: bool = True,
     scale_type: str = "float32",
     global_scale: float | None = None,
@@ -56,24 +48,17 @@ def dynamic_fake_quantize(
 ) -> tuple[NDArray[Any], Float32Array, Float32Array]:
     """Return x rounded to the grid of `qtype`, and the scale and zero point of each block.
 
-    x: float32, float16 or bfloat16; the result is of that type. axis, block_size, block_shape: as in
-    `fake_quantize`; without them one scale for x. global_scale: of scale_type "e4m3", by default the largest
-    magnitude of x / (448 qmax). scale, zero_point: float32, [] or [x.shape[axis]] or of x's rank.
-    Raises SpecError when a parameter breaks its rule.
+    x: float32, float16 or bfloat16; the result is of that type. global_scale: of scale_type "e4m3", by
+    default the largest magnitude of x / (448 qmax). scale, zero_point: float32, in the shape that
+    `granularity` gives. Raises SpecError when a parameter breaks its rule.
     """
     qtype = as_qtype(qtype)
     check_names(rounding=rounding)
     given = float_array(x)
     rule = ScaleRule(qtype, scale_type, symmetric, global_scale)
-    scale, zero_point, _ = choose_scales(given, rule, axis, block_size, block_shape)
-    blocks = _block_sizes(given.shape, axis, block_size, block_shape)
-    y = fake_quantize(
-        given,
-        _spread(scale, given.shape, blocks),
-        _spread(zero_point, given.shape, blocks),
-        qtype=element_grid(qtype, scale_type),
-        rounding=rounding,
-    )
+    scale, zero_point, _ = choose_scales(given, rule, granularity)
+    grid = element_grid(qtype, scale_type)
+    y = fake_quantize(given, scale, zero_point, qtype=grid, granularity=granularity, rounding=rounding)
     return y, scale, zero_point
 
 
@@ -94,24 +79,17 @@ class Scales(NamedTuple):
     global_scale: float | None
 
 
-def choose_scales(
-    x: ArrayLike,
-    rule: ScaleRule,
-    axis: int | None = None,
-    block_size: int | None = None,
-    block_shape: Sequence[int] | None = None,
-) -> Scales:
+def choose_scales(x: ArrayLike, rule: ScaleRule, granularity: Granularity = PER_TENSOR) -> Scales:
     """Return what `dynamic_fake_quantize` rounds x with; arguments and errors as there."""
     check_rule(*rule)
     given = float_array(x)
     values = given.astype(np.float32)
     finite = np.where(np.isfinite(values), values, np.float32(0))
-    shape = scale_shape(given.shape, axis, block_size, block_shape)
-    blocks = _block_sizes(given.shape, axis, block_size, block_shape)
+    layout = Layout(granularity, given.shape)
     grid, shared = element_grid(rule.qtype, rule.scale_type), None
     with np.errstate(all="ignore"):
-        rmin, rmax = (_reduce(f, finite, blocks).reshape(shape) for f in (np.minimum, np.maximum))
-        zero_point = np.zeros(shape, np.float32)
+        rmin, rmax = (f(layout.reduce(f, finite, 0), np.float32(0)) for f in (np.minimum, np.maximum))
+        zero_point = np.zeros(layout.scale_shape, np.float32)
         if not rule.symmetric:
             scale, zero_point = _asymmetric(rmin, rmax, grid)
         elif rule.scale_type == "float32":
@@ -142,37 +120,12 @@ def element_grid(qtype: QType, scale_type: str) -> QType:
     return qtype_by_name(f"{qtype.base}[{-int(qtype.qmax)},{int(qtype.qmax)}]")
 
 
-def scale_shape(
-    shape: Sequence[int],
-    axis: int | None = None,
-    block_size: int | None = None,
-    block_shape: Sequence[int] | None = None,
-) -> tuple[int, ...]:
-    """Return the shape of the scales for x of `shape`; the block arguments as in `dynamic_fake_quantize`.
-
-    Raises SpecError for arguments that do not go together or do not fit `shape`.
-    """
-    if block_shape is not None:
-        return block_counts(shape, block_shape, block_size)
-    if axis is None:
-        if block_size:
-            raise SpecError("block_size without axis; give the axis the blocks run along")
-        return ()
-    at = normalize_axis(axis, len(shape))
-    if not block_size:
-        return (shape[at],)
-    return tuple(-(-n // block_size) if d == at else n for d, n in enumerate(shape))
-
-
 def check_rule(qtype: QType, scale_type: str, symmetric: bool, global_scale: float | None) -> None:
     """Raise SpecError when the arguments of `dynamic_fake_quantize` do not go together."""
     if scale_type not in SCALE_TYPES:
         raise SpecError(f"unknown scale_type {scale_type!r}{nearest(scale_type, SCALE_TYPES)}")
-    if symmetric and not qtype.qmin < 0 < qtype.qmax:
-        raise SpecError(
-            f"qtype {qtype} has no two signs, symmetric needs both; give symmetric=False or a signed type"
-        )
-    if not symmetric and (qtype.is_float or scale_type != "float32"):
+    check_symmetry(qtype, symmetric)
+    if not symmetric and scale_type != "float32":
         raise SpecError(
             f"symmetric=False needs an integer qtype and scale_type 'float32', got {qtype} and {scale_type!r}"
         )
@@ -213,37 +166,3 @@ def _limited(scale: Float32Array, grid: QType, symmetric: bool) -> Float32Array:
         largest = np.nextafter(largest, np.float32(0))
     result: Float32Array = np.minimum(np.maximum(scale, _SMALLEST), largest)
     return result
-
-
-def _block_sizes(
-    shape: Sequence[int], axis: int | None, block_size: int | None, block_shape: Sequence[int] | None
-) -> tuple[int, ...]:
-    """Return the size of a block along each dimension; -1 for a whole one."""
-    if block_shape is not None:
-        return tuple(block_shape)
-    if axis is None:
-        return (-1,) * len(shape)
-    at = normalize_axis(axis, len(shape))
-    if not block_size:
-        return tuple(1 if d == at else -1 for d in range(len(shape)))
-    return tuple(block_size if d == at else 1 for d in range(len(shape)))
-
-
-def _reduce(function: np.ufunc, x: Float32Array, blocks: tuple[int, ...]) -> Float32Array:
-    """Return `function` over each block, and 0."""
-    for d, block in enumerate(blocks):
-        if block == -1 or x.shape[d] == 0:
-            x = function.reduce(x, axis=d, keepdims=True, initial=0) if block == -1 else x
-        else:
-            x = function.reduceat(x, range(0, x.shape[d], block), axis=d)
-    with_zero: Float32Array = function(x, np.float32(0))
-    return with_zero
-
-
-def _spread(param: Float32Array, shape: Sequence[int], blocks: tuple[int, ...]) -> Float32Array:
-    """Return the parameters repeated to `shape`."""
-    param = param.reshape([1 if b == -1 else -(-n // b) for n, b in zip(shape, blocks, strict=True)])
-    for d, block in enumerate(blocks):
-        if param.shape[d] > 1:
-            param = repeat_blocks(param, block, d, shape[d])
-    return np.ascontiguousarray(np.broadcast_to(param, shape))

@@ -1,48 +1,67 @@
-"""The float types in which tensors of a model are quantized: their NumPy dtypes and their numbers."""
+"""The float types of tensors that are quantized or cast: one table, and rounding of scales to them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 FloatType = Literal["float32", "float16", "bfloat16"]
-
-FLOAT_DTYPES: dict[FloatType, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
-"""Name -> NumPy dtype. Arithmetic is float32 for all of them, rounded once."""
+FloatName = Literal["fp32", "fp16", "bf16"]
 
 
-_INFO = {kind: ml_dtypes.finfo(dtype) for kind, dtype in FLOAT_DTYPES.items()}
-_LARGEST = {kind: float(info.max) for kind, info in _INFO.items()}
-_STEPS = {kind: float(info.eps) for kind, info in _INFO.items()}
-_SMALLEST = {kind: float(info.tiny) for kind, info in _INFO.items()} | {
-    "float16": float(_INFO["float16"].smallest_subnormal)
-}
+@dataclass(frozen=True)
+class FloatInfo:
+    """A float type.
 
-
-def largest(kind: FloatType) -> float:
-    """Return the largest finite number of `kind`."""
-    return _LARGEST[kind]
-
-
-def step_at_one(kind: FloatType) -> float:
-    """Return the distance from 1 to the next number of `kind`."""
-    return _STEPS[kind]
-
-
-def smallest_scale(kind: FloatType) -> float:
-    """Return the smallest number of `kind` that is used as a scale.
-
-    The smallest normal one of float32 and bfloat16: GPUs flush what is below to zero. Of float16 the
-    smallest of all, 2^-24: hardware keeps its subnormal numbers, and the ranges of real weights reach there.
+    onnx_type: in `TensorProto.DataType`. onnx_name: in operator schemas. min_opset: from which on ONNX's
+    QuantizeLinear, and Conv, take it. largest: finite number. smallest: normal number. step: from 1 to the
+    next number. smallest_scale: the smallest number that is used as a scale.
     """
-    return _SMALLEST[kind]
+
+    name: FloatType
+    short: FloatName
+    dtype: np.dtype[Any]
+    onnx_type: int
+    onnx_name: str
+    min_opset: int
+    largest: float
+    smallest: float
+    step: float
+    smallest_scale: float
+
+
+def _info(name: FloatType, short: FloatName, dtype: Any, onnx_name: str, min_opset: int) -> FloatInfo:
+    limits, code = ml_dtypes.finfo(dtype), int(getattr(TensorProto, onnx_name.upper()))
+    smallest = float(limits.tiny)
+    # GPUs flush what is below the smallest normal float32 and bfloat16 to zero. Of float16 hardware keeps the
+    # subnormal numbers, down to 2^-24, and the ranges of real weights reach there.
+    scale = float(limits.smallest_subnormal) if short == "fp16" else smallest
+    largest, step = float(limits.max), float(limits.eps)
+    kind = f"tensor({onnx_name})"
+    return FloatInfo(name, short, np.dtype(dtype), code, kind, min_opset, largest, smallest, step, scale)
+
+
+FLOATS: dict[FloatType, FloatInfo] = {
+    info.name: info
+    for info in (
+        _info("float32", "fp32", np.float32, "float", 10),
+        _info("float16", "fp16", np.float16, "float16", 19),
+        _info("bfloat16", "bf16", ml_dtypes.bfloat16, "bfloat16", 22),
+    )
+}
+"""By name, in the order of the custom-op library's element types. All arithmetic is float32, rounded once."""
+HALF_TYPES: dict[FloatName, FloatInfo] = {
+    info.short: info for info in FLOATS.values() if info.short != "fp32"
+}
+"""Those of 16 bits, by short name."""
+FLOAT_DTYPES = tuple(info.dtype for info in FLOATS.values())
+FLOAT_CODES = frozenset(info.onnx_type for info in FLOATS.values())
+"""Their numbers in `TensorProto.DataType`."""
 
 
 def round_scale(scale: NDArray[np.float64], kind: FloatType) -> NDArray[np.float32]:
@@ -53,13 +72,14 @@ def round_scale(scale: NDArray[np.float64], kind: FloatType) -> NDArray[np.float
     """
     if kind == "float32":
         return scale.astype(np.float32)
-    near = scale.astype(FLOAT_DTYPES[kind])
+    dtype = FLOATS[kind].dtype
+    near = scale.astype(dtype)
     # The codes of positive floats are in the order of the numbers.
     codes = near.view(np.uint16) + (near.astype(np.float64) < scale)
-    return np.asarray(codes.astype(np.uint16).view(FLOAT_DTYPES[kind]).astype(np.float32))
+    return np.asarray(codes.astype(np.uint16).view(dtype).astype(np.float32))
 
 
 def holds(values: NDArray[Any], kind: FloatType) -> bool:
     """Tell whether float32 `values` are all numbers of `kind`."""
     with np.errstate(over="ignore"):
-        return bool((values.astype(FLOAT_DTYPES[kind]).astype(values.dtype) == values).all())
+        return bool((values.astype(FLOATS[kind].dtype).astype(values.dtype) == values).all())

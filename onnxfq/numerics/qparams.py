@@ -1,4 +1,4 @@
-"""From a real range to scale and zero point: `choose_qparams`."""
+"""From a real range to scale and zero point, by ONNX's and TensorRT's rule or by AIMET's."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics.float_types import FloatType, largest, round_scale, smallest_scale, step_at_one
+from onnxfq.numerics.float_types import FLOATS, FloatType, round_scale
 from onnxfq.numerics.qtypes import QType
 
-MIN_SCALE = smallest_scale("float32")
-_LARGEST = largest("float32")
+MIN_SCALE = FLOATS["float32"].smallest_scale
+_LARGEST = FLOATS["float32"].largest
 
 
 _LARGEST_POWER = 2.0**127
@@ -61,7 +61,7 @@ def choose_qparams(
     else:
         scale = (high - low) / (qtype.qmax - qtype.qmin)
     dead = scale == 0.0
-    limited = np.clip(scale, smallest_scale(rules.float_type), _LARGEST)
+    limited = np.clip(scale, FLOATS[rules.float_type].smallest_scale, _LARGEST)
     if rules.power_of_two:
         limited = _next_power_of_two(limited)
     scale32 = round_scale(np.where(dead, 1.0, limited), rules.float_type)
@@ -73,6 +73,46 @@ def choose_qparams(
     return scale32, np.rint(zero).astype(np.int32)
 
 
+def adjust_min_max(
+    rmin: ArrayLike, rmax: ArrayLike, qtype: QType, symmetric: bool
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return (rmin, rmax) float32 as AIMET would encode them: the ends of the grid itself.
+
+    asymmetric: the range is widened to hold 0, delta = (rmax - rmin) / (2^bits - 1) in float32,
+    offset = round(rmin / delta), rmin = offset * delta, rmax = rmin + (2^bits - 1) * delta.
+    symmetric: delta = amax / qmax, rmin = qmin * delta, rmax = qmax * delta. AIMET's strict symmetric is
+    a qtype without its lowest number, as int8[-127,127]; its unsigned symmetric is an unsigned qtype with
+    symmetric, for values that are not negative. A range of zero width gets delta 1, as in `choose_qparams`.
+
+    Source: AIMET's StaticEncodingAnalyzer and aimet_torch.quantization.affine (Qualcomm, BSD-3-Clause).
+    Raises SpecError as `choose_qparams` does, and for an unsigned symmetric range below 0.
+    """
+    low, high = np.asarray(rmin, np.float64), np.asarray(rmax, np.float64)
+    check_ranges(low, high)
+    unsigned = symmetric and qtype.qmin == 0 and not qtype.is_float
+    if unsigned and (low < 0.0).any():
+        raise SpecError(
+            f"unsigned symmetric {qtype} holds no negative numbers, the range starts at {low.min():g}; "
+            f"use int{qtype.bits}"
+        )
+    if not unsigned:
+        check_symmetry(qtype, symmetric)
+    low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
+    if symmetric:
+        largest = qtype.qmax if unsigned else min(qtype.qmax, -qtype.qmin)
+        delta = _delta(np.maximum(-low, high) / largest)
+        return np.float32(qtype.qmin) * delta, np.float32(qtype.qmax) * delta
+    steps = qtype.qmax - qtype.qmin
+    delta = _delta((high - low) / steps)
+    offset = np.clip(np.rint(low.astype(np.float32) / delta), np.float32(-steps), np.float32(0))
+    return offset * delta, (offset + np.float32(steps)) * delta
+
+
+def _delta(width: NDArray[np.float64]) -> NDArray[np.float32]:
+    limited = np.where(width == 0.0, 1.0, np.maximum(width, MIN_SCALE))
+    return np.asarray(limited, np.float32)
+
+
 def reach(qtype: QType, symmetric: bool, float_type: FloatType) -> float:
     """Return the largest magnitude of a range whose grid stays finite in `float_type`.
 
@@ -80,8 +120,8 @@ def reach(qtype: QType, symmetric: bool, float_type: FloatType) -> float:
     """
     if float_type == "float32":
         return _LARGEST
-    beyond = step_at_one(float_type) + (0.0 if symmetric else 1.0 / (qtype.qmax - qtype.qmin))
-    return largest(float_type) * (1.0 - beyond)
+    beyond = FLOATS[float_type].step + (0.0 if symmetric else 1.0 / (qtype.qmax - qtype.qmin))
+    return FLOATS[float_type].largest * (1.0 - beyond)
 
 
 def _next_power_of_two(scale: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -92,11 +132,12 @@ def _next_power_of_two(scale: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def check_symmetry(qtype: QType, symmetric: bool) -> None:
-    """Raise SpecError when `qtype` cannot be used so."""
-    if qtype.is_float and not symmetric:
-        raise SpecError(f"{qtype} has no zero point; use symmetric=True, or an integer qtype")
+    """Raise SpecError when `qtype` and `symmetric` do not go together."""
     if symmetric and not qtype.qmin < 0 < qtype.qmax:
-        raise SpecError(f"symmetric needs numbers on both sides of 0, got {qtype}; use symmetric=False")
+        kind = "numbers on both sides of 0" if qtype.signed else "a signed qtype"
+        raise SpecError(f"symmetric needs {kind}, got {qtype}; use int{qtype.bits} or symmetric: false")
+    if qtype.is_float and not symmetric:
+        raise SpecError(f"{qtype} has no zero point; use symmetric: true, or an integer qtype")
 
 
 def check_ranges(rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> None:

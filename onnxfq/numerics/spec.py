@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import pydantic
 
 from onnxfq.errors import SpecError
 from onnxfq.numerics.block_scales import element_grid
-from onnxfq.numerics.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor
+from onnxfq.numerics.float_types import FloatType
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
+from onnxfq.numerics.qparams import ParamRules, check_symmetry
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.support.records import Record
 
 
+@contextmanager
+def refuse_as_value_error() -> Iterator[None]:
+    """Turn a SpecError into the ValueError that a record's validator raises."""
+    try:
+        yield
+    except SpecError as error:
+        raise ValueError(str(error)) from None
+
+
 def _as_qtype(value: object) -> QType:
-    if isinstance(value, QType):
-        return value
-    try:
-        return qtype_by_name(str(value))
-    except SpecError as error:
-        raise ValueError(str(error)) from None
+    with refuse_as_value_error():
+        return value if isinstance(value, QType) else qtype_by_name(str(value))
 
 
+def _as_granularity(value: object, validate: Callable[[object], Granularity]) -> Granularity:
+    with refuse_as_value_error():
+        return validate(value)
+
+
+_GRANULARITY = tuple(field.name for field in fields(Granularity))
 QTypeField = Annotated[QType, pydantic.PlainValidator(_as_qtype), pydantic.PlainSerializer(str)]
-
-
-def check_symmetry(qtype: QType, symmetric: bool) -> None:
-    """Raise ValueError, for a record's validator, when qtype and `symmetric` do not go together."""
-    if symmetric and not qtype.qmin < 0 < qtype.qmax:
-        remedy = f"use int{qtype.bits} or symmetric: false"
-        kind = "numbers on both sides of 0" if qtype.signed else "a signed qtype"
-        raise ValueError(f"symmetric needs {kind}, got {qtype}; {remedy}")
-    if qtype.is_float and not symmetric:
-        raise ValueError(f"{qtype} has no zero point; use symmetric: true, or an integer qtype")
-
-
-def check_block_shape(block_shape: tuple[int, ...] | None) -> None:
-    """Raise ValueError, for a record's validator, when a size is neither positive nor -1."""
-    try:
-        if block_shape is not None:
-            BlockShape(block_shape)
-    except SpecError as error:
-        raise ValueError(str(error)) from None
 
 
 class NumberFormat(Record):
@@ -58,11 +55,11 @@ class NumberFormat(Record):
     power_of_two: bool = False
     scale_type: Literal["float32", "e8m0", "e4m3"] = "float32"
     zero_point: Literal["integer", "fractional"] = "integer"
-    calibrator: str = "minmax"
 
     @pydantic.model_validator(mode="after")
     def _possible(self) -> NumberFormat:
-        check_symmetry(self.qtype, self.symmetric)
+        with refuse_as_value_error():
+            check_symmetry(self.qtype, self.symmetric)
         if self.zero_point == "fractional" and self.symmetric:
             raise ValueError("zero_point fractional needs symmetric: false; a symmetric zero point is 0")
         if self.scale_type == "float32":
@@ -88,30 +85,37 @@ def check_dynamic(numbers: NumberFormat, dynamic: bool) -> None:
 
 
 class QuantSpec(NumberFormat):
-    """Number format, granularity and calibrator of one tensor.
+    """Number format and granularity of one tensor.
 
-    axis None: per tensor. axis: per axis. axis and block_size: blocked, as in ONNX's attributes.
-    block_shape: one size for each dimension, -1 for the whole of it. dynamic: the scales are made from the
-    values while the model runs, as `dynamic_scales` says. equalized: the scales along axis are one scale
-    times powers of two, and the zero points are equal, so that the channels are brought to one scale by a
-    Mul that rounds nothing.
+    granularity: which elements share a scale; its axis, block_size and block_shape are fields of the spec in
+    files, and may be keywords. dynamic: the scales are made from the values while the model runs, as
+    `block_scales` says. equalized: the scales along axis are one scale times powers of two, and the zero
+    points are equal, so that the channels are brought to one scale by a Mul that rounds nothing.
     """
 
-    axis: int | None = None
-    block_size: int | None = pydantic.Field(default=None, ge=1)
-    block_shape: tuple[int, ...] | None = None
+    granularity: Annotated[Granularity, pydantic.WrapValidator(_as_granularity)] = PER_TENSOR
     dynamic: bool = False
     equalized: bool = False
 
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _nest_granularity(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.keys().isdisjoint(_GRANULARITY):
+            return given
+        rest = {name: value for name, value in given.items() if name not in _GRANULARITY}
+        return {"granularity": {name: given[name] for name in _GRANULARITY if name in given}} | rest
+
+    @pydantic.model_serializer(mode="wrap")
+    def _flatten_granularity(self, serialize: Callable[[QuantSpec], dict[str, Any]]) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for name, value in serialize(self).items():
+            flat |= value if name == "granularity" else {name: value}
+        return flat
+
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> QuantSpec:
-        if self.block_size is not None and self.axis is None:
-            raise ValueError("block_size needs an axis; add axis, or remove block_size for per-tensor")
-        if self.block_shape is not None and self.axis is not None:
-            raise ValueError("block_shape speaks of every axis; remove axis and block_size, or block_shape")
-        check_block_shape(self.block_shape)
         check_dynamic(self, self.dynamic)
-        if self.equalized and (self.axis is None or self.block_size is not None):
+        if self.equalized and (self.granularity.axis is None or self.granularity.block_size is not None):
             raise ValueError("equalized needs the axis of the channels and no block_size")
         if self.equalized and (self.dynamic or self.scale_type != "float32"):
             raise ValueError("equalized channels have constant float32 scales; remove dynamic and scale_type")
@@ -128,28 +132,16 @@ class QuantSpec(NumberFormat):
 
         So is an equalized one; of its channels the ranges are kept beside that.
         """
-        return PerTensor() if self.dynamic or self.equalized else self.granularity
+        return PER_TENSOR if self.dynamic or self.equalized else self.granularity
 
     @property
     def grid(self) -> QType:
         """The numbers that values are rounded to: `qtype`, without -128 where int8 is that of MXINT8."""
         return element_grid(self.qtype, self.scale_type)
 
-    @property
-    def blocks(self) -> dict[str, Any]:
-        """The granularity as the keywords that `numerics` and the kernels take."""
-        return {"axis": self.axis, "block_size": self.block_size, "block_shape": self.block_shape}
-
-    @property
-    def granularity(self) -> Granularity:
-        """The granularity as a value of `onnxfq.numerics.granularity`."""
-        if self.block_shape is not None:
-            return BlockShape(self.block_shape)
-        if self.axis is None:
-            return PerTensor()
-        if self.block_size is None:
-            return PerAxis(self.axis)
-        return Blocked(self.axis, self.block_size)
+    def param_rules(self, float_type: FloatType = "float32") -> ParamRules:
+        """Return the rules for scale and zero point of a tensor of `float_type`."""
+        return ParamRules(self.power_of_two, self.zero_point == "fractional", float_type)
 
     def __str__(self) -> str:
         """Spell it as in a report."""

@@ -10,13 +10,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.graph.constants import make_tensor
-from onnxfq.graph.half_types import QUANTIZERS, captured_names, half_outputs, half_slots
-from onnxfq.graph.io.external_tensors import tensor_array
-from onnxfq.graph.model import all_nodes, default_opset
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.half_types import half_outputs, half_slots
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import default_opset, replace_nodes
 from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.normalize.steps import unused
-from onnxfq.graph.ops import STANDARD_DOMAINS
-from onnxfq.numerics.half_types import HALF_TYPES
+from onnxfq.graph.ops import QDQ_OPS, STANDARD_DOMAINS
+from onnxfq.numerics.float_types import HALF_TYPES
 
 _FLOAT = int(TensorProto.FLOAT)
 
@@ -40,15 +40,13 @@ class _Caster:
         self.half = HALF_TYPES[plan.name]
         self.kept = {skipped.name for skipped in plan.nodes}
         self.kept_tensors = {skipped.name for skipped in plan.tensors}
-        self.values = {v.name: v for v in (*self.graph.input, *self.graph.output, *self.graph.value_info)}
-        self.constants = {tensor.name: tensor for tensor in self.graph.initializer}
-        self.taken = {name for node in all_nodes(self.graph) for name in (*node.input, *node.output)}
-        self.taken |= {node.name for node in self.graph.node} | {*self.values, *self.constants}
+        index = GraphIndex(self.graph)
+        self.values, self.constants, self.claim = index.values, index.constants, index.names.claim
         # Both by tensor name: the type that it is computed in, and the name that it has in each type.
         self.types: dict[str, int] = {}
         self.names: dict[tuple[str, int], str] = {}
         # What must have a name in float32, and what in the type of the outputs.
-        self.fixed = dict.fromkeys(captured_names(self.graph), _FLOAT)
+        self.fixed = dict.fromkeys(index.captured, _FLOAT)
         for output in self.graph.output:
             cast = plan.io and output.name not in self.kept_tensors
             self.fixed[output.name] = self.half.onnx_type if cast else _FLOAT
@@ -70,9 +68,7 @@ class _Caster:
                 if self._is_float(name):
                     nodes[-1].output[position] = self._give(node, position)
                     nodes += self._casts(name, wanted)
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del self.graph.node[:]
-        self.graph.node.extend(copies)
+        replace_nodes(self.graph, nodes)
         self._retype_values()
 
     def _wanted(self) -> dict[str, set[int]]:
@@ -104,7 +100,7 @@ class _Caster:
 
     def _is_free(self, node: onnx.NodeProto) -> bool:
         """Tell whether all float operands of `node` have one type, as those of Q and DQ."""
-        return node.domain not in STANDARD_DOMAINS or node.op_type in QUANTIZERS
+        return node.domain not in STANDARD_DOMAINS or node.op_type in QDQ_OPS
 
     def _input_type(self, value: onnx.ValueInfoProto) -> int:
         if not self.plan.io or value.name in self.kept_tensors or value.name in self.fixed:
@@ -118,12 +114,12 @@ class _Caster:
         self.names[name, _FLOAT] = name
         if self.half.onnx_type not in kinds:
             return
-        free = name if kinds == {self.half.onnx_type} else self._unused(f"{name}/{self.plan.name}")
+        free = name if kinds == {self.half.onnx_type} else self.claim(f"{name}/{self.plan.name}")
         self.names[name, self.half.onnx_type] = free
         values = tensor_array(tensor)
         # What fits but for numbers that stand for minus infinity; an infinity stays one.
         values = np.where(np.isfinite(values), np.maximum(values, np.float32(-self.half.largest)), values)
-        cast = values.astype(helper.tensor_dtype_to_np_dtype(self.half.onnx_type))
+        cast = values.astype(self.half.dtype)
         made = make_tensor(free, cast)
         if free == name:
             tensor.CopyFrom(made)
@@ -153,30 +149,25 @@ class _Caster:
             kind = self.half.onnx_type
         self.types[name] = kind
         other = self.fixed.get(name, kind) != kind
-        self.names[name, kind] = self._unused(f"{name}/{self._suffix(kind)}") if other else name
+        self.names[name, kind] = self.claim(f"{name}/{self._suffix(kind)}") if other else name
         return self.names[name, kind]
 
     def _casts(self, name: str, wanted: dict[str, set[int]]) -> Iterator[onnx.NodeProto]:
         """Yield the nodes that give `name` in the types that it is not computed in and is read in."""
         for kind in sorted(wanted.get(name, set()) - {self.types[name]}):
             given = self.names[name, self.types[name]]
-            target = name if self.fixed.get(name) == kind else self._unused(f"{name}/{self._suffix(kind)}")
+            target = name if self.fixed.get(name) == kind else self.claim(f"{name}/{self._suffix(kind)}")
             self.names[name, kind] = target
             if kind != _FLOAT and name in self.plan.clipped:
-                low = numpy_helper.from_array(np.float32(-self.half.largest), self._unused(f"{name}/lowest"))
+                low = numpy_helper.from_array(np.float32(-self.half.largest), self.claim(f"{name}/lowest"))
                 self.graph.initializer.append(low)
-                finite = self._unused(f"{name}/finite")
+                finite = self.claim(f"{name}/finite")
                 yield helper.make_node("Max", [given, low.name], [finite], name=finite)
                 given = finite
-            yield helper.make_node("Cast", [given], [target], name=self._unused(f"{target}/cast"), to=kind)
+            yield helper.make_node("Cast", [given], [target], name=self.claim(f"{target}/cast"), to=kind)
 
     def _suffix(self, kind: int) -> str:
         return "fp32" if kind == _FLOAT else self.plan.name
-
-    def _unused(self, name: str) -> str:
-        free = unused(name, self.taken)
-        self.taken.add(free)
-        return free
 
     def _retype_values(self) -> None:
         for output in self.graph.output:

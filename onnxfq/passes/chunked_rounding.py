@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QType
 from onnxfq.passes.onnx_blocks import OnnxParams
 
@@ -22,33 +23,19 @@ def by_rows(
     qtype: QType,
     dtype: np.dtype[Any],
 ) -> NDArray[Any]:
-    """Return `apply(values, scale, zero_point, qtype=, axis=, block_size=)` as `dtype`, made part by part.
+    """Return `apply(values, scale, zero_point, qtype=, granularity=)` as `dtype`, made part by part.
 
     apply: `numerics.quantize` or `numerics.fake_quantize`. Each element keeps its own scale, so the parts
     change nothing.
     """
-    keywords = {"qtype": qtype, "axis": params.axis, "block_size": params.block_size}
+    keywords = {"qtype": qtype, "granularity": params.granularity}
     if values.size <= PART or values.ndim < 2:
         return apply(values, params.scale, params.zero_point, **keywords).astype(dtype)
-    block = params.block_size if params.axis in (0, -values.ndim) and params.block_size else 1
-    step = max(1, PART * values.shape[0] // values.size // block) * block
+    layout = Layout(params.granularity, values.shape)
+    step = max(1, PART * values.shape[0] // values.size // layout.rows_of_block) * layout.rows_of_block
     made = np.empty(values.shape, dtype)
     for start in range(0, values.shape[0], step):
         stop = min(start + step, values.shape[0])
-        scale, zero_point = (
-            _rows(one, params, start, stop, values.ndim) for one in (params.scale, params.zero_point)
-        )
+        scale, zero_point = (layout.rows(one, start, stop) for one in (params.scale, params.zero_point))
         made[start:stop] = apply(values[start:stop], scale, zero_point, **keywords).astype(dtype)
     return made
-
-
-def _rows(param: NDArray[Any], params: OnnxParams, start: int, stop: int, rank: int) -> NDArray[Any]:
-    """Return what rows [start, stop) of the tensor have of a scale or zero point."""
-    if params.axis is None:
-        return param
-    along_rows = params.axis in (0, -rank)
-    if params.block_size is None:
-        return param[start:stop] if along_rows else param
-    if not along_rows:
-        return param[start:stop]
-    return param[start // params.block_size : -(-stop // params.block_size)]

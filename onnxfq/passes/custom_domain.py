@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx
 import onnx_graphsurgeon as gs
 
-from onnxfq.numerics.spec import QuantSpec
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
 
-DOMAIN = "onnxfq"
 VERSION = 1
 
 
 TENSORRT_DOMAIN = "trt"
 
 
-def custom_node(op: str, name: str, domain: str = DOMAIN, **fields: object) -> gs.Node:
+def custom_node(op: str, name: str, domain: str = ONNXFQ_DOMAIN, **fields: object) -> gs.Node:
     """Make a node of `domain`; fields are attrs, inputs, outputs."""
     return gs.Node(op=op, name=name, domain=domain, **fields)
 
 
-def block_attributes(spec: QuantSpec) -> dict[str, Any]:
-    """Return the granularity of `spec` as the attributes that the operators of `onnxfq` take."""
-    return {
-        key: list(value) if key == "block_shape" else value
-        for key, value in spec.blocks.items()
-        if value is not None
-    }
-
-
-def import_domain(graph: gs.Graph, domain: str = DOMAIN) -> None:
+def import_domain(graph: gs.Graph, domain: str = ONNXFQ_DOMAIN) -> None:
     """Declare the domain among the operator sets that `graph` uses."""
     opsets = list(graph.import_domains or [])
     if all(o.domain != domain for o in opsets):

@@ -13,6 +13,8 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
+from onnxfq.graph.index import GraphIndex
+from onnxfq.numerics.granularity import PER_TENSOR
 
 _EQUALIZED, _FACTORS = "/equalized", "/channel_factors"
 
@@ -25,11 +27,10 @@ def channel_factors(encoding: Encoding) -> NDArray[np.float32]:
 
 def common_encoding(encoding: Encoding) -> Encoding:
     """Return the encoding, per tensor, of equalized channels that were divided by their factors."""
-    spec = encoding.spec.model_copy(update={"axis": None, "equalized": False})
-    zero_point = encoding.zero_point_array[:1].reshape(())
-    return Encoding.of(
-        encoding.tensor, spec, np.max(encoding.scale_array, keepdims=True)[0:1].reshape(()), zero_point
-    )
+    spec = encoding.spec.model_copy(update={"granularity": PER_TENSOR, "equalized": False})
+    zero_point = encoding.zero_point[:1].reshape(())
+    scale = np.max(encoding.scale, keepdims=True)[0:1].reshape(())
+    return Encoding.of(encoding.tensor, spec, scale, zero_point)
 
 
 def to_common_scale(editor: Editor, tensor: gs.Tensor, encoding: Encoding) -> list[gs.Node]:
@@ -40,7 +41,7 @@ def to_common_scale(editor: Editor, tensor: gs.Tensor, encoding: Encoding) -> li
     factors = channel_factors(encoding)
     if (factors == 1.0).all():
         return []
-    shape = [-1 if axis == encoding.spec.axis else 1 for axis in range(len(tensor.shape))]
+    shape = [-1 if axis == encoding.spec.granularity.axis else 1 for axis in range(len(tensor.shape))]
     values = (np.float32(1.0) / factors).reshape(shape)
     name = f"{tensor.name}{_EQUALIZED}"
     constant = editor.constant(f"{tensor.name}{_FACTORS}", lambda n: make_constant(n, values))
@@ -61,7 +62,7 @@ def factors_of_weights(plan: Plan, encodings: Encodings) -> dict[str, NDArray[np
         factors = channel_factors(encodings[placement.tensor])
         for use in placement.uses:
             weight = weights[use._replace(input=1)]
-            outputs = len(encodings[weight].scale)
+            outputs = encodings[weight].scale.size
             found[weight] = np.repeat(factors, outputs // factors.size)
     return found
 
@@ -73,7 +74,7 @@ def with_restored_channels(
 
     Only of those of `tensors` whose pair is behind a Mul; a model without any is returned itself.
     """
-    made = {name for node in proto.graph.node for name in node.output}
+    made = GraphIndex(proto.graph).makers
     found = [name for name in tensors if f"{name}{_EQUALIZED}/dq" in made]
     if not found:
         return proto, {}

@@ -20,11 +20,12 @@ from onnxfq.errors import ModelError, PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.queries import float_type
 from onnxfq.graph.slots import Use
+from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.passes.custom_domain import DOMAIN
 
 _COPY = "/onnxfq_copy"
 
@@ -46,7 +47,9 @@ class Lifted:
 
 def has_fake_quantize(model: Model) -> bool:
     """Tell whether the main graph of `model` has FakeQuantize nodes."""
-    return any(node.op_type == "FakeQuantize" and node.domain == DOMAIN for node in model.proto.graph.node)
+    return any(
+        node.op_type == "FakeQuantize" and node.domain == ONNXFQ_DOMAIN for node in model.proto.graph.node
+    )
 
 
 def lift_fake_quantize(model: Model) -> Lifted:
@@ -60,10 +63,10 @@ def lift_fake_quantize(model: Model) -> Lifted:
     for node in [node for node in graph.nodes if _is_fake_quantize(node)]:
         lift.take(node)
     graph.nodes = [node for node in graph.nodes if not _is_fake_quantize(node)]
-    graph.import_domains = [o for o in graph.import_domains or [] if o.domain != DOMAIN]
+    graph.import_domains = [o for o in graph.import_domains or [] if o.domain != ONNXFQ_DOMAIN]
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
     proto = model.with_graph(graph).proto
-    kept = [o for o in proto.opset_import if o.domain != DOMAIN]
+    kept = [o for o in proto.opset_import if o.domain != ONNXFQ_DOMAIN]
     del proto.opset_import[:]
     proto.opset_import.extend(kept)
     digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
@@ -114,7 +117,7 @@ def _move_readers(old: gs.Tensor, new: gs.Tensor) -> None:
 
 
 def _is_fake_quantize(node: gs.Node) -> bool:
-    return bool(node.op == "FakeQuantize" and node.domain == DOMAIN)
+    return bool(node.op == "FakeQuantize" and node.domain == ONNXFQ_DOMAIN)
 
 
 class _Lift:
@@ -217,11 +220,9 @@ def _said(node: gs.Node) -> tuple[QuantSpec, np.ndarray[Any, Any], np.ndarray[An
         scale, axis = scale.reshape(()), None
     zeros = np.broadcast_to(zeros.reshape(()) if zeros.size == 1 else zeros.reshape(scale.shape), scale.shape)
     symmetric = not zeros.any() and qtype.qmin < 0 < qtype.qmax
-    fields: dict[str, Any] = {"axis": axis, "block_size": size}
     if scale.ndim > 1 and blocks is None and size is None:
         raise ModelError(
             f"tensor {name!r}: a scale of shape {list(scale.shape)} needs block_size or block_shape; add it"
         )
-    if blocks is not None:
-        fields = {"block_shape": tuple(blocks)}
-    return QuantSpec(qtype=qtype, symmetric=symmetric, **fields), scale, zeros.astype(np.int32)
+    granularity = Granularity.of(axis, size, blocks)
+    return QuantSpec(qtype=qtype, symmetric=symmetric, granularity=granularity), scale, zeros.astype(np.int32)

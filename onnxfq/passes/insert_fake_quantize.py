@@ -16,7 +16,7 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics.affine import fake_quantize
 from onnxfq.passes.base import Pass
 from onnxfq.passes.chunked_rounding import by_rows
-from onnxfq.passes.custom_domain import block_attributes, custom_node, import_domain
+from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.insert_qdq import check_encodings
 from onnxfq.passes.onnx_blocks import one_axis
 
@@ -81,7 +81,7 @@ def _insert_node(
     node = custom_node(
         op,
         f"{name}/fq",
-        attrs=attrs | block_attributes(encoding.spec),
+        attrs=attrs | encoding.spec.granularity.attributes,
         inputs=[tensor, *(params if enabled else _without_empty(params)), *enabled],
         outputs=[rounded],
     )

@@ -16,8 +16,8 @@ from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.numerics.affine import quantize
-from onnxfq.numerics.float_types import FLOAT_DTYPES, holds
-from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.float_types import FLOATS, holds
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.numerics.storage_types import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
@@ -128,10 +128,11 @@ class InsertQdq(Pass):
         """Tell whether TensorRT has a form of its own for the placed tensor."""
         spec = placement.spec
         name = tensorrt_blocks(spec.qtype, spec.scale_type)
-        if self.plan.target != "tensorrt" or not name or spec.axis is None:
+        if self.plan.target != "tensorrt" or not name or spec.granularity.axis is None:
             return False
-        needs_dynamic = placement.role == "activation"
-        return spec.dynamic == needs_dynamic and spec.block_size == TENSORRT_BLOCKS[name].block_size
+        if spec.granularity.block_size != TENSORRT_BLOCKS[name].block_size:
+            return False
+        return spec.dynamic == (placement.role == "activation")
 
 
 def _standard(spec: QuantSpec) -> bool:
@@ -139,7 +140,7 @@ def _standard(spec: QuantSpec) -> bool:
     if spec.zero_point == "fractional":
         return False
     return not spec.dynamic or (
-        spec.qtype.name == "uint8" and not spec.symmetric and spec.granularity == PerTensor()
+        spec.qtype.name == "uint8" and not spec.symmetric and spec.granularity == PER_TENSOR
     )
 
 
@@ -150,8 +151,7 @@ def check_encodings(plan: Plan, encodings: Encodings, model: Model) -> None:
         raise PlanError("the encodings were made for another model; calibrate with this model's plan")
     for placement in plan.placements:
         encoded = encodings[placement.tensor].spec
-        # The calibrator tells how the numbers were found, not what they mean.
-        if encoded.model_copy(update={"calibrator": placement.spec.calibrator}) != placement.spec:
+        if encoded != placement.spec:
             raise PlanError(
                 f"tensor {placement.tensor!r} is planned as {placement.spec} and encoded as {encoded}; "
                 "calibrate again with this plan"
@@ -188,7 +188,7 @@ def _insert_on_activation(editor: Editor, placement: Placement, tensor: gs.Tenso
     quantized.dtype, quantized.shape = carrier.onnx_type, tensor.shape
     dequantized = editor.variable(f"{pair}/dq", tensor)
     output_dtype = {} if len(constants) > 1 else {"output_dtype": carrier.onnx_type}
-    attrs: dict[str, Any] = params.attributes
+    attrs: dict[str, Any] = params.granularity.attributes
     nodes += [
         gs.Node("QuantizeLinear", f"{pair}/q", attrs | output_dtype, [real, *constants], [quantized]),
         gs.Node("DequantizeLinear", f"{pair}/dq", attrs, [quantized, *constants], [dequantized]),
@@ -231,7 +231,11 @@ def _insert_on_weight(editor: Editor, placement: Placement, tensor: gs.Constant,
     dequantized = editor.variable(f"{name}/dq")
     dequantized.dtype, dequantized.shape = tensor.dtype, list(tensor.shape)
     node = gs.Node(
-        "DequantizeLinear", f"{name}/dq", params.attributes, [quantized, *constants], [dequantized]
+        "DequantizeLinear",
+        f"{name}/dq",
+        params.granularity.attributes,
+        [quantized, *constants],
+        [dequantized],
     )
     editor.rewire(placement, dequantized)
     editor.insert_before(placement, tensor, [node])
@@ -252,7 +256,7 @@ def _clip(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Enc
             "axis from the plan"
         )
     offset, scale = encoding.zero_point_array, encoding.scale_array
-    dtype = FLOAT_DTYPES[placement.float_type]
+    dtype = FLOATS[placement.float_type].dtype
     with np.errstate(over="ignore"):
         low, high = (np.asarray((q - offset) * scale, dtype) for q in (qtype.qmin, qtype.qmax))
         steps = [np.rint(real.astype(np.float32) / scale) + offset for real in (low, high)]
@@ -278,7 +282,7 @@ def _parameters(
     is not 0 and output_dtype tells the type: never both, never neither.
     """
     name = placement.tensor
-    scale = params.scale.astype(FLOAT_DTYPES[placement.float_type])
+    scale = params.scale.astype(FLOATS[placement.float_type].dtype)
     constants = [editor.constant(f"{name}/scale", lambda n: make_constant(n, scale))]
     if opset < _OUTPUT_DTYPE_OPSET or np.any(params.zero_point):
         values = params.zero_point.astype(carrier.dtype)

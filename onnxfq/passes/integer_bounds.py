@@ -11,6 +11,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxfq.graph.ops import CONVOLUTIONS
+
 Array = NDArray[Any]
 
 EXACT = 1 << 24
@@ -80,7 +82,7 @@ def _summed_axes(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int, ...]:
 
 def outer_axis(node: onnx.NodeProto, slot: int, rank: int) -> int:
     """Return the axis of input `slot` along which a constant may have several scales."""
-    if node.op_type in ("Conv", "ConvTranspose"):
+    if node.op_type in CONVOLUTIONS:
         return int(node.op_type == "ConvTranspose")
     summed = _summed_axes(node, slot, rank)[0]
     return rank - 1 if summed == rank - 2 else rank - 2

@@ -17,11 +17,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfq.graph.io.external_tensors import tensor_array
-from onnxfq.graph.model import all_nodes
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import replace_nodes
 from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.normalize.steps import unused
-from onnxfq.graph.ops import STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.passes.integer_bounds import EXACT, Operand, attribute, longest, outer_axis
 
 Array = NDArray[Any]
@@ -54,18 +54,9 @@ def integer_products(proto: onnx.ModelProto) -> IntegerProducts:
 class _Rewriter:
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.graph = proto.graph
-        self.constants = {tensor.name: tensor for tensor in self.graph.initializer}
-        self.makers = {name: node for node in self.graph.node for name in node.output}
-        values = (*self.graph.input, *self.graph.output, *self.graph.value_info)
-        self.types = {v.name: v.type.tensor_type.elem_type for v in values}
-        self.types |= {name: tensor.data_type for name, tensor in self.constants.items()}
-        self.shapes = {
-            v.name: [d.dim_value if d.HasField("dim_value") else None for d in v.type.tensor_type.shape.dim]
-            for v in values
-            if v.type.tensor_type.HasField("shape")
-        }
-        self.taken = {n for node in all_nodes(self.graph) for n in (*node.input, *node.output, node.name)}
-        self.taken |= {*self.constants, *self.types}
+        self.index = GraphIndex(self.graph)
+        self.makers, self.constants = self.index.makers, self.index.constants
+        self.types, self.claim = self.index.types, self.index.names.claim
         self.cast: dict[str, str] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.products: list[str] = []
@@ -74,24 +65,18 @@ class _Rewriter:
     def run(self) -> None:
         for node in list(self.graph.node):
             if node.op_type not in WEIGHTED_INPUTS or node.domain not in STANDARD_DOMAINS:
-                self._keep(node)
+                self.nodes.append(node)
                 continue
             operands, why = self._operands(node)
             if why:
                 self.left[node.name] = why
-                self._keep(node)
+                self.nodes.append(node)
             elif operands:
                 self._rewrite(node, operands)
                 self.products.append(node.name)
             else:
-                self._keep(node)
-        del self.graph.node[:]
-        self.graph.node.extend(self.nodes)
-
-    def _keep(self, node: onnx.NodeProto) -> None:
-        kept = onnx.NodeProto()
-        kept.CopyFrom(node)
-        self.nodes.append(kept)
+                self.nodes.append(node)
+        replace_nodes(self.graph, self.nodes)
 
     def _operands(self, node: onnx.NodeProto) -> tuple[list[Operand], str]:
         """Return both multiplied inputs of an int8 product; else none, and why not if one is quantized."""
@@ -142,7 +127,7 @@ class _Rewriter:
             return None, f"{pair.input[0]!r} has scales of blocks"
         stored = self.constants.get(pair.input[0])
         values = None if stored is None else tensor_array(stored)
-        shape = self.shapes.get(pair.input[0]) if values is None else values.shape
+        shape = self.index.shape(pair.input[0]) if values is None else values.shape
         if shape is None:
             return None, f"the shape of {pair.input[0]!r} is not known"
         numbers = tensor_array(scale).astype(np.float32)
@@ -155,19 +140,19 @@ class _Rewriter:
         found = {a.name: a.f for a in node.attribute if a.name in _FACTORS}
         alpha, beta = (float(found.get(name, 1.0)) for name in _FACTORS)
         # Behind the channels of a convolution come its places: as many as its weight has.
-        places = len(operands[1].shape) - 2 if node.op_type in ("Conv", "ConvTranspose") else 0
+        places = len(operands[1].shape) - 2 if node.op_type in CONVOLUTIONS else 0
         total = self._sums(node, operands)
         factor = self._factor(node, operands, places) * np.float32(alpha)
         scale = self._constant(f"{output}/scale", factor)
         half = self.types.get(output, TensorProto.FLOAT) != TensorProto.FLOAT
         bias = node.input[2] if len(node.input) > max(slots) + 1 and node.input[2] else ""
-        last = output if not (half or bias) else self._free(f"{output}/real")
-        self.nodes.append(helper.make_node("Mul", [total, scale], [last], name=self._free(f"{output}/mul")))
+        last = output if not (half or bias) else self.claim(f"{output}/real")
+        self.nodes.append(helper.make_node("Mul", [total, scale], [last], name=self.claim(f"{output}/mul")))
         if bias:
-            summed = self._free(f"{output}/sum") if half else output
+            summed = self.claim(f"{output}/sum") if half else output
             added = self._bias(output, bias, beta, places)
             self.nodes.append(
-                helper.make_node("Add", [last, added], [summed], name=self._free(f"{output}/add"))
+                helper.make_node("Add", [last, added], [summed], name=self.claim(f"{output}/add"))
             )
             last = summed
         if half:
@@ -180,9 +165,9 @@ class _Rewriter:
         inputs = {slot: self._number(o) for slot, o in zip(slots, operands, strict=True)}
 
         def product(parts: dict[int, str], suffix: str) -> str:
-            name = self._free(f"{output}/{suffix}")
+            name = self.claim(f"{output}/{suffix}")
             given = [parts[slot] for slot in slots]
-            made = helper.make_node(node.op_type, given, [name], name=self._free(f"{node.name}/{suffix}"))
+            made = helper.make_node(node.op_type, given, [name], name=self.claim(f"{node.name}/{suffix}"))
             made.attribute.extend(a for a in node.attribute if a.name not in _FACTORS)
             self.nodes.append(made)
             return name
@@ -196,8 +181,8 @@ class _Rewriter:
             if longest(node, operands, split, position) > EXACT:
                 self.left[node.name] = "its sums are so long that they are exact to 24 bits only"
             parts.append(product({**inputs, slots[split]: half}, suffix))
-        shifted = self._free(f"{output}/upper16")
-        total = self._free(f"{output}/sums")
+        shifted = self.claim(f"{output}/upper16")
+        total = self.claim(f"{output}/sums")
         sixteen = self._constant(f"{output}/sixteen", np.float32(16))
         self.nodes.append(helper.make_node("Mul", [parts[0], sixteen], [shifted], name=shifted))
         self.nodes.append(helper.make_node("Add", [shifted, parts[1]], [total], name=total))
@@ -207,7 +192,7 @@ class _Rewriter:
         """Add the nodes that split whole numbers: floor(x / 16), and the rest, 0 to 15."""
         key = f"{integers}/upper"
         if key not in self.cast:
-            names = [self._free(f"{integers}/{part}") for part in ("16th", "upper", "shifted", "lower")]
+            names = [self.claim(f"{integers}/{part}") for part in ("16th", "upper", "shifted", "lower")]
             sixteenth = self._constant(f"{integers}/sixteenth", np.float32(1 / 16))
             sixteen = self._constant(f"{integers}/sixteen", np.float32(16))
             for op, given, name in (
@@ -240,12 +225,12 @@ class _Rewriter:
         wide = self._float(bias) if self.types.get(bias) != TensorProto.FLOAT else bias
         if places:
             shape = self._constant(f"{output}/shape", np.array([-1, *[1] * places], np.int64))
-            shaped = self._free(f"{bias}/shaped")
+            shaped = self.claim(f"{bias}/shaped")
             self.nodes.append(helper.make_node("Reshape", [wide, shape], [shaped], name=shaped))
             wide = shaped
         if beta == 1.0:
             return wide
-        name, factor = self._free(f"{bias}/beta"), self._constant(f"{bias}/factor", np.float32(beta))
+        name, factor = self.claim(f"{bias}/beta"), self._constant(f"{bias}/factor", np.float32(beta))
         self.nodes.append(helper.make_node("Mul", [wide, factor], [name], name=name))
         return name
 
@@ -256,7 +241,7 @@ class _Rewriter:
             return given
         key = f"{given}/{operand.order}"
         if key not in self.cast:
-            name = self._free(f"{given}/transposed")
+            name = self.claim(f"{given}/transposed")
             self.nodes.append(
                 helper.make_node("Transpose", [given], [name], name=name, perm=list(operand.order))
             )
@@ -265,17 +250,12 @@ class _Rewriter:
 
     def _float(self, tensor: str) -> str:
         if tensor not in self.cast:
-            name = self._free(f"{tensor}/number")
+            name = self.claim(f"{tensor}/number")
             self.nodes.append(helper.make_node("Cast", [tensor], [name], name=name, to=TensorProto.FLOAT))
             self.cast[tensor] = name
         return self.cast[tensor]
 
     def _constant(self, name: str, values: Array | np.generic) -> str:
-        free = self._free(name)
+        free = self.claim(name)
         self.graph.initializer.append(numpy_helper.from_array(np.asarray(values), free))
-        return free
-
-    def _free(self, name: str) -> str:
-        free = unused(name, self.taken)
-        self.taken.add(free)
         return free

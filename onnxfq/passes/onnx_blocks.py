@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from onnxfq.documents.encodings import Encoding
 from onnxfq.errors import PlanError
-from onnxfq.numerics.affine import repeat_blocks
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
+from onnxfq.numerics.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -20,22 +21,15 @@ class OnnxParams:
 
     scale: NDArray[np.float32]
     zero_point: NDArray[np.int32]
-    axis: int | None
-    block_size: int | None
-
-    @property
-    def attributes(self) -> dict[str, int]:
-        """The node attributes; none per tensor."""
-        given = {"axis": self.axis, "block_size": self.block_size}
-        return {name: value for name, value in given.items() if value is not None}
+    granularity: Granularity
 
 
 def needs_blocks(encoding: Encoding) -> bool:
     """Tell whether ONNX needs its blocks, of opset 21, to say `encoding`."""
-    spec, params = encoding.spec, encoding.param_shape
-    if spec.block_shape is None:
-        return spec.block_size is not None
-    return sum(count > 1 for count in params) > 1
+    granularity = encoding.spec.granularity
+    if granularity.block_shape is None:
+        return granularity.block_size is not None
+    return sum(count > 1 for count in encoding.param_shape) > 1
 
 
 def one_axis(encoding: Encoding, shape: Sequence[Any] | None) -> OnnxParams:
@@ -46,32 +40,27 @@ def one_axis(encoding: Encoding, shape: Sequence[Any] | None) -> OnnxParams:
     its block. Every element keeps its own scale, so nothing changes in value.
     Raises PlanError when a dimension along which scales must be repeated is not fixed.
     """
-    spec = encoding.spec
+    granularity = encoding.spec.granularity
     scale, zero_point = encoding.scale_array, encoding.zero_point_array
-    if spec.block_shape is None:
-        return OnnxParams(scale, zero_point, spec.axis, spec.block_size)
+    if granularity.block_shape is None:
+        return OnnxParams(scale, zero_point, granularity)
     varying = [axis for axis, count in enumerate(scale.shape) if count > 1]
     if not varying:
-        return OnnxParams(scale.reshape(()), zero_point.reshape(()), None, None)
+        return OnnxParams(scale.reshape(()), zero_point.reshape(()), PER_TENSOR)
     if not needs_blocks(encoding):
         (axis,) = varying
-        size = None if shape is None else shape[axis]
-        (size,) = _fixed(encoding.tensor, [size])
-        block = spec.block_shape[axis]
-        return OnnxParams(
-            repeat_blocks(scale.ravel(), block, 0, size),
-            repeat_blocks(zero_point.ravel(), block, 0, size),
-            axis,
-            None,
-        )
+        (size,) = _fixed(encoding.tensor, [None if shape is None else shape[axis]])
+        channels = Layout(Granularity(0, granularity.block_shape[axis]), (size,))
+        scale, zero_point = (channels.expand(one.ravel()) for one in (scale, zero_point))
+        return OnnxParams(scale, zero_point, Granularity(axis))
     sizes = _fixed(encoding.tensor, shape)
-    blocks = [size if b == -1 else b for b, size in zip(spec.block_shape, sizes, strict=True)]
     axis = max(range(len(sizes)), key=lambda d: sizes[d] / scale.shape[d])
-    for d, block in enumerate(blocks):
-        if d != axis:
-            scale = repeat_blocks(scale, block, d, sizes[d])
-            zero_point = repeat_blocks(zero_point, block, d, sizes[d])
-    return OnnxParams(scale, zero_point, axis, blocks[axis])
+    block = Layout(granularity, sizes).block_sizes[axis]
+    # Along the axis there stays one scale for each block.
+    others = [1 if d == axis else size for d, size in enumerate(granularity.block_shape)]
+    sizes[axis] = scale.shape[axis]
+    repeated = Layout(Granularity(block_shape=tuple(others)), sizes)
+    return OnnxParams(repeated.expand(scale), repeated.expand(zero_point), Granularity(axis, block))
 
 
 def _fixed(tensor: str, shape: Sequence[Any] | None) -> list[int]:

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.calibration.calibrators.fixed import is_fixed
+from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.slots import Use
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 
 _NOTE = ", equalized: its channels have scales that are powers of two apart"
@@ -42,17 +43,17 @@ def equalize_depthwise(placements: Sequence[Placement], graph: gs.Graph, recipe:
 
 def _equalized(placement: Placement) -> Placement:
     # Whatever the calibrator of the recipe: each channel keeps its whole range.
-    spec = placement.spec.model_copy(update={"axis": 1, "equalized": True, "calibrator": "minmax"})
-    return placement.model_copy(update={"spec": spec, "why": placement.why + _NOTE})
+    spec = placement.spec.model_copy(update={"granularity": Granularity(1), "equalized": True})
+    return placement.model_copy(update={"spec": spec, "calibrator": MINMAX, "why": placement.why + _NOTE})
 
 
 def _can(
     placement: Placement, nodes: dict[str, gs.Node], weights: dict[Use, Placement], recipe: Recipe
 ) -> bool:
     spec: QuantSpec = placement.spec
-    if placement.role != "activation" or placement.float_type != "float32" or is_fixed(spec.calibrator):
+    if placement.role != "activation" or placement.float_type != "float32" or placement.calibrator.is_fixed:
         return False
-    if spec.dynamic or spec.scale_type != "float32" or spec.axis is not None or spec.block_shape is not None:
+    if spec.dynamic or spec.scale_type != "float32" or spec.granularity != PER_TENSOR:
         return False
     return all(_reads_channels(use, placement.tensor, nodes, weights, recipe) for use in placement.uses)
 
@@ -75,8 +76,7 @@ def _reads_channels(
         and len(shape) == len(node.inputs[1].shape)
         and shape[1] == channels
         and weight.uses == (Use(node.name, 1),)
-        and weight.spec.axis == 0
-        and weight.spec.block_size is None
+        and weight.spec.granularity == Granularity(0)
         and weight.spec.scale_type == "float32"
         and weight.float_type == "float32"
     )

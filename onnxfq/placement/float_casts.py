@@ -18,12 +18,13 @@ from onnx import AttributeProto, TensorProto
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.documents.plan import Skipped
-from onnxfq.graph.half_types import QUANTIZERS, half_slots
-from onnxfq.graph.io.external_tensors import tensor_array
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.half_types import half_slots
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.ops import STANDARD_DOMAINS
-from onnxfq.numerics.half_types import HALF_TYPES, HalfType
+from onnxfq.graph.ops import MOVES, QDQ_OPS, RECURRENT_OPS, SCALES, SPLITS, STANDARD_DOMAINS
+from onnxfq.numerics.float_types import HALF_TYPES, FloatInfo
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.placement.half_range import masks, smallest_magnitude, unfit, unfit_constant
 
@@ -46,7 +47,7 @@ SUMS = {
         "it sums over many elements",
     ),
     **dict.fromkeys(("InstanceNormalization", "GroupNormalization"), "its statistics are sums over a plane"),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), "its state is summed over all steps"),
+    **dict.fromkeys(RECURRENT_OPS, "its state is summed over all steps"),
 }
 """Op type -> why it stays in float32."""
 
@@ -54,10 +55,8 @@ MAGNIFIERS = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 """Op type -> the input whose smallest values count most: near zero the digits matter, not the size."""
 
 # They cost little and round what they give: between float32 and float32 they stay.
-_CHEAP = frozenset(
-    "Abs Add Ceil Clip Concat Div Expand Flatten Floor Gather Identity Max Min Mul Neg Pow Reciprocal "
-    "Reshape Round Slice Split Sqrt Squeeze Sub Transpose Unsqueeze Where".split()
-)
+_CHEAP = MOVES | SPLITS | SCALES
+_CHEAP |= set("Abs Add Ceil Clip Concat Expand Floor Max Min Neg Pow Reciprocal Round Sqrt Sub Where".split())
 _FLOAT4 = frozenset({"TRT_FP4DynamicQuantize"})
 
 
@@ -88,25 +87,14 @@ def plan_floats(
     )
 
 
-class _Graph:
+class _Graph(GraphIndex):
     """The main graph of a model as the rules ask for it."""
 
-    def __init__(self, proto: onnx.ModelProto, half: HalfType) -> None:
+    def __init__(self, proto: onnx.ModelProto, half: FloatInfo) -> None:
+        super().__init__(with_shapes(proto).graph)
         self.half, self.opset = half, default_opset(proto)
-        graph = with_shapes(proto).graph
-        self.nodes = list(graph.node)
-        self.constants: dict[str, TensorProto] = {t.name: t for t in graph.initializer}
-        self.types = {t.name: t.data_type for t in graph.initializer}
-        self.no_tensors: set[str] = set()
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            self.types[value.name] = value.type.tensor_type.elem_type
-            if value.type.WhichOneof("value") not in (None, "tensor_type"):
-                self.no_tensors.add(value.name)
-        self.makers = {name: node for node in self.nodes for name in node.output if name}
-        self.readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in self.nodes:
-            for name in dict.fromkeys(node.input):
-                self.readers.setdefault(name, []).append(node)
+        kinds = {name: value.type.WhichOneof("value") for name, value in self.values.items()}
+        self.no_tensors = {name for name, kind in kinds.items() if kind not in (None, "tensor_type")}
 
     def floats(self, names: object) -> list[str]:
         """Return those of `names` that hold float32."""
@@ -124,7 +112,7 @@ class _Graph:
 def _unfit_tensors(graph: _Graph, statistics: Mapping[str, TensorStatistics]) -> dict[str, str]:
     found = {name: unfit(one, graph.half) for name, one in statistics.items()}
     for name in graph.floats(graph.constants):
-        if any(node.op_type not in QUANTIZERS for node in graph.readers.get(name, ())):
+        if any(node.op_type not in QDQ_OPS for node in graph.readers.get(name, ())):
             values = graph.array(name)
             assert values is not None
             found[name] = unfit_constant(values, graph.half)
@@ -151,7 +139,7 @@ def _kept_nodes(
     graph: _Graph, tensors: Mapping[str, str], statistics: Mapping[str, TensorStatistics]
 ) -> Iterator[tuple[str, str]]:
     for node in graph.nodes:
-        if node.op_type not in QUANTIZERS:
+        if node.op_type not in QDQ_OPS:
             why = _why(graph, node, tensors) or _magnified(graph, node, statistics)
             if why:
                 yield node.name, why
@@ -171,7 +159,7 @@ def _why(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, str]) -> str
         return "" if node.op_type.startswith("TRT_MXFP8") else f"types of domain {node.domain} are not known"
     if node.op_type in SUMS:
         return SUMS[node.op_type]
-    if node.op_type == "ConvTranspose" and graph.half.onnx_type == TensorProto.BFLOAT16:
+    if node.op_type == "ConvTranspose" and graph.half.name == "bfloat16":
         return "TensorRT for RTX 1.7.1 builds no quantized ConvTranspose in bfloat16"
     if not inputs:
         return "it makes float32 of another type"
@@ -243,7 +231,7 @@ def _keep_quantizers(graph: _Graph, nodes: dict[str, str], tensors: Mapping[str,
             elif readers and all(reader.name in nodes for reader in readers):
                 nodes[node.name] = "its readers are float32"
     for node in graph.nodes:
-        if node.op_type in QUANTIZERS and node.name not in nodes and not _scale_fits(graph, node):
+        if node.op_type in QDQ_OPS and node.name not in nodes and not _scale_fits(graph, node):
             nodes[node.name] = "its scales do not fit in the type, and Q/DQ in float32 costs nothing"
 
 
@@ -252,7 +240,6 @@ def _scale_fits(graph: _Graph, node: onnx.NodeProto) -> bool:
     scale = graph.array(node.input[1])
     if scale is None or graph.types.get(node.input[1]) != TensorProto.FLOAT:
         return False
-    kind = onnx.helper.tensor_dtype_to_np_dtype(graph.half.onnx_type)
     with np.errstate(over="ignore"):
-        rounded = scale.astype(kind).astype(np.float32)
+        rounded = scale.astype(graph.half.dtype).astype(np.float32)
     return bool(np.all(rounded == scale) and np.all(scale >= graph.half.smallest))

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics import TensorStatistics
-from onnxfq.numerics.half_types import HalfType
+from onnxfq.numerics.float_types import FloatInfo
 
 MARGIN = 2.0
 """Other data than that observed may go this much further."""
@@ -16,7 +16,7 @@ FEWEST_DB = 50.0
 """SQNR that a tensor must keep in the half type; an int8 grid leaves about 40 dB of one."""
 
 
-def unfit(found: TensorStatistics, half: HalfType) -> str:
+def unfit(found: TensorStatistics, half: FloatInfo) -> str:
     """Return why the values of `found` do not fit in `half`, with their range; empty when they do."""
     real = _real(found)
     low, high = found.edges()
@@ -26,7 +26,7 @@ def unfit(found: TensorStatistics, half: HalfType) -> str:
     return _lost(np.abs((low + high) / 2)[real], found.counts[real], half)
 
 
-def masks(found: TensorStatistics, half: HalfType) -> bool:
+def masks(found: TensorStatistics, half: FloatInfo) -> bool:
     """Tell whether `found` has numbers that stand for minus infinity and are beyond `half`."""
     return not _real(found).all() and -found.rmin > half.largest
 
@@ -42,7 +42,7 @@ def smallest_magnitude(found: TensorStatistics | None) -> float:
     return float(np.where(least > 0, least, most)[most > 0].min(initial=np.inf))
 
 
-def unfit_constant(values: NDArray[np.float32], half: HalfType) -> str:
+def unfit_constant(values: NDArray[np.float32], half: FloatInfo) -> str:
     """Return why a constant does not fit in `half`; empty when it does."""
     return unfit(TensorStatistics.from_array(values), half)
 
@@ -59,13 +59,13 @@ def _real(found: TensorStatistics) -> NDArray[np.bool_]:
     return kept
 
 
-def _limit(far: float, half: HalfType) -> str:
+def _limit(far: float, half: FloatInfo) -> str:
     if far > half.largest:
         return f"beyond {half.largest:.6g}, the largest number of the type"
     return f"within a factor of {MARGIN:g} of {half.largest:.6g}, the largest number of the type"
 
 
-def _lost(magnitude: NDArray[np.float64], counts: NDArray[np.int64], half: HalfType) -> str:
+def _lost(magnitude: NDArray[np.float64], counts: NDArray[np.int64], half: FloatInfo) -> str:
     some = magnitude > 0
     magnitude, counts = magnitude[some], counts[some]
     small = magnitude < half.smallest

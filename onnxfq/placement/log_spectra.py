@@ -19,8 +19,9 @@ from typing import Literal
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.ops import SIZES, is_weighted
-from onnxfq.graph.queries import all_nodes, bodies
+from onnxfq.graph.model import bodies
+from onnxfq.graph.ops import MOVES, REPEATS, SIZES, SPLITS, is_weighted
+from onnxfq.graph.queries import nodes_by_graph
 from onnxfq.placement.weighted_ops import NodeDecision
 
 MOST_BITS = 8
@@ -30,10 +31,8 @@ _Kind = Literal["fixed", "linear", "power"]
 are added. power: made of squares or magnitudes of such, by sums and products with what is fixed."""
 
 # Linear in their first input, the others being fixed.
-_MOVES = frozenset(
-    "Cast DFT Div Expand Flatten Gather Identity Neg Pad ReduceMean ReduceSum Reshape STFT Slice Split "
-    "Squeeze Tile Transpose Unsqueeze".split()
-)
+_LINEAR = MOVES | SPLITS | REPEATS
+_LINEAR |= {"Cast", "DFT", "Div", "Neg", "Pad", "ReduceMean", "ReduceSum", "STFT"}
 _SUMS = frozenset({"Add", "Concat", "Sub", "Sum"})
 _PRODUCTS = frozenset({"Conv", "Einsum", "Gemm", "MatMul", "Mul"})
 _FLOORS = frozenset({"Clip", "Max", "Min", "ReduceMax", "Sqrt"})
@@ -62,7 +61,7 @@ def _in_float(decision: NodeDecision) -> NodeDecision:
 
 def _makers_of_log_spectra(graph: gs.Graph) -> set[str]:
     """Return the names of weighted nodes between an input of the model and the logarithm of a spectrum."""
-    level = [tensor for node in all_nodes(graph) if node.op == "Log" for tensor in node.inputs]
+    level = [tensor for node in nodes_by_graph(graph) if node.op == "Log" for tensor in node.inputs]
     kinds = _kinds(graph) if level else {}
     found: set[str] = set()
     seen: set[str] = set()
@@ -81,7 +80,7 @@ def _makers_of_log_spectra(graph: gs.Graph) -> set[str]:
 def _kinds(graph: gs.Graph) -> dict[str, _Kind]:
     """Return the kind of every tensor that has one."""
     kinds: dict[str, _Kind] = {tensor.name: "linear" for tensor in graph.inputs}
-    for node in all_nodes(graph):  # a body comes after all that it reads from outside
+    for node in nodes_by_graph(graph):  # a body comes after all that it reads from outside
         read = [_kind_of(tensor, kinds) for tensor in node.inputs]
         kind = None if bodies(node) else _made_kind(node, read)
         if kind is not None:
@@ -104,7 +103,7 @@ def _made_kind(node: gs.Node, read: Sequence[_Kind | None]) -> _Kind | None:
         return None
     (kind,) = data
     alone = sum(one == kind for one in read) == 1
-    if node.op in _SUMS or (alone and node.op in _PRODUCTS) or (read[0] == kind and node.op in _MOVES):
+    if node.op in _SUMS or (alone and node.op in _PRODUCTS) or (read[0] == kind and node.op in _LINEAR):
         return kind
     if node.op in _SQUARES or (node.op == "Mul" and node.inputs[0] is node.inputs[1]):
         return "power"

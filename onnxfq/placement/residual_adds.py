@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.ops import is_weighted
+from onnxfq.graph.ops import CONVOLUTIONS, is_weighted
 from onnxfq.graph.queries import distances_upward, float_type
 
-_CONVOLUTIONS = ("Conv", "ConvTranspose")
 # What TensorRT folds into the weighted operator before it: its bias, its BatchNormalization.
 _FOLDED = frozenset({"BatchNormalization", "Identity", "Add", "Mul"})
 # What may stand between the sum and its quantized reader.
@@ -44,7 +43,7 @@ def residual_skip(add: gs.Node, quantized_nodes: set[str]) -> Skip | None:
         return None
     both = ends[0] is not None and ends[1] is not None
     main = _main_branch(left, right) if both else int(ends[0] is None)
-    convolves = any(end is not None and end.op in _CONVOLUTIONS for end in ends)
+    convolves = any(end is not None and end.op in CONVOLUTIONS for end in ends)
     if convolves or _read_by(add.outputs[0], quantized_nodes):
         return Skip(1 - main)
     return Skip(

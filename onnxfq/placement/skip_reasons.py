@@ -8,14 +8,16 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement, Skipped
-from onnxfq.graph.follow import carried_from
+from onnxfq.graph.follow import carried_from, is_constant
 from onnxfq.graph.ops import is_weighted, why_opaque
-from onnxfq.graph.queries import all_nodes, all_tensors, dtype_name, float_type, nodes_out_of_reach
+from onnxfq.graph.queries import all_tensors, dtype_name, float_type, nodes_by_graph, nodes_out_of_reach
+from onnxfq.numerics.float_types import FLOAT_CODES, FLOAT_DTYPES
+from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.placement.target_policy import TargetPolicy
 
-_FLOATS = (np.float32, np.float16, np.float64)
-# What NumPy lacks comes as ONNX's number; these are bfloat16 and the float8 types.
-_FLOAT_CODES = (16, 17, 18, 19, 20)
+_FLOATS = (*FLOAT_DTYPES, np.float64)
+# What NumPy lacks comes as ONNX's number: bfloat16 and the float8 types.
+_FLOAT_CODES = FLOAT_CODES | {one.onnx_type for one in QTYPES.values() if one.is_float and one.bits == 8}
 
 
 def float_tensors(
@@ -30,7 +32,7 @@ def float_tensors(
         if tensor.name in placed or not _is_float(tensor):
             continue
         producer = (
-            tensor.inputs[0].op if tensor.inputs else ("constant" if _constant(tensor) else "model input")
+            tensor.inputs[0].op if tensor.inputs else ("constant" if is_constant(tensor) else "model input")
         )
         source = _moved_weight(tensor, placed)
         why = f"the quantized weight {source!r}, transposed" if source else _why(tensor, kept, policy)
@@ -42,7 +44,7 @@ def float_tensors(
 def opaque_operators(graph: gs.Graph) -> Iterator[Skipped]:
     """Yield a reason for operators that multiply inside, as LSTM and fused attention, or out of reach."""
     beyond = nodes_out_of_reach(graph)
-    for node in all_nodes(graph):
+    for node in nodes_by_graph(graph):
         why = why_opaque(node)
         if node.name in beyond and is_weighted(node):
             around = beyond[node.name]
@@ -70,14 +72,14 @@ def _why(tensor: gs.Tensor, kept: dict[str, str], policy: TargetPolicy) -> str:
     if float_type(tensor) is None:
         return f"{dtype_name(tensor)}, which is not quantized (read by {ops})"
     looked_up = [node for node in readers if node.op == "Gather" and tensor is node.inputs[0]]
-    if _constant(tensor) and len(looked_up) == len(readers):
+    if is_constant(tensor) and len(looked_up) == len(readers):
         return "embedding table: looked up, not multiplied"
-    return f"constant of {ops}" if _constant(tensor) else f"no quantized operator reads it (read by {ops})"
+    return f"constant of {ops}" if is_constant(tensor) else f"no quantized operator reads it (read by {ops})"
 
 
 def _wholes(graph: gs.Graph, placements: Sequence[Placement]) -> dict[str, str]:
     """Return the quantized activation that moves and splits make a tensor of, by the tensor's name."""
-    nodes = {node.name: node for node in all_nodes(graph)}
+    nodes = {node.name: node for node in nodes_by_graph(graph)}
     return {
         tensor.name: placement.tensor
         for placement in placements
@@ -91,13 +93,9 @@ def _moved_weight(tensor: gs.Tensor, placed: set[str]) -> str:
     """Return the quantized constant that Transpose and Identity nodes make `tensor` of; else nothing."""
     while tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
         tensor = tensor.inputs[0].inputs[0]
-        if _constant(tensor) and tensor.name in placed:
+        if is_constant(tensor) and tensor.name in placed:
             return str(tensor.name)
     return ""
-
-
-def _constant(tensor: gs.Tensor) -> bool:
-    return isinstance(tensor, gs.Constant)
 
 
 def _is_float(tensor: gs.Tensor) -> bool:

@@ -8,14 +8,16 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
+from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
 from onnxfq.errors import RecipeError
-from onnxfq.graph.ops import WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
+from onnxfq.graph.ops import CONVOLUTIONS, WEIGHTED_INPUTS, channel_axis, summed_axis, summed_channels
 from onnxfq.graph.queries import dtype_name, float_type, is_dequantized, producer_op, weight_source
 from onnxfq.graph.slots import Use
-from onnxfq.numerics.granularity import Blocked, BlockShape, Granularity, PerAxis, PerTensor, open_axis
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
+from onnxfq.numerics.layout import open_axis
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 
@@ -106,11 +108,13 @@ def place_activation(
     if scheme is None:
         return None
     granularity, why = _activation_granularity(node, slot, scheme, policy)
-    spec = QuantSpec(**_numbers(scheme), **_fields(granularity), dynamic=scheme.dynamic)
+    spec = QuantSpec(**_numbers(scheme), granularity=granularity, dynamic=scheme.dynamic)
+    # Dynamic scales are made of the whole range.
+    calibrator = MINMAX if scheme.dynamic else scheme.calibrator
     producer = producer_op(tensor)
     if producer in scheme.known_ranges and not scheme.dynamic:
         low, high = KNOWN_RANGES[producer]
-        spec = spec.model_copy(update={"calibrator": f"known:{producer}"})
+        calibrator = Calibrator(name="known", parameters=(producer,))
         why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
     use = Use(node.name, slot)
     return Placement(
@@ -120,14 +124,12 @@ def place_activation(
         uses=(use,),
         why=f"{what}{why}",
         float_type=float_type(tensor) or "float32",
+        calibrator=calibrator,
     )
 
 
 def _numbers(scheme: ActivationScheme | WeightScheme) -> dict[str, Any]:
-    fields = {name: getattr(scheme, name) for name in NumberFormat.model_fields}
-    if isinstance(scheme, ActivationScheme) and scheme.dynamic:
-        fields["calibrator"] = "minmax"  # the scales are made of the whole range
-    return fields
+    return {name: getattr(scheme, name) for name in NumberFormat.model_fields}
 
 
 def _needs_rank(node: gs.Node, slot: int, recipe: Recipe) -> bool:
@@ -153,27 +155,29 @@ def _activation_granularity(
     """Return (granularity, why); per tensor where there are no rows and no blocks to speak of."""
     shape = node.inputs[slot].shape
     if scheme.granularity == "per_tensor" or shape is None:
-        return PerTensor(), ""
+        return PER_TENSOR, ""
     rank = len(shape)
     if scheme.block_shape is not None:
         if len(scheme.block_shape) != rank:
-            return PerTensor(), f", per tensor: {_OTHER_RANK.format(list(scheme.block_shape), rank)}"
-        return BlockShape(scheme.block_shape), f", blocks of {list(scheme.block_shape)}"
+            return PER_TENSOR, f", per tensor: {_OTHER_RANK.format(list(scheme.block_shape), rank)}"
+        return Granularity(block_shape=scheme.block_shape), f", blocks of {list(scheme.block_shape)}"
     if scheme.granularity == "per_axis":
         axis = summed_axis(node, slot, rank)
-        axis = 1 if axis is None and node.op in ("Conv", "ConvTranspose") else axis
-        return (PerTensor(), "") if axis is None else (PerAxis(axis), ", a scale for each channel of it")
+        axis = 1 if axis is None and node.op in CONVOLUTIONS else axis
+        return (PER_TENSOR, "") if axis is None else (Granularity(axis), ", a scale for each channel of it")
     axis = _block_axis(node, slot, rank, policy)
     if axis is None and not scheme.dynamic:
         axis = summed_channels(node, slot)
     if axis is None:
-        return PerTensor(), f", per tensor: {_NO_SUM.format(node.op)}"
+        return PER_TENSOR, f", per tensor: {_NO_SUM.format(node.op)}"
     if scheme.block_size is not None:
         why = f", blocks of {scheme.block_size} along its summed axis"
         if scheme.dynamic:
-            return Blocked(axis, scheme.block_size), why
-        return BlockShape(tuple(scheme.block_size if d == axis else -1 for d in range(rank))), why
-    return BlockShape(tuple(-1 if d == axis else 1 for d in range(rank))), ", a scale for each row"
+            return Granularity(axis, scheme.block_size), why
+        blocks = tuple(scheme.block_size if d == axis else -1 for d in range(rank))
+        return Granularity(block_shape=blocks), why
+    rows = tuple(-1 if d == axis else 1 for d in range(rank))
+    return Granularity(block_shape=rows), ", a scale for each row"
 
 
 _OTHER_RANK = "block_shape {} is not for its {} axes"
@@ -196,7 +200,7 @@ def _place(
     scheme = recipe.weight_for(node.name, node.op, tensor)
     rank = len(source.permutation)
     granularity, why = _weight_granularity(node, slot, rank, scheme, policy)
-    spec = QuantSpec(**_numbers(scheme), **_fields(granularity, source.permutation))
+    spec = QuantSpec(**_numbers(scheme), granularity=granularity.permute(source.permutation))
     return Placement(
         tensor=tensor,
         role="weight",
@@ -204,20 +208,8 @@ def _place(
         uses=(source.use,),
         why=f"weight of {node.op}, {why}",
         float_type=float_type(source.tensor) or "float32",
+        calibrator=scheme.calibrator,
     )
-
-
-def _fields(granularity: Granularity, permutation: Sequence[int] | None = None) -> dict[str, Any]:
-    """Return the fields of a spec: `granularity`, of a node's input, in the axes of the stored constant."""
-    if isinstance(granularity, PerTensor):
-        return {}
-    if isinstance(granularity, BlockShape):
-        order = permutation or range(len(granularity.block_shape))
-        stored = dict(zip(order, granularity.block_shape, strict=True))
-        return {"block_shape": tuple(stored[axis] for axis in range(len(stored)))}
-    block_size = granularity.block_size if isinstance(granularity, Blocked) else None
-    axis = granularity.axis if permutation is None else permutation[granularity.axis]
-    return {"axis": axis, "block_size": block_size}
 
 
 def _weight_granularity(
@@ -225,20 +217,22 @@ def _weight_granularity(
 ) -> tuple[Granularity, str]:
     """Return (granularity in the axes of the node's input, why)."""
     if scheme.granularity == "per_tensor":
-        return PerTensor(), "per tensor as the recipe asks"
+        return PER_TENSOR, "per tensor as the recipe asks"
     instead = ""
     if scheme.block_size is not None:
         summed = _block_axis(node, slot, rank, policy)
         if summed is not None:
-            return Blocked(summed, scheme.block_size), f"blocks of {scheme.block_size} along its summed axis"
+            return Granularity(
+                summed, scheme.block_size
+            ), f"blocks of {scheme.block_size} along its summed axis"
         instead = f": {_NO_SUM.format(node.op)}"
     if scheme.block_shape is not None:
         if len(scheme.block_shape) == rank:
-            return BlockShape(scheme.block_shape), f"blocks of {list(scheme.block_shape)}"
+            return Granularity(block_shape=scheme.block_shape), f"blocks of {list(scheme.block_shape)}"
         instead = f": {_OTHER_RANK.format(list(scheme.block_shape), rank)}"
     if node.op in policy.per_tensor_weights:
-        return PerTensor(), policy.per_tensor_weights[node.op]
+        return PER_TENSOR, policy.per_tensor_weights[node.op]
     axis = channel_axis(node, slot, rank)
     if axis is None:
-        return PerTensor(), "per tensor: it has no channel axis"
-    return PerAxis(axis), f"per output channel{instead}"
+        return PER_TENSOR, "per tensor: it has no channel axis"
+    return Granularity(axis), f"per output channel{instead}"

@@ -7,14 +7,13 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 
-from onnxfq.calibration.calibrators import CALIBRATORS, calibrator_by_name
+from onnxfq.calibration.calibrators import Calibrator, observing_names
 from onnxfq.calibration.calibrators.grid_error import range_sqnr_db
 from onnxfq.calibration.calibrators.groups import group_sqnr_db, observed_ranges
 from onnxfq.calibration.statistics import GroupStatistics, Statistics, TensorStatistics
-from onnxfq.documents.plan import Plan
-from onnxfq.numerics.granularity import PerTensor
-from onnxfq.numerics.spec import QuantSpec
-from onnxfq.stages.calibrate import replaced_calibrator
+from onnxfq.documents.plan import Placement, Plan
+from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.stages.calibrate import replace_calibrator
 from onnxfq.support.tables import table_lines
 
 
@@ -44,41 +43,51 @@ def calibrator_rows(plan: Plan, statistics: Statistics, calibrator: str | None =
     StatisticsError.
     """
     rows: list[CalibratorRow] = []
-    for placement in plan.activations:
-        spec = replaced_calibrator(placement.spec, calibrator)
-        if spec.equalized:
+    chosen = None if calibrator is None else Calibrator.parse(calibrator)
+    for planned in plan.activations:
+        placement = replace_calibrator(planned, chosen)
+        granularity = placement.spec.observed_granularity
+        if placement.spec.equalized:
             continue
-        if spec.observed_granularity == PerTensor():
-            rows += _rows(placement.tensor, spec, statistics[placement.tensor])
+        if granularity == PER_TENSOR:
+            rows += _rows(placement, statistics[placement.tensor])
         else:
-            groups = statistics.of_groups(placement.tensor, spec.observed_granularity)
-            rows += _group_rows(placement.tensor, spec, groups)
+            rows += _group_rows(placement, statistics.of_groups(placement.tensor, granularity))
     return rows
 
 
-def _rows(tensor: str, spec: QuantSpec, statistics: TensorStatistics) -> Iterator[CalibratorRow]:
-    wanted = calibrator_by_name(spec.calibrator)(statistics, spec)
-    chosen = None if spec.calibrator == "auto" else spec.calibrator
-    for name in dict.fromkeys([*CALIBRATORS, spec.calibrator]):
-        unrecorded = name == "moving_average" and not statistics.feed_ranges.size
-        if name == "auto" or unrecorded:
+def _rows(placement: Placement, statistics: TensorStatistics) -> Iterator[CalibratorRow]:
+    spec, planned = placement.spec, placement.calibrator
+    wanted = planned(statistics, spec)
+    chosen = None if planned.name == "auto" else planned
+    for calibrator in _candidates(planned):
+        unrecorded = calibrator.is_ordered and not statistics.feed_ranges.size
+        if calibrator.name == "auto" or (unrecorded and calibrator != planned):
             continue
-        limits = calibrator_by_name(name)(statistics, spec)
+        limits = calibrator(statistics, spec)
         if chosen is None and limits == wanted:
-            chosen = name
-        yield CalibratorRow(tensor, name, *limits, range_sqnr_db(statistics, limits, spec), name == chosen)
+            chosen = calibrator
+        sqnr_db = range_sqnr_db(statistics, limits, spec)
+        yield CalibratorRow(placement.tensor, str(calibrator), *limits, sqnr_db, calibrator == chosen)
 
 
-def _group_rows(tensor: str, spec: QuantSpec, groups: GroupStatistics) -> Iterator[CalibratorRow]:
+def _group_rows(placement: Placement, groups: GroupStatistics) -> Iterator[CalibratorRow]:
     """Yield a row for each calibrator, all groups together; `auto` chooses group by group and has its own."""
-    for name in dict.fromkeys([*CALIBRATORS, spec.calibrator]):
-        unrecorded = name == "moving_average" and not len(groups.feed_ranges)
-        if name != spec.calibrator and (name == "auto" or unrecorded):
+    spec, planned = placement.spec, placement.calibrator
+    for calibrator in _candidates(planned):
+        unrecorded = calibrator.is_ordered and not len(groups.feed_ranges)
+        if calibrator != planned and (calibrator.name == "auto" or unrecorded):
             continue
-        rmin, rmax = observed_ranges(groups, spec.model_copy(update={"calibrator": name}))
+        rmin, rmax = observed_ranges(groups, spec, calibrator)
         ends = (float(rmin.min(initial=0.0)), float(rmax.max(initial=0.0)))
         sqnr_db = group_sqnr_db(groups, rmin, rmax, spec)
-        yield CalibratorRow(tensor, name, *ends, sqnr_db, name == spec.calibrator, groups.count)
+        name = str(calibrator)
+        yield CalibratorRow(placement.tensor, name, *ends, sqnr_db, calibrator == planned, groups.count)
+
+
+def _candidates(planned: Calibrator) -> list[Calibrator]:
+    """Return every calibrator that looks at data, and the planned one."""
+    return list(dict.fromkeys([*(Calibrator(name=name) for name in observing_names()), planned]))
 
 
 def calibrator_table(rows: Sequence[CalibratorRow]) -> str:

@@ -85,6 +85,6 @@ def _expected_of_channels(statistics: Statistics, encoding: Encoding) -> float:
     That is the noise of values spread evenly between the numbers of the grid; a 0 has less.
     """
     seen = statistics[encoding.tensor]
-    each = seen.finite / max(len(encoding.scale), 1)
+    each = seen.finite / max(encoding.scale.size, 1)
     noise = each * float((encoding.scale_array.astype(np.float64) ** 2).sum()) / 12.0
     return ratio_db(Density.of(seen).power, noise)

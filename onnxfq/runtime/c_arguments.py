@@ -37,7 +37,7 @@ def c_shape(shape: Sequence[int]) -> tuple[ctypes.Array[ctypes.c_int64], ctypes.
 
 
 def c_elements(x: int, y: int, shape: Sequence[int], kind: int) -> Any:
-    """Return what is read, what is written, their shape and their type, an index of `numerics.FLOAT_TYPES`.
+    """Return what is read, what is written, their shape and their type, an index of `float_types.FLOATS`.
 
     x, y: addresses.
     """

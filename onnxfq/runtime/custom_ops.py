@@ -8,16 +8,16 @@ import onnx
 
 from onnxfq.errors import ModelError, RuntimeLibraryError
 from onnxfq.graph.model import all_nodes
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.support.records import one_line
 from onnxfq.support.resources import custom_ops_library
 
-DOMAIN = "onnxfq"
 # What onnxruntime brings along; `trt` has a line of its own in missing_kernels.
 _KNOWN_DOMAINS = frozenset(
     {
         "",
-        DOMAIN,
+        ONNXFQ_DOMAIN,
         "ai.onnx",
         "ai.onnx.ml",
         "ai.onnx.preview",
@@ -67,7 +67,7 @@ def register_libraries(session_options: onnxruntime.SessionOptions, proto: onnx.
     Raises RuntimeLibraryError when a library is refused, ModelError for an operator that none has: one line
     with node, domain and option.
     """
-    if any(opset.domain == DOMAIN for opset in proto.opset_import):
+    if any(opset.domain == ONNXFQ_DOMAIN for opset in proto.opset_import):
         register_custom_ops(session_options)
     for path in _own_libraries:
         _register(session_options, path, _REMEDY)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics import empty_state
-from onnxfq.calibration.statistics.tensor import STATE_HEADER
+from onnxfq.calibration.statistics import Observed, empty_state
+from onnxfq.calibration.statistics.channel_ranges import ChannelNames
+from onnxfq.calibration.statistics.state import STATE_HEADER, StateNames
 from onnxfq.data import Feed, sample_digest
-from onnxfq.runtime.device_memory import Place, Rows
+from onnxfq.runtime.device_memory import Place
 from onnxfq.runtime.session import Session
 
 Heads = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -23,93 +23,54 @@ _STATES_AT_ONCE = 64
 """Fetched together: 17 MB."""
 
 
-class Names(Protocol):
-    """The input and the outputs of the model that belong to one tensor's state."""
-
-    @property
-    def given(self) -> str:
-        """The input that takes the state."""
-
-    @property
-    def merged(self) -> str:
-        """The output that gives it with the feed's statistics added."""
-
-    @property
-    def of_feed(self) -> str:
-        """The output that gives the feed's statistics alone, without a histogram."""
-
-
-class Ends(Protocol):
-    """The inputs and the outputs of the model that belong to the ranges of one tensor's channels."""
-
-    @property
-    def given(self) -> tuple[str, ...]:
-        """The inputs that take the lowest values and the highest."""
-
-    @property
-    def merged(self) -> tuple[str, ...]:
-        """The outputs that give them with those of the feed."""
-
-
 class Gathering:
     """The states of one pass over some feeds, bound to a session."""
 
-    def __init__(
-        self,
-        session: Session,
-        names: Sequence[tuple[Names, int | None]],
-        channels: Mapping[str, tuple[Ends, int]],
-        feed_ranges: bool,
-        place: Place,
-    ) -> None:
-        """Put empty states into `place`, which is that of the session's device.
+    def __init__(self, session: Session, observed: Sequence[Observed], place: Place) -> None:
+        """Put empty states of `observed` into `place`, which is that of the session's device.
 
-        names: of each tensor, and its number of groups, each of which has a state; None for one state of the
-        whole. channels: by tensor, the names and the number of those whose ranges are kept. feed_ranges:
-        fetch the statistics of each feed alone too. Raises DeviceMemoryError without room.
+        Raises DeviceMemoryError without room.
         """
         self._session = session
         self.bindings = session.bindings()
         """Of the states; inputs of the model that do not come with each feed may be bound here too."""
-        counts = [1 if groups is None else groups for _, groups in names]
-        ends = np.cumsum([0, *counts]).tolist()
+        ends = np.cumsum([0, *(one.groups for one in observed)]).tolist()
         self.rows = [slice(start, stop) for start, stop in pairwise(ends)]
         """Of each tensor, which states are its own."""
+        self._total = ends[-1]
+        self._kept = ends[-1] if any(one.feed_ranges for one in observed) else 0
         state = empty_state()
-        self._states = place.rows(ends[-1], state.size, state[:STATE_HEADER])
-        self._bind_states(self._states, state.size, [(n.given, g) for n, g in names], is_input=True)
-        self._bind_states(self._states, state.size, [(n.merged, g) for n, g in names])
-        self._channels = {
-            tensor: np.repeat(np.asarray([[np.inf], [-np.inf]], np.float32), count, axis=1)  # [2, channels]
-            for tensor, (_, count) in channels.items()
-        }
-        for tensor, (of_channels, _) in channels.items():
-            address = place.updated(self._channels[tensor])
-            self._bind_rows(self._channels[tensor], address, of_channels.given, is_input=True)
-            self._bind_rows(self._channels[tensor], address, of_channels.merged)
-        self._total, self._kept = ends[-1], ends[-1] if feed_ranges else 0
+        self._states = place.rows(self._total, state.size, state[:STATE_HEADER])
         self._of_feed = place.rows(self._kept, STATE_HEADER, state[:STATE_HEADER])
-        if feed_ranges:
-            self._bind_states(self._of_feed, STATE_HEADER, [(n.of_feed, g) for n, g in names])
+        self._channels: dict[str, NDArray[np.float32]] = {}  # [2, channels]
+        for one, own in zip(observed, self.rows, strict=True):
+            groups = () if one.shape is None else (one.groups,)
+            names = StateNames.of(one.tensor)
+            at = self._states.address + own.start * state.nbytes
+            self._bind(np.int64, (*groups, state.size), at, names.merged, names.given)
+            if self._kept:
+                at = self._of_feed.address + own.start * STATE_HEADER * state.itemsize
+                self._bind(np.int64, (*groups, STATE_HEADER), at, names.of_feed)
+            if one.channels:
+                self._bind_channels(one, place)
 
-    def _bind_states(
-        self, rows: Rows, size: int, names: Sequence[tuple[str, int | None]], is_input: bool = False
-    ) -> None:
-        bind = self.bindings.bind_input if is_input else self.bindings.bind_output
-        for (name, groups), own in zip(names, self.rows, strict=True):
-            shape = (size,) if groups is None else (groups, size)
-            at = rows.address + own.start * size * np.dtype(np.int64).itemsize
-            bind(name, self._session.device, 0, np.int64, shape, at)
+    def _bind_channels(self, observed: Observed, place: Place) -> None:
+        names = ChannelNames.of(observed.tensor)
+        ranges = np.repeat(np.asarray([[np.inf], [-np.inf]], np.float32), observed.channels, axis=1)
+        at = place.updated(ranges)
+        for given, merged in zip(names.given, names.merged, strict=True):
+            self._bind(np.float32, (observed.channels,), at, merged, given)
+            at += ranges.strides[0]
+        self._channels[observed.tensor] = ranges
 
-    def _bind_rows(
-        self, array: NDArray[Any], address: int, names: Sequence[str], is_input: bool = False
-    ) -> None:
-        bind = self.bindings.bind_input if is_input else self.bindings.bind_output
-        for row, name in enumerate(names):
-            at = address + row * array.strides[0]
-            bind(name, self._session.device, 0, array.dtype.type, array.shape[1:], at)
+    def _bind(self, dtype: type, shape: tuple[int, ...], at: int, output: str, given: str = "") -> None:
+        """Bind memory to an output of the model, and to the input that this one replaces."""
+        memory = (self._session.device, 0, dtype, shape, at)
+        if given:
+            self.bindings.bind_input(given, *memory)
+        self.bindings.bind_output(output, *memory)
 
-    def run(self, feeds: Iterable[Feed]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]:
+    def run(self, feeds: Iterable[Feed]) -> Iterator[tuple[Heads, int]]:
         """Yield the heads after every feed and its digest; the next is read while the device works.
 
         So nobody may fill their arrays anew, see `feeds.owned`.
@@ -119,10 +80,10 @@ class Gathering:
             for feed in feeds:
                 digest = sample_digest(feed)
                 if flying is not None:
-                    yield *flying[0].result(), flying[1]
+                    yield flying[0].result(), flying[1]
                 flying = pool.submit(self.add, feed), digest
             if flying is not None:
-                yield *flying[0].result(), flying[1]
+                yield flying[0].result(), flying[1]
 
     def add(self, feed: Feed) -> Heads:
         """Run one feed. Raises as `Session.run`."""
@@ -137,6 +98,6 @@ class Gathering:
             stop = min(own.stop, start + _STATES_AT_ONCE)
             yield self._states.read(start, stop, empty_state().size)
 
-    def channels(self) -> dict[str, NDArray[np.float32]]:
-        """Return the range of each channel, [C, 2] by tensor, once `place` has given the states back."""
-        return {tensor: np.ascontiguousarray(ends.T) for tensor, ends in self._channels.items()}
+    def channels(self, tensor: str) -> NDArray[np.float32]:
+        """Return the range of each channel, [C, 2], once `place` has given the states back."""
+        return np.ascontiguousarray(self._channels[tensor].T)

@@ -13,12 +13,15 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto, helper
 
-from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import all_graphs, all_nodes, replace_nodes
+from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.normalize.steps import unused
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
+from onnxfq.numerics.float_types import HALF_TYPES
 
-BFLOAT16: frozenset[int] = frozenset({TensorProto.BFLOAT16})
-HALVES: frozenset[int] = BFLOAT16 | {TensorProto.FLOAT16}
+BFLOAT16 = frozenset({HALF_TYPES["bf16"].onnx_type})
+HALVES = frozenset(half.onnx_type for half in HALF_TYPES.values())
 
 _HALF = TensorProto.BFLOAT16
 # What has kernels for every type, or says its types in attributes.
@@ -30,16 +33,13 @@ def widened(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> onnx.M
     if not _holds(proto, halves):
         return proto
     made = with_shapes(proto)
-    taken = {name for node in all_nodes(made.graph) for name in (*node.input, *node.output)}
-    types = dict(_types(made))
+    index = GraphIndex.of_model(made)
+    taken, types = index.names, _types(index)
     _own_ends(made, taken, types)
     for graph in reversed(
         all_graphs(made.graph)
     ):  # bodies first: their nodes are copied with the node around
-        nodes = [new for node in graph.node for new in _with_casts(node, taken, types, halves)]
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(copies)
+        replace_nodes(graph, [n for node in graph.node for n in _with_casts(node, taken, types, halves)])
         # The types of what was renamed are those of the casts now, and ONNX Runtime finds them itself.
         del graph.value_info[:]
     return made
@@ -58,21 +58,16 @@ def _holds(proto: onnx.ModelProto, halves: frozenset[int]) -> bool:
     )
 
 
-def _types(proto: onnx.ModelProto) -> Iterator[tuple[str, int]]:
-    """Yield (tensor, element type) of all that is known; of FakeQuantize, which ONNX cannot infer, too."""
-    known: dict[str, int] = {}
-    for graph in all_graphs(proto.graph):
-        known |= {
-            v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)
-        }
-        known |= {t.name: t.data_type for t in graph.initializer}
-    for node in all_nodes(proto.graph):
-        if node.domain == "onnxfq" and node.output[0] not in known:
+def _types(index: GraphIndex) -> dict[str, int]:
+    """Return the element types that are known by tensor; of FakeQuantize, which ONNX cannot infer, too."""
+    known = dict(index.types)
+    for node in index.nodes:
+        if node.domain == ONNXFQ_DOMAIN and node.output[0] not in known:
             known[node.output[0]] = known.get(node.input[0], 0)
-    yield from known.items()
+    return known
 
 
-def _own_ends(proto: onnx.ModelProto, taken: set[str], types: dict[str, int]) -> None:
+def _own_ends(proto: onnx.ModelProto, taken: Names, types: dict[str, int]) -> None:
     """Make bfloat16 inputs and outputs of the model float32, with a Cast inside."""
     first: list[onnx.NodeProto] = []
     last: list[onnx.NodeProto] = []
@@ -85,7 +80,7 @@ def _own_ends(proto: onnx.ModelProto, taken: set[str], types: dict[str, int]) ->
             if value.type.tensor_type.elem_type != _HALF:
                 continue
             value.type.tensor_type.elem_type = TensorProto.FLOAT
-            inner = renamed.setdefault(value.name, _unused(f"{value.name}/bfloat16", taken))
+            inner = renamed.setdefault(value.name, taken.claim(f"{value.name}/bfloat16"))
             types[inner], types[value.name] = _HALF, TensorProto.FLOAT
             ends = (value.name, inner) if to == _HALF else (inner, value.name)
             casts.append(helper.make_node("Cast", ends[:1], ends[1:], to=to))
@@ -100,27 +95,21 @@ def _own_ends(proto: onnx.ModelProto, taken: set[str], types: dict[str, int]) ->
 
 
 def _with_casts(
-    node: onnx.NodeProto, taken: set[str], types: dict[str, int], halves: frozenset[int]
+    node: onnx.NodeProto, taken: Names, types: dict[str, int], halves: frozenset[int]
 ) -> Iterator[onnx.NodeProto]:
-    if node.domain == "onnxfq" or node.op_type in _ANY_TYPE:
+    if node.domain == ONNXFQ_DOMAIN or node.op_type in _ANY_TYPE:
         yield node
         return
     for slot, name in enumerate(node.input):
         if types.get(name) in halves:
-            wide = _unused(f"{name}/float32", taken)
+            wide = taken.claim(f"{name}/float32")
             yield helper.make_node("Cast", [name], [wide], to=TensorProto.FLOAT)
             node.input[slot] = wide
     narrow = []
     for slot, name in enumerate(node.output):
         if types.get(name) in halves:
-            wide = _unused(f"{name}/float32", taken)
+            wide = taken.claim(f"{name}/float32")
             narrow.append(helper.make_node("Cast", [wide], [name], to=types[name]))
             node.output[slot] = wide
     yield node
     yield from narrow
-
-
-def _unused(name: str, taken: set[str]) -> str:
-    free = unused(name, taken)
-    taken.add(free)
-    return free

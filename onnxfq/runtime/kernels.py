@@ -13,10 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxfq.calibration.statistics import TensorStatistics, empty_state
+from onnxfq.calibration.statistics import empty_state
+from onnxfq.calibration.statistics.state import read_state
 from onnxfq.errors import SpecError
-from onnxfq.numerics.affine import FLOAT_TYPES, as_qtype, check_names, float32_array, float_array
-from onnxfq.numerics.block_scales import check_rule, scale_shape
+from onnxfq.numerics.affine import as_qtype, check_names, float32_array, float_array
+from onnxfq.numerics.block_scales import check_rule
+from onnxfq.numerics.float_types import FLOAT_DTYPES
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.rounding import Float32Array
 from onnxfq.runtime.c_api import c_library
@@ -92,7 +96,7 @@ def dynamic_fake_quantize(
     check_names(rounding=rounding)
     check_rule(qtype, scale_type, symmetric, global_scale)
     values = np.ascontiguousarray(float_array(x)).reshape(np.shape(x))
-    params = scale_shape(values.shape, axis, block_size, block_shape)
+    params = Layout(Granularity.of(axis, block_size, block_shape), values.shape).scale_shape
     scale = np.empty(params, np.float32)
     zero_point = np.zeros(params, np.float32)
     result = np.empty_like(values) if out is None else _checked_out(out, values)
@@ -150,11 +154,10 @@ def _observe_on_gpu(values: NDArray[np.float32], histogram: bool) -> Observation
     with placed("cuda") as place:
         x, merged = ctypes.c_void_p(place.read(values)), ctypes.c_void_p(place.updated(state))
         count, bins = ctypes.c_int64(values.size), ctypes.c_int(int(histogram))
-        kind = ctypes.c_int32(FLOAT_TYPES.index(values.dtype))
+        kind = ctypes.c_int32(FLOAT_DTYPES.index(values.dtype))
         place.call("merge_statistics", x, kind, count, merged, bins)
-    found = TensorStatistics.from_state(state)
-    counts = np.array([found.elements, found.nans, found.infinities, found.zeros], np.int64)
-    return np.array([found.rmin, found.rmax], np.float32), counts, found.bins, found.counts
+    limits, counts, keys, bin_counts = read_state(state)
+    return limits, counts, keys, bin_counts
 
 
 def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
@@ -162,7 +165,7 @@ def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
 
 
 def _elements(place: Place, x: NDArray[Any], y: NDArray[Any]) -> Any:
-    return c_elements(place.read(x), place.written(y), x.shape, FLOAT_TYPES.index(x.dtype))
+    return c_elements(place.read(x), place.written(y), x.shape, FLOAT_DTYPES.index(x.dtype))
 
 
 def _params(scale: ArrayLike, zero_point: ArrayLike) -> tuple[Float32Array, Float32Array | None]:

@@ -16,8 +16,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from onnxfq.graph.io.external_tensors import LIMIT, tensor_bytes
+from onnxfq.graph.external.sizes import LIMIT, weight_bytes
 from onnxfq.graph.model import all_nodes
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.runtime.custom_ops import register_libraries
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.session import Session
@@ -40,7 +41,7 @@ def observing_session(model: Path, folder: Path, threads: int) -> Session:
     # Onnxruntime 1.31 breaks Q/DQ models when it optimises them fully; large ones are not written once more.
     structure = onnx.load(model, load_external_data=False)
     quantized = any(node.op_type == "DequantizeLinear" for node in all_nodes(structure.graph))
-    if quantized or sum(map(tensor_bytes, structure.graph.initializer)) > LIMIT:
+    if quantized or weight_bytes(structure) > LIMIT:
         return Session(model, threads)
     try:
         return Session(_optimised(model, folder), threads, as_written=True)
@@ -120,7 +121,7 @@ def _observe_at_once(graph: onnx.GraphProto) -> None:
 
 
 def _is_observer(node: onnx.NodeProto) -> bool:
-    return bool(node.op_type == "Observe" and node.domain == "onnxfq")
+    return bool(node.op_type == "Observe" and node.domain == ONNXFQ_DOMAIN)
 
 
 def _read(node: onnx.NodeProto) -> set[str]:

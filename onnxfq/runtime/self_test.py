@@ -13,8 +13,10 @@ from onnx import TensorProto, helper
 
 from onnxfq.calibration.statistics import TensorStatistics, empty_state
 from onnxfq.errors import OnnxfqError
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.numerics import affine as numerics
 from onnxfq.numerics import block_scales as dynamic_scales
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.runtime import kernels
 from onnxfq.runtime.device_memory import Device
 from onnxfq.runtime.session import Session
@@ -56,12 +58,16 @@ def _values() -> NDArray[np.float32]:
 
 def _fake_quantize(device: Device) -> str:
     x = _values()
-    layouts: list[tuple[Any, Any]] = [(0.03, None), (np.full((37, 5), 0.03, np.float32), (1, 32))]
+    blocked = Granularity(block_shape=(1, 32))
+    layouts: list[tuple[Any, Granularity]] = [
+        (0.03, PER_TENSOR),
+        (np.full((37, 5), 0.03, np.float32), blocked),
+    ]
     for qtype, rounding in (("int8", "half_even"), ("int4", "half_away"), ("float8e4m3fn", "half_even")):
-        for scale, blocks in layouts:
-            how: dict[str, Any] = {"qtype": qtype, "rounding": rounding, "block_shape": blocks}
-            found = kernels.fake_quantize(x, scale, device=device, **how)
-            fault = _differing(found, numerics.fake_quantize(x, scale, **how))
+        for scale, granularity in layouts:
+            how: dict[str, Any] = {"qtype": qtype, "rounding": rounding}
+            found = kernels.fake_quantize(x, scale, device=device, **how, **granularity.attributes)
+            fault = _differing(found, numerics.fake_quantize(x, scale, **how, granularity=granularity))
             if fault:
                 return f"{qtype} {rounding}: {fault}"
     return ""
@@ -70,9 +76,10 @@ def _fake_quantize(device: Device) -> str:
 def _dynamic_fake_quantize(device: Device) -> str:
     x = _values()
     for scale_type in ("float32", "e8m0"):
-        how: dict[str, Any] = {"qtype": "int8", "scale_type": scale_type, "block_shape": (1, 32)}
-        found = kernels.dynamic_fake_quantize(x, device=device, **how)
-        expected = dynamic_scales.dynamic_fake_quantize(x, **how)
+        how: dict[str, Any] = {"qtype": "int8", "scale_type": scale_type}
+        found = kernels.dynamic_fake_quantize(x, device=device, **how, block_shape=(1, 32))
+        blocked = Granularity(block_shape=(1, 32))
+        expected = dynamic_scales.dynamic_fake_quantize(x, **how, granularity=blocked)
         fault = _differing(found[0], expected[0]) or _differing(found[1], expected[1])
         if fault:
             return f"{scale_type}: {fault}"
@@ -82,27 +89,24 @@ def _dynamic_fake_quantize(device: Device) -> str:
 def _observe(device: Device) -> str:
     x = _values()
     expected = TensorStatistics.from_array(x)
-    limits, counts, bins, bin_counts = kernels.observe(x, device=device)
-    found = TensorStatistics(
-        float(limits[0]), float(limits[1]), *(int(n) for n in counts), bins=bins, counts=bin_counts
-    )
+    found = TensorStatistics.from_results(*kernels.observe(x, device=device))
     return _other_statistics(found, expected)
 
 
 def _session(device: Device) -> str:
     x, scale = _values(), np.full(37, 0.03, np.float32)
-    node = helper.make_node("FakeQuantize", ["x", "scale"], ["y"], domain="onnxfq", qtype="int8", axis=0)
+    node = helper.make_node("FakeQuantize", ["x", "scale"], ["y"], domain=ONNXFQ_DOMAIN, qtype="int8", axis=0)
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)]
     constants = [helper.make_tensor("scale", TensorProto.FLOAT, scale.shape, scale)]
     session = _one_node(node, inputs, outputs, constants, device)
     (found,) = session.run({"x": x})
-    return _differing(found, numerics.fake_quantize(x, scale, qtype="int8", axis=0))
+    return _differing(found, numerics.fake_quantize(x, scale, qtype="int8", granularity=Granularity(0)))
 
 
 def _merging_session(device: Device) -> str:
     x, state = _values(), empty_state()
-    node = helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain="onnxfq")
+    node = helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain=ONNXFQ_DOMAIN)
     inputs = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape),
         helper.make_tensor_value_info("state", TensorProto.INT64, state.shape),
@@ -123,7 +127,7 @@ def _one_node(
     device: Device,
 ) -> Session:
     graph = helper.make_graph([node], "self_test", inputs, outputs, constants)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfq", 1)]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ONNXFQ_DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     return Session(model, 1, device=device)
 

@@ -14,19 +14,11 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Feed
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError, RuntimeLibraryError
-from onnxfq.graph.io.external_tensors import (
-    PACKED_TYPES,
-    held,
-    is_large,
-    is_stored,
-    large_tensors,
-    loaded,
-    referring,
-    tensor_array,
-    tensor_bytes,
-)
-from onnxfq.graph.io.weightless import split_weights
+from onnxfq.graph.external.sizes import PACKED_TYPES, is_large, large_tensors, tensor_bytes
+from onnxfq.graph.external.tensor import attach, embed, is_external, strip_values, tensor_array
+from onnxfq.graph.external.weightless import split_weights, with_initializers, with_weights
 from onnxfq.graph.model import all_nodes
+from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.runtime.c_api import no_memory
 from onnxfq.runtime.custom_ops import register_libraries
 from onnxfq.runtime.device_memory import Device
@@ -136,7 +128,7 @@ class Session:
         elif as_written:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        elif any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in all_nodes(proto.graph)):
+        elif any(node.op_type in QDQ_OPS for node in all_nodes(proto.graph)):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
             with ExitStack() as files:
@@ -172,10 +164,10 @@ class Session:
             if not exact:  # else it is said already
                 # Packed for its kernels every weight would be there twice.
                 options.add_session_config_entry("session.disable_prepacking", "1")
-        elif not any(map(is_stored, model.graph.initializer)):
+        elif not any(map(is_external, model.graph.initializer)):
             return bytes(model.SerializeToString())
         elif self.device != "cpu":
-            return bytes(held(model).SerializeToString())
+            return bytes(with_weights(model).SerializeToString())
         elif not exact:
             folder = files.enter_context(scratch_folder())
             with room_for_scratch():
@@ -186,17 +178,20 @@ class Session:
         # What has several elements a byte stays inside: arrays cannot hold it.
         tensors = [t for t in large_tensors(model) if t.data_type not in PACKED_TYPES]
         if not tensors:
-            return bytes(model.SerializeToString())
+            return bytes(with_weights(model).SerializeToString())
         self._arrays = {tensor.name: _runtime_value(tensor) for tensor in tensors}
         if self.device == "cpu":
             _share(self._arrays, options, files.enter_context(scratch_folder()))
         else:  # which wants copies of its own
             options.add_external_initializers(list(self._arrays), list(self._arrays.values()))
-        model = referring(model, {t.name: (0, tensor_bytes(t)) for t in tensors}, _NOWHERE)
-        for tensor in model.graph.initializer:
-            if tensor.data_type in PACKED_TYPES and is_stored(tensor):
-                tensor.CopyFrom(loaded(tensor))
-        return bytes(model.SerializeToString())
+
+        def give(tensor: onnx.TensorProto) -> onnx.TensorProto:
+            if tensor.name not in self._arrays:
+                return embed(tensor)
+            return attach(strip_values(tensor), _NOWHERE, 0, tensor_bytes(tensor))
+
+        given = with_initializers(model, map(give, model.graph.initializer))
+        return bytes(given.SerializeToString())
 
     def run(self, feed: Feed | PlacedFeed, outputs: Sequence[str] | None = None) -> list[NDArray[Any]]:
         """Run once and return `outputs`, all of them when None.

@@ -9,10 +9,9 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.runtime.c_api import call
 from onnxfq.runtime.c_arguments import c_blocks, c_elements, c_shape
-
-ELEMENT_TYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Step:
 
     x: int
     shape: Sequence[int]
-    element_type: str
+    element_type: FloatType
     scale: int
     zero_point: int
     scale_shape: Sequence[int]
@@ -46,7 +45,7 @@ class Step:
     def _call(self, y: int, inside: int, derivative: bool) -> None:
         call(
             "onnxfq_fake_quantize_step",
-            c_elements(self.x, y, self.shape, ELEMENT_TYPES.index(self.element_type)),
+            c_elements(self.x, y, self.shape, list(FLOATS).index(self.element_type)),
             ctypes.c_void_p(inside),
             ctypes.c_int32(derivative),
             ctypes.c_int32(self.threads),

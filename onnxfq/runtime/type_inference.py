@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import onnx
@@ -9,17 +10,15 @@ from onnx import TensorProto, helper
 
 from onnxfq.data import Feed
 from onnxfq.errors import OnnxfqError
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.graph.signature import with_outputs
+from onnxfq.numerics.float_types import FLOATS
 from onnxfq.runtime.session import Session
 
-_TYPES = {
-    "tensor(float)": TensorProto.FLOAT,
-    "tensor(float16)": TensorProto.FLOAT16,
-    "tensor(bfloat16)": TensorProto.BFLOAT16,
-    "tensor(double)": TensorProto.DOUBLE,
-}
+_TYPES = {info.onnx_name: info.onnx_type for info in FLOATS.values()} | {"tensor(double)": TensorProto.DOUBLE}
 
 
 def with_found_types(model: Model) -> tuple[Model, str]:
@@ -28,12 +27,12 @@ def with_found_types(model: Model) -> tuple[Model, str]:
     A session is made and nothing is run. Where it cannot be made, the model is returned as it is, with the
     reason: what has no known type stays in float, and the plan says so.
     """
-    graph = model.proto.graph
-    asked = _read_by_weighted(model, {v.name for v in (*graph.input, *graph.output, *graph.value_info)})
+    index = GraphIndex(model.proto.graph)
+    asked = _read_by_weighted(index, index.values)
     if not asked:
         return model, ""
     try:
-        found = Session(_with_outputs(model.proto, asked), 1).output_types
+        found = Session(with_outputs(model.proto, asked), 1).output_types
     except OnnxfqError as error:
         return model, str(error)
     return _with_values(model, {n: (_TYPES[found[n]], None) for n in asked if found.get(n) in _TYPES}), ""
@@ -41,9 +40,8 @@ def with_found_types(model: Model) -> tuple[Model, str]:
 
 def lacks_ranks(model: Model) -> tuple[str, ...]:
     """Return what operators to quantize read, in the main graph, without a rank that ONNX can find."""
-    graph = model.proto.graph
-    values = (*graph.input, *graph.output, *graph.value_info)
-    return tuple(_read_by_weighted(model, {v.name for v in values if v.type.tensor_type.HasField("shape")}))
+    index = GraphIndex(model.proto.graph)
+    return tuple(_read_by_weighted(index, [name for name in index.values if index.shape(name) is not None]))
 
 
 def with_run_ranks(model: Model, feed: Feed) -> Model:
@@ -52,7 +50,7 @@ def with_run_ranks(model: Model, feed: Feed) -> Model:
     Sizes stay open: the next feed may have others. Raises DataError when the model cannot run on it.
     """
     asked = lacks_ranks(model)
-    session = Session(_with_outputs(model.proto, list(asked)), 1)
+    session = Session(with_outputs(model.proto, asked), 1)
     found = zip(asked, session.run(feed, asked), strict=True)
     kinds = {name: _TYPES.get(session.output_types[name]) for name in asked}
     return _with_values(
@@ -60,20 +58,11 @@ def with_run_ranks(model: Model, feed: Feed) -> Model:
     )
 
 
-def _read_by_weighted(model: Model, known: set[str]) -> list[str]:
+def _read_by_weighted(index: GraphIndex, known: Iterable[str]) -> list[str]:
     """Return what weighted operators and sums read and is neither `known` nor a constant."""
-    graph = model.proto.graph
-    known = known | {tensor.name for tensor in graph.initializer}
-    readers = [node for node in graph.node if node.op_type in WEIGHTED_INPUTS or node.op_type == "Add"]
-    return list(dict.fromkeys(n for node in readers for n in node.input[:2] if n not in known))
-
-
-def _with_outputs(proto: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
-    probe = onnx.ModelProto()
-    probe.CopyFrom(proto)
-    have = {output.name for output in probe.graph.output}
-    probe.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in names if n not in have)
-    return probe
+    readers = [node for node in index.nodes if node.op_type in WEIGHTED_INPUTS or node.op_type == "Add"]
+    left_out = {*known, *index.constants}
+    return list(dict.fromkeys(n for node in readers for n in node.input[:2] if n not in left_out))
 
 
 def _with_values(model: Model, values: dict[str, tuple[int, list[None] | None]]) -> Model:

@@ -12,8 +12,8 @@ from onnxfq.graph.model import all_nodes
 # Operators that only TensorRT's parser knows.
 _FOREIGN_DOMAINS = {"trt": "TensorRT"}
 
-# onnxruntime 1.31.1 has no QuantizeLinear and no DequantizeLinear of these, named as in the installed onnx.
-_NO_KERNEL = ("FLOAT4E2M1", "FLOAT6E2M3", "FLOAT6E3M2")
+NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
+"""Types of which onnxruntime 1.31.1 has no QuantizeLinear and no DequantizeLinear."""
 
 
 def cannot_run(proto: onnx.ModelProto, *, as_written: bool = True) -> str:
@@ -27,10 +27,11 @@ def cannot_run(proto: onnx.ModelProto, *, as_written: bool = True) -> str:
     for node in nodes:
         if node.domain in _FOREIGN_DOMAINS and (node.domain, node.op_type) not in with_body:
             return f"ONNX Runtime has no {node.op_type}, an operator of {_FOREIGN_DOMAINS[node.domain]}"
-    names = ("BFLOAT16", *_NO_KERNEL) if as_written else _NO_KERNEL
-    missing = {TensorProto.DataType.Value(name): name for name in names if hasattr(TensorProto, name)}
+    names = ("bfloat16", *NO_KERNEL) if as_written else NO_KERNEL
+    known = dict(TensorProto.DataType.items())  # the installed onnx may be older than a type
+    missing = {known[name.upper()]: name for name in names if name.upper() in known}
     found = next((missing[kind] for kind in _types(proto, nodes) if kind in missing), None)
-    return f"ONNX Runtime has no kernels for {found.lower()}" if found else ""
+    return f"ONNX Runtime has no kernels for {found}" if found else ""
 
 
 def _types(proto: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> Iterator[int]:

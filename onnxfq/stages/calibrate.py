@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.equalized import equalized_qparams
-from onnxfq.calibration.calibrators.fixed import is_fixed
 from onnxfq.calibration.calibrators.groups import group_ranges, observed_ranges
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, StatisticsError
 from onnxfq.graph.constants import weight_array
-from onnxfq.graph.model import Model, body_of_tensors
-from onnxfq.numerics.granularity import PerTensor
-from onnxfq.numerics.qparams import ParamRules, choose_qparams
-from onnxfq.numerics.spec import QuantSpec
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import Model
+from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.stages.derived_scales import encode_constant, encode_dynamic
 
 log = logging.getLogger(__name__)
@@ -47,12 +46,13 @@ def calibrate(
     """
     plan.check_model(model.sha256)
     statistics.check_model(model.sha256)
+    chosen = None if calibrator is None else Calibrator.parse(calibrator)
     absent = _without_values(model, plan, statistics)
     plan = calibrated_part(plan, absent)
     encodings = [
         encode_dynamic(p, statistics[p.tensor])
         if p.spec.dynamic
-        else _encode_activation(p, statistics, calibrator)
+        else _encode_activation(replace_calibrator(p, chosen), statistics)
         for p in plan.activations
     ]
     _tell_dead_groups(plan, statistics)
@@ -80,7 +80,8 @@ def _of_plan(plan: Plan, weights: Sequence[Encoding]) -> list[Encoding]:
     known = {encoding.tensor: encoding for encoding in weights}
     for placement in plan.weights:
         found = known.get(placement.tensor)
-        if found is None or found.spec != placement.spec:
+        wanted = (placement.spec, placement.calibrator)
+        if found is None or (found.spec, found.calibrator) != wanted:
             has = "no encoding" if found is None else f"an encoding as {found.spec}"
             raise PlanError(
                 f"weight {placement.tensor!r} is planned as {placement.spec} and has {has}; encode the "
@@ -89,11 +90,11 @@ def _of_plan(plan: Plan, weights: Sequence[Encoding]) -> list[Encoding]:
     return [known[placement.tensor] for placement in plan.weights]
 
 
-def replaced_calibrator(spec: QuantSpec, calibrator: str | None) -> QuantSpec:
-    """Return `spec` with another calibrator, if one is given and its range is not settled by a rule."""
-    if calibrator is None or is_fixed(spec.calibrator) or spec.equalized:
-        return spec
-    return spec.model_copy(update={"calibrator": calibrator})
+def replace_calibrator(placement: Placement, calibrator: Calibrator | None) -> Placement:
+    """Return `placement` with another calibrator, if there is one and no rule fixes its range."""
+    if calibrator is None or placement.calibrator.is_fixed or placement.spec.equalized:
+        return placement
+    return placement.model_copy(update={"calibrator": calibrator})
 
 
 def calibrated_part(plan: Plan, without_values: tuple[str, ...]) -> Plan:
@@ -112,7 +113,7 @@ def calibrated_part(plan: Plan, without_values: tuple[str, ...]) -> Plan:
 def _without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[str, ...]:
     """Return the activations that no run gave a finite value; say so, a line for each branch."""
     absent = tuple(p.tensor for p in plan.activations if not statistics[p.tensor].finite)
-    places = body_of_tensors(model.proto) if absent else {}
+    places = GraphIndex.of_model(model.proto).enclosing if absent else {}
     told: dict[str, list[str]] = {}
     for tensor in absent:
         told.setdefault(places.get(tensor, ""), []).append(tensor)
@@ -128,17 +129,16 @@ def _without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[s
     return absent
 
 
-def _encode_activation(placement: Placement, statistics: Statistics, calibrator: str | None) -> Encoding:
-    spec, name = replaced_calibrator(placement.spec, calibrator), placement.tensor
-    placement = placement.model_copy(update={"spec": spec})
+def _encode_activation(placement: Placement, statistics: Statistics) -> Encoding:
+    spec, name = placement.spec, placement.tensor
     if spec.equalized:
-        return Encoding.of(name, spec, *equalized_qparams(statistics.of_channels(name), spec))
-    groups = None if spec.granularity == PerTensor() else statistics.of_groups(name, spec.granularity)
+        return placement.encode(*equalized_qparams(statistics.of_channels(name), spec))
+    groups = None if spec.granularity == PER_TENSOR else statistics.of_groups(name, spec.granularity)
     try:
         if groups is None:
-            limits = calibrator_by_name(spec.calibrator)(statistics[name], spec)
+            limits = placement.calibrator(statistics[name], spec)
             return _encode(placement, *map(np.asarray, limits))
-        rmin, rmax = observed_ranges(groups, spec)
+        rmin, rmax = observed_ranges(groups, spec, placement.calibrator)
     except StatisticsError as error:
         raise StatisticsError(f"tensor {name!r}: {error}") from None
     return _encode(placement, rmin, rmax)
@@ -170,8 +170,8 @@ def _tell_dead_groups(plan: Plan, statistics: Statistics) -> None:
 
 def _encode(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
     spec = placement.spec
-    rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional", placement.float_type)
-    return Encoding.of(placement.tensor, spec, *choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules))
+    rules = spec.param_rules(placement.float_type)
+    return placement.encode(*choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules))
 
 
 def _weight(model: Model, placement: Placement) -> NDArray[np.float32]:
@@ -186,12 +186,12 @@ def _refuse_nonfinite(placement: Placement, values: NDArray[Any]) -> None:
 
 
 def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encoding:
-    by_ends = placement.spec.scale_type == "float32" and placement.spec.calibrator == "minmax"
+    by_ends = placement.spec.scale_type == "float32" and placement.calibrator == MINMAX
     if not by_ends:
         _refuse_nonfinite(placement, values)
     if placement.spec.scale_type != "float32":
         return encode_constant(placement, values)
-    rmin, rmax = group_ranges(values, placement.spec)
+    rmin, rmax = group_ranges(values, placement.spec, placement.calibrator)
     if by_ends:  # the ends are not finite if a value is not: one look at all of them less
         _refuse_nonfinite(placement, np.stack([rmin, rmax]))
     _tell_dead_channels(placement, rmin, rmax)
@@ -201,7 +201,8 @@ def _encode_weight(placement: Placement, values: NDArray[np.float32]) -> Encodin
 def _tell_dead_channels(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> None:
     """Log which channels of a weight are all zero: any scale is right for them, and 1 is taken."""
     dead = np.flatnonzero((rmin == 0) & (rmax == 0))
-    if placement.spec.axis is None or placement.spec.block_size is not None or not dead.size:
+    granularity = placement.spec.granularity
+    if granularity.axis is None or granularity.block_size is not None or not dead.size:
         return
     log.warning(
         "weight %r: %d of %d channels are all zero (%s); their scale is 1",

@@ -13,9 +13,11 @@ import onnx
 
 from onnxfq.data import Data
 from onnxfq.errors import DataError, ModelError
-from onnxfq.graph.boundaries import QUANTIZERS, boundaries
-from onnxfq.graph.io.external_tensors import tensor_array
+from onnxfq.graph.boundaries import boundaries
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
+from onnxfq.graph.ops import ONNX_QUANTIZERS
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.runners import Values, runner
@@ -113,7 +115,7 @@ def compare(
     """
     options = options or RunOptions()
     proto, _, source = read_model(model)
-    if not any(node.op_type in QUANTIZERS for node in proto.graph.node):
+    if not any(node.op_type in ONNX_QUANTIZERS for node in proto.graph.node):
         raise ModelError(f"{source} has no QuantizeLinear in its main graph; give a Q/DQ model")
     runners = [runner(name) for name in (a, b)]
     given = list(islice(open_feeds(proto, data, options.batch, options.data), feeds))
@@ -133,8 +135,8 @@ def compare(
                 sums[name] = sums.get(name, ErrorSums()) + _of(name, left, right, (a, b))
         if options.progress is not None:
             options.progress("compare", number + 1, len(given))
-    makers = {name: node for node in proto.graph.node for name in node.output}
-    scales = _scales(proto)
+    index = GraphIndex(proto.graph)
+    makers, scales = index.makers, _scales(index)
     found = [
         TensorDifference(
             tensor=name,
@@ -166,13 +168,12 @@ def _of(name: str, left: Values, right: Values, names: Sequence[str]) -> ErrorSu
     return ErrorSums.of(left[name], right[name])
 
 
-def _scales(proto: onnx.ModelProto) -> dict[str, float]:
+def _scales(index: GraphIndex) -> dict[str, float]:
     """Return the scale of each tensor that is quantized with one constant number."""
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
     found = {}
-    for node in proto.graph.node:
-        if node.op_type == "QuantizeLinear" and node.input[1] in constants:
-            scale = np.asarray(tensor_array(constants[node.input[1]]), np.float64)
+    for node in index.nodes:
+        if node.op_type == "QuantizeLinear" and node.input[1] in index.constants:
+            scale = np.asarray(tensor_array(index.constants[node.input[1]]), np.float64)
             if scale.size == 1:
                 found[node.input[0]] = float(scale.reshape(()))
     return found

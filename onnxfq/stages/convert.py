@@ -10,19 +10,19 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics import Statistics, TensorStatistics
+from onnxfq.calibration.calibrators import MINMAX
+from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistics
 from onnxfq.data import Data
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Override, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, RecipeError, nearest
-from onnxfq.graph.follow import MOVES, SPLITS
 from onnxfq.graph.io.data_files import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.io.save import save
 from onnxfq.graph.model import Model, all_nodes
-from onnxfq.graph.ops import QUANTIZED_OPS
+from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
 from onnxfq.stages.calibrate import calibrate
@@ -105,11 +105,11 @@ def _recipe(form: FloatForm) -> Recipe:
         elif slots != {0, 1}:
             grid = next((form.grids[node.input[s]] for s in slots if node.input[s] in form.grids), None)
             weights = {}
-            if grid is not None and grid.block_size is not None:
+            if grid is not None and grid.granularity.block_size is not None:
                 weights = {
                     "qtype": "int4",
                     "granularity": "blocked",
-                    "block_size": grid.block_size,
+                    "block_size": grid.granularity.block_size,
                     "calibrator": "mse",
                 }
             overrides.append(
@@ -153,7 +153,8 @@ def _planned(
         tensors |= collect_statistics(model, part, feeds, observing).tensors
         form.changes["activation observed in the data, and made static"] += len(missing)
     placements = tuple(_minmax(p) if p.tensor in form.ranges else p for p in plan.placements)
-    return plan.model_copy(update={"placements": placements}), Statistics(model.sha256, 0, tensors)
+    statistics = Statistics(model.sha256, 0, HISTOGRAM.to_keys(tensors))
+    return plan.model_copy(update={"placements": placements}), statistics
 
 
 def _with_known_parts(
@@ -178,8 +179,7 @@ def _with_known_parts(
 
 def _minmax(placement: Placement) -> Placement:
     """Return the placement with the range of the source, and no calibrator's own idea of it."""
-    spec = placement.spec.model_copy(update={"calibrator": "minmax"})
-    return placement.model_copy(update={"spec": spec})
+    return placement.model_copy(update={"calibrator": MINMAX})
 
 
 def _two_values(low: float, high: float) -> TensorStatistics:
@@ -207,4 +207,4 @@ def _encoded(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) 
 
 
 def _on_grid(placement: Placement, scale: NDArray[np.float32]) -> Encoding:
-    return Encoding.of(placement.tensor, placement.spec, scale, np.zeros(scale.shape, np.int32))
+    return placement.encode(scale, np.zeros(scale.shape, np.int32))

@@ -14,8 +14,8 @@ from onnxfq.numerics.block_scales import ScaleRule, choose_scales, global_scale_
 def encode_constant(placement: Placement, values: NDArray[np.float32]) -> Encoding:
     """Return the encoding of an e8m0 or e4m3 weight: what `dynamic_fake_quantize` rounds it with."""
     spec = placement.spec
-    made = choose_scales(values, ScaleRule(spec.qtype, spec.scale_type), **spec.blocks)
-    return Encoding.of(placement.tensor, spec, made.scale, made.zero_point, made.global_scale)
+    made = choose_scales(values, ScaleRule(spec.qtype, spec.scale_type), spec.granularity)
+    return placement.encode(made.scale, made.zero_point, made.global_scale)
 
 
 def encode_dynamic(placement: Placement, observed: TensorStatistics | None = None) -> Encoding:

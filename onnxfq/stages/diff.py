@@ -1,4 +1,4 @@
-"""`difference`: what differs between two quantized models."""
+"""`diff_models`: what differs between two quantized models."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.graph.io.external_tensors import tensor_array
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
-from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.model import all_nodes
+from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.stages.inspect import Inspection, QuantizedTensor, inspect_model
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
+
+_HAS_SCALE = QDQ_OPS | {"FakeQuantize"}
 
 
 class Difference(Record):
@@ -49,7 +53,7 @@ class Differences(Record):
         return "\n".join(table_lines(rows, names=(0, 2, 3)))
 
 
-def difference(
+def diff_models(
     first: str | Path | onnx.ModelProto, second: str | Path | onnx.ModelProto, tolerance: float = 0.0
 ) -> Differences:
     """Compare two models: opset, operators, placement, types, granularity, scales, zero points and constants.
@@ -99,12 +103,11 @@ def _placed(quantized: QuantizedTensor | None) -> str:
 
 def _scales(proto: onnx.ModelProto) -> dict[str, NDArray[Any]]:
     """Return the constant scales by the tensor that is quantized with them."""
-    constants = {t.name: t for graph in all_graphs(proto.graph) for t in graph.initializer}
+    constants = GraphIndex.of_model(proto).constants
     return {
         node.input[0]: np.asarray(tensor_array(constants[node.input[1]]), np.float64)
         for node in all_nodes(proto.graph)
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear", "FakeQuantize")
-        and node.input[1] in constants
+        if node.op_type in _HAS_SCALE and node.input[1] in constants
     }
 
 
@@ -147,12 +150,10 @@ def _of_constants(protos: Sequence[onnx.ModelProto], tolerance: float) -> list[D
         name
         for proto in protos
         for node in all_nodes(proto.graph)
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear", "FakeQuantize")
+        if node.op_type in _HAS_SCALE
         for name in node.input[1:]
     }
-    first, second = (
-        {t.name: t for graph in all_graphs(proto.graph) for t in graph.initializer} for proto in protos
-    )
+    first, second = (GraphIndex.of_model(proto).constants for proto in protos)
     found = []
     for name in sorted((first.keys() & second.keys()) - parameters):
         a, b = (tensor_array(constants[name]).reshape(-1) for constants in (first, second))

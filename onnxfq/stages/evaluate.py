@@ -15,9 +15,11 @@ from onnxfq.data.labels import read_labels
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import read_model
-from onnxfq.graph.normalize.steps import name_nodes
+from onnxfq.graph.signature import number_outputs
 from onnxfq.passes.integer_matmul import integer_products
+from onnxfq.runtime.unsupported_ops import cannot_run
 from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.quantize_inputs import QuantizeInputs, with_unique_names
 from onnxfq.stages.score import score_models
 
 Kernels = Literal["float", "integer"]
@@ -41,8 +43,8 @@ def evaluate(
     """
     options = options or RunOptions()
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
-    base = _runnable(read_model(reference)[0])
-    candidates = {name: _runnable(read_model(model)[0]) for name, model in given.items()}
+    base = with_unique_names(read_model(reference)[0])
+    candidates = {name: with_unique_names(read_model(model)[0]) for name, model in given.items()}
     notes: list[str] = []
     if kernels == "integer":
         for name, proto in candidates.items():
@@ -66,6 +68,37 @@ def evaluate(
     return found.model_copy(update={"notes": (*found.notes, *notes)})
 
 
+def compare_forms(
+    inputs: QuantizeInputs, simulation: onnx.ModelProto, qdq: onnx.ModelProto, options: RunOptions
+) -> Evaluation:
+    """Compare both forms of a quantized model with the float model, or say in the notes why not.
+
+    Args:
+        inputs: the float model, and the feeds that were kept for this.
+        simulation: the model with FakeQuantize nodes.
+        qdq: the model with Q/DQ pairs; left out where ONNX Runtime has no kernels for it.
+        options: threads, device and progress.
+    """
+    reference, feeds = inputs.reference, inputs.kept
+    lacking = cannot_run(qdq)
+    notes = [f"Q/DQ model not run: {lacking}"] if lacking else []
+    # Without a feed there is nothing to tell of any candidate, least of all that it is equal.
+    candidates = {"fake-quant": simulation} | ({} if lacking else {"Q/DQ": qdq})
+    if not number_outputs(reference):
+        candidates, feeds = {}, []
+        notes.append("not compared: no output of the model holds numbers")
+    found = score_models(
+        reference,
+        candidates if feeds else {},
+        feeds,
+        threads=options.threads,
+        progress=options.stage("evaluate", len(feeds)),
+        device=options.device,
+    )
+    notes = ["no data to compare with was given"] if inputs.feeds is None else notes
+    return found.model_copy(update={"notes": (*found.notes, *notes)})
+
+
 def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
     """Return the candidate with integer products. Raises ModelError when it has none."""
     made = integer_products(proto)
@@ -75,14 +108,6 @@ def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.
     left = "".join(f"; {node!r} in float: {why}" for node, why in made.left.items())
     notes.append(f"{name}: {len(made.products)} products summed in whole numbers{left}")
     return made.proto
-
-
-def _runnable(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy as it is, but for doubled node names, which ONNX allows and ONNX Runtime refuses."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model)
-    name_nodes(proto)
-    return proto
 
 
 def _label(model: object, otherwise: str) -> str:

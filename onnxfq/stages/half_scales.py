@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.numerics.half_types import HALF_TYPES, FloatName
+from onnxfq.numerics.float_types import HALF_TYPES, FloatName
 
 
 def with_half_scales(encodings: Encodings, name: FloatName) -> Encodings:
     """Return `encodings` with every float32 scale rounded to the half type where it is a normal number there.
 
-    Weights are encoded and activations rounded with these, in the simulation too. Scales that a rule of a
-    block format makes are left as they are.
+    With "fp32" they stay as they are. Weights are encoded and activations rounded with these, in the
+    simulation too. Scales that a rule of a block format makes are left as they are.
     """
+    if name not in HALF_TYPES:
+        return encodings
     return encodings.model_copy(update={"encodings": tuple(_rounded(e, name) for e in encodings.encodings)})
 
 
@@ -25,5 +26,4 @@ def _rounded(encoding: Encoding, name: FloatName) -> Encoding:
         return encoding
     if scale.min() < half.smallest or scale.max() > half.largest:
         return encoding
-    rounded = scale.astype(onnx.helper.tensor_dtype_to_np_dtype(half.onnx_type)).astype(np.float32)
-    return encoding.model_copy(update={"scale": tuple(float(s) for s in rounded.ravel())})
+    return encoding.model_copy(update={"scale": scale.astype(half.dtype).astype(np.float32)})

@@ -11,9 +11,11 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data.model_inputs import input_specs
-from onnxfq.graph.io.external_tensors import tensor_array, tensor_bytes
+from onnxfq.graph.external.sizes import tensor_bytes
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
-from onnxfq.graph.model import all_graphs, all_nodes, default_opset
+from onnxfq.graph.model import all_nodes, default_opset
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names
 from onnxfq.support.records import Record
@@ -83,14 +85,14 @@ def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
     proto, _, source = read_model(model)
     nodes = all_nodes(proto.graph)
     counts = Counter(node.op_type for node in nodes)
-    constants = {tensor.name: tensor for graph in all_graphs(proto.graph) for tensor in graph.initializer}
+    index = GraphIndex.of_model(proto)
+    constants, makers = index.constants, index.makers
     dtypes = {tensor.name: tensor.data_type for tensor in constants.values()}
     for node in nodes:
         if node.op_type == "QuantizeLinear":
             dtypes[node.output[0]] = _output_type(node, dtypes)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    made = {name: node for node in nodes for name in node.output}
-    found = [_quantizer(node, constants, dtypes, made) for node in nodes]
+    found = [_quantizer(node, constants, dtypes, makers) for node in nodes]
     return Inspection(
         source=source,
         opset=default_opset(proto),
@@ -123,7 +125,7 @@ def _quantizer(
     node: onnx.NodeProto,
     constants: dict[str, onnx.TensorProto],
     dtypes: dict[str, int],
-    made: dict[str, onnx.NodeProto],
+    makers: dict[str, onnx.NodeProto],
 ) -> QuantizedTensor | None:
     """Return what a quantizing node says; one that dequantizes counts where it reads a stored constant."""
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
@@ -131,7 +133,7 @@ def _quantizer(
     if node.op_type in _DYNAMIC:
         scale, rank = None, 1 if "axis" in attributes else 0
     elif node.op_type in ("QuantizeLinear", "FakeQuantize") or reads_constant:
-        scale = _constant_scale(node.input[1], constants, made)
+        scale = _constant_scale(node.input[1], constants, makers)
         if scale is None or not scale.size:
             return None
         rank = scale.ndim
@@ -170,7 +172,7 @@ def _asymmetric(node: onnx.NodeProto, attributes: dict[str, Any]) -> bool:
 
 
 def _constant_scale(
-    name: str, constants: dict[str, onnx.TensorProto], made: dict[str, onnx.NodeProto]
+    name: str, constants: dict[str, onnx.TensorProto], makers: dict[str, onnx.NodeProto]
 ) -> NDArray[np.float64] | None:
     """Return a scale that is a constant, or a constant times another, as that of NVFP4; else None."""
     if name in constants:
@@ -178,7 +180,7 @@ def _constant_scale(
         # MXFP8 for TensorRT holds exponents, biased by 127.
         exponents = values.dtype == np.uint8
         return np.asarray(np.exp2(values.astype(np.float64) - 127) if exponents else values, np.float64)
-    node = made.get(name)
+    node = makers.get(name)
     if node is None or node.op_type != "DequantizeLinear":
         return None
     factors = [constants[part] for part in node.input[:2] if part in constants]

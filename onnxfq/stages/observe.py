@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
-from math import prod
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from onnxfq.calibration.statistics import GroupStatistics, Statistics, TensorStatistics
+from onnxfq.calibration.statistics import Key, Observed, Statistics, kinds_of
+from onnxfq.calibration.statistics.state import state_bytes
 from onnxfq.data import Feed, owned, sample_digest
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import StatisticsError
@@ -27,8 +25,13 @@ from onnxfq.graph.model import Model
 from onnxfq.runtime.device_choice import choose_device, fall_back
 from onnxfq.runtime.device_memory import Device
 from onnxfq.runtime.gpus import gpus
-from onnxfq.stages.accumulators import state_bytes, usual_bytes
-from onnxfq.stages.observers import Groups, MergingObserver, ObserveOptions, Observer, groups_of, observer_on
+from onnxfq.stages.observers import (
+    MergingObserver,
+    ObserveOptions,
+    Observer,
+    observed_tensors,
+    observer_on,
+)
 from onnxfq.support.digests import DATA_MODULUS
 
 log = logging.getLogger(__name__)
@@ -61,11 +64,9 @@ def collect_statistics(
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
     device = choose_device(options.device)
-    passes = _passes(plan, groups_of(model, plan), _rooms(device, options))
+    passes = _passes(plan, observed_tensors(model, plan, options), _rooms(device, options))
     skipped = 0 if start is None else start.feeds
-    tensors: dict[str, TensorStatistics] = {}
-    groups: dict[str, GroupStatistics] = {}
-    channels: dict[str, NDArray[np.float32]] = {}
+    values: dict[Key, Any] = {}
     done, data = 0, 0
     for number, part in enumerate(passes):
         source = owned(feeds) if start is None else resumed(feeds, start)
@@ -82,10 +83,8 @@ def collect_statistics(
                 "again, or more memory"
             )
         done, data = observed.feeds, observed.data
-        tensors |= observed.tensors
-        groups |= observed.groups
-        channels |= observed.channels
-    observed = Statistics(model.sha256, done, tensors, data=data, groups=groups, channels=channels)
+        values |= observed.values
+    observed = Statistics(model.sha256, done, values, data=data)
     return observed if start is None else replace(start, complete=True).merge(observed)
 
 
@@ -100,35 +99,34 @@ def resumed(feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:
     return source
 
 
-Rooms = list[tuple[int, Callable[[tuple[int, ...] | None], int]]]
-"""Of each memory that histograms are kept in: bytes that observing has, and what those of a tensor take."""
+Rooms = list[tuple[int, Callable[[Observed], int]]]
+"""Of each memory that statistics are kept in: bytes that observing has, and what those of a tensor take."""
 
 
 def _rooms(device: Device, options: ObserveOptions) -> Rooms:
-    """Return where histograms are kept: on the GPU; in the host's memory too where it may come to that."""
+    """Return where statistics are kept: on the GPU; in the host's memory too where it may come to that."""
     rooms: Rooms = []
     if device == "cpu" or options.device == "auto":
-        rooms.append((options.memory, usual_bytes))
+        rooms.append((options.memory, lambda one: sum(kind.memory(one) for kind in kinds_of(one))))
     if device == "cuda":
         rooms.append((gpus()[0].memory // 2, state_bytes))  # the model and the feeds need room too
     return rooms
 
 
-def _passes(plan: Plan, groups: Groups, rooms: Rooms) -> list[Plan]:
-    """Cut `plan` so that the histograms of each part fit in half of all `rooms`, if those of a tensor do."""
+def _passes(plan: Plan, observed: list[Observed], rooms: Rooms) -> list[Plan]:
+    """Cut `plan` so that the statistics of each part fit in half of all `rooms`, if those of a tensor do."""
     parts: list[list[Placement]] = [[]]
     used = [0] * len(rooms)
     narrow: set[int] = set()
-    for placement in plan.activations:
-        shape = groups.get(placement.tensor)
-        sizes = [size(shape) for _, size in rooms]
+    for placement, one in zip(plan.activations, observed, strict=True):
+        sizes = [size(one) for _, size in rooms]
         for (memory, _), size in zip(rooms, sizes, strict=True):
-            if shape is not None and size > memory // 2:
+            if one.shape is not None and size > memory // 2:
                 log.warning(
                     "tensor %r has %d groups, whose histograms take about %d MB, more than observing has; "
                     "larger blocks take less",
-                    placement.tensor,
-                    prod(shape),
+                    one.tensor,
+                    one.groups,
                     size >> 20,
                 )
         full = {memory for (memory, _), u, s in zip(rooms, used, sizes, strict=True) if u + s > memory // 2}

@@ -8,35 +8,50 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics import GroupStatistics, Statistics, TensorStatistics
-from onnxfq.calibration.statistics.tensor import STATE_INFINITIES, STATE_NANS, state_ranges
+from onnxfq.calibration.statistics import (
+    HISTOGRAM,
+    Key,
+    Kind,
+    Observed,
+    Results,
+    Statistics,
+    kinds_of,
+)
+from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM
+from onnxfq.calibration.statistics.ranges import refuse_nonfinite
+from onnxfq.calibration.statistics.state import (
+    STATE_INFINITIES,
+    STATE_NANS,
+    read_state,
+    read_states,
+    state_ranges,
+)
 from onnxfq.data import Feed
 from onnxfq.data.options import Nonfinite
-from onnxfq.documents.plan import Placement, Plan
+from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError
 from onnxfq.graph.edit import Editor
-from onnxfq.graph.io.external_tensors import is_large
-from onnxfq.graph.io.weightless import split_weights
+from onnxfq.graph.external.sizes import is_large
+from onnxfq.graph.external.weightless import split_weights
 from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import Model
-from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.passes.base import Pass
-from onnxfq.passes.observe.insert_merging import InsertMerging, StateNames
+from onnxfq.passes.observe.insert_merging import InsertMerging
 from onnxfq.passes.observe.insert_observers import (
     OBSERVE_OUTPUTS,
+    STATE_OUTPUT,
     InsertObservers,
-    channels_output,
     observe_output,
     observed_groups,
 )
-from onnxfq.passes.observe.merge_channels import ChannelNames
 from onnxfq.runtime.device_choice import DeviceChoice
 from onnxfq.runtime.device_memory import Device, placed
 from onnxfq.runtime.device_statistics import Gathering
@@ -44,11 +59,12 @@ from onnxfq.runtime.float32_emulation import widened
 from onnxfq.runtime.observing_session import observing_session
 from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.session import Progress, Session
-from onnxfq.stages.accumulators import ChannelRanges, GroupAccumulator, TensorAccumulator, refuse_nonfinite
 from onnxfq.support.digests import DATA_MODULUS
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
 
 DEFAULT_MEMORY = 256 << 20
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -70,32 +86,22 @@ class ObserveOptions:
     device: DeviceChoice = "auto"
 
 
-Groups = dict[str, tuple[int, ...]]
-"""The shape of a scale of every tensor that is observed by groups."""
-
-
-def groups_of(model: Model, plan: Plan) -> Groups:
-    """Return the groups that `plan` wants. Raises PlanError where their number is open."""
-    by_group = [p for p in plan.activations if p.spec.observed_granularity != PerTensor()]
-    if not by_group:
-        return {}
-    editor = Editor(model.graph())
-    shapes = {p.tensor: observed_groups(p, editor.tensor(p)) for p in by_group}
-    return {name: shape for name, shape in shapes.items() if shape is not None}
-
-
-def _equalized(plan: Plan) -> list[str]:
-    """Return the tensors whose channels have their ranges kept."""
-    return [p.tensor for p in plan.activations if p.spec.equalized]
-
-
-def channels_of(model: Model, plan: Plan) -> dict[str, int]:
-    """Return how many channels each tensor has whose channels have their ranges kept."""
-    equalized = [p for p in plan.activations if p.spec.equalized]
-    if not equalized:
-        return {}
-    editor = Editor(model.graph())
-    return {p.tensor: int(editor.tensor(p).shape[p.spec.axis]) for p in equalized}
+def observed_tensors(model: Model, plan: Plan, options: ObserveOptions) -> list[Observed]:
+    """Return the tensors that `plan` wants observed, in its order. Raises PlanError where groups are open."""
+    in_parts = any(p.spec.equalized or p.spec.observed_granularity != PER_TENSOR for p in plan.activations)
+    editor = Editor(model.graph()) if in_parts else None  # a graph takes its time to make
+    stop, feed_ranges = options.nonfinite == "stop", options.feed_ranges
+    found = []
+    for placement in plan.activations:
+        shape, channels, spec = None, 0, placement.spec
+        if editor is not None:
+            tensor = editor.tensor(placement)
+            shape = observed_groups(placement, tensor)
+            channels = int(tensor.shape[spec.granularity.axis]) if spec.equalized else 0
+        found.append(
+            Observed(placement.tensor, spec.observed_granularity, shape, channels, stop, feed_ranges)
+        )
+    return found
 
 
 def observer_on(device: Device, model: Model, plan: Plan, options: ObserveOptions) -> Observer:
@@ -115,22 +121,19 @@ class Observer:
         """
         self._model = model
         self._options = options
-        self._placements = plan.activations
-        self._tensors = [placement.tensor for placement in plan.activations]
-        self._groups = groups_of(model, plan)
-        self._equalized = _equalized(plan)
+        self._tensors = observed_tensors(model, plan, options)
         self._files = ExitStack()
         try:
             self._observed: onnx.ModelProto | Path
-            self._observed = self._large(plan) if is_large(model.proto) else self._written(plan)
+            # Sessions take the large weights of a model in memory from where they are.
+            self._observed = self._insert(plan, model) if is_large(model.proto) else self._written(plan)
         except BaseException:
             self._files.close()
             raise
         graph = model.proto.graph
-        outputs = [observe_output(name, out) for name in self._tensors for out in OBSERVE_OUTPUTS]
         self._runs = ParallelRuns(
             self._session,
-            [*outputs, *map(channels_output, self._equalized)],
+            self._outputs,
             options.threads,
             options.memory // 2,
             lambda feed: most_alive(graph, {name: array.shape for name, array in feed.items()}),
@@ -157,45 +160,51 @@ class Observer:
         stopped: asked after every feed; once it tells so, what was gathered is returned as not complete.
         Raises as `collect_statistics`.
         """
-        sums = [self._accumulator(placement) for placement in self._placements]
-        ranges = {name: ChannelRanges() for name in self._equalized}
         tally = _Tally(first, self._options.progress, stopped)
-        for arrays, digest in self._runs.run(feeds):
-            for index, one in enumerate(sums):
-                one.add(arrays[4 * index : 4 * index + 4], tally.number)
-            for of_channels, limits in zip(ranges.values(), arrays[4 * len(sums) :], strict=True):
-                of_channels.add(limits)
-            if not tally.goes_on(digest):
-                break
-        tensors: dict[str, TensorStatistics] = {}
-        groups: dict[str, GroupStatistics] = {}
-        for name in self._tensors:
-            found = sums.pop(0).result()  # and its memory goes
-            if isinstance(found, GroupStatistics):
-                groups[name] = found
-                found = found.whole()
-            tensors[name] = found
-        gathered = tally.statistics(self._model.sha256, tensors, groups)
-        return replace(gathered, channels={name: one.result() for name, one in ranges.items()})
+        values: dict[Key, Any] = {}
+        for (name, kind), value in self._gather(feeds, tally).items():
+            if kind == GROUPED_HISTOGRAM.name:
+                values[name, HISTOGRAM.name] = value.whole()
+            values[name, kind] = value
+        return Statistics(self._model.sha256, tally.done, values, tally.complete, tally.data)
 
-    def _accumulator(self, placement: Placement) -> TensorAccumulator | GroupAccumulator:
-        stop, feed_ranges = self._options.nonfinite == "stop", self._options.feed_ranges
-        shape = self._groups.get(placement.tensor)
-        if shape is None:
-            return TensorAccumulator(placement.tensor, stop, feed_ranges)
-        granularity = placement.spec.observed_granularity
-        return GroupAccumulator(placement.tensor, granularity, shape, stop, feed_ranges)
+    def _gather(self, feeds: Iterable[Feed], tally: _Tally) -> dict[Key, Any]:
+        """Return what `feeds` give, by tensor and kind."""
+        sums = [(one, kind) for one in self._tensors for kind in kinds_of(one)]
+        totals = [(kind.empty(one), self._reader(one, kind)) for one, kind in sums]
+        for arrays in tally.over(self._runs.run(feeds)):
+            for total, read in totals:
+                total.add(read(arrays), tally.number)
+        # Popped, for their memory goes with them.
+        return {(one.tensor, kind.name): totals.pop(0)[0].result() for one, kind in sums}
 
-    def _large(self, plan: Plan) -> onnx.ModelProto:
-        """Return the observed model for sessions that take large weights from where they are."""
-        return self._inserting(plan).run(self._model).model.proto
+    def _reader(self, one: Observed, kind: Kind[Any]) -> Callable[[Results], Results]:
+        """Return a function from the outputs of a run to what they give `kind` of a tensor."""
+        places = {name: place for place, name in enumerate(self._outputs)}
+        state = places.get(observe_output(one.tensor, STATE_OUTPUT))
+        if state is not None:
+            columns = [OBSERVE_OUTPUTS.index(output) for output in kind.outputs]
+
+            def read(arrays: Results) -> Results:
+                results = read_state(arrays[state])
+                return [results[column] for column in columns]
+
+            return read
+        wanted = [places[observe_output(one.tensor, output)] for output in kind.outputs]
+        return lambda arrays: [arrays[place] for place in wanted]
+
+    def _insert(self, plan: Plan, model: Model) -> onnx.ModelProto:
+        """Return `model` with observers; its outputs are theirs, none where there is nothing to observe."""
+        proto = self._inserting(plan).run(model).model.proto
+        self._outputs = [output.name for output in proto.graph.output] if self._tensors else []
+        return proto
 
     def _written(self, plan: Plan) -> Path:
         """Write the observed model for onnxruntime to optimise; return its path."""
         folder = self._files.enter_context(scratch_folder())
         with room_for_scratch():
             light = replace(self._model, proto=split_weights(self._model.proto, folder / "weights"))
-            onnx.save(widened(self._inserting(plan).run(light).model.proto), folder / "model.onnx")
+            onnx.save(widened(self._insert(plan, light)), folder / "model.onnx")
         return folder / "model.onnx"
 
     def _session(self, threads: int) -> Session:
@@ -214,12 +223,6 @@ class MergingObserver(Observer):
         """As an Observer; the session is made by the first run and kept."""
         super().__init__(model, plan, options)
         self._device = device
-        shapes = [self._groups.get(tensor) for tensor in self._tensors]
-        self._names = [
-            (StateNames.of(tensor), None if shape is None else prod(shape))
-            for tensor, shape in zip(self._tensors, shapes, strict=True)
-        ]
-        self._channels = channels_of(model, plan)
         self._merging: Session | None = None
 
     def __exit__(self, *exception: object) -> None:
@@ -230,46 +233,29 @@ class MergingObserver(Observer):
     def _inserting(self, plan: Plan) -> Pass:
         return InsertMerging(plan, self._options.feed_ranges, self._options.nonfinite == "stop")
 
-    def run(
-        self, feeds: Iterable[Feed], first: int = 0, stopped: Callable[[], bool] = lambda: False
-    ) -> Statistics:
-        """Return the statistics of `feeds`, as an Observer does."""
+    def _gather(self, feeds: Iterable[Feed], tally: _Tally) -> dict[Key, Any]:
         if not self._tensors:
-            return super().run(feeds, first, stopped)
-        tally = _Tally(first, self._options.progress, stopped)
+            return super()._gather(feeds, tally)
         ranges: list[NDArray[np.float32]] = []
         with self._gathering() as gathering:
-            for heads, of_feed, digest in gathering.run(feeds):
+            for heads, of_feed in tally.over(gathering.run(feeds)):
                 self._check(heads, gathering.rows, tally.number)
                 ranges.append(state_ranges(of_feed))
-                if not tally.goes_on(digest):
-                    break
-            kept = np.stack(ranges) if ranges and self._options.feed_ranges else None  # [feeds, states, 2]
-            tensors, groups = self._read(gathering, kept)
-        gathered = tally.statistics(self._model.sha256, tensors, groups)
-        channels = {name: ChannelRanges() for name in self._channels}
-        for name, limits in gathering.channels().items() if gathered.feeds else ():
-            channels[name].add(limits)
-        return replace(gathered, channels={name: one.result() for name, one in channels.items()})
-
-    def _read(
-        self, gathering: Gathering, kept: NDArray[np.float32] | None
-    ) -> tuple[dict[str, TensorStatistics], dict[str, GroupStatistics]]:
-        """Return what was gathered. kept: the ranges of all states in every feed, where they are kept."""
-        tensors: dict[str, TensorStatistics] = {}
-        groups: dict[str, GroupStatistics] = {}
-        for number, (placement, rows) in enumerate(zip(self._placements, gathering.rows, strict=True)):
-            name, shape = placement.tensor, self._groups.get(placement.tensor)
-            if shape is None:
-                (states,) = gathering.states(number)
-                found = TensorStatistics.from_state(states[0])
-                tensors[name] = found if kept is None else replace(found, feed_ranges=kept[:, rows.start])
-            else:
-                granularity = placement.spec.observed_granularity
-                of_groups = GroupStatistics.from_states(granularity, shape, gathering.states(number))
-                groups[name] = of_groups if kept is None else replace(of_groups, feed_ranges=kept[:, rows])
-                tensors[name] = groups[name].whole()
-        return tensors, groups
+            kept = np.zeros((0, gathering.rows[-1].stop, 2), np.float32)  # [feeds, states, 2]
+            if ranges and self._options.feed_ranges:
+                kept = np.stack(ranges)
+            found = [
+                dict(zip(OBSERVE_OUTPUTS, read_states(gathering.states(number)), strict=True))
+                for number in range(len(self._tensors))
+            ]
+        values: dict[Key, Any] = {}
+        for one, results, rows in zip(self._tensors, found, gathering.rows, strict=True):
+            if one.channels:
+                results["channels"] = gathering.channels(one.tensor)[: one.channels if tally.done else 0]
+            for kind in kinds_of(one):
+                arrays = [results[output] for output in kind.outputs]
+                values[one.tensor, kind.name] = kind.read(one, arrays, kept[:, rows])
+        return values
 
     def fault_of(self, feeds: Sequence[Feed]) -> OnnxfqError | None:
         """Run `feeds` and forget them; return what keeps one from running on the device, if anything."""
@@ -288,47 +274,47 @@ class MergingObserver(Observer):
         if self._merging is None:
             self._merging = self._session(self._options.threads)
         with placed(self._device) as place:
-            channels = {name: (ChannelNames.of(name), count) for name, count in self._channels.items()}
-            yield Gathering(self._merging, self._names, channels, self._options.feed_ranges, place)
+            yield Gathering(self._merging, self._tensors, place)
 
     def _check(self, heads: NDArray[np.int64], rows: Sequence[slice], feed: int) -> None:
         """Stop at the first NaN or infinity, when it shall: all earlier feeds had none."""
         if self._options.nonfinite != "stop":
             return
-        for tensor, own in zip(self._tensors, rows, strict=True):
+        for one, own in zip(self._tensors, rows, strict=True):
             nans, infinities = (int(heads[own, kind].sum()) for kind in (STATE_NANS, STATE_INFINITIES))
-            refuse_nonfinite(tensor, nans, infinities, feed)
+            refuse_nonfinite(one.tensor, nans, infinities, feed)
 
     def _session(self, threads: int) -> Session:
         return Session(self._observed, threads, device=self._device)
 
 
+@dataclass
 class _Tally:
-    """The feeds of a run, counted."""
+    """The feeds of a run, counted. first: the number of the first in messages. data: the sum of digests."""
 
-    def __init__(self, first: int, progress: Progress | None, stopped: Callable[[], bool]) -> None:
-        self._first, self._progress, self._stopped = first, progress, stopped
-        self._done, self._data, self._complete = 0, 0, True
+    first: int
+    progress: Progress | None
+    stopped: Callable[[], bool]
+    done: int = 0
+    data: int = 0
+    complete: bool = True
 
     @property
     def number(self) -> int:
         """The number of the feed that comes now, for messages."""
-        return self._first + self._done
+        return self.first + self.done
 
-    def goes_on(self, digest: int) -> bool:
-        """Count a feed that has been added up; tell whether another may follow."""
-        self._done += 1
-        self._data = (self._data + digest) % DATA_MODULUS
-        if self._progress is not None:
-            self._progress(self.number)
-        self._complete = not self._stopped()
-        return self._complete
+    def over(self, runs: Iterable[tuple[Found, int]]) -> Iterator[Found]:
+        """Yield what every feed gave, from this and its digest; count it once it has been added up.
 
-    def statistics(
-        self,
-        sha256: str,
-        tensors: dict[str, TensorStatistics],
-        groups: dict[str, GroupStatistics] | None = None,
-    ) -> Statistics:
-        """Return `tensors` and `groups` as what the counted feeds gave to the model of that hash."""
-        return Statistics(sha256, self._done, tensors, self._complete, self._data, groups or {})
+        Ends after the last one, or when observing is to stop.
+        """
+        for found, digest in runs:
+            yield found
+            self.done += 1
+            self.data = (self.data + digest) % DATA_MODULUS
+            if self.progress is not None:
+                self.progress(self.number)
+            self.complete = not self.stopped()
+            if not self.complete:
+                return

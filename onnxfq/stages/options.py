@@ -11,6 +11,7 @@ from onnxfq.data import DEFAULT_BATCH, Data, DataOptions, Feeds
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import DataError
 from onnxfq.runtime.device_choice import DeviceChoice
+from onnxfq.stages.observers import ObserveOptions
 
 MOST_THREADS = 1024
 """More are a slip of the hand, and each would take memory before the first of them did anything."""
@@ -41,6 +42,11 @@ class RunOptions:
             raise DataError(f"batch {self.batch} is below 0; give samples a run, or 0 for feeds as they come")
         if not 0 <= self.threads <= MOST_THREADS:
             raise DataError(f"threads {self.threads} is not in 0 to {MOST_THREADS}; give 0 for one a core")
+
+    @property
+    def observing(self) -> ObserveOptions:
+        """The same for observing."""
+        return ObserveOptions(threads=self.threads, device=self.device)
 
     def stage(self, name: str, feeds: int | None = None) -> Callable[[int], None] | None:
         """Return the progress callback of one stage that goes through `feeds` feeds."""

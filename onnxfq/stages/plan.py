@@ -9,8 +9,15 @@ from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import Model
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
-from onnxfq.graph.queries import all_nodes, all_tensors, is_dequantized, nodes_out_of_reach, read_in_float
+from onnxfq.graph.queries import (
+    all_tensors,
+    is_dequantized,
+    nodes_by_graph,
+    nodes_out_of_reach,
+    read_in_float,
+)
 from onnxfq.graph.slots import Use
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.log_spectra import leave_out_log_spectra
 from onnxfq.placement.residual_adds import residual_skip
@@ -35,7 +42,7 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     if recipe.existing != "keep":
         refuse_quantized(graph, model.source)
     tensors = all_tensors(graph)
-    recipe.check_names({node.name: node.op for node in all_nodes(graph)}, set(tensors))
+    recipe.check_names({node.name: node.op for node in nodes_by_graph(graph)}, set(tensors))
     policy = POLICIES[recipe.target]
     decisions = _decide_weighted(graph, recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
@@ -90,7 +97,7 @@ def observation_plan(model: Model) -> Plan:
 
 def refuse_quantized(graph: gs.Graph, source: str) -> None:
     """Raise ModelError when the graph holds operators of a quantized model."""
-    found = sorted({node.op for node in all_nodes(graph)} & QUANTIZED_OPS)
+    found = sorted({node.op for node in nodes_by_graph(graph)} & QUANTIZED_OPS)
     if found:
         raise ModelError(
             f"{source} is already quantized (it has {', '.join(found)}); give the float model, "
@@ -100,7 +107,7 @@ def refuse_quantized(graph: gs.Graph, source: str) -> None:
 
 def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> list[NodeDecision]:
     beyond = nodes_out_of_reach(graph)
-    nodes = list(all_nodes(graph))
+    nodes = list(nodes_by_graph(graph))
     weighted = [node for node in nodes if is_weighted(node) and node.name not in beyond]
     decisions = _as_a_whole(
         [decide_weighted(node, recipe, policy) for node in weighted], graph, recipe, policy
@@ -122,7 +129,7 @@ def _as_a_whole(
     decisions: list[NodeDecision], graph: gs.Graph, recipe: Recipe, policy: TargetPolicy
 ) -> list[NodeDecision]:
     """Return `decisions` after the rules that look at more than one operand."""
-    nodes = all_nodes(graph)
+    nodes = nodes_by_graph(graph)
     if recipe.log_spectra == "float":
         decisions = leave_out_log_spectra(decisions, graph)
     if recipe.small_shapes == "float":
@@ -135,7 +142,7 @@ def _decide_residuals(
 ) -> list[NodeDecision]:
     decisions = []
     beyond = nodes_out_of_reach(graph)
-    for node in all_nodes(graph) if policy.residual else ():
+    for node in nodes_by_graph(graph) if policy.residual else ():
         skip = None if node.name in beyond else residual_skip(node, quantized)
         if skip is None:
             continue
@@ -194,25 +201,26 @@ def _told_if_split(placement: Placement, tensors: dict[str, gs.Tensor]) -> Place
 def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placement:
     uses = tuple(dict.fromkeys((*known.uses, *more.uses)))
     spec, why = known.spec, known.why
-    if known.spec != more.spec:
-        same_kind = known.spec.model_copy(update=more.spec.blocks)
-        if known.role == "activation" and same_kind == more.spec:
+    if (known.spec, known.calibrator) != (more.spec, more.calibrator):
+        same_kind = known.calibrator == more.calibrator
+        same_kind &= known.spec.model_copy(update={"granularity": more.spec.granularity}) == more.spec
+        if known.role == "activation" and same_kind:
             raise RecipeError(
                 f"tensor {known.tensor!r} is summed along another axis by {known.uses[0].node!r} than by "
                 f"{decision.node!r}, and is rounded once: {known.spec} or {more.spec}; leave one of the "
                 "two in float by an override"
             )
-        if known.role != "weight" or more.role != "weight" or same_kind != more.spec:
+        if known.role != "weight" or more.role != "weight" or not same_kind:
             raise RecipeError(
                 f"tensor {known.tensor!r} is asked to be {known.spec} for {known.uses[0].node!r} and "
                 f"{more.spec} for {decision.node!r}; override it by tensor name"
             )
-        if known.spec.block_size is not None:
+        if known.spec.granularity.block_size is not None:
             raise RecipeError(
                 f"weight {known.tensor!r} is blocked along different axes for {known.uses[0].node!r} and "
                 f"{decision.node!r}; leave one of them in float by an override"
             )
-        spec = known.spec.model_copy(update=dict.fromkeys(known.spec.blocks))
+        spec = known.spec.model_copy(update={"granularity": PER_TENSOR})
         why = "weight shared by operators with different channel axes, per tensor"
     return known.model_copy(update={"uses": uses, "spec": spec, "why": why})
 

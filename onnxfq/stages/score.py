@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnxfq.data import Feed
 from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.signature import number_outputs, output_names, with_outputs
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.passes.equalize import with_restored_channels
@@ -141,7 +142,7 @@ class _Run:
     unlike: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        made = {name for node in self.proto.graph.node for name in node.output}
+        made = GraphIndex(self.proto.graph).makers
         # The quantized form of an inner tensor, where the candidate has one.
         self.proto, restored = with_restored_channels(self.proto, self.tensors)
         inner = [

@@ -50,6 +50,11 @@ class _Loader(yaml.SafeLoader):
 
 def read_document(path: str | Path, record: type[R], error: type[OnnxfqError]) -> R:
     """Read a JSON or YAML file into `record`; any fault is raised as one line of class `error`."""
+    return parse(read_content(path, error), record, error, str(Path(path)))
+
+
+def read_content(path: str | Path, error: type[OnnxfqError]) -> Any:
+    """Return what a JSON or YAML file holds; any fault is raised as one line of class `error`."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -58,13 +63,12 @@ def read_document(path: str | Path, record: type[R], error: type[OnnxfqError]) -
     except (OSError, UnicodeDecodeError) as fault:
         raise error(f"cannot read {path}: {fault}") from None
     try:
-        content = read_json(text) if path.suffix == ".json" else yaml.load(text, _Loader)
+        return read_json(text) if path.suffix == ".json" else yaml.load(text, _Loader)
     except (ValueError, RecursionError, yaml.YAMLError) as fault:
         kind = path.suffix.lstrip(".") or "YAML"
         raise error(
             f"{path} is not valid {kind}: {one_line(fault)}; repair it or give another file"
         ) from None
-    return parse(content, record, error, str(path))
 
 
 def read_json(text: str) -> Any:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError, nearest
-from onnxfq.numerics.granularity import BlockShape, normalize_axis
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
+from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 
 
@@ -72,60 +73,6 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """Which elements share a scale, as `numerics.expand_params` takes it: axis, block_size, block_shape."""
-
-    axis: int | None = None
-    block_size: int | None = None
-    block_shape: tuple[int, ...] | None = None
-
-    def sizes(self, shape: Sequence[int], param: Sequence[int]) -> list[int] | None:
-        """Return the size of a block along each dimension of x; None for one scale in all.
-
-        shape: of x. param: of the scale. Raises SpecError, with both shapes, when they do not fit.
-        """
-        rank = len(shape)
-        if self.block_shape is not None:
-            if self.block_size is not None:
-                raise SpecError("block_size and block_shape are both given; give one")
-            expected = BlockShape(self.block_shape).param_shape(shape)
-            if tuple(param) != expected:
-                raise SpecError(
-                    f"{_fit(param, shape)}: blocks of {list(self.block_shape)} need {list(expected)}"
-                )
-            return [n if b == -1 else b for b, n in zip(self.block_shape, shape, strict=True)]
-        if all(n == 1 for n in param):
-            return None
-        if self.axis is None and (len(param) == 1 or self.block_size) and rank != 1:
-            raise SpecError(f"{_fit(param, shape)} without an axis; give the axis the values run along")
-        at = None if self.axis is None else normalize_axis(self.axis, rank)
-        if len(param) == 1 and not self.block_size and rank != 1:
-            if param[0] != shape[at or 0]:
-                raise SpecError(
-                    f"{_fit(param, shape)} along axis {at}; give {shape[at or 0]} values or another axis"
-                )
-            return [1 if d == at else n for d, n in enumerate(shape)]
-        if len(param) != rank:
-            raise SpecError(
-                f"{_fit(param, shape)}; give one value, one per index of axis, or as many dimensions as x"
-            )
-        sizes = [
-            self.block_size if self.block_size and d == at else max(-(-n // max(p, 1)), 1)
-            for d, (n, p) in enumerate(zip(shape, param, strict=True))
-        ]
-        for d, (n, p, block) in enumerate(zip(shape, param, sizes, strict=True)):
-            if -(-n // block) != p and not (n == 0 and p <= 1):
-                raise SpecError(
-                    f"{_fit(param, shape)}: dimension {d} in blocks of {block} needs {-(-n // block)} values"
-                )
-        return sizes
-
-
-def _fit(param: Sequence[int], shape: Sequence[int]) -> str:
-    return f"parameter of shape {list(param)} does not fit x of shape {list(shape)}"
-
-
-@dataclass(frozen=True)
 class View:
     """x and its parameters as shapes that broadcast against each other; no element is copied if it need not.
 
@@ -139,15 +86,15 @@ class View:
     params: tuple[int, ...]
 
     @staticmethod
-    def of(shape: Sequence[int], param: Sequence[int], blocks: Blocks) -> View:
+    def of(shape: Sequence[int], param: Sequence[int], granularity: Granularity) -> View:
         """Return the view of x of `shape` with parameters of shape `param`. Raises SpecError for a misfit."""
-        sizes = blocks.sizes(shape, param)
-        if sizes is None:
+        layout = Layout.match(granularity, shape, param)
+        if layout.granularity == PER_TENSOR:
             return View(None, (), ())
-        if len(param) == 1 and len(shape) != 1 and blocks.block_shape is None and not blocks.block_size:
-            return View(None, (), tuple(param[0] if b == 1 else 1 for b in _marks(blocks, len(shape))))
+        if len(param) == 1 and len(shape) != 1:
+            return View(None, (), layout.counts)
         seen, params, repeats = [], [], []
-        for n, p, block in zip(shape, param, sizes, strict=True):
+        for n, p, block in zip(shape, param, layout.block_sizes, strict=True):
             if p == 1 or block == 1:
                 seen.append([n])
                 params.append([p])
@@ -177,11 +124,6 @@ class View:
             if times > 1:
                 param = param.repeat_interleave(times, dim=d).narrow(d, 0, size)
         return param.reshape(self.params)
-
-
-def _marks(blocks: Blocks, rank: int) -> list[int]:
-    at = normalize_axis(blocks.axis or 0, rank)
-    return [int(d == at) for d in range(rank)]
 
 
 def in_steps(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:

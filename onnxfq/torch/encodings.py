@@ -26,7 +26,8 @@ def get_encodings(model: nn.Module) -> Encodings:
     for name, quantizer in quantizers(model).items():
         if quantizer.is_initialized:
             scale, zero_point = (value.cpu().numpy() for value in quantizer.qparams())
-            made.append(Encoding.of(_tensor(name), quantizer.spec, scale, zero_point))
+            one = Encoding.of(_tensor(name), quantizer.spec, scale, zero_point)
+            made.append(one.model_copy(update={"calibrator": quantizer.calibrator}))
     return Encodings(model_sha256="", encodings=tuple(made))
 
 
@@ -44,7 +45,8 @@ def set_encodings(model: nn.Module, encodings: Encodings) -> None:
             raise PlanError(f"the encodings name tensor {encoding.tensor!r}, which the module lacks{hint}")
         _check_spec(encoding, quantizer)
     for encoding in encodings.encodings:
-        known[encoding.tensor].set_qparams(encoding.scale_array, encoding.zero_point_array)
+        # Torch shares memory with arrays, and those of encodings are read-only.
+        known[encoding.tensor].set_qparams(encoding.scale.copy(), encoding.zero_point.copy())
 
 
 def onnx_names(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> dict[str, str]:
@@ -110,8 +112,7 @@ def _tensor(name: str) -> str:
 
 
 def _check_spec(encoding: Encoding, quantizer: FakeQuantize) -> None:
-    # The calibrator tells how the numbers were found, not what they mean.
-    if encoding.spec.model_copy(update={"calibrator": quantizer.spec.calibrator}) != quantizer.spec:
+    if encoding.spec != quantizer.spec:
         raise PlanError(
             f"tensor {encoding.tensor!r} is quantized as {quantizer.spec} and encoded as {encoding.spec}; "
             "quantize the module with the recipe of the encodings"

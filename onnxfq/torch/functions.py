@@ -21,14 +21,15 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics.float_types import FloatType, smallest_scale
+from onnxfq.numerics.float_types import FLOATS, FloatType
+from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.torch import kernels
-from onnxfq.torch.arithmetic import Blocks, Grid, View, in_steps, round_to_grid
+from onnxfq.torch.arithmetic import Grid, View, in_steps, round_to_grid
 from onnxfq.torch.onnx_node import exporting, onnx_node
 
-_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_TYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
 
 
 def fake_quantize(
@@ -55,7 +56,7 @@ def fake_quantize(
     scale and zero_point are checked on the CPU, and not where torch compiles or exports.
     """
     grid = Grid.of(qtype, rounding, arithmetic, saturate)
-    blocks = Blocks(axis, block_size, None if block_shape is None else tuple(block_shape))
+    granularity = Granularity.of(axis, block_size, block_shape)
     if x.dtype not in _TYPES:
         raise SpecError(
             f"x must be float32, float16, bfloat16 or float64, got {x.dtype}; convert it with float()"
@@ -65,14 +66,16 @@ def fake_quantize(
     zeros = _zero_points(zero_point, x, work)
     if not torch.compiler.is_compiling() and scales.device.type == "cpu":
         check_values(scales, zeros, grid)
-    return quantize_to(x, scales, zeros, grid, blocks)
+    return quantize_to(x, scales, zeros, grid, granularity)
 
 
-def quantize_to(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, blocks: Blocks) -> Tensor:
+def quantize_to(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, granularity: Granularity
+) -> Tensor:
     """Do what `fake_quantize` does with checked parameters of the type that is computed in."""
     if exporting():
-        return onnx_node(x, scale, zero_point, grid, blocks)
-    view = View.of(x.shape, scale.shape, blocks)
+        return onnx_node(x, scale, zero_point, grid, granularity)
+    view = View.of(x.shape, scale.shape, granularity)
     seen, scales = view.see(x), view.see_param(scale)
     zeros = None
     if zero_point is not None:
@@ -312,7 +315,7 @@ def range_to_params(
     else:
         width = (high - low) / (grid.qmax - grid.qmin)
     limited = torch.where(
-        width == 0, torch.ones_like(width), width.clamp(smallest_scale(rules.float_type), _LARGEST)
+        width == 0, torch.ones_like(width), width.clamp(FLOATS[rules.float_type].smallest_scale, _LARGEST)
     )
     if rules.power_of_two:
         limited = _next_power_of_two(limited.detach())

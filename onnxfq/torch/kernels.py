@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import RuntimeLibraryError
+from onnxfq.numerics.float_types import FLOATS
 from onnxfq.runtime.c_api import c_library
-from onnxfq.runtime.training_kernels import ELEMENT_TYPES, Step, mask_gradient
+from onnxfq.runtime.training_kernels import Step, mask_gradient
 from onnxfq.torch.arithmetic import Grid
 
 log = logging.getLogger(__name__)
 
-_TYPES = {getattr(torch, name): name for name in ELEMENT_TYPES}
+_TYPES = {getattr(torch, name): name for name in FLOATS}
 # What a thread is worth starting for: about 0.1 ms of work.
 _ELEMENTS_A_THREAD = 1 << 17
 

@@ -4,8 +4,8 @@
 |--------------------|---------------------------------------------------------|--------------------------|
 | minmax             | of all tensors seen                                     | up to date               |
 | moving_average:c   | r + c (r of this tensor - r), torch's rule; c is 0.01   | up to date               |
-| latest             | of the last tensor seen, by the spec's calibrator       | up to date for minmax    |
-| histogram          | the spec's calibrator of the statistics of all tensors  | needs `calibrate`        |
+| latest             | of the last tensor seen, by the calibrator              | up to date for minmax    |
+| histogram          | the calibrator of the statistics of all tensors         | needs `calibrate`        |
 
 "Up to date" ranges are made by torch operations, on the tensor's device and inside a compiled graph. The
 histogram is that of `calibration.statistics`: exact counts in any batches, so calibrators give the same.
@@ -20,28 +20,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.groups import group_ranges
 from onnxfq.calibration.statistics import BIN_COUNT, BIN_SHIFT, TensorStatistics
 from onnxfq.errors import SpecError, StatisticsError, nearest
+from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.torch.arithmetic import Blocks
 
 Limits = tuple[Tensor, Tensor]
 """(rmin, rmax) float32, in the shape of the scale."""
 
 
-def blocks_of(spec: QuantSpec) -> Blocks:
-    """Return the granularity of `spec` as the functions on tensors take it."""
-    return Blocks(**spec.blocks)
-
-
 def group_limits(x: Tensor, spec: QuantSpec) -> Limits:
     """Return the smallest and largest element of each group of x that shares a scale, float32."""
     values = x.detach().float()
-    params = spec.granularity.param_shape(x.shape)
-    sizes = blocks_of(spec).sizes(x.shape, params)
-    if sizes is None:
+    layout = Layout(spec.granularity, x.shape)
+    params, sizes = layout.scale_shape, layout.block_sizes
+    if all(n == 1 for n in params):
         # Two passes: torch's aminmax takes longer than both together.
         return values.amin().reshape(params), values.amax().reshape(params)
     whole = [d for d, (n, block) in enumerate(zip(x.shape, sizes, strict=True)) if block >= n]
@@ -158,10 +154,11 @@ class MovingAverage(Observer):
 class Latest(Observer):
     """The range of the last tensor: what a weight needs, which changes with every step of training."""
 
-    def __init__(self, spec: QuantSpec) -> None:
+    def __init__(self, spec: QuantSpec, calibrator: Calibrator = MINMAX) -> None:
         """Keep tensors only where a calibrator other than minmax will want to see one."""
         super().__init__(spec)
-        self.live = spec.calibrator == "minmax"
+        self.calibrator = calibrator
+        self.live = calibrator == MINMAX
         self.last: Tensor | None = None
 
     def forward(self, x: Tensor) -> None:
@@ -174,7 +171,7 @@ class Latest(Observer):
         """Return the calibrated range of each group."""
         if self.last is None:
             return super().limits()
-        low, high = group_ranges(self.last.float().cpu().numpy(), self.spec)
+        low, high = group_ranges(self.last.float().cpu().numpy(), self.spec, self.calibrator)
         self.last = None
         return torch.from_numpy(low).to(self.rmin), torch.from_numpy(high).to(self.rmin)
 
@@ -185,14 +182,15 @@ class Histogram(Observer):
     counts: Tensor
     totals: Tensor
 
-    def __init__(self, spec: QuantSpec) -> None:
+    def __init__(self, spec: QuantSpec, calibrator: Calibrator = MINMAX) -> None:
         """Raise SpecError for scales of parts of a tensor: statistics are of whole ones."""
         super().__init__(spec)
-        if spec.blocks != dict.fromkeys(spec.blocks):
+        if spec.granularity != PER_TENSOR:
             raise SpecError(
                 f"observer 'histogram' is per tensor, got {spec}; use minmax, or latest for a weight"
             )
         self.live = False
+        self.calibrator = calibrator
         self.register_buffer("counts", torch.zeros(0, dtype=torch.int64), persistent=False)
         self.register_buffer("totals", torch.zeros(4, dtype=torch.int64), persistent=False)
         self.feed_ranges: list[Tensor] = []
@@ -229,10 +227,7 @@ class Histogram(Observer):
             torch.stack(self.feed_ranges).cpu().numpy() if self.feed_ranges else np.zeros((0, 2), np.float32)
         )
         ends = (float(self.rmin), float(self.rmax)) if self.seen else (float("inf"), float("-inf"))
-        elements, nans, infinities, zeros = (int(n) for n in self.totals)
-        return TensorStatistics(
-            *ends, elements, nans, infinities, zeros, bins=bins, counts=counts[bins], feed_ranges=ranges
-        )
+        return TensorStatistics.from_results(ends, self.totals.tolist(), bins, counts[bins], ranges)
 
     def limits(self) -> Limits:
         """Return the calibrated range. Raises StatisticsError when NaN or infinities were seen."""
@@ -242,11 +237,11 @@ class Histogram(Observer):
                 f"{statistics.nans} NaN and {statistics.infinities} infinite values were observed; remove "
                 "the samples that lead to them, or leave the tensor in float"
             )
-        low, high = _calibrated(statistics, self.spec)
+        low, high = self.calibrator(statistics, self.spec)
         return self.rmin.new_tensor(low, dtype=torch.float64), self.rmin.new_tensor(high, dtype=torch.float64)
 
 
-OBSERVERS: dict[str, Callable[[QuantSpec], Observer]] = {
+OBSERVERS: dict[str, Callable[..., Observer]] = {
     "minmax": MinMax,
     "moving_average": MovingAverage,
     "latest": Latest,
@@ -254,23 +249,15 @@ OBSERVERS: dict[str, Callable[[QuantSpec], Observer]] = {
 }
 
 
-def make_observer(name: str, spec: QuantSpec) -> Observer:
-    """Return an observer by name; `moving_average:0.1` sets the constant. Raises SpecError if unknown."""
-    kind, _, argument = name.partition(":")
-    if kind == "moving_average" and argument:
-        try:
-            constant = float(argument)
-        except ValueError:
-            constant = 0.0
-        if not 0.0 < constant <= 1.0:
-            raise SpecError(
-                f"observer {name!r}: the constant must be above 0 and at most 1, as in {kind}:0.1"
-            )
-        return MovingAverage(spec, constant)
+def make_observer(name: str, spec: QuantSpec, calibrator: Calibrator = MINMAX) -> Observer:
+    """Return an observer by name; `moving_average:0.1` sets the constant. Raises SpecError if unknown.
+
+    calibrator: what those that take one turn into a range.
+    """
+    if name.startswith("moving_average:"):
+        parameters = Calibrator.parse(name).parameters
+        return MovingAverage(spec, *(float(one) for one in parameters))
     if name not in OBSERVERS:
         raise SpecError(f"unknown observer {name!r}{nearest(name, OBSERVERS)}")
-    return OBSERVERS[name](spec)
-
-
-def _calibrated(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-    return calibrator_by_name(spec.calibrator)(statistics, spec)
+    made = OBSERVERS[name]
+    return made(spec, calibrator) if made in (Latest, Histogram) else made(spec)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
-from onnxfq.torch.arithmetic import Blocks, Grid
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.torch.arithmetic import Grid
 
 OPERATOR = "onnxfq::FakeQuantize"
 
@@ -18,7 +19,9 @@ def exporting() -> bool:
     return bool(torch.onnx.is_in_onnx_export())
 
 
-def onnx_node(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, blocks: Blocks) -> Tensor:
+def onnx_node(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, granularity: Granularity
+) -> Tensor:
     """Return a tensor that stands for the node's output; it has x's shape and type.
 
     Raises SpecError for a float64 x.
@@ -28,7 +31,7 @@ def onnx_node(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, b
             "x must be float32, float16 or bfloat16 to be exported, got float64; convert the module"
         )
     zeros = torch.zeros((), device=x.device) if zero_point is None else zero_point
-    attributes = node_attributes(grid, blocks)
+    attributes = node_attributes(grid, granularity)
     if torch.jit.is_tracing():
         traced: Tensor = _Traced.apply(x, scale, zeros, attributes)
         return traced
@@ -38,21 +41,15 @@ def onnx_node(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, b
     return made
 
 
-def node_attributes(grid: Grid, blocks: Blocks) -> dict[str, Any]:
+def node_attributes(grid: Grid, granularity: Granularity) -> dict[str, Any]:
     """Return the attributes of the node, as `docs/custom-ops.md` defines them."""
-    attributes: dict[str, Any] = {
+    return {
         "qtype": str(grid.qtype),
         "rounding": grid.rounding,
         "arithmetic": grid.arithmetic,
         "saturate": int(grid.saturate) if grid.qtype.is_float else 1,
+        **granularity.attributes,
     }
-    if blocks.axis is not None:
-        attributes["axis"] = blocks.axis
-    if blocks.block_size is not None:
-        attributes["block_size"] = blocks.block_size
-    if blocks.block_shape is not None:
-        attributes["block_shape"] = list(blocks.block_shape)
-    return attributes
 
 
 class _Traced(torch.autograd.Function):

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.slots import Use
+from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
 from onnxfq.placement.target_policy import Operands
 from onnxfq.placement.weighted_ops import refuse
@@ -216,22 +218,24 @@ def _decide(site: Site, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[lis
         if role == "weight":
             assert site.kind is not None
             weights = recipe.weight_for(site.name, op_type, tensor)
-            common = _numbers(weights, recipe)
+            common, calibrator = _numbers(weights, recipe), weights.calibrator
             instead = POLICIES[recipe.target].per_tensor_weights.get(site.op_types[0], "")
             spec, why = _weight_spec(weights, common, site.kind, site.parameters[name].ndim, instead)
             why = f"weight of {op_type}, {why}"
         else:
             scheme = recipe.activation_for(site.name, op_type, tensor)
             spec = None if scheme is None else QuantSpec(**_numbers(scheme, recipe))
+            calibrator = MINMAX if scheme is None else scheme.calibrator
             why = "skip branch of a residual Add" if site.residual else f"input of {op_type}"
             producer = made_by.get(tensor, "")
             if spec is not None and scheme is not None and producer in scheme.known_ranges:
                 low, high = KNOWN_RANGES[producer]
-                spec = spec.model_copy(update={"calibrator": f"known:{producer}"})
+                calibrator = Calibrator(name="known", parameters=(producer,))
                 why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
         if spec is not None:
             use = Use(site.name, slot)
-            placed.append(Placement(tensor=tensor, role=role, spec=spec, uses=(use,), why=why))
+            fields = {"tensor": tensor, "role": role, "spec": spec, "uses": (use,), "why": why}
+            placed.append(Placement(**fields, calibrator=calibrator))
     if kept:
         return placed, kept
     if site.kind is not None and not site.kind.has_input and not _asked_for(recipe, site):
@@ -284,20 +288,20 @@ def _weight_spec(
     instead = ""
     if scheme.block_size is not None:
         if kind.summed_axis is not None:
-            blocks = {"axis": kind.summed_axis, "block_size": scheme.block_size}
-            return QuantSpec(**common, **blocks), f"blocks of {scheme.block_size} along its summed axis"
+            why = f"blocks of {scheme.block_size} along its summed axis"
+            blocks = Granularity(kind.summed_axis, scheme.block_size)
+            return QuantSpec(**common, granularity=blocks), why
         instead = f": blocks go along one summed axis, and {kind.op_types[0]} has none"
     if scheme.block_shape is not None:
         if len(scheme.block_shape) == rank:
-            return QuantSpec(
-                **common, block_shape=scheme.block_shape
-            ), f"blocks of {list(scheme.block_shape)}"
+            blocks = Granularity(block_shape=scheme.block_shape)
+            return QuantSpec(**common, granularity=blocks), str(blocks)
         instead = f": block_shape {list(scheme.block_shape)} is not for its {rank} axes"
     if per_tensor:
         return QuantSpec(**common), per_tensor
     if kind.channel_axis is None:
         return QuantSpec(**common), "per tensor: it has no channel axis"
-    return QuantSpec(**common, axis=kind.channel_axis), f"per output channel{instead}"
+    return QuantSpec(**common, granularity=Granularity(kind.channel_axis)), f"per output channel{instead}"
 
 
 def _what_target_says(site: Site, recipe: Recipe, placed: list[Placement]) -> str:

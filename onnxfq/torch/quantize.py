@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
+from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import ModelError
@@ -81,9 +82,10 @@ def _insert(
 
 
 def _quantizer(placement: Placement) -> FakeQuantize:
-    if placement.role == "weight":
-        return FakeQuantize(placement.spec, "latest")
-    return FakeQuantize(placement.spec, "minmax" if placement.spec.calibrator == "minmax" else "histogram")
+    calibrator = placement.calibrator
+    observer = "minmax" if calibrator == MINMAX else "histogram"
+    observer = "latest" if placement.role == "weight" else observer
+    return FakeQuantize(placement.spec, observer, calibrator=calibrator)
 
 
 def remove_fake_quantize(model: nn.Module) -> None:

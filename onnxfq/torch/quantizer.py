@@ -10,8 +10,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.errors import SpecError, StatisticsError, nearest
-from onnxfq.numerics.float_types import FloatType, smallest_scale
+from onnxfq.numerics.float_types import FLOATS, HALF_TYPES, FloatType
 from onnxfq.numerics.qparams import ParamRules
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import Grid
@@ -24,12 +25,12 @@ from onnxfq.torch.functions import (
     round_straight_through,
     scale_gradient,
 )
-from onnxfq.torch.observers import Observer, OwnTypes, blocks_of, lasting, make_observer
+from onnxfq.torch.observers import Observer, OwnTypes, lasting, make_observer
 from onnxfq.torch.onnx_node import exporting
 
 Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
 LEARNED = ("nothing", "scale", "scale_zero_point", "range")
-_HALF_TYPES: dict[torch.dtype, FloatType] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_HALF_TYPES: dict[torch.dtype, FloatType] = {getattr(torch, h.name): h.name for h in HALF_TYPES.values()}
 _SWITCHES = ("observer_enabled", "fake_quant_enabled")
 
 
@@ -61,17 +62,21 @@ class FakeQuantize(OwnTypes):
         rounding: str = "half_even",
         arithmetic: str = "divide",
         saturate: bool = True,
+        calibrator: str | Calibrator = MINMAX,
     ) -> None:
         """Round to `spec`, or symmetric and per tensor to the number format of that name.
 
-        observer: a name of `onnxfq.torch.observers`, or None when scales come from elsewhere. The others are
-        as in `fake_quantize`. Raises SpecError for unknown names.
+        observer: a name of `onnxfq.torch.observers`, or None when scales come from elsewhere. calibrator: of
+        the observers `latest` and `histogram`. The others are as in `fake_quantize`. Raises SpecError for
+        unknown names.
         """
         super().__init__()
         self.spec = QuantSpec(qtype=spec) if isinstance(spec, str) else spec
         self.grid = Grid.of(self.spec.qtype, rounding, arithmetic, saturate)
-        self.blocks = blocks_of(self.spec)
-        self.observer = make_observer(observer, self.spec) if isinstance(observer, str) else observer
+        self.calibrator = Calibrator.parse(calibrator)
+        if isinstance(observer, str):
+            observer = make_observer(observer, self.spec, self.calibrator)
+        self.observer = observer
         self.observer_enabled = self.observer is not None
         self.fake_quant_enabled = True
         self.learned: Learned = "nothing"
@@ -125,7 +130,7 @@ class FakeQuantize(OwnTypes):
         scale, zero_point = self._effective(count)
         work = torch.float64 if x.dtype == torch.float64 else torch.float32
         zeros = None if zero_point is None else zero_point.to(work)
-        return quantize_to(x, scale.to(work), zeros, self.grid, self.blocks)
+        return quantize_to(x, scale.to(work), zeros, self.grid, self.spec.granularity)
 
     def _effective(self, elements: int = 0) -> tuple[Tensor, Tensor | None]:
         """Return (scale, zero point) as they are used; elements: how many share one, for gradients."""
@@ -137,7 +142,7 @@ class FakeQuantize(OwnTypes):
             return scale, zero_point
         factor = lsq_factor(elements, self.spec.qtype)
         # A step of training may push a scale through 0: its size counts, never less than the least scale.
-        scale = scale_gradient(scale, factor).abs().clamp(min=smallest_scale(self.float_type))
+        scale = scale_gradient(scale, factor).abs().clamp(min=FLOATS[self.float_type].smallest_scale)
         if self.float_type != "float32":  # the difference is exact, and so is the sum
             scale = scale + (next_half(scale.detach(), self.float_type) - scale.detach())
         if zero_point is not None and self.learned == "scale_zero_point":
@@ -209,7 +214,7 @@ class FakeQuantize(OwnTypes):
     def _params_of(self, rmin: Tensor, rmax: Tensor) -> tuple[Tensor, Tensor]:
         spec = self.spec
         with torch.no_grad():
-            rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional", self.float_type)
+            rules = spec.param_rules(self.float_type)
             scale, zero = range_to_params(rmin, rmax, spec.qtype, spec.symmetric, rules)
             return scale.float(), torch.zeros_like(scale) if zero is None else zero
 

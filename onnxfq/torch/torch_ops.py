@@ -19,15 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import SpecError
-from onnxfq.passes.custom_domain import DOMAIN, VERSION
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
+from onnxfq.numerics.float_types import FLOATS
+from onnxfq.passes.custom_domain import VERSION
 from onnxfq.passes.recognize_fake_quantize import qtype_of_limits
 from onnxfq.torch.functions import fake_quantize
 
-_FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
+_FLOATS = [info.onnx_name for info in FLOATS.values()]
 _PARAMETER = onnx.defs.OpSchema.FormalParameter
 _SCHEMA = onnx.defs.OpSchema(
     "FakeQuantize",
-    DOMAIN,
+    ONNXFQ_DOMAIN,
     VERSION,
     inputs=[_PARAMETER("x", "T"), _PARAMETER("scale", "S"), _PARAMETER("zero_point", "S")],
     outputs=[_PARAMETER("y", "T")],
@@ -38,7 +40,9 @@ _SCHEMA = onnx.defs.OpSchema(
         onnx.defs.OpSchema.Attribute("axis", onnx.defs.OpSchema.AttrType.INT, required=False),
     ],
 )
-_FAKE_QUANTIZE = onnxscript.values.Op(onnxscript.values.Opset(DOMAIN, VERSION), "FakeQuantize", _SCHEMA)
+_FAKE_QUANTIZE = onnxscript.values.Op(
+    onnxscript.values.Opset(ONNXFQ_DOMAIN, VERSION), "FakeQuantize", _SCHEMA
+)
 
 
 def _node(x: Any, scale: Any, zero_point: Any, low: int, high: int, axis: int | None = None) -> Any:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keyword_numerics import fake_quantize
 
 from onnxfq.calibration.calibrators.equalized import MOST_OCTAVES, equalized_qparams
-from onnxfq.numerics.affine import fake_quantize
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.calibration.calibrators import calibrator_by_name
-from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES, is_fixed
+from onnxfq.calibration.calibrators import Calibrator
+from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.spec import QuantSpec
 
@@ -21,8 +21,8 @@ STATS = TensorStatistics.from_array(np.asarray([-9.0, 5.0], np.float32))
 
 def test_a_range_is_taken_as_given():
     """Whatever was observed."""
-    assert calibrator_by_name("range:-1.5,2e3")(STATS, SPEC) == (-1.5, 2000.0)
-    assert calibrator_by_name("known:Tanh")(STATS, SPEC) == (-1.0, 1.0)
+    assert Calibrator.parse("range:-1.5,2e3")(STATS, SPEC) == (-1.5, 2000.0)
+    assert Calibrator.parse("known:Tanh")(STATS, SPEC) == (-1.0, 1.0)
 
 
 @given(
@@ -42,4 +42,5 @@ def test_no_output_leaves_its_known_range(x, op_type):
 @pytest.mark.parametrize("name", ["range:0,1", "known:Softmax"])
 def test_fixed_names(name):
     """They are told from those that look at the data."""
-    assert is_fixed(name) and not is_fixed("minmax") and not is_fixed("percentile:99.9")
+    assert Calibrator.parse(name).is_fixed
+    assert not (Calibrator.parse("minmax").is_fixed or Calibrator.parse("percentile:99.9").is_fixed)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.calibration.calibrators.moving_average import moving_average
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import StatisticsError
@@ -39,13 +39,13 @@ def test_it_is_torchs_observer(constant):
     for batch in batches():
         observer(torch.from_numpy(batch))
     wanted = (observer.min_val.item(), observer.max_val.item())
-    assert calibrator_by_name(f"moving_average:{constant}")(fed(batches()), SPEC) == wanted
+    assert Calibrator.parse(f"moving_average:{constant}")(fed(batches()), SPEC) == wanted
 
 
 def test_the_default_is_a_hundredth():
     """Without an argument the constant is torch's default, 0.01."""
     stats = fed(batches(1))
-    assert calibrator_by_name("moving_average")(stats, SPEC) == moving_average(stats, SPEC, 0.01)
+    assert Calibrator.parse("moving_average")(stats, SPEC) == moving_average(stats, SPEC, 0.01)
 
 
 def test_one_feed_is_minmax():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq.calibration.calibrators import calibrator_by_name
+from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.calibration.calibrators.percentile import DEFAULT_PERCENTILE, percentile
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.spec import QuantSpec
@@ -82,6 +82,6 @@ def test_at_least_the_share_is_inside(x, percent, symmetric):
 def test_name_sets_the_percentile():
     """`percentile:90` is the function with 90, `percentile` has the default."""
     stats = TensorStatistics.from_array(np.random.default_rng(0).normal(size=999).astype(np.float32))
-    assert calibrator_by_name("percentile:90")(stats, SYMMETRIC) == percentile(stats, SYMMETRIC, 90.0)
+    assert Calibrator.parse("percentile:90")(stats, SYMMETRIC) == percentile(stats, SYMMETRIC, 90.0)
     default = percentile(stats, SYMMETRIC, DEFAULT_PERCENTILE)
-    assert calibrator_by_name("percentile")(stats, SYMMETRIC) == default
+    assert Calibrator.parse("percentile")(stats, SYMMETRIC) == default

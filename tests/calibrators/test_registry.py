@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq.calibration.calibrators import CALIBRATORS, DEFAULT_CALIBRATOR, FORMS, calibrator_by_name
+from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, Calibrator, observing_names, spellings
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import SpecError
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.numerics.spec import QuantSpec
 
-NAMES = [*CALIBRATORS, "percentile:99", "percentile:100", "moving_average:0.5"]
+NAMES = [*observing_names(), "percentile:99", "percentile:100", "moving_average:0.5"]
 PURE = [name for name in NAMES if not name.startswith("moving_average")]  # of the order of the data
 SPECS = [
     QuantSpec(qtype=q, symmetric=s, power_of_two=p)
@@ -54,7 +54,7 @@ def gathered(x, feeds=3):
 
 def check(stats, name, spec):
     """A calibrator looks at nothing beyond the data and 0, and its range has a scale, finite and positive."""
-    rmin, rmax = calibrator_by_name(name)(stats, spec)
+    rmin, rmax = Calibrator.parse(name)(stats, spec)
     # An average in float32, as torch's, may be rounded past what it averages.
     slack = 2.0**-22 * stats.amax if "average" in name else 0.0
     assert min(stats.rmin, 0.0) - slack <= rmin <= rmax <= max(stats.rmax, 0.0) + slack
@@ -92,16 +92,16 @@ def test_shards_in_any_order_give_the_same_range(name, data):
     whole = gathered(DATA[data])
     parts = [TensorStatistics.from_array(p) for p in np.array_split(DATA[data].astype(np.float32), 3)]
     for spec in (QuantSpec(qtype="int8"), QuantSpec(qtype="uint8", symmetric=False)):
-        expected = calibrator_by_name(name)(whole, spec)
+        expected = Calibrator.parse(name)(whole, spec)
         for a, b, c in itertools.permutations(parts):
-            assert calibrator_by_name(name)(a.merge(b).merge(c), spec) == expected
+            assert Calibrator.parse(name)(a.merge(b).merge(c), spec) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_statistics_of_nothing_give_the_range_of_nothing(name):
     """No values, no range: the empty interval, which choose_qparams refuses with a reason."""
     for spec in SPECS:
-        limits = calibrator_by_name(name)(TensorStatistics(), spec)
+        limits = Calibrator.parse(name)(TensorStatistics(), spec)
         assert limits == (np.inf, -np.inf)
         with pytest.raises(SpecError, match="a range must be finite"):
             choose_qparams(*limits, spec.qtype, spec.symmetric)
@@ -117,8 +117,8 @@ def test_every_calibrator_is_fast(qtype):
     x = np.exp2(rng.uniform(-45, 17, 400_000)) * rng.choice([-1, 1], 400_000)
     stats, spec = gathered(x), QuantSpec(qtype=qtype, symmetric=qtype[0] != "u")
     assert 7_900 < stats.bins.size < 8_100
-    for name, method in CALIBRATORS.items():
-        seconds = []
+    for name in observing_names():
+        method, seconds = Calibrator.parse(name), []
         for _ in range(3):
             start = time.perf_counter()
             method(stats, spec)
@@ -126,24 +126,48 @@ def test_every_calibrator_is_fast(qtype):
         assert min(seconds) < (0.2 if name == "auto" else 0.05), name
 
 
-@pytest.mark.parametrize("name", CALIBRATORS)
-def test_names(name):
-    """A name gives its function; the default is one of them."""
-    assert calibrator_by_name(name) is CALIBRATORS[name]
-    assert DEFAULT_CALIBRATOR in CALIBRATORS
+@pytest.mark.parametrize(
+    ("text", "name", "parameters"),
+    [
+        ("mse", "mse", ()),
+        ("percentile:99.9", "percentile", (99.9,)),
+        ("percentile:100", "percentile", (100.0,)),
+        ("moving_average:1e-05", "moving_average", (1e-5,)),
+        ("range:-1,0.5", "range", (-1.0, 0.5)),
+        ("known:Softmax", "known", ("Softmax",)),
+    ],
+)
+def test_spelling(text, name, parameters):
+    """What is parsed is spelled the same again, is equal to its spelling, and goes through JSON as text."""
+    made = Calibrator.parse(text)
+    assert (made.name, made.parameters) == (name, parameters)
+    assert str(made) == text and made == text and hash(made) == hash(text) and made != "minmax"
+    assert made.model_dump() == text and made.model_dump_json() == f'"{text}"'
+    assert Calibrator.model_validate_json(made.model_dump_json()) == made
+    assert Calibrator.parse(made) is made
+
+
+@given(st.floats(50, 100))
+def test_numbers_are_spelled_exactly(percent):
+    """Any number comes back from the spelling with the same bits."""
+    made = Calibrator(name="percentile", parameters=(percent,))
+    assert Calibrator.parse(str(made)).parameters == (percent,)
 
 
 def test_every_form_is_one_that_is_taken():
-    """What the help lists is understood, once the example's words are numbers."""
-    for form in FORMS:
-        assert callable(calibrator_by_name(form.replace("LOW,HIGH", "-1,0.5")))
+    """What the help lists is understood, once the example's words are given; the default is one of them."""
+    words = {"LOW,HIGH": "-1,0.5", "OP": "Tanh"}
+    for form in spellings():
+        name, colon, rest = form.partition(":")
+        assert Calibrator.parse(f"{name}{colon}{words.get(rest, rest)}").name == name
+    assert DEFAULT_CALIBRATOR in spellings()
 
 
 def test_minmax_is_what_was_observed():
     """Min-max is NumPy's min and max, for every scheme."""
     x = DATA["laplace"].astype(np.float32)
     for spec in SPECS:
-        assert CALIBRATORS["minmax"](TensorStatistics.from_array(x), spec) == (x.min(), x.max())
+        assert Calibrator.parse("minmax")(TensorStatistics.from_array(x), spec) == (x.min(), x.max())
 
 
 @pytest.mark.parametrize(
@@ -182,5 +206,5 @@ def test_minmax_is_what_was_observed():
 def test_unknown_names(name, words):
     """A name that is none is refused with the nearest, a percentile with its limits."""
     with pytest.raises(SpecError) as caught:
-        calibrator_by_name(name)
+        Calibrator.parse(name)
     assert words in str(caught.value)

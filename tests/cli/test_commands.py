@@ -177,7 +177,7 @@ def test_plan_can_be_edited(run: Run) -> None:
     Path("p.json").write_text(
         Path("p.json").read_text(encoding="utf-8").replace('"auto"', '"minmax"'), encoding="utf-8"
     )
-    assert Plan.load("p.json").activations[0].spec.calibrator == "minmax"
+    assert Plan.load("p.json").activations[0].calibrator == "minmax"
     run("observe model.onnx --plan p.json --data data.npz -o s.npz")
     run("calibrate model.onnx --plan p.json --statistics s.npz -o e.json")
     assert Encodings.load("e.json")["x"].scale_array == np.float32(Statistics.load("s.npz")["x"].amax / 127)
@@ -194,7 +194,7 @@ def test_table_of_calibrators(run: Run) -> None:
     rows = Path("t.csv").read_text(encoding="utf-8").splitlines()
     assert rows[0] == "tensor,calibrator,rmin,rmax,sqnr_db,chosen,groups"
     assert len(rows) == len(printed.splitlines())
-    assert Encodings.load("e.json")["x"].spec.calibrator == "auto"
+    assert Encodings.load("e.json")["x"].calibrator == "auto"
     assert "wrote      t.csv" in run(f"{line} --table-csv t.csv")
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from keyword_numerics import dynamic_fake_quantize
 from onnx import TensorProto, helper
 
 from onnxfq.numerics.affine import fake_quantize
-from onnxfq.numerics.block_scales import dynamic_fake_quantize
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.runtime import kernels
 

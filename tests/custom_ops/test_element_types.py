@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import keyword_numerics as numerics
 import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxfq.numerics import affine as numerics
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.runtime import kernels
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from keyword_numerics import dynamic_fake_quantize
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.errors import RuntimeLibraryError, SpecError
-from onnxfq.numerics.block_scales import dynamic_fake_quantize
 from onnxfq.runtime import custom_ops as library
 from onnxfq.runtime import kernels
 

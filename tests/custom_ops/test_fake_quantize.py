@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword_numerics as numerics
 import numpy as np
 import onnxruntime
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfq.numerics import affine as numerics
 from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 from onnxfq.runtime import kernels
 from onnxfq.runtime.custom_ops import register_custom_ops
@@ -85,7 +85,7 @@ def test_four_ways_agree(ops, rng, same_bits, qtype, layout, symmetric):
         # along the last axis): from 2^31 steps on its result is undefined there, and not compared.
         scalar_code = block_size is not None or qtype.bits == 2 or (qtype.bits == 4 and axis in (2, -1))
         with np.errstate(over="ignore"):
-            steps = np.abs(x / numerics.expand_params(scale, x.shape, axis, block_size))
+            steps = np.abs(x / numerics.expand_params(scale, x.shape, axis=axis, block_size=block_size))
         compared = steps < 2**31 if scalar_code else np.full(x.shape, True)
         assert compared.sum() > 90
         same_bits(ops.qdq(x, scale, zero_point, **where)[compared], expected[compared])
@@ -268,7 +268,7 @@ def test_reciprocal_equals_torch(rng, same_bits, qtype, axis):
     kind = QTYPES[qtype]
     scale, zero_point = draw_params(rng, kind, () if axis is None else (SHAPE[axis],), symmetric=False)
     halves = rng.integers(kind.qmin * 2, kind.qmax * 2, SHAPE).astype(np.float32) / 2
-    along = numerics.expand_params(scale, SHAPE, axis)
+    along = numerics.expand_params(scale, SHAPE, axis=axis)
     for x in (halves * along, rng.standard_normal(SHAPE).astype(np.float32) * along * 50):
         if axis is None:
             t = torch.fake_quantize_per_tensor_affine(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import keyword_numerics as numerics
 import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.numerics import affine as numerics
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.runtime import kernels
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import keyword_numerics as numerics
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq.numerics import affine as numerics
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.layout import Layout
 from onnxfq.runtime import kernels
 
 # name: what it makes of v, in Python floats
@@ -119,7 +121,7 @@ def test_mask_of_torch(rng, zero_point):
 def test_block_shape_is_the_general_case(ops, rng, block_shape, where):
     """Per tensor, per axis and blocked are block shapes: the same scales give the same bits."""
     x = rng.standard_normal((8, 12)).astype(np.float32)
-    shape = numerics.block_counts(x.shape, block_shape)
+    shape = Layout(Granularity(block_shape=block_shape), x.shape).scale_shape
     scale = rng.uniform(0.01, 0.1, shape).astype(np.float32)
     zero_point = rng.integers(-5, 5, shape)
     by_shape = both(x, scale, zero_point, qtype="int8", block_shape=block_shape)
@@ -134,7 +136,7 @@ def test_block_shapes_of_any_size(data):
     """Blocks that fit, do not fit, or are larger than x: kernel and NumPy agree, slice by slice too."""
     shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=7))
     block_shape = data.draw(st.tuples(*(st.integers(1, 9) | st.just(-1) for _ in shape)))
-    counts = numerics.block_counts(shape, block_shape)
+    counts = Layout(Granularity(block_shape=block_shape), shape).scale_shape
     scale = data.draw(hnp.arrays(np.float32, counts, elements=st.floats(2.0**-8, 1, width=32)))
     x = data.draw(hnp.arrays(np.float32, shape, elements=st.floats(-300, 300, width=32)))
     y = both(x, scale, qtype="int8", block_shape=block_shape)

@@ -82,12 +82,14 @@ def test_quantized_values_are_torchs(spec, exporter):
     x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0)) * 3
     with compute_encodings(model):
         model(x)
-    blocked = spec.block_size is not None or spec.block_shape is not None
+    blocked = spec.granularity.block_size is not None or spec.granularity.block_shape is not None
     exported = export_torch(model, (x,), exporter=exporter, dynamic_batch=not blocked)
     assert {op for _, op in operators(exported)} <= {"QuantizeLinear", "DequantizeLinear", "Clip"}
     assert {domain for domain, _ in operators(exported)} == {""}
     more = x * 1.7 if blocked else torch.cat([x, x * 1.7])
-    expected = fake_quantize(more, model[0].scale, model[0].zero_point, qtype=spec.qtype, **spec.blocks)
+    expected = fake_quantize(
+        more, model[0].scale, model[0].zero_point, qtype=spec.qtype, **spec.granularity.attributes
+    )
     np.testing.assert_array_equal(run(exported, more).view(np.int32), expected.numpy().view(np.int32))
 
 

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
+import keyword_numerics as numerics
 import torch  # noqa: E402  only once it is known to be there
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics import affine as numerics
-from onnxfq.numerics.aimet_range import adjust_min_max
-from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.qparams import adjust_min_max, choose_qparams
 from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 from onnxfq.numerics.rounding import ROUNDINGS
 from onnxfq.torch import (

@@ -452,7 +452,7 @@ def test_ranges_known_from_mathematics():
     asked, model, x = Recipe.model_validate(content), Ranged().eval(), torch.randn(2, 4, 4)
     plain = onnxfq.load(export_torch(model, (x,)))
     plan = prepared(model, x, asked)
-    known = {p.tensor: p.spec.calibrator for p in plan.placements if p.spec.calibrator != "minmax"}
+    known = {p.tensor: p.calibrator for p in plan.placements if p.calibrator != "minmax"}
     assert known == {
         "two.input": "known:Sigmoid",
         "matmul_input": "known:Softmax",
@@ -461,8 +461,8 @@ def test_ranges_known_from_mathematics():
     for name in known:
         assert quantizers(model)[f"{name}_quantizer"].scale == torch.tensor(1 / 127)
     onnx_plan = onnxfq.make_plan(plain, asked)
-    assert sorted(p.spec.calibrator for p in onnx_plan.placements) == sorted(
-        p.spec.calibrator for p in plan.placements
+    assert sorted(str(p.calibrator) for p in onnx_plan.placements) == sorted(
+        str(p.calibrator) for p in plan.placements
     )
     (why,) = (p.why for p in plan.placements if p.tensor == "matmul_input")
     assert why.endswith("every output of Softmax lies in [0, 1]")
@@ -539,7 +539,7 @@ def test_weights_only():
     model = network("transformer")
     plan = quantize_module(model, recipe(None, "int4", granularity="blocked", block_size=16))
     assert {p.role for p in plan.placements} == {"weight"}
-    assert all(p.spec.block_size == 16 for p in plan.placements)
+    assert all(p.spec.granularity.block_size == 16 for p in plan.placements)
     assert {s.why for s in plan.skipped} == {"recipe test quantizes weights only, and MatMul has none"}
 
 

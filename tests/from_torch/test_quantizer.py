@@ -17,6 +17,7 @@ from torch.ao.quantization import observer as peers
 import onnxfq
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import SpecError, StatisticsError
+from onnxfq.numerics.layout import Layout, expand_params
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.torch import FakeQuantize, compute_encodings, fake_quantize, is_initialized, learn_grids
@@ -71,8 +72,8 @@ def test_group_limits(blocks):
         torch.randn(5, 4, 7, generator=torch.Generator().manual_seed(3)),
     )
     low, high = group_limits(x, spec)
-    shape = spec.granularity.param_shape(x.shape)
-    ids = onnxfq.numerics.affine.expand_params(np.arange(low.numel()).reshape(shape), x.shape, **spec.blocks)
+    shape = Layout(spec.granularity, x.shape).scale_shape
+    ids = expand_params(np.arange(low.numel()).reshape(shape), x.shape, spec.granularity)
     for i in range(low.numel()):
         group = x.numpy()[ids == i]
         assert (low.flatten()[i], high.flatten()[i]) == (group.min(), group.max())
@@ -95,12 +96,12 @@ def test_histogram_is_the_cores():
 class Double(nn.Module):
     """Two linear layers with a ReLU, and a fake quantizer in front of each."""
 
-    def __init__(self, spec, observer="histogram"):
+    def __init__(self, spec, observer="histogram", calibrator="minmax"):
         """Make the layers with fixed weights."""
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
-        self.one, self.two = FakeQuantize(spec, observer), FakeQuantize(spec, observer)
+        self.one, self.two = (FakeQuantize(spec, observer, calibrator=calibrator) for _ in range(2))
 
     def forward(self, x):
         """Return four numbers a row."""
@@ -115,8 +116,8 @@ def test_scales_equal_onnxruntimes_calibration(calibrator, qtype, tmp_path):
     The input is the same tensor to the bit. What the first layer gives is summed in another order, so for the
     second layer the statistics of torch's own tensors go through the core.
     """
-    spec = QuantSpec(qtype=qtype, symmetric=qtype[0] == "i", calibrator=calibrator)
-    model = Double(spec).eval()
+    spec = QuantSpec(qtype=qtype, symmetric=qtype[0] == "i")
+    model = Double(spec, calibrator=calibrator).eval()
     data = batches(6, 32, 8)
     seen = []
     model.two.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().numpy()))
@@ -143,7 +144,7 @@ def test_scales_equal_onnxruntimes_calibration(calibrator, qtype, tmp_path):
     merged = TensorStatistics()
     for x in seen:
         merged = merged.merge(TensorStatistics.from_array(x))
-    rmin, rmax = onnxfq.calibration.calibrators.calibrator_by_name(calibrator)(merged, spec)
+    rmin, rmax = onnxfq.calibration.calibrators.Calibrator.parse(calibrator)(merged, spec)
     scale, zero_point = onnxfq.choose_qparams(rmin, rmax, spec.qtype, spec.symmetric)
     assert (model.two.scale.numpy(), model.two.zero_point.numpy()) == (scale, zero_point)
 

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 from onnx.backend.test.case.node import collect_testcases
 
 from onnxfq.graph.io.load import load
+from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.runtime.session import Session
-from onnxfq.targets.tensorrt.attention import attentions
 
 # What ONNX's cases of Attention have that keeps one whole; a padded mask is one shorter than the keys.
 WHOLE = ("qk_matmul", "mode3", "nonpad", "padded_kv", "window", "softmax_precision")
@@ -96,7 +96,7 @@ def test_a_guard_behind(opset: int, kind: str, array: str) -> None:
     proto, feed = masked(opset, kind), masked_feed(array)
     model = load(proto)
     assert any("guard" in note for note in model.notes)
-    (found,) = attentions(model.graph().nodes)
+    (found,) = find_attentions(model.graph().nodes)
     soft = found.mix.inputs[0].inputs[0]
     assert soft.op == "Softmax" and "IsNaN" not in operators(model.proto)
     (got,), (want,) = Session(model.proto, 1).run(feed), Session(proto, 1).run(feed)

@@ -50,7 +50,7 @@ def test_folded(name: str) -> None:
     assert len(weighted) == 1 and weighted[0].input[1] in constants
     assert constants <= {name for node in model.proto.graph.node for name in node.input}, "none is left over"
     (placement,) = planned(proto).weights
-    assert placement.spec.axis is not None, "it is quantized per channel, as any weight"
+    assert placement.spec.granularity.axis is not None, "it is quantized per channel, as any weight"
     feed = feed_for(proto)
     (got,), (want,) = (Session(p, 1).run(feed) for p in (model.proto, proto))
     # ONNX's reference and ONNX Runtime add in another order.

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from onnxfq.cli.main import main
 from onnxfq.documents.recipe import Recipe
-from onnxfq.stages.diff import difference
+from onnxfq.stages.diff import diff_models
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 
 
@@ -26,12 +26,12 @@ def qdq(recipe: str | Recipe = "tensorrt-int8") -> onnx.ModelProto:
 
 def found(second: onnx.ModelProto, tolerance: float = 0.0) -> set[tuple[str, str]]:
     """Return (tensor, what) of all differences from the plain Q/DQ model."""
-    return {(d.tensor, d.what) for d in difference(qdq(), second, tolerance).found}
+    return {(d.tensor, d.what) for d in diff_models(qdq(), second, tolerance).found}
 
 
 def test_equal_models() -> None:
     """A model does not differ from itself made again."""
-    result = difference(qdq(), qdq())
+    result = diff_models(qdq(), qdq())
     assert result.equal and result.table().startswith("no difference between")
 
 
@@ -84,7 +84,7 @@ def first_changed(values: np.ndarray, by: float) -> np.ndarray:
 def test_constants() -> None:
     """Weights and biases are compared value by value; with a tolerance one step of a weight is free."""
     step = with_constant("w1/q", lambda values: np.where(values == values.max(), values - 1, values))
-    (only,) = difference(qdq(), step).found
+    (only,) = diff_models(qdq(), step).found
     assert (only.tensor, only.what.split("(")[0]) == ("w1/q", "values ") and found(step, 0.01) == set()
     far = with_constant("w1/q", lambda values: -values)
     assert {tensor for tensor, _ in found(far, 0.01)} == {"w1/q"}
@@ -102,7 +102,7 @@ def test_nodes() -> None:
     changed.ir_version += 1
     node = next(node for node in changed.graph.node if node.op_type == "Conv")
     next(a for a in node.attribute if a.name == "pads").ints[:] = [1, 1, 2, 0]
-    rows = {(d.tensor, d.what): (d.first, d.second) for d in difference(qdq(), changed).found}
+    rows = {(d.tensor, d.what): (d.first, d.second) for d in diff_models(qdq(), changed).found}
     assert set(rows) == {("", "IR version"), (node.output[0], "node")}
     assert ["pads = [1, 1, 1, 1]" in rows[node.output[0], "node"][0], "[1, 1, 2, 0]" in str(rows)] == [
         True,

@@ -11,7 +11,7 @@ import pytest
 from builders import build, constants, conv_relu, linear, weights
 
 from onnxfq.errors import ModelError, OnnxfqError, OutputError
-from onnxfq.graph.io import external_tensors as stored
+from onnxfq.graph.external import sizes
 from onnxfq.graph.io.data_files import check_model_output, data_files
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
@@ -137,7 +137,7 @@ def test_data_that_a_written_model_left_is_not_removed_under_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writing a model ends the data of the former one, so the model that reads those cannot be the input."""
-    monkeypatch.setattr(stored, "LIMIT", 0)
+    monkeypatch.setattr(sizes, "LIMIT", 0)
     save(linear(64, 64), tmp_path / "model.onnx")
     (tmp_path / "model.onnx").rename(tmp_path / "moved.onnx")
     with pytest.raises(OutputError, match="would take the place of model.onnx.*data, in which"):
@@ -177,7 +177,7 @@ def test_a_link_is_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "out.onnx").symlink_to("far/model.onnx")
     save(conv_relu(), tmp_path / "out.onnx")
     assert (tmp_path / "out.onnx").is_symlink() and onnx.load(tmp_path / "far" / "model.onnx") == conv_relu()
-    monkeypatch.setattr(stored, "LIMIT", 0)
+    monkeypatch.setattr(sizes, "LIMIT", 0)
     with pytest.raises(OutputError, match="is a link, and data would be looked for beside it; give the path"):
         save(conv_relu(), tmp_path / "out.onnx")
 

@@ -16,8 +16,8 @@ from slow.check_large_model import check_kills
 from onnxfq.cli.main import main
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError, OutputError
-from onnxfq.graph.io import external_tensors as stored
-from onnxfq.graph.io.external_tensors import is_stored, tensor_array
+from onnxfq.graph.external import sizes
+from onnxfq.graph.external.tensor import is_external, tensor_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
 from onnxfq.pipeline import quantize
@@ -66,7 +66,7 @@ def test_large_and_small_give_the_same(
     plain = quantize(two_layers(tmp_path / "a", external=False, opset=opset), feeds(), recipe=recipe)
     path = two_layers(tmp_path / "b", opset=opset)
     before = hashes(tmp_path / "b")
-    monkeypatch.setattr(stored, "LIMIT", 6000)
+    monkeypatch.setattr(sizes, "LIMIT", 6000)
     out = tmp_path / "out" / "q.onnx"
     out.parent.mkdir()
     large = quantize(path, feeds(), out, recipe=recipe)
@@ -98,7 +98,7 @@ def test_weights_stay_in_their_file(tmp_path: Path) -> None:
     """A loaded model refers to its weights and reads them where they are asked for."""
     model = load(two_layers(tmp_path))
     tensors = {t.name: t for t in model.proto.graph.initializer}
-    assert is_stored(tensors["w1"]) and not tensors["w1"].raw_data
+    assert is_external(tensors["w1"]) and not tensors["w1"].raw_data
     np.testing.assert_array_equal(tensor_array(tensors["w1"]), weights(256, 256))
     assert len(model.proto.SerializeToString()) < 2000
 
@@ -108,8 +108,8 @@ def test_every_structure_inside_a_limit(name: str, tmp_path: Path, monkeypatch: 
     """With a limit of nothing every structure still loads, runs, and is quantized to the same scores."""
     proto, feed = BUILDERS[name](), feed_for(BUILDERS[name]())
     plain = quantize(proto, [feed])
-    monkeypatch.setattr(stored, "LIMIT", 0)
-    monkeypatch.setattr(stored, "SMALL", 8)
+    for limit, value in (("LIMIT", 0), ("IN_MEMORY", 0), ("SMALL", 8)):
+        monkeypatch.setattr(sizes, limit, value)
     large = quantize(proto, [feed], tmp_path / "q.onnx")
     assert_near(large.evaluation, plain.evaluation)
     onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)
@@ -121,7 +121,7 @@ def test_a_new_output_takes_its_old_data_away(tmp_path: Path, monkeypatch: pytes
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.data").write_text("mine")
-    monkeypatch.setattr(stored, "LIMIT", 6000)
+    monkeypatch.setattr(sizes, "LIMIT", 6000)
     quantize(path, feeds(), out / "q.onnx")
     quantize(path, feeds()[:1], out / "q.onnx", recipe="onnxruntime-int8")
     assert len(list(out.iterdir())) == 3
@@ -137,7 +137,7 @@ def test_nothing_is_left_of_a_failure(
 ) -> None:
     """Ctrl-C and a full disk while the data, the model or its check is done leave the folder as it was."""
     proto = load(two_layers(tmp_path / "in")).proto
-    monkeypatch.setattr(stored, "LIMIT", 6000)
+    monkeypatch.setattr(sizes, "LIMIT", 6000)
     out = tmp_path / "out"
     out.mkdir()
 
@@ -145,7 +145,7 @@ def test_nothing_is_left_of_a_failure(
         raise fault
 
     if stage == "data":
-        monkeypatch.setattr("onnxfq.graph.io.save.referring", fail)
+        monkeypatch.setattr("onnxfq.graph.io.save.split_weights", fail)
     if stage == "model":
         monkeypatch.setattr(Path, "write_bytes", fail)
     expected = KeyboardInterrupt if isinstance(fault, KeyboardInterrupt) else (OutputError, OSError)
@@ -172,7 +172,7 @@ def test_every_stage_takes_weights_in_a_file(tmp_path: Path, monkeypatch: pytest
     ):
         assert main(line.split()) == 0, line
     made = onnx.load("folder/model.onnx")
-    assert made.graph.initializer and not any(is_stored(t) for t in made.graph.initializer)
+    assert made.graph.initializer and not any(is_external(t) for t in made.graph.initializer)
 
 
 def test_the_builder_takes_weights_in_a_file(tmp_path: Path) -> None:

@@ -18,31 +18,30 @@ from onnx import TensorProto, numpy_helper
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import ModelError, OutputError
 from onnxfq.graph import constants as constants_module
-from onnxfq.graph.io import external_tensors as stored
-from onnxfq.graph.io import load as load_module
-from onnxfq.graph.io.external_tensors import is_stored, loaded
+from onnxfq.graph.external import sizes
+from onnxfq.graph.external.scratch_file import Scratch, weights_in
+from onnxfq.graph.external.streaming import _read_varint, _varint, read_without_values, serialize
+from onnxfq.graph.external.tensor import attach, embed, is_external, tensor_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
-from onnxfq.graph.io.scratch_file import Scratch, weights_in
-from onnxfq.graph.io.streaming import _read_varint, _varint, read_without_values, serialized
 from onnxfq.pipeline import quantize
 from onnxfq.stages.calibrate import encode_weights
+from onnxfq.stages.check import check
+from onnxfq.stages.handoff import handoff
 from onnxfq.stages.plan import make_plan
 
 
 @pytest.fixture
 def everything_in_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the weights of every model in its file."""
-    monkeypatch.setattr(stored, "IN_MEMORY", 0)
-    monkeypatch.setattr(stored, "SMALL", 8)
-    monkeypatch.setattr(load_module, "SMALL", 8)
-    monkeypatch.setattr(load_module, "_WORTH_A_LOOK", 0)
+    monkeypatch.setattr(sizes, "IN_MEMORY", 0)
+    monkeypatch.setattr(sizes, "SMALL", 8)
 
 
 @pytest.fixture
 def everything_is_large(everything_in_its_file: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat every model as one whose weights do not fit in memory."""
-    monkeypatch.setattr(stored, "ONE_PIECE", 0)
+    monkeypatch.setattr(sizes, "ONE_PIECE", 0)
     monkeypatch.setattr(constants_module, "_FEW", 8)
 
 
@@ -65,11 +64,11 @@ def test_reading_finds_what_protobuf_finds(large: int, tmp_path: Path) -> None:
     for name, proto in [*((name, make()) for name, make in BUILDERS.items()), ("annotated", annotated())]:
         path = tmp_path / f"{name}.onnx"
         path.write_bytes(proto.SerializeToString())
-        light, inside = read_without_values(path, large)
-        assert inside == {t.name for t in proto.graph.initializer if len(t.raw_data) > large}
-        assert {t.name for t in light.graph.initializer if is_stored(t)} == inside
+        light = read_without_values(path, large)
+        left = {t.name for t in proto.graph.initializer if len(t.raw_data) > large}
+        assert {t.name for t in light.graph.initializer if is_external(t)} == left
         for tensor in light.graph.initializer:
-            tensor.CopyFrom(loaded(tensor))
+            tensor.CopyFrom(embed(tensor))
         assert light == proto
 
 
@@ -78,9 +77,9 @@ def test_streaming_writes_what_protobuf_reads(tmp_path: Path) -> None:
     for proto in [*(make() for make in BUILDERS.values()), annotated()]:
         path = tmp_path / "m.onnx"
         path.write_bytes(proto.SerializeToString())
-        for given_proto in (proto, read_without_values(path, 0)[0]):
+        for given_proto in (proto, read_without_values(path, 0)):
             stream = io.BytesIO()
-            stream.writelines(serialized(given_proto))
+            stream.writelines(serialize(given_proto))
             if given_proto is proto:
                 assert stream.getvalue() == proto.SerializeToString(deterministic=True)
             made = onnx.ModelProto.FromString(stream.getvalue())
@@ -126,9 +125,9 @@ def test_large_models_of_every_structure(name: str, recipe: str, tmp_path: Path)
     """Weights left in the file, rounded into a scratch file and streamed out: ONNX accepts it, scores are."""
     proto, path = BUILDERS[name](), tmp_path / "m.onnx"
     path.write_bytes(proto.SerializeToString())
-    assert any(is_stored(tensor) for tensor in load(path).proto.graph.initializer)
+    assert any(is_external(tensor) for tensor in load(path).proto.graph.initializer)
     result = quantize(path, [feed_for(proto)], tmp_path / "q.onnx", recipe=recipe)
-    assert any(is_stored(tensor) for tensor in result.qdq.graph.initializer)
+    assert any(is_external(tensor) for tensor in result.qdq.graph.initializer)
     onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)
     fake, deployed = result.evaluation.candidates
     for one, other in zip(fake.outputs, deployed.outputs, strict=True):
@@ -148,13 +147,40 @@ def test_weights_in_the_file_or_in_memory_give_one_model(
     onnx.save(BUILDERS[name](), path)
     quantize(path, [feed], tmp_path / "held.onnx")
     request.getfixturevalue("everything_in_its_file")
-    assert any(is_stored(tensor) for tensor in load(path).proto.graph.initializer)
+    assert any(is_external(tensor) for tensor in load(path).proto.graph.initializer)
     quantize(path, [feed], tmp_path / "stored.onnx")
     one, other = (onnx.load(tmp_path / f"{kind}.onnx") for kind in ("stored", "held"))
     tensors = [sorted(t.SerializeToString() for t in made.graph.initializer) for made in (one, other)]
     assert tensors[0] == tensors[1]
     del one.graph.initializer[:], other.graph.initializer[:]
     assert one == other
+
+
+@pytest.mark.parametrize("name", ["conv_relu", "tied_embedding", "if_body", "transposed_weight"])
+def test_scales_in_the_file_are_read_by_rules(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Findings, and what is handed over, do not depend on where scales and weights are kept."""
+    path, feed = tmp_path / "q.onnx", feed_for(BUILDERS[name]())
+    quantize(BUILDERS[name](), [feed], path)
+    found = check(path)
+    request.getfixturevalue("everything_in_its_file")
+    assert any(is_external(t) for t in load(path, "keep").proto.graph.initializer if "scale" in t.name)
+    assert check(path) == found
+    handed = handoff(path, tmp_path / "folder", data=[feed]).check
+    assert handed == found and (tmp_path / "folder" / "model.onnx").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.usefixtures("everything_in_its_file")
+def test_a_body_cannot_name_another_file(tmp_path: Path) -> None:
+    """A reference out of the folder is refused in a body too, whatever its tensor is called."""
+    proto, path = BUILDERS["if_body"](), tmp_path / "m.onnx"
+    body = next(node for node in proto.graph.node if node.op_type == "If").attribute[0].g
+    outer = next(t for t in proto.graph.initializer if len(t.raw_data) > 8)
+    attach(body.initializer.add(name=outer.name, data_type=outer.data_type, dims=[1]), "/etc/hostname", 0, 4)
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match="'/etc/hostname' is no path inside of the folder"):
+        load(path)
 
 
 @pytest.mark.usefixtures("everything_in_its_file")
@@ -196,11 +222,11 @@ def test_values_go_with_their_scratch() -> None:
     scratch = Scratch()
     with weights_in(scratch):
         tensor = constants_module.make_tensor("w", weights(4, 4))
-    np.testing.assert_array_equal(stored.tensor_array(tensor), weights(4, 4))
+    np.testing.assert_array_equal(tensor_array(tensor), weights(4, 4))
     del scratch
     gc.collect()
     with pytest.raises(ValueError, match="temporary file of its values is gone; keep the result"):
-        stored.tensor_array(tensor)
+        tensor_array(tensor)
 
 
 def test_a_scratch_on_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -209,7 +235,7 @@ def test_a_scratch_on_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     scratch._file.close()
     scratch._file = open("/dev/full", "r+b", buffering=0)  # noqa: SIM115
     with pytest.raises(OutputError, match=f"temporary weights in {tmp_path}: No space left on device"):
-        scratch.append(np.zeros(9, np.uint8))
+        scratch.store(TensorProto(), np.zeros(9, np.uint8))
     scratch._file.close()
 
 

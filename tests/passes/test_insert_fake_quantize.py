@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 from builders import BUILDERS, Staged, build, constants, conv_relu, graph_text, shared_weight, stage, weights
+from keyword_numerics import fake_quantize
 
-from onnxfq.numerics.affine import fake_quantize
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, InsertFakeQuantize
 from onnxfq.runtime.session import Session
 

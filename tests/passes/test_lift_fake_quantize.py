@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, constants, weights
+from keyword_numerics import fake_quantize
 
 from onnxfq.errors import ModelError, PlanError
 from onnxfq.graph.io.load import load
-from onnxfq.numerics.affine import fake_quantize
 from onnxfq.passes.extract_fake_quantize import drop_copies, has_fake_quantize, lift_fake_quantize
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.runtime.ort import onnxruntime

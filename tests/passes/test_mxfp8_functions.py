@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import pytest
 from builders import attention, build, constants, feed_for, gemm, linear, qdq_of, stage, weights
+from keyword_numerics import dynamic_fake_quantize
 from onnx import TensorProto
 
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
-from onnxfq.numerics.block_scales import dynamic_fake_quantize
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session

@@ -17,10 +17,10 @@ from builders import (
     transposed_weight,
     weights,
 )
+from keyword_numerics import fake_quantize
 from test_agreement import twins
 
 from onnxfq.graph.model import default_opset
-from onnxfq.numerics.affine import fake_quantize
 
 BLOCKS = {
     "rows and columns": ((4, 6), [2, 3]),
@@ -78,13 +78,13 @@ def test_simple_blocks_need_no_new_opset(blocks: list[int]) -> None:
 def test_blocks_follow_a_transpose() -> None:
     """block_shape speaks of the axes that the operator reads; the constant is stored the other way round."""
     plan = planned(transposed_weight(), one_format("int8", granularity="block_shape", block_shape=[2, 1]))
-    assert plan.weights[0].spec.block_shape == (1, 2)
+    assert plan.weights[0].spec.granularity.block_shape == (1, 2)
 
 
 def test_blocks_of_another_rank_fall_back() -> None:
     """A weight with another number of axes is quantized per output channel, and the plan says why."""
     plan = planned(conv_relu(), one_format("int8", granularity="block_shape", block_shape=[2, 1]))
-    assert plan.weights[0].spec.axis == 0
+    assert plan.weights[0].spec.granularity.axis == 0
     assert plan.weights[0].why == (
         "weight of Conv, per output channel: block_shape [2, 1] is not for its 4 axes"
     )

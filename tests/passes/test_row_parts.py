@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxfq.numerics.affine import fake_quantize, quantize
+from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes import chunked_rounding as row_parts
 from onnxfq.passes.onnx_blocks import OnnxParams
@@ -29,8 +30,8 @@ def test_parts_change_nothing(shape: list[int], axis: int | None, block: int | N
     x = rng.normal(size=shape).astype(np.float32)
     scale = rng.uniform(0.01, 0.1, params).astype(np.float32)
     zero_point = rng.integers(-5, 5, params).astype(np.int32)
-    given = OnnxParams(scale, zero_point, axis, block if axis is not None else None)
-    keywords = {"qtype": qtype_by_name("int8"), "axis": given.axis, "block_size": given.block_size}
+    given = OnnxParams(scale, zero_point, Granularity(axis, block if axis is not None else None))
+    keywords = {"qtype": qtype_by_name("int8"), "granularity": given.granularity}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_parts, "PART", part)
         for apply, dtype in ((quantize, np.dtype(np.int8)), (fake_quantize, np.dtype(np.float32))):

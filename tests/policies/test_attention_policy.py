@@ -13,9 +13,10 @@ from engines import build_all, counts, unmeasured
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
+from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.pipeline import quantize
 from onnxfq.stages.plan import make_plan
-from onnxfq.targets.tensorrt.attention import attentions
+from onnxfq.targets.tensorrt.attention import count_tokens
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
 
@@ -193,8 +194,8 @@ def test_the_exporters_of_torch(dynamo, masked, tmp_path: Path):
         Attend().eval(), arguments, str(path), dynamo=dynamo, opset_version=18, input_names=["x", "mask"]
     )
     graph = load(path).graph()
-    (found,) = attentions(graph.nodes)
-    assert (found.head, found.tokens) == (16, 8)
+    (found,) = find_attentions(graph.nodes)
+    assert (found.scores.inputs[0].shape[-1], count_tokens(found)) == (16, 8)
     assert found.scores.op == found.mix.op == "MatMul" and found.scores is not found.mix
     # The inputs of both linear layers, the Softmax, and one pair for queries, keys and values.
     assert len(make_plan(load(path), load_recipe("tensorrt-int8")).activations) == 4

@@ -205,7 +205,7 @@ def test_overrides(override, found) -> None:
     plan = planned(attend(), with_override(**override))
     assert activations(plan) == found
     if found == JOINED:
-        assert [p.spec.calibrator for p in plan.placements if p.tensor == "f"] == ["entropy"]
+        assert [p.calibrator for p in plan.placements if p.tensor == "f"] == ["entropy"]
 
 
 def test_other_targets_keep_their_pairs() -> None:

@@ -31,7 +31,7 @@ from onnxfq.graph.ops import WEIGHTED_INPUTS
 
 def axes(plan: Plan) -> dict[str, int | None]:
     """Return the axis of each weight."""
-    return {p.tensor: p.spec.axis for p in plan.weights}
+    return {p.tensor: p.spec.granularity.axis for p in plan.weights}
 
 
 AXES = {
@@ -60,7 +60,7 @@ def test_weights_are_quantized_along_output_channels(name: str, recipe: str) -> 
 def test_conv_transpose(recipe: str, axis: int | None) -> None:
     """TensorRT releases disagree on ConvTranspose's axis, so it gets one scale there; the plan says why."""
     (weight,) = planned(conv_transpose(), recipe).weights
-    assert weight.spec.axis == axis
+    assert weight.spec.granularity.axis == axis
     assert ("disagree on the channel axis" in weight.why) == (axis is None)
 
 
@@ -77,7 +77,7 @@ def test_blocks_run_along_the_sum(name: str) -> None:
     """Blocks divide the axis that is summed over; a Conv, which has several, falls back to channels."""
     proto, axis = BLOCKS[name]
     (weight,) = planned(proto, with_weights("onnxruntime-int8", granularity="blocked", block_size=2)).weights
-    assert (weight.spec.axis, weight.spec.block_size) == (axis, 2)
+    assert (weight.spec.granularity.axis, weight.spec.granularity.block_size) == (axis, 2)
 
 
 def test_blocks_of_a_conv_fall_back_to_channels() -> None:
@@ -85,7 +85,7 @@ def test_blocks_of_a_conv_fall_back_to_channels() -> None:
     (weight,) = planned(
         conv_relu(), with_weights("onnxruntime-int8", granularity="blocked", block_size=2)
     ).weights
-    assert (weight.spec.axis, weight.spec.block_size) == (0, None)
+    assert (weight.spec.granularity.axis, weight.spec.granularity.block_size) == (0, None)
     assert weight.why == (
         "weight of Conv, per output channel: blocks go along one summed axis, and Conv has none"
     )
@@ -127,7 +127,7 @@ def test_weight_shared_along_different_axes() -> None:
         {"w": weights(4, 4)},
     )
     (weight,) = planned(proto).weights
-    assert weight.spec.axis is None
+    assert weight.spec.granularity.axis is None
     assert "different channel axes" in weight.why
 
 
@@ -141,7 +141,7 @@ def test_two_activations() -> None:
     """A MatMul of two activations has both placed per tensor."""
     activations = {p.tensor: p for p in planned(attention()).activations}
     assert {"q", "kt", "p", "x", "m"} <= set(activations)
-    assert all(p.spec.axis is None for p in activations.values())
+    assert all(p.spec.granularity.axis is None for p in activations.values())
 
 
 def test_embedding_keeps_its_float_reader() -> None:
@@ -188,10 +188,10 @@ def test_known_ranges_of_the_recipe() -> None:
     """Outputs of an operator named in known_ranges have its range, and the plan says so; the rest not."""
     plan = planned(attention(), "tensorrt-fp8")
     found = {p.tensor: p for p in plan.activations}
-    assert found["p"].spec.calibrator == "known:Softmax"
+    assert found["p"].calibrator == "known:Softmax"
     assert found["p"].why == "input of MatMul; every output of Softmax lies in [0, 1]"
-    assert {p.spec.calibrator for name, p in found.items() if name != "p"} == {"minmax"}
-    other = {p.spec.calibrator for p in planned(attention(), "tensorrt-int8").activations}
+    assert {p.calibrator for name, p in found.items() if name != "p"} == {"minmax"}
+    other = {p.calibrator for p in planned(attention(), "tensorrt-int8").activations}
     assert other == {"auto"}
 
 
@@ -203,4 +203,4 @@ def test_an_operator_of_another_domain_has_no_known_range() -> None:
         local=1,
     )
     proto.graph.value_info.append(onnx.helper.make_tensor_value_info("s", onnx.TensorProto.FLOAT, ["N", 4]))
-    assert [p.spec.calibrator for p in planned(proto, "tensorrt-fp8").activations] == ["minmax"]
+    assert [p.calibrator for p in planned(proto, "tensorrt-fp8").activations] == ["minmax"]

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import build, conv_relu, feed_for, two_branch, weights, with_override
+from keyword_numerics import fake_quantize
 
 from onnxfq.calibration.calibrators.grid_error import expected_sqnr_db
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.errors import PlanError
-from onnxfq.numerics.affine import fake_quantize
 from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.report.html import render_report, write_report
 from onnxfq.report.plot import MAX_ROWS, error_figure, figure_svg, save_figure

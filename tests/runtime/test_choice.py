@@ -135,7 +135,7 @@ int cuDeviceGetCount(int* count) { *count = 1; return 0; }
 ASK = """
 import logging
 logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
-from onnxfq.runtime.choice import choose_device
+from onnxfq.runtime.device_choice import choose_device
 print(choose_device("auto"))
 try:
     choose_device("cuda")

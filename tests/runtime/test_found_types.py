@@ -62,7 +62,9 @@ def test_unknown_ranks_are_no_error() -> None:
     with pytest.raises(Exception, match="has no known rank"):
         make_plan(model, recipe)
     plan = make_plan(with_run_ranks(model, next(feeds())), recipe)
-    assert [(p.tensor, p.spec.axis) for p in plan.placements if p.role == "activation"] == [("h", 2)]
+    assert [(p.tensor, p.spec.granularity.axis) for p in plan.placements if p.role == "activation"] == [
+        ("h", 2)
+    ]
     result = quantize(reshaped(), feeds(3))
     assert result.statistics.feeds == 3
     assert [str(row) for row in result.plan.coverage()][0] == "MatMul 1/1"
@@ -87,5 +89,5 @@ def test_the_plan_tells_what_a_run_would(tmp_path: Path, capfd: pytest.CaptureFi
     assert main(rows) == 1 and not (tmp_path / "rows.json").exists()
     assert "'h' has no known rank" in (said := capfd.readouterr().err) and "plan with data" in said
     assert main([*rows, *data]) == 0
-    placed = {p.tensor: p.spec.axis for p in Plan.load(tmp_path / "rows.json").placements}
+    placed = {p.tensor: p.spec.granularity.axis for p in Plan.load(tmp_path / "rows.json").placements}
     assert placed["h"] == 2

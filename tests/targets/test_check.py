@@ -17,7 +17,7 @@ from planted import CONV, change, conv_constants, stored
 import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.errors import DataError, RecipeError, RuntimeLibraryError
-from onnxfq.graph.io import external_tensors as stored_weights
+from onnxfq.graph.external import sizes
 from onnxfq.targets.tensorrt.builder import build as building
 from onnxfq.targets.tensorrt.builder.build import BuildOptions, Report, builder_installed
 from onnxfq.targets.tensorrt.builder.profiles import profiles
@@ -204,7 +204,7 @@ def test_a_float_model_is_told() -> None:
 @needs_builder
 def test_large_models_are_built_from_two_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A model that one file cannot hold is handed over with its weights beside it."""
-    monkeypatch.setattr(stored_weights, "LIMIT", 0)
+    monkeypatch.setattr(sizes, "LIMIT", 0)
     model = build(CONV, conv_constants(w=stored(256, 8, 3, 3), ws=np.ones(256, np.float32), wz=None), **OPSET)
     model.graph.node[2].input.pop()
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=1024)

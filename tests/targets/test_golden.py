@@ -17,7 +17,7 @@ import pytest
 from engines import build_all, counts, unmeasured
 
 import onnxfq
-from onnxfq.numerics.half_types import FloatName
+from onnxfq.numerics.float_types import FloatName
 from onnxfq.stages.check import check
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 

@@ -16,7 +16,7 @@ from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
 from onnxfq.targets.tensorrt.rules.context import read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA, STANDARD, UNSUPPORTED
 
-SOURCES = sorted(Path(targets.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(targets.__file__).parent.rglob("*.py"))
 GUIDE = Path(__file__).parents[2] / "docs" / "tensorrt.md"
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 

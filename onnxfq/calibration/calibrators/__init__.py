@@ -1,39 +1,58 @@
-"""Calibrators: pure functions from the statistics of one tensor to a real range, one per file."""
+"""Calibrators by name: pure functions from the statistics of one tensor to a real range, one a file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic
 
 from onnxfq.calibration.calibrators.auto import auto
 from onnxfq.calibration.calibrators.entropy import entropy
-from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES, fixed
+from onnxfq.calibration.calibrators.fixed import check_known, check_range, fixed, known
 from onnxfq.calibration.calibrators.minmax import minmax
-from onnxfq.calibration.calibrators.moving_average import moving_average
+from onnxfq.calibration.calibrators.moving_average import check_constant, moving_average
 from onnxfq.calibration.calibrators.mse import mse
-from onnxfq.calibration.calibrators.percentile import percentile
+from onnxfq.calibration.calibrators.parameters import Check, Parameter, read_parameters, spell
+from onnxfq.calibration.calibrators.percentile import check_percent, percentile
 from onnxfq.calibration.calibrators.sqnr import sqnr
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import SpecError, nearest
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.support.records import Record
 
-Calibrator = Callable[[TensorStatistics, QuantSpec], tuple[float, float]]
-"""(statistics, spec) -> (rmin, rmax); of the spec the number format, symmetry and rule for scales count."""
 
-CALIBRATORS: dict[str, Calibrator] = {
-    "auto": auto,
-    "entropy": entropy,
-    "minmax": minmax,
-    "moving_average": moving_average,
-    "mse": mse,
-    "percentile": percentile,
-    "sqnr": sqnr,
+@dataclass(frozen=True)
+class Method:
+    """A calibrator as the registry has it.
+
+    function: (statistics, spec, *parameters) -> (rmin, rmax), pure; of the spec the number format, symmetry
+    and rule for scales count. check: what its parameters must be; None where it takes none. form: how it is
+    spelled with them, by example. fixed: its range does not depend on data, and its parameters have no
+    defaults. ordered: it needs the range of each feed, in their order.
+    """
+
+    function: Callable[..., tuple[float, float]]
+    check: Check | None = None
+    form: str = ""
+    fixed: bool = False
+    ordered: bool = False
+
+
+CALIBRATORS: dict[str, Method] = {
+    "auto": Method(auto),
+    "entropy": Method(entropy),
+    "minmax": Method(minmax),
+    "moving_average": Method(moving_average, check_constant, "moving_average:0.1", ordered=True),
+    "mse": Method(mse),
+    "percentile": Method(percentile, check_percent, "percentile:99.9"),
+    "sqnr": Method(sqnr),
+    "range": Method(fixed, check_range, "range:LOW,HIGH", fixed=True),
+    "known": Method(known, check_known, "known:OP", fixed=True),
 }
 
 DEFAULT_CALIBRATOR = "auto"
-
-FORMS = (*CALIBRATORS, "moving_average:0.1", "percentile:99.9", "range:LOW,HIGH", "known:Softmax")
-"""How a calibrator may be spelled: those of the dict, and those with an argument by example."""
 
 _ELSEWHERE = {
     "absmax": "minmax",
@@ -45,75 +64,112 @@ _ELSEWHERE = {
 }
 """Names that other tools use, and ours: pytorch-quantization, Model-Optimizer, AIMET."""
 
-_LARGEST = 3.4028234663852886e38  # of float32
 
+def register_calibrator(name: str, method: Method) -> None:
+    """Make a calibrator known by name to recipes, the command line and `calibrate`.
 
-def calibrator_by_name(name: str) -> Calibrator:
-    """Return the calibrator called `name`, in one of FORMS.
+    Args:
+        name: an identifier, as `sigma`; recipes spell parameters behind it, as `sigma:3`.
+        method: its function and what its parameters must be.
 
-    Raises SpecError with the nearest names, or with what the argument must be.
+    Raises SpecError for a name that is no identifier, or that another module has.
     """
-    if name in CALIBRATORS:
-        return CALIBRATORS[name]
-    kind, _, argument = name.partition(":")
-    if kind in _PARSERS:
-        return _PARSERS[kind](name, argument)
-    if name.lower() in _ELSEWHERE:
-        raise SpecError(f"unknown calibrator {name!r}: it is called {_ELSEWHERE[name.lower()]} here")
-    kinds = [*CALIBRATORS, "range:LOW,HIGH", "known:OP"]
-    raise SpecError(
-        f"unknown calibrator {name!r}{nearest(name, kinds) or '; known: ' + ', '.join(sorted(kinds))}"
+    taken = CALIBRATORS.get(name)
+    if not name.isidentifier():
+        raise SpecError(f"calibrator {name!r}: a name must be an identifier, as sigma")
+    if name == EXTERNAL.name or (taken and taken.function.__module__ != method.function.__module__):
+        raise SpecError(f"calibrator {name!r}: the name is taken; register it under another")
+    CALIBRATORS[name] = method
+
+
+def observing_names() -> list[str]:
+    """Return the names of the calibrators that look at data."""
+    return [name for name, method in CALIBRATORS.items() if not method.fixed]
+
+
+def spellings() -> list[str]:
+    """Return how calibrators may be spelled: by name, and with parameters by example."""
+    return [*observing_names(), *(method.form for method in CALIBRATORS.values() if method.form)]
+
+
+class Calibrator(Record):
+    """How a range is found: the name of a method and its parameters, spelled `percentile:99.9` in files.
+
+    A record may name a method that is not registered, as files of another machine do: it is looked up when
+    it is called.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...] = ()
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        if isinstance(value, dict | Calibrator):
+            return value
+        name, colon, rest = str(value).partition(":")
+        return {"name": name, "parameters": read_parameters(rest) if colon else ()}
+
+    def __str__(self) -> str:
+        """Spell it as `parse` reads it."""
+        return ":".join([self.name, *([",".join(map(spell, self.parameters))] if self.parameters else [])])
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether `other` is the same calibrator, or its spelling."""
+        return isinstance(other, str | Calibrator) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        """Hash the spelling."""
+        return hash(str(self))
+
+    @pydantic.model_serializer
+    def _spell(self) -> str:
+        return str(self)
+
+    @staticmethod
+    def parse(text: str | Calibrator) -> Calibrator:
+        """Return the calibrator spelled `text`, as `mse` or `percentile:99.9`.
+
+        Raises SpecError with the nearest names, or with what its parameters must be.
+        """
+        calibrator = Calibrator.model_validate(text)
+        calibrator._look_up()
+        return calibrator
+
+    def __call__(self, statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
+        """Return (rmin, rmax) of a tensor with `statistics`. Raises SpecError as `parse`."""
+        return self._look_up().function(statistics, spec, *self.parameters)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Tell whether its range does not depend on data."""
+        return self.name in CALIBRATORS and CALIBRATORS[self.name].fixed
+
+    @property
+    def is_ordered(self) -> bool:
+        """Tell whether it needs the range of each feed."""
+        return self.name in CALIBRATORS and CALIBRATORS[self.name].ordered
+
+    def _look_up(self) -> Method:
+        method = CALIBRATORS.get(self.name)
+        if method is None or (self.parameters and method.check is None):
+            raise _unknown(str(self))
+        if method.check is not None and (self.parameters or method.fixed):
+            wanted = method.check(self.parameters)
+            if wanted:
+                raise SpecError(f"calibrator {str(self)!r}: {wanted}")
+        return method
+
+
+def _unknown(text: str) -> SpecError:
+    if text.lower() in _ELSEWHERE:
+        return SpecError(f"unknown calibrator {text!r}: it is called {_ELSEWHERE[text.lower()]} here")
+    kinds = observing_names() + [method.form for method in CALIBRATORS.values() if method.fixed]
+    return SpecError(
+        f"unknown calibrator {text!r}{nearest(text, kinds) or '; known: ' + ', '.join(sorted(kinds))}"
     )
 
 
-def _percentile(name: str, argument: str) -> Calibrator:
-    (percent,) = _numbers(argument, 1)
-    if not 50.0 <= percent <= 100.0:
-        raise SpecError(
-            f"calibrator {name!r}: the percentile must be a number from 50 to 100, as in percentile:99.9"
-        )
-    return partial(percentile, percent=percent)
-
-
-def _moving_average(name: str, argument: str) -> Calibrator:
-    (constant,) = _numbers(argument, 1)
-    if not 0.0 < constant <= 1.0:
-        raise SpecError(
-            f"calibrator {name!r}: the averaging constant must be above 0 and at most 1, as in "
-            "moving_average:0.1"
-        )
-    return partial(moving_average, constant=constant)
-
-
-def _range(name: str, argument: str) -> Calibrator:
-    low, high = _numbers(argument, 2)
-    if not -_LARGEST <= low < high <= _LARGEST:
-        raise SpecError(f"calibrator {name!r}: give two finite numbers, the smaller first, as in range:-1,1")
-    return partial(fixed, low=low, high=high)
-
-
-def _known(name: str, argument: str) -> Calibrator:
-    if argument not in KNOWN_RANGES:
-        raise SpecError(
-            f"calibrator {name!r}: no range is known for outputs of {argument!r}"
-            f"{nearest(argument, KNOWN_RANGES)}"
-        )
-    low, high = KNOWN_RANGES[argument]
-    return partial(fixed, low=low, high=high)
-
-
-def _numbers(argument: str, count: int) -> list[float]:
-    """Return `count` numbers separated by commas; NaN, which every check refuses, where it holds others."""
-    try:
-        numbers = [float(part) for part in argument.split(",")]
-    except ValueError:
-        numbers = []
-    return numbers if len(numbers) == count else [float("nan")] * count
-
-
-_PARSERS: dict[str, Callable[[str, str], Calibrator]] = {
-    "known": _known,
-    "moving_average": _moving_average,
-    "percentile": _percentile,
-    "range": _range,
-}
+MINMAX = Calibrator(name="minmax")
+EXTERNAL = Calibrator(name="external")
+"""Stands for scales that a file of another tool gave: no calibrator found them."""

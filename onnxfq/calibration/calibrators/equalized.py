@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.numerics.qparams import ParamRules, choose_qparams
+from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 
 MOST_OCTAVES = 12
@@ -33,7 +33,7 @@ def equalized_qparams(
     low, high = np.minimum(ends[:, 0], 0.0), np.maximum(ends[:, 1], 0.0)
     octaves = _octaves(np.maximum(-low, high))
     rmin, rmax = (np.ldexp(low, octaves).min(initial=0.0), np.ldexp(high, octaves).max(initial=0.0))
-    rules = ParamRules(spec.power_of_two, spec.zero_point == "fractional")
+    rules = spec.param_rules()
     common, zero_point = choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules)
     scale = np.ldexp(common.astype(np.float32), -octaves)
     if scale.min(initial=np.inf) < np.finfo(np.float32).tiny:  # too small a range to divide without rounding

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from onnxfq.calibration.calibrators.parameters import Parameter, require_numbers, spell
 from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.errors import nearest
 from onnxfq.numerics.spec import QuantSpec
 
 KNOWN_RANGES: dict[str, tuple[float, float]] = {
@@ -14,12 +16,29 @@ KNOWN_RANGES: dict[str, tuple[float, float]] = {
 }
 """Op type -> the smallest range that holds every output it can have (ONNX's definitions)."""
 
+_LARGEST = 3.4028234663852886e38  # of float32
+
 
 def fixed(statistics: TensorStatistics, spec: QuantSpec, low: float, high: float) -> tuple[float, float]:
     """Return (low, high), whatever was observed."""
     return low, high
 
 
-def is_fixed(name: str) -> bool:
-    """Tell whether the calibrator called `name` does not look at the data."""
-    return name.startswith(("range:", "known:"))
+def known(statistics: TensorStatistics, spec: QuantSpec, op_type: str) -> tuple[float, float]:
+    """Return the range of the outputs of `op_type`, whatever was observed."""
+    return KNOWN_RANGES[op_type]
+
+
+def check_range(parameters: tuple[Parameter, ...]) -> str:
+    """Return what the parameters of `fixed` must be; empty when they are that."""
+    low, high = require_numbers(parameters, 2)
+    fits = -_LARGEST <= low < high <= _LARGEST
+    return "" if fits else "give two finite numbers, the smaller first, as in range:-1,1"
+
+
+def check_known(parameters: tuple[Parameter, ...]) -> str:
+    """Return what the parameter of `known` must be; empty when it is that."""
+    if len(parameters) == 1 and parameters[0] in KNOWN_RANGES:
+        return ""
+    op_type = ",".join(map(spell, parameters))
+    return f"no range is known for outputs of {op_type!r}{nearest(op_type, KNOWN_RANGES)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnxfq.calibration.calibrators.parameters import Parameter, require_numbers
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import StatisticsError
 from onnxfq.numerics.spec import QuantSpec
@@ -36,3 +37,10 @@ def moving_average(
     average = np.where(np.isfinite(average), average, [statistics.rmin, statistics.rmax])
     # Two ends that nearly meet may be rounded past each other.
     return float(average.min()), float(average.max())
+
+
+def check_constant(parameters: tuple[Parameter, ...]) -> str:
+    """Return what the parameter must be; empty when it is that."""
+    (constant,) = require_numbers(parameters, 1)
+    fits = 0.0 < constant <= 1.0
+    return "" if fits else "the averaging constant must be above 0 and at most 1, as in moving_average:0.1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.calibration.calibrators.parameters import Parameter, require_numbers
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.spec import QuantSpec
 
@@ -33,6 +34,13 @@ def percentile(
     rmin = -_cut(-high, -low, statistics.counts, left_out / 2.0)
     rmax = _cut(low, high, statistics.counts, left_out / 2.0)
     return min(rmin, rmax), max(rmin, rmax)
+
+
+def check_percent(parameters: tuple[Parameter, ...]) -> str:
+    """Return what the parameter must be; empty when it is that."""
+    (percent,) = require_numbers(parameters, 1)
+    fits = 50.0 <= percent <= 100.0
+    return "" if fits else "the percentile must be a number from 50 to 100, as in percentile:99.9"
 
 
 def _cut(

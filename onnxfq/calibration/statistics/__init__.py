@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from onnxfq.calibration.statistics.bins import BIN_COUNT, BIN_SHIFT, NEGATIVE, bin_edges
-from onnxfq.calibration.statistics.groups import GroupStatistics
-from onnxfq.calibration.statistics.statistics import Statistics, wider
-from onnxfq.calibration.statistics.tensor import TensorStatistics, empty_state
+from onnxfq.calibration.statistics.grouped_histogram import GroupStatistics
+from onnxfq.calibration.statistics.histogram import HISTOGRAM, TensorStatistics
+from onnxfq.calibration.statistics.kind import Key, Kind, Observed, Results
+from onnxfq.calibration.statistics.kinds import KINDS, kinds_of
+from onnxfq.calibration.statistics.state import empty_state
+from onnxfq.calibration.statistics.statistics import Statistics
 
 __all__ = [
     "BIN_COUNT",
     "BIN_SHIFT",
     "GroupStatistics",
+    "HISTOGRAM",
+    "KINDS",
+    "Key",
+    "Kind",
     "NEGATIVE",
+    "Observed",
+    "Results",
     "Statistics",
     "TensorStatistics",
     "bin_edges",
     "empty_state",
-    "wider",
+    "kinds_of",
 ]

@@ -13,27 +13,13 @@ import onnx
 from onnx import external_data_helper, shape_inference
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.io import external_tensors as stored
-from onnxfq.graph.io.data_files import data_path
-from onnxfq.graph.io.existing import Existing
-from onnxfq.graph.io.external_tensors import (
-    LIMIT,
-    PACKED_TYPES,
-    SMALL,
-    chunks,
-    element_bytes,
-    in_scratch,
-    is_own,
-    is_stored,
-    keep_in_file,
-    loaded,
-    tensor_bytes,
-    without_stored,
-)
-from onnxfq.graph.io.scratch_file import current_scratch
-from onnxfq.graph.io.streaming import read_without_values, serialized
-from onnxfq.graph.io.weightless import without_weights
-from onnxfq.graph.model import Model, all_graphs, all_nodes
+from onnxfq.graph.external import sizes
+from onnxfq.graph.external.scratch_file import current_scratch
+from onnxfq.graph.external.streaming import read_without_values, serialize
+from onnxfq.graph.external.tensor import ExternalTensor, embed, is_external
+from onnxfq.graph.external.weightless import check_model, move_weights
+from onnxfq.graph.io.data_files import resolve
+from onnxfq.graph.model import Existing, Model, all_graphs, all_nodes
 from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.decompose_attention import write_out_attention
 from onnxfq.graph.normalize.fold_weights import fold_computed_weights
@@ -46,12 +32,6 @@ from onnxfq.targets.tensorrt.rewrites.attention_mask import move_guards
 
 MIN_OPSET = 13
 """QuantizeLinear and DequantizeLinear have an axis from this opset on."""
-
-_WORTH_A_LOOK = 16 << 20
-"""Bytes of a file from which on its weights are looked at in it first: many stay there."""
-
-_REFERENCE = frozenset({"location", "offset", "length", "checksum", "basepath"})
-"""Fields of a reference to a data file."""
 
 _GIVEN = "the given model"
 
@@ -122,85 +102,72 @@ def read_model(
 
 
 def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
-    for tensor in external_data_helper._get_all_tensors(proto):
-        if external_data_helper.uses_external_data(tensor) and not is_own(tensor):
+    digest, scratch = hashlib.sha256(), current_scratch.get()
+    try:
+        inside = 0
+        for tensor in external_data_helper._get_all_tensors(proto):
+            if not is_external(tensor):
+                inside += sizes.tensor_bytes(tensor)
+            elif not ExternalTensor.of(tensor).is_own:
+                raise ModelError(
+                    f"the given model holds {tensor.name!r} in an external file; give its path, or load "
+                    "it with its data"
+                )
+        if scratch is None and inside > sizes.LIMIT:
             raise ModelError(
-                f"the given model holds {tensor.name!r} in an external file; give its path, or load "
-                "it with its data"
+                "the given model holds over 2 GB, more than one message can; save it with external data and "
+                "give its path"
             )
-    scratch = current_scratch()
-    in_memory = sum(tensor_bytes(tensor) for tensor in proto.graph.initializer if not is_stored(tensor))
-    if scratch is None and in_memory > LIMIT:
-        raise ModelError(
-            "the given model holds over 2 GB, more than one message can; save it with external data and give "
-            "its path"
-        )
-    copy, digest = onnx.ModelProto(), hashlib.sha256()
-    for part in serialized(proto):
-        digest.update(part)
-    if scratch is None:
+        for part in serialize(proto):
+            digest.update(part)
+        if scratch is not None:
+            return move_weights(proto, scratch), digest.hexdigest(), _GIVEN
+        copy = onnx.ModelProto()
         copy.CopyFrom(proto)
         return copy, digest.hexdigest(), _GIVEN
-    try:
-        return in_scratch(proto, scratch), digest.hexdigest(), _GIVEN
     except ValueError as fault:
         raise ModelError(f"{_GIVEN} is damaged: {one_line(fault)[:200]}; export it again") from None
 
 
 def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, str, str]:
-    proto, digest, inside = _read(path)
-    initializers = {tensor.name for tensor in proto.graph.initializer}
-    for tensor in external_data_helper._get_all_tensors(proto):
-        if external_data_helper.uses_external_data(tensor) and tensor.name not in inside:
-            try:
-                _take_reference(tensor, path, data)
-                for part in chunks(tensor):
-                    digest.update(part)
-                if tensor_bytes(tensor) <= SMALL or tensor.name not in initializers:
-                    tensor.CopyFrom(loaded(tensor))
-            except (OSError, onnx.checker.ValidationError, ValueError) as fault:
-                raise ModelError(
-                    f"{path}: the external data of {tensor.name!r} cannot be read ({one_line(fault)}); "
-                    "keep the data file beside the model"
-                ) from None
+    proto, digest = _read(path)
+    initializers = len(proto.graph.initializer)
+    for number, tensor in enumerate(external_data_helper._get_all_tensors(proto)):
+        if not is_external(tensor):
+            continue
+        try:
+            values = resolve(tensor, path, data)
+            if values.location != str(path.absolute()):  # else it is hashed with the file
+                digest.update(values.content().data)
+            if number >= initializers or sizes.tensor_bytes(tensor) <= sizes.SMALL:
+                tensor.CopyFrom(embed(tensor))
+        except (OSError, onnx.checker.ValidationError, ValueError) as fault:
+            raise ModelError(
+                f"{path}: the external data of {tensor.name!r} cannot be read ({one_line(fault)}); "
+                "keep the data file beside the model"
+            ) from None
     return proto, digest.hexdigest(), str(path)
 
 
-def _read(path: Path) -> tuple[onnx.ModelProto, hashlib._Hash, set[str]]:
-    """Return (the model, the hash of its file, the initializers that stay in it)."""
+def _read(path: Path) -> tuple[onnx.ModelProto, hashlib._Hash]:
+    """Return (the model in the file at `path`, its values in a large one left there; the file's hash)."""
     try:
-        if path.stat().st_size > _WORTH_A_LOOK:
-            proto, inside = read_without_values(path, SMALL)
-            if stored.weight_bytes(proto) > stored.IN_MEMORY:
-                digest = hashlib.sha256()
-                with path.open("rb") as stream:
-                    while part := stream.read(1 << 24):
-                        digest.update(part)
-                return proto, digest, inside
+        if path.stat().st_size > sizes.IN_MEMORY:
+            digest = hashlib.sha256()
+            with path.open("rb") as stream:
+                while part := stream.read(1 << 24):
+                    digest.update(part)
+            return read_without_values(path, sizes.SMALL), digest
         content = path.read_bytes()
         with ThreadPoolExecutor(1) as beside:  # hashing lets go of the interpreter
             hashed = beside.submit(hashlib.sha256, content)
-            return onnx.ModelProto.FromString(content), hashed.result(), set()
+            return onnx.ModelProto.FromString(content), hashed.result()
     except FileNotFoundError:
         raise ModelError(f"no such file: {path}; check the path") from None
     except OSError as fault:
         raise ModelError(f"cannot read {path}: {fault.strerror or fault}; give an .onnx file") from None
     except (google.protobuf.message.DecodeError, ValueError):
         raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
-
-
-def _take_reference(tensor: onnx.TensorProto, model: Path, data: Path | None) -> None:
-    """Point `tensor` to its data by an absolute path. Raises ValueError for a place that is none."""
-    unknown = [entry.key for entry in tensor.external_data if entry.key not in _REFERENCE]
-    if unknown:  # left out, they might change what is read
-        raise ValueError(f"ONNX has no field {unknown[0]!r} for its place")
-    info = external_data_helper.ExternalDataInfo(tensor)
-    path = data or data_path(model, info.location)
-    size, offset = path.stat().st_size, info.offset or 0
-    length = size - offset if info.length is None else info.length
-    if offset < 0 or length < 0 or offset + length > size:
-        raise ValueError(f"{length} bytes at {offset} are beyond its {size}")
-    keep_in_file(tensor, path, offset, length)
 
 
 def _check(proto: onnx.ModelProto, source: str) -> None:
@@ -213,7 +180,7 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         _check_types(proto.graph, source)
         _check_sizes(proto.graph, source)
         repair(proto, source)
-        without_stored(proto, _checked)
+        check_model(proto)
     except UnicodeDecodeError:
         raise _not_text(source) from None
     except onnx.checker.ValidationError as fault:
@@ -242,26 +209,18 @@ def _check_types(graph: onnx.GraphProto, source: str) -> None:
 def _check_sizes(graph: onnx.GraphProto, source: str) -> None:
     """Raise ModelError for tensors whose bytes do not fit their shapes; ONNX's checker passes some."""
     for tensor in (tensor for inner in all_graphs(graph) for tensor in inner.initializer):
-        if tensor.data_type in PACKED_TYPES or not (tensor.HasField("raw_data") or is_stored(tensor)):
+        if tensor.data_type in sizes.PACKED_TYPES or not (tensor.HasField("raw_data") or is_external(tensor)):
             continue
-        element = element_bytes(tensor.data_type)
+        element = sizes.element_bytes(tensor.data_type)
         if any(size < 0 for size in tensor.dims) or element is None:
             continue  # the checker says so
-        have = tensor_bytes(tensor) if is_stored(tensor) else len(tensor.raw_data)
+        have = sizes.tensor_bytes(tensor) if is_external(tensor) else len(tensor.raw_data)
         want = element * math.prod(tensor.dims)
         if have != want:
             raise ModelError(
                 f"{source} is damaged: {tensor.name!r} has {have} bytes, and its shape {list(tensor.dims)} "
                 f"needs {want}; export it again"
             )
-
-
-def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:
-    onnx.checker.check_model(without_weights(proto, emptied=True))
-    for tensor in proto.graph.initializer:  # one at a time: checking makes a copy
-        if not is_stored(tensor):
-            onnx.checker.check_tensor(tensor)
-    return proto
 
 
 def _texts(graph: onnx.GraphProto) -> Iterator[object]:

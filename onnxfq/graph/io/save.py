@@ -10,17 +10,11 @@ from pathlib import Path
 import onnx
 
 from onnxfq.errors import ModelError, OutputError
-from onnxfq.graph.io import external_tensors as stored
+from onnxfq.graph.external import sizes
+from onnxfq.graph.external.streaming import serialize
+from onnxfq.graph.external.tensor import is_external, tensor_content
+from onnxfq.graph.external.weightless import check_model, split_weights
 from onnxfq.graph.io.data_files import own_data
-from onnxfq.graph.io.external_tensors import (
-    chunks,
-    is_stored,
-    large_tensors,
-    referring,
-    weight_bytes,
-    without_stored,
-)
-from onnxfq.graph.io.streaming import serialized
 from onnxfq.support.files import check_writable, replacing
 from onnxfq.support.records import one_line
 
@@ -43,15 +37,19 @@ def save(proto: onnx.ModelProto, path: str | Path, verify: Verify | None = None)
     """
     path = Path(path)
     try:
-        without_stored(proto, _checked)
+        check_model(proto)
     except onnx.checker.ValidationError as fault:
         raise ModelError(f"the model for {path} is not valid: {one_line(fault)[:200]}") from None
     data = None
-    if weight_bytes(proto) > stored.LIMIT:
+    if sizes.weight_bytes(proto) > sizes.LIMIT:
         data = _save_with_data(proto, path, verify)
     else:
         with replacing(path) as temporary:
-            _write_whole(proto, temporary)
+            if any(map(is_external, proto.graph.initializer)):
+                with temporary.open("wb") as stream:
+                    stream.writelines(serialize(proto))
+            else:
+                temporary.write_bytes(proto.SerializeToString(deterministic=True))
             if verify is not None:
                 verify(temporary, None)
     real = Path(os.path.realpath(path))
@@ -59,20 +57,6 @@ def save(proto: onnx.ModelProto, path: str | Path, verify: Verify | None = None)
     for other in real.parent.iterdir():
         if own.fullmatch(other.name) and other != data:
             other.unlink()
-
-
-def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:
-    onnx.checker.check_model(proto, full_check=False)
-    return proto
-
-
-def _write_whole(proto: onnx.ModelProto, path: Path) -> None:
-    """Write `proto` with all its tensors inside."""
-    if not any(is_stored(tensor) for tensor in proto.graph.initializer):
-        path.write_bytes(proto.SerializeToString(deterministic=True))
-        return
-    with path.open("wb") as stream:
-        stream.writelines(serialized(proto))
 
 
 def _save_with_data(proto: onnx.ModelProto, path: Path, verify: Verify | None) -> Path:
@@ -83,17 +67,15 @@ def _save_with_data(proto: onnx.ModelProto, path: Path, verify: Verify | None) -
             f"cannot write {path}: it is a link, and data would be looked for beside it; give the path that "
             f"it leads to, {path.resolve()}"
         )
-    large = large_tensors(proto)
     digest = hashlib.sha256()
-    for tensor in large:
-        for part in chunks(tensor):
-            digest.update(part)
+    for tensor in sizes.large_tensors(proto):
+        digest.update(tensor_content(tensor).data)
     data = path.with_name(f"{path.name}.{digest.hexdigest()[:16]}.data")
     existed = data.exists()
     try:
         # Left from the inside: the data has its name before the model has, and neither before both are whole.
         with replacing(path) as whole, replacing(data) as temporary:
-            referred = referring(proto, _write_data(large, temporary), data.name)
+            referred = split_weights(proto, temporary, data.name, _ALIGNED)
             whole.write_bytes(referred.SerializeToString(deterministic=True))
             if verify is not None:
                 verify(whole, temporary)
@@ -102,16 +84,3 @@ def _save_with_data(proto: onnx.ModelProto, path: Path, verify: Verify | None) -
             data.unlink(missing_ok=True)
         raise
     return data
-
-
-def _write_data(tensors: list[onnx.TensorProto], path: Path) -> dict[str, tuple[int, int]]:
-    """Write the values of `tensors`; return offset and length by name."""
-    places: dict[str, tuple[int, int]] = {}
-    with path.open("wb") as stream:
-        for tensor in tensors:
-            start = -(-stream.tell() // _ALIGNED) * _ALIGNED
-            stream.write(b"\0" * (start - stream.tell()))
-            for part in chunks(tensor):
-                stream.write(part)
-            places[tensor.name] = (start, stream.tell() - start)
-    return places

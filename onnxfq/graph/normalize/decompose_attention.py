@@ -10,14 +10,17 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from onnxfq.graph.model import all_graphs, all_nodes
-from onnxfq.graph.normalize.steps import unused
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import all_graphs, replace_nodes
+from onnxfq.graph.names import Names
+from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.numerics.float_types import FLOAT_CODES
 
 # Between [batch, positions, heads, size] and [batch, heads, positions, size]; and keys for the product.
 _SWAPPED = (0, 2, 1, 3)
 _TURNED = (0, 1, 3, 2)
 
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+_FLOATS = FLOAT_CODES | {TensorProto.DOUBLE}
 
 # Attributes that leave an Attention whole, and the value that says nothing.
 _PLAIN = {"left_window_size": -1, "right_window_size": -1}
@@ -57,31 +60,30 @@ class _Attention:
 
 
 @dataclass
-class _Parts:
-    """The nodes and constants that one Attention becomes."""
+class Parts:
+    """New nodes and constants, named after `name` where no name in `taken` is in the way."""
 
     name: str
-    taken: set[str]
+    taken: Names
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[onnx.TensorProto] = field(default_factory=list)
 
     def add(self, what: str, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
         """Append a node named for `what` it makes; return its output, of that name unless one is given."""
-        name = self._free(what)
+        name = self.free(what)
         self.nodes.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
         return output or name
 
     def constant(self, what: str, values: Sequence[float], dtype: int = TensorProto.INT64) -> str:
         """Append a constant, one number of rank 0 or several of rank 1; return its name."""
-        name = self._free(what)
+        name = self.free(what)
         shape = [] if len(values) == 1 and dtype != TensorProto.INT64 else [len(values)]
         self.constants.append(helper.make_tensor(name, dtype, shape, values))
         return name
 
-    def _free(self, what: str) -> str:
-        name = unused(f"{self.name}/{what}", self.taken)
-        self.taken.add(name)
-        return name
+    def free(self, what: str) -> str:
+        """Return a name for `what`, which is taken from then on."""
+        return self.taken.claim(f"{self.name}/{what}")
 
 
 def write_out_attention(proto: onnx.ModelProto) -> str:
@@ -91,52 +93,39 @@ def write_out_attention(proto: onnx.ModelProto) -> str:
     the queries, not its root on both sides. One stays whole that has a window, lengths of keys, its
     scores as an output, a Softmax of another type, dequantized operands, or sizes that are open and needed.
     """
-    values = _values(proto)
-    dequantized = {n.output[0] for n in all_nodes(proto.graph) if n.op_type == "DequantizeLinear"}
-    taken = {name for n in all_nodes(proto.graph) for name in (n.name, *n.input, *n.output)} | set(values)
+    index = GraphIndex.of_model(proto)
+    dequantized = {name for name, node in index.makers.items() if node.op_type == "DequantizeLinear"}
+    taken = index.names
     count = 0
     for graph in all_graphs(proto.graph):
         nodes: list[onnx.NodeProto] = []
         before = count
         for node in graph.node:
-            found = None if dequantized.intersection(node.input[:3]) else _read(node, values)
+            found = None if dequantized.intersection(node.input[:3]) else _read(node, index)
             if found is None:
-                nodes.append(_copied(node))
+                nodes.append(node)
                 continue
-            parts = _Parts(node.name, taken)
+            parts = Parts(node.name, taken)
             _write(found, parts)
             nodes += parts.nodes
             proto.graph.initializer.extend(parts.constants)
             count += 1
         if count > before:
-            del graph.node[:]
-            graph.node.extend(nodes)
+            replace_nodes(graph, nodes)
     return f"{count} Attention written as MatMul, Softmax, MatMul, to have both quantized" if count else ""
 
 
-def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy
+def _value(index: GraphIndex, name: str) -> _Value | None:
+    shape = index.shape(name)
+    return None if shape is None else _Value(index.types[name], shape)
 
 
-def _values(proto: onnx.ModelProto) -> dict[str, _Value]:
-    found = {t.name: _Value(t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
-    for graph in all_graphs(proto.graph):
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            kind = value.type.tensor_type
-            if kind.HasField("shape"):
-                sizes = (dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim)
-                found[value.name] = _Value(kind.elem_type, tuple(sizes))
-    return found
-
-
-def _read(node: onnx.NodeProto, values: Mapping[str, _Value]) -> _Attention | None:
+def _read(node: onnx.NodeProto, index: GraphIndex) -> _Attention | None:
     """Return what is known of `node`; None when it is no Attention or has to stay whole."""
-    if node.op_type != "Attention" or node.domain not in ("", "ai.onnx"):
+    if node.op_type != "Attention" or node.domain not in STANDARD_DOMAINS:
         return None
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    operands = [values[name] for name in node.input[:3] if name in values]
+    operands = [value for name in node.input[:3] if (value := _value(index, name)) is not None]
     if len(operands) < 3 or _name(node.input, 6) or _name(node.output, 3):
         return None
     if any(given.get(name, plain) != plain for name, plain in _PLAIN.items()):
@@ -145,7 +134,7 @@ def _read(node: onnx.NodeProto, values: Mapping[str, _Value]) -> _Attention | No
     if dtype not in _FLOATS or given.get("softmax_precision", dtype) != dtype:
         return None
     sizes = _sizes(operands, given)
-    mask = _mask(_name(node.input, 3), operands[1], values, past=bool(_name(node.input, 4)))
+    mask = _mask(_name(node.input, 3), operands[1], index, past=bool(_name(node.input, 4)))
     if sizes is None or mask is None:
         return None
     return _Attention(
@@ -182,23 +171,24 @@ def _sizes(operands: Sequence[_Value], given: Mapping[str, Any]) -> tuple[int, i
     return None if heads % shared else (heads, heads // shared, head, value_head)
 
 
-def _mask(name: str, keys: _Value, values: Mapping[str, _Value], *, past: bool) -> int | None:
+def _mask(name: str, keys: _Value, index: GraphIndex, *, past: bool) -> int | None:
     """Return the type of the mask, 0 for no mask; None where it is not known to be as long as the keys.
 
     A shorter one is padded by Attention, and would be refused, or repeated, by Add.
     """
     if not name:
         return 0
-    if name not in values or not values[name].shape:
+    mask = _value(index, name)
+    if mask is None or not mask.shape:
         return None
-    length = values[name].shape[-1]
+    length = mask.shape[-1]
     known = None if past else keys.shape[-2]
     if length == 1 != known or (known is not None and length is not None and length != known):
         return None
-    return values[name].dtype
+    return mask.dtype
 
 
-def _write(attention: _Attention, parts: _Parts) -> None:
+def _write(attention: _Attention, parts: Parts) -> None:
     """Append the nodes that compute what `attention` does."""
     q, k, v = (_split(attention, parts, slot) for slot in range(3))
     k, v = (_with_past(attention, parts, now, slot) for now, slot in ((k, 1), (v, 2)))
@@ -233,7 +223,7 @@ def _write(attention: _Attention, parts: _Parts) -> None:
 _OPERANDS = ("queries", "keys", "values")
 
 
-def _split(attention: _Attention, parts: _Parts, slot: int) -> str:
+def _split(attention: _Attention, parts: Parts, slot: int) -> str:
     """Return operand `slot` as [batch, heads, positions, size]."""
     given, what = attention.input(slot), _OPERANDS[slot]
     if not attention.merged_heads:
@@ -246,7 +236,7 @@ def _split(attention: _Attention, parts: _Parts, slot: int) -> str:
     return parts.add(what, "Transpose", [apart], perm=_SWAPPED)
 
 
-def _with_past(attention: _Attention, parts: _Parts, now: str, slot: int) -> str:
+def _with_past(attention: _Attention, parts: Parts, now: str, slot: int) -> str:
     """Return keys or values behind those of the past; they are an output too where one is asked for."""
     past, output = attention.input(slot + 3), _name(attention.node.output, slot)
     what = f"all_{_OPERANDS[slot]}"
@@ -255,7 +245,7 @@ def _with_past(attention: _Attention, parts: _Parts, now: str, slot: int) -> str
     return parts.add(what, "Identity", [now], output) if output else now
 
 
-def _repeated(attention: _Attention, parts: _Parts, given: str, slot: int) -> str:
+def _repeated(attention: _Attention, parts: Parts, given: str, slot: int) -> str:
     """Return keys or values with a head for each of the queries'."""
     if attention.shared == 1:
         return given
@@ -268,7 +258,7 @@ def _repeated(attention: _Attention, parts: _Parts, given: str, slot: int) -> st
     return parts.add(f"{what}_repeated", "Reshape", [several, shape])
 
 
-def _bias(attention: _Attention, parts: _Parts, queries: str, keys: str) -> str:
+def _bias(attention: _Attention, parts: Parts, queries: str, keys: str) -> str:
     """Return what is added to the scores, minus infinity where a query may not look; empty for nothing."""
     mask = attention.input(3)
     if attention.masked == TensorProto.BOOL:
@@ -285,7 +275,7 @@ def _bias(attention: _Attention, parts: _Parts, queries: str, keys: str) -> str:
     return parts.add("bias", "Add", [mask, causal]) if mask else causal
 
 
-def _causal(attention: _Attention, parts: _Parts, queries: str, keys: str) -> str:
+def _causal(attention: _Attention, parts: Parts, queries: str, keys: str) -> str:
     """Return [queries, keys] with minus infinity right of the diagonal, which starts behind the past."""
     lengths = [
         parts.add(f"{what}_length", "Shape", [x], start=2, end=3)

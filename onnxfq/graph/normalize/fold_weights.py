@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.graph.io.external_tensors import is_stored
-from onnxfq.graph.model import all_graphs, all_nodes, bodies
-from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.external.tensor import is_external
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import bodies, replace_nodes
+from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, TRANSPOSES, WEIGHTED_INPUTS
 from onnxfq.support.records import one_line
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,6 @@ MOST_ELEMENTS = 1 << 26
 # What one has no use for as a constant, or what gives other numbers each time.
 _NEVER = QUANTIZED_OPS | {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"}
 _NEVER |= {"RandomUniform", "RandomUniformLike"}
-_MOVED = ("Transpose", "Identity")
 
 
 def fold_computed_weights(proto: onnx.ModelProto) -> str:
@@ -33,10 +33,10 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
     is computed once, when an engine is built, gains nothing from fewer bits. In float, by ONNX's reference.
     Weights that stay in a file, and quantized ones, are left as they are.
     """
-    constants = {t.name: t for t in proto.graph.initializer if not is_stored(t)}
-    makers = {name: node for node in proto.graph.node for name in node.output if name}
+    constants = {t.name: t for t in proto.graph.initializer if not is_external(t)}
+    makers = GraphIndex(proto.graph).makers
     fixed = _fixed(proto, constants)
-    outputs = {value.name for graph in all_graphs(proto.graph) for value in graph.output}
+    outputs = GraphIndex.of_model(proto).outputs
     wanted = [name for name in _wanted(proto, constants, makers, fixed) if name not in outputs]
     folded = 0
     for name in wanted:
@@ -45,12 +45,12 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
             continue
         constants[name] = numpy_helper.from_array(value, name)
         proto.graph.initializer.append(constants[name])
-        node = makers.pop(name)
+        node = makers[name]
         node.output[list(node.output).index(name)] = ""
         folded += 1
     if not folded:
         return ""
-    _drop_unused(proto, outputs)
+    _drop_unused(proto)
     return f"{folded} weight(s) that the graph computes from constants evaluated"
 
 
@@ -84,7 +84,7 @@ def _wanted(
 
 def _is_plain(name: str, constants: dict[str, TensorProto], makers: dict[str, onnx.NodeProto]) -> bool:
     """Tell whether `name` is a constant, or a transposed one, which is quantized as it is stored."""
-    while name not in constants and name in makers and makers[name].op_type in _MOVED:
+    while name not in constants and name in makers and makers[name].op_type in TRANSPOSES:
         name = makers[name].input[0]
     return name in constants
 
@@ -117,17 +117,15 @@ def _evaluated(
         return None
 
 
-def _drop_unused(proto: onnx.ModelProto, outputs: set[str]) -> None:
+def _drop_unused(proto: onnx.ModelProto) -> None:
     """Remove nodes of the main graph, and constants, that nothing reads any more."""
     while True:
-        read = {name for node in all_nodes(proto.graph) for name in node.input if name} | outputs
-        kept = [node for node in proto.graph.node if any(name in read for name in node.output)]
+        used = GraphIndex.of_model(proto).used
+        kept = [node for node in proto.graph.node if any(name in used for name in node.output)]
         if len(kept) == len(proto.graph.node):
             break
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
-        del proto.graph.node[:]
-        proto.graph.node.extend(copies)
-    tensors = [tensor for tensor in proto.graph.initializer if tensor.name in read]
+        replace_nodes(proto.graph, kept)
+    tensors = [tensor for tensor in proto.graph.initializer if tensor.name in used]
     if len(tensors) < len(proto.graph.initializer):
         del proto.graph.initializer[:]
         proto.graph.initializer.extend(tensors)

@@ -6,7 +6,7 @@ import onnx
 from onnx import version_converter
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.io.external_tensors import without_stored
+from onnxfq.graph.external.weightless import change_without_weights
 from onnxfq.graph.model import default_opset, restore_annotations
 from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.shapes import with_shapes
@@ -26,7 +26,7 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
     if have >= opset:
         return proto, ""
     try:
-        raised = without_stored(with_shapes(proto), lambda bare: _converted(bare, opset))
+        raised = change_without_weights(with_shapes(proto), lambda bare: _converted(bare, opset))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as fault:
         raise ModelError(
             f"{source}: opset {have} must be raised to {opset} and onnx's converter refused "

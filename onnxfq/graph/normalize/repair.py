@@ -13,8 +13,8 @@ import onnx
 from onnx import shape_inference
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.io.weightless import without_weights
-from onnxfq.graph.model import all_graphs, all_nodes, bodies
+from onnxfq.graph.external.weightless import without_weights
+from onnxfq.graph.model import all_graphs, all_nodes, bodies, replace_nodes
 
 
 def repair(proto: onnx.ModelProto, source: str) -> None:
@@ -81,9 +81,7 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
             if not waits[number]:
                 heapq.heappush(ready, number)
     if len(order) == len(graph.node):
-        nodes = [onnx.NodeProto.FromString(graph.node[number].SerializeToString()) for number in order]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        replace_nodes(graph, [graph.node[number] for number in order])
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import shape_inference
 
-from onnxfq.graph.io.weightless import without_weights
+from onnxfq.graph.external.weightless import without_weights
 from onnxfq.graph.model import all_graphs
 
 

@@ -6,7 +6,7 @@ string when there was nothing to do.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -14,16 +14,20 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.graph.io.external_tensors import tensor_array, without_stored
-from onnxfq.graph.model import all_graphs, all_nodes
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.external.weightless import change_without_weights
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import all_graphs, all_nodes, replace_nodes
+from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.inline_functions import inlined
-from onnxfq.graph.ops import QUANTIZED_OPS
+from onnxfq.graph.ops import QUANTIZED_OPS, RESHAPES, STANDARD_DOMAINS
+from onnxfq.numerics.float_types import FLOAT_CODES
 
-# Ops that move, relabel or convert values, one to one: folded, a constant has as many as before.
+# Folded, a constant has as many values as before.
 # Transpose is not here: a weight under it may have other readers, and a DQ before it is as good.
-_MOVES = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
+_FOLDABLE = RESHAPES | {"Cast"}
 
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+_FLOATS = FLOAT_CODES | {TensorProto.DOUBLE}
 
 
 def inline_functions(proto: onnx.ModelProto) -> str:
@@ -35,7 +39,7 @@ def inline_functions(proto: onnx.ModelProto) -> str:
     count = sum(f.name not in kept for f in proto.functions)
     if not count:
         return ""
-    proto.CopyFrom(without_stored(proto, lambda bare: inlined(bare, kept)))
+    proto.CopyFrom(change_without_weights(proto, lambda bare: inlined(bare, kept)))
     return f"{count} local function(s) inlined, so that their operators can be quantized"
 
 
@@ -74,16 +78,12 @@ def drop_initializer_inputs(proto: onnx.ModelProto) -> str:
 def name_tensors(proto: onnx.ModelProto) -> str:
     """Give tensors in bodies names that nothing else in the model has: branches of an If often share them."""
     graphs = all_graphs(proto.graph)
-    known = {name for graph in graphs for name in _defined(graph)}
+    known = Names(name for graph in graphs for name in _defined(graph))
     taken: set[str] = set()
     renamed = 0
     for graph in graphs:
         own = list(dict.fromkeys(_defined(graph)))
-        changes = {}
-        for name in own:
-            if name in taken:
-                changes[name] = unused(name, known)
-                known.add(changes[name])
+        changes = {name: known.claim(name) for name in own if name in taken}
         if changes:
             _rename(graph, changes)
         taken.update(own)
@@ -124,7 +124,7 @@ def constants_to_initializers(proto: onnx.ModelProto) -> str:
             proto.graph.initializer.append(tensor)
             made += 1
         if made:
-            _replace_nodes(graph, kept)
+            replace_nodes(graph, kept)
         moved += made
     if not moved + hoisted:
         return ""
@@ -150,7 +150,7 @@ def _hoist_initializers(body: onnx.GraphProto, main: onnx.GraphProto, outputs: s
     main.initializer.extend(out)
     del body.initializer[:]
     if nodes:
-        _replace_nodes(body, [*nodes, *body.node])
+        replace_nodes(body, [*nodes, *body.node])
     return len(out)
 
 
@@ -168,10 +168,9 @@ def fold_moves(proto: onnx.ModelProto) -> str:
         folded += _fold_moves(graph, constants, proto, inside=depth > 0)
     if not folded:
         return ""
-    used = {name for node in all_nodes(proto.graph) for name in node.input}
-    used |= {value.name for graph in all_graphs(proto.graph) for value in graph.output}
+    used = GraphIndex.of_model(proto).used
     notes = [note for graph in all_graphs(proto.graph) for note in graph.quantization_annotation]
-    used |= {entry.value for note in notes for entry in note.quant_parameter_tensor_names}
+    used = used | {entry.value for note in notes for entry in note.quant_parameter_tensor_names}
     before = {t.name for t in proto.graph.initializer}
     kept_tensors = [t for t in proto.graph.initializer if t.name in used]
     added = [constants[name] for name in folded if name in used and name not in before]
@@ -189,8 +188,8 @@ def _fold_moves(
     gone, folded = [], []
     for number, node in enumerate(graph.node):
         foldable = (
-            (node.op_type in _MOVES or (node.op_type == "Transpose" and node.output[0] not in read_here))
-            and node.domain in ("", "ai.onnx")
+            (node.op_type in _FOLDABLE or (node.op_type == "Transpose" and node.output[0] not in read_here))
+            and node.domain in STANDARD_DOMAINS
             and all(name in constants for name in node.input)
             and node.output[0] not in outputs
         )
@@ -218,25 +217,15 @@ def name_nodes(proto: onnx.ModelProto) -> str:
 
 
 def _name_nodes(nodes: list[onnx.NodeProto]) -> int:
-    taken: set[str] = {node.name for node in nodes if node.name}
+    taken = Names(node.name for node in nodes if node.name)
     seen: set[str] = set()
     renamed = 0
     for index, node in enumerate(nodes):
         if not node.name or node.name in seen:
-            node.name = unused(node.name or f"{node.op_type}_{index}", taken)
-            taken.add(node.name)
+            node.name = taken.claim(node.name or f"{node.op_type}_{index}")
             renamed += 1
         seen.add(node.name)
     return renamed
-
-
-def unused(name: str, taken: Collection[str]) -> str:
-    """Return `name`, or `name_2`, `name_3` ... when it is among `taken`."""
-    free, number = name, 1
-    while free in taken:
-        number += 1
-        free = f"{name}_{number}"
-    return free
 
 
 def _defined(graph: onnx.GraphProto) -> Iterator[str]:
@@ -261,7 +250,7 @@ def _rename(graph: onnx.GraphProto, changes: dict[str, str]) -> None:
 
 def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """Return the tensor of a Constant node in whichever attribute it stands; None for other nodes."""
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+    if node.op_type != "Constant" or node.domain not in STANDARD_DOMAINS:
         return None
     attribute = node.attribute[0]
     if attribute.name == "value":
@@ -300,13 +289,3 @@ def _evaluate(
     graph = onnx.helper.make_graph([node], "fold", values[: len(node.input)], values[len(node.input) :])
     model = onnx.helper.make_model(graph, opset_imports=list(proto.opset_import))
     return np.asarray(ReferenceEvaluator(model).run(None, inputs)[0])
-
-
-def _replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    copies = []
-    for node in nodes:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copies.append(copy)
-    del graph.node[:]
-    graph.node.extend(copies)

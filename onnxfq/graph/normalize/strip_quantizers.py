@@ -7,13 +7,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.io.external_tensors import tensor_array
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import all_graphs, all_nodes
-from onnxfq.graph.ops import QUANTIZED_OPS
+from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, ONNX_QUANTIZERS, QUANTIZED_OPS
 from onnxfq.numerics.affine import dequantize
-
-_ROUNDED = ("FakeQuantize", "DynamicFakeQuantize")
-_TO_INTEGERS = ("QuantizeLinear", "DynamicQuantizeLinear")
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 
 
 def strip_quantizers(proto: onnx.ModelProto, source: str) -> str:
@@ -22,21 +21,21 @@ def strip_quantizers(proto: onnx.ModelProto, source: str) -> str:
     A pair gives way to what it reads, a stored integer weight to the numbers that it stands for. Raises
     ModelError for a quantizer that is no pair, as QLinearConv or an integer operator between Q and DQ.
     """
-    made = {name: node for node in all_nodes(proto.graph) for name in node.output}
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    index = GraphIndex.of_model(proto)
+    makers, constants = index.makers, index.constants
     count = 0
     for graph in all_graphs(proto.graph):
         for node in graph.node:
             if node.op_type == "DequantizeLinear":
-                producer = made.get(node.input[0])
-                if producer is not None and producer.op_type in _TO_INTEGERS:
+                producer = makers.get(node.input[0])
+                if producer is not None and producer.op_type in ONNX_QUANTIZERS:
                     _stand_aside(node, producer.input[0])
                 elif node.input[0] in constants:
                     _store_numbers(proto, node, constants)
                 else:
                     raise _no_pair(node, source)
                 count += 1
-            elif node.op_type in _ROUNDED:
+            elif node.op_type in FAKE_QUANTIZE_OPS:
                 _stand_aside(node, node.input[0])
                 count += 1
     _remove_unread(proto)
@@ -65,12 +64,9 @@ def _store_numbers(
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     codes, scale = (tensor_array(constants[name]) for name in node.input[:2])
     offset = tensor_array(constants[node.input[2]]) if len(node.input) > 2 else np.zeros(())
+    granularity = Granularity.of(attributes.get("axis", 1), attributes.get("block_size"))
     numbers = dequantize(
-        codes,
-        scale,
-        np.asarray(offset, np.float32),
-        axis=attributes.get("axis", 1) if scale.ndim else None,
-        block_size=attributes.get("block_size") or None,
+        codes, scale, np.asarray(offset, np.float32), granularity=granularity if scale.ndim else PER_TENSOR
     ).astype(scale.dtype)
     name = f"{node.output[0]}/numbers"
     proto.graph.initializer.append(numpy_helper.from_array(numbers, name))
@@ -79,15 +75,13 @@ def _store_numbers(
 
 def _remove_unread(proto: onnx.ModelProto) -> None:
     """Remove quantizers and constants that nothing reads any more."""
-    read = {name for node in all_nodes(proto.graph) for name in node.input}
-    read |= {value.name for graph in all_graphs(proto.graph) for value in graph.output}
+    used = GraphIndex.of_model(proto).used
     for graph in all_graphs(proto.graph):
         for number in reversed(range(len(graph.node))):
             node = graph.node[number]
-            if node.op_type in _TO_INTEGERS and read.isdisjoint(node.output):
+            if node.op_type in ONNX_QUANTIZERS and used.isdisjoint(node.output):
                 del graph.node[number]
-    read = {name for node in all_nodes(proto.graph) for name in node.input}
-    read |= {value.name for graph in all_graphs(proto.graph) for value in graph.output}
-    kept = [tensor for tensor in proto.graph.initializer if tensor.name in read]
+    used = GraphIndex.of_model(proto).used
+    kept = [tensor for tensor in proto.graph.initializer if tensor.name in used]
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(kept)

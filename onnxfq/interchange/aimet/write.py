@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.interchange.exported import Written, calibrated_placements
-from onnxfq.numerics.granularity import Blocked
 from onnxfq.version import VERSION
 
 _PRODUCER = {"package": "onnxfq", "version": VERSION}
@@ -56,7 +55,8 @@ def _in_sections(version: str, encodings: Encodings, plan: Plan, entry: _Entry) 
         why = _why_not(encoding) or _why_not_unsigned(encoding, version)
         if not why and encoding.param_shape and placement.role == "activation":
             why = f"{version} tells no axis of an activation; use 2.0.0"
-        if not why and _blocked(encoding) and any(use.node in turned for use in placement.uses):
+        blocked = encoding.spec.granularity.is_blocked
+        if not why and blocked and any(use.node in turned for use in placement.uses):
             why = f"{version} tells no axis of blocks of a ConvTranspose; use 2.0.0"
         if why:
             lost[encoding.tensor] = why
@@ -85,8 +85,7 @@ def _why_not(encoding: Encoding) -> str:
         return f"AIMET has no {spec.qtype}; of integers with limits it has int8[-127,127] and its like"
     if encoding.global_scale is not None:
         return "its scales are float8 times one of all, and 2.0.0 has float scales"
-    sizes = {1, -1}
-    if spec.block_shape is not None and len([size for size in spec.block_shape if size not in sizes]) > 1:
+    if len([size for size in spec.granularity.block_shape or () if size not in (1, -1)]) > 1:
         return f"AIMET has blocks along one axis, not {spec.granularity}"
     return ""
 
@@ -98,14 +97,11 @@ def _why_not_unsigned(encoding: Encoding, version: str) -> str:
         return f"{version} has integers only, not {spec.qtype}; use 2.0.0"
     if spec.zero_point == "fractional":
         return f"{version} has whole offsets; use 2.0.0"
-    held = _of_kernel(spec.block_shape) or (spec.block_size is not None and len(encoding.param_shape) == 2)
-    if _blocked(encoding) and (version == "0.6.1" or not held):
+    blocks = spec.granularity
+    held = _of_kernel(blocks.block_shape) or (blocks.block_size and len(encoding.param_shape) == 2)
+    if blocks.is_blocked and (version == "0.6.1" or not held):
         return f"{version} has no {spec.granularity}; use 2.0.0"
     return ""
-
-
-def _blocked(encoding: Encoding) -> bool:
-    return encoding.spec.block_size is not None or encoding.spec.block_shape is not None
 
 
 def _of_kernel(block_shape: tuple[int, ...] | None) -> bool:
@@ -123,7 +119,7 @@ def _strict(encoding: Encoding) -> bool:
     """Tell whether the grid is AIMET's strict symmetric: signed, without the lowest number."""
     qtype = encoding.spec.qtype
     most = (1 << (qtype.bits - 1)) - 1
-    return bool(qtype.signed and (qtype.qmin, qtype.qmax) == (-most, most) and not any(encoding.zero_point))
+    return bool(qtype.signed and (qtype.qmin, qtype.qmax) == (-most, most) and not encoding.zero_point.any())
 
 
 def _unsigned(encoding: Encoding) -> tuple[bool, NDArray[np.int64]]:
@@ -158,12 +154,12 @@ def _entry_1_0_0(encoding: Encoding) -> dict[str, Any]:
     symmetric, offsets = _unsigned(encoding)
     scale, granularity = encoding.scale_array, encoding.spec.granularity
     fields: dict[str, Any] = {"enc_type": "PER_CHANNEL" if scale.ndim else "PER_TENSOR"}
-    if isinstance(granularity, Blocked):
+    if granularity.block_size is not None:
         fields = {"enc_type": "PER_BLOCK", "block_size": granularity.block_size}
         if granularity.axis == 0 and scale.ndim == 2:  # the output channels come first
             scale, offsets = scale.T, offsets.T
-    if encoding.spec.block_shape is not None:
-        fields = {"enc_type": "PER_BLOCK", "block_size": encoding.spec.block_shape[1]}
+    if granularity.block_shape is not None:
+        fields = {"enc_type": "PER_BLOCK", "block_size": granularity.block_shape[1]}
     return {
         "bw": encoding.spec.qtype.bits,
         "dtype": "INT",
@@ -182,13 +178,12 @@ def _entry_2_0_0(encoding: Encoding) -> dict[str, Any]:
     fields: dict[str, Any] = {"output_dtype": spec.qtype.base, "y_scale": encoding.scale_array.tolist()}
     if zero.any():
         fields["y_zero_point"] = zero.tolist()
-    if spec.axis is not None:
-        fields["axis"] = spec.axis
-    if spec.block_size is not None:
-        fields["block_size"] = spec.block_size
-    if spec.block_shape is not None:
-        sized = [axis for axis, size in enumerate(spec.block_shape) if size not in (1, -1)]
+    blocks = spec.granularity.block_shape
+    if blocks is None:
+        fields |= spec.granularity.attributes
+    else:
+        sized = [axis for axis, size in enumerate(blocks) if size not in (1, -1)]
         # Where no block is longer than one element any axis says so.
         axis = sized[0] if sized else 0
-        fields |= {"axis": axis, "block_size": max(spec.block_shape[axis], 1)}
+        fields |= {"axis": axis, "block_size": max(blocks[axis], 1)}
     return fields

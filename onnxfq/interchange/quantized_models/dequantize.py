@@ -20,20 +20,18 @@ from numpy.typing import ArrayLike, NDArray
 from onnx import helper, numpy_helper
 
 from onnxfq.errors import ModelError, nearest
-from onnxfq.graph.half_types import captured_names
-from onnxfq.graph.io.external_tensors import tensor_array
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import all_nodes, default_opset
-from onnxfq.graph.normalize.steps import unused
-from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.names import unused
+from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.interchange.quantized_models.stored_weights import Grid, grid_of
 
 # Their outputs are never negative, or are so when their first input is not.
 _POSITIVE = frozenset({"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Sqrt"})
-_AS_BEFORE = frozenset(
-    "AveragePool Flatten GlobalAveragePool Identity MaxPool Reshape Slice Squeeze Transpose Unsqueeze".split()
-)
-# What they give has the range and the grid of what they read.
-_MOVES = frozenset("Flatten Gather Identity MaxPool Reshape Slice Split Squeeze Transpose Unsqueeze".split())
+_AS_BEFORE = MOVES | {"AveragePool", "GlobalAveragePool", "MaxPool", "Slice"}
+# The data movement through which onnxruntime's quantizer passes quantized numbers: it keeps their range.
+_MOVES = MOVES | SPLITS | {"MaxPool"}
 
 
 @dataclass
@@ -63,16 +61,14 @@ class Unfolding:
         self.form = FloatForm(onnx.ModelProto())
         self.form.proto.CopyFrom(proto)
         self.graph = self.form.proto.graph
-        self.arrays = {t.name: t for t in self.graph.initializer}
+        self.index = GraphIndex(self.graph)
+        self.arrays, self.outputs = dict(self.index.constants), self.index.outputs
         self.inputs = {value.name for value in self.graph.input}
-        self.outputs = {value.name for value in self.graph.output}
         self.nodes: list[onnx.NodeProto] = []
         self.makers: dict[str, onnx.NodeProto] = {}
         # Of each tensor of the source the float tensor that it stands for, if it is another.
         self.real: dict[str, str] = {}
         self.quantized: set[str] = set()
-        self.taken = {n for node in all_nodes(self.graph) for n in (*node.input, *node.output)}
-        self.taken |= set(self.arrays)
 
     def run(self) -> FloatForm:
         """Return the float form. Raises ModelError for an operator that has none."""
@@ -143,7 +139,7 @@ class Unfolding:
 
     def constant(self, name: str, values: ArrayLike) -> str:
         """Add a float constant and return its name, `name` if that is free."""
-        free = name if name not in self.arrays else unused(name, self.arrays.keys() | self.taken)
+        free = name if name not in self.arrays else unused(name, self.arrays.keys() | self.index.names)
         tensor = numpy_helper.from_array(np.asarray(values, np.float32), free)
         self.arrays[free] = tensor
         self.graph.initializer.append(tensor)
@@ -269,7 +265,7 @@ class Unfolding:
                     f"{self.source}: {inner.op_type} {inner.name!r} is inside a body of {node.op_type} "
                     f"{node.name!r}; only the main graph can be converted"
                 )
-        for name in sorted(captured_names(alone) & set(self.real)):
+        for name in sorted(GraphIndex(alone).captured & set(self.real)):
             self.emit("Identity", [self.real.pop(name)], [name], _named(f"{name}/identity"))
 
     def _positive(self, tensor: str) -> bool:
@@ -295,7 +291,7 @@ class Unfolding:
                     f"{self.source}: output {value.name!r} is quantized (type {kind}); export it in float"
                 )
         read = {name for node in self.nodes for name in node.input} | self.outputs
-        read |= captured_names(self.graph)
+        read |= self.index.captured
         kept = [tensor for tensor in self.graph.initializer if tensor.name in read]
         for name, values in (("node", self.nodes), ("initializer", kept)):
             copies = [type(one).FromString(one.SerializeToString()) for one in values]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfq.errors import ModelError
-from onnxfq.interchange.quantized_models.dequantize import Handler, Unfolding, limits_of, stored_type
-from onnxfq.interchange.quantized_models.stored_weights import grid_of, rounded_grid
+from onnxfq.interchange.quantized_models.dequantize import Handler, Unfolding, stored_type
+from onnxfq.interchange.quantized_models.stored_weights import grid_of
+from onnxfq.numerics.affine import quantize
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.qtypes import QTYPES
 
 _OWN_ATTRIBUTES = frozenset({"channels_last", "opset"})
 
@@ -31,11 +36,12 @@ def _quantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
         unfolding.real[node.output[0]] = unfolding.saturated(tensor, node, scale, zero_point)
         return
     # A float constant with Q: the model computes with what it is rounded to.
-    axis, block = _attribute(node, "axis", 1), _attribute(node, "block_size", 0)
-    grid = grid_of(np.zeros(values.shape, np.int8), scale, None, axis, block)
-    low, high = limits_of(stored_type(node, zero_point))
-    made = rounded_grid(values, grid, zero_point, (int(low), int(high)))
-    unfolding.real[node.output[0]] = unfolding.weight(f"{tensor}/rounded", made)
+    kind = helper.np_dtype_to_tensor_dtype(stored_type(node, zero_point))
+    qtype = next(one for one in QTYPES.values() if one.onnx_type == kind)
+    offset = 0 if zero_point is None else zero_point
+    granularity = Granularity.of(_attribute(node, "axis", 1), _attribute(node, "block_size", 0))
+    codes = quantize(values.astype(np.float32), scale, offset, qtype=qtype, granularity=granularity)
+    unfolding.real[node.output[0]] = _constant(unfolding, node, f"{tensor}/rounded", codes, scale, zero_point)
 
 
 def _dequantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
@@ -44,12 +50,7 @@ def _dequantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     scale, zero_point = unfolding.parameters(node, 1, 2)
     unfolding.quantized.add(output)
     if stored is not None and name not in unfolding.real:
-        axis, block = _attribute(node, "axis", 1), _attribute(node, "block_size", 0)
-        if "float" in stored.dtype.name:
-            factor = grid_of(np.ones(stored.shape, np.int8), scale, None, axis, block).values
-            made = unfolding.constant(output, stored.astype(np.float32) * factor)
-        else:
-            made = unfolding.weight(output, grid_of(stored, scale, zero_point, axis, block))
+        made = _constant(unfolding, node, output, stored, scale, zero_point)
         if stored.dtype == np.int32:
             unfolding.form.changes["int32 constant, such as a bias, made float"] += 1
             unfolding.form.grids.pop(made)
@@ -60,6 +61,22 @@ def _dequantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
         unfolding.real[output] = unfolding.real[name]
     else:
         unfolding.real[output] = unfolding.computed(name, scale, zero_point)
+
+
+def _constant(
+    unfolding: Unfolding,
+    node: onnx.NodeProto,
+    name: str,
+    stored: NDArray[Any],
+    scale: NDArray[Any],
+    zero_point: NDArray[Any] | None,
+) -> str:
+    """Add the float constant that stored numbers stand for, and return its name."""
+    axis, block = _attribute(node, "axis", 1), _attribute(node, "block_size", 0)
+    if "float" not in stored.dtype.name:
+        return unfolding.weight(name, grid_of(stored, scale, zero_point, axis, block))
+    factor = grid_of(np.ones(stored.shape, np.int8), scale, None, axis, block).values
+    return unfolding.constant(name, stored.astype(np.float32) * factor)
 
 
 def _dynamic(unfolding: Unfolding, node: onnx.NodeProto) -> None:

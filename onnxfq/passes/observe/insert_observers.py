@@ -4,33 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnxfq.calibration.statistics.groups import MOST_GROUPS
+from onnxfq.calibration.statistics import BIN_COUNT, HISTOGRAM, empty_state
+from onnxfq.calibration.statistics.channel_ranges import CHANNEL_RANGES
+from onnxfq.calibration.statistics.grouped_histogram import MOST_GROUPS
+from onnxfq.calibration.statistics.state import read_state
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, SpecError
+from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.numerics.granularity import PerTensor, open_axis
+from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.numerics.layout import Layout, open_axis
 from onnxfq.passes.base import Pass
-from onnxfq.passes.custom_domain import block_attributes, custom_node, import_domain
-from onnxfq.passes.observe.subgraph_owners import holders
-from onnxfq.passes.observe.subgraph_statistics import DTYPES, RESULTS, Observed, carry_out
+from onnxfq.passes.custom_domain import custom_node, import_domain
+from onnxfq.passes.observe.subgraph_owners import Holder, holders
+from onnxfq.passes.observe.subgraph_state import CarriedState, enclosing, make_empty_state
 
-OBSERVE_OUTPUTS = RESULTS
+OBSERVE_OUTPUTS = HISTOGRAM.outputs
+STATE_OUTPUT = "state"
+"""In their place, of what is observed in a Loop or a Scan: the state of operator MergeStatistics."""
+
+MOST_HISTOGRAM_BYTES = 64 << 20
+"""What histograms may take that a Loop or Scan carries, and copies, from one iteration to the next."""
 
 
 def observe_output(tensor: str, output: str) -> str:
     """Name of one result of the observer of `tensor`."""
     return f"{tensor}/observe/{output}"
-
-
-def channels_output(tensor: str) -> str:
-    """Name of the ranges of the channels of `tensor`, float32 [C, 2]."""
-    return f"{tensor}/observe/channels"
 
 
 def observed_groups(placement: Placement, tensor: gs.Tensor) -> tuple[int, ...] | None:
@@ -39,7 +46,7 @@ def observed_groups(placement: Placement, tensor: gs.Tensor) -> tuple[int, ...] 
     Raises PlanError where the number of groups is open, or larger than an observer takes.
     """
     granularity, shape = placement.spec.observed_granularity, tensor.shape
-    if granularity == PerTensor():
+    if granularity == PER_TENSOR:
         return None
     where = f"tensor {placement.tensor!r} is {granularity}"
     if shape is None:
@@ -51,12 +58,18 @@ def observed_groups(placement: Placement, tensor: gs.Tensor) -> tuple[int, ...] 
                 f"{where}, and its axis {axis} is open: every group needs statistics of its own; fix that "
                 "dimension, or remove axis and block sizes from the plan"
             )
-        groups = granularity.param_shape([n if isinstance(n, int) else 1 for n in shape])
+        groups = Layout(granularity, [n if isinstance(n, int) else 1 for n in shape]).scale_shape
     except SpecError as error:
         raise PlanError(f"{where}: {error}") from None
     if prod(groups) > MOST_GROUPS:
         raise PlanError(f"{where}: {prod(groups)} groups, {MOST_GROUPS} are the most; give larger blocks")
     return groups
+
+
+def group_attributes(placement: Placement, tensor: gs.Tensor) -> tuple[int | None, dict[str, Any]]:
+    """Return the number of `observed_groups`, None for no groups, and the attributes that ask for them."""
+    groups = observed_groups(placement, tensor)
+    return (None, {}) if groups is None else (prod(groups), placement.spec.granularity.attributes)
 
 
 @dataclass(frozen=True)
@@ -78,38 +91,80 @@ class InsertObservers(Pass):
         editor, around = Editor(graph), holders(graph)
         outputs: list[gs.Variable] = []
         for name in (p.tensor for p in self.plan.activations):
-            for owner in (name, f"{name}/inside"):
-                clear_names(editor, name, [observe_output(owner, result) for result in OBSERVE_OUTPUTS])
-            clear_names(editor, name, [channels_output(name)])
+            parts = (*OBSERVE_OUTPUTS, *CHANNEL_RANGES.outputs, STATE_OUTPUT)
+            clear_names(editor, name, [observe_output(name, part) for part in parts])
         for placement in self.plan.activations:
-            tensor = editor.tensor(placement)
-            scope = editor.scope_of(tensor)
-            name = placement.tensor
-            observed = Observed.of(name, observed_groups(placement, tensor))
-            own = name if scope is graph else f"{name}/inside"
-            made = [
-                gs.Variable(observe_output(own, result), dtype, shape or [f"{name}/{result}"])
-                for result, dtype, shape in zip(OBSERVE_OUTPUTS, DTYPES, observed.shapes, strict=True)
-            ]
-            attrs: dict[str, Any] = {} if observed.groups is None else block_attributes(placement.spec)
-            ranges: list[gs.Variable] = []
-            if placement.spec.equalized:
-                attrs = {"channel_ranges": 1}
-                ranges = [gs.Variable(channels_output(name), DTYPES[0], [f"{name}/count", 2])]
-            node = custom_node(
-                "Observe", f"{name}/observe", attrs=attrs, inputs=[tensor], outputs=[*made, *ranges]
-            )
-            editor.insert_after(tensor, [node])
-            carried = carry_out(editor, around, scope, made, observed)
-            for result, variable in zip(OBSERVE_OUTPUTS, carried, strict=True):
-                variable.name = observe_output(name, result)
-            outputs += [*carried, *ranges]
+            holder = _iterated(around, editor.scope_of(editor.tensor(placement)))
+            if holder is None:
+                outputs += _observe(editor, around, placement)
+            else:
+                outputs.append(_merge(editor, around, placement, holder.node))
         if not outputs:
             return False
         import_domain(graph)
         graph.outputs = outputs
         graph.cleanup(remove_unused_graph_inputs=False)
         return True
+
+
+def _iterated(around: dict[int, Holder], scope: gs.Graph) -> Holder | None:
+    """Return the innermost Loop or Scan around `scope`, if there is one."""
+    return next((holder for holder in enclosing(around, scope) if holder.node.op != "If"), None)
+
+
+def _observe(editor: Editor, around: dict[int, Holder], placement: Placement) -> list[gs.Variable]:
+    """Put operator Observe on a tensor of the main graph or of branches; return the outputs.
+
+    A branch that is not taken gives what observing no value gives.
+    """
+    name, tensor = placement.tensor, editor.tensor(placement)
+    groups, attrs = group_attributes(placement, tensor)
+    inside, made = f"{name}/inside", []
+    nothing = _nothing(editor, groups)
+    for part, start in zip(OBSERVE_OUTPUTS, nothing, strict=True):
+        made.append(editor.variable(observe_output(inside, part), like=start))
+        if 0 in start.shape:
+            made[-1].shape = [f"{name}/{part}"]
+    ranges: list[gs.Variable] = []
+    if placement.spec.equalized:
+        attrs = {"channel_ranges": 1}
+        output = observe_output(name, *CHANNEL_RANGES.outputs)
+        ranges = [gs.Variable(output, np.float32, [f"{name}/count", 2])]
+    node = custom_node("Observe", f"{name}/observe", attrs=attrs, inputs=[tensor], outputs=[*made, *ranges])
+    editor.insert_after(tensor, [node])
+    scope, outputs = editor.scope_of(tensor), []
+    for part, start, variable in zip(OBSERVE_OUTPUTS, nothing, made, strict=True):
+        outer = CarriedState(editor, around, scope, start, observe_output(inside, part)).out(variable)
+        outer.name = observe_output(name, part)
+        outputs.append(outer)
+    return [*outputs, *ranges]
+
+
+def _nothing(editor: Editor, groups: int | None) -> list[gs.Constant]:
+    """Return what operator Observe gives of no value, for a tensor as a whole or for each of its groups."""
+    arrays = read_state(empty_state(False, groups))
+    return [
+        editor.constant(f"onnxfq/observe/nothing/{groups}/{part}", partial(make_constant, values=array))
+        for part, array in zip(OBSERVE_OUTPUTS, arrays, strict=True)
+    ]
+
+
+def _merge(editor: Editor, around: dict[int, Holder], placement: Placement, node: gs.Node) -> gs.Variable:
+    """Put operator MergeStatistics on a tensor in the body of `node`, Loop or Scan; return the output.
+
+    Raises PlanError where the state would be too large to carry.
+    """
+    name, tensor = placement.tensor, editor.tensor(placement)
+    groups, attrs = group_attributes(placement, tensor)
+    if groups is not None and 8 * BIN_COUNT * groups > MOST_HISTOGRAM_BYTES:
+        raise PlanError(
+            f"tensor {name!r} has {groups} groups, and the {node.op} {node.name!r} around it would "
+            f"carry {8 * BIN_COUNT * groups >> 20} MB of their statistics, more than "
+            f"{MOST_HISTOGRAM_BYTES >> 20}; use per_tensor or larger blocks"
+        )
+    start = make_empty_state(editor, True, groups)
+    scope = editor.scope_of(tensor)
+    return CarriedState(editor, around, scope, start, observe_output(name, STATE_OUTPUT)).merge(tensor, attrs)
 
 
 def clear_names(editor: Editor, observed: str, names: Iterable[str]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from onnxfq.calibration.statistics.channel_ranges import ChannelNames
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
@@ -16,25 +16,8 @@ from onnxfq.passes.observe.insert_observers import clear_names
 _AXES_AS_INPUT = 18
 """Opset from which on ReduceMin and ReduceMax take their axes as an input."""
 
-_ENDS = (("lowest", "ReduceMin", "Min", np.inf), ("highest", "ReduceMax", "Max", -np.inf))
-"""Of a range: name, operators that find it in a run and merge it, value that changes neither."""
-
-
-@dataclass(frozen=True)
-class ChannelNames:
-    """The inputs and outputs of the graph that hold the range of each channel of one tensor, float32 [C].
-
-    given, merged: of the lowest values and of the highest.
-    """
-
-    given: tuple[str, ...]
-    merged: tuple[str, ...]
-
-    @staticmethod
-    def of(tensor: str) -> ChannelNames:
-        """Return the names for `tensor`."""
-        given = tuple(f"{tensor}/channels/{end}" for end, *_ in _ENDS)
-        return ChannelNames(given, tuple(f"{name}/merged" for name in given))
+_ENDS = (("ReduceMin", "Min", np.inf), ("ReduceMax", "Max", -np.inf))
+"""Of the ends of a range: operators that find it in a run and merge it, value that changes neither."""
 
 
 def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite: bool) -> list[gs.Variable]:
@@ -44,7 +27,7 @@ def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite:
     """
     tensor, names = editor.tensor(placement), ChannelNames.of(placement.tensor)
     clear_names(editor, placement.tensor, [*names.given, *names.merged])
-    axes = [axis for axis in range(len(tensor.shape)) if axis != placement.spec.axis]
+    axes = [axis for axis in range(len(tensor.shape)) if axis != placement.spec.granularity.axis]
     nodes: list[gs.Node] = []
 
     def add(op: str, name: str, inputs: Sequence[gs.Tensor], **attrs: object) -> gs.Variable:
@@ -52,7 +35,7 @@ def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite:
         nodes.append(gs.Node(op, made.name, attrs, list(inputs), [made]))
         return made
 
-    def constant(name: str, value: object, dtype: type) -> gs.Constant:
+    def constant(name: str, value: object, dtype: type = np.float32) -> gs.Constant:
         return editor.constant(
             f"onnxfq/channels/{name}", lambda n: make_constant(n, np.asarray(value, dtype))
         )
@@ -61,15 +44,15 @@ def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite:
     if not all_finite:
         # What is finite differs from itself by 0, an infinity or a NaN by NaN.
         difference = add("Sub", f"{placement.tensor}/channels/difference", [tensor, tensor])
-        zero = constant("zero", 0, np.float32)
+        zero = constant("zero", 0)
         is_finite = add("Equal", f"{placement.tensor}/channels/is_finite", [difference, zero])
     outputs = []
-    for (end, reduce, merge, neutral), given, merged in zip(_ENDS, names.given, names.merged, strict=True):
-        state = gs.Variable(given, np.float32, [tensor.shape[placement.spec.axis]])
+    for (reduce, merge, neutral), given, merged in zip(_ENDS, names.given, names.merged, strict=True):
+        state = gs.Variable(given, np.float32, [tensor.shape[placement.spec.granularity.axis]])
         editor.graph.inputs.append(state)
         values = tensor
         if is_finite is not None:
-            values = add("Where", f"{given}/finite", [is_finite, tensor, constant(end, neutral, np.float32)])
+            values = add("Where", f"{given}/finite", [is_finite, tensor, constant(merge, neutral)])
         if opset < _AXES_AS_INPUT:
             of_run = add(reduce, f"{given}/of_run", [values], keepdims=0, axes=axes)
         else:

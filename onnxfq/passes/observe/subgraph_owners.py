@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.queries import bodies, scopes
+from onnxfq.graph.model import all_graphs, bodies
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ def holders(graph: gs.Graph) -> dict[int, Holder]:
     """Return what holds each body of `graph`, by the id of the body."""
     return {
         id(body): Holder(scope, node, body)
-        for scope in scopes(graph)
+        for scope in all_graphs(graph)
         for node in scope.nodes
-        for body in bodies(node).values()
+        for body in bodies(node)
     }
 
 

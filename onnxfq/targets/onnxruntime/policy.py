@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from onnxfq.documents.plan import Placement
-from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.numerics.storage_types import deployed_qtype
 from onnxfq.placement.target_policy import Operands, TargetPolicy
-
-# onnxruntime 1.31.1 has QuantizeLinear for integers of 2, 4, 8 and 16 bits and for the float8 types.
-_NO_KERNEL = ("float4e2m1", "float6e2m3", "float6e3m2")
-
+from onnxfq.runtime.unsupported_ops import NO_KERNEL
 
 # With uint8 inputs these are fused above ORT_ENABLE_BASIC, however many scales the input has, and the fused
 # kernels (QLinearConv, QLinearMatMul, MatMulIntegerToFloat) fail unless it is one: tried on 1.31.1.
@@ -22,7 +19,7 @@ _DYNAMIC = QuantSpec(qtype="uint8", symmetric=False, dynamic=True)
 
 def _refuses(placement: Placement, operands: Operands) -> str:
     spec, base = placement.spec, placement.spec.qtype.base
-    if base in _NO_KERNEL:
+    if base in NO_KERNEL:
         return f"ONNX Runtime has no QuantizeLinear for {base}; use float8e4m3fn, or target simulation"
     if spec.zero_point == "fractional":
         return "ONNX Runtime takes integer zero points only; use zero_point: integer, or target simulation"
@@ -37,7 +34,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
 def _refuses_groups(placement: Placement, operands: Operands) -> str:
     """Return why an activation cannot have several scales that are constants of the model."""
     spec, carrier = placement.spec, deployed_qtype(placement.spec.qtype)
-    if placement.role != "activation" or spec.observed_granularity == PerTensor():
+    if placement.role != "activation" or spec.observed_granularity == PER_TENSOR:
         return ""
     if carrier is not None and carrier is not spec.qtype:
         return f"{spec.qtype} activations are clipped per tensor; use {carrier}, or per_tensor"

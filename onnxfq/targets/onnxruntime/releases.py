@@ -9,9 +9,9 @@ import onnx
 from onnx import TensorProto
 
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.graph.half_types import QUANTIZERS
 from onnxfq.graph.model import all_graphs, all_nodes, default_opset
 from onnxfq.graph.normalize.opset import lowest_ir
+from onnxfq.graph.ops import QDQ_OPS
 
 # Release -> (newest ai.onnx opset, newest IR version) of models that it runs: each tried, with Q/DQ pairs.
 # 1.15 loads opset 19 too and 1.23 opset 23, without kernels for their QuantizeLinear.
@@ -71,6 +71,8 @@ class Release:
 
         Raises ModelError when none will do, or when the release has no kernels for something in it.
         """
+        if self is _ANY:
+            return proto
         self.check_opset(default_opset(proto), f"recipe {recipe} needs")
         lowest, why = _needed_ir(proto)
         if lowest > self.ir_version:
@@ -90,8 +92,16 @@ class Release:
         return kept
 
 
-def release_of(words: str) -> Release:
-    """Return the release that `words` name, as `onnxruntime==1.18`. Raises RecipeError for others."""
+_ANY = Release("of any version", 1 << 31, 1 << 31)
+
+
+def release_of(words: str | None) -> Release:
+    """Return the release that `words` name, as `onnxruntime==1.18`; for None one that reads everything.
+
+    Raises RecipeError for others.
+    """
+    if words is None:
+        return _ANY
     found = _FORM.fullmatch(words.strip())
     known = [f"{major}.{minor}" for major, minor in _RELEASES]
     if found is None:
@@ -130,5 +140,5 @@ def _types(proto: onnx.ModelProto) -> list[str]:
 
 def _forms(proto: onnx.ModelProto) -> set[str]:
     """Return what else of `proto` not every release has."""
-    nodes = [node for node in all_nodes(proto.graph) if node.op_type in QUANTIZERS]
+    nodes = [node for node in all_nodes(proto.graph) if node.op_type in QDQ_OPS]
     return {_BLOCKS for node in nodes for a in node.attribute if a.name == "block_size" and a.i}

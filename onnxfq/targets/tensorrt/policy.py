@@ -12,9 +12,9 @@ from math import prod
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
-from onnxfq.graph.ops import summed_axis
+from onnxfq.graph.ops import CONVOLUTIONS, summed_axis
 from onnxfq.graph.queries import weight_source
-from onnxfq.numerics.granularity import PerTensor
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.storage_types import TENSORRT_BLOCKS, deployed_qtype, tensorrt_blocks
 from onnxfq.placement.target_policy import Operands, TargetPolicy
@@ -45,11 +45,11 @@ def _refuses(placement: Placement, operands: Operands) -> str:
         nearest = "float8e4m3fn" if spec.qtype.is_float else "int8"
         carried = "" if base == spec.qtype.base else f", which {spec.qtype} needs"
         return f"TensorRT has no {base} tensors{carried}; use {nearest}"
-    if placement.role == "activation" and spec.granularity != PerTensor():
+    if placement.role == "activation" and spec.granularity != PER_TENSOR:
         return "TensorRT takes one scale of an activation; use granularity: per_tensor, or target onnxruntime"
-    if spec.block_shape is not None:
+    if spec.granularity.block_shape is not None:
         return "TensorRT takes blocks along one axis only; use per_axis, or target onnxruntime"
-    if spec.block_size is not None and base != "int4":
+    if spec.granularity.block_size is not None and base != "int4":
         if operands.weight_only:
             return f"TensorRT expands blocked {base} weights to float before it multiplies; use per_axis"
         return f"TensorRT computes blocked {base} weights with quantized activations wrongly; use per_axis"
@@ -72,7 +72,7 @@ def _refuses_made(placement: Placement, operands: Operands) -> str:
     name = tensorrt_blocks(spec.qtype, spec.scale_type)
     block = TENSORRT_BLOCKS[name].block_size if name else None
     # A convolution, which has no one summed axis, stays in float.
-    if not name or (operands.node.op in _MULTIPLIED and spec.block_size != block):
+    if not name or (operands.node.op in _MULTIPLIED and spec.granularity.block_size != block):
         return (
             f"TensorRT has no {spec.qtype} {spec.granularity} with {spec.scale_type} scales; {remedy}, or "
             "target simulation"
@@ -94,7 +94,7 @@ def _keeps_float(operands: Operands) -> str:
         shape = operands.weight_shapes.get(placement.tensor)
         if shape is None:
             continue
-        if operands.weight_only and node.op in ("Conv", "ConvTranspose"):
+        if operands.weight_only and node.op in CONVOLUTIONS:
             return f"TensorRT multiplies in float where only the weight of a {node.op} is quantized"
         base, window = _carrier(placement.spec.qtype), prod(shape[2:])
         if node.op == "Conv" and base == "float8e4m3fn" and window > LARGEST_FLOAT8_KERNEL:
@@ -169,17 +169,18 @@ def _blocks_in_float(placement: Placement, operands: Operands) -> str:
         return f"TensorRT has {name} for MatMul and Gemm only"
     if operands.weight_only and name == "NVFP4":
         return "TensorRT multiplies in float where only the weight is NVFP4"
-    assert spec.axis is not None and spec.block_size is not None, "what has no blocks is refused"
-    size = None if shape is None else shape[spec.axis]
+    axis, block = spec.granularity.axis, spec.granularity.block_size
+    assert axis is not None and block is not None, "what has no blocks is refused"
+    size = None if shape is None else shape[axis]
     rule = f"TensorRT needs {name} blocks that divide the summed axis"
     if not isinstance(size, int):
         return f"{rule}, and that of {placement.tensor!r} is open"
-    return f"{rule}: {size} is no multiple of {spec.block_size}" if size % spec.block_size else ""
+    return f"{rule}: {size} is no multiple of {block}" if size % block else ""
 
 
 def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
     """Return why TensorRT would not keep an int4 weight: it reads the block size from shapes, K / scales."""
-    axis, block = placement.spec.axis, placement.spec.block_size
+    axis, block = placement.spec.granularity.axis, placement.spec.granularity.block_size
     if axis is None or block is None:
         return "TensorRT has int4 kernels for blocks only; use granularity: blocked"
     if axis < len(shape) - 2:

@@ -8,36 +8,19 @@ part that anything but attention reads, or computes on, is in the way of neither
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
-from onnxfq.graph.follow import MOVES, carried_from, follow, readers_of
+from onnxfq.graph.follow import is_constant
+from onnxfq.graph.patterns.attention import find_attentions
+from onnxfq.graph.patterns.projections import Part, Projection, match_projection
 from onnxfq.graph.slots import Use
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import NodeDecision, place_activation, refuse
-from onnxfq.targets.tensorrt.attention import attentions
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Input `slot` of `reader`, made of `tensor` by moves, splits and factors alone.
-
-    entry: the slot at which the way to it leaves the whole. whole: whether nothing was split off.
-    """
-
-    reader: gs.Node
-    slot: int
-    entry: Use
-    whole: bool
-
-    @property
-    def tensor(self) -> gs.Tensor:
-        """What is read."""
-        return self.reader.inputs[self.slot]
 
 
 def one_pair_a_product(
@@ -53,28 +36,18 @@ def one_pair_a_product(
     output of the product in float, keeps the pairs of the parts.
     """
     found = {decision.node: decision for decision in decisions}
-    takers = {id(node) for one in attentions(nodes) for node in (one.scores, one.mix)}
+    takers = {id(node) for one in find_attentions(nodes) for node in (one.scores, one.mix)}
     for node in nodes:
         if not _multiplies_weight(node, found.get(node.name)):
             continue
-        whole = _with_bias(node)
-        parts = list(parts_of(whole))
-        names = {part.tensor.name for part in parts}
-        if len(names) < 2 or not all(id(part.reader) in takers and not part.whole for part in parts):
+        split = match_projection(node, is_constant)
+        several = len({part.tensor.name for part in split.parts}) > 1
+        if not several or not split.is_read_by(takers) or any(t.name in unrounded for t in split.carried):
             continue
-        if any(tensor.name in unrounded for tensor in _on_the_way(whole)):
-            continue
-        joined = _joined(node, whole, parts, found, recipe, policy)
-        for part, placement in zip(parts, joined, strict=False):
+        joined = _joined(node, split, found, recipe, policy)
+        for part, placement in zip(split.parts, joined, strict=False):
             found[part.reader.name] = _moved(found[part.reader.name], part, placement)
     return [found[decision.node] for decision in decisions]
-
-
-def parts_of(tensor: gs.Tensor) -> Iterator[Part]:
-    """Yield every reader of what moves, splits and, behind a split, factors make of `tensor`."""
-    for node, slot in readers_of(tensor):
-        for reader, place, is_whole in follow(node, slot, True):
-            yield Part(reader, place, Use(node.name, slot), is_whole)
 
 
 def _multiplies_weight(node: gs.Node, decision: NodeDecision | None) -> bool:
@@ -83,42 +56,18 @@ def _multiplies_weight(node: gs.Node, decision: NodeDecision | None) -> bool:
     return {placement.role for placement in decision.placements} == {"activation", "weight"}
 
 
-def _with_bias(node: gs.Node) -> gs.Tensor:
-    """Return the output of `node`, behind its bias where an Add of a constant follows."""
-    tensor = node.outputs[0]
-    while len(tensor.outputs) == 1:
-        reader = tensor.outputs[0]
-        if reader.op == "Add" and any(isinstance(read, gs.Constant) for read in reader.inputs):
-            return reader.outputs[0]
-        if reader.op not in MOVES:
-            break
-        tensor = reader.outputs[0]
-    return node.outputs[0]
-
-
-def _on_the_way(whole: gs.Tensor) -> Iterator[gs.Tensor]:
-    yield whole
-    for node, slot in readers_of(whole):
-        yield from carried_from(node, slot)
-
-
 def _joined(
-    node: gs.Node,
-    whole: gs.Tensor,
-    parts: Iterable[Part],
-    found: dict[str, NodeDecision],
-    recipe: Recipe,
-    policy: TargetPolicy,
+    node: gs.Node, split: Projection, found: dict[str, NodeDecision], recipe: Recipe, policy: TargetPolicy
 ) -> list[Placement]:
-    """Return a placement of `whole` for each of `parts`, all of one spec; none where they stay apart."""
+    """Return a placement of the whole for each part, all of one spec; none where they stay apart."""
     what = (
         f"output of {node.op} {node.name!r}, whose parts attention reads: with a pair for each part TensorRT "
         "would make its weight float; they have one"
     )
     made: list[Placement] = []
-    if recipe.keeps_float(node.name, "", whole.name):
+    if recipe.keeps_float(node.name, "", split.whole.name):
         return made
-    for part in parts:
+    for part in split.parts:
         reader, name = part.reader, part.tensor.name
         decision = found.get(reader.name)
         placed = decision is not None and any(
@@ -126,12 +75,12 @@ def _joined(
             for p in decision.placements
         )
         schemes = [recipe.activation_for(reader.name, reader.op, tensor) for tensor in (name, "")]
-        placement = place_activation(reader, part.slot, recipe, policy, what, whole)
+        placement = place_activation(reader, part.slot, recipe, policy, what, split.whole)
         if not placed or schemes[0] != schemes[1] or placement is None:
             return []
         refuse(Operands(reader, (placement,), {}), policy)
         made.append(placement.model_copy(update={"uses": (part.entry,)}))
-    return made if len({placement.spec for placement in made}) == 1 else []
+    return made if len({(p.spec, p.calibrator) for p in made}) == 1 else []
 
 
 def _moved(decision: NodeDecision, part: Part, placement: Placement) -> NodeDecision:

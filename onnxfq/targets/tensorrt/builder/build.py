@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto
 
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.graph.io.external_tensors import is_stored
+from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.io.save import save
 from onnxfq.support.records import one_line
 from onnxfq.support.temporary import scratch_folder
@@ -106,7 +106,7 @@ def build_model(reading: Reading, options: BuildOptions) -> Built:
     chosen = capabilities(reading)
     with scratch_folder() as folder:
         path = folder / "model.onnx"
-        if any(is_stored(tensor) for tensor in reading.proto.graph.initializer):
+        if any(is_external(tensor) for tensor in reading.proto.graph.initializer):
             save(reading.proto, path)
         else:  # as it is, valid or not: the builder is asked what it says
             onnx.save_model(reading.proto, path)

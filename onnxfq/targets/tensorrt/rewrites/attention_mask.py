@@ -7,15 +7,19 @@ MatMul. TensorRT for RTX 1.7.1 fuses no attention with that between its products
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
-from onnxfq.graph.io.external_tensors import is_stored
-from onnxfq.graph.model import all_graphs, all_nodes, default_opset
-from onnxfq.graph.normalize.steps import unused
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import all_graphs, default_opset
+from onnxfq.graph.names import Names
+from onnxfq.graph.normalize.decompose_attention import Parts
 from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.graph.patterns.attention import PRODUCTS, Attention, Form, match_attention
 
 # Between the product of queries and keys and the mask: the scale.
 _SCALES = ("Cast", "Div", "Identity", "Mul")
@@ -29,14 +33,10 @@ class _Guarded:
 
     add: onnx.NodeProto
     slot: int
+    softmax: onnx.NodeProto
     nan: onnx.NodeProto
     where: onnx.NodeProto
     mix: onnx.NodeProto
-
-    @property
-    def mask(self) -> str:
-        """Name of what is added to the scores."""
-        return str(self.add.input[self.slot])
 
 
 def move_guards(proto: onnx.ModelProto) -> str:
@@ -45,107 +45,77 @@ def move_guards(proto: onnx.ModelProto) -> str:
     proto: at opset 13 or above, names unique. Rows of the mask that are minus infinity throughout are added
     as 0, and what comes of them is replaced by 0 behind the second product: the same numbers to the bit.
     """
-    constants = {t.name: t for t in proto.graph.initializer}
-    taken = {name for n in all_nodes(proto.graph) for name in (n.name, *n.input, *n.output)} | set(constants)
+    index = GraphIndex.of_model(proto)
+    constants, taken = index.constants, index.names
     moved = 0
     for graph in all_graphs(proto.graph):
         found = _guarded(graph, constants)
         for one in found:
             _move(one, graph, proto, taken)
         moved += len(found)
-    return (
-        f"{moved} guard(s) against masked rows moved behind their attention, so that it can be fused"
-        if moved
-        else ""
-    )
+    if not moved:
+        return ""
+    return f"{moved} guard(s) against masked rows moved behind their attention, so that it can be fused"
 
 
 def _guarded(graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto]) -> list[_Guarded]:
     """Return every guarded attention of `graph` itself."""
-    makers = {name: node for node in graph.node for name in node.output}
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in all_nodes(graph):  # what a body reads must stay as well
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
-    kept = {value.name for value in graph.output}
+    index = GraphIndex(graph)
+    makers, readers = index.makers, index.readers
+    kept = index.outputs | index.captured
+    form = Form(lambda node: [makers.get(name) for name in node.input], attrgetter("op_type"))
     found = []
-    for where in graph.node:
-        nan = _made_by(makers, where, 0, "IsNaN") if where.op_type == "Where" else None
-        soft = None if nan is None else _made_by(makers, nan, 0, "Softmax")
-        add = None if soft is None else _made_by(makers, soft, 0, "Add")
-        if nan is None or soft is None or add is None or where.input[2] != soft.output[0]:
+    for node in graph.node:
+        attention = match_attention(node, form)
+        one = None if attention is None else _match_guard(attention, form)
+        if one is None or not _is_zero(constants.get(one.where.input[1])):
             continue
-        inner = (add.output[0], soft.output[0], nan.output[0], where.output[0])
-        mixes = readers.get(where.output[0], [])
-        slot = _mask_slot(add, makers)
-        alone = len(readers[add.output[0]]) == len(readers[nan.output[0]]) == len(mixes) == 1
-        if not alone or len(readers[soft.output[0]]) != 2 or kept.intersection(inner) or slot is None:
-            continue
-        mix = mixes[0]
-        if (
-            mix.op_type == "MatMul"
-            and mix.input[0] == where.output[0]
-            and _is_zero(constants.get(where.input[1]))
-        ):
-            found.append(_Guarded(add, slot, nan, where, mix))
+        inner = [made.output[0] for made in (one.add, one.nan, one.where, one.softmax)]
+        if [len(readers[name]) for name in inner] == [1, 1, 1, 2] and not kept.intersection(inner):
+            found.append(one)
     return found
 
 
-def _made_by(
-    makers: dict[str, onnx.NodeProto], node: onnx.NodeProto, slot: int, op: str
-) -> onnx.NodeProto | None:
-    maker = makers.get(node.input[slot])
-    return maker if maker is not None and maker.op_type == op and maker.domain in STANDARD_DOMAINS else None
-
-
-def _mask_slot(add: onnx.NodeProto, makers: dict[str, onnx.NodeProto]) -> int | None:
-    """Return the input of `add` that is not the scores; None where it cannot be told which that is."""
-    scores = [slot for slot in (0, 1) if _is_product(makers.get(add.input[slot]), makers, _STEPS)]
-    return 1 - scores[0] if len(scores) == 1 else None
-
-
-def _is_product(node: onnx.NodeProto | None, makers: dict[str, onnx.NodeProto], steps: int) -> bool:
-    if node is None or not steps:
-        return False
-    if node.op_type == "MatMul":
-        return True
-    return node.op_type in _SCALES and any(
-        _is_product(makers.get(name), makers, steps - 1) for name in node.input
-    )
+def _match_guard(found: Attention[onnx.NodeProto], form: Form[onnx.NodeProto]) -> _Guarded | None:
+    """Return the guard between the Softmax and the mix of `found`; None where there is none."""
+    softmax, where, add = found.softmax, form.makers(found.mix)[0], form.makers(found.softmax)[0]
+    nan = None if where is None else form.makers(where)[0]
+    if where is None or nan is None or add is None:
+        return None
+    if [node.op_type for node in (nan, where, add)] != ["IsNaN", "Where", "Add"]:
+        return None
+    if any(node.domain not in STANDARD_DOMAINS for node in (nan, softmax, add)):
+        return None
+    # The mask is what is added to the scores: that input of the two which is no product, scaled.
+    scores = [form.find_above([maker], PRODUCTS, _SCALES, _STEPS) for maker in form.makers(add)]
+    masks = [slot for slot, product in enumerate(scores) if product is None]
+    if len(masks) != 1 or {nan.input[0], where.input[2]} != {softmax.output[0]}:
+        return None
+    return _Guarded(add, masks[0], softmax, nan, where, found.mix)
 
 
 def _is_zero(tensor: onnx.TensorProto | None) -> bool:
-    if tensor is None or is_stored(tensor) or any(size != 1 for size in tensor.dims):
+    if tensor is None or any(size != 1 for size in tensor.dims):
         return False
-    return not np.any(numpy_helper.to_array(tensor))
+    return not np.any(tensor_array(tensor))
 
 
-def _move(one: _Guarded, graph: onnx.GraphProto, proto: onnx.ModelProto, taken: set[str]) -> None:
+def _move(one: _Guarded, graph: onnx.GraphProto, proto: onnx.ModelProto, taken: Names) -> None:
     """Take the guard out of `graph`, and put it behind the second product."""
-
-    def free(what: str) -> str:
-        name = unused(f"{one.mask}/{what}", taken)
-        taken.add(name)
-        return name
-
-    zero, output = one.where.input[1], one.mix.output[0]
+    zero, mask = one.where.input[1], one.add.input[one.slot]
+    parts = Parts(mask, taken)
     kind = next(t.data_type for t in proto.graph.initializer if t.name == zero)
-    never, axis = free("never"), free("axis")
-    proto.graph.initializer.append(helper.make_tensor(never, kind, [], [-np.inf]))
-    most, masked, shown = (helper.make_node(op, [], [free(what)]) for op, what in _BEFORE)
-    most.input.append(one.mask)
+    never = parts.constant("never", [-np.inf], kind)
     if default_opset(proto) >= _AXES_ARE_AN_INPUT:
-        proto.graph.initializer.append(numpy_helper.from_array(np.array([-1]), axis))
-        most.input.append(axis)
+        parts.constants.append(numpy_helper.from_array(np.array([-1]), parts.free("axis")))
+        most = parts.add("most", "ReduceMax", [mask, parts.constants[-1].name])
     else:
-        most.attribute.append(helper.make_attribute("axes", [-1]))
-    masked.input.extend([most.output[0], never])
-    shown.input.extend([masked.output[0], zero, one.mask])
-    mixed = free("mix")
-    guard = helper.make_node("Where", [masked.output[0], zero, mixed], [output])
-    for node in (most, masked, shown):
-        node.name = node.output[0]
-    guard.name = free("guard")
+        most = parts.add("most", "ReduceMax", [mask], axes=[-1])
+    masked = parts.add("masked", "Equal", [most, never])
+    shown = parts.add("shown", "Where", [masked, zero, mask])
+    mixed = parts.free("mix")
+    parts.add("guard", "Where", [masked, zero, mixed], one.mix.output[0])
+    proto.graph.initializer.extend(parts.constants)
 
     nodes = []
     for node in graph.node:
@@ -154,14 +124,11 @@ def _move(one: _Guarded, graph: onnx.GraphProto, proto: onnx.ModelProto, taken: 
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         if node.name == one.add.name:
-            copy.input[one.slot] = shown.output[0]
-            nodes += [most, masked, shown]
+            copy.input[one.slot] = shown
+            nodes += parts.nodes[:-1]
         nodes.append(copy)
         if node.name == one.mix.name:
-            copy.input[0], copy.output[0] = one.where.input[2], mixed
-            nodes.append(guard)
+            copy.input[0], copy.output[0] = one.softmax.output[0], mixed
+            nodes.append(parts.nodes[-1])
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-_BEFORE = (("ReduceMax", "most"), ("Equal", "masked"), ("Where", "shown"))

@@ -24,6 +24,7 @@ from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.numerics.affine import quantize
+from onnxfq.numerics.float_types import FLOATS
 from onnxfq.passes.custom_domain import TENSORRT_DOMAIN, custom_node, import_domain
 
 _EXPONENT_BIAS = 127
@@ -46,7 +47,7 @@ def insert_tensorrt_blocks(
 def _mxfp8(
     editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, out: gs.Tensor
 ) -> list[gs.Node]:
-    blocks = _blocks(encoding)
+    blocks = encoding.spec.granularity.attributes
     if isinstance(tensor, gs.Constant):
         exponents = np.frexp(encoding.scale_array)[1] - 1 + _EXPONENT_BIAS
         pair = [
@@ -65,14 +66,14 @@ def _mxfp8(
                 pair,
             )
         ]
-    real = blocks | {"output_dtype": _onnx_type(placement)}
+    real = blocks | {"output_dtype": FLOATS[placement.float_type].onnx_type}
     return [*nodes, _tensorrt_node("TRT_MXFP8DequantizeLinear", f"{tensor.name}/dq", real, pair, [out])]
 
 
 def _nvfp4(
     editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, out: gs.Tensor
 ) -> list[gs.Node]:
-    name, blocks = tensor.name, _blocks(encoding)
+    name, blocks = tensor.name, encoding.spec.granularity.attributes
     shared = _constant(editor, f"{name}/global_scale", np.asarray(encoding.global_scale, np.float32))
     if isinstance(tensor, gs.Constant):
         codes = _constant(editor, f"{name}/q", _codes(tensor, encoding))
@@ -97,22 +98,15 @@ def _nvfp4(
     return [
         *nodes,
         gs.Node("DequantizeLinear", f"{name}/dq_float32", blocks, [codes, scale], [real]),
-        gs.Node("Cast", f"{name}/dq", {"to": _onnx_type(placement)}, [real], [out]),
+        gs.Node("Cast", f"{name}/dq", {"to": FLOATS[placement.float_type].onnx_type}, [real], [out]),
     ]
-
-
-def _onnx_type(placement: Placement) -> int:
-    types = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
-    return int(types[placement.float_type])
-
-
-def _blocks(encoding: Encoding) -> dict[str, Any]:
-    return {"axis": encoding.spec.axis, "block_size": encoding.spec.block_size}
 
 
 def _codes(tensor: gs.Constant, encoding: Encoding) -> NDArray[Any]:
     spec = encoding.spec
-    return quantize(constant_array(tensor), encoding.scale_array, qtype=spec.qtype, **spec.blocks)
+    return quantize(
+        constant_array(tensor), encoding.scale_array, qtype=spec.qtype, granularity=spec.granularity
+    )
 
 
 def _constant(editor: Editor, name: str, values: NDArray[Any]) -> gs.Constant:
@@ -124,15 +118,16 @@ def _pair(editor: Editor, tensor: gs.Tensor, encoding: Encoding, scale_type: int
     spec = encoding.spec
     codes, scales = editor.variable(f"{tensor.name}/q"), editor.variable(f"{tensor.name}/block_scale")
     codes.dtype, codes.shape = spec.qtype.onnx_type, tensor.shape
-    assert spec.axis is not None and spec.block_size is not None, "other specs have other forms"
-    size = tensor.shape[spec.axis] if tensor.shape else None
-    if not isinstance(size, int) or size % spec.block_size:
+    axis, block = spec.granularity.axis, spec.granularity.block_size
+    assert axis is not None and block is not None, "other specs have other forms"
+    size = tensor.shape[axis] if tensor.shape else None
+    if not isinstance(size, int) or size % block:
         raise PlanError(
-            f"tensor {tensor.name!r}: TensorRT needs blocks of {spec.block_size} that divide axis "
-            f"{spec.axis}, got shape {tensor.shape}; remove the tensor from the plan"
+            f"tensor {tensor.name!r}: TensorRT needs blocks of {block} that divide axis {axis}, "
+            f"got shape {tensor.shape}; remove the tensor from the plan"
         )
     scales.dtype, scales.shape = scale_type, list(tensor.shape)
-    scales.shape[spec.axis] = size // spec.block_size
+    scales.shape[axis] = size // block
     return [codes, scales]
 
 

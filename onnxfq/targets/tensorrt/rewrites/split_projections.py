@@ -11,6 +11,7 @@ a product with a part that is not reshaped, and one with a pair behind it stay l
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -19,7 +20,8 @@ from onnx import TensorProto
 from onnxfq.graph.constant_integers import Numbers, known_numbers
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
-from onnxfq.graph.queries import scopes
+from onnxfq.graph.model import all_graphs
+from onnxfq.graph.patterns.projections import only_readers
 
 _TYPES = frozenset({np.dtype(np.int8), TensorProto.INT8, TensorProto.FLOAT8E4M3FN})
 
@@ -45,7 +47,7 @@ class _Divisible:
 def divide_products(editor: Editor) -> int:
     """Divide all such products of a Q/DQ graph and its bodies, in place; return how many there were."""
     divided = 0
-    for scope in scopes(editor.graph):
+    for scope in all_graphs(editor.graph):
         outputs = {id(tensor) for tensor in scope.outputs}
         for node in list(scope.nodes):
             found = _divisible(node, outputs)
@@ -105,11 +107,10 @@ def _way(node: gs.Node, channels: int, outputs: set[int]) -> tuple[tuple[gs.Node
     """Return the Add of a bias and Reshapes that keep the channels behind `node`, and what they give."""
     then: list[gs.Node] = []
     tensor = node.outputs[0]
-    while len(tensor.outputs) == 1 and id(tensor) not in outputs:
-        reader = tensor.outputs[0]
+    for reader in only_readers(tensor):
         biased = reader.op == "Add" and any(_along_channels(read, channels) for read in reader.inputs)
         kept = reader.op == "Reshape" and reader.inputs[0] is tensor and _ends_in(reader, channels)
-        if not (biased or kept):
+        if id(tensor) in outputs or not (biased or kept):
             break
         then.append(reader)
         tensor = reader.outputs[0]
@@ -173,15 +174,10 @@ def _split(node: gs.Node, whole: gs.Tensor, channels: int) -> tuple[tuple[int, i
     sizes: Numbers | None = [channels // len(node.outputs)] * len(node.outputs)
     if len(node.inputs) > 1:
         sizes = known_numbers(node.inputs[1])
-    if sizes is None or len(sizes) != len(node.outputs):
+    if sizes is None or len(sizes) != len(node.outputs) or not all(size and size > 0 for size in sizes):
         return ()
-    parts, start = [], 0
-    for size, tensor in zip(sizes, node.outputs, strict=True):
-        if size is None or size < 1:
-            return ()
-        parts.append((start, start + size, tensor))
-        start += size
-    return tuple(parts) if start == channels else ()
+    ends = list(accumulate(size or 0 for size in sizes))
+    return tuple(zip([0, *ends], ends, node.outputs, strict=False)) if ends[-1] == channels else ()
 
 
 def _sliced(node: gs.Node, whole: gs.Tensor, channels: int) -> tuple[int, int, gs.Tensor] | None:
@@ -203,22 +199,14 @@ def _is_reshaped(part: gs.Tensor, outputs: set[int]) -> bool:
 
 def _divide(editor: Editor, scope: gs.Graph, found: _Divisible) -> None:
     """Put the nodes of all parts in front of what split them; the tensors of the parts keep their names."""
-    made = [
-        node for number, part in enumerate(found.parts) for node in _of_part(editor, found, number, *part)
-    ]
+    made = [_of_part(editor, found, number, *part) for number, part in enumerate(found.parts)]
     for node in found.splits:
         node.outputs.clear()
-    for node, (_, _, tensor) in zip(_last_of_parts(made, found), found.parts, strict=True):
-        node.outputs = [tensor]
+    for nodes, (_, _, tensor) in zip(made, found.parts, strict=True):
+        nodes[-1].outputs = [tensor]
     first = next(node for node in scope.nodes if any(node is split for split in found.splits))
-    editor.insert_after_node(scope, first, made)
+    editor.insert_after_node(scope, first, [node for nodes in made for node in nodes])
     _drop(scope, list(found.splits))
-
-
-def _last_of_parts(made: list[gs.Node], found: _Divisible) -> list[gs.Node]:
-    """Return the last node of each part."""
-    each = len(made) // len(found.parts)
-    return made[each - 1 :: each]
 
 
 def _drop(scope: gs.Graph, dead: list[gs.Node]) -> None:

@@ -1,37 +1,28 @@
-"""Rules about attention: what TensorRT fuses into one low-precision kernel, and what it does not."""
+"""Rules about attention: what TensorRT fuses into one low-precision kernel, and what it does not.
+
+Tried on TensorRT for RTX 1.7.1. Placement goes by the same patterns and limits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from onnx import TensorProto
 
-from onnxfq.graph.follow import MOVES, SCALES, SPLITS
-from onnxfq.graph.ops import SIZES
-from onnxfq.targets.tensorrt.attention import FLOAT8_HEAD, INT8_HEADS, INT8_TOKENS
+from onnxfq.graph.follow import Node, passes_through, readers_behind
+from onnxfq.graph.patterns.attention import PRODUCTS, Attention, Form, makers_of, match_attention
+from onnxfq.graph.patterns.projections import match_projection
+from onnxfq.numerics.float_types import HALF_TYPES
+from onnxfq.targets.tensorrt.attention import MOVES_BEHIND, exceed_limit
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
 from onnxfq.targets.tensorrt.rules.findings import Finding
 from onnxfq.targets.tensorrt.rules.operands import Operand, operand
 from onnxfq.targets.tensorrt.rules.quantizers import QUANTIZE_OPS
-from onnxfq.targets.tensorrt.rules.scopes import Scope, Site
+from onnxfq.targets.tensorrt.rules.scopes import Site
 
-# Between the two products, beside Softmax: the scale, the mask, windows of it, and what masks are made with.
-_BETWEEN = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Reshape", "Sub", "Where"})
-_AFTER = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
-# Rows that see nothing are replaced by 0 behind the second product.
-_GUARDED = _AFTER | {"Where"}
-_STEPS = 6
-_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-
-
-@dataclass(frozen=True, eq=False)
-class Attended:
-    """Two products with a Softmax between: queries by keys, and what comes of it by values."""
-
-    scores: Site
-    mix: Site
-    operands: tuple[Operand, Operand, Operand, Operand]
+_HALVES = tuple(half.onnx_type for half in HALF_TYPES.values())
+# Pairs in place of guards: TensorRT for RTX 1.7.1 fuses nothing with a guard between the products.
+_QUANTIZED_FORM: Form[Site] = Form(makers_of, behind={*QUANTIZE_OPS, "Cast", "Dropout", "Identity"})
 
 
 def attention_operators(reading: Reading) -> Iterator[Finding]:
@@ -51,12 +42,12 @@ def attentions(reading: Reading) -> Iterator[Finding]:
     Source: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; for int8 a quantized
     reader too, heads of 16, 32 or 64 and up to 512 tokens; for float8 heads of up to 256.
     """
-    for found in filter(None, (_attended(site) for site in reading.sites)):
-        pairs = [o.pair for o in found.operands if o.pair is not None]
-        shape = found.scores.scope.shape(found.scores.input(0))
+    for found, operands in _attentions(reading):
+        pairs = [o.pair for o in operands if o.pair is not None]
+        shape = found.scores.inputs[0].shape
         if not pairs or shape is None or len(shape) != 4:
             continue
-        why = _not_fused(found, shape[-1], shape[-2])
+        why = _not_fused(found, operands, shape[-1], shape[-2])
         if why:
             message = f"its attention, up to {found.mix.name!r}, is not fused: {why}"
             yield finding("attention", "warning", found.scores, message)
@@ -69,13 +60,13 @@ def projections(reading: Reading) -> Iterator[Finding]:
     with a batch of 2 or an open one, nor in float32, where attention is not fused.
     """
     weight_only = {p.site.name: p for p in reading.promises if p.expects == "weight-only"}
-    for found in filter(None, (_attended(site) for site in reading.sites)):
-        scope, output = found.mix.scope, str(found.mix.node.output[0])
-        shape = scope.shape(found.scores.input(0))
-        fused = scope.dtype(output) in _HALVES and all(o.pair is None for o in found.operands)
+    for found, operands in _attentions(reading):
+        output = found.mix.outputs[0]
+        shape = found.scores.inputs[0].shape
+        fused = output.scope.dtype(output.name) in _HALVES and all(o.pair is None for o in operands)
         if not fused or shape is None or len(shape) != 4 or shape[0] != 1 or shape[2] == 1:
             continue
-        for site in _readers_behind(scope, output):
+        for site in readers_behind(output, MOVES_BEHIND):
             if site.name in weight_only:
                 message = (
                     f"its weight is made float before each run, for it is behind the attention of "
@@ -90,14 +81,17 @@ def parts(reading: Reading) -> Iterator[Finding]:
 
     Tried on TensorRT for RTX 1.7.1, where few ways to write the split keep it low: so a warning.
     """
-    takers = {id(maker.node) for site in reading.sites for maker in _quantizers(site)}
+    pairs = [one.pair for _, operands in _attentions(reading) for one in operands if one.pair is not None]
+    takers = {id(maker) for pair in pairs for maker in pair.site.inputs[0].inputs if maker.op in QUANTIZE_OPS}
+    scopes = reading.main.all_scopes()
+    outputs = {id(scope.tensor(output.name)) for scope in scopes for output in scope.graph.output}
     for promised in reading.promises:
         site = promised.site
         if site.op not in ("MatMul", "Gemm") or promised.expects != "low" or promised.weight is None:
             continue
-        leaves = list(_leaves(site.scope, _with_bias(site), whole=True))
-        names = {leaf.name for leaf in leaves if leaf is not None}
-        if len(names) > 1 and all(leaf is not None and id(leaf.node) in takers for leaf in leaves):
+        found = match_projection(site, lambda tensor: tensor.scope.is_constant(tensor.name), _passes)
+        several = len({part.reader.name for part in found.parts}) > 1
+        if several and found.is_read_by(takers) and not outputs.intersection(map(id, found.carried)):
             message = (
                 "its parts, which attention reads, have a pair each, and TensorRT makes its weight float for "
                 "that; put one pair behind it and its bias instead"
@@ -105,103 +99,44 @@ def parts(reading: Reading) -> Iterator[Finding]:
             yield finding("attention-parts", "warning", site, message)
 
 
-def _quantizers(mix: Site) -> Iterator[Site]:
-    """Yield the Q of each quantized input of the attention that ends in `mix`."""
-    found = _attended(mix)
-    for read in () if found is None else found.operands:
-        maker = None if read.pair is None else read.pair.site.scope.maker(read.pair.data)
-        if maker is not None and maker.op in QUANTIZE_OPS:
-            yield maker
+def _passes(node: Node, slot: int, whole: bool) -> bool:
+    """Tell whether `node` moves, splits or scales, a factor in front of the split included."""
+    return passes_through(node, slot, False, lambda tensor: tensor.scope.is_number(tensor.name))
 
 
-def _with_bias(site: Site) -> str:
-    """Return the output of `site`, behind its bias where an Add of a constant follows."""
-    scope, tensor = site.scope, str(site.node.output[0])
-    while len(scope.readers(tensor)) == 1:
-        (reader,) = scope.readers(tensor)
-        if reader.op == "Add" and any(scope.is_constant(name) for name in reader.node.input):
-            return str(reader.node.output[0])
-        if reader.op not in MOVES:
-            break
-        tensor = str(reader.node.output[0])
-    return str(site.node.output[0])
-
-
-def _leaves(scope: Scope, tensor: str, whole: bool) -> Iterator[Site | None]:
-    """Yield what reads `tensor` behind moves, splits and factors; None where nothing was split off."""
-    if any(tensor == output.name for output in scope.graph.output):
-        yield None
-    for reader in scope.readers(tensor):
-        if reader.op in SIZES:
-            continue
-        if not (reader.op in MOVES | SPLITS and reader.input(0) == tensor) and not _scales(reader, tensor):
-            yield None if whole else reader
-            continue
-        for output in reader.node.output:
-            yield from _leaves(reader.scope, str(output), whole and reader.op not in SPLITS)
-
-
-def _scales(site: Site, tensor: str) -> bool:
-    return site.op in SCALES and any(site.scope.is_number(name) for name in site.node.input if name != tensor)
-
-
-def _readers_behind(scope: Scope, tensor: str) -> Iterator[Site]:
-    for site in scope.readers(tensor):
-        if site.op in _AFTER:
-            yield from _readers_behind(site.scope, str(site.node.output[0]))
-        else:
-            yield site
-
-
-def _not_fused(found: Attended, head: int | None, tokens: int | None) -> str:
-    bare = [o.tensor for o in found.operands if o.pair is None]
-    halves = [{o.pair is None for o in found.operands[i : i + 2]} for i in (0, 2)]
+def _not_fused(
+    found: Attention[Site], operands: Sequence[Operand], head: int | None, tokens: int | None
+) -> str:
+    bare = [o.tensor for o in operands if o.pair is None]
+    halves = [{o.pair is None for o in operands[i : i + 2]} for i in (0, 2)]
     if any(len(half) > 1 for half in halves):
         return ""  # a product with one side in float: placement.one_side tells
     if bare:
         return f"{', '.join(map(repr, bare))} stays in float; quantize all four inputs or none"
-    q = found.operands[0].pair
-    if q is not None and q.qtype == TensorProto.FLOAT8E4M3FN:
-        if head is not None and head > FLOAT8_HEAD:
-            return f"float8 kernels have heads of up to {FLOAT8_HEAD}, these have {head}; leave it in float"
-        return ""
-    if head is not None and head not in INT8_HEADS:
-        return f"int8 kernels have heads of {', '.join(map(str, INT8_HEADS))}, these have {head}; use float8"
-    if tokens is not None and tokens > INT8_TOKENS:
-        return f"int8 kernels have up to {INT8_TOKENS} tokens, these are {tokens}; use float8"
-    if not _read_quantized(found.mix.scope, str(found.mix.node.output[0])):
+    q = operands[0].pair
+    is_float8 = q is not None and q.qtype == TensorProto.FLOAT8E4M3FN
+    limit = exceed_limit(is_float8, head, tokens)
+    if limit and is_float8:
+        return f"float8 kernels have {limit}; leave it in float"
+    if limit:
+        return f"int8 kernels have {limit}; use float8"
+    # Rows that see nothing are replaced by 0 behind the second product.
+    readers = readers_behind(found.mix.outputs[0], {*MOVES_BEHIND, "Where"})
+    if not is_float8 and not any(site.op in QUANTIZE_OPS for site in readers):
         return "int8 kernels have an int8 result; put a pair in front of what reads it"
     return ""
 
 
-def _attended(mix: Site) -> Attended | None:
-    if mix.op != "MatMul":
-        return None
-    weights = operand(mix, 0)
-    above = weights.pair.site if weights.pair is not None else mix
-    soft = _above(above.scope, above.input(0), {*QUANTIZE_OPS, "Cast", "Identity", "Dropout"}, "Softmax")
-    scores = None if soft is None else _above(soft.scope, soft.input(0), _BETWEEN, "MatMul")
-    if scores is None:
-        return None
-    return Attended(scores, mix, (operand(scores, 0), operand(scores, 1), weights, operand(mix, 1)))
-
-
-def _above(scope: Scope, tensor: str, through: frozenset[str] | set[str], wanted: str) -> Site | None:
-    """Return the nearest node of type `wanted` above `tensor`, past nodes of the types in `through`."""
-    level = [(scope, tensor)]
-    for _ in range(_STEPS):
-        makers = [maker for scope, name in level if (maker := scope.maker(name)) is not None]
-        for maker in makers:
-            if maker.op == wanted:
-                return maker
-        level = [(m.scope, name) for m in makers if m.op in through for name in m.node.input if name]
-    return None
-
-
-def _read_quantized(scope: Scope, tensor: str) -> bool:
-    readers = scope.readers(tensor)
-    moved = [name for site in readers if site.op in _GUARDED for name in site.node.output]
-    return any(site.op in QUANTIZE_OPS for site in readers) or any(_read_quantized(scope, n) for n in moved)
+def _attentions(reading: Reading) -> Iterator[tuple[Attention[Site], tuple[Operand, ...]]]:
+    """Yield every attention, and both operands of its scores and of its mix."""
+    for mix in reading.sites:
+        if mix.op not in PRODUCTS:
+            continue
+        weights = operand(mix, 0)
+        found = match_attention(mix, _QUANTIZED_FORM, None if weights.pair is None else weights.pair.site)
+        if found is not None:
+            scores = found.scores
+            yield found, (operand(scores, 0), operand(scores, 1), weights, operand(mix, 1))
 
 
 RULES: tuple[Rule, ...] = (attention_operators, attentions, projections, parts)

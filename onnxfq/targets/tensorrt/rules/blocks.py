@@ -7,9 +7,10 @@ from math import prod
 
 from onnx import TensorProto
 
+from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
 from onnxfq.targets.tensorrt.rules.findings import Finding
-from onnxfq.targets.tensorrt.rules.operands import CONVOLUTIONS, Promise
+from onnxfq.targets.tensorrt.rules.operands import Promise
 from onnxfq.targets.tensorrt.rules.quantizers import Quantizer
 
 # Between an int4 weight and its reader; anything else, and the weight is expanded before.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import onnx
 
 from onnxfq.graph.model import all_nodes, default_opset
+from onnxfq.graph.names import unused
 from onnxfq.targets.tensorrt.rules.findings import Finding, Severity
 from onnxfq.targets.tensorrt.rules.operands import Promise, promise
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer, quantizer
@@ -39,7 +40,7 @@ Rule = Callable[[Reading], Iterator[Finding]]
 def read(proto: onnx.ModelProto, known: frozenset[str]) -> Reading:
     """Gather what `proto` has; known: names of operators that are no local functions for the target."""
     proto = inferred(proto, known)
-    name_nodes(proto)
+    make_names_quotable(proto)
     main = Scope(proto.graph, default_opset(proto))
     sites = tuple(main.all_sites())
     return Reading(
@@ -51,7 +52,7 @@ def read(proto: onnx.ModelProto, known: frozenset[str]) -> Reading:
     )
 
 
-def name_nodes(proto: onnx.ModelProto) -> None:
+def make_names_quotable(proto: onnx.ModelProto) -> None:
     """Give each node, in bodies too, a name of its own that a log can quote; Q and DQ keep what they have.
 
     The builder tells by name what became of a node. Equal names of Q and DQ it refuses, which is to be seen.
@@ -60,12 +61,8 @@ def name_nodes(proto: onnx.ModelProto) -> None:
     for node in all_nodes(proto.graph):
         pair = node.name and (node.op_type in QUANTIZE_OPS or node.op_type in DEQUANTIZE_OPS)
         if not pair:
-            base = name = _UNQUOTABLE.sub("_", node.name or (node.output[0] if node.output else node.op_type))
-            number = 1
-            while name in taken:
-                number += 1
-                name = f"{base}_{number}"
-            node.name = name
+            name = node.name or (node.output[0] if node.output else node.op_type)
+            node.name = unused(_UNQUOTABLE.sub("_", name), taken)
         taken.add(node.name)
 
 

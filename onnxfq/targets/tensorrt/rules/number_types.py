@@ -8,6 +8,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
 from onnxfq.targets.tensorrt.rules.findings import Finding
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, quantizer, type_name
@@ -29,7 +30,6 @@ _INSTEAD = {
     "FLOAT6E3M2": "float8e4m3fn",
 }
 _MISSING = {_CODES[name]: instead for name, instead in _INSTEAD.items() if name in _CODES}
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # Their inputs are of one type; others, as Resize, take floats of several.
 _ONE_FLOAT = frozenset({*WEIGHTED_INPUTS, "Add", "Concat", "Div", "Max", "Min", "Mul", "Sub", "Sum"})
 # Multiplied with a partner of the same type only.
@@ -133,7 +133,7 @@ def float_types(reading: Reading) -> Iterator[Finding]:
         if site.op not in _ONE_FLOAT:
             continue
         floats = {name: _float_type(site, name) for name in site.node.input if name}
-        found = {code: name for name, code in floats.items() if code in _FLOATS}
+        found = {code: name for name, code in floats.items() if code in FLOAT_CODES}
         dequantized = [name for name in floats if _comes_from_pair(site, name)]
         if len(found) > 1 and dequantized:
             all_types = ", ".join(f"{name!r} is {type_name(code)}" for code, name in found.items())

@@ -5,39 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
 from onnxfq.targets.tensorrt.rules.scopes import Scope, Site
 
-COMMUTING = frozenset(
-    {
-        "DepthToSpace",
-        "Dropout",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "GlobalMaxPool",
-        "Identity",
-        "MaxPool",
-        "Neg",
-        "Pad",
-        "ReduceMax",
-        "Reshape",
-        "Slice",
-        "SpaceToDepth",
-        "Split",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
+COMMUTING = DATA_MOVEMENT | {"Dropout", "GlobalMaxPool", "Neg", "Pad", "ReduceMax"}
 """Operators behind which a DQ still reaches its reader: tried one by one on TensorRT for RTX 1.7.1."""
 
-CONVOLUTIONS = ("Conv", "ConvTranspose")
 # How far above a float operand a lost pair is looked for, and what says nothing about one.
 _DEPTH = 8
-_OWN_QUANTIZATION = frozenset({*WEIGHTED_INPUTS, "Attention", "Einsum"})
+_OWN_QUANTIZATION = frozenset({*WEIGHTED_INPUTS, "Attention"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +132,7 @@ def _passes(site: Site, constant: bool, path: list[Site]) -> bool:
         return equal_scales(concat_pairs(site))
     if site.op == "Cast":  # one is absorbed, two are computed
         return sum(other.op == "Cast" for other in path) == 1
-    if site.op in ("Mul", "Div"):
+    if site.op in SCALES:
         other = site.input(1 - _data_slot(site))
         factor = site.scope.value(other)
         if factor is None:

@@ -7,11 +7,11 @@ from math import prod
 
 from onnx import TensorProto
 
-from onnxfq.graph.ops import RECURRENT_OPS
+from onnxfq.graph.ops import CONVOLUTIONS, RECURRENT_OPS
 from onnxfq.targets.tensorrt.policy import LARGEST_FLOAT8_KERNEL, ONE_ROW_INT8
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
 from onnxfq.targets.tensorrt.rules.findings import Finding, Severity
-from onnxfq.targets.tensorrt.rules.operands import CONVOLUTIONS, Operand, Promise
+from onnxfq.targets.tensorrt.rules.operands import Operand, Promise
 from onnxfq.targets.tensorrt.rules.quantizers import QUANTIZE_OPS, Quantizer
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxfq.graph.ops import MOVES
 from onnxfq.targets.tensorrt.rules.scopes import Scope, Shape, Site
 
 QUANTIZE_OPS = {
@@ -27,8 +28,8 @@ DEQUANTIZE_OPS = {
 DYNAMIC_OPS = frozenset({"TRT_FP4DynamicQuantize", "TRT_MXFP8DynamicQuantize", "TRT_DynamicQuantize"})
 """Operators that give a quantized tensor and the scales they have chosen for it."""
 
-# Between Q and DQ: they move numbers and change none.
-_MOVES = frozenset({"Flatten", "Identity", "MaxPool", "Relu", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+# What quantized numbers may go through between Q and DQ.
+_BETWEEN_PAIR = MOVES | {"MaxPool", "Relu"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +129,7 @@ def _quantized_type(scope: Scope, tensor: str) -> int:
     """Return the type of what a DQ reads, which ONNX infers for its own operators only."""
     known = scope.dtype(tensor)
     maker = scope.maker(tensor)
-    while not known and maker is not None and maker.op in _MOVES:
+    while not known and maker is not None and maker.op in _BETWEEN_PAIR:
         scope, tensor = maker.scope, maker.input(0)
         known, maker = scope.dtype(tensor), scope.maker(tensor)
     if maker is not None and maker.op in DYNAMIC_OPS:

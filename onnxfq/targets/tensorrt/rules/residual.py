@@ -13,7 +13,7 @@ from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OP
 
 
 def skip_branches(reading: Reading) -> Iterator[Finding]:
-    """Warn of a residual sum in the main graph whose skip branch has no pair, by policies/residual.py.
+    """Warn of a residual sum in the main graph whose skip branch has no pair, by `placement.residual_adds`.
 
     Source: NVIDIA/TensorRT issue 1992. TensorRT for RTX builds either way; the sum then keeps a float copy.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,20 +9,20 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.graph.follow import FOLDED
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.follow import is_known_number
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import bodies
 from onnxfq.graph.normalize.inline_functions import inlined
 from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.ops import SIZES
+from onnxfq.graph.ops import RESHAPES, SCALES
 
 Shape = tuple[int | None, ...]
 
 # What may stand between an initializer and a scale: enough for what exporters write.
-_ARITHMETIC = frozenset(
-    {"Add", "Cast", "Div", "Flatten", "Identity", "Mul", "Reshape", "Squeeze", "Sub", "Unsqueeze"}
-)
+_ARITHMETIC = RESHAPES | SCALES | {"Add", "Cast", "Sub"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +53,40 @@ class Site:
         """Return the name of input `slot`, empty when it is left out."""
         return str(self.node.input[slot]) if slot < len(self.node.input) else ""
 
+    @property
+    def inputs(self) -> list[Value]:
+        """What it reads, by slot."""
+        return [self.scope.tensor(name) for name in self.node.input]
+
+    @property
+    def outputs(self) -> list[Value]:
+        """What it gives."""
+        return [self.scope.tensor(name) for name in self.node.output]
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor and the graph that has it, with the properties that patterns ask for (`graph.follow`)."""
+
+    name: str
+    scope: Scope
+
+    @property
+    def shape(self) -> Shape | None:
+        """Its shape, None for open dimensions; None when its rank is not known."""
+        return self.scope.shape(self.name)
+
+    @property
+    def inputs(self) -> list[Site]:
+        """The node that gives it; empty for constants and inputs."""
+        maker = self.scope.maker(self.name)
+        return [] if maker is None else [maker]
+
+    @property
+    def outputs(self) -> list[Site]:
+        """The nodes that read it."""
+        return self.scope.readers(self.name)
+
 
 class Scope:
     """One graph, its bodies below it, and the graph around it."""
@@ -62,23 +95,13 @@ class Scope:
         """Read `graph`; parent: the graph whose node has it as a body."""
         self.graph, self.opset, self.parent = graph, opset, parent
         self.sites = [Site(node, self) for node in graph.node]
-        self.bodies = [
-            Scope(body, opset, self)
-            for node in graph.node
-            for attribute in node.attribute
-            for body in (attribute.g, *attribute.graphs)
-            if body.node or body.output
-        ]
-        self._makers = {name: site for site in self.sites for name in site.node.output if name}
-        self._constants = {tensor.name: tensor for tensor in graph.initializer}
+        self.bodies = [Scope(body, opset, self) for node in graph.node for body in bodies(node)]
+        self.index = GraphIndex(graph)
+        self._sites = {id(site.node): site for site in self.sites}
         self._values: dict[str, NDArray[Any] | None] = {}
+        self._tensors: dict[str, Value] = {}
         self.concat_pairs: dict[str, Any] = {}
         """What `operands` has found behind the inputs of each Concat, by the name of its output."""
-        self._readers: dict[str, list[Site]] = defaultdict(list)
-        for site in self.sites:
-            for name in site.node.input:
-                self._readers[name].append(site)
-        self._infos = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.input, *graph.output)}
 
     def all_sites(self) -> Iterator[Site]:
         """Yield the nodes of this graph, each body's after them."""
@@ -96,28 +119,36 @@ class Scope:
         """Return the graph that has `tensor`: this one or one around it; None when no graph has."""
         scope: Scope | None = self
         while scope is not None:
-            if tensor in scope._makers or tensor in scope._constants or tensor in scope._infos:
+            index = scope.index
+            if tensor in index.makers or tensor in index.constants or tensor in index.values:
                 return scope
             scope = scope.parent
         return None
 
+    def tensor(self, name: str) -> Value:
+        """Return the tensor called `name`, the same object for each of its readers."""
+        owner = self.owner(name) or self
+        return owner._tensors.setdefault(name, Value(name, owner))
+
     def maker(self, tensor: str) -> Site | None:
         """Return the node that gives `tensor`; None for constants and inputs."""
         owner = self.owner(tensor)
-        return None if owner is None else owner._makers.get(tensor)
+        node = None if owner is None else owner.index.makers.get(tensor)
+        return None if owner is None or node is None else owner._sites[id(node)]
 
     def readers(self, tensor: str) -> list[Site]:
         """Return the nodes, here and in the bodies below, that read `tensor` of this graph."""
-        return [site for scope in self.all_scopes() for site in scope._readers.get(tensor, ())]
+        scopes = self.all_scopes()
+        return [scope._sites[id(node)] for scope in scopes for node in scope.index.readers.get(tensor, ())]
 
     def initializer(self, tensor: str) -> onnx.TensorProto | None:
         """Return the stored constant called `tensor`: an initializer, or what a Constant node holds."""
         owner = self.owner(tensor)
         if owner is None:
             return None
-        if tensor in owner._constants:
-            return owner._constants[tensor]
-        maker = owner._makers.get(tensor)
+        if tensor in owner.index.constants:
+            return owner.index.constants[tensor]
+        maker = owner.maker(tensor)
         return maker.attribute("value") if maker is not None and maker.op == "Constant" else None
 
     def is_constant(self, tensor: str) -> bool:
@@ -128,13 +159,13 @@ class Scope:
             owner = scope.owner(name)
             if owner is None:
                 return False
-            if (id(owner), name) in seen or name in owner._constants:
+            if (id(owner), name) in seen or name in owner.index.constants:
                 continue
             seen.add((id(owner), name))
-            maker = owner._makers.get(name)
+            maker = owner.index.makers.get(name)
             if maker is None:
                 return False
-            pending += [(owner, given) for given in maker.node.input if given]
+            pending += [(owner, given) for given in maker.input if given]
         return True
 
     def value(self, tensor: str) -> NDArray[Any] | None:
@@ -149,34 +180,23 @@ class Scope:
     def _evaluate(self, tensor: str) -> NDArray[Any] | None:
         stored = self.initializer(tensor)
         if stored is not None:
-            return np.asarray(numpy_helper.to_array(stored))
-        maker = self._makers.get(tensor)
-        if maker is None or maker.op not in {*_ARITHMETIC, "Constant"}:
+            return tensor_array(stored)
+        maker = self.index.makers.get(tensor)
+        if maker is None or maker.op_type not in {*_ARITHMETIC, "Constant"}:
             return None
-        values = {name: self.value(name) for name in maker.node.input if name}
+        values = {name: self.value(name) for name in maker.input if name}
         if any(value is None for value in values.values()):
             return None
         names = [onnx.helper.make_empty_tensor_value_info(name) for name in (*values, tensor)]
-        graph = onnx.helper.make_graph([maker.node], "constant", names[:-1], names[-1:])
+        graph = onnx.helper.make_graph([maker], "constant", names[:-1], names[-1:])
         model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", self.opset)])
         return np.asarray(ReferenceEvaluator(model).run(None, values)[0])
 
     def is_number(self, tensor: str) -> bool:
         """Tell whether `tensor` is one number that TensorRT folds from constants and shapes."""
-        shape = self.shape(tensor)
-        if shape is None or any(size != 1 for size in shape):
-            return False
-        pending, seen = [tensor], set()
-        while pending:
-            name = pending.pop()
-            if name in seen or self.value(name) is not None:
-                continue
-            seen.add(name)
-            maker = self.maker(name)
-            if maker is None or maker.op not in SIZES | FOLDED:
-                return False
-            pending += [] if maker.op in SIZES else [given for given in maker.node.input if given]
-        return True
+        return is_known_number(
+            self.tensor(tensor), lambda read: not read.name or read.scope.value(read.name) is not None
+        )
 
     def dtype(self, tensor: str) -> int:
         """Return the ONNX element type of `tensor`; 0 when it is not known."""
@@ -184,8 +204,7 @@ class Scope:
         if stored is not None:
             return int(stored.data_type)
         owner = self.owner(tensor)
-        info = None if owner is None else owner._infos.get(tensor)
-        return 0 if info is None else int(info.elem_type)
+        return 0 if owner is None else owner.index.types.get(tensor, 0)
 
     def shape(self, tensor: str) -> Shape | None:
         """Return the shape of `tensor`, None for open dimensions; None when its rank is not known."""
@@ -193,10 +212,7 @@ class Scope:
         if stored is not None:
             return tuple(stored.dims)
         owner = self.owner(tensor)
-        info = None if owner is None else owner._infos.get(tensor)
-        if info is None or not info.HasField("shape"):
-            return None
-        return tuple(d.dim_value if d.HasField("dim_value") else None for d in info.shape.dim)
+        return None if owner is None else owner.index.shape(tensor)
 
 
 def inferred(proto: onnx.ModelProto, known: frozenset[str]) -> onnx.ModelProto:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
+from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, finding
 from onnxfq.targets.tensorrt.rules.findings import Finding
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OPS
@@ -41,7 +41,7 @@ def operators(reading: Reading) -> Iterator[Finding]:
     for site in reading.sites:
         if site.op in (STANDARD - UNSUPPORTED) | EXTRA:
             continue
-        if site.op == "FakeQuantize" or site.op == "DynamicFakeQuantize":
+        if site.op in FAKE_QUANTIZE_OPS:
             remedy = "insert standard Q/DQ, `onnxfq insert --as qdq`"
         elif site.op in QUANTIZED_OPS:
             remedy = "quantize with QuantizeLinear and DequantizeLinear, symmetric"

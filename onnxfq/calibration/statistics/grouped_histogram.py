@@ -1,9 +1,9 @@
-"""`GroupStatistics`: the statistics of a tensor's channels or blocks, each as exact as a whole tensor's."""
+"""The histograms of a tensor's channels or blocks, a kind of statistics."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics.bins import BIN_COUNT, merge_counts
-from onnxfq.calibration.statistics.tensor import STATE_HEADER, TensorStatistics, state_ranges
+from onnxfq.calibration.statistics.histogram import HISTOGRAM, TensorStatistics
+from onnxfq.calibration.statistics.kind import Columns, Kind, Observed, Results
+from onnxfq.calibration.statistics.ranges import RangeSum, widen_ranges
 from onnxfq.errors import StatisticsError
-from onnxfq.numerics.granularity import Blocked, BlockShape, Granularity, PerAxis
+from onnxfq.numerics.granularity import Granularity
 
 MOST_GROUPS = (1 << 31) // BIN_COUNT
 """Keys are 32-bit integers; `statistics.h` has the same."""
+
+_OCTAVE = 64
+"""Bins of one exponent and sign, those that values of one size share."""
+_USUAL_OCTAVES = 64
+"""More of the 512 octaves than the values of most channels lie in: 32 powers of two of each sign."""
+_GROUPS_AT_ONCE = 256
 
 _COLUMNS = ("tensors", "blocks", "range", "totals", "sizes", "keys", "counts", "feed_ranges")
 
@@ -40,29 +48,6 @@ class GroupStatistics:
     counts: NDArray[np.int64]
     feed_ranges: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0, 2), np.float32))
 
-    @staticmethod
-    def from_states(
-        granularity: Granularity, shape: tuple[int, ...], parts: Iterable[NDArray[np.int64]]
-    ) -> GroupStatistics:
-        """Read the states of the groups, see `docs/custom-ops.md`; parts: some rows after the other."""
-        ranges, totals = [np.zeros((0, 2), np.float32)], [np.zeros((0, 4), np.int64)]
-        keys, counts = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
-        done = 0
-        for states in parts:
-            ranges.append(state_ranges(states))
-            totals.append(states[:, 2:6].copy())
-            group, bins = np.nonzero(states[:, STATE_HEADER:])
-            keys.append(((done + group) * BIN_COUNT + bins).astype(np.int32))
-            counts.append(states[group, STATE_HEADER + bins])
-            done += len(states)
-        arrays = (
-            np.concatenate(ranges),
-            np.concatenate(totals),
-            np.concatenate(keys),
-            np.concatenate(counts),
-        )
-        return GroupStatistics(granularity, shape, *arrays)
-
     @property
     def count(self) -> int:
         """How many groups there are."""
@@ -78,32 +63,17 @@ class GroupStatistics:
         kept = self.feed_ranges if len(self.feed_ranges) else np.zeros((0, self.count, 2), np.float32)
         starts = np.searchsorted(self.keys, np.arange(self.count + 1, dtype=np.int64) * BIN_COUNT)
         for group, (start, stop) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
-            rmin, rmax = (float(end) for end in self.ranges[group])
-            yield TensorStatistics(
-                rmin,
-                rmax,
-                *(int(total) for total in self.totals[group]),
-                bins=self.keys[start:stop] - np.int32(group * BIN_COUNT),
-                counts=self.counts[start:stop],
-                feed_ranges=kept[:, group],
-            )
+            bins = self.keys[start:stop] - np.int32(group * BIN_COUNT)
+            results = (self.ranges[group], self.totals[group], bins, self.counts[start:stop])
+            yield TensorStatistics.from_results(*results, kept[:, group])
 
     def whole(self) -> TensorStatistics:
         """Return the statistics of all groups together."""
         histogram = np.zeros(BIN_COUNT, np.int64)
         np.add.at(histogram, self.keys % BIN_COUNT, self.counts)
         bins = np.flatnonzero(histogram).astype(np.int32)
-        lows, highs = self.feed_ranges[..., 0], self.feed_ranges[..., 1]
-        return TensorStatistics(
-            float(self.ranges[:, 0].min(initial=np.inf)),
-            float(self.ranges[:, 1].max(initial=-np.inf)),
-            *(int(total) for total in self.totals.sum(axis=0)),
-            bins=bins,
-            counts=histogram[bins],
-            feed_ranges=np.stack(
-                [lows.min(axis=1, initial=np.inf), highs.max(axis=1, initial=-np.inf)], axis=1
-            ).astype(np.float32),
-        )
+        results = (_enclose(self.ranges), self.totals.sum(axis=0), bins, histogram[bins])
+        return TensorStatistics.from_results(*results, _enclose(self.feed_ranges))
 
     def merge(self, other: GroupStatistics) -> GroupStatistics:
         """Return the statistics of both data sets, as `TensorStatistics.merge` does it.
@@ -117,12 +87,10 @@ class GroupStatistics:
             )
         keys, counts = merge_counts(self.keys, self.counts, other.keys, other.counts)
         kept = [one.feed_ranges for one in (self, other) if len(one.feed_ranges)]
-        lows = np.minimum(self.ranges[:, 0], other.ranges[:, 0])
-        highs = np.maximum(self.ranges[:, 1], other.ranges[:, 1])
         return GroupStatistics(
             self.granularity,
             self.shape,
-            np.stack([lows, highs], axis=1),
+            widen_ranges(self.ranges, other.ranges),
             self.totals + other.totals,
             keys,
             counts,
@@ -136,18 +104,81 @@ class GroupStatistics:
         return b"".join([head, *(array.tobytes() for array in arrays), self.counts.astype("<i8").tobytes()])
 
 
-def pack_groups(groups: Mapping[str, GroupStatistics]) -> dict[str, NDArray[Any]]:
-    """Return the columns of a statistics file that hold `groups`; none where there are none.
+def _enclose(ranges: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the range of all groups, [..., 2], from that of each, [..., groups, 2]."""
+    ends = [ranges[..., 0].min(axis=-1, initial=np.inf), ranges[..., 1].max(axis=-1, initial=-np.inf)]
+    return np.stack(ends, axis=-1).astype(np.float32)
 
-    Raises StatisticsError when some have the ranges of each feed and others have not.
+
+class GroupSum(RangeSum):
+    """Statistics of the channels or blocks of one tensor.
+
+    Of histograms only the octaves are held that values of any group lie in, 4 bytes a bin until a count
+    may need 8: 10 to 16 KB a group.
     """
+
+    def __init__(self, observed: Observed) -> None:
+        """Start with nothing."""
+        super().__init__(observed)
+        self._groups = observed.groups
+        self._places = np.full(BIN_COUNT // _OCTAVE, -1, np.int64)  # of every octave in `_counts`
+        self._counts: NDArray[Any] = np.zeros((0, self._groups, _OCTAVE), np.uint32)
+
+    def add(self, results: Results, feed: int) -> None:
+        """Add what feed number `feed` gave. Raises StatisticsError for values that are refused."""
+        limits, totals, keys, counts = results
+        self.add_ranges(limits, totals, feed)
+        if self._counts.dtype == np.uint32 and self.totals[:, 0].max(initial=0) >= 1 << 32:
+            self._counts = self._counts.astype(np.int64)
+        groups, bins = np.divmod(keys, np.int32(BIN_COUNT))
+        octaves = bins // _OCTAVE
+        places = self._places[octaves]
+        if places.min(initial=0) < 0:
+            fresh = np.unique(octaves[places < 0])
+            self._places[fresh] = len(self._counts) + np.arange(fresh.size)
+            more = np.zeros((fresh.size, self._groups, _OCTAVE), self._counts.dtype)
+            self._counts = np.concatenate([self._counts, more])
+            places = self._places[octaves]
+        # Keys ascend: none comes twice.
+        at = (places * self._groups + groups) * _OCTAVE + bins % _OCTAVE
+        self._counts.reshape(-1)[at] += counts.astype(self._counts.dtype)
+
+    @property
+    def bytes(self) -> int:
+        """What the histograms take now."""
+        return self._counts.nbytes
+
+    def result(self) -> GroupStatistics:
+        """Return what was added."""
+        octaves = np.flatnonzero(self._places >= 0)
+        places = self._places[octaves]
+        bins = (octaves[:, None] * _OCTAVE + np.arange(_OCTAVE)).ravel()
+        keys, counts = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
+        for start in range(0, self._groups, _GROUPS_AT_ONCE):
+            part = self._counts[places, start : start + _GROUPS_AT_ONCE].swapaxes(0, 1)
+            part = part.reshape(part.shape[0], -1)
+            group, column = np.nonzero(part)
+            keys.append(((start + group) * BIN_COUNT + bins[column]).astype(np.int32))
+            counts.append(part[group, column].astype(np.int64))
+        results = [self.ranges, self.totals, np.concatenate(keys), np.concatenate(counts)]
+        return _read(self.observed, results, self.feed_ranges())
+
+
+def _read(observed: Observed, results: Results, feed_ranges: NDArray[np.float32]) -> GroupStatistics:
+    ranges, totals, keys, counts = results
+    return GroupStatistics(
+        observed.granularity, observed.shape or (), ranges, totals, keys, counts, feed_ranges
+    )
+
+
+def _pack(groups: Mapping[str, GroupStatistics]) -> dict[str, NDArray[Any]]:
     if not groups:
         return {}
     names = sorted(groups)
     columns = [groups[name] for name in names]
     if len({len(one.feed_ranges) for one in columns}) > 1:
         raise StatisticsError(f"only some of the tensors {', '.join(names[:3])}, ... have feed_ranges")
-    blocks = [json.dumps(_words(one.granularity) | {"shape": one.shape}) for one in columns]
+    blocks = [json.dumps(one.granularity.attributes | {"shape": one.shape}) for one in columns]
     made = {
         "tensors": np.asarray(names, np.str_),
         "blocks": np.asarray(blocks, np.str_),
@@ -163,20 +194,19 @@ def pack_groups(groups: Mapping[str, GroupStatistics]) -> dict[str, NDArray[Any]
     return {f"group_{name}": array for name, array in made.items()}
 
 
-def unpack_groups(arrays: Mapping[str, NDArray[Any]]) -> dict[str, GroupStatistics]:
-    """Read what `pack_groups` made. Raises ValueError where it does not add up."""
-    if "group_tensors" not in arrays:
+def _unpack(columns: Columns) -> dict[str, GroupStatistics]:
+    if "group_tensors" not in columns:
         return {}
-    missing = sorted({f"group_{name}" for name in _COLUMNS} - set(arrays))
+    missing = sorted({f"group_{name}" for name in _COLUMNS} - set(columns))
     if missing:
         raise ValueError(f"it lacks {missing[0]!r}")
     ranges, totals, keys, counts, feed_ranges = (
-        arrays[f"group_{name}"] for name in ("range", "totals", "keys", "counts", "feed_ranges")
+        columns[f"group_{name}"] for name in ("range", "totals", "keys", "counts", "feed_ranges")
     )
     groups: dict[str, GroupStatistics] = {}
     group, key = 0, 0
     for name, text, size in zip(
-        arrays["group_tensors"], arrays["group_blocks"], arrays["group_sizes"], strict=True
+        columns["group_tensors"], columns["group_blocks"], columns["group_sizes"], strict=True
     ):
         words = json.loads(str(text))
         shape = tuple(int(n) for n in words.pop("shape"))
@@ -184,7 +214,7 @@ def unpack_groups(arrays: Mapping[str, NDArray[Any]]) -> dict[str, GroupStatisti
         held = slice(key, key + int(size))
         group, key = mine.stop, held.stop
         one = GroupStatistics(
-            _granularity(**words),
+            Granularity.of(**words),
             shape,
             ranges[mine],
             totals[mine],
@@ -199,16 +229,16 @@ def unpack_groups(arrays: Mapping[str, NDArray[Any]]) -> dict[str, GroupStatisti
     return groups
 
 
-def _words(granularity: Granularity) -> dict[str, Any]:
-    fields = ("axis", "block_size", "block_shape")
-    return {name: getattr(granularity, name) for name in fields if hasattr(granularity, name)}
-
-
-def _granularity(
-    axis: int | None = None, block_size: int | None = None, block_shape: list[int] | None = None
-) -> Granularity:
-    if block_shape is not None:
-        return BlockShape(tuple(block_shape))
-    if axis is None:
-        raise ValueError("groups without an axis")
-    return PerAxis(axis) if block_size is None else Blocked(axis, block_size)
+GROUPED_HISTOGRAM: Kind[GroupStatistics] = Kind(
+    name="groups",
+    noun="statistics of the groups of ",
+    outputs=HISTOGRAM.outputs,
+    suits=lambda observed: observed.shape is not None,
+    empty=GroupSum,
+    read=_read,
+    merge=GroupStatistics.merge,
+    fingerprint=GroupStatistics.fingerprint,
+    pack=_pack,
+    unpack=_unpack,
+    memory=lambda observed: 4 * _OCTAVE * _USUAL_OCTAVES * observed.groups,
+)

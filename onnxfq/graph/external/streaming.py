@@ -13,40 +13,39 @@ from typing import Any
 
 import onnx
 
-from onnxfq.graph.io.external_tensors import chunks, is_stored, keep_in_file, tensor_bytes
-from onnxfq.graph.io.weightless import without_initializers
+from onnxfq.graph.external.sizes import tensor_bytes
+from onnxfq.graph.external.tensor import attach, is_external, strip_values, tensor_content
+from onnxfq.graph.external.weightless import with_initializers
 
 # Numbers of fields in onnx.proto: of ModelProto, GraphProto and TensorProto.
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
-def read_without_values(path: Path, large: int) -> tuple[onnx.ModelProto, set[str]]:
-    """Return (the model in the file at `path`, the names of the initializers whose values stay in it).
+def read_without_values(path: Path, large: int) -> onnx.ModelProto:
+    """Return the model at `path`; initializers of over `large` bytes refer to their values in the file.
 
-    Those are all of over `large` bytes; they refer to their place in the file. Raises ValueError or
-    protobuf's DecodeError when the file is no sound message, OSError as open does.
+    Raises ValueError or protobuf's DecodeError when the file is no sound message, OSError as open does.
     """
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        found: list[tuple[int, int] | None] = []
-        proto = onnx.ModelProto.FromString(_light_model(content, found, large))
-    if len(found) != len(proto.graph.initializer):
-        raise ValueError("its initializers are not where its fields say")
-    inside = set()
-    for tensor, place in zip(proto.graph.initializer, found, strict=True):
-        if place is not None:
+
+        def refer(first: int, last: int) -> bytes:
+            if last - first <= large:
+                return b""
             # Not resolved: a file without a name has only the link that leads to it.
-            keep_in_file(tensor, path.absolute(), *place)
-            inside.add(tensor.name)
-    return proto, inside
+            place = attach(onnx.TensorProto(), path.absolute(), first, last - first)
+            return bytes(place.SerializeToString())
+
+        message = _replace(content, (0, len(content)), (_GRAPH, _INITIALIZER, _RAW_DATA), refer)
+        return onnx.ModelProto.FromString(b"".join(message))
 
 
-def serialized(proto: onnx.ModelProto) -> Iterator[bytes]:
+def serialize(proto: onnx.ModelProto) -> Iterator[bytes | memoryview]:
     """Yield `proto` as one message with all its values inside, a part at a time.
 
     Those in files come from there. Where there are none, the parts are what SerializeToString gives.
     """
-    light = without_initializers(proto)
+    light = with_initializers(proto, ())
     head = _fields_where(light.graph, lambda number: number < _INITIALIZER)
     tail = _fields_where(light.graph, lambda number: number > _INITIALIZER)
     sizes = [_size(tensor) for tensor in proto.graph.initializer]
@@ -54,11 +53,11 @@ def serialized(proto: onnx.ModelProto) -> Iterator[bytes]:
     yield _fields_where(light, lambda number: number < _GRAPH) + _field(_GRAPH, total) + head
     for tensor, size in zip(proto.graph.initializer, sizes, strict=True):
         yield _field(_INITIALIZER, size)
-        if not is_stored(tensor):
+        if is_external(tensor):
+            yield _head(tensor)
+            yield tensor_content(tensor).data
+        else:
             yield tensor.SerializeToString(deterministic=True)
-            continue
-        yield _head(tensor) + _field(_RAW_DATA, tensor_bytes(tensor))
-        yield from chunks(tensor)
     yield tail + _fields_where(light, lambda number: number > _GRAPH)
 
 
@@ -74,19 +73,13 @@ def _fields_where(message: Any, wanted: Callable[[int], bool]) -> bytes:
 
 def _size(tensor: onnx.TensorProto) -> int:
     """Return how many bytes `tensor` takes in the file."""
-    if not is_stored(tensor):
-        return int(tensor.ByteSize())
-    length = tensor_bytes(tensor)
-    return len(_head(tensor)) + len(_field(_RAW_DATA, length)) + length
+    return len(_head(tensor)) + tensor_bytes(tensor) if is_external(tensor) else int(tensor.ByteSize())
 
 
 def _head(tensor: onnx.TensorProto) -> bytes:
-    """Return the fields of a stored tensor that are not about its values."""
-    head = onnx.TensorProto()
-    head.CopyFrom(tensor)
-    head.ClearField("data_location")
-    head.ClearField("external_data")
-    return bytes(head.SerializeToString(deterministic=True))
+    """Return the fields of an external tensor before its values, and the start of the field of these."""
+    head = strip_values(tensor).SerializeToString(deterministic=True)
+    return bytes(head) + _field(_RAW_DATA, tensor_bytes(tensor))
 
 
 def _field(number: int, length: int) -> bytes:
@@ -102,34 +95,25 @@ def _varint(value: int) -> bytes:
     return bytes([*parts, value])
 
 
-def _light_model(content: mmap.mmap, found: list[tuple[int, int] | None], large: int) -> bytes:
-    """Return the message with light initializers; put into `found` where the values of each one are."""
-    parts = []
-    for number, start, body, end in _fields(content, 0, len(content)):
-        if number == _GRAPH and body is not None:
-            graph = b"".join(_light_graph(content, body, end, found, large))
-            parts.append(_field(_GRAPH, len(graph)) + graph)
-        else:
-            parts.append(content[start:end])
-    return b"".join(parts)
-
-
-def _light_graph(
-    content: mmap.mmap, first: int, last: int, found: list[tuple[int, int] | None], large: int
+def _replace(
+    content: mmap.mmap, span: tuple[int, int], path: tuple[int, ...], make: Callable[[int, int], bytes]
 ) -> Iterator[bytes]:
-    for number, start, body, end in _fields(content, first, last):
-        if number != _INITIALIZER or body is None:
+    """Yield the message in `span` with some fields replaced.
+
+    Args:
+        content: of the file.
+        span: first byte of the message, and the one behind it.
+        path: numbers of the field to replace and, before it, of those it is in.
+        make: called with the span of a value; returns the fields in its place, nothing to leave it.
+    """
+    for number, start, body, end in _fields(content, *span):
+        if number != path[0] or body is None:
             yield content[start:end]
-            continue
-        place, kept = None, []
-        for inner, inner_start, inner_body, inner_end in _fields(content, body, end):
-            if inner == _RAW_DATA and inner_body is not None and inner_end - inner_body > large:
-                place = inner_body, inner_end - inner_body
-            else:
-                kept.append(content[inner_start:inner_end])
-        found.append(place)
-        tensor = b"".join(kept)
-        yield _field(_INITIALIZER, len(tensor)) + tensor
+        elif len(path) > 1:
+            inner = b"".join(_replace(content, (body, end), path[1:], make))
+            yield _field(number, len(inner)) + inner
+        else:
+            yield make(body, end) or content[start:end]
 
 
 def _fields(content: mmap.mmap, at: int, last: int) -> Iterator[tuple[int, int, int | None, int]]:

@@ -1,0 +1,56 @@
+"""The public names of onnxfq and where they are defined; `__init__.py` loads each when it is first used."""
+
+from .calibration.statistics import Statistics as Statistics
+from .data import DataOptions as DataOptions
+from .documents.cast_plan import FloatOptions as FloatOptions
+from .documents.encodings import Encoding as Encoding
+from .documents.encodings import Encodings as Encodings
+from .documents.plan import Plan as Plan
+from .documents.recipe import Override as Override
+from .documents.recipe import Recipe as Recipe
+from .documents.recipe import load_recipe as load_recipe
+from .documents.scores import Evaluation as Evaluation
+from .errors import OnnxfqError as OnnxfqError
+from .graph.io.load import load as load
+from .graph.io.save import save as save
+from .graph.model import Model as Model
+from .interchange import export_encodings as export_encodings
+from .numerics.qparams import ParamRules as ParamRules
+from .numerics.qparams import adjust_min_max as adjust_min_max
+from .numerics.qparams import choose_qparams as choose_qparams
+from .pipeline import QuantizeResult as QuantizeResult
+from .pipeline import quantize as quantize
+from .report.html import write_report as write_report
+from .runtime.custom_ops import custom_ops_path as custom_ops_path
+from .runtime.custom_ops import register_custom_ops as register_custom_ops
+from .runtime.custom_ops import use_custom_ops as use_custom_ops
+from .runtime.kernels import fake_quantize as fake_quantize
+from .stages.calibrate import calibrate as calibrate
+from .stages.check import check as check
+from .stages.compare import Comparison as Comparison
+from .stages.compare import compare as compare
+from .stages.convert import Conversion as Conversion
+from .stages.convert import convert as convert
+from .stages.diff import diff_models as diff_models
+from .stages.encoding_sources import PlannedEncodings as PlannedEncodings
+from .stages.encoding_sources import match_encodings as match_encodings
+from .stages.encoding_sources import plan_encodings as plan_encodings
+from .stages.evaluate import evaluate as evaluate
+from .stages.handoff import Handoff as Handoff
+from .stages.handoff import handoff as handoff
+from .stages.insert import insert_fake_quantize as insert_fake_quantize
+from .stages.insert import insert_qdq as insert_qdq
+from .stages.inspect import inspect_model as inspect_model
+from .stages.observe import collect_statistics as collect_statistics
+from .stages.observe_ray import collect_on_ray as collect_on_ray
+from .stages.observers import ObserveOptions as ObserveOptions
+from .stages.options import RunOptions as RunOptions
+from .stages.options import open_feeds as open_feeds
+from .stages.plan import make_plan as make_plan
+from .stages.plan import observation_plan as observation_plan
+from .targets.tensorrt.builder.build import BuildOptions as BuildOptions
+from .targets.tensorrt.rules.findings import CheckResult as CheckResult
+from .targets.tensorrt.rules.findings import Finding as Finding
+from .torch import export_torch as export_torch
+
+__version__: str

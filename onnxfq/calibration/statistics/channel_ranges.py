@@ -1,0 +1,95 @@
+"""Ranges of channels, a kind of statistics: the finite (rmin, rmax) of each channel, float32 [C, 2]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.calibration.statistics.kind import Columns, Kind, Observed, Results
+from onnxfq.calibration.statistics.ranges import widen_ranges
+
+Ranges = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ChannelNames:
+    """Of a model that merges ranges, the inputs and outputs with those of one tensor's channels, float32 [C].
+
+    given, merged: the lowest values and the highest, and the same with those of the run.
+    """
+
+    given: tuple[str, str]
+    merged: tuple[str, str]
+
+    @staticmethod
+    def of(tensor: str) -> ChannelNames:
+        """Return the names for `tensor`."""
+        low, high = f"{tensor}/channels/lowest", f"{tensor}/channels/highest"
+        return ChannelNames((low, high), (f"{low}/merged", f"{high}/merged"))
+
+
+class ChannelSum:
+    """The range of each channel of one tensor over all feeds."""
+
+    def __init__(self, observed: Observed) -> None:
+        """Start with no channel."""
+        self._ranges: Ranges = np.zeros((0, 2), np.float32)
+
+    def add(self, results: Results, feed: int) -> None:
+        """Add what feed number `feed` gave."""
+        self._ranges = merge_channels(self._ranges, _unsign(results[0]))
+
+    def result(self) -> Ranges:
+        """Return the ranges; of no channel where there was no feed."""
+        return self._ranges
+
+
+def merge_channels(one: Ranges, other: Ranges) -> Ranges:
+    """Return the ranges that hold both, [C, 2]; of no channels, because no feed was seen, the other's."""
+    if not (len(one) and len(other)):
+        return other if len(other) else one
+    return widen_ranges(one, other)
+
+
+def _unsign(ranges: Ranges) -> Ranges:
+    return ranges + np.float32(0)  # a zero has no sign, whichever came first
+
+
+def _pack(channels: Mapping[str, Ranges]) -> dict[str, NDArray[Any]]:
+    if not channels:
+        return {}
+    names = sorted(channels)
+    return {
+        "channel_tensors": np.asarray(names, np.str_),
+        "channel_sizes": np.asarray([len(channels[name]) for name in names], np.int64),
+        "channel_range": np.concatenate([channels[name] for name in names]),
+    }
+
+
+def _unpack(columns: Columns) -> dict[str, Ranges]:
+    if "channel_tensors" not in columns:
+        return {}
+    names, sizes, ranges = (columns[f"channel_{name}"] for name in ("tensors", "sizes", "range"))
+    if ranges.shape != (int(sizes.sum()), 2) or len(names) != len(sizes):
+        raise ValueError("the ranges of channels do not add up")
+    parts = np.split(ranges.astype(np.float32), np.cumsum(sizes)[:-1])
+    return dict(zip(map(str, names), parts, strict=True))
+
+
+CHANNEL_RANGES: Kind[Ranges] = Kind(
+    name="channels",
+    noun="ranges of the channels of ",
+    outputs=("channels",),
+    suits=lambda observed: observed.channels > 0,
+    empty=ChannelSum,
+    read=lambda observed, results, feed_ranges: _unsign(results[0]),
+    merge=merge_channels,
+    fingerprint=lambda ranges: ranges.astype("<f4").tobytes(),
+    pack=_pack,
+    unpack=_unpack,
+    memory=lambda observed: 8 * observed.channels,
+)

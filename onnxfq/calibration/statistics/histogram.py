@@ -1,0 +1,195 @@
+"""The histogram of a tensor, a kind of statistics: exact and mergeable, with its range and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.calibration.statistics.bins import BIN_COUNT, BIN_SHIFT, bin_edges, merge_counts
+from onnxfq.calibration.statistics.kind import Columns, Kind, Observed, Results
+from onnxfq.calibration.statistics.ranges import RangeSum
+from onnxfq.calibration.statistics.state import read_state
+from onnxfq.errors import StatisticsError
+
+_COLUMNS = ("tensors", "range", "totals", "sizes", "bins", "counts", "feed_ranges")
+
+
+@dataclass(frozen=True)
+class TensorStatistics:
+    """Statistics of one tensor; `TensorStatistics()` is the identity of `merge`.
+
+    rmin, rmax: over the finite values, (+inf, -inf) when there is none. elements, nans, infinities,
+    zeros: counts. bins int32 [K] ascending, counts int64 [K]: the finite values' histogram. feed_ranges
+    float32 [F, 2]: (rmin, rmax) of each feed in order, for methods that hang on order; [0, 2] if not kept.
+    """
+
+    rmin: float = float("inf")
+    rmax: float = float("-inf")
+    elements: int = 0
+    nans: int = 0
+    infinities: int = 0
+    zeros: int = 0
+    bins: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32), kw_only=True)
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), kw_only=True)
+    feed_ranges: NDArray[np.float32] = field(
+        default_factory=lambda: np.zeros((0, 2), np.float32), kw_only=True
+    )
+
+    @staticmethod
+    def from_array(x: NDArray[np.float32]) -> TensorStatistics:
+        """Gather from an array of any shape in NumPy; the Observe kernel gives the same."""
+        x = np.ascontiguousarray(x, np.float32).ravel()
+        finite = x[np.isfinite(x)] + np.float32(0.0)  # + 0 turns -0 into +0
+        nans = int(np.isnan(x).sum())
+        bins, counts = np.unique(finite.view(np.uint32) >> BIN_SHIFT, return_counts=True)
+        return TensorStatistics(
+            rmin=float(finite.min(initial=np.inf)),
+            rmax=float(finite.max(initial=-np.inf)),
+            elements=x.size,
+            nans=nans,
+            infinities=x.size - finite.size - nans,
+            zeros=int((finite == 0).sum()),
+            bins=bins.astype(np.int32),
+            counts=counts.astype(np.int64),
+        )
+
+    @staticmethod
+    def from_results(
+        limits: Iterable[float],
+        totals: Iterable[int],
+        bins: NDArray[np.int32],
+        counts: NDArray[np.int64],
+        feed_ranges: NDArray[np.float32] | None = None,
+    ) -> TensorStatistics:
+        """Take range, counts, bins and bin counts, as operator Observe gives them for a whole tensor."""
+        kept = np.zeros((0, 2), np.float32) if feed_ranges is None else feed_ranges
+        rmin, rmax = map(float, limits)
+        return TensorStatistics(rmin, rmax, *map(int, totals), bins=bins, counts=counts, feed_ranges=kept)
+
+    @staticmethod
+    def from_state(state: NDArray[np.int64]) -> TensorStatistics:
+        """Read what operator MergeStatistics has gathered, see `docs/custom-ops.md`."""
+        return TensorStatistics.from_results(*read_state(state))
+
+    def merge(self, other: TensorStatistics) -> TensorStatistics:
+        """Return the statistics of both data sets together: exact, associative, commutative.
+
+        But for feed_ranges, which hang on order: they are joined in the order of merging.
+        """
+        bins, counts = merge_counts(self.bins, self.counts, other.bins, other.counts)
+        return TensorStatistics(
+            rmin=min(self.rmin, other.rmin),
+            rmax=max(self.rmax, other.rmax),
+            elements=self.elements + other.elements,
+            nans=self.nans + other.nans,
+            infinities=self.infinities + other.infinities,
+            zeros=self.zeros + other.zeros,
+            bins=bins,
+            counts=counts,
+            feed_ranges=np.concatenate([self.feed_ranges, other.feed_ranges]),
+        )
+
+    @property
+    def finite(self) -> int:
+        """How many values are neither NaN nor infinite."""
+        return self.elements - self.nans - self.infinities
+
+    @property
+    def amax(self) -> float:
+        """Largest magnitude; 0 for no finite value."""
+        return max(-self.rmin, self.rmax, 0.0)
+
+    def edges(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the bins' (low, high) edges, cut to [rmin, rmax]; equal where a bin is one value."""
+        low, high = bin_edges(self.bins)
+        return np.clip(low, self.rmin, self.rmax), np.clip(high, self.rmin, self.rmax)
+
+    def fingerprint(self) -> bytes:
+        """Return what tells these statistics from all others, but for feed_ranges."""
+        totals = (self.elements, self.nans, self.infinities, self.zeros)
+        head = f" {self.rmin!r} {self.rmax!r} {totals}".encode()
+        return head + self.bins.astype("<i4").tobytes() + self.counts.astype("<i8").tobytes()
+
+
+class HistogramSum(RangeSum):
+    """Statistics of a whole tensor; the histogram is held with a place for every bin."""
+
+    def __init__(self, observed: Observed) -> None:
+        """Start with nothing."""
+        super().__init__(observed)
+        # Zero pages take no memory before they are written.
+        self._histogram = np.zeros(BIN_COUNT, np.int64)
+
+    def add(self, results: Results, feed: int) -> None:
+        """Add what feed number `feed` gave. Raises StatisticsError for values that are refused."""
+        limits, counts, bins, bin_counts = results
+        self.add_ranges(limits, counts, feed)
+        self._histogram[bins] += bin_counts
+
+    def result(self) -> TensorStatistics:
+        """Return what was added."""
+        bins = np.flatnonzero(self._histogram).astype(np.int32)
+        results = (self.ranges, self.totals, bins, self._histogram[bins])
+        return TensorStatistics.from_results(*results, self.feed_ranges())
+
+
+def _read(observed: Observed, results: Results, feed_ranges: NDArray[np.float32]) -> TensorStatistics:
+    (limits,), (totals,), bins, counts = results
+    return TensorStatistics.from_results(limits, totals, bins, counts, feed_ranges[:, 0])
+
+
+def _pack(tensors: Mapping[str, TensorStatistics]) -> dict[str, NDArray[Any]]:
+    names = sorted(tensors)
+    ones = [tensors[name] for name in names]
+    if len({one.feed_ranges.shape for one in ones}) > 1:
+        raise StatisticsError(f"only some of the tensors {', '.join(names[:3])}, ... have feed_ranges")
+    totals = [(one.elements, one.nans, one.infinities, one.zeros) for one in ones]
+    return {
+        "tensors": np.asarray(names, np.str_),
+        "range": np.asarray([(one.rmin, one.rmax) for one in ones], np.float64).reshape(-1, 2),
+        "totals": np.asarray(totals, np.int64).reshape(-1, 4),
+        "sizes": np.asarray([one.bins.size for one in ones], np.int64),
+        "bins": np.concatenate([np.zeros(0, np.int32), *(one.bins for one in ones)]),
+        "counts": np.concatenate([np.zeros(0, np.int64), *(one.counts for one in ones)]),
+        "feed_ranges": np.asarray([one.feed_ranges for one in ones] or np.zeros((0, 0, 2)), np.float32),
+    }
+
+
+def _unpack(columns: Columns) -> dict[str, TensorStatistics]:
+    missing = sorted(set(_COLUMNS) - set(columns))
+    if missing:
+        raise ValueError(f"it lacks {missing[0]!r}")
+    names, ranges, totals, sizes, bins, counts, feed_ranges = (columns[name] for name in _COLUMNS)
+    starts = np.cumsum(sizes) - sizes
+    tensors = {}
+    for name, (rmin, rmax), (elements, nans, infinities, zeros), start, size, kept in zip(
+        names, ranges, totals, starts, sizes, feed_ranges, strict=True
+    ):
+        held = slice(start, start + size)
+        one = TensorStatistics.from_results(
+            (rmin, rmax), (elements, nans, infinities, zeros), bins[held], counts[held], kept
+        )
+        counted = int(one.counts.sum()) + one.nans + one.infinities
+        if not one.bins.size == one.counts.size == size or counted != one.elements:
+            raise ValueError(f"the counts of tensor {str(name)!r} do not add up")
+        tensors[str(name)] = one
+    return tensors
+
+
+HISTOGRAM: Kind[TensorStatistics] = Kind(
+    name="histogram",
+    noun="",
+    outputs=("range", "counts", "bins", "bin_counts"),
+    suits=lambda observed: observed.shape is None,
+    empty=HistogramSum,
+    read=_read,
+    merge=TensorStatistics.merge,
+    fingerprint=TensorStatistics.fingerprint,
+    pack=_pack,
+    unpack=_unpack,
+    memory=lambda observed: 8 * BIN_COUNT,
+)

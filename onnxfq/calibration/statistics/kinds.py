@@ -1,0 +1,17 @@
+"""The kinds of statistics by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxfq.calibration.statistics.channel_ranges import CHANNEL_RANGES
+from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM
+from onnxfq.calibration.statistics.histogram import HISTOGRAM
+from onnxfq.calibration.statistics.kind import Kind, Observed
+
+KINDS: dict[str, Kind[Any]] = {kind.name: kind for kind in (HISTOGRAM, GROUPED_HISTOGRAM, CHANNEL_RANGES)}
+
+
+def kinds_of(observed: Observed) -> list[Kind[Any]]:
+    """Return the kinds that are kept of `observed`."""
+    return [kind for kind in KINDS.values() if kind.suits(observed)]

@@ -1,0 +1,24 @@
+"""Notes of the library as lines on standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+
+class _Notes(logging.StreamHandler[TextIO]):
+    """Handler that writes to the current standard error, which a live progress bar may replace."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def show_notes() -> None:
+    """Print the warnings of the library in lines that begin with `onnxfq: note:`."""
+    handler = _Notes()
+    handler.setFormatter(logging.Formatter("onnxfq: note: %(message)s"))
+    logger = logging.getLogger("onnxfq")
+    logger.handlers[:] = [handler]
+    logger.propagate = False

@@ -1,0 +1,107 @@
+"""The array file of encodings: many scales and zero points in an .npz next to the JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.errors import PlanError
+from onnxfq.support.files import UNREADABLE, load_npz, replacing
+from onnxfq.support.records import Record, one_line, parse
+
+INLINE_LIMIT = 100_000
+"""The most scales that stay in the JSON; a hundred thousand take 2 MB there."""
+
+
+class ArrayFile(Record):
+    """Which .npz holds the scales: its name, in the folder of the JSON, and the SHA-256 of its bytes."""
+
+    file: str
+    sha256: str
+
+
+def array_path(path: str | Path) -> Path:
+    """Return the path of the array file that goes with the JSON at `path`."""
+    path = Path(path)
+    return path.with_name(path.name.removesuffix(".json").removesuffix(".encodings") + ".encodings.npz")
+
+
+def write_with_arrays(path: str | Path, content: dict[str, Any]) -> None:
+    """Write a JSON and its array file, both whole or not at all.
+
+    Args:
+        path: of the JSON.
+        content: of the JSON, with arrays as scale and zero_point of each of its "encodings". Those with a
+            shape go to the array file, one behind the other, the others stay. Zero points of symmetric
+            specs are 0, and are not written.
+    """
+    parts: dict[str, list[NDArray[Any]]] = {"scale": [], "zero_point": []}
+    for one in content["encodings"]:
+        for name, arrays in parts.items():
+            values = one.pop(name)
+            if not one["param_shape"]:
+                one[name] = values.ravel().tolist()
+            elif name == "scale" or not one["spec"]["symmetric"]:
+                arrays.append(values.ravel())
+    flat = {name: np.concatenate([np.zeros(0, np.int8), *arrays]) for name, arrays in parts.items()}
+    with replacing(path) as text, replacing(array_path(path)) as packed:
+        with packed.open("wb") as stream:
+            np.savez(stream, allow_pickle=False, **flat)
+        digest = hashlib.sha256(packed.read_bytes()).hexdigest()
+        reference = {"file": array_path(path).name, "sha256": digest}
+        text.write_text(json.dumps(content | {"arrays": reference}, indent=2) + "\n", encoding="utf-8")
+
+
+def restore_arrays(content: Any, path: Path) -> Any:
+    """Return `content` of the JSON at `path` with the arrays of its array file, if it names one.
+
+    Raises PlanError when that file is missing, damaged or another than the JSON was saved with.
+    """
+    if not isinstance(content, dict) or "arrays" not in content:
+        return content
+    content = dict(content)
+    flat = _read(parse(content.pop("arrays"), ArrayFile, PlanError, f"{path}: arrays"), path)
+    used = dict.fromkeys(flat, 0)
+
+    def take(name: str, count: int) -> NDArray[Any]:
+        used[name] += count
+        return flat[name][used[name] - count : used[name]]
+
+    try:
+        for one in content["encodings"]:
+            if "scale" not in one:
+                count = prod(one["param_shape"])
+                one["scale"] = take("scale", count)
+                fixed = one["spec"].get("symmetric", True)
+                one["zero_point"] = np.zeros(one["scale"].size) if fixed else take("zero_point", count)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return content  # what is wrong with it, its validation tells
+    if any(used[name] != values.size for name, values in flat.items()):
+        raise PlanError(
+            f"{path}: its shapes do not fit the scales in {array_path(path).name}; save the encodings again"
+        )
+    return content
+
+
+def _read(reference: ArrayFile, path: Path) -> dict[str, NDArray[Any]]:
+    packed = path.with_name(Path(reference.file).name)
+    try:
+        if hashlib.sha256(packed.read_bytes()).hexdigest() != reference.sha256:
+            raise PlanError(
+                f"{packed} is not the file that {path.name} was saved with; copy both together, or calibrate "
+                "again"
+            )
+        return load_npz(packed)
+    except FileNotFoundError:
+        raise PlanError(
+            f"no such file: {packed}, which has the scales of {path.name}; copy both together, or calibrate "
+            "again"
+        ) from None
+    except UNREADABLE as fault:
+        raise PlanError(f"cannot read {packed}: {one_line(fault)}; calibrate again") from None

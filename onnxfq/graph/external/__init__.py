@@ -1,0 +1,1 @@
+"""Weights outside of the proto: in the model's files, or in a scratch file."""

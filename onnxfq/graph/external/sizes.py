@@ -1,0 +1,69 @@
+"""Sizes of tensors and models, and the limits that decide where weights are kept."""
+
+from __future__ import annotations
+
+import math
+
+import onnx
+from onnx import TensorProto, helper
+
+from onnxfq.graph.external.tensor import ExternalTensor, is_external
+
+SMALL = 1024
+"""Tensors of so many bytes and less are always inside the model: shapes and scales that ONNX's tools read."""
+
+IN_MEMORY = 128 << 20
+"""Bytes of a file, or of weights, up to which a loaded model, and what is made from it, is in memory."""
+
+ONE_PIECE = 512 << 20
+"""Bytes of weights, as float32, up to which a model can be one piece, and is handed out and run as one."""
+
+LIMIT = (1 << 31) - (1 << 20)
+"""Bytes of tensors that one ONNX file holds; protobuf ends at 2 GB, and the structure needs some."""
+
+PACKED_TYPES = frozenset(
+    int(getattr(TensorProto, name))
+    for name in ("FLOAT4E2M1", "INT2", "INT4", "UINT2", "UINT4", "FLOAT6E2M3", "FLOAT6E3M2")
+    if hasattr(TensorProto, name)
+)
+"""Types with several elements a byte, which arrays do not have."""
+
+_NUMBERS = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED, TensorProto.STRING}
+
+
+def element_bytes(data_type: int) -> int | None:
+    """Return the bytes of an element; None for strings and for types that the installed onnx lacks."""
+    return int(helper.tensor_dtype_to_np_dtype(data_type).itemsize) if data_type in _NUMBERS else None
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Return how many bytes the values of `tensor` take."""
+    if is_external(tensor):
+        return ExternalTensor.of(tensor).length or 0
+    return len(tensor.raw_data) or int(tensor.ByteSize())
+
+
+def is_small(tensor: onnx.TensorProto) -> bool:
+    """Tell whether `tensor` always stays inside the model."""
+    if is_external(tensor):
+        return False
+    return tensor.data_type == TensorProto.STRING or tensor_bytes(tensor) <= SMALL
+
+
+def weight_bytes(proto: onnx.ModelProto) -> int:
+    """Return how many bytes the initializers of `proto` take."""
+    return sum(map(tensor_bytes, proto.graph.initializer))
+
+
+def is_large(proto: onnx.ModelProto) -> bool:
+    """Tell whether `proto` has too many weights to be one piece: they are made and run one at a time."""
+    elements: int = sum(math.prod(tensor.dims) for tensor in proto.graph.initializer)
+    return 4 * elements > ONE_PIECE
+
+
+def large_tensors(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
+    """Return the initializers that must leave `proto` before it becomes one message; none if it fits."""
+    tensors = proto.graph.initializer
+    if not any(map(is_external, tensors)) and weight_bytes(proto) <= LIMIT:
+        return []
+    return [tensor for tensor in tensors if not is_small(tensor)]

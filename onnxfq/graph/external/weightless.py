@@ -1,0 +1,119 @@
+"""Copies of a model with its weights elsewhere: what is edited, checked and passed around stays small.
+
+Of the weights one at a time is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from onnxfq.graph.external.scratch_file import Scratch
+from onnxfq.graph.external.sizes import is_small, large_tensors
+from onnxfq.graph.external.tensor import attach, embed, is_external, strip_values, tensor_content
+
+
+def with_initializers(proto: onnx.ModelProto, tensors: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
+    """Return a copy of `proto` with `tensors` in place of its initializers, which are not copied."""
+    made = onnx.ModelProto()
+    made.graph.SetInParent()
+    _copy_fields(proto, made, "graph")
+    _copy_fields(proto.graph, made.graph, "initializer")
+    made.graph.initializer.extend(tensors)
+    return made
+
+
+def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `proto` whose large initializers have type and shape, and no values."""
+    return with_initializers(proto, (t if is_small(t) else strip_values(t) for t in proto.graph.initializer))
+
+
+def with_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `proto` that holds all its values itself; it must not be large."""
+    return with_initializers(proto, map(embed, proto.graph.initializer))
+
+
+def split_weights(proto: onnx.ModelProto, path: Path, location: str = "", align: int = 1) -> onnx.ModelProto:
+    """Write the large initializers of `proto` to a file; return a copy of the model that refers to it.
+
+    Args:
+        proto: the model.
+        path: where the file is written.
+        location: path of the file relative to where the copy will be; by default they share a folder.
+        align: bytes; each tensor starts at a multiple of it.
+    """
+    with path.open("wb") as stream:
+
+        def write(tensor: onnx.TensorProto) -> onnx.TensorProto:
+            if is_small(tensor):
+                return tensor
+            content, start = tensor_content(tensor), -(-stream.tell() // align) * align
+            stream.write(b"\0" * (start - stream.tell()))
+            stream.write(content.data)
+            return attach(strip_values(tensor), location or path.name, start, content.size)
+
+        return with_initializers(proto, map(write, proto.graph.initializer))
+
+
+def move_weights(proto: onnx.ModelProto, scratch: Scratch) -> onnx.ModelProto:
+    """Return a copy of `proto` whose large initializers are in `scratch`, those in files stay there.
+
+    Raises ValueError when one is damaged.
+    """
+    return with_initializers(
+        proto,
+        (
+            t if is_small(t) or is_external(t) else scratch.store(t, tensor_content(t))
+            for t in proto.graph.initializer
+        ),
+    )
+
+
+def check_model(proto: onnx.ModelProto) -> None:
+    """Run ONNX's checker on `proto` with one weight at a time. Raises ValidationError."""
+    light = without_weights(proto)
+    for tensor, whole in zip(light.graph.initializer, proto.graph.initializer, strict=True):
+        if not is_small(whole):
+            tensor.dims[:] = [0]  # the checker wants the values of what has a size
+        if not is_external(whole):
+            onnx.checker.check_tensor(whole)
+    onnx.checker.check_model(light)
+
+
+def change_without_weights(
+    proto: onnx.ModelProto, change: Callable[[onnx.ModelProto], onnx.ModelProto]
+) -> onnx.ModelProto:
+    """Return `change` of `proto`, done while its large tensors are inputs of the graph and not in it."""
+    large = large_tensors(proto)
+    if not large:
+        return change(proto)
+    names = {tensor.name for tensor in large}
+    bare = with_initializers(proto, (t for t in proto.graph.initializer if t.name not in names))
+    added = names - {value.name for value in bare.graph.input}
+    bare.graph.input.extend(
+        helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in large if t.name in added
+    )
+    bare.ir_version = max(bare.ir_version, 4)  # below, every initializer is an input
+    changed = change(bare)
+    inputs = [value for value in changed.graph.input if value.name not in added]
+    del changed.graph.input[:]
+    changed.graph.input.extend(inputs)
+    changed.graph.initializer.extend(large)
+    return changed
+
+
+def _copy_fields(source: Any, target: Any, but: str) -> None:
+    """Copy all fields of a message but the one called `but`, which may be too large to copy."""
+    for field, value in source.ListFields():
+        if field.name == but:
+            continue
+        if hasattr(value, "extend"):
+            getattr(target, field.name).extend(value)
+        elif hasattr(value, "CopyFrom"):
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            setattr(target, field.name, value)

@@ -1,0 +1,110 @@
+"""`GraphIndex`: makers and readers of tensors, constants, types, shapes and bodies, by name."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cached_property
+
+import onnx
+
+from onnxfq.graph.model import all_graphs, all_nodes, bodies
+from onnxfq.graph.names import Names
+
+
+class GraphIndex:
+    """Tables of the nodes and tensors of ONNX graphs.
+
+    A table is made when it is first asked for and does not follow later edits. Several graphs must share no
+    name, as the main graph and the bodies of a `Model`.
+    """
+
+    def __init__(self, *graphs: onnx.GraphProto) -> None:
+        """Index `graphs`; a body inside one of them is left out unless it is given too."""
+        self._graphs = graphs
+
+    @classmethod
+    def of_model(cls, proto: onnx.ModelProto) -> GraphIndex:
+        """Return the index of the main graph of `proto` and of every body."""
+        return cls(*all_graphs(proto.graph))
+
+    @cached_property
+    def nodes(self) -> list[onnx.NodeProto]:
+        """All nodes, graph by graph."""
+        return [node for graph in self._graphs for node in graph.node]
+
+    @cached_property
+    def makers(self) -> dict[str, onnx.NodeProto]:
+        """Tensor -> the node that computes it."""
+        return {name: node for node in self.nodes for name in node.output if name}
+
+    @cached_property
+    def readers(self) -> dict[str, list[onnx.NodeProto]]:
+        """Tensor -> the nodes that read it, once for each input slot."""
+        found: defaultdict[str, list[onnx.NodeProto]] = defaultdict(list)
+        for node in self.nodes:
+            for name in filter(None, node.input):
+                found[name].append(node)
+        return dict(found)
+
+    @cached_property
+    def constants(self) -> dict[str, onnx.TensorProto]:
+        """Name -> initializer."""
+        return {tensor.name: tensor for graph in self._graphs for tensor in graph.initializer}
+
+    @cached_property
+    def values(self) -> dict[str, onnx.ValueInfoProto]:
+        """Tensor -> its type and shape as the graph states them: of inputs, outputs and what is inferred."""
+        return {v.name: v for g in self._graphs for v in (*g.value_info, *g.input, *g.output)}
+
+    @cached_property
+    def types(self) -> dict[str, int]:
+        """Tensor -> its ONNX element type, 0 for what is no tensor or has no known type."""
+        known = {name: value.type.tensor_type.elem_type for name, value in self.values.items()}
+        return known | {name: tensor.data_type for name, tensor in self.constants.items()}
+
+    @cached_property
+    def outputs(self) -> set[str]:
+        """Outputs of the graphs."""
+        return {value.name for graph in self._graphs for value in graph.output}
+
+    @cached_property
+    def captured(self) -> set[str]:
+        """What the bodies inside read or give; some of it may be their own."""
+        inside = [body for node in self.nodes for body in bodies(node)]
+        return set().union(*(GraphIndex(*all_graphs(body)).used for body in inside))
+
+    @cached_property
+    def used(self) -> set[str]:
+        """What nodes read, and the outputs."""
+        return {name for node in self.nodes for name in node.input if name} | self.outputs
+
+    @cached_property
+    def enclosing(self) -> dict[str, str]:
+        """Tensor of a body -> that body in words: `then_branch of If 'n'`."""
+        found: dict[str, str] = {}
+        for node in self.nodes:
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    where = f"{attribute.name} of {node.op_type} {node.name!r}"
+                    given = [value.name for value in attribute.g.input]
+                    given += [name for inner in attribute.g.node for name in inner.output]
+                    found |= dict.fromkeys(given, where)
+        return found
+
+    @cached_property
+    def names(self) -> Names:
+        """All names of nodes and tensors, those in bodies too."""
+        taken = Names((*self.values, *self.constants))
+        for node in (node for graph in self._graphs for node in all_nodes(graph)):
+            taken.update((node.name, *node.input, *node.output))
+        return taken
+
+    def shape(self, tensor: str) -> tuple[int | None, ...] | None:
+        """Return the shape of `tensor`, None for open dimensions; None when its rank is not known."""
+        if tensor in self.constants:
+            return tuple(self.constants[tensor].dims)
+        value = self.values.get(tensor)
+        if value is None or not value.type.tensor_type.HasField("shape"):
+            return None
+        dims = value.type.tensor_type.shape.dim
+        return tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)

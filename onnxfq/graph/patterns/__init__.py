@@ -1,0 +1,1 @@
+"""Groups of nodes that mean one thing together: one pattern a file, matched without an edit."""

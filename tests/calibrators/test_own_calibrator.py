@@ -1,0 +1,100 @@
+"""A calibrator from outside the package, through the public registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import conv_relu, feed_for, weights
+
+import onnxfq
+from onnxfq.calibration.calibrators import CALIBRATORS, Method, register_calibrator
+from onnxfq.errors import RecipeError, SpecError
+from onnxfq.report.calibrator_table import calibrator_rows
+
+RECIPE = """
+base: tensorrt-int8
+activations: {calibrator: share}
+weights: {calibrator: "share:0.25"}
+"""
+
+
+def share(statistics, spec, part=0.5):
+    """Return a share of the observed range."""
+    return part * statistics.rmin, part * statistics.rmax
+
+
+def check_share(parameters):
+    """Return what the share must be; empty when it is that."""
+    fits = len(parameters) == 1 and isinstance(parameters[0], float) and 0 < parameters[0] <= 1
+    return "" if fits else "the share must be above 0 and at most 1, as in share:0.5"
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """The registry with `share`; without it again afterwards."""
+    monkeypatch.setattr("onnxfq.calibration.calibrators.CALIBRATORS", dict(CALIBRATORS))
+    register_calibrator("share", Method(share, check_share, "share:0.5"))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, registered: None) -> Path:
+    """A recipe file that names it."""
+    path = tmp_path / "own.yaml"
+    path.write_text(RECIPE, encoding="utf-8")
+    return path
+
+
+def test_it_gives_what_numpy_gives(recipe: Path, tmp_path: Path) -> None:
+    """In a recipe, with and without its parameter, in `calibrate`, in `quantize` and in the table."""
+    feeds = [feed_for(conv_relu(), seed) for seed in range(2)]
+    x = np.abs(np.concatenate([feed["x"] for feed in feeds])).max().astype(np.float64)
+    w = np.abs(weights(4, 3, 3, 3)).max(axis=(1, 2, 3)).astype(np.float64)
+    model = onnxfq.load(conv_relu())
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe(recipe))
+    statistics = onnxfq.collect_statistics(model, plan, feeds)
+    made = onnxfq.calibrate(model, plan, statistics)
+    np.testing.assert_array_equal(made["x"].scale, np.float32(x * 0.5 / 127))
+    np.testing.assert_array_equal(made["w"].scale, (w * 0.25 / 127).astype(np.float32))
+    assert (made["x"].calibrator, made["w"].calibrator) == ("share", "share:0.25")
+    made.save(tmp_path / "e.json")
+    assert onnxfq.Encodings.load(tmp_path / "e.json") == made
+    plan.save(tmp_path / "p.json")
+    assert onnxfq.Plan.load(tmp_path / "p.json") == plan
+    other = onnxfq.calibrate(model, plan, statistics, "share:0.75")
+    np.testing.assert_array_equal(other["x"].scale, np.float32(x * 0.75 / 127))
+    whole = onnxfq.quantize(conv_relu(), feeds, recipe=recipe)
+    assert whole.encodings["x"] == made["x"] and whole.encodings["w"] == made["w"]
+    assert [row.rmax for row in calibrator_rows(plan, statistics) if row.chosen] == [
+        0.5 * statistics["x"].rmax
+    ]
+
+
+def test_its_parameters_are_checked(recipe: Path) -> None:
+    """Wherever it is named, with the words of its own check."""
+    recipe.write_text(RECIPE.replace("0.25", "2"), encoding="utf-8")
+    with pytest.raises(RecipeError, match="weights.calibrator: calibrator 'share:2': the share must be"):
+        onnxfq.load_recipe(recipe)
+    with pytest.raises(SpecError, match="unknown calibrator 'shar'; nearest: share"):
+        onnxfq.load_recipe("tensorrt-int8").with_calibrator("shar")
+
+
+def test_files_that_name_it_are_read_without_it(recipe: Path, tmp_path: Path, monkeypatch) -> None:
+    """On another machine encodings serve as they are; only calibrating needs the function."""
+    feeds = [feed_for(conv_relu(), 0)]
+    made = onnxfq.quantize(conv_relu(), feeds, recipe=recipe)
+    made.plan.save(tmp_path / "p.json")
+    made.encodings.save(tmp_path / "e.json")
+    monkeypatch.undo()
+    plan, encodings = onnxfq.Plan.load(tmp_path / "p.json"), onnxfq.Encodings.load(tmp_path / "e.json")
+    assert onnxfq.insert_qdq(made.model, plan, encodings) == made.qdq
+    with pytest.raises(SpecError, match="unknown calibrator 'share'"):
+        onnxfq.calibrate(made.model, plan, made.statistics)
+
+
+@pytest.mark.parametrize("name", ["minmax", "range", "external", "a:b", ""])
+def test_names_that_cannot_be_registered(name: str) -> None:
+    """Those of the package, and what a recipe could not spell."""
+    with pytest.raises(SpecError, match=f"calibrator '{name}': (the name is taken|a name must be)"):
+        register_calibrator(name, Method(share))
