@@ -37,5 +37,5 @@ def export_encodings(
     say(f"exported   {written.tensors} of {written.tensors + len(written.lost)} tensors as {to}", quiet)
     for why in dict.fromkeys(written.lost.values()):
         names = [name for name, its in written.lost.items() if its == why]
-        say(f"not held   {', '.join(names)}: {why}", quiet)
+        say(f"left out   {', '.join(names)}: {why}", quiet)
     say(f"wrote      {output}", quiet)

@@ -33,7 +33,7 @@ COMMANDS = (
     "demo",
     "doctor",
 )
-"""The subcommands, each a function in the module of its name."""
+"""Subcommands, each a function in the module of its name."""
 
 # The class of wrong usage: click's in older releases of typer, typer's in newer ones.
 _UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
@@ -72,7 +72,7 @@ def _root(
 
 
 def _names_in(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the subcommand that `arguments` begin with; all where they name none, as for --help."""
+    """Return the subcommand that `arguments` begin with; all if they name none, as for --help."""
     if arguments[0] in COMMANDS:
         return arguments[:1]
     return () if arguments[0] == "--version" else COMMANDS

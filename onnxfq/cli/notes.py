@@ -1,4 +1,4 @@
-"""Notes of the library on standard error, as the command line prints them."""
+"""Notes of the library as lines on standard error."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def register_custom_ops(session_options: onnxruntime.SessionOptions) -> None:
 def _register(session_options: onnxruntime.SessionOptions, path: str, remedy: str) -> None:
     try:
         session_options.register_custom_ops_library(path)
-    except Exception as error:  # onnxruntime raises classes of its own, one per status code
+    except Exception as error:  # onnxruntime raises its own classes, one per status code
         raise RuntimeLibraryError(
             f"onnxruntime {onnxruntime.__version__} refused {path}: {join_lines(error)}; {remedy}"
         ) from error

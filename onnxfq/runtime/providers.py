@@ -82,7 +82,7 @@ def _provider_problem(missing: list[str]) -> str:
     try:
         content = model.SerializeToString()
         used = onnxruntime.InferenceSession(content, options, providers=providers("cuda")).get_providers()
-    except Exception as error:  # onnxruntime raises classes of its own, one per status code
+    except Exception as error:  # onnxruntime raises its own classes, one per status code
         return f"onnxruntime cannot use the GPU: {join_lines(error)[:200]}; `onnxfq doctor` tests it"
     finally:
         onnxruntime.set_default_logger_severity(_WARNINGS)

@@ -73,7 +73,7 @@ class PlacedFeed:
             return feed
         try:
             made = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a, device, 0) for n, a in arrays.items()}
-        except Exception as error:  # onnxruntime raises classes of its own, one per status code
+        except Exception as error:  # onnxruntime raises its own classes, one per status code
             raise _fault(device, feed, error) from None
         return PlacedFeed(feed, made)
 
@@ -146,7 +146,7 @@ class Session:
                 self._session = onnxruntime.InferenceSession(content, options, providers=providers(device))
         except OnnxfqError:
             raise
-        except Exception as error:  # onnxruntime raises classes of its own, one per status code
+        except Exception as error:  # onnxruntime raises its own classes, one per status code
             reason = join_lines(error)[:300]
             if device == "cuda" and is_memory_fault(reason):
                 raise DeviceMemoryError(
@@ -212,7 +212,7 @@ class Session:
                 found = self._session.run_with_ort_values(names, feed.values)
                 return [value.numpy() if value.is_tensor() else value for value in found]
             return list(self._session.run(outputs, feed))
-        except Exception as error:  # onnxruntime raises classes of its own, one per status code
+        except Exception as error:  # onnxruntime raises its own classes, one per status code
             arrays = feed.arrays if isinstance(feed, PlacedFeed) else feed
             raise _fault(self.device, arrays, error) from None
 
@@ -227,7 +227,7 @@ class Session:
                 bindings.bind_cpu_input(name, array)
             self._session.run_with_iobinding(bindings)
             bindings.synchronize_outputs()
-        except Exception as error:  # onnxruntime raises classes of its own, one per status code
+        except Exception as error:  # onnxruntime raises its own classes, one per status code
             raise _fault(self.device, feed, error) from None
 
 

@@ -132,7 +132,7 @@ def _find_without_values(model: Model, plan: Plan, statistics: Statistics) -> tu
         where = f"{place} was not taken: " if place else ""
         more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
         log.warning(
-            "%sthe calibration data gave no finite value to tensor %r%s; what needs it stays in float",
+            "%sthe calibration data gave no finite value to tensor %r%s; nodes that need it stay in float",
             where,
             tensors[0],
             more,

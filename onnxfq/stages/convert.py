@@ -212,7 +212,7 @@ def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatFo
             done["weight kept on the grid of the source"] += 1
         else:
             made.append(encoding)
-            done["weight rounded anew"] += placement.role == "weight"
+            done["weight rounded again"] += placement.role == "weight"
     form.changes.update(+done)
     return encodings.model_copy(update={"encodings": tuple(made)})
 

@@ -44,7 +44,9 @@ class RunOptions:
     def __post_init__(self) -> None:
         """Raise DataError for numbers out of range."""
         if self.batch < 0:
-            raise DataError(f"batch {self.batch} is below 0; give samples per run, or 0 for the data's own")
+            raise DataError(
+                f"batch {self.batch} is below 0; give samples per run, or 0 to keep the data's batches"
+            )
         if not 0 <= self.threads <= MOST_THREADS:
             raise DataError(f"threads {self.threads} is not in 0 to {MOST_THREADS}; give 0 for one per core")
 

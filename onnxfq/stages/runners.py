@@ -47,7 +47,7 @@ def read_saved(path: Path) -> Runner:
         if len(found) != len(feeds):
             raise DataError(
                 f"{path} has results for {len(found)} feeds, the data has {len(feeds)}; give the data and "
-                "--batch of its run"
+                "the --batch that it was made with"
             )
         yield from found
 

@@ -100,7 +100,7 @@ def test_encodings_are_exported(run: Run, workplace: Path) -> None:
     text = run("export-encodings e.json --plan p.json --to tensorrt-cache -o out.cache")
     assert text.splitlines() == [
         "exported   1 of 2 tensors as tensorrt-cache",
-        "not held   w: TensorRT makes the scales of weights itself",
+        "left out   w: TensorRT makes the scales of weights itself",
         "wrote      out.cache",
     ]
     assert Path("out.cache").read_text(encoding="utf-8").splitlines()[1:] == ["x: 3d000000"]

@@ -23,8 +23,8 @@ def entropy(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float
     Method: S. Migacz, "8-bit Inference with TensorRT", GTC 2017, with the details of NVIDIA's
     pytorch-quantization. The values outside a candidate range are added to its outermost bins (the reference
     P). The bins inside are summed into the levels of the grid and spread back evenly over the occupied bins
-    (Q). The candidate with the least KL(P || Q) wins, the widest of equal ones. The bin of zero gets the count
-    of the next bin: zero is always on the grid, and a spike of zeros, as after ReLU, would dominate.
+    (Q). The candidate with the least KL(P || Q) wins, the widest of equal ones. The bin of zero gets the
+    count of the next bin: zero is always on the grid, and a spike of zeros, as after ReLU, would dominate.
 
     One limit is added: at most one value in 4 * 2^bits may saturate (0.1 % for 8 bits). The published method
     favours a cut below nearly all of the data: if only one bin is left inside, P and Q are equal however much
@@ -32,10 +32,10 @@ def entropy(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float
 
     Symmetric: on magnitudes, with 2^(bits-1) levels; every bin is tried as the end. Asymmetric: 2^bits levels
     over the range; values of one sign as before, otherwise both ends are searched, from coarse to fine pairs.
-    For more than 8 bits the grid is finer than the linear bins, and the full range is returned. The same holds
-    for floats: their steps shrink towards zero, a cut gains nothing, and the method's equal levels do not
-    apply; NVIDIA also calibrates float8 by the maximum (Model-Optimizer's FP8 configurations; Micikevicius et
-    al., "FP8 Formats for Deep Learning", 2022).
+    For more than 8 bits the grid is finer than the linear bins, and the full range is returned. The same
+    holds for floats: their steps shrink towards zero, a cut gains nothing, and the method's equal levels do
+    not apply; NVIDIA also calibrates float8 by the maximum (Model-Optimizer's FP8 configurations;
+    Micikevicius et al., "FP8 Formats for Deep Learning", 2022).
     """
     qtype = spec.qtype
     if qtype.is_float or qtype.bits > 8 or statistics.amax == 0.0:

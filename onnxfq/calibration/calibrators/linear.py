@@ -33,7 +33,7 @@ def magnitude_histogram(density: Density, amax: float, bins: int) -> Array:
 
 
 def _cumulative(low: Array, high: Array, counts: Array, at: Array) -> Array:
-    """Return the number of values of disjoint ranges [low, high] below each point of `at`; all at the last."""
+    """Return the number of values of disjoint ranges [low, high] below each point of `at`; the last: all."""
     order = np.argsort(low, kind="stable")
     low, high, total = low[order], high[order], np.cumsum(counts[order])
     if total.size == 0:

@@ -15,7 +15,9 @@ DEFAULT_CONSTANT = 0.01
 def average_ranges(
     statistics: TensorStatistics, spec: QuantSpec, constant: float = DEFAULT_CONSTANT
 ) -> tuple[float, float]:
-    """Return the averaged (rmin, rmax): the range of the first feed, then r += constant * (r of the feed - r).
+    """Return the averaged (rmin, rmax).
+
+    The average starts as the range of the first feed, then r += constant * (r of the feed - r).
 
     Source: torch.ao.quantization MovingAverageMinMaxObserver, averaging_constant; the same float32
     arithmetic, so the same bits if feeds equal torch's batches. A feed without finite values is ignored.

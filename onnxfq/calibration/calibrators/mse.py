@@ -12,9 +12,9 @@ from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 
 OCTAVES = 7
-"""The smallest candidate is the observed range divided by 2^7, one step of an 8-bit grid."""
+"""The smallest candidate is the observed range divided by 2^7; below it an 8-bit grid has no step left."""
 STEPS = 8
-"""Candidates per octave in the first pass; each later pass tries as many between the best one's neighbours."""
+"""Candidates per octave in the first pass; each later pass tries as many around the best one."""
 
 _Error = Callable[[Candidates], Candidates]
 

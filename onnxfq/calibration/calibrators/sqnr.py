@@ -22,7 +22,7 @@ def sqnr(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     Symmetric: 100 ranges, k/100 of the observed one. Asymmetric: 16 scales, k/16 of the observed one, each
     with 21 zero points spread evenly over the grid, cut to the observed range; and the observed range.
     AIMET's candidates just above the observed range, which serve its rounding, are left out. The noise is
-    computed in closed form from the bins here, in AIMET on the middles of 512 or 2048 equal bins.
+    computed here in closed form from the bins; AIMET computes it on the middles of 512 or 2048 equal bins.
     """
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
