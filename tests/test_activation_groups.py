@@ -306,7 +306,7 @@ def test_written_models_run_fully_optimised(tmp_path: Path, changes: dict[str, A
     )
     feed = feed_for(proto)
     result = quantize(proto, [feed], tmp_path / "q.onnx", recipe=by_groups(qtype=qtype, **changes))
-    assert len(result.encodings["x"].scale) == (6 if changes is PER_AXIS else 2)
+    assert result.encodings["x"].scale.size == (6 if changes is PER_AXIS else 2)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(tmp_path / "q.onnx", options)
@@ -381,7 +381,7 @@ def test_an_open_axis_leaves_a_node_in_float() -> None:
     plan = make_plan(load(proto), by_groups(**PER_AXIS))
     assert [p.tensor for p in plan.activations] == ["h"]
     (why,) = [s.why for s in plan.skipped if s.name == "a"]
-    assert why == "input 'x' is per-axis 1, and its axis 1 is open: every group needs statistics of its own"
+    assert why == "input 'x' is per-axis 1, and its axis 1 is open: every group needs its own statistics"
 
 
 def edited(plan: Plan, **changes: Any) -> Plan:

@@ -446,17 +446,17 @@ IN_FLOAT = {
     "24": (
         linear(24, 6),
         "tensorrt-nvfp4",
-        "TensorRT needs NVFP4 blocks that divide the summed axis: 24 is no multiple of 16",
+        "TensorRT needs NVFP4 blocks that divide the summed axis: 24 is not a multiple of 16",
     ),
     "48": (
         linear(48, 6),
         "tensorrt-mxfp8",
-        "TensorRT needs MXFP8 blocks that divide the summed axis: 48 is no multiple of 32",
+        "TensorRT needs MXFP8 blocks that divide the summed axis: 48 is not a multiple of 32",
     ),
     "open": (
         build("g (float[M,K] a, float[K,N] b) => (float[M,N] y) { [mm] y = MatMul (a, b) }"),
         "tensorrt-nvfp4",
-        "TensorRT needs NVFP4 blocks that divide the summed axis, and that of 'a' is open",
+        "TensorRT needs NVFP4 blocks that divide the summed axis, and the summed axis of 'a' is open",
     ),
     "weight only": (
         linear(64, 6),

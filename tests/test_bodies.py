@@ -264,7 +264,7 @@ def test_a_body_of_another_operator() -> None:
     one = stage(proto)
     assert [str(row) for row in one.plan.coverage()] == ["MatMul 2/3"]
     (left,) = (skipped for skipped in one.plan.skipped if skipped.kind == "node")
-    assert left.name == "inside" and left.why.startswith("in the body of SequenceMap 'map', out of which no")
+    assert left.name == "inside" and left.why.startswith("in the body of SequenceMap 'map', where no")
     (weight,) = one.plan.weights
     assert weight.why.endswith("MatMul 'inside' reads it in float, so it is stored in both forms")
     made = insert_qdq(one.model, one.plan, one.encodings)

@@ -174,7 +174,7 @@ def test_dynamic_models(model, tmp_path: Path):
     result = converted(source, proto)
     assert check(result.qdq).passed and cosine(result) > 0.999
     assert result.changes["activation observed in the data, and made static"] >= 1
-    with pytest.raises(DataError, match="give data to find them in"):
+    with pytest.raises(DataError, match="give data to calibrate them"):
         convert(source)
 
 

@@ -20,7 +20,7 @@ PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "models/README.md")),
     *sorted((ROOT / "examples").glob("*/README.md")),
 )
-CODE = "cli"
+CODE = ""
 """Folder of the package whose docstrings and errors are read."""
 
 OPENERS = ("of", "where", "so", r"what(?!.*\?$)", "those that", "those of", "that of")

@@ -117,7 +117,7 @@ from pathlib import Path
 from onnxfq.support import temporary
 from onnxfq.support.files import replace_file
 if sys.argv[2] == "named":
-    temporary.unnamed = lambda folder: None
+    temporary.open_unnamed = lambda folder: None
 with replace_file(Path(sys.argv[1]) / "a") as half, temporary.scratch_folder() as folder:
     half.write_bytes(b"half")
     (folder / "half").write_bytes(b"half")

@@ -245,7 +245,7 @@ MISTAKES = {
     "output is the model": (
         nothing,
         f"{GOOD[:-8]}model.onnx",
-        "output model.onnx is also another file of this command; give",
+        "output model.onnx is another file of this command too; give",
     ),
     "output is the data": (
         nothing,
@@ -288,7 +288,7 @@ MISTAKES = {
         "full exists and is not an empty folder; give a new one",
     ),
     "missing option": (nothing, "quantize model.onnx --data data.npz", "--output"),
-    "no data": (nothing, "quantize model.onnx -o out.onnx", "recipe tensorrt-int8 needs data: "),
+    "no data": (nothing, "quantize model.onnx -o out.onnx", "recipe tensorrt-int8 needs data to observe"),
     "unknown option": (nothing, f"{GOOD} --bits 8", "--bits"),
     "unknown command": (nothing, "quantise model.onnx", "quantise"),
     "negative batch": (nothing, f"{GOOD} --batch -1", "--batch"),

@@ -95,7 +95,7 @@ def dequantize(
 ) -> Float32Array:
     """Return the float32 values of integers `q`: (q - zero_point) * scale.
 
-    The parameters are those of `quantize`. Raises SpecError if a scale is not finite and positive.
+    Parameters are as in `quantize`. Raises SpecError if a scale is not finite and positive.
     """
     integers = np.asarray(q).astype(np.float32)
     scale = _check_scale(scale)

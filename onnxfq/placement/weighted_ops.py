@@ -70,7 +70,7 @@ def decide_weighted(
         elif source is None and _needs_rank(node, slot, recipe):
             why_float = Reason(
                 "open-rank",
-                f"the rank of input {placement.tensor!r} is unknown, and its rows and blocks go by axis; plan "
+                f"input {placement.tensor!r} has no known rank, and its rows and blocks go by axis; plan "
                 "with data to infer it",
             )
         elif source is None:

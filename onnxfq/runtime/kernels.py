@@ -47,16 +47,16 @@ def fake_quantize(
     """Return the result of `numerics.affine.fake_quantize`, bit for bit, at the speed of memory.
 
     Args:
-        x: values of a float type.
-        scale: one, or one per group.
-        zero_point: one, or one per scale.
-        qtype: the number format.
-        axis: as in `numerics.affine.fake_quantize`, like the parameters up to `saturate`.
-        block_size: see `axis`.
-        block_shape: see `axis`.
-        rounding: see `axis`.
-        arithmetic: see `axis`.
-        saturate: see `axis`.
+        x: as there.
+        scale: as there.
+        zero_point: as there.
+        qtype: as there.
+        axis: of the `Granularity` there.
+        block_size: of the `Granularity` there.
+        block_shape: of the `Granularity` there.
+        rounding: as there.
+        arithmetic: as there.
+        saturate: as there.
         out: contiguous array to write, of x's type and shape: x itself or memory apart from x.
         device: "cpu" or "cuda".
 

@@ -61,7 +61,7 @@ def check_output(output: str | Path, *others: object) -> None:
     """
     for other in others:
         if isinstance(other, (str, Path)) and Path(output).resolve() == Path(other).resolve():
-            raise OutputError(f"output {output} is also another file of this command; give another name")
+            raise OutputError(f"output {output} is another file of this command too; give another file name")
     check_writable(Path(output))
 
 

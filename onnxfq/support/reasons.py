@@ -1,10 +1,10 @@
-"""Reasons for leaving something in float: a sentence and the code of the rule behind it."""
+"""Reasons for leaving something in float: a sentence and the code of its rule."""
 
 from __future__ import annotations
 
 
 class Reason(str):
-    """A sentence for people that carries the code of its rule: code asks for the rule, never for words.
+    """Sentence for the user with the code of its rule; code compares the rule, never the words.
 
     Attributes:
         rule: a short code such as `override` or `float-type`.
@@ -13,7 +13,7 @@ class Reason(str):
     rule: str
 
     def __new__(cls, rule: str, sentence: str) -> Reason:
-        """Make the reason; an empty sentence is false, as an empty string is."""
+        """Create a reason; an empty sentence is false, like an empty string."""
         made = super().__new__(cls, sentence)
         made.rule = rule
         return made

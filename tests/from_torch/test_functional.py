@@ -208,7 +208,7 @@ def test_transposed_convolutions_have_one_scale_for_tensorrt():
     """Its releases disagree on the channel axis of their weights, on the torch side too."""
     plan = quantize_module(nn.Sequential(nn.ConvTranspose2d(4, 8, 3)), "tensorrt-int8")
     (weight,) = (p.spec for p in plan.placements if p.role == "weight")
-    assert weight.axis is None
+    assert weight.granularity.axis is None
 
 
 def test_what_depends_on_shapes_is_told_by_check():

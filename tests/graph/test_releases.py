@@ -103,7 +103,12 @@ def test_the_ir_version_is_one_that_the_release_reads(runtime: str, ir: int, tmp
             "the given model is at opset 23, and onnxruntime 1.23 reads 22",
         ),
         (17, "tensorrt-fp8", "1.15", "recipe tensorrt-fp8 needs opset 19, and onnxruntime 1.15 reads 18"),
-        (17, "tensorrt-int8", "1.14", "what onnxruntime 1.14 reads is not known; known are 1.15 to"),
+        (
+            17,
+            "tensorrt-int8",
+            "1.14",
+            "the limits of onnxruntime 1.14 are unknown; known releases are 1.15 to",
+        ),
         (17, "tensorrt-int8", "new", "no runtime 'onnxruntime==new'; give onnxruntime==X, with X from 1.15"),
     ],
 )

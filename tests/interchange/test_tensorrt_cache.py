@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import onnxfq
-from onnxfq import pipeline
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import PlanError, RecipeError
@@ -68,8 +67,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def ran(*_: object, **__: object) -> None:
         raise AssertionError("a model was run")
 
-    monkeypatch.setattr(pipeline, "collect_statistics", ran)
-    monkeypatch.setattr(pipeline, "Session", ran)
+    monkeypatch.setattr("onnxfq.stages.gather.collect_statistics", ran)
+    monkeypatch.setattr("onnxfq.stages.write.Session", ran)
 
 
 @pytest.mark.parametrize("header", HEADERS)

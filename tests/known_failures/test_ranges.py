@@ -190,5 +190,5 @@ def test_all_samples_count_for_the_type(tmp_path: Path) -> None:
 
 def test_no_data_is_no_random_data() -> None:
     """ModelOpt 0.47.0 calibrates on random numbers when it gets no data, told at INFO level only."""
-    with pytest.raises(DataError, match="needs data: 1 activations"):
+    with pytest.raises(DataError, match="needs data to observe 1 activations"):
         quantize(product(), None)

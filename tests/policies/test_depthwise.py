@@ -61,7 +61,7 @@ def test_input_of_a_depthwise_convolution(recipe: str) -> None:
 )
 def test_one_scale(proto: onnx.ModelProto) -> None:
     """Where a reader adds channels, or the weight cannot take up the factors, there is one scale as ever."""
-    assert not spec_of(proto).equalized and spec_of(proto).axis is None
+    assert not spec_of(proto).equalized and spec_of(proto).granularity.axis is None
 
 
 def test_several_outputs_a_channel() -> None:

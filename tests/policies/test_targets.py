@@ -63,7 +63,7 @@ def test_weight_only_recipe() -> None:
 IN_FLOAT = {
     "no multiple": (
         linear(200, 6),
-        "TensorRT needs blocks that divide the summed axis: 200 is no multiple of 128",
+        "TensorRT needs blocks that divide the summed axis: 200 is not a multiple of 128",
     ),
     "one block": (
         linear(128, 6),
@@ -104,8 +104,8 @@ ALONE = {
     "int8 own matrix each": (product("4,8,32", "MatMul (x, w)", 4, 32, 64), ""),
     "int4 odd columns": (product("N,64", "Gemm <transB = 1> (x, w)", 3, 64), "odd: 3 columns"),
     "int4 one column": (product("N,64", "Gemm <transB = 1> (x, w)", 1, 64), "odd: 1 columns"),
-    "int4 left": (product("32,N", "MatMul (w, x)", 64, 32), "its builder ends over it"),
-    "int4 left Gemm": (product("32,8", "Gemm <transA = 1> (w, x)", 32, 64), "its builder ends over it"),
+    "int4 left": (product("32,N", "MatMul (w, x)", 64, 32), "builder aborts"),
+    "int4 left Gemm": (product("32,8", "Gemm <transA = 1> (w, x)", 32, 64), "builder aborts"),
     "int4 stack": (product("N,1,8,32", "MatMul (x, w)", 4, 32, 64), "a stack of matrices"),
     "int4 one row": (product("1,64", "Gemm <transB = 1> (x, w)", 9, 64), ""),
     "int4 even": (product("N,64", "Gemm <transB = 1> (x, w)", 6, 64), ""),

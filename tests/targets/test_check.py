@@ -140,7 +140,7 @@ def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     ("report", "says"),
     [
         (Report("1.7.1", True, True), "logs no 'Layers:'"),
-        (Report("1.7.1", True, True, layers="Layers:\nlayer one"), "format that is not known"),
+        (Report("1.7.1", True, True, layers="Layers:\nlayer one"), "in an unknown format"),
         (Report("1.6.1.120", True, False), "1.6.1.120 refuses every int8 convolution"),
     ],
 )
@@ -154,7 +154,7 @@ def test_changed_format_is_an_error(monkeypatch: pytest.MonkeyPatch, report: Rep
 @pytest.mark.parametrize(
     ("report", "rule", "says"),
     [
-        (Report(ended="was ended by signal 11"), "crash", "was ended by signal 11 over this model for SM86"),
+        (Report(ended="was ended by signal 11"), "crash", "was ended by signal 11 on this model for SM86"),
         (Report("1.7.1", faults=(("n", "Odd", "no\nplugin"),)), "parser", "cannot parse it: no plugin"),
         (Report("1.7.1", True, errors=("no kernel",)), "builder", "cannot build it for SM86: no kernel"),
     ],
@@ -249,9 +249,9 @@ def test_equal_names_are_equal_sizes() -> None:
 @pytest.mark.parametrize(
     ("shapes", "says"),
     [
-        ({"y": (1,)}, "'y', which is no input of the model; known: x"),
-        ({"x": (1, 3)}, "input 'x' is \\?x3x6x6, and its shape is given as 1x3"),
-        ({"x": (1, 4, 6, 6)}, "is given as 1x4x6x6"),
+        ({"y": (1,)}, "'y', which the model does not take; known: x"),
+        ({"x": (1, 3)}, "input 'x' is \\?x3x6x6, but the given shape is 1x3"),
+        ({"x": (1, 4, 6, 6)}, "the given shape is 1x4x6x6"),
     ],
 )
 def test_wrong_shapes(shapes: dict[str, tuple[int, ...]], says: str) -> None:

@@ -35,9 +35,7 @@ def choose_equalized_qparams(
     rules = spec.param_rules()
     common, zero_point = choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules)
     scale = np.ldexp(common.astype(np.float32), -octaves)
-    if (
-        scale.min(initial=np.inf) < np.finfo(np.float32).tiny
-    ):  # the range is too small to divide without rounding
+    if scale.min(initial=np.inf) < np.finfo(np.float32).tiny:  # too small to divide without rounding
         rmin, rmax = low.min(initial=0.0), high.max(initial=0.0)
         common, zero_point = choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules)
         scale = np.full(len(ranges), common, np.float32)

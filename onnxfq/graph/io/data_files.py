@@ -47,8 +47,9 @@ def resolve(tensor: onnx.TensorProto, model: Path, data: Path | None = None) -> 
 def data_path(model: Path, location: str) -> Path:
     """Return the path of the file called `location` in the model at `model`.
 
-    It must be the model itself, or a file in its folder or in the folder of a link's target: caches keep
-    models and data there under other names. Raises ValueError for any other place.
+    It must be the model itself, or a file in the model's folder or in the folder of the file that a link at
+    `model` leads to: caches keep models and data there under other names. Raises ValueError for any other
+    place.
     """
     if location == str(model.absolute()):  # as `read_without_values` has it
         return model.absolute()

@@ -1,8 +1,8 @@
 """Fused attention of TensorRT: both products in low precision or neither.
 
 Measured on TensorRT for RTX 1.7.1, limits and weight-only products behind a fused attention alike. Source of
-the limits: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; int8 heads of 16, 32 or 64
-and up to 512 tokens, float8 heads of up to 256. An attention with one quantized product is not fused.
+the limits: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; int8 heads of 16, 32 or
+64 and up to 512 tokens, float8 heads of up to 256. An attention with one quantized product is not fused.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ LARGEST_FLOAT8_KERNEL = 32
 ONE_ROW_INT8 = (1024, 512)
 """Largest K and N of int8 weights that stay int8 with one input row and float activations.
 
-Measured one by one on TensorRT for RTX 1.7.1; two rows or more, an open number of rows, and int4 have no limit.
+Measured one by one on TensorRT for RTX 1.7.1; two or more rows, an open number, and int4 have no limit.
 """
 
 _BOTH_SIDES = ("int8", "float8e4m3fn")
@@ -67,7 +67,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
 
 
 def _refuses_made(placement: Placement, operands: Operands) -> str:
-    """Return why TensorRT does not support these scales; it supports only derived scales of MXFP8 and NVFP4."""
+    """Return why TensorRT does not support these scales; it supports derived ones of MXFP8 and NVFP4."""
     spec = placement.spec
     remedy = "use recipe tensorrt-mxfp8 or tensorrt-nvfp4"
     if spec.scale_type == "float32":
@@ -189,7 +189,9 @@ def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
     if axis < len(shape) - 2:
         return f"TensorRT takes blocks along the last two axes only, not axis {axis} of {len(shape)}"
     if shape[axis] % block:
-        return f"TensorRT needs blocks that divide the summed axis: {shape[axis]} is not a multiple of {block}"
+        return (
+            f"TensorRT needs blocks that divide the summed axis: {shape[axis]} is not a multiple of {block}"
+        )
     if shape[axis] == block:
         return f"TensorRT has int4 kernels for two blocks and more: the summed axis has {block}, one block"
     if prod(shape) % 2 or shape[-1] % 2:

@@ -1,1 +1,1 @@
-"""TensorRT's builder: a process of its own, profiles, the layers of an engine."""
+"""TensorRT's builder: separate process, layers of an engine."""

@@ -1,4 +1,4 @@
-"""Building a model with TensorRT for RTX in a process of its own, and reading what became of each node."""
+"""TensorRT for RTX builds in a separate process, and the precision of each node."""
 
 from __future__ import annotations
 
@@ -29,12 +29,18 @@ from onnxfq.targets.tensorrt.builder.layers import LAYERS, parse_layers, verdict
 from onnxfq.targets.tensorrt.rules.context import Reading
 
 OLDEST = (1, 7)
-"""Before it int8 convolutions do not build."""
+"""Oldest usable release: int8 convolutions do not build before."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One engine to build. path: of the model. capability: of the GPU, as SM89. profiles: by input name."""
+    """One engine to build.
+
+    Attributes:
+        path: file of the model.
+        capability: GPU architecture, such as SM89.
+        profiles: optimization profiles by input name.
+    """
 
     path: Path
     capability: str
@@ -43,10 +49,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Report:
-    """What the builder made of one job.
+    """Result of one build job.
 
-    ended: empty, or how the process ended over it. faults: of the parser, as (node, operator, text).
-    errors: of the log. layers: the message that lists them.
+    Attributes:
+        faults: errors of the parser, as (node, operator, text).
+        errors: errors of the log.
+        layers: log message that lists the layers.
+        ended: how the process ended on this job; empty if it did not end.
     """
 
     version: str = ""
@@ -60,7 +69,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Built:
-    """What the engines of one model show: the builder's version, refusals, and each promised node."""
+    """Results of the engines of one model: builder version, refusals, and each promised node."""
 
     version: str
     findings: tuple[Finding, ...]
@@ -73,9 +82,9 @@ def builder_installed() -> bool:
 
 
 def capabilities(reading: Reading) -> tuple[str, ...]:
-    """Return the GPU architectures to build for: those that have all formats of the model.
+    """Return the GPU architectures to build for; they support all formats of the model.
 
-    int8 is built for two: SM86 and SM89 choose other kernels. SM75 has no int8 convolution.
+    int8 is built for two, because SM86 and SM89 choose different kernels. SM75 has no int8 convolution.
     """
     types = {q.qtype for q in reading.quantizers}
     mx = any("MXFP8" in site.op or "FP4" in site.op for site in reading.sites)
@@ -89,7 +98,7 @@ def capabilities(reading: Reading) -> tuple[str, ...]:
 def build_model(reading: Reading, options: BuildOptions) -> Built:
     """Build the model for each of its `capabilities`.
 
-    Raises RuntimeLibraryError when TensorRT for RTX is missing, too old or logs in another format, DataError
+    Raises RuntimeLibraryError if TensorRT for RTX is missing, too old or logs in another format, DataError
     for shapes that do not fit.
     """
     wanted = profiles(reading.proto, options.shapes)
@@ -98,7 +107,7 @@ def build_model(reading: Reading, options: BuildOptions) -> Built:
         path = folder / "model.onnx"
         if any(is_external(tensor) for tensor in reading.proto.graph.initializer):
             save(reading.proto, path)
-        else:  # as it is, valid or not: the builder is asked what it says
+        else:  # unchanged, valid or not: the builder judges it
             onnx.save_model(reading.proto, path)
         reports = run_jobs([Job(path, capability, wanted) for capability in chosen], options.seconds)
     version = next((report.version for report in reports if report.version), "")
@@ -115,9 +124,13 @@ def build_model(reading: Reading, options: BuildOptions) -> Built:
 
 
 def run_jobs(jobs: Sequence[Job], seconds: float) -> list[Report]:
-    """Build all `jobs`, in one process as long as none ends it; seconds: for one of them.
+    """Build all jobs, in one process until a job ends it, then in a new one.
 
-    Raises RuntimeLibraryError when TensorRT for RTX is missing or cannot be asked.
+    Args:
+        jobs: engines to build.
+        seconds: time limit for one job.
+
+    Raises RuntimeLibraryError if TensorRT for RTX is missing or does not run.
     """
     if not builder_installed():
         raise RuntimeLibraryError(
@@ -135,7 +148,7 @@ def run_jobs(jobs: Sequence[Job], seconds: float) -> list[Report]:
 
 
 class _Worker:
-    """A builder process; lines() gives its results until it ends or takes too long over one."""
+    """Builder process; lines() yields its results until it ends or exceeds the time limit of a job."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         requests = [
@@ -181,14 +194,14 @@ class _Worker:
             yield line
 
     def describe_end(self) -> str:
-        """Tell how the process ended over the job that has no result."""
+        """Return how the process ended on the job without a result."""
         if self._timed_out:
             return f"took more than {self._timed_out:g} s"
         code = self._process.wait()
         self._log.seek(0)
         last = join_lines(self._log.read().decode("utf-8", "replace").strip().rpartition("\n")[2])[:200]
-        if code == 1:  # an exception of Python, not the library's end
-            raise RuntimeLibraryError(f"TensorRT for RTX cannot be asked: {last or 'no reason is given'}")
+        if code == 1:  # a Python exception, not a crash of the library
+            raise RuntimeLibraryError(f"TensorRT for RTX does not run: {last or 'no reason is given'}")
         return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def _read(self) -> None:
@@ -214,11 +227,11 @@ def _check_version(version: str) -> None:
 
 
 def _refusals(report: Report, capability: str) -> list[Finding]:
-    """Return why there is no engine; empty when there is one."""
+    """Return why there is no engine; empty if there is one."""
     builder = f"TensorRT for RTX {report.version}".strip()
     if report.ended:
         rule = "timeout" if report.ended.startswith("took") else "crash"
-        return [_refusal(rule, "", "", f"{builder} {report.ended} over this model for {capability}")]
+        return [_refusal(rule, "", "", f"{builder} {report.ended} on this model for {capability}")]
     if not report.parsed:
         faults = report.faults or (("", "", "; ".join(report.errors) or "no reason is given"),)
         return [
@@ -238,13 +251,13 @@ def _refusal(rule: str, node: str, op_type: str, message: str) -> Finding:
 def _engine_nodes(reading: Reading, report: Report, capability: str) -> list[EngineNode]:
     if not report.layers:
         raise RuntimeLibraryError(
-            f"TensorRT for RTX {report.version} logs no {LAYERS!r}: its format has changed and nothing can "
-            "be told; install the release that onnxfq[tensorrt] names"
+            f"TensorRT for RTX {report.version} logs no {LAYERS!r}: its log format is unknown; install the "
+            "release that onnxfq[tensorrt] names"
         )
     layers = parse_layers(report.layers)
     if not layers:
         raise RuntimeLibraryError(
-            f"TensorRT for RTX {report.version} lists layers in a format that is not known; install the "
+            f"TensorRT for RTX {report.version} lists layers in an unknown format; install the "
             "release that onnxfq[tensorrt] names"
         )
     return [

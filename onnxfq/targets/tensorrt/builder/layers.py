@@ -1,4 +1,4 @@
-"""What TensorRT's builder says of an engine: its layers, and in which types each runs."""
+"""Layers of a TensorRT engine and their types, from the builder's log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAYERS = "Layers:"
 """First word of the message that lists the engine; without it the format has changed."""
 
 _LOW = frozenset({"Int8", "UInt8", "FP8", "Int4", "FP4", "FP4E2M1"})
-# Kinds that move data or signal; they compute nothing of a node.
+# Kinds that move data or signal; they compute no part of a node.
 _GLUE = frozenset({"signal", "wait", "kernel_marker", "shape_call", "memset", "copy", "jmp", "cjmp"})
 _GENERATED = "kgen"
 _LATE_GEMM = "runtime_fusion"
@@ -24,14 +24,19 @@ _NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor of a layer: how many elements it has, None where that is open, and its type in the log."""
+    """Tensor of a layer.
+
+    Attributes:
+        count: number of elements; None if it is open.
+        dtype: type in the log.
+    """
 
     count: int | None
     dtype: str
 
     @property
     def is_data(self) -> bool:
-        """Tell whether it is more than one number, so no scale."""
+        """Tell whether it is more than one number, so not a scale."""
         return self.count is None or self.count > 1
 
     @property
@@ -42,7 +47,11 @@ class Operand:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of an engine. nodes: names of the ONNX nodes that it computes, wholly or in part."""
+    """One layer of an engine.
+
+    Attributes:
+        nodes: names of the ONNX nodes that it computes, wholly or in part.
+    """
 
     name: str
     kind: str
@@ -57,7 +66,7 @@ class Layer:
 
 
 def parse_layers(text: str) -> tuple[Layer, ...]:
-    """Read the message that begins with `LAYERS`; a line for each layer follows."""
+    """Return the layers of the message that begins with `LAYERS`, one per line."""
     layers = []
     for line in text.splitlines()[1:]:
         found = re.match(r"Name: (.*?), LayerType: ([^,]+)", line)
@@ -72,7 +81,7 @@ def parse_layers(text: str) -> tuple[Layer, ...]:
 
 
 def verdict(layers: Sequence[Layer], node: str) -> Verdict:
-    """Return in which precision `node` runs in the engine of `layers`."""
+    """Return the precision of `node` in the engine of `layers`."""
     layer = _find_layer(layers, node)
     if layer is None:
         return "missing"
@@ -90,7 +99,7 @@ def verdict(layers: Sequence[Layer], node: str) -> Verdict:
 
 
 def _find_layer(layers: Sequence[Layer], node: str) -> Layer | None:
-    """Return the layer that multiplies for `node`: one of the library's kernels before a generated one."""
+    """Return the layer that multiplies for `node`; library kernels go before generated ones."""
     own = [layer for layer in layers if node in layer.nodes and layer.kind not in _GLUE]
     ranked = sorted(own, key=lambda layer: (layer.kind == _GENERATED, "_gemm" not in layer.name))
     return ranked[0] if ranked else None

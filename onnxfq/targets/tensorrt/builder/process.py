@@ -1,7 +1,7 @@
-"""A process that asks TensorRT for RTX to parse and build models: what crashes in it crashes nothing else.
+"""Builder process of TensorRT for RTX, isolated so that a crash ends nothing else.
 
-Run by `building` with `python -m`; the only importer of tensorrt_rtx. It reads a JSON list of jobs from
-standard input and writes a JSON line for each to standard output, in order.
+`builder.build` runs it with `python -m`; it is the only importer of tensorrt_rtx. It reads a JSON list of
+jobs from standard input and writes a JSON line for each to standard output, in order.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from onnxfq.targets.tensorrt.builder.layers import LAYERS
 def build(job: dict[str, Any]) -> dict[str, Any]:
     """Parse and build one model.
 
-    job: path of the model, capability as SM89, profiles as `profiles` gives them. Returns version, parsed,
-    built, errors of the parser as [node, operator, text], errors of the log, and the layers, empty for none.
+    Args:
+        job: path of the model, capability such as SM89, and profiles as `profiles` returns them.
+
+    Returns version, parsed, built, errors of the parser as [node, operator, text], errors of the log, and the
+    layers, empty for none.
     """
     import tensorrt_rtx as trt
 
     class Log(trt.ILogger):  # type: ignore[misc]
-        """Keeps errors, and the one message that lists the layers."""
+        """Logger that keeps errors, and the message that lists the layers."""
 
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
@@ -67,9 +70,9 @@ def build(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Work off the jobs of standard input."""
+    """Build the jobs from standard input."""
     jobs = json.load(sys.stdin)
-    # The library prints as well; what it prints must not come between the results.
+    # The library prints as well; its output must not mix with the results.
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for job in jobs:

@@ -63,7 +63,7 @@ def move_guards(proto: onnx.ModelProto) -> str:
         moved += len(found)
     if not moved:
         return ""
-    return f"moved {moved} masked-row guard(s) after their attention so that it can be fused; results unchanged"
+    return f"moved {moved} masked-row guard(s) after their attention, to allow its fusion; results unchanged"
 
 
 def _find_guarded(graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto]) -> list[_Guarded]:

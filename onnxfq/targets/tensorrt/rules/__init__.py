@@ -1,1 +1,1 @@
-"""Rules of TensorRT that a Q/DQ model is checked against, by idea."""
+"""TensorRT rules that Q/DQ models are checked against, by topic."""

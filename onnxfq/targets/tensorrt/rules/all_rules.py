@@ -1,4 +1,4 @@
-"""All rules of TensorRT, tried on TensorRT for RTX 1.7.1, and the coverage that they leave."""
+"""All TensorRT rules, verified on TensorRT for RTX 1.7.1, and the resulting coverage."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ RULES: tuple[Rule, ...] = (
 
 
 def apply_rules(reading: Reading) -> list[Finding]:
-    """Return what all rules find."""
+    """Return the findings of all rules."""
     return [found for rule in RULES for found in rule(reading)]
 
 
 def find_broken(findings: Iterable[Finding], promises: Iterable[Promise]) -> set[str]:
-    """Return the names of the promised nodes that a finding, on them or on a pair of theirs, makes float."""
+    """Return the names of promised nodes that a finding, on them or on one of their pairs, makes float."""
     bad = {found.node for found in findings if found.severity in ("refused", "float")}
     broken = set()
     for promised in promises:
@@ -50,7 +50,12 @@ def find_broken(findings: Iterable[Finding], promises: Iterable[Promise]) -> set
 
 
 def coverage_of(promises: Iterable[Promise], broken: set[str]) -> tuple[Coverage, ...]:
-    """Return the coverage by operator; broken: names of nodes that do not keep what the graph promises."""
+    """Return the coverage by operator.
+
+    Args:
+        promises: nodes with their expected precision.
+        broken: names of the nodes that do not keep it.
+    """
     rows: dict[tuple[str, str], list[bool]] = {}
     for promised in promises:
         kept = promised.site.name not in broken

@@ -1,6 +1,6 @@
-"""Rules about attention: what TensorRT fuses into one low-precision kernel, and what it does not.
+"""Rules about fused attention.
 
-Tried on TensorRT for RTX 1.7.1. Placement goes by the same patterns and limits.
+Measured on TensorRT for RTX 1.7.1. Placement uses the same patterns and limits.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from onnxfq.targets.tensorrt.rules.quantizers import QUANTIZE_OPS
 from onnxfq.targets.tensorrt.rules.scopes import Site
 
 _HALVES = tuple(half.onnx_type for half in HALF_TYPES.values())
-# Pairs in place of guards: TensorRT for RTX 1.7.1 fuses nothing with a guard between the products.
+# Pairs instead of guards: TensorRT for RTX 1.7.1 does not fuse with a guard between the products.
 _QUANTIZED_FORM: Form[Site] = Form(makers_of, behind={*QUANTIZE_OPS, "Cast", "Dropout", "Identity"})
 
 
 def attention_operators(reading: Reading) -> Iterator[Finding]:
-    """Name quantized Attention operators: TensorRT fuses them in half and rounds their inputs for nothing."""
+    """Report quantized Attention operators: TensorRT fuses them in half types, so pairs only add rounding."""
     for promised in reading.promises:
         if promised.site.op == "Attention":
             message = (
@@ -37,7 +37,7 @@ def attention_operators(reading: Reading) -> Iterator[Finding]:
 
 
 def attentions(reading: Reading) -> Iterator[Finding]:
-    """Warn of quantized attention with heads that stays in separate kernels.
+    """Warn of quantized multi-head attention that runs in separate kernels.
 
     Source: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; for int8 a quantized
     reader too, heads of 16, 32 or 64 and up to 512 tokens; for float8 heads of up to 256.
@@ -54,10 +54,10 @@ def attentions(reading: Reading) -> Iterator[Finding]:
 
 
 def projections(reading: Reading) -> Iterator[Finding]:
-    """Name weight-only products behind a fused attention of one sample: their weight is made float first.
+    """Report weight-only products behind a fused attention of one sample: their weight becomes float first.
 
-    Tried on TensorRT for RTX 1.7.1: so in float16 with a batch that is fixed at 1, int4 and int8 alike; not
-    with a batch of 2 or an open one, nor in float32, where attention is not fused.
+    Measured on TensorRT for RTX 1.7.1: it happens in float16 with a batch fixed at 1, for int4 and int8. It
+    does not happen with a batch of 2 or an open one, nor in float32, where attention is not fused.
     """
     weight_only = {p.site.name: p for p in reading.promises if p.expects == "weight-only"}
     for found, operands in _attentions(reading):
@@ -69,17 +69,16 @@ def projections(reading: Reading) -> Iterator[Finding]:
         for site in readers_behind(output, MOVES_BEHIND):
             if site.name in weight_only:
                 message = (
-                    f"its weight is made float before each run, for it is behind the attention of "
-                    f"{found.mix.name!r} and the batch is fixed at 1; export it with an open batch, or leave "
-                    "this weight in float"
+                    f"its weight, behind the attention of {found.mix.name!r} with a batch fixed at 1, "
+                    "becomes float before each run; use an open batch, or leave it in float"
                 )
                 yield make_finding("attention-projection", "float", site, message)
 
 
 def parts(reading: Reading) -> Iterator[Finding]:
-    """Warn of a product whose parts, read by attention, have a pair each: its weight is made float.
+    """Warn of products whose parts, read by attention, have a pair each: their weight becomes float.
 
-    Tried on TensorRT for RTX 1.7.1, where few ways to write the split keep it low: so a warning.
+    Measured on TensorRT for RTX 1.7.1, where a few ways to write the split keep it low: hence a warning.
     """
     pairs = [one.pair for _, operands in _attentions(reading) for one in operands if one.pair is not None]
     takers = {id(maker) for pair in pairs for maker in pair.site.inputs[0].inputs if maker.op in QUANTIZE_OPS}
@@ -93,14 +92,14 @@ def parts(reading: Reading) -> Iterator[Finding]:
         several = len({part.reader.name for part in found.parts}) > 1
         if several and found.is_read_by(takers) and not outputs.intersection(map(id, found.carried)):
             message = (
-                "its parts, which attention reads, have a pair each, and TensorRT makes its weight float for "
-                "that; put one pair behind it and its bias instead"
+                "its parts, which attention reads, have a pair each, so TensorRT makes its weight float; put "
+                "one pair behind it and its bias instead"
             )
             yield make_finding("attention-parts", "warning", site, message)
 
 
 def _passes(node: Node, slot: int, whole: bool) -> bool:
-    """Tell whether `node` moves, splits or scales, a factor in front of the split included."""
+    """Tell whether `node` moves, splits or scales; a factor in front of the split counts."""
     return passes_through(node, slot, False, lambda tensor: tensor.scope.is_number(tensor.name))
 
 
@@ -110,7 +109,7 @@ def _explain_unfused(
     bare = [o.tensor for o in operands if o.pair is None]
     halves = [{o.pair is None for o in operands[i : i + 2]} for i in (0, 2)]
     if any(len(half) > 1 for half in halves):
-        return ""  # a product with one side in float: placement.one_side tells
+        return ""  # a product with one side in float: placement.check_one_side reports it
     if bare:
         return f"{', '.join(map(repr, bare))} stays in float; quantize all four inputs or none"
     q = operands[0].pair
@@ -120,7 +119,7 @@ def _explain_unfused(
         return f"float8 kernels have {limit}; leave it in float"
     if limit:
         return f"int8 kernels have {limit}; use float8"
-    # Rows that see nothing are replaced by 0 behind the second product.
+    # Fully masked rows are replaced by 0 after the second product.
     readers = readers_behind(found.mix.outputs[0], {*MOVES_BEHIND, "Where"})
     if not is_float8 and not any(site.op in QUANTIZE_OPS for site in readers):
         return "int8 kernels have an int8 result; put a pair in front of what reads it"
@@ -128,7 +127,7 @@ def _explain_unfused(
 
 
 def _attentions(reading: Reading) -> Iterator[tuple[Attention[Site], tuple[Operand, ...]]]:
-    """Yield every attention, and both operands of its scores and of its mix."""
+    """Yield every attention with both operands of its scores and of its mix."""
     for mix in reading.sites:
         if mix.op not in PRODUCTS:
             continue

@@ -1,4 +1,4 @@
-"""Rules about blocks of scales, and about int4, which TensorRT has in blocks only."""
+"""Rules about block scales, and about int4, which TensorRT supports in blocks only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Promise
 from onnxfq.targets.tensorrt.rules.quantizers import Quantizer
 
-# Between an int4 weight and its reader; anything else, and the weight is expanded before.
+# Operators allowed between an int4 weight and its reader; behind others the weight is expanded.
 _INT4_PATH = frozenset({"Identity", "Transpose", "Unsqueeze"})
 _NARROW = (TensorProto.INT4, TensorProto.FLOAT4E2M1)
 
 
 def block_axes(reading: Reading) -> Iterator[Finding]:
-    """Refuse blocks along an axis other than the last two, so any of a convolution's channels.
+    """Refuse blocks along an axis before the last two, such as the channels of a convolution.
 
     Source: NvInfer.h, IQuantizeLayer; builder: "must be the last or second to last dimension".
     """
@@ -34,10 +34,10 @@ def block_axes(reading: Reading) -> Iterator[Finding]:
 
 
 def block_sizes(reading: Reading) -> Iterator[Finding]:
-    """Name blocks whose size does not divide their axis: TensorRT reads the size from shapes.
+    """Report blocks whose size does not divide their axis: TensorRT reads the size from shapes.
 
     Source: onnx-tensorrt, QuantDequantLinearHelper: size of the axis divided by the number of scales;
-    the attribute block_size is not looked at.
+    the attribute block_size is ignored.
     """
     for q in reading.quantizers:
         axis = block_axis(q)
@@ -47,17 +47,17 @@ def block_sizes(reading: Reading) -> Iterator[Finding]:
         if length is None or not scales or length == q.block * scales or scales == 1:
             continue
         message = (
-            f"{q.data!r} has {length} numbers along axis {axis} in blocks of {q.block}, and TensorRT "
-            f"computes with {length} / {scales} = {length / scales:g} a block; pad to a multiple of the block"
+            f"{q.data!r} has {length} numbers in blocks of {q.block} along axis {axis}, and TensorRT "
+            f"computes with {length} / {scales} = {length / scales:g}; pad to a multiple"
         )
         yield make_finding("block-size", "wrong", q.site, message, q.data)
 
 
 def blocks_on_both_sides(reading: Reading) -> Iterator[Finding]:
-    """Name products of two tensors in static blocks of int8 or float8: they are one product, scaled after it.
+    """Report products of two tensors in static int8 or float8 blocks: TensorRT scales after the product.
 
-    Source: the engine of TensorRT for RTX 1.7.1 has one gemm over the whole summed axis, and a scale that
-    varies along that axis cannot be moved behind it.
+    Source: the engine of TensorRT for RTX 1.7.1 has one gemm over the whole summed axis. A scale that varies
+    along this axis cannot be applied after it.
     """
     for promised in reading.promises:
         pairs = [o.pair for o in promised.operands if o.pair is not None and o.pair.is_blocked]
@@ -70,16 +70,16 @@ def blocks_on_both_sides(reading: Reading) -> Iterator[Finding]:
 
 
 def check_blocked_weights(reading: Reading) -> Iterator[Finding]:
-    """Refuse or name int8 and float8 weights in blocks whose other side is float or per tensor.
+    """Refuse or report int8 and float8 weights in blocks whose other side is float or per tensor.
 
-    TensorRT for RTX 1.7.1: "CHECK(is_constant())" with a quantized activation, and a weight expanded to
-    float in front of a float product without.
+    TensorRT for RTX 1.7.1 fails with "CHECK(is_constant())" for a quantized activation. For a float one it
+    expands the weight to float in front of a float product.
     """
     for promised in reading.promises:
         weight = promised.weight
         if weight is None or weight.pair is None or not weight.pair.is_blocked or _is_mx(weight.pair):
             continue
-        if promised.site.op in CONVOLUTIONS:  # see block_axes, placement.one_side
+        if promised.site.op in CONVOLUTIONS:  # see block_axes, placement.check_one_side
             continue
         q, quantized = weight.pair, [o.pair for o in promised.activations if o.pair is not None]
         if q.qtype == TensorProto.FLOAT4E2M1:  # see float4
@@ -99,7 +99,7 @@ def check_blocked_weights(reading: Reading) -> Iterator[Finding]:
 
 
 def even_counts(reading: Reading) -> Iterator[Finding]:
-    """Refuse an odd number of 4-bit numbers: two are packed in a byte.
+    """Refuse an odd number of 4-bit numbers: two share a byte.
 
     Source: parser, "4-bit quantization requires an even number of elements".
     """
@@ -116,7 +116,7 @@ def _count(q: Quantizer) -> int | None:
 
 
 def int4_activations(reading: Reading) -> Iterator[Finding]:
-    """Name int4 activations: int4 is for weights (NvInfer.h), and in blocks their product is weight-only."""
+    """Report int4 activations: int4 is for weights (NvInfer.h); in blocks their product is weight-only."""
     for promised in reading.promises:
         for operand in promised.activations:
             q = operand.pair
@@ -129,7 +129,7 @@ def int4_activations(reading: Reading) -> Iterator[Finding]:
 
 
 def int4_weights(reading: Reading) -> Iterator[Finding]:
-    """Name int4 weights that TensorRT expands to float: without two blocks, or not read directly.
+    """Report int4 weights that TensorRT expands to float: fewer than two blocks, or no direct reader.
 
     Source: TensorRT for RTX 1.7.1; NVIDIA's documentation has int4 for weights in blocks alone.
     """
@@ -155,9 +155,7 @@ def int4_weights(reading: Reading) -> Iterator[Finding]:
             found, remedy = f"has an odd last axis, {q.shape[-1]}", "pad it: two numbers share a byte"
         elif between is not None:
             found = f"goes through {between.op} {between.name!r}"
-            remedy = (
-                "let nothing but Transpose stand behind its DQ, and write scales in the model's float type"
-            )
+            remedy = "use only Transpose behind its DQ, and scales in the model's float type"
         else:
             if _is_along_outputs(promised, axis):
                 message = (
@@ -172,7 +170,7 @@ def int4_weights(reading: Reading) -> Iterator[Finding]:
 
 
 def block_axis(q: Quantizer) -> int | None:
-    """Return the axis of `q` that its blocks go along; None when it has no blocks."""
+    """Return the axis of the blocks of `q`; None without blocks."""
     if not q.is_blocked or q.scale_shape is None:
         return None
     if q.block:

@@ -1,4 +1,4 @@
-"""`Reading`: all that the rules ask about a model, gathered once."""
+"""Check context: model facts shared by all rules."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _UNQUOTABLE = re.compile(r"[\]\[|\n]")
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A model with its nodes, its quantizers and what it promises; bodies are included in all.
+    """Model with its nodes, its quantizers and their expected precision; all include bodies.
 
-    proto: the model with local functions inlined, types inferred and a name for each node.
+    Attributes:
+        proto: the model with local functions inlined, types inferred and a name for each node.
     """
 
     proto: onnx.ModelProto
@@ -38,7 +39,12 @@ Rule = Callable[[Reading], Iterator[Finding]]
 
 
 def read(proto: onnx.ModelProto, known: frozenset[str]) -> Reading:
-    """Gather what `proto` has; known: names of operators that are no local functions for the target."""
+    """Return the check context of a model.
+
+    Args:
+        proto: the model.
+        known: names of operators that the target has, whose local functions are not inlined.
+    """
     proto = infer_types(proto, known)
     make_names_quotable(proto)
     main = Scope(proto.graph, default_opset(proto))
@@ -53,9 +59,9 @@ def read(proto: onnx.ModelProto, known: frozenset[str]) -> Reading:
 
 
 def make_names_quotable(proto: onnx.ModelProto) -> None:
-    """Give each node, in bodies too, a name of its own that a log can quote; Q and DQ keep what they have.
+    """Give each node, bodies included, a unique name that a log can quote; Q and DQ keep their names.
 
-    The builder tells by name what became of a node. Equal names of Q and DQ it refuses, which is to be seen.
+    The builder reports nodes by name. It rejects equal names of Q and DQ, so the rules must see these.
     """
     taken: set[str] = set()
     for node in list_nodes(proto.graph):

@@ -1,4 +1,4 @@
-"""Rules about float4: TensorRT multiplies it in NVIDIA's two-level form alone (NVFP4)."""
+"""Rules about float4: TensorRT multiplies it only as NVFP4, NVIDIA's two-level form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCKS = {
 
 
 def dynamic_blocks(reading: Reading) -> Iterator[Finding]:
-    """Refuse dynamic quantization in other blocks than 16 (float4) and 32 (MXFP8).
+    """Refuse dynamic quantization in blocks other than 16 (float4) and 32 (MXFP8).
 
     Source: NVIDIA/TensorRT operator reference, DynamicQuantize; parser: "Only block_size == 16".
     """
@@ -33,10 +33,10 @@ def dynamic_blocks(reading: Reading) -> Iterator[Finding]:
 
 
 def float4_products(reading: Reading) -> Iterator[Finding]:
-    """Name products with a float4 input that TensorRT expands to float.
+    """Report products with a float4 input that TensorRT expands to float.
 
-    It keeps weights in blocks of 16 whose float8 scales are dequantized themselves, with activations from
-    TRT_FP4DynamicQuantize (TensorRT for RTX 1.7.1; ModelOpt, nvfp4_exporter.py).
+    TensorRT keeps weights in blocks of 16 if their float8 scales come from a DequantizeLinear, and
+    activations from TRT_FP4DynamicQuantize (TensorRT for RTX 1.7.1; ModelOpt, nvfp4_exporter.py).
     """
     for promised in reading.promises:
         pairs = [o.pair for o in promised.operands if o.pair is not None]

@@ -1,4 +1,4 @@
-"""Rules about element types: which TensorRT has, and where two must be the same."""
+"""Rules about element types: types that TensorRT lacks, and types that must match."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INSTEAD = {
     "FLOAT6E3M2": "float8e4m3fn",
 }
 _MISSING = {_CODES[name]: instead for name, instead in _INSTEAD.items() if name in _CODES}
-# Their inputs are of one type; others, as Resize, take floats of several.
+# Operators whose inputs have one type; others, such as Resize, take several float types.
 _ONE_FLOAT = frozenset({*WEIGHTED_INPUTS, "Add", "Concat", "Div", "Max", "Min", "Mul", "Sub", "Sum"})
 # Multiplied with a partner of the same type only.
 _BOTH_SIDES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
@@ -62,10 +62,10 @@ def _make_type_finding(site: Site, tensor: str, code: int) -> Finding:
 
 
 def check_uint8(reading: Reading) -> Iterator[Finding]:
-    """Refuse uint8 weights; name uint8 activations, which are computed as int8 with a warning in the log.
+    """Refuse uint8 weights; report uint8 activations, which the builder computes as int8 with a warning.
 
-    Source: the parser of TensorRT for RTX 1.7.1 ("UINT8 zero_point only on DLA"); a zero point that is
-    not 0 is told by `zero_points`.
+    Source: the parser of TensorRT for RTX 1.7.1 ("UINT8 zero_point only on DLA"). `zero_points` reports
+    zero points other than 0.
     """
     for q in reading.quantizers:
         if q.qtype != TensorProto.UINT8 or (q.zero_point is not None and np.any(q.zero_point)):
@@ -82,7 +82,7 @@ def check_uint8(reading: Reading) -> Iterator[Finding]:
 
 
 def check_undeclared_types(reading: Reading) -> Iterator[Finding]:
-    """Name a Q without zero point and output_dtype: uint8 by ONNX's definition, int8 for TensorRT.
+    """Report a Q without zero point and output_dtype: uint8 by ONNX's definition, int8 for TensorRT.
 
     Source: ONNX, QuantizeLinear; onnx-tensorrt, QuantDequantLinearHelper, whose default is INT8.
     """
@@ -96,15 +96,13 @@ def check_undeclared_types(reading: Reading) -> Iterator[Finding]:
 
 
 def wide_integers(reading: Reading) -> Iterator[Finding]:
-    """Refuse a DQ of int32, as ONNX Runtime's tools write for biases.
+    """Refuse a DQ of int32, which ONNX Runtime's tools write for biases.
 
     Source: NVIDIA/TensorRT issue 3360; parser: "input has type Int32 but must have type FP8 ...".
     """
     for q in reading.quantizers:
         if not q.quantizes and q.qtype == TensorProto.INT32:
-            message = (
-                f"{q.data!r} is int32, as of a quantized bias, and TensorRT dequantizes 8 bits and fewer; "
-            )
+            message = f"{q.data!r} is int32, like a quantized bias, and TensorRT dequantizes 8 bits at most; "
             yield make_finding(
                 "int32-dequantize", "refused", q.site, message + "keep biases in float", q.data
             )
@@ -114,7 +112,7 @@ def check_mixed_types(reading: Reading) -> Iterator[Finding]:
     """Refuse a multiplication of int8 by float8e4m3fn, and quantized activations of int4 weights.
 
     Source: TensorRT for RTX 1.7.1 builds neither ("Input and filter have to be the same type",
-    "CHECK(is_constant())"); blocked weights are of the latter kind too, see `blocks`.
+    "CHECK(is_constant())"). `blocks` reports the latter for blocked weights.
     """
     for promised in reading.promises:
         pairs = [o.pair for o in promised.operands if o.pair is not None]
@@ -126,10 +124,10 @@ def check_mixed_types(reading: Reading) -> Iterator[Finding]:
 
 
 def float_types(reading: Reading) -> Iterator[Finding]:
-    """Refuse a node whose dequantized input and other inputs are different floats.
+    """Refuse a node whose dequantized input and other inputs have different float types.
 
-    A DQ gives the type of its scale, or of its output_dtype from opset 23 on, and TensorRT is strongly typed:
-    "must be of same type".
+    The result of a DQ has the type of its scale, or its output_dtype from opset 23 on, and TensorRT is
+    strongly typed: "must be of same type".
     """
     for site in reading.sites:
         if site.op not in _ONE_FLOAT:

@@ -1,4 +1,4 @@
-"""Where the multiplied inputs of a node come from, and what the graph thereby promises for the node."""
+"""Origins of the multiplied inputs of a node, and the expected precision of the node."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, DYNAMIC_OPS
 from onnxfq.targets.tensorrt.rules.scopes import Scope, Site
 
 COMMUTING = DATA_MOVEMENT | {"Dropout", "GlobalMaxPool", "Neg", "Pad", "ReduceMax"}
-"""Operators behind which a DQ still reaches its reader: tried one by one on TensorRT for RTX 1.7.1."""
+"""Operators that TensorRT moves a DQ through: measured one by one on TensorRT for RTX 1.7.1."""
 
-# How far above a float operand a lost pair is looked for, and what says nothing about one.
+# Search depth for a lost pair above a float operand, and operators that end the search.
 _DEPTH = 8
 _OWN_QUANTIZATION = frozenset({*WEIGHTED_INPUTS, "Attention"})
 
@@ -21,10 +21,13 @@ _OWN_QUANTIZATION = frozenset({*WEIGHTED_INPUTS, "Attention"})
 class Operand:
     """One multiplied input of a node.
 
-    constant: it follows from constants alone. pair: the DQ that it comes from, None for float. path: the
-    nodes between, first the one that the DQ feeds. stopped_at: for float, the node that gives it, through
-    which TensorRT moves no DQ. lost: a DQ above that node. crossed: the DQ stands in a graph around that of
-    the node.
+    Attributes:
+        constant: whether it is computed from constants alone.
+        pair: the DQ that it comes from; None for float.
+        path: the nodes between, first the one that the DQ feeds.
+        lost: a DQ above `stopped_at`.
+        stopped_at: for float, the node that produces it, through which TensorRT moves no DQ.
+        crossed: whether the DQ stands in a graph around the node's graph.
     """
 
     tensor: str
@@ -37,7 +40,7 @@ class Operand:
     crossed: bool = False
 
     def axis(self, of_pair: int) -> int | None:
-        """Return which axis of the operand is axis `of_pair` of the quantized tensor; None if unknown."""
+        """Return the axis of the operand that is axis `of_pair` of the quantized tensor; None if unknown."""
         for site in self.path:
             if site.op == "Transpose":
                 shape = self.pair.shape if self.pair is not None else None
@@ -51,9 +54,10 @@ class Operand:
 
 @dataclass(frozen=True, eq=False)
 class Promise:
-    """A node that the graph wants in low precision: at least one of its multiplied inputs is quantized.
+    """Node that the graph wants in low precision: at least one of its multiplied inputs is quantized.
 
-    expects: "weight-only" where the constant alone is quantized, "low" for all else.
+    Attributes:
+        expects: "weight-only" if only the constant is quantized, otherwise "low".
     """
 
     site: Site
@@ -62,7 +66,7 @@ class Promise:
 
     @property
     def weight(self) -> Operand | None:
-        """The quantized constant, None where there is none."""
+        """The quantized constant; None if there is none."""
         return next((o for o in self.operands if o.constant and o.pair is not None), None)
 
     @property
@@ -72,7 +76,7 @@ class Promise:
 
 
 def promise(site: Site) -> Promise | None:
-    """Return what the graph promises for `site`; None for no multiplication, or one in float."""
+    """Return the expected precision of `site`; None for no multiplication, or one in float."""
     slots = WEIGHTED_INPUTS.get(site.op, (0, 1, 2) if site.op == "Attention" else ())
     if not slots or len(site.node.input) <= max(slots):
         return None
@@ -81,7 +85,7 @@ def promise(site: Site) -> Promise | None:
     if not paired or (site.op == "Attention" and len(paired) < len(operands)):
         return None
     floats = [o for o in operands if o.pair is None]
-    # A pair before Relu was meant for the node behind; without any above, the float side is meant so.
+    # A lost pair above was meant for this node; without one the side is float on purpose.
     only_weight = all(o.constant for o in paired) and floats and all(o.lost is None for o in floats)
     block_format = not floats and any(o.pair is not None and "MXFP8" in o.pair.site.op for o in operands)
     return Promise(site, operands, "weight-only" if only_weight or block_format else "low")
@@ -109,7 +113,7 @@ def operand(site: Site, slot: int) -> Operand:
 
 def concat_pairs(site: Site) -> list[Quantizer | None]:
     """Return the DQ behind each input of a Concat, None for those without."""
-    # Kept: a Concat of a Concat of a Concat, as in a dense block, is asked for many times.
+    # Cached: nested Concats, as in a dense block, are queried many times.
     known = site.scope.concat_pairs
     name = str(site.node.output[0])
     if name not in known:
@@ -119,7 +123,7 @@ def concat_pairs(site: Site) -> list[Quantizer | None]:
 
 
 def equal_scales(pairs: list[Quantizer | None]) -> bool:
-    """Tell whether all of `pairs` are there, of one type and one scale."""
+    """Tell whether all of `pairs` exist, with one type and one scale."""
     scales = [(p.qtype, p.scale) for p in pairs if p is not None]
     single = {(qtype, float(scale)) for qtype, scale in scales if scale is not None and scale.ndim == 0}
     several = any(scale is None or scale.ndim for _, scale in scales)
@@ -137,20 +141,20 @@ def _passes(site: Site, constant: bool, path: list[Site]) -> bool:
         factor = site.scope.value(other)
         if factor is None:
             return site.scope.is_number(other)
-        # One factor joins the scale; one for each channel joins that of a weight alone.
+        # A single factor joins any scale; a factor per channel joins the scale of a weight only.
         return factor.size == 1 or (constant and site.op == "Mul")
     return site.op in COMMUTING
 
 
 def _data_slot(site: Site) -> int:
-    """Return the input that carries the data: 0, but for a product with a number before it."""
+    """Return the data input: 0, except for a product with a number first."""
     first = site.input(0)
     plain = site.scope.value(first) is not None or site.scope.is_number(first)
     return int(site.op == "Mul" and plain)
 
 
 def _find_lost_quantizer(site: Site) -> Quantizer | None:
-    """Look for a DQ above `site`, an operator that TensorRT does not move one through."""
+    """Return a DQ above `site`, an operator that TensorRT moves none through; None if not found."""
     if site.op == "Concat":
         return next((pair for pair in concat_pairs(site) if pair is not None), None)
     for _ in range(_DEPTH):

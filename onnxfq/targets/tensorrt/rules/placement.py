@@ -1,4 +1,8 @@
-"""Rules about where pairs stand and along which axis their scales go: all that silently ends in float."""
+"""Rules about the position of pairs and the axis of scales; breaches run in float without an error.
+
+Limits of weight-only products (`weight_only_form`, one-row int8 in `check_one_row`) were measured on TensorRT
+for RTX 1.7.1 alone.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,11 @@ from onnxfq.targets.tensorrt.rules.quantizers import QUANTIZE_OPS, Quantizer
 
 
 def check_one_side(reading: Reading) -> Iterator[Finding]:
-    """Name nodes with one multiplied input quantized and the other in float.
+    """Report nodes with one multiplied input quantized and the other in float.
 
-    Source: NVIDIA, explicit quantization: both inputs of a convolution or product. A weight alone makes a
-    weight-only product, but no convolution. The DQ may stand above operators that change no number.
+    Source: NVIDIA, explicit quantization: both inputs of a convolution or product. A quantized weight alone
+    makes a weight-only product, but not a weight-only convolution. The DQ may stand above operators that
+    change no number.
     """
     for promised in reading.promises:
         missing = [o for o in promised.operands if o.pair is None]
@@ -44,8 +49,8 @@ def _make_side_finding(promised: Promise, operand: Operand) -> Finding:
         return make_finding("one-side", "float", promised.site, message, operand.tensor)
     if stop.op == "Concat":
         message = (
-            f"its input {operand.tensor!r} is a Concat whose inputs have no pairs, or unequal scales, so it "
-            "runs in float; put a pair behind the Concat, or give all inputs one scale"
+            f"its input {operand.tensor!r} is a Concat of inputs without pairs or with unequal scales: it "
+            "runs in float; put a pair behind the Concat"
         )
         return make_finding("concat-scales", "float", promised.site, message, operand.tensor)
     message = (
@@ -56,10 +61,10 @@ def _make_side_finding(promised: Promise, operand: Operand) -> Finding:
 
 
 def weight_only_form(reading: Reading) -> Iterator[Finding]:
-    """Name int8 weight-only products whose weight is stored in float with Q and DQ: it may be folded back.
+    """Report int8 weight-only products whose weight is stored in float with Q and DQ: it may be folded back.
 
-    TensorRT for RTX 1.7.1 folds that of Gemm with transB, and of a MatMul with one matrix in a batch; others
-    it keeps, and float8 and int4 in either form.
+    TensorRT for RTX 1.7.1 folds the weight of a Gemm with transB, and of a MatMul with one matrix in a batch.
+    It keeps other weights, and float8 and int4 in either form.
     """
     for promised in reading.promises:
         weight = promised.weight
@@ -74,19 +79,19 @@ def weight_only_form(reading: Reading) -> Iterator[Finding]:
         other = promised.site.scope.shape(promised.site.input(1 - weight.slot))
         one_in_batch = other is not None and len(other) > 2 and all(size == 1 for size in other[:-2])
         folded = promised.site.attribute("transB", 0) or one_in_batch
-        effect = "folds it back to float" if folded else "folds it back to float for other shapes than these"
+        effect = "folds it back to float" if folded else "folds it back to float for other shapes"
         message = (
-            f"weight {maker.input(0)!r} is stored in float with Q and DQ, and without a quantized partner "
-            f"TensorRT {effect}; store it as int8 with a DQ only"
+            f"weight {maker.input(0)!r} is float with Q and DQ, and TensorRT {effect} without a quantized "
+            "partner; store int8 with a DQ"
         )
         severity: Severity = "float" if folded else "warning"
         yield make_finding("weight-only-form", severity, promised.site, message, maker.input(0))
 
 
 def check_one_row(reading: Reading) -> Iterator[Finding]:
-    """Name int8 weight-only products of a single row whose weight is made float before each run.
+    """Report int8 weight-only products of a single row whose weight becomes float before each run.
 
-    Tried on TensorRT for RTX 1.7.1: larger weights than `ONE_ROW_INT8`, unless the number of rows is open.
+    Measured on TensorRT for RTX 1.7.1: weights above `ONE_ROW_INT8` do, unless the number of rows is open.
     """
     most_k, most_n = ONE_ROW_INT8
     for promised in reading.promises:
@@ -103,17 +108,17 @@ def check_one_row(reading: Reading) -> Iterator[Finding]:
         k, n = reversed(sizes) if site.attribute("transB", 0) else sizes
         if k > most_k or n > most_n:
             message = (
-                f"its int8 weight of {k} by {n} is made float before each run: there is one row for ever, "
-                f"and it is over {most_k} by {most_n}; export it with an open batch, or use int4"
+                f"its int8 weight of {k} by {n} becomes float before each run: one fixed row allows {most_k} "
+                f"by {most_n}; use an open batch or int4"
             )
             yield make_finding("one-row", "float", site, message)
 
 
 def activation_scales(reading: Reading) -> Iterator[Finding]:
-    """Name activations with more than one scale, and for convolutions those whose one scale has an axis.
+    """Report activations with more than one scale, and for convolutions a single scale of shape [1].
 
     Source: NvInfer.h: activations are quantized per tensor. TensorRT for RTX 1.7.1 convolves in float for
-    either; products take a scale for each row of one matrix, and mix types for all others.
+    either. Products take a scale for each row of one matrix, and mix types otherwise.
     """
     for promised in reading.promises:
         for operand in promised.activations:
@@ -142,7 +147,7 @@ def activation_scales(reading: Reading) -> Iterator[Finding]:
 
 
 def weight_axes(reading: Reading) -> Iterator[Finding]:
-    """Name weights whose scales go along the summed axis in place of that of the output channels.
+    """Report weights with scales along the summed axis instead of the output channels.
 
     Source: NVIDIA, explicit quantization: axis 0 of Conv, the output axis of Gemm and MatMul.
     """
@@ -155,8 +160,8 @@ def weight_axes(reading: Reading) -> Iterator[Finding]:
             continue
         if _is_summed(promised, weight, q):
             message = (
-                f"weight {q.data!r} has a scale for each slice of axis {q.axis}, which is summed over, so it "
-                "runs in float; give one scale per output channel"
+                f"weight {q.data!r} has scales along axis {q.axis}, which is summed over, so it runs in "
+                "float; give one scale per output channel"
             )
             yield make_finding("weight-axis", "float", promised.site, message, q.data)
 
@@ -178,9 +183,9 @@ def _is_summed(promised: Promise, operand: Operand, q: Quantizer) -> bool:
 
 
 def float8_kernels(reading: Reading) -> Iterator[Finding]:
-    """Name float8 convolutions with a window of more than 32 elements.
+    """Report float8 convolutions with a window of more than 32 elements.
 
-    Source: TensorRT for RTX 1.7.1, and ModelOpt, which leaves them out; see policies/tensorrt.py.
+    Source: TensorRT for RTX 1.7.1, and ModelOpt, which excludes them; see `LARGEST_FLOAT8_KERNEL`.
     """
     for promised in reading.promises:
         weight = promised.weight
@@ -197,7 +202,7 @@ def float8_kernels(reading: Reading) -> Iterator[Finding]:
 
 
 def check_transposed_convolutions(reading: Reading) -> Iterator[Finding]:
-    """Warn of quantized ConvTranspose: float on TensorRT for RTX, int8 on others, and the axis is disputed.
+    """Warn of quantized ConvTranspose: TensorRT for RTX runs it in float, and the axis is disputed.
 
     Source: NVIDIA/TensorRT issues 1694 and 2380 name axis 0, ModelOpt writes axis 1.
     """
@@ -205,12 +210,12 @@ def check_transposed_convolutions(reading: Reading) -> Iterator[Finding]:
         weight = promised.weight
         if promised.site.op != "ConvTranspose" or weight is None or weight.pair is None:
             continue
-        message = "TensorRT for RTX runs it in float, other TensorRT may not; try trtexec on your GPU"
+        message = "TensorRT for RTX runs it in float, other TensorRT may not; try trtexec"
         many = weight.pair.scale_shape
         if many and many[0] != 1:
             message = (
                 f"weight {weight.pair.data!r} has {many[0]} scales along axis {weight.pair.axis}, and "
-                f"releases disagree on the axis; use per_tensor; {message}"
+                f"releases disagree on the axis; use per_tensor; TensorRT for RTX runs it in float"
             )
         yield make_finding("conv-transpose", "warning", promised.site, message, weight.tensor)
 

@@ -1,4 +1,4 @@
-"""Every QuantizeLinear and DequantizeLinear of a model with what TensorRT reads from it."""
+"""QuantizeLinear and DequantizeLinear nodes as TensorRT reads them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ QUANTIZE_OPS = {
     "TRT_INT4QuantizeLinear": TensorProto.INT4,
     "TRT_MXFP8QuantizeLinear": TensorProto.FLOAT8E4M3FN,
 }
-"""Op type -> the type it gives; 0 where the node tells. TensorRT's own names are ModelOpt's."""
+"""Op type -> output type; 0 if the node names it. ModelOpt writes the TRT_ operators."""
 DEQUANTIZE_OPS = {
     "DequantizeLinear": 0,
     "TRT_FP8DequantizeLinear": TensorProto.FLOAT8E4M3FN,
     "TRT_INT4DequantizeLinear": TensorProto.INT4,
     "TRT_MXFP8DequantizeLinear": TensorProto.FLOAT8E4M3FN,
 }
-"""Op type -> the type it takes; 0 where its input tells."""
+"""Op type -> input type; 0 if the input has it."""
 DYNAMIC_OPS = frozenset({"TRT_FP4DynamicQuantize", "TRT_MXFP8DynamicQuantize", "TRT_DynamicQuantize"})
-"""Operators that give a quantized tensor and the scales they have chosen for it."""
+"""Operators that compute a quantized tensor and its scales."""
 
-# What quantized numbers may go through between Q and DQ.
+# Operators that quantized numbers may pass between Q and DQ.
 _BETWEEN_PAIR = MOVES | {"MaxPool", "Relu"}
 
 
@@ -36,10 +36,14 @@ _BETWEEN_PAIR = MOVES | {"MaxPool", "Relu"}
 class Quantizer:
     """One Q or DQ node.
 
-    qtype: ONNX type of the quantized side, 0 when unknown. declared: whether zero point or output_dtype
-    names it. scale, zero_point: values, None where they are not constants or left out.
-    axis: of a scale of rank 1, counted from the front where the rank of the data is known; None per
-    tensor. block: elements a scale as the node says, 0 for none.
+    Attributes:
+        qtype: ONNX type of the quantized side; 0 if unknown.
+        declared: whether zero point or output_dtype names the type.
+        scale: values; None if they are not constant.
+        zero_point: values; None if they are not constant or left out.
+        axis: axis of a scale of rank 1, counted from the front if the rank of the data is known; None per
+            tensor.
+        block: elements per scale by the node's attribute; 0 for none.
     """
 
     site: Site
@@ -58,44 +62,44 @@ class Quantizer:
 
     @property
     def data(self) -> str:
-        """Name of the tensor that it takes."""
+        """Name of the input tensor."""
         return self.site.input(0)
 
     @property
     def shape(self) -> Shape | None:
-        """Shape of the tensor that it takes."""
+        """Shape of the input tensor."""
         return self.site.scope.shape(self.data)
 
     @property
     def is_constant(self) -> bool:
-        """Tell whether it takes a constant: a weight."""
+        """Tell whether the input is a constant: a weight."""
         return self.site.scope.is_constant(self.data)
 
     @property
     def type_name(self) -> str:
-        """The quantized type for a message."""
+        """Name of the quantized type for messages."""
         return type_name(self.qtype)
 
     @property
     def is_blocked(self) -> bool:
-        """Tell whether its scales are for blocks: as TensorRT does, by the rank of the scales."""
+        """Tell whether its scales are for blocks; like TensorRT, by the rank of the scales."""
         return self.scale_shape is not None and len(self.scale_shape) > 1
 
     @property
     def float_type(self) -> int:
-        """ONNX type of the float side: what a DQ gives is output_dtype or the type of its scale."""
+        """ONNX type of the float side; for a DQ its output_dtype, or the type of its scale."""
         given = 0 if self.quantizes else int(self.site.attribute("output_dtype", 0))
         scope = self.site.scope
         return given or scope.dtype(self.data if self.quantizes else self.site.input(1))
 
 
 def type_name(code: int) -> str:
-    """Return an ONNX element type for a message, as `uint16`."""
+    """Return the name of an ONNX element type for messages, such as `uint16`."""
     return str(TensorProto.DataType.Name(code)).lower() if code else "of unknown type"
 
 
 def quantizer(site: Site) -> Quantizer | None:
-    """Return what a Q or DQ node says; None for other nodes."""
+    """Return the record of a Q or DQ node; None for other nodes."""
     if site.op not in QUANTIZE_OPS and site.op not in DEQUANTIZE_OPS:
         return None
     scope = site.scope
@@ -126,7 +130,7 @@ def quantizer(site: Site) -> Quantizer | None:
 
 
 def _find_quantized_type(scope: Scope, tensor: str) -> int:
-    """Return the type of what a DQ reads, which ONNX infers for its own operators only."""
+    """Return the input type of a DQ, which ONNX infers for its own operators only."""
     known = scope.dtype(tensor)
     maker = scope.maker(tensor)
     while not known and maker is not None and maker.op in _BETWEEN_PAIR:

@@ -1,4 +1,4 @@
-"""The rule about residual sums: the skip branch has a pair, or the sum runs in float."""
+"""Rule about residual sums: a pair on the skip branch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OP
 
 
 def skip_branches(reading: Reading) -> Iterator[Finding]:
-    """Warn of a residual sum in the main graph whose skip branch has no pair, by `placement.residual_adds`.
+    """Warn of residual sums in the main graph without a pair on the skip branch (`placement.residual_adds`).
 
-    Source: NVIDIA/TensorRT issue 1992. TensorRT for RTX builds either way; the sum then keeps a float copy.
+    Source: NVIDIA/TensorRT issue 1992. TensorRT for RTX builds both; without the pair the sum keeps a float
+    copy.
     """
     sums = {site.name: site for site in reading.main.sites if site.op == "Add" and site.node.name}
     quantized = {p.site.name for p in reading.promises if p.expects == "low"}

@@ -1,4 +1,4 @@
-"""Rules about scales and zero points: their values, their number, and that they are constants."""
+"""Rules about scales and zero points: values, counts, constants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer
 
-# The last one is refused as an operator.
+# Another rule refuses the last one as an operator.
 _DYNAMIC = {*DYNAMIC_OPS, "DynamicQuantizeLinear"}
 
 
@@ -28,7 +28,7 @@ def zero_points(reading: Reading) -> Iterator[Finding]:
 
 
 def scale_values(reading: Reading) -> Iterator[Finding]:
-    """Refuse scales that are 0, negative or NaN, and name infinite ones, which TensorRT takes.
+    """Refuse scales that are 0, negative or NaN; report infinite ones, which TensorRT takes.
 
     Source: NVIDIA/TensorRT operator reference, Quantize; parser: "Scale coefficients must all be positive".
     """
@@ -51,7 +51,8 @@ def scale_values(reading: Reading) -> Iterator[Finding]:
 def scale_counts(reading: Reading) -> Iterator[Finding]:
     """Refuse a number of scales other than the length of its axis.
 
-    Parser: "The number of scales is not equal to the number of output channels". One scale is one for all.
+    Parser: "The number of scales is not equal to the number of output channels". One scale
+    applies to all.
     """
     for q in _first_with(reading, 1):
         if not q.scale_shape or len(q.scale_shape) != 1 or q.shape is None or q.axis is None:
@@ -59,7 +60,7 @@ def scale_counts(reading: Reading) -> Iterator[Finding]:
         count = q.scale_shape[0]
         if not 0 <= q.axis < len(q.shape):
             message = (
-                f"scale of {q.data!r} goes along axis {q.axis}, and it has {len(q.shape)}; write its axis"
+                f"scale of {q.data!r} goes along axis {q.axis}, and the tensor has {len(q.shape)}; correct it"
             )
             yield make_finding("scale-count", "refused", q.site, message, q.data)
         elif count != 1 and q.shape[q.axis] not in (None, count):
@@ -71,15 +72,15 @@ def scale_counts(reading: Reading) -> Iterator[Finding]:
 
 
 def runtime_scales(reading: Reading) -> Iterator[Finding]:
-    """Refuse scales that are computed from data or fed; the parser of TensorRT for RTX 1.7.1 crashes.
+    """Refuse scales that are computed from data or fed: the parser of TensorRT for RTX 1.7.1 crashes.
 
-    Source: NVIDIA/TensorRT operator reference, Quantize: the scale is a build-time constant. The operators
-    of `DYNAMIC_OPS` give scales that a DQ may read.
+    Source: NVIDIA/TensorRT operator reference, Quantize: the scale is a build-time constant. A DQ may read
+    scales from the operators of `DYNAMIC_OPS`.
     """
     for q in _first_with(reading, 1):
         name, scope = q.site.input(1), q.site.scope
         maker = scope.maker(name)
-        while maker is not None and maker.op in DEQUANTIZE_OPS:  # of a scale that is quantized itself
+        while maker is not None and maker.op in DEQUANTIZE_OPS:  # a scale that is quantized itself
             scope, name = maker.scope, maker.input(0)
             maker = scope.maker(name)
         if scope.is_constant(name) or (maker is not None and maker.op in _DYNAMIC):
@@ -91,7 +92,7 @@ def runtime_scales(reading: Reading) -> Iterator[Finding]:
 
 
 def _first_with(reading: Reading, slot: int) -> Iterator[Quantizer]:
-    """Yield the first Q or DQ that reads each scale (slot 1) or zero point (slot 2): each is told once."""
+    """Yield the first Q or DQ that reads each scale (slot 1) or zero point (slot 2), each reported once."""
     seen: set[tuple[int, str]] = set()
     for q in reading.quantizers:
         owner = q.site.scope.owner(q.site.input(slot))

@@ -1,4 +1,4 @@
-"""A model as rules see it: graphs within graphs, who makes and who reads a tensor, its type and values."""
+"""Nested graph scopes: makers, readers, types and values of tensors."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from onnxfq.graph.ops import RESHAPES, SCALES
 
 Shape = tuple[int | None, ...]
 
-# What may stand between an initializer and a scale: enough for what exporters write.
+# Operators allowed between an initializer and a scale, as exporters write them.
 _ARITHMETIC = RESHAPES | SCALES | {"Add", "Cast", "Sub"}
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A node and the graph that it stands in."""
+    """Node with its graph."""
 
     node: onnx.NodeProto
     scope: Scope
 
     @property
     def name(self) -> str:
-        """Its name, or that of its first output when it has none."""
+        """Name of the node, or of its first output if it has none."""
         return str(self.node.name or self.node.output[0])
 
     @property
     def op(self) -> str:
-        """Its op type; TensorRT's parser looks at no domain."""
+        """Op type; TensorRT's parser ignores domains."""
         return str(self.node.op_type)
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -50,35 +50,35 @@ class Site:
         return default
 
     def input(self, slot: int) -> str:
-        """Return the name of input `slot`, empty when it is left out."""
+        """Return the name of input `slot`; empty if it is left out."""
         return str(self.node.input[slot]) if slot < len(self.node.input) else ""
 
     @property
     def inputs(self) -> list[Value]:
-        """What it reads, by slot."""
+        """Input tensors by slot."""
         return [self.scope.tensor(name) for name in self.node.input]
 
     @property
     def outputs(self) -> list[Value]:
-        """What it gives."""
+        """Output tensors."""
         return [self.scope.tensor(name) for name in self.node.output]
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor and the graph that has it, with the properties that patterns ask for (`graph.follow`)."""
+    """Tensor with its graph and the properties that patterns need (`graph.follow`)."""
 
     name: str
     scope: Scope
 
     @property
     def shape(self) -> Shape | None:
-        """Its shape, None for open dimensions; None when its rank is not known."""
+        """Shape, with None for open dimensions; None if the rank is unknown."""
         return self.scope.shape(self.name)
 
     @property
     def inputs(self) -> list[Site]:
-        """The node that gives it; empty for constants and inputs."""
+        """The node that produces it; empty for constants and inputs."""
         maker = self.scope.maker(self.name)
         return [] if maker is None else [maker]
 
@@ -89,10 +89,16 @@ class Value:
 
 
 class Scope:
-    """One graph, its bodies below it, and the graph around it."""
+    """Graph with its bodies and its enclosing graph."""
 
     def __init__(self, graph: onnx.GraphProto, opset: int, parent: Scope | None = None) -> None:
-        """Read `graph`; parent: the graph whose node has it as a body."""
+        """Index a graph.
+
+        Args:
+            graph: the graph.
+            opset: opset of its model.
+            parent: the graph whose node has it as a body; None for the main graph.
+        """
         self.graph, self.opset, self.parent = graph, opset, parent
         self.sites = [Site(node, self) for node in graph.node]
         self.bodies = [Scope(body, opset, self) for node in graph.node for body in bodies(node)]
@@ -101,10 +107,10 @@ class Scope:
         self._values: dict[str, NDArray[Any] | None] = {}
         self._tensors: dict[str, Value] = {}
         self.concat_pairs: dict[str, Any] = {}
-        """What `operands` has found behind the inputs of each Concat, by the name of its output."""
+        """Cached results of `operands` for the inputs of each Concat, by the name of its output."""
 
     def iterate_sites(self) -> Iterator[Site]:
-        """Yield the nodes of this graph, each body's after them."""
+        """Yield the nodes of this graph, then of each body."""
         yield from self.sites
         for body in self.bodies:
             yield from body.iterate_sites()
@@ -116,7 +122,7 @@ class Scope:
             yield from body.iterate_scopes()
 
     def owner(self, tensor: str) -> Scope | None:
-        """Return the graph that has `tensor`: this one or one around it; None when no graph has."""
+        """Return the graph that has `tensor`, this one or an enclosing one; None if no graph has it."""
         scope: Scope | None = self
         while scope is not None:
             index = scope.index
@@ -131,7 +137,7 @@ class Scope:
         return owner._tensors.setdefault(name, Value(name, owner))
 
     def maker(self, tensor: str) -> Site | None:
-        """Return the node that gives `tensor`; None for constants and inputs."""
+        """Return the node that produces `tensor`; None for constants and inputs."""
         owner = self.owner(tensor)
         node = None if owner is None else owner.index.makers.get(tensor)
         return None if owner is None or node is None else owner._sites[id(node)]
@@ -142,7 +148,7 @@ class Scope:
         return [scope._sites[id(node)] for scope in scopes for node in scope.index.readers.get(tensor, ())]
 
     def initializer(self, tensor: str) -> onnx.TensorProto | None:
-        """Return the stored constant called `tensor`: an initializer, or what a Constant node holds."""
+        """Return the stored constant called `tensor`: an initializer, or the value of a Constant node."""
         owner = self.owner(tensor)
         if owner is None:
             return None
@@ -152,7 +158,7 @@ class Scope:
         return maker.attribute("value") if maker is not None and maker.op == "Constant" else None
 
     def is_constant(self, tensor: str) -> bool:
-        """Tell whether `tensor` follows from constants alone, quantized on the way or not."""
+        """Tell whether `tensor` is computed from constants alone, with or without quantization."""
         pending, seen = [(self, tensor)], set()
         while pending:
             scope, name = pending.pop()
@@ -169,7 +175,7 @@ class Scope:
         return True
 
     def value(self, tensor: str) -> NDArray[Any] | None:
-        """Return the values of a constant, arithmetic on constants included; None for all else."""
+        """Return the values of a constant, arithmetic on constants included; None for other tensors."""
         owner = self.owner(tensor)
         if owner is None:
             return None
@@ -199,7 +205,7 @@ class Scope:
         )
 
     def dtype(self, tensor: str) -> int:
-        """Return the ONNX element type of `tensor`; 0 when it is not known."""
+        """Return the ONNX element type of `tensor`; 0 if unknown."""
         stored = self.initializer(tensor)
         if stored is not None:
             return int(stored.data_type)
@@ -207,7 +213,7 @@ class Scope:
         return 0 if owner is None else owner.index.types.get(tensor, 0)
 
     def shape(self, tensor: str) -> Shape | None:
-        """Return the shape of `tensor`, None for open dimensions; None when its rank is not known."""
+        """Return the shape of `tensor`, with None for open dimensions; None if the rank is unknown."""
         stored = self.initializer(tensor)
         if stored is not None:
             return tuple(stored.dims)
@@ -218,7 +224,9 @@ class Scope:
 def infer_types(proto: onnx.ModelProto, known: frozenset[str]) -> onnx.ModelProto:
     """Return `proto` without local functions, with types and shapes as far as ONNX infers them.
 
-    known: names of functions to keep, for which the target has an operator of its own.
+    Args:
+        proto: the model.
+        known: names of functions to keep, because the target has the operator.
     """
     if proto.functions:
         given, proto = proto, onnx.ModelProto()

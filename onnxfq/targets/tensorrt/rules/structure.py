@@ -1,4 +1,4 @@
-"""Rules about the graph itself: operators, node names, bodies."""
+"""Rules about operators, node names and bodies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNSUPPORTED = frozenset(
     "SoftmaxCrossEntropyLoss SplitToSequence StringConcat StringNormalizer StringSplit SwiGLU "
     "TfIdfVectorizer Unique".split()
 )
-"""Operators of ONNX that the parser of TensorRT for RTX 1.7.1 says it does not support."""
+"""ONNX operators that the parser of TensorRT for RTX 1.7.1 reports as unsupported."""
 EXTRA = frozenset(
     "GroupQueryAttention MultiHeadAttention QMoE SkipSimplifiedLayerNormalization TRT_Attention "
     "TRT_BlockDequantize TRT_BlockQuantize TRT_DynamicQuantize TRT_FP4DynamicQuantize "
@@ -28,13 +28,13 @@ EXTRA = frozenset(
     "TRT_KVCacheUpdate TRT_MXFP8DequantizeLinear TRT_MXFP8DynamicQuantize TRT_MXFP8QuantizeLinear TRT_MoE "
     "TRT_QuantizedAttention".split()
 )
-"""Operators that it has of its own, whatever their domain. MatMulNBits it names and cannot load."""
+"""Operators that this parser adds, in any domain. It lists MatMulNBits too, but cannot load it."""
 STANDARD = frozenset(s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain in ("", "ai.onnx"))
-"""All operators of ONNX: the parser looks at no domain, so a name of these is one of these."""
+"""All ONNX operators: the parser ignores domains, so these names always mean them."""
 
 
 def operators(reading: Reading) -> Iterator[Finding]:
-    """Refuse operators that the parser lacks; plugins of one's own are not looked for.
+    """Refuse operators that the parser lacks; custom plugins are not searched.
 
     Source: OnnxParser.supports_operator of TensorRT for RTX 1.7.1, which the tests compare.
     """
@@ -65,15 +65,15 @@ def unique_names(reading: Reading) -> Iterator[Finding]:
 
 
 def check_quantized(reading: Reading) -> Iterator[Finding]:
-    """Warn of a model that multiplies in float alone: it may be the one before quantizing."""
+    """Warn of a model that multiplies in float only: it may be the model before quantization."""
     weighted = [site for site in reading.sites if site.op in WEIGHTED_INPUTS]
     if weighted and not reading.quantizers:
-        message = "it is in float, as is the whole model; check the file that `onnxfq quantize` has written"
+        message = "it is in float, like the whole model; check the file that `onnxfq quantize` wrote"
         yield make_finding("not-quantized", "warning", weighted[0], message)
 
 
 def outside_branches(reading: Reading) -> Iterator[Finding]:
-    """Name a node in an If, Loop or Scan body whose DQ stands outside: the builder keeps it in float."""
+    """Report nodes in an If, Loop or Scan body whose DQ stands outside: the builder runs them in float."""
     for promised in reading.promises:
         for operand in promised.operands:
             if operand.crossed:

@@ -1,4 +1,4 @@
-"""Rules and builder over one Q/DQ model: what TensorRT would refuse, run in float, or compute otherwise."""
+"""Check of one Q/DQ model by rules and builder: refusals, float nodes, and wrong results."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from onnxfq.targets.tensorrt.rules.all_rules import apply_rules, coverage_of, fi
 from onnxfq.targets.tensorrt.rules.context import Reading, read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
-# A rule says what is to be known of them: this builder has no low-precision kernel, others may.
+# A rule reports them: this builder has no low-precision kernel, others may have one.
 _TOLD_BY_RULE = frozenset({"ConvTranspose"})
 
 
 def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None) -> CheckResult:
-    """Return what TensorRT would not do as `proto` asks; the rules need nothing installed.
+    """Return the deviations of TensorRT from a Q/DQ model; the rules need nothing installed.
 
-    build: also parse and build with TensorRT for RTX (extra `tensorrt`; no GPU), and tell for each node in
-    which precision it runs. Raises RuntimeLibraryError and DataError as `build_model` does.
+    Args:
+        proto: the model.
+        source: its name for messages.
+        build: options to also parse and build with TensorRT for RTX (extra `tensorrt`; no GPU), which gives
+            the precision of each node; None for the rules alone.
+
+    Raises RuntimeLibraryError and DataError as `build_model` does.
     """
     reading = read(proto, EXTRA)
     findings = apply_rules(reading)
@@ -40,7 +45,7 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
 
 
 def _unsaid(built: Built, findings: list[Finding], broken: set[str]) -> list[Finding]:
-    """Return what the builder shows and no rule has said: a rule's words name the cause and the remedy."""
+    """Return builder results that no rule reported; rules name the cause and the remedy."""
     new = [] if any(found.severity == "refused" for found in findings) else list(built.findings)
     lost: dict[str, list[EngineNode]] = {}
     for node in built.nodes:
@@ -60,7 +65,7 @@ def _lost(nodes: list[EngineNode]) -> Finding:
 
 
 def _find_broken(reading: Reading, built: Built) -> set[str]:
-    """Return the promised nodes that some engine does not keep; all where there is no engine."""
+    """Return the promised nodes that some engine does not keep; all if there is no engine."""
     if built.findings:
         return {promised.site.name for promised in reading.promises}
     return {node.node for node in built.nodes if node.verdict != node.expects}

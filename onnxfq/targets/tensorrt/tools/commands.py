@@ -1,8 +1,8 @@
-"""The commands that build and try a model with TensorRT, as lists of words.
+"""trtexec and Polygraphy commands as word lists.
 
-Options as in NVIDIA's reference of trtexec and its migration guide from TensorRT 10 to 11: from 11 on every
-network is strongly typed, and --stronglyTyped, needed for 10, says nothing any more. Precision flags are
-never given: under strong typing the graph has the precision. Polygraphy as of 0.53.
+Options follow NVIDIA's reference of trtexec and its migration guide from TensorRT 10 to 11: from 11 on every
+network is strongly typed, and --stronglyTyped, needed for 10, has no effect. Precision flags are never given:
+under strong typing the graph defines the precision. Polygraphy as of 0.53.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ RELEASES = (10, 11)
 """Major versions of TensorRT that commands are written for."""
 
 COSINE = 0.99
-"""Of outputs with those of ONNX Runtime: fused kernels round at other places than single operators."""
+"""Least cosine with ONNX Runtime's outputs: fused kernels round at other places than single operators."""
 
 TENSORS_FILE = "tensorrt.json"
-"""What TensorRT computed, tensor by tensor."""
+"""File of the tensors that TensorRT computed."""
 
 _ENDS = ("min", "opt", "max")
 
 
 def trtexec(release: int, profiles: Mapping[str, Profile], first: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return the command that builds `model.onnx`, tells of each layer and times it on the first sample.
+    """Return the command that builds `model.onnx`, reports each layer and times it on the first sample.
 
-    first: shapes of the first sample by input, those of its raw files `NAME.bin`.
+    Args:
+        release: major version of TensorRT.
+        profiles: optimization profiles by input.
+        first: shapes of the first sample by input, which its raw files `NAME.bin` have.
     """
     words = ["trtexec", "--onnx=model.onnx", "--saveEngine=model.plan"]
     words += ["--stronglyTyped"] if release < 11 else []
@@ -43,9 +46,12 @@ def trtexec(release: int, profiles: Mapping[str, Profile], first: Mapping[str, t
 
 
 def polygraphy(release: int, profiles: Mapping[str, Profile], expected: bool) -> list[str]:
-    """Return the command that builds `model.onnx`, runs all samples and compares with what is expected.
+    """Return the command that builds `model.onnx`, runs all samples and compares the outputs.
 
-    expected: whether there is something to compare with.
+    Args:
+        release: major version of TensorRT.
+        profiles: optimization profiles by input.
+        expected: whether there are outputs to compare with.
     """
     words = _polygraphy_run(release, profiles)
     if expected:
@@ -80,13 +86,13 @@ def script(commands: Sequence[Sequence[str]]) -> str:
 
 
 _LONGEST = 200
-"""Bytes of the name of a file that may get an ending."""
+"""Most bytes of a file name without extension."""
 
 
 def file_name(tensor: str) -> str:
-    """Return a name for a file of `tensor`: what is no letter, digit, dot or dash becomes an underscore.
+    """Return a file name for `tensor`: all but letters, digits, dots and dashes become underscores.
 
-    Of a long one the beginning and a hash: file systems take 255 bytes.
+    A long name keeps its beginning and gets a hash: file systems allow 255 bytes.
     """
     name = "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in tensor)
     if len(name.encode()) <= _LONGEST:
@@ -95,7 +101,7 @@ def file_name(tensor: str) -> str:
 
 
 def _quote_name(tensor: str) -> str:
-    """Return a tensor's name as trtexec reads it: in quotes where it has a colon or a comma."""
+    """Return a tensor's name as trtexec reads it: in quotes if it has a colon or a comma."""
     return f"'{tensor}'" if set(tensor) & set(":,") else tensor
 
 

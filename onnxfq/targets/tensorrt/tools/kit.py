@@ -1,4 +1,4 @@
-"""Files that the machine with TensorRT gets beside the model: commands, samples, a page over all."""
+"""Files next to the model for a machine with TensorRT: commands, samples, a README."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxfq.targets.tensorrt.tools.commands import TENSORS_FILE
 
 
 def write_texts(samples: Samples) -> dict[str, str]:
-    """Return samples as Polygraphy reads them, and scripts for each release, by name of the file."""
+    """Return samples as Polygraphy reads them, and scripts for each release, by file name."""
     shapes, expected = samples.profiles, bool(samples.results)
     made = {"inputs.json": inputs_json(samples.feeds)}
     made |= {"outputs.json": outputs_json(samples.results)} if expected else {}
@@ -29,10 +29,10 @@ def write_texts(samples: Samples) -> dict[str, str]:
 
 
 def write_readme(found: CheckResult, notes: Sequence[str], expected: bool) -> str:
-    """Return the page that tells what is in the folder, and what was found."""
+    """Return the README: the files of the folder, and the findings."""
     lines = ["# Hand-over to TensorRT", ""]
     lines += [f"- {note}" for note in notes] + ([""] if notes else [])
-    lines += ["| file | what it is |", "|---|---|"]
+    lines += ["| file | content |", "|---|---|"]
     rows = [
         ("model.onnx", "the model, with Q/DQ and all weights inside"),
         (
@@ -41,7 +41,7 @@ def write_readme(found: CheckResult, notes: Sequence[str], expected: bool) -> st
         ),
         (
             "layers10.sh, layers11.sh",
-            f"save what TensorRT computes in front of every QuantizeLinear into {TENSORS_FILE}",
+            f"save TensorRT's tensors in front of every QuantizeLinear into {TENSORS_FILE}",
         ),
         ("profiles.json", "smallest, most frequent and largest shape of inputs with open dimensions"),
         ("inputs.json" + (", outputs.json" if expected else ""), "samples for Polygraphy (0.53 or later)"),
@@ -55,7 +55,7 @@ def write_readme(found: CheckResult, notes: Sequence[str], expected: bool) -> st
         "A layer that should run in low precision and shows Float or Half in `layers.json` was not fused; "
         "compare its name with the coverage above."
     )
-    lines += ["", "## Where TensorRT differs", "", "```sh", "sh layers11.sh"]
+    lines += ["", "## Find where TensorRT differs", "", "```sh", "sh layers11.sh"]
     lines += [f"onnxfq compare model.onnx --data inputs --batch 0 --b {TENSORS_FILE}", "```"]
     return "\n".join(lines) + "\n"
 

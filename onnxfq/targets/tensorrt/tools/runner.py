@@ -1,4 +1,4 @@
-"""An engine of the installed TensorRT as a runner, by Polygraphy."""
+"""Runner of an engine of the installed TensorRT, by Polygraphy."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from onnxfq.targets.tensorrt.tools.commands import TENSORS_FILE, polygraphy_tens
 def run_engine(
     proto: onnx.ModelProto, feeds: Sequence[Feed], tensors: Sequence[str], threads: int
 ) -> Iterator[Values]:
-    """An engine of the installed TensorRT on the GPU, run by Polygraphy in a process of its own.
+    """Run an engine of the installed TensorRT on the GPU by Polygraphy, in a separate process.
 
-    Raises RuntimeLibraryError when one of them is missing or fails.
+    Raises RuntimeLibraryError if either is missing or fails.
     """
     del threads
     rtx = _is_only_rtx()
@@ -33,7 +33,7 @@ def run_engine(
         save(proto, folder / "model.onnx")
         (folder / "inputs.json").write_text(inputs_json(feeds), encoding="utf-8")
         shapes = cover_feeds(profiles(proto, {}), feeds)
-        # Strongly typed by itself from 11 on, and always for RTX; 10 is told.
+        # Strongly typed by default from 11 on, and always for RTX; 10 needs the option.
         release = 11 if rtx else _release()
         words = polygraphy_tensors(release, shapes, tensors)
         environment = os.environ | ({"POLYGRAPHY_USE_TENSORRT_RTX": "1"} if rtx else {})
@@ -54,7 +54,7 @@ def run_engine(
 
 
 def _is_only_rtx() -> bool:
-    """Tell whether TensorRT for RTX stands in for TensorRT. Raises RuntimeLibraryError without either."""
+    """Tell whether TensorRT for RTX replaces TensorRT. Raises RuntimeLibraryError without either."""
     if importlib.util.find_spec("tensorrt") is not None:
         return False
     if importlib.util.find_spec("tensorrt_rtx") is None:
@@ -69,6 +69,6 @@ def _release() -> int:
 
 def _missing(package: str) -> RuntimeLibraryError:
     return RuntimeLibraryError(
-        f"package {package} is not installed, which runs the model with TensorRT; install it, or run "
-        "layers11.sh of `onnxfq handoff` where it is and give its results as a file"
+        f"package {package} is not installed, and it runs the model with TensorRT; install it, or run "
+        "layers11.sh of `onnxfq handoff` elsewhere and give its results"
     )
