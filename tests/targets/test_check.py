@@ -271,7 +271,7 @@ def test_command(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "bad.onnx", "--json"]) == 1
     assert json.loads(capfd.readouterr().out)["findings"][0]["rule"] == "weight-axis"
     assert main(["check", "good.onnx", "--shape", "x:1x2"]) == 2
-    assert "add --build" in capfd.readouterr().err
+    assert "--shape needs --build; add it" in capfd.readouterr().err
     assert main(["check", "good.onnx", "--build", "--shape", "x"]) == 2
     assert "wants NAME:1x3x224x224, got 'x'" in capfd.readouterr().err
     assert main(["check", "none.onnx"]) == 1
