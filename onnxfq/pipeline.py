@@ -17,7 +17,7 @@ from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import RecipeError
 from onnxfq.graph.external.scratch_file import Scratch
-from onnxfq.graph.io.data_files import check_model_output
+from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.model import Model
 from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted

@@ -20,7 +20,7 @@ from onnxfq.cli.options import (
     StatisticsOption,
 )
 from onnxfq.documents.plan import Plan
-from onnxfq.graph.io.data_files import check_model_output
+from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load
 from onnxfq.report.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
 from onnxfq.stages.encoding_sources import match_encodings

@@ -12,7 +12,7 @@ from onnxfq.cli.console import say
 from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption, QuietOption
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.external.scratch_file import scratch_for, weights_in
-from onnxfq.graph.io.data_files import check_model_output
+from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
 from onnxfq.interchange import load_encodings

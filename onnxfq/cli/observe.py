@@ -25,7 +25,7 @@ from onnxfq.cli.options import (
 from onnxfq.data import DataOptions
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import StatisticsError
-from onnxfq.graph.io.data_files import check_model_output
+from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load
 from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
 from onnxfq.stages.observe_ray import collect_on_ray

@@ -21,7 +21,7 @@ from onnxfq.cli.options import (
 )
 from onnxfq.data import DataOptions
 from onnxfq.documents.recipe import DEFAULT_RECIPE
-from onnxfq.graph.io.data_files import check_model_output
+from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load
 from onnxfq.report.text import plan_summary
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks

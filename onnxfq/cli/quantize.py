@@ -35,7 +35,7 @@ from onnxfq.data import DataOptions
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.errors import OutputError
-from onnxfq.graph.io.data_files import check_model_output
+from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.save import save
 from onnxfq.numerics.float_types import FloatName
 from onnxfq.report.html import write_report

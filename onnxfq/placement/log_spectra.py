@@ -23,7 +23,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.graph.model import bodies
 from onnxfq.graph.ops import MOVES, REPEATS, SIZES, SPLITS, is_weighted
 from onnxfq.graph.queries import nodes_by_graph
-from onnxfq.placement.decision import NodeDecision
+from onnxfq.placement.node_decision import NodeDecision
 from onnxfq.support.reasons import Reason
 
 MOST_BITS = 8

@@ -13,7 +13,7 @@ from math import prod
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.placement.decision import NodeDecision
+from onnxfq.placement.node_decision import NodeDecision
 from onnxfq.support.reasons import Reason
 
 FEWEST = 16

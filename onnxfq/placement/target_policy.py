@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
-from onnxfq.placement.decision import NodeDecision
+from onnxfq.placement.node_decision import NodeDecision
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class TargetPolicy:
             empty string.
         whole_attention: why the target wants both products of an attention quantized or neither; empty if it
             takes either.
-        weigh: changes decisions by rules over several nodes.
+        revise: changes decisions by rules over several nodes.
         join: the last such rule, which may replace several pairs by one.
         operators: op type -> slots that are placed in addition to weights and multiplied inputs.
         bias_qtype: number format of constant biases, at the input scale times the weight scale; empty for
@@ -101,7 +101,7 @@ class TargetPolicy:
     refuses: Callable[[Placement, Operands], str] = _take_all
     keeps_float: Callable[[Operands], str] = _keep_none
     whole_attention: str = ""
-    weigh: NodesRule = _keep_decisions
+    revise: NodesRule = _keep_decisions
     join: PairsRule | None = None
     operators: Mapping[str, Slots] = field(default_factory=dict)
     bias_qtype: str = ""

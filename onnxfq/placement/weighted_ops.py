@@ -24,7 +24,7 @@ from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.layout import open_axis
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
-from onnxfq.placement.decision import NodeDecision
+from onnxfq.placement.node_decision import NodeDecision
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.support.reasons import Reason
 

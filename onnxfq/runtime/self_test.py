@@ -15,7 +15,7 @@ from onnxfq.calibration.statistics import TensorStatistics, empty_state
 from onnxfq.errors import OnnxfqError
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.numerics import affine as numerics
-from onnxfq.numerics import block_scales as dynamic_scales
+from onnxfq.numerics.block_scales import dynamic_fake_quantize
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.runtime import kernels
 from onnxfq.runtime.device_memory import Device
@@ -94,7 +94,7 @@ def _dynamic_fake_quantize(device: Device) -> str:
         how: dict[str, Any] = {"qtype": "int8", "scale_type": scale_type}
         found = kernels.dynamic_fake_quantize(x, device=device, **how, block_shape=(1, 32))
         blocked = Granularity(block_shape=(1, 32))
-        expected = dynamic_scales.dynamic_fake_quantize(x, **how, granularity=blocked)
+        expected = dynamic_fake_quantize(x, **how, granularity=blocked)
         fault = _describe_difference(found[0], expected[0]) or _describe_difference(found[1], expected[1])
         if fault:
             return f"{scale_type}: {fault}"

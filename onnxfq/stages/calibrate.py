@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
-from onnxfq.calibration.calibrators.equalized import choose_equalized_qparams
+from onnxfq.calibration.calibrators.equalized_qparams import choose_equalized_qparams
 from onnxfq.calibration.calibrators.groups import calibrate_groups, group_ranges
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encoding, Encodings

@@ -18,7 +18,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Override, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, RecipeError, nearest
-from onnxfq.graph.io.data_files import check_model_output
+from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.io.save import save
 from onnxfq.graph.model import Model, list_nodes

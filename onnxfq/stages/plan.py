@@ -19,9 +19,9 @@ from onnxfq.graph.queries import (
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.biases import place_biases
-from onnxfq.placement.decision import NodeDecision
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.log_spectra import leave_out_log_spectra
+from onnxfq.placement.node_decision import NodeDecision
 from onnxfq.placement.operators import decide_operators
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
@@ -142,7 +142,7 @@ def _as_a_whole(
         decisions = leave_out_log_spectra(decisions, graph)
     if recipe.small_shapes == "float":
         decisions = leave_out_small(decisions, nodes)
-    return policy.weigh(decisions, nodes)
+    return policy.revise(decisions, nodes)
 
 
 def _decide_residuals(

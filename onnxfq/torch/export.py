@@ -143,7 +143,9 @@ def check_lowered(model: onnx.ModelProto, request: Request) -> None:
         raise ModelError(
             f"the model's number formats need opset {opset}, and {request.opset} was asked; leave opset out"
         )
-    onnx.checker.check_model(model, full_check=True)
+    _check_valid(
+        model, "the Q/DQ form is an invalid model", "export FakeQuantize nodes and insert pairs from a plan"
+    )
 
 
 def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
@@ -167,9 +169,12 @@ def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
             f"the {exporter} exporter cannot give opset {request.opset}, it gave {opset}; leave opset out, "
             "or try the other exporter"
         )
+    _check_valid(model, f"the {exporter} exporter made an invalid model", "try the other exporter")
+
+
+def _check_valid(model: onnx.ModelProto, what: str, remedy: str) -> None:
+    """Raise ModelError that begins with `what` and ends with `remedy` if ONNX's checker rejects `model`."""
     try:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ModelError(
-            f"the {exporter} exporter made an invalid model: {reason(error)}; try the other exporter"
-        ) from error
+        raise ModelError(f"{what}: {reason(error)}; {remedy}") from error

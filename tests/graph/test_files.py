@@ -12,7 +12,7 @@ from builders import build, constants, conv_relu, linear, weights
 
 from onnxfq.errors import ModelError, OnnxfqError, OutputError
 from onnxfq.graph.external import sizes
-from onnxfq.graph.io.data_files import check_model_output, data_files
+from onnxfq.graph.io.data_paths import check_model_output, data_files
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
 from onnxfq.pipeline import quantize

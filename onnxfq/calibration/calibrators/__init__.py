@@ -11,10 +11,10 @@ import pydantic
 from onnxfq.calibration.calibrators.auto import auto
 from onnxfq.calibration.calibrators.entropy import entropy
 from onnxfq.calibration.calibrators.fixed import check_known, check_range, fix_range, known
+from onnxfq.calibration.calibrators.method_parameters import Check, Parameter, read_parameters, spell
 from onnxfq.calibration.calibrators.minmax import minmax
 from onnxfq.calibration.calibrators.moving_average import average_ranges, check_constant
 from onnxfq.calibration.calibrators.mse import mse
-from onnxfq.calibration.calibrators.parameters import Check, Parameter, read_parameters, spell
 from onnxfq.calibration.calibrators.percentile import check_percent, percentile
 from onnxfq.calibration.calibrators.sqnr import sqnr
 from onnxfq.calibration.statistics import TensorStatistics

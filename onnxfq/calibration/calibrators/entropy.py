@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators.grid_error import CHUNK, Density
-from onnxfq.calibration.calibrators.linear import linear_histogram, magnitude_histogram
+from onnxfq.calibration.calibrators.rebinning import linear_histogram, magnitude_histogram
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.spec import QuantSpec
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfq.calibration.calibrators.parameters import Parameter, require_numbers, spell
+from onnxfq.calibration.calibrators.method_parameters import Parameter, require_numbers, spell
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import nearest
 from onnxfq.numerics.spec import QuantSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxfq.calibration.calibrators.parameters import Parameter, require_numbers
+from onnxfq.calibration.calibrators.method_parameters import Parameter, require_numbers
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import StatisticsError
 from onnxfq.numerics.spec import QuantSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.calibrators.parameters import Parameter, require_numbers
+from onnxfq.calibration.calibrators.method_parameters import Parameter, require_numbers
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.spec import QuantSpec
 

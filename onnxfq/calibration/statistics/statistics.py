@@ -16,7 +16,7 @@ from onnxfq.calibration.statistics.channel_ranges import CHANNEL_RANGES
 from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM, GroupStatistics
 from onnxfq.calibration.statistics.histogram import HISTOGRAM, TensorStatistics
 from onnxfq.calibration.statistics.kind import Columns, Key, Kind, Value
-from onnxfq.calibration.statistics.kinds import KINDS
+from onnxfq.calibration.statistics.registry import KINDS
 from onnxfq.errors import StatisticsError, nearest
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.support.digests import DATA_MODULUS

@@ -18,7 +18,7 @@ from onnxfq.graph.external.scratch_file import current_scratch
 from onnxfq.graph.external.streaming import read_without_values, serialize
 from onnxfq.graph.external.tensor import ExternalTensor, embed, is_external
 from onnxfq.graph.external.weightless import check_model, move_weights
-from onnxfq.graph.io.data_files import resolve
+from onnxfq.graph.io.data_paths import resolve
 from onnxfq.graph.model import Existing, Model, list_graphs, list_nodes
 from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.decompose_attention import write_out_attention

@@ -14,7 +14,7 @@ from onnxfq.graph.external import sizes
 from onnxfq.graph.external.streaming import serialize
 from onnxfq.graph.external.tensor import is_external, tensor_content
 from onnxfq.graph.external.weightless import check_model, split_weights
-from onnxfq.graph.io.data_files import own_data
+from onnxfq.graph.io.data_paths import own_data
 from onnxfq.support.files import check_writable, replace_file
 from onnxfq.support.records import join_lines
 

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.graph.follow import readers_behind
 from onnxfq.graph.patterns.attention import Attention, find_attentions
-from onnxfq.placement.decision import NodeDecision
+from onnxfq.placement.node_decision import NodeDecision
 from onnxfq.support.reasons import Reason
 
 INT8_HEADS = (16, 32, 64)

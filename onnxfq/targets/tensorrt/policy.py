@@ -39,7 +39,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
     spec = placement.spec
     base = _carrier(spec.qtype)
     if spec.dynamic or spec.scale_type != "float32":
-        return _refuses_made(placement, operands)
+        return _refuses_derived_scales(placement, operands)
     if not spec.symmetric:
         return "TensorRT takes zero points of 0 only; use symmetric: true"
     if base == "int4" and not operands.weight_only:
@@ -66,7 +66,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
     return ""
 
 
-def _refuses_made(placement: Placement, operands: Operands) -> str:
+def _refuses_derived_scales(placement: Placement, operands: Operands) -> str:
     """Return why TensorRT does not support these scales; it supports derived ones of MXFP8 and NVFP4."""
     spec = placement.spec
     remedy = "use recipe tensorrt-mxfp8 or tensorrt-nvfp4"
@@ -208,6 +208,6 @@ POLICY = TargetPolicy(
     refuses=_refuses,
     keeps_float=_keeps_float,
     whole_attention="TensorRT fuses all of an attention or none",
-    weigh=decide_attentions,
+    revise=decide_attentions,
     join=join_pairs,
 )

@@ -20,7 +20,7 @@ from onnxfq.graph.follow import is_constant
 from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.graph.patterns.projections import Part, Projection, match_projection
 from onnxfq.graph.slots import Use
-from onnxfq.placement.decision import NodeDecision
+from onnxfq.placement.node_decision import NodeDecision
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import place_activation, refuse
 

@@ -1,7 +1,7 @@
 """Local ONNX functions equivalent to TensorRT's MXFP8 operators.
 
 TensorRT's parser takes its own operators and ignores the bodies; ONNX Runtime runs the bodies. They match
-`dynamic_scales`, scale_type e8m0, to the bit: floor(log2 amax) is looked up between exact powers of two, one
+`block_scales`, scale_type e8m0, to the bit: floor(log2 amax) is looked up between exact powers of two, one
 step to either side of the result of Log, so the rounding of Log has no effect.
 """
 

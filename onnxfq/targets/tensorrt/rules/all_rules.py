@@ -12,16 +12,16 @@ from onnxfq.targets.tensorrt.rules import (
     number_types,
     placement,
     residual,
+    scales_and_zero_points,
     structure,
 )
-from onnxfq.targets.tensorrt.rules import scales as parameters
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule
 from onnxfq.targets.tensorrt.rules.operands import Promise
 
 RULES: tuple[Rule, ...] = (
     *structure.RULES,
     *number_types.RULES,
-    *parameters.RULES,
+    *scales_and_zero_points.RULES,
     *blocks.RULES,
     *float4.RULES,
     *placement.RULES,

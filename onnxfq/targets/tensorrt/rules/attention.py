@@ -17,7 +17,7 @@ from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.attention import MOVES_BEHIND, exceed_limit
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Operand, operand
-from onnxfq.targets.tensorrt.rules.quantizers import QUANTIZE_OPS
+from onnxfq.targets.tensorrt.rules.quantizer_reader import QUANTIZE_OPS
 from onnxfq.targets.tensorrt.rules.scopes import Site
 
 _HALVES = tuple(half.onnx_type for half in HALF_TYPES.values())

@@ -11,7 +11,7 @@ from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Promise
-from onnxfq.targets.tensorrt.rules.quantizers import Quantizer
+from onnxfq.targets.tensorrt.rules.quantizer_reader import Quantizer
 
 # Operators allowed between an int4 weight and its reader; behind others the weight is expanded.
 _INT4_PATH = frozenset({"Identity", "Transpose", "Unsqueeze"})

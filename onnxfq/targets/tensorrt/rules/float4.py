@@ -9,7 +9,7 @@ from onnx import TensorProto
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Operand
-from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS
+from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS
 
 NVFP4_BLOCK = 16
 MXFP8_BLOCK = 32

@@ -11,7 +11,7 @@ from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, quantizer, type_name
+from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, quantizer, type_name
 from onnxfq.targets.tensorrt.rules.scopes import Site
 
 _CODES = dict(TensorProto.DataType.items())

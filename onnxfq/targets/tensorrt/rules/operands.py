@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
-from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
+from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
 from onnxfq.targets.tensorrt.rules.scopes import Scope, Site
 
 COMMUTING = DATA_MOVEMENT | {"Dropout", "GlobalMaxPool", "Neg", "Pad", "ReduceMax"}

@@ -16,7 +16,7 @@ from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.tensorrt.policy import LARGEST_FLOAT8_KERNEL, ONE_ROW_INT8
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Operand, Promise
-from onnxfq.targets.tensorrt.rules.quantizers import QUANTIZE_OPS, Quantizer
+from onnxfq.targets.tensorrt.rules.quantizer_reader import QUANTIZE_OPS, Quantizer
 
 
 def check_one_side(reading: Reading) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import operand
-from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OPS
+from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS
 
 
 def skip_branches(reading: Reading) -> Iterator[Finding]:

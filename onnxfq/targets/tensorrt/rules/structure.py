@@ -9,7 +9,7 @@ import onnx
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, QUANTIZE_OPS
+from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS
 
 UNSUPPORTED = frozenset(
     "AffineGrid Bernoulli BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CenterCropPad Col2Im "

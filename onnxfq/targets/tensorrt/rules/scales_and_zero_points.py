@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.quantizers import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer
+from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer
 
 # Another rule refuses the last one as an operator.
 _DYNAMIC = {*DYNAMIC_OPS, "DynamicQuantizeLinear"}
