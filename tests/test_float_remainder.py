@@ -141,6 +141,16 @@ def test_float_io():
     assert result.evaluation.candidates[1].outputs == cast(linear(16, 6)).evaluation.candidates[1].outputs
 
 
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_a_model_with_cast_inputs_is_tried_and_written(name, tmp_path: Path) -> None:
+    """The model that is written takes feeds of its own input type when it is tried."""
+    model, path = linear(16, 6), tmp_path / "m.onnx"
+    quantize(model, [feed_for(model)] * 8, path, floats=FloatOptions(name, io=True))
+    (given,) = onnx.load(path).graph.input
+    wanted = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}[name]
+    assert given.type.tensor_type.elem_type == wanted
+
+
 def test_a_layer_beyond_the_range_stays(tmp_path: Path):
     """Outputs of 90,000 are infinite in float16: the layer and its reader stay, and all reports name it."""
     result = quantize(loud(), [loud_feed()] * 40, tmp_path / "m.onnx", floats=FP16)

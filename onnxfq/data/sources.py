@@ -123,7 +123,7 @@ def _faults_of(name: str) -> Iterator[None]:
         yield
     except OnnxfqError:
         raise
-    except Exception as fault:  # the function is the user's
+    except (Exception, SystemExit) as fault:  # the function is the user's
         place = traceback.extract_tb(fault.__traceback__)[-1]
         raise DataError(
             f"--data {name} failed ({type(fault).__name__}: {join_lines(fault)}) in line {place.lineno} of "
@@ -287,7 +287,7 @@ def _import(text: str) -> Any:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as fault:  # the module is the user's and may raise anything
+    except (Exception, SystemExit) as fault:  # the module is the user's and may raise anything
         raise DataError(
             f"cannot import {module_name!r} of --data {text} ({type(fault).__name__}: {join_lines(fault)}); "
             "run from its folder, or repair it"

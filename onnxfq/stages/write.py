@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from onnxfq.data import Feed
+from onnxfq.data.model_inputs import input_specs
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names
@@ -32,7 +33,9 @@ def write_model(
         read, _, _ = read_model(path, weights)
         if not feeds or explain_unsupported(read):
             return
-        found = Session(read, threads, exact=True).run(feeds[0])
+        # Its inputs have another float type than the feed where they are cast with the rest of the model.
+        feed = {spec.name: feeds[0][spec.name].astype(spec.dtype, copy=False) for spec in input_specs(read)}
+        found = Session(read, threads, exact=True).run(feed)
         for name, array in zip(output_names(read), found, strict=True):
             if isinstance(array, np.ndarray) and array.dtype.kind == "f" and np.isnan(array).any():
                 log.warning("output %s of the quantized model is NaN on the first feed", name)

@@ -270,6 +270,7 @@ MISTAKES = {
         "failing:at_once",
         "--data failing:at_once failed (ValueError: two lines) in line 2",
     ),
+    "a function that exits": ("failing:exits", "--data failing:exits failed (SystemExit: 0) in line 7 of "),
     "a generator that fails": ("failing:later", "--data failing:later failed (KeyError: 'y') in line 5 of "),
     "half an npy": ("half.npy", "half.npy is not a readable .npy ("),
 }
@@ -283,6 +284,7 @@ def test_what_is_no_data(case: str) -> None:
     Path("failing.py").write_text(
         "def at_once():\n    raise ValueError('two\\nlines')\n"
         "def later():\n    yield {'x': __import__('numpy').load('all.npy')}\n    {}['y']\n"
+        "def exits():\n    raise SystemExit(0)\n"
     )
     Path("mixed").mkdir()
     np.savez("mixed/a.npz", x=X)
