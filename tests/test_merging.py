@@ -212,7 +212,7 @@ def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
     """Auto observes on the CPU, every feed once, and says so; a GPU that was asked for is an error."""
 
     class Failing(MergingObserver):
-        def _gathering(self):
+        def _open_gathering(self):
             raise fault
 
     model, plan, feeds = case("conv_relu", 4)

@@ -137,7 +137,7 @@ def test_a_scale_that_no_half_type_has_is_an_error_of_one_line():
     model = network().half()
     prepared(model, X.half())
     quantizers(model)["0.input_quantizer"].set_qparams(0.1)
-    with pytest.raises(PlanError, match=r"no float16 number.*\Z") as caught:
+    with pytest.raises(PlanError, match=r"not a float16 number.*\Z") as caught:
         export_torch(model, X.half())
     assert "\n" not in str(caught.value)
 

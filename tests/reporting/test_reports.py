@@ -69,7 +69,7 @@ def test_activation_noise_is_expected_from_the_histogram(result: QuantizeResult)
 def test_rows_of_another_model(result: QuantizeResult) -> None:
     """A weight that the model lacks is named."""
     other = quantize(conv_relu(), [feed_for(conv_relu())])
-    with pytest.raises(PlanError, match="the plan calls 'w1' a weight, but it is no constant"):
+    with pytest.raises(PlanError, match="the plan calls 'w1' a weight, but it is not a constant"):
         tensor_errors(other.model, result.plan, result.statistics, result.encodings)
 
 
