@@ -259,7 +259,7 @@ def test_entropy_is_never_worse_than_the_rules_of_peers(tensors):
 
     Stated: of the histogram as observed, and infinite where more than the limit saturates.
     """
-    for name, x in list(tensors.items())[::3]:
+    for name, x in list(tensors.items())[::9]:
         stats = TensorStatistics.from_array(x)
         counts = magnitude_histogram(Density.from_statistics(stats), stats.amax, LINEAR_BINS)
         exact = np.histogram(np.abs(x), LINEAR_BINS, (0.0, stats.amax))[0].astype(np.float64)
