@@ -6,8 +6,8 @@ BUILD := build/custom_ops
 
 QUICK := tests/test_layers.py tests/test_english.py tests/test_public_api.py tests/test_granularity.py tests/test_spec.py \
   tests/test_statistics.py tests/test_recipe.py tests/test_plan.py tests/test_encoding.py tests/test_pipeline.py \
-  tests/graph tests/passes tests/policies tests/feeds tests/cli/test_commands.py tests/test_planning.py \
-  tests/test_numerics.py tests/test_qparams.py tests/test_node_vectors.py tests/test_mistakes.py \
+  tests/graph/test_normalize.py tests/graph/test_round_trip.py tests/passes/test_insert_qdq.py tests/policies \
+  tests/feeds/test_batches.py tests/test_planning.py tests/test_qparams.py tests/test_node_vectors.py \
   tests/targets/test_toy_target.py tests/calibrators/test_own_calibrator.py
 
 .PHONY: install lib lint types quick test warnings sanitize runtimes demo gpu clean
