@@ -104,7 +104,7 @@ def quantize(
     """
     options = options or RunOptions()
     check_model_output(output, model, data, statistics, encodings)
-    chosen, release = _chosen_recipe(recipe, calibrator), release_of(runtime)
+    chosen, release = _choose_recipe(recipe, calibrator), release_of(runtime)
     clock = _Clock()
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
@@ -130,7 +130,7 @@ def quantize(
     return QuantizeResult(inputs.model, chosen, *made, *ends)
 
 
-def _chosen_recipe(recipe: str | Path | Recipe, calibrator: str | None) -> Recipe:
+def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None) -> Recipe:
     """Return the loaded recipe. Raises RecipeError if its target has no written form."""
     chosen = load_recipe(recipe)
     if not target_by_name(chosen.target).is_written:

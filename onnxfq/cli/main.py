@@ -71,7 +71,7 @@ def _root(
     show_notes()
 
 
-def _names_in(arguments: Sequence[str]) -> Sequence[str]:
+def _find_commands(arguments: Sequence[str]) -> Sequence[str]:
     """Return the subcommand that `arguments` begin with; all if they name none, as for --help."""
     if arguments[0] in COMMANDS:
         return arguments[:1]
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _interrupt)
-        code = build_app(_names_in(given))(args=given, standalone_mode=False)
+        code = build_app(_find_commands(given))(args=given, standalone_mode=False)
         if code == _INTERRUPTED:  # newer releases of typer exit with this code on Ctrl-C, without a message
             return _fail("interrupted", _INTERRUPTED)
         return code if isinstance(code, int) else 0

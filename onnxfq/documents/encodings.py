@@ -57,10 +57,7 @@ class Encoding(Record):
     global_scale: float | None = None
     calibrator: Calibrator = MINMAX
 
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _lift(cls, fields: Any) -> Any:
-        return lift_calibrator(fields)
+    _lift = pydantic.model_validator(mode="before")(lift_calibrator)
 
     @pydantic.model_validator(mode="after")
     def _valid(self) -> Encoding:

@@ -38,10 +38,7 @@ class Placement(TensorUses):
     float_type: FloatType = "float32"
     calibrator: Calibrator = MINMAX
 
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _lift(cls, fields: Any) -> Any:
-        return lift_calibrator(fields)
+    _lift = pydantic.model_validator(mode="before")(lift_calibrator)
 
     @pydantic.model_validator(mode="after")
     def _dynamic_activation(self) -> Placement:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encoding, Encodings
@@ -44,7 +44,8 @@ class PlannedEncodings:
     @property
     def unknown(self) -> Plan:
         """The part of the plan without values in the file; biases follow from the rest."""
-        placements = tuple(p for p in self.plan.placements if p.tensor not in self.own and p.role != "bias")
+        own = self.own
+        placements = tuple(p for p in self.plan.placements if p.tensor not in own and p.role != "bias")
         return self.plan.model_copy(update={"placements": placements})
 
     def lines(self) -> list[str]:
@@ -87,25 +88,21 @@ class PlannedEncodings:
         """
         if self.matched is None:
             made = calibrate(model, self.plan, statistics, calibrator)
-        else:
-            made = calibrate(model, self.unknown, statistics, calibrator)
-            plan = select_calibrated_part(self.plan, made.without_values)
-            known = self.own | {encoding.tensor: encoding for encoding in made.encodings}
-            known |= {one.tensor: one for one in encode_biases(model, plan, known.values())}
-            whole = self.plan
-            ordered = (
-                p.tensor for p in (*whole.activations, *whole.unobserved, *whole.weights, *whole.biases)
-            )
-            observed = bool(self.unknown.activations)
-            made = made.model_copy(
-                update={
-                    "encodings": tuple(known[tensor] for tensor in ordered if tensor in known),
-                    "source": self.matched.given.kind,
-                    "statistics_sha256": made.statistics_sha256 if observed else "",
-                    "data_sha256": made.data_sha256 if observed else "",
-                }
-            )
-        return select_calibrated_part(self.plan, made.without_values), made
+            return select_calibrated_part(self.plan, made.without_values), made
+        unknown = self.unknown
+        made = calibrate(model, unknown, statistics, calibrator)
+        plan = select_calibrated_part(self.plan, made.without_values)
+        known = self.own | {encoding.tensor: encoding for encoding in made.encodings}
+        known |= {one.tensor: one for one in encode_biases(model, plan, known.values())}
+        whole = self.plan
+        ordered = (p.tensor for p in (*whole.activations, *whole.unobserved, *whole.weights, *whole.biases))
+        changes: dict[str, Any] = {
+            "encodings": tuple(known[tensor] for tensor in ordered if tensor in known),
+            "source": self.matched.given.kind,
+        }
+        if not unknown.activations:
+            changes |= {"statistics_sha256": "", "data_sha256": ""}
+        return plan, made.model_copy(update=changes)
 
 
 def plan_encodings(model: Model, recipe: Recipe, file: GivenFile | Given | None = None) -> PlannedEncodings:

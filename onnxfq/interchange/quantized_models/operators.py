@@ -214,29 +214,28 @@ def _cast(unfolding: Unfolding, node: onnx.NodeProto) -> None:
 
 def _to_float_product(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     """Convert MatMulIntegerToFloat: A, B, scale of A, scale of B, zero points of both, bias."""
-    a = unfolding.name(node.input[0])
-    stored, scale = unfolding.array(node.input[1]), unfolding.array(node.input[3])
-    offset = unfolding.array(node.input[5]) if len(node.input) > 5 and node.input[5] else None
-    if stored is None or scale is None:
-        raise ModelError(
-            f"{node.op_type} {node.name!r} computes its second input; only constant ones are known"
-        )
-    b = unfolding.weight(f"{node.input[1]}/weight", grid_of(stored, scale, offset, stored.ndim - 1))
-    _product(unfolding, node, [a, b], node.input[6] if len(node.input) > 6 else "")
+    _product_of_stored(unfolding, node, scale=3, zero_point=5, bias=6)
 
 
 def _dynamic_product(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     """Convert DynamicQuantizeMatMul: A in float, B, its scale and zero point, bias."""
-    stored, scale = unfolding.array(node.input[1]), unfolding.array(node.input[2])
-    offset = unfolding.array(node.input[3]) if len(node.input) > 3 and node.input[3] else None
-    if stored is None or scale is None:
+    _product_of_stored(unfolding, node, scale=2, zero_point=3, bias=4)
+
+
+def _product_of_stored(
+    unfolding: Unfolding, node: onnx.NodeProto, *, scale: int, zero_point: int, bias: int
+) -> None:
+    """Convert a product with a stored second matrix, whose scale, zero point and bias are these inputs."""
+    given = dict(enumerate(node.input))
+    stored, scales = unfolding.array(node.input[1]), unfolding.array(node.input[scale])
+    offset = unfolding.array(given[zero_point]) if given.get(zero_point) else None
+    if stored is None or scales is None:
         raise ModelError(
             f"{node.op_type} {node.name!r} computes its second input; only constant ones are known"
         )
-    b = unfolding.weight(f"{node.input[1]}/weight", grid_of(stored, scale, offset, stored.ndim - 1))
-    _product(
-        unfolding, node, [unfolding.name(node.input[0]), b], node.input[4] if len(node.input) > 4 else ""
-    )
+    a = unfolding.name(node.input[0])
+    b = unfolding.weight(f"{node.input[1]}/weight", grid_of(stored, scales, offset, stored.ndim - 1))
+    _product(unfolding, node, [a, b], given.get(bias, ""))
 
 
 def _product(unfolding: Unfolding, node: onnx.NodeProto, inputs: list[str], bias: str) -> None:

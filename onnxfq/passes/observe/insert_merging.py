@@ -17,8 +17,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.passes.base import Pass
-from onnxfq.passes.custom_domain import import_domain
-from onnxfq.passes.observe.insert_observers import clear_names, group_attributes
+from onnxfq.passes.observe.insert_observers import clear_names, group_attributes, replace_outputs
 from onnxfq.passes.observe.merge_channels import merge_channels
 from onnxfq.passes.observe.subgraph_owners import holders
 from onnxfq.passes.observe.subgraph_state import CarriedState, make_empty_state
@@ -65,9 +64,4 @@ class InsertMerging(Pass):
             scope = editor.scope_of(tensor)
             for output, start in starts.items():
                 outputs.append(CarriedState(editor, around, scope, start, output).merge(tensor, attrs))
-        if not outputs:
-            return False
-        import_domain(graph)
-        graph.outputs = outputs
-        graph.cleanup(remove_unused_graph_inputs=False)
-        return True
+        return replace_outputs(graph, outputs)

@@ -99,12 +99,20 @@ class InsertObservers(Pass):
                 outputs += _observe(editor, around, placement)
             else:
                 outputs.append(_merge(editor, around, placement, holder.node))
-        if not outputs:
-            return False
-        import_domain(graph)
-        graph.outputs = outputs
-        graph.cleanup(remove_unused_graph_inputs=False)
-        return True
+        return replace_outputs(graph, outputs)
+
+
+def replace_outputs(graph: gs.Graph, outputs: list[gs.Variable]) -> bool:
+    """Make the results of observers the outputs of `graph`, if there are any, and remove unused nodes.
+
+    Returns whether the graph was changed.
+    """
+    if not outputs:
+        return False
+    import_domain(graph)
+    graph.outputs = outputs
+    graph.cleanup(remove_unused_graph_inputs=False)
+    return True
 
 
 def _iterated(around: dict[int, Holder], scope: gs.Graph) -> Holder | None:
