@@ -19,6 +19,7 @@ SHORTER = {
 }
 
 pytest.importorskip("torch.nn")
+pytestmark = pytest.mark.slow
 
 
 def commands() -> list[tuple[str, list[str]]]:
