@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,9 +92,7 @@ def replace_file(path: str | Path) -> Iterator[Path]:
         temporary = named or Path(f"{temporary_files.OPEN_FILES}/{handle}")
         yield temporary
         # Temporary files are private; give the result the permissions of any new file.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
+        temporary.chmod(0o666 & ~_umask())
         if named is None and handle is not None and not temporary_files.link_file(handle, path):
             temporary_files.remove_stale(path)
             named = temporary_files.link_temporary(handle, path)
@@ -105,6 +105,64 @@ def replace_file(path: str | Path) -> Iterator[Path]:
             os.close(handle)
         if named is not None:
             named.unlink(missing_ok=True)
+
+
+@contextmanager
+def replace_folder(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary folder next to `path`; it becomes `path` on success and is removed on failure.
+
+    A killed process leaves nothing at `path`; the next one that writes it removes the leftovers. Raises
+    OutputError if `path` is anything but new or an empty folder, before and after, or if writing fails.
+    """
+    path = Path(os.path.realpath(path))
+    check_folder(path)
+    handle, folder = None, None
+    try:
+        temporary_files.remove_stale(path)
+        handle, folder = temporary_files.open_temporary_folder(path)
+        yield folder
+        folder.chmod(0o777 & ~_umask())
+        folder.rename(path)
+        folder = None
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise OutputError(f"{path} was filled by another process meanwhile; give a new folder") from None
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
+
+
+def check_folder(path: Path) -> None:
+    """Raise OutputError unless `path` is a folder to be: new, or empty, and not the current one."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise OutputError(
+            f"{path} exists and is not an empty folder; give a new one, so that no files are mixed"
+        )
+    if path.exists() and path.samefile(Path.cwd()):
+        raise OutputError(
+            f"{path} is the current folder, which cannot be replaced as a whole; give a new one"
+        )
+    check_writable(path / "any" if path.exists() else path)
+
+
+def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write `arrays` of any names to an .npz, compressed; `numpy.savez` keeps some names to itself.
+
+    Equal arrays give equal bytes.
+    """
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, np.asanyarray(array), allow_pickle=False)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def write_text(path: str | Path, text: str) -> None:
