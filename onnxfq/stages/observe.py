@@ -106,7 +106,7 @@ def collect_statistics(
 def skip_resumed(model: Model, feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:
     """Return the feeds of `model` after those that an interrupted run has covered, in any batches.
 
-    Raises StatisticsError if the first samples differ from those of `start`.
+    Raises StatisticsError if the first samples differ from the samples of `start`.
     """
     source, inputs, first = copy_feeds(feeds), input_specs(model.proto), DataDigest()
     while first.samples < start.data.samples and (feed := next(source, None)) is not None:

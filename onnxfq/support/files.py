@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import OutputError
 from onnxfq.support import temporary as temporary_files
+from onnxfq.support.outputs import WrittenFile, check_apart, check_not_read, finish_or_wait
 
 UNREADABLE = (
     OSError,
@@ -50,6 +51,12 @@ def check_writable(path: Path) -> None:
     folder = Path(os.path.realpath(path)).parent if os.path.islink(path) else path.parent
     if not os.path.isdir(folder):
         raise OutputError(f"cannot write {path}: folder {folder} does not exist; create it first")
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # a name that is too long, or no name of a file
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another place") from None
     if not os.access(folder, os.W_OK):
         raise OutputError(f"cannot write {path}: no permission to write in {folder}; choose another folder")
 
@@ -61,9 +68,7 @@ def check_output(output: str | Path, *others: object) -> None:
         output: path of the file to write.
         others: other paths that the command reads or writes; values that are not paths are ignored.
     """
-    for other in others:
-        if isinstance(other, (str, Path)) and Path(output).resolve() == Path(other).resolve():
-            raise OutputError(f"output {output} is another file of this command too; give another file name")
+    check_apart(Path(output), [Path(other) for other in others if isinstance(other, (str, Path))])
     check_writable(Path(output))
 
 
@@ -73,13 +78,15 @@ def replace_file(path: str | Path) -> Iterator[Path]:
 
     If the system supports it, the file has no name until it is complete: a killed process leaves nothing.
     Otherwise the file lies next to `path`, and the next process that writes `path` removes the leftovers of
-    killed processes. A link is kept, and its target is replaced.
+    killed processes. A link is kept, and its target is replaced. Within `write_together` the file waits for
+    the others of the command.
     Raises OutputError if the folder is missing or not writable, or if writing fails.
     """
     path = Path(path)
     check_writable(path)
     if os.path.islink(path):
         path = Path(os.path.realpath(path))
+    check_not_read(path)
     named = None
     try:
         handle = temporary_files.open_unnamed(path.parent)
@@ -88,23 +95,18 @@ def replace_file(path: str | Path) -> Iterator[Path]:
             handle, named = temporary_files.open_temporary(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+    written, waits = WrittenFile(handle, named, path), False
     try:
         temporary = named or Path(f"{temporary_files.OPEN_FILES}/{handle}")
         yield temporary
         # Temporary files are private; give the result the permissions of any new file.
         temporary.chmod(0o666 & ~_umask())
-        if named is None and handle is not None and not temporary_files.link_file(handle, path):
-            temporary_files.remove_stale(path)
-            named = temporary_files.link_temporary(handle, path)
-        if named is not None:
-            named.replace(path)
+        waits = finish_or_wait(written)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
     finally:
-        if handle is not None:
-            os.close(handle)
-        if named is not None:
-            named.unlink(missing_ok=True)
+        if not waits:
+            written.close()
 
 
 @contextmanager

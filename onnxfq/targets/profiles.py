@@ -87,7 +87,7 @@ def cover_shapes(
 ) -> dict[str, Profile]:
     """Return a profile for each input with open dimensions, from the shapes in `count`.
 
-    Smallest and largest sizes are those of the data, and the most frequent shape is optimal. The number of
+    Smallest and largest sizes come from the data, and the most frequent shape is optimal. The number of
     samples, which the data does not tell, also covers its default range; so does an input in `shapes`.
 
     Raises DataError as `profiles` does.
