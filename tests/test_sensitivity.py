@@ -142,3 +142,30 @@ def test_bad_samples(data) -> None:
     """Fewer than one sample is an error."""
     with pytest.raises(DataError, match="samples is 0; give at least 1"):
         onnxfq.sensitivity(chain(), data, samples=0)
+
+
+def test_a_promised_sqnr_is_kept(data) -> None:
+    """The planted layers alone stay in float; other feeds than the choosing ones prove it."""
+    broken = onnxfq.quantize(chain((3, 6)), data)
+    kept = onnxfq.quantize(chain((3, 6)), data, min_sqnr=25)
+    assert broken.sensitivity is None and kept.sensitivity is not None
+    assert {s.name for s in kept.plan.skipped if s.kind == "node"} == {"m3", "m6"}
+    assert kept.recipe.overrides[-1].keep_float and kept.sensitivity.remedy.reached_db >= 25
+    assert (
+        kept.evaluation.candidates[-1].outputs[0].sqnr_db
+        > broken.evaluation.candidates[-1].outputs[0].sqnr_db
+    )
+    sound = onnxfq.quantize(chain(), data, min_sqnr=20)
+    assert sound.qdq == onnxfq.quantize(chain(), data).qdq and sound.sensitivity is None
+
+
+def test_a_promise_that_cannot_be_kept(tmp_path: Path, data, capfd: pytest.CaptureFixture[str]) -> None:
+    """One line with the best that was reached, and nothing is written."""
+    onnx.save(chain(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.concatenate([feed["x"] for feed in data]))
+    line = ["quantize", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz")]
+    assert main([*line, "-o", str(tmp_path / "q.onnx"), "--min-sqnr", "200"]) == 1
+    text = capfd.readouterr().err
+    assert "cannot keep 200 dB" in text and "8 of 8 groups" in text and not (tmp_path / "q.onnx").exists()
+    assert main([*line, "-o", str(tmp_path / "q.onnx"), "--min-sqnr", "45"]) == 0
+    assert "protected  " in capfd.readouterr().out

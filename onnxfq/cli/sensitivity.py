@@ -83,25 +83,10 @@ def sensitivity(
     if recipe_out is not None:
         write_text(recipe_out, recipe_text(found))
     say(found.model_dump_json(indent=2) if as_json else found.table(), quiet and output is not None)
-    for line in remedy_lines(found):
-        say(line, quiet or as_json)
+    say(f"remedy     {found.remedy_text()}", quiet or as_json)
     for written in (output, recipe_out):
         if written is not None:
             say(f"wrote      {written}", quiet or as_json)
-
-
-def remedy_lines(found: Sensitivity) -> list[str]:
-    """Return what the remedy is, as text."""
-    remedy = found.remedy
-    if remedy is None:
-        return []
-    if not remedy.groups:
-        return [f"remedy     none needed: {found.sqnr_db:.1f} dB is at least {remedy.wanted_db:g} dB"]
-    cost = "" if remedy.multiplies is None else f", {remedy.multiplies:.1%} of the multiply-adds"
-    return [
-        f"remedy     {remedy.groups} of {len(found.groups)} groups in float{cost}: "
-        f"{remedy.reached_db:.1f} dB, wanted {remedy.wanted_db:g} dB"
-    ]
 
 
 def recipe_text(found: Sensitivity) -> str:

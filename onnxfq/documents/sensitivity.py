@@ -94,6 +94,19 @@ class Sensitivity(Record):
         nodes = dict.fromkeys(node for group in self.groups[:count] for node in group.nodes)
         return Override(nodes=tuple(nodes), keep_float=True)
 
+    def remedy_text(self) -> str:
+        """Return the remedy in one line: number of groups in float, their cost, and the SQNR reached."""
+        remedy = self.remedy
+        if remedy is None:
+            return "none was asked for"
+        if not remedy.groups:
+            return f"none needed: {self.sqnr_db:.1f} dB is at least {remedy.wanted_db:g} dB"
+        cost = "" if remedy.multiplies is None else f", {remedy.multiplies:.1%} of the multiply-adds"
+        return (
+            f"{remedy.groups} of {len(self.groups)} groups in float{cost}: {remedy.reached_db:.1f} dB, "
+            f"wanted {remedy.wanted_db:g} dB"
+        )
+
     def save(self, path: str | Path) -> None:
         """Write as JSON, whole or not at all."""
         write_document(path, self)

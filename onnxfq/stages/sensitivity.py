@@ -76,9 +76,17 @@ def sensitivity(
     planned = plan_encodings(inputs.ranked, chosen)
     found = gather_statistics(inputs, planned.unknown, statistics, options)
     plan, encodings = planned.encode(inputs.model, found)
-    board = Switchboard.open(inputs, plan, encodings, samples, options)
+    board = Switchboard.open(inputs, plan, encodings, spread_feeds(inputs.kept, samples), options)
     ranked = rank_groups(board, chosen, options.stage("sensitivity"))
     return ranked if min_sqnr is None else with_remedy(board, ranked, min_sqnr)
+
+
+def spread_feeds(kept: Sequence[Feed], count: int) -> list[Feed]:
+    """Return `count` of the feeds, evenly spread, or all if they are fewer. Raises DataError without."""
+    if not kept:
+        raise DataError("measuring the noise of layers needs data; give data")
+    places = np.linspace(0, len(kept) - 1, min(count, len(kept))).round().astype(int)
+    return [kept[place] for place in places]
 
 
 @dataclass(frozen=True)
@@ -114,18 +122,14 @@ class Switchboard:
 
     @staticmethod
     def open(
-        inputs: QuantizeInputs, plan: Plan, encodings: Encodings, samples: int, options: RunOptions
+        inputs: QuantizeInputs, plan: Plan, encodings: Encodings, feeds: Sequence[Feed], options: RunOptions
     ) -> Switchboard:
-        """Return the switchboard for `samples` of the kept feeds, spread evenly. Raises DataError without."""
-        kept = inputs.kept
-        if not kept:
-            raise DataError("sensitivity runs the model and needs data; give data")
-        places = np.linspace(0, len(kept) - 1, min(samples, len(kept))).round().astype(int)
+        """Return the switchboard of a plan for `feeds`. Raises ModelError without an output of numbers."""
         outputs = measured_outputs(inputs.model.proto)
         if not outputs:
             raise ModelError("the model has no output of numbers; there is nothing to measure")
         proto = insert_fake_quantize(inputs.model, plan, encodings, switches="each")
-        return Switchboard(proto, plan, outputs, [kept[place] for place in places], options.threads)
+        return Switchboard(proto, plan, outputs, feeds, options.threads)
 
     @cached_property
     def groups(self) -> list[Group]:
