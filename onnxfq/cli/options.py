@@ -179,6 +179,6 @@ def use_libraries(libraries: list[Path] | None) -> list[Path] | None:
 def shape_option(text: str) -> tuple[str, tuple[int, ...]]:
     """Return input name and shape of `NAME:1x3x224x224`; a name may hold colons."""
     name, _, sizes = text.rpartition(":")
-    if not name or not all(size.isdecimal() for size in sizes.split("x")):
-        raise typer.BadParameter(f"--shape wants NAME:1x3x224x224, got {text!r}")
+    if not name or not all(size.isdecimal() and len(size) < 16 for size in sizes.split("x")):
+        raise typer.BadParameter(f"--shape wants NAME:1x3x224x224, got {text!r:.80}")
     return name, tuple(int(size) for size in sizes.split("x"))

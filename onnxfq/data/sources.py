@@ -27,6 +27,7 @@ from onnxfq.data.inputs import Inputs, samples_open
 from onnxfq.data.options import DataOptions
 from onnxfq.data.validation import check_names, is_array, to_array
 from onnxfq.errors import DataError, OnnxfqError, nearest
+from onnxfq.support.arrays import StoredArray
 from onnxfq.support.records import join_lines
 
 Data = str | Path | NDArray[Any] | Mapping[str, NDArray[Any]] | Iterable[Any] | Callable[[], Any]
@@ -123,7 +124,9 @@ def _faults_of(name: str) -> Iterator[None]:
         yield
     except OnnxfqError:
         raise
-    except (Exception, SystemExit) as fault:  # the function is the user's
+    except KeyboardInterrupt:
+        raise
+    except BaseException as fault:  # the function is the user's
         place = traceback.extract_tb(fault.__traceback__)[-1]
         raise DataError(
             f"--data {name} failed ({type(fault).__name__}: {join_lines(fault)}) in line {place.lineno} of "
@@ -228,8 +231,13 @@ def _open_images(paths: Sequence[Path], name: str, reading: Reading) -> Source:
 def _open_arrays(arrays: Mapping[str, Any], reading: Reading, name: str) -> Source:
     inputs = reading.inputs
     check_names(arrays, inputs, name)
-    given = {spec.name: to_array(arrays[spec.name], spec, f"in {name}") for spec in inputs}
-    runs = cut(given, inputs, reading.batch, name)
+    given = {
+        spec.name: value
+        if isinstance(value := arrays[spec.name], StoredArray)
+        else to_array(value, spec, f"in {name}")
+        for spec in inputs
+    }
+    runs = cut(given, inputs, reading.batch or reading.options.limit or 0, name)
     return Source(name, (Piece(run) for run in runs), count_samples(given, inputs))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Data, Feed
 from onnxfq.data.model_inputs import input_specs
-from onnxfq.errors import OutputError, RecipeError, nearest
+from onnxfq.errors import DataError, OutputError, RecipeError, nearest
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names
@@ -37,6 +38,7 @@ SAMPLES = 4
 """Number of feeds in the folder."""
 
 _DATA_SEED = 0
+_MOST_RANDOM = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,11 @@ def _random_feed(proto: onnx.ModelProto, wanted: Mapping[str, Profile]) -> Feed:
     feed: dict[str, NDArray[Any]] = {}
     for spec in input_specs(proto):
         shape = wanted[spec.name][1] if spec.name in wanted else tuple(size or 1 for size in spec.shape or ())
+        if prod(shape) > _MOST_RANDOM:
+            raise DataError(
+                f"input {spec.name!r} of shape {list(shape)} has over {_MOST_RANDOM:,} elements, too many "
+                "for a random sample; give data, or a smaller --shape"
+            )
         values = rng.normal(size=shape) if spec.dtype.kind not in "iub" else rng.integers(0, 2, shape)
         feed[spec.name] = np.asarray(values).astype(spec.dtype)
     return feed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import onnx
 
@@ -13,6 +14,8 @@ Profile = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Smallest, most frequent and largest shape of one input."""
 
 LARGEST_BATCH = 8
+MOST_ELEMENTS = 2**31 - 1
+"""Most elements of a tensor in TensorRT."""
 _USUAL_BATCH = 4
 _PIXELS = 224
 _OTHER = 64
@@ -81,6 +84,11 @@ def _check_dims(
         wanted = "x".join("?" if size is None else str(size) for size in fixed)
         raise DataError(
             f"input {name!r} is {wanted}, but the given shape is {'x'.join(map(str, given))}; correct it"
+        )
+    if prod(given) > MOST_ELEMENTS:
+        raise DataError(
+            f"input {name!r} would have {prod(given):,} elements in the given shape "
+            f"{'x'.join(map(str, given))}; TensorRT takes up to {MOST_ELEMENTS:,}, give less"
         )
     return given
 

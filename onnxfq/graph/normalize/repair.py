@@ -14,6 +14,7 @@ from onnx import shape_inference
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.weightless import strip_weights
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_graphs, list_nodes, replace_nodes
 
 
@@ -24,6 +25,7 @@ def repair(proto: onnx.ModelProto, source: str) -> None:
     for graph in list_graphs(proto.graph):
         graph.name = graph.name or "graph"
         _sort_nodes(graph)
+    _name_splits(proto)
     _complete_outputs(proto, source)
 
 
@@ -56,6 +58,14 @@ def _spell_domain(proto: onnx.ModelProto, source: str) -> None:
         for node in list_nodes(owner):
             if node.domain == "ai.onnx":
                 node.domain = ""
+
+
+def _name_splits(proto: onnx.ModelProto) -> None:
+    """Name the outputs of Split that nobody reads: onnxruntime 1.31.1 crashes on one without a name."""
+    names = GraphIndex.of_model(proto).names
+    for node in list_nodes(proto.graph):
+        if node.op_type == "Split" and "" in node.output:
+            node.output[:] = [name or names.claim(f"{node.name}/unused") for name in node.output]
 
 
 def _sort_nodes(graph: onnx.GraphProto) -> None:
