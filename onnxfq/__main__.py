@@ -79,6 +79,9 @@ def _exit_interrupted(number: int, frame: object) -> None:
 
 
 def _report_signal(number: int) -> int:
+    if number in (signal.SIGINT, signal.SIGTERM):
+        _tell("interrupted")
+        return 130
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     why = "a library, most likely ONNX Runtime, crashed on these inputs; export the model again"
     if number == signal.SIGKILL:

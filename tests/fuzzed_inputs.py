@@ -205,7 +205,7 @@ def damage(folder: Path, rng: Rng) -> Case:
             ".npy": _damage_npy,
             ".yaml": _damage_yaml,
         }
-        bytewise = kind not in damages or rng.integers(3) == 0
+        bytewise = kind not in damages or rng.integers(6) == 0
         what = _damage_bytes(target, rng) if bytewise else damages[kind](target, rng)
     return Case(f"{name}: {target.name}: {what}", arguments)
 
@@ -263,6 +263,20 @@ def _damage_bytes(path: Path, rng: Rng) -> str:
 
 
 def _damage_model(path: Path, rng: Rng) -> str:
+    """Change the structure; mostly into a model that ONNX's checker takes, to get further than reading."""
+    sound = path.read_bytes()
+    for _ in range(int(some((1, 20), rng))):
+        path.write_bytes(sound)
+        what = _change_model(path, rng)
+        try:
+            onnx.checker.check_model(path.read_bytes())
+            return what
+        except (onnx.checker.ValidationError, ValueError, UnicodeDecodeError):
+            pass
+    return what
+
+
+def _change_model(path: Path, rng: Rng) -> str:
     proto = onnx.load(path)
     done = []
     for _ in range(int(rng.integers(1, 3))):
@@ -476,7 +490,9 @@ def _damage_document(content: Any, rng: Rng) -> tuple[Any, str]:
     elif how == 2 and isinstance(parent, list):
         parent.append(parent[place[-1]])
     else:
-        parent[place[-1]] = some(_ODD_VALUES, rng)
+        old = parent[place[-1]]
+        alike = [value for value in _ODD_VALUES if isinstance(value, type(old))]
+        parent[place[-1]] = some(alike if alike and rng.integers(2) else _ODD_VALUES, rng)
         return content, f"{place[-3:]} = {parent[place[-1]]!r:.20}"
     return content, f"{place[-3:]} {how}"
 

@@ -101,7 +101,7 @@ def check_model_output(output: str | Path | None, model: object, *others: object
 
 
 def _real(path: Path) -> Path:
-    """Return `path` without links; unlike Path.resolve, a link to itself is no error."""
+    """Return `path` with its links followed; Path.resolve would raise an error for a link to itself."""
     return Path(os.path.realpath(path))
 
 

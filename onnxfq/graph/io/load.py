@@ -71,7 +71,8 @@ def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: 
     """Normalise the result of `read_model`; may change `proto`. Raises ModelError as `load` does."""
     try:
         notes = standard_form(proto)
-        check_unfolded(proto, source)  # functions are inlined now
+        check_operands(proto, source)  # again: functions are inlined now
+        check_unfolded(proto, source)
         if existing == "requantize":
             notes += [strip_quantizers(proto, source), normalize.fold_moves(proto)]
         notes.append(correct_shapes(proto))
@@ -186,7 +187,8 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         raise ModelError(f"{source} is not an ONNX model, or it has no nodes; export it again")
     try:
         # protobuf does not check text: a damaged string reads as bytes or raises an error.
-        if not all(isinstance(text, str) for text in _texts(proto.graph)):
+        notes = [text for entry in proto.metadata_props for text in (entry.key, entry.value)]
+        if not all(isinstance(text, str) for text in (*notes, *_texts(proto.graph))):
             raise _make_text_error(source)
         _check_types(proto.graph, source)
         check_sizes(proto, source)

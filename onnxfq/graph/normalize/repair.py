@@ -22,6 +22,7 @@ def repair(proto: onnx.ModelProto, source: str) -> None:
     """Repair `proto` in place. Raises ModelError if that is impossible, as for an input of unknown rank."""
     _raise_ir_version(proto)
     _spell_domain(proto, source)
+    _trim_inputs(proto)
     for graph in list_graphs(proto.graph):
         graph.name = graph.name or "graph"
         _sort_nodes(graph)
@@ -58,6 +59,13 @@ def _spell_domain(proto: onnx.ModelProto, source: str) -> None:
         for node in list_nodes(owner):
             if node.domain == "ai.onnx":
                 node.domain = ""
+
+
+def _trim_inputs(proto: onnx.ModelProto) -> None:
+    """Remove the empty names that end a node's inputs: they mean nothing, and code may count inputs."""
+    for node in (node for owner in (proto.graph, *proto.functions) for node in list_nodes(owner)):
+        while node.input and not node.input[-1]:
+            node.input.pop()
 
 
 def _name_splits(proto: onnx.ModelProto) -> None:
