@@ -34,7 +34,8 @@ from timing import machine, markdown_table, median_ratio, paired_times, report
 import onnxfq
 from onnxfq.calibration.statistics import HISTOGRAM, Observed, Statistics, TensorStatistics, empty_state
 from onnxfq.calibration.statistics.state import StateNames
-from onnxfq.data import Feed, sample_digest
+from onnxfq.data import Feed, digest_feed
+from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.model import Model
 from onnxfq.passes.observe.insert_merging import InsertMerging
@@ -133,7 +134,7 @@ def same_statistics(model: Model, plan: Plan, merging: onnx.ModelProto, feed: Fe
             path = Path(folder) / f"{number}.npz"
             of_all = dict(zip(tensors, found, strict=True))
             values = HISTOGRAM.to_keys(of_all)
-            Statistics(model.sha256, 1, values, data=sample_digest(feed)).save(path)
+            Statistics(model.sha256, 1, values, data=digest_feed(feed, input_specs(model.proto))).save(path)
             files.append(path.read_bytes())
     return files[0] == files[1]
 

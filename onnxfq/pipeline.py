@@ -103,7 +103,7 @@ def quantize(
     Raises an OnnxfqError in one line, and writes nothing, if a stage fails.
     """
     options = options or RunOptions()
-    check_model_output(output, model, data, statistics, encodings)
+    check_model_output(output, model, data, statistics, encodings, recipe)
     chosen, release = _choose_recipe(recipe, calibrator), release_of(runtime)
     clock = _Clock()
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)

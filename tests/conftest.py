@@ -28,6 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--damaged-files", type=int, default=200, help="files damaged (CI: 200)")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put slow files first: with several workers no file is left for one of them at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def digits_model() -> Path:
     """The shipped network."""

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from builders import build, shared_weight, stage, two_branch, weights
 
+from onnxfq.cli.main import main
 from onnxfq.data.labels import read_labels
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
@@ -284,3 +285,17 @@ def test_a_gpu_without_room(device, monkeypatch, caplog) -> None:
     assert [record.message for record in caplog.records] == [
         "running on the CPU: the GPU has no room; give a smaller batch, or run on the CPU"
     ]
+
+
+def test_limit_takes_the_first_labels(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`--limit` reads fewer samples, and `-q` still prints the figures."""
+    x = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
+    onnx.save(REFERENCE, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **{REFERENCE.graph.input[0].name: x})
+    np.save(tmp_path / "l.npy", np.zeros(6, np.int64))
+    line = (
+        f"evaluate {tmp_path}/m.onnx {tmp_path}/m.onnx --data {tmp_path}/d.npz --labels {tmp_path}/l.npy -q"
+    )
+    for limit in ([], ["--limit", "4"]):
+        assert main([*line.split(), *limit]) == 0
+        assert "SQNR" in capfd.readouterr().out

@@ -11,10 +11,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted((ROOT / "examples").glob("*/README.md")), ROOT / "models" / "README.md"]
-# Full training takes minutes; one epoch runs the same code.
-SHORTER = {"models/train.py": ["--epochs", "1"]}
+# Full training takes minutes; one epoch and a few steps run the same code.
+SHORTER = {
+    "models/train.py": ["--epochs", "1"],
+    "examples/quantization_aware_training/example.py": ["--epochs", "1", "--steps", "12"],
+    "examples/torch_to_tensorrt/example.py": ["--epochs", "1", "--steps", "6"],
+}
 
 pytest.importorskip("torch.nn")
+pytestmark = pytest.mark.slow
 
 
 def commands() -> list[tuple[str, list[str]]]:

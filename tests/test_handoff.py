@@ -8,6 +8,7 @@ import io
 import json
 import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +99,16 @@ def test_scripts(written, release):
 
 def test_shapes_in_commands():
     """Both tools get each end of each open input, in their own spelling; names with colons are quoted."""
-    words = commands.trtexec(11, PROFILE, {"x": (4, 3, 6, 6), "t:0": (1,)})
+    words = commands.trtexec(11, PROFILE, {"x": (4, 3, 6, 6), "t:0": (1,)}, commands.raw_files(["x", "t:0"]))
     assert "--minShapes=x:1x3x6x6" in words and "--maxShapes=x:8x3x6x6" in words
     assert "--shapes=x:4x3x6x6" in words
     assert "--loadInputs=x:raw/x.bin,'t:0':raw/t_0.bin" in words
     assert shlex.split(commands.script([words]).splitlines()[3]) == words
-    words = commands.polygraphy(11, PROFILE, expected=False)
+    words = commands.polygraphy(11, PROFILE, expected=False, limits={})
     at = words.index("--trt-opt-shapes")
     assert words[at : at + 2] == ["--trt-opt-shapes", "x:[4,3,6,6]"]
     assert "--load-outputs" not in words
-    fixed = commands.trtexec(10, {}, {"x": (1, 3)})
+    fixed = commands.trtexec(10, {}, {"x": (1, 3)}, {"x": "x.bin"})
     assert not any("Shapes" in word or "--shapes" in word for word in fixed)
 
 
@@ -176,7 +177,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(*given: object) -> None:
         raise OutputError("no space left")
 
-    monkeypatch.setattr(importlib.import_module("onnxfq.stages.handoff"), "_write_samples", refuse)
+    monkeypatch.setattr(importlib.import_module("onnxfq.stages.handoff"), "write_npz", refuse)
     (tmp_path / "empty").mkdir()
     for name in ("new", "empty"):
         with pytest.raises(OutputError, match="no space left"):
@@ -200,3 +201,95 @@ def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     assert main(line.split()) == 0
     assert "findings   none" in capfd.readouterr().out
     assert "--maxShapes=x:16x3x6x6" in (tmp_path / "out/tensorrt10.sh").read_text()
+
+
+def tokens() -> tuple[onnx.ModelProto, list[dict[str, Any]]]:
+    """A model with an open length, and data of ten lengths, 20 most often; the first four are short."""
+    proto = build(
+        "g (float[N,L,4] x) => (float[N,L,4] y) { y = MatMul (x, w) }",
+        {"w": weights(4, 4)},
+    )
+    lengths = [11, 12, 13, 14, 20, 63, 20, 20, 30, 40]
+    return qdq_of(stage(proto)), [{"x": weights(1, length, 4)} for length in lengths]
+
+
+def test_profiles_are_those_of_all_data(tmp_path: Path):
+    """Smallest, most frequent and largest length come from every feed; the batch keeps its usual range."""
+    proto, feeds = tokens()
+    found = handoff(proto, tmp_path / "out", data=iter(feeds)).profiles
+    assert found == {"x": ((1, 11, 4), (1, 20, 4), (8, 63, 4))}
+
+
+def test_ends_of_profiles_are_set(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """`--min-shapes` and the like replace an end; what cannot be built or run is refused in one line."""
+    proto, feeds = tokens()
+    onnx.save(proto, tmp_path / "q.onnx")
+    (tmp_path / "d").mkdir()
+    for number, feed in enumerate(feeds):
+        np.savez(tmp_path / f"d/{number:02}.npz", **feed)
+    line = [f"{tmp_path}/q.onnx", "-q", "-o", f"{tmp_path}/out", "--data", f"{tmp_path}/d"]
+    for words, says in (
+        (["--max-shapes", "x:8x12x4"], "out of order"),
+        (["--max-shapes", "x:8x13x4", "--opt-shapes", "x:1x12x4"], "sample 3 has 'x' 1x14x4, outside of"),
+        (["--max-shapes", "x:8x13x5"], "but the given shape is 8x13x5"),
+        (["--max-shapes", "z:8"], "'z', which the model does not take"),
+        (["--max-shapes", "x8"], "a shape is NAME:1x3x224x224"),
+    ):
+        assert main(["handoff", *line, *words]) != 0
+        assert says in capfd.readouterr().err and not (tmp_path / "out").exists()
+    assert main(["handoff", *line, "--max-shapes", "x:16x128x4", "--min-shapes", "x:1x1x4"]) == 0
+    ends = json.loads((tmp_path / "out/profiles.json").read_text())
+    assert ends == {"x": {"min": [1, 1, 4], "opt": [1, 20, 4], "max": [16, 128, 4]}}
+
+
+def test_names_that_are_alike_or_numpys_own(tmp_path: Path):
+    """Every input has a raw file of its own, and arrays may be called as arguments of NumPy."""
+    names = ("a/b", "a_b", "A_b", "file", "allow_pickle")
+    proto = named_inputs(names)
+    feed = {name: weights(1, 4) + np.float32(number) for number, name in enumerate(names)}
+    handoff(proto, tmp_path / "out", data=[feed])
+    script = shlex.split((tmp_path / "out/tensorrt11.sh").read_text())
+    (given,) = (word.partition("=")[2] for word in script if word.startswith("--loadInputs="))
+    files = dict(one.rsplit(":", 1) for one in given.split(","))
+    assert set(files) == set(names) and len(set(map(str.casefold, files.values()))) == len(names)
+    for name, file in files.items():
+        assert (tmp_path / "out" / file).read_bytes() == feed[name].tobytes()
+    with np.load(tmp_path / "out/inputs/0.npz") as stored:
+        assert {name: stored[name].tobytes() for name in names} == {n: a.tobytes() for n, a in feed.items()}
+
+
+def named_inputs(names: Sequence[str]) -> onnx.ModelProto:
+    """A sum of inputs of these names."""
+    made = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]) for name in names]
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 4])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Sum", names, ["y"], "sum")], "g", made, [y])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_two_at_once_and_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The folder appears whole or not at all: of two at a time one is refused, and leftovers are removed."""
+    module = importlib.import_module("onnxfq.stages.handoff")
+    proto, usual = qdq_of(stage(gemm())), module.write_npz
+
+    def race(path: Path, arrays: Any) -> None:
+        assert not (tmp_path / "out").exists()
+        monkeypatch.setattr(module, "write_npz", usual)
+        handoff(proto, tmp_path / "out")
+        usual(path, arrays)
+
+    monkeypatch.setattr(module, "write_npz", race)
+    with pytest.raises(OutputError, match="was filled by another process meanwhile"):
+        handoff(proto, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"] and (tmp_path / "out/README.md").exists()
+    (tmp_path / ".new.killed.part/raw").mkdir(parents=True)
+    handoff(proto, tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "out"]
+
+
+def test_the_limit_fits_the_expected_outputs():
+    """Twice the angle between two ways of rounding: 0.979 asks for 0.9168, near 1 for the usual 0.99."""
+    limits = commands.cosine_limits({"a": 0.979, "b": 0.9999, "c": 0.5})
+    assert limits == {"a": 0.9168, "c": 0.0}
+    words = commands.polygraphy(11, {}, True, limits)
+    at = words.index("--cosine-similarity-threshold")
+    assert words[at + 1 : at + 4] == ["0.99", "a:0.9168", "c:0.0000"]

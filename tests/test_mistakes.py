@@ -262,7 +262,7 @@ MISTAKES = {
     "artifacts is a file": (
         nothing,
         f"{GOOD} --artifacts data.npz",
-        "cannot write into data.npz: it is a file; give a folder",
+        "output data.npz is another file of this command too; give another file name",
     ),
     "artifacts in a missing folder": (nothing, f"{GOOD} --artifacts none/kept", "folder none does not exist"),
     "half inputs of a float model": (nothing, f"{GOOD} --float-io", "--float-io needs --float fp16 or bf16"),

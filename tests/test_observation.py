@@ -19,7 +19,9 @@ from builders import build, conv_relu, feed_for, planned, two_branch, weights
 from onnx import TensorProto, helper
 
 from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistics
-from onnxfq.data import Feed, sample_digest
+from onnxfq.cli.main import main
+from onnxfq.data import DataDigest, Feed, digest_feed
+from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import RECIPES
 from onnxfq.errors import StatisticsError
@@ -33,7 +35,6 @@ from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
 from onnxfq.stages.observe_ray import collect_on_ray
 from onnxfq.stages.observers import ObserveOptions, Observer
 from onnxfq.stages.plan import make_plan, observation_plan
-from onnxfq.support.digests import DATA_MODULUS
 
 
 def narrow_channels() -> onnx.ModelProto:
@@ -86,7 +87,8 @@ def by_the_runtime(model: Model, plan: Plan, feeds: list[Feed]) -> Statistics:
         found = session.run(feed, [observe_output(name, out) for name in names for out in OBSERVE_OUTPUTS])
         for i, name in enumerate(names):
             total[name] = total[name].merge(TensorStatistics.from_results(*found[4 * i : 4 * i + 4]))
-    digest = sum(map(sample_digest, feeds)) % DATA_MODULUS
+    inputs = input_specs(model.proto)
+    digest = sum((digest_feed(feed, inputs) for feed in feeds), DataDigest())
     return Statistics(model.sha256, len(feeds), HISTOGRAM.to_keys(total), data=digest)
 
 
@@ -200,7 +202,7 @@ def test_only_the_same_data_is_gone_on_with(observed) -> None:
     """The first feeds must be those that the file was made from."""
     model, plan = observed
     part = replace(collect_statistics(model, plan, feeds_of(3)), complete=False)
-    with pytest.raises(StatisticsError, match="gathered from other data: 3 feeds with digest"):
+    with pytest.raises(StatisticsError, match="gathered from other data: 3 samples with digest"):
         collect_statistics(model, plan, feeds_of(5, seed=1), start=part)
     assert collect_statistics(model, plan, feeds_of(5), start=part).feeds == 5
 
@@ -351,3 +353,27 @@ def test_a_cluster_needs_ray(monkeypatch, observed) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(Exception, match=r"pip install 'onnxfq\[ray\]'"):
         collect_on_ray(*observed, feeds_of(1), "local")
+
+
+def test_the_digest_of_the_data_depends_on_no_batch_and_no_order(observed) -> None:
+    """It sums up samples: statistics of one batch size serve a run with another."""
+    model, plan = observed
+    samples = [{name: array[:1] for name, array in feed.items()} for feed in feeds_of(6)]
+    joined = [
+        {name: np.concatenate([one[name] for one in samples[start : start + 4]]) for name in samples[0]}
+        for start in (0, 4)
+    ]
+    found = {collect_statistics(model, plan, feeds).data for feeds in (samples, samples[::-1], joined)}
+    assert len(found) == 1 and found.pop().samples == 6
+    part = replace(collect_statistics(model, plan, joined[:1]), complete=False)
+    assert collect_statistics(model, plan, samples, start=part).data.samples == 6
+
+
+def test_statistics_of_one_batch_size_serve_another(tmp_path) -> None:
+    """`observe --batch 8`, then `quantize --statistics` at the default batch, through the command line."""
+    onnx.save(narrow_channels(), tmp_path / "m.onnx")
+    feeds = feeds_of(11)
+    np.savez(tmp_path / "d.npz", **{name: np.concatenate([f[name][:1] for f in feeds]) for name in feeds[0]})
+    data = [str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz"), "-q", "-o"]
+    assert main(["observe", *data, str(tmp_path / "s.npz"), "--batch", "8"]) == 0
+    assert main(["quantize", *data, str(tmp_path / "q.onnx"), "--statistics", str(tmp_path / "s.npz")]) == 0

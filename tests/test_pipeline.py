@@ -229,7 +229,7 @@ def test_statistics_gathered_before_are_used_and_checked() -> None:
     assert alone.qdq == first.qdq and not ran and not alone.evaluation.candidates
     assert alone.evaluation.notes == ("no data to compare with was given",)
     other = [{"x": feed["x"] + np.float32(1e-3)} for feed in FEEDS]
-    with pytest.raises(StatisticsError, match="gathered from other data: 6 feeds with digest .*, these"):
+    with pytest.raises(StatisticsError, match="gathered from other data: 6 samples with digest .*, these"):
         quantize(conv_relu(), other, statistics=first.statistics)
     changed = conv_relu()
     changed.graph.initializer[0].raw_data = changed.graph.initializer[0].raw_data[::-1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from builders import (
@@ -83,7 +85,7 @@ def test_keep_float(case: str) -> None:
 
 def test_keep_float_of_everything() -> None:
     """When nothing is left to quantize, that is an error with the reason of the first node."""
-    with pytest.raises(ModelError, match=r"nothing to quantize: Conv 'conv1': kept in float by an override"):
+    with pytest.raises(ModelError, match="nothing to quantize: 3 Conv, first 'conv1': kept in float by an"):
         planned(two_branch(), with_override(op_types=["Conv"], keep_float=True))
 
 
@@ -197,3 +199,23 @@ def test_an_einsum_that_is_no_product_of_two_is_told(equation: str, inputs: str)
     alone = build(text.replace("y = MatMul (e, w)", "y = Relu (e)"), {"w": weights(4, 4)})
     with pytest.raises(ModelError, match=f"Einsum 'Einsum_0' stays in float, '{equation}' is not a product"):
         planned(alone)
+
+
+@pytest.mark.parametrize("change", [{"activations": {"qtype": "int8"}}, {"weights": {"calibrator": "mse"}}])
+def test_a_format_for_what_is_not_quantized(change: dict[str, Any]) -> None:
+    """An override that can act on nothing is an error that names what it could act on."""
+    recipe = with_override(op_types=["Relu"], **change)
+    with pytest.raises(RecipeError, match="override of Relu sets a format but matches no .* of Add, Conv"):
+        planned(two_branch(), recipe)
+    planned(two_branch(), with_override(op_types=["Relu"], keep_float=True))
+
+
+def test_a_refusal_names_what_most_operators_have() -> None:
+    """Two MatMul of text say more about a model than its one odd Conv."""
+    model = build(
+        """g (float[1,3,8,8] x, float[4,4] a) => (float[1,2,8,8] y, float[4,4] z) {
+            [odd] y = Conv (x, w) [m1] b = MatMul (a, a) [m2] z = MatMul (b, a) }""",
+        {"w": weights(2, 3, 1, 1)},
+    )
+    with pytest.raises(ModelError, match=r"2 MatMul, first 'm1': .*\(3 operators; also 1 Conv"):
+        planned(model, with_override(op_types=["Conv", "MatMul"], keep_float=True))

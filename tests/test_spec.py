@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pydantic
 import pytest
 
+from onnxfq.errors import SpecError
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
@@ -82,7 +82,7 @@ def test_files_have_the_granularity_as_fields_of_the_spec(granularity, fields):
         ({"qtype": "int8", "block_shape": (2, 0)}, "a size of at least 1, or -1 for a whole axis"),
         ({"qtype": "int8", "block_shape": ()}, "for each dimension, got []"),
         ({"qtype": 8}, "unknown qtype '8'"),
-        ({"qtype": "int8", "bits": 8}, "Extra inputs are not permitted"),
+        ({"qtype": "int8", "bits": 8}, "no such field"),
         ({"qtype": "int8", "scale_type": "e5m2"}, "Input should be 'float32', 'e8m0' or 'e4m3'"),
         (
             {"qtype": "int8", "scale_type": "e8m0", "symmetric": False},
@@ -113,9 +113,9 @@ def test_files_have_the_granularity_as_fields_of_the_spec(granularity, fields):
 )
 def test_what_does_not_go_together(fields, words):
     """Each contradiction is refused with its remedy."""
-    with pytest.raises(pydantic.ValidationError, match=".*") as caught:
+    with pytest.raises(SpecError, match=".*") as caught:
         QuantSpec(**fields)
-    assert words in str(caught.value)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

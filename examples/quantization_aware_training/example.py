@@ -1,6 +1,6 @@
 """Quantization-aware training of a digit network at 4 bits, and its export.
 
-python example.py [--seeds 0 1 2] [--out table.md]
+python example.py [--seeds 0 1 2] [--epochs 2] [--steps 120] [--out table.md]
 """
 
 import argparse
@@ -19,12 +19,12 @@ import digits
 import train
 
 HERE = Path(__file__).resolve().parent
-STEPS, BATCH = 120, 100
-TITLE = f"""# Training with fake quantization
+BATCH = 100
+TITLE = """# Training with fake quantization
 
 Accuracy on the scoring digits of `models/` in percent: the depthwise network, int4 for all weights, uint4 for
 all activations, by `examples/quantization_aware_training/example.py --seeds 0 1 2 --out docs/qat-results.md`.
-The float network is trained for two epochs. {STEPS} steps with fake quantization follow, or as many in float.
+Epochs of the float network: {epochs}. Steps with fake quantization after them, or as many in float: {steps}.
 """
 calibration = torch.from_numpy(digits.load("calibration")[0])
 
@@ -35,15 +35,15 @@ def accuracy(module):
     return 100 * correct / count
 
 
-def train_on(module, seed):
-    """Train for a few hundred steps; freeze folded BatchNorm for the last third."""
+def train_on(module, seed, steps):
+    """Train for `steps` batches; freeze folded BatchNorm for the last third."""
     torch.manual_seed(seed)
     images, labels = (torch.from_numpy(array) for array in digits.load("train"))
     optimizer = torch.optim.AdamW(module.parameters(), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=STEPS)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
     module.train()
-    for step in range(STEPS):
-        if step == 2 * STEPS // 3:
+    for step in range(steps):
+        if step == 2 * steps // 3:
             freeze_batchnorm(module)
         batch = torch.randint(len(images), (BATCH,))
         optimizer.zero_grad()
@@ -53,13 +53,13 @@ def train_on(module, seed):
     return module
 
 
-def run(seed):
+def run(seed, epochs, steps):
     """Run all steps from training to the Q/DQ file; return the accuracy of each."""
     # 1. A trained float network.
-    module = train.train(train.RECIPES["depthwise_cnn"], epochs=2, seed=seed)
+    module = train.train(train.RECIPES["depthwise_cnn"], epochs=epochs, seed=seed)
     scores = {"float32": accuracy(module)}
     export_torch(module, (calibration[:2],), "model.onnx", output_names=["logits"])
-    scores["float32, same extra training"] = accuracy(train_on(copy.deepcopy(module), seed))
+    scores["float32, same extra training"] = accuracy(train_on(copy.deepcopy(module), seed, steps))
     # 2. Fake quantizers where the recipe wants them, and their scales from 500 digits.
     print(*quantize_module(module.eval(), HERE / "recipe.yaml").coverage(), sep=", ")
     with torch.no_grad(), compute_encodings(module):
@@ -68,7 +68,7 @@ def run(seed):
     scores["after calibration"] = accuracy(module)
     # 3. Weights and scales learn.
     learn_grids(module, "scale")
-    scores["after training"] = accuracy(train_on(module, seed))
+    scores["after training"] = accuracy(train_on(module, seed, steps))
     # 4. The Q/DQ file against the float one, both in ONNX Runtime.
     export_torch(module, (calibration[:2],), "model.qdq.onnx", output_names=["logits"])
     scoring, expected = digits.load("scoring")
@@ -82,12 +82,14 @@ def run(seed):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+parser.add_argument("--epochs", type=int, default=2, help="of the float network")
+parser.add_argument("--steps", type=int, default=120, help="of training with fake quantization")
 parser.add_argument("--out", type=Path, help="a Markdown file for the table")
 options = parser.parse_args()
-results = [run(seed) for seed in options.seeds]
+results = [run(seed, options.epochs, options.steps) for seed in options.seeds]
 rows = [["%", *(f"seed {seed}" for seed in options.seeds)], ["---"] * (len(results) + 1)]
 rows += [[name, *(f"{scores[name]:.2f}" for scores in results)] for name in results[0]]
 table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
 print(table)
 if options.out:
-    options.out.write_text(f"{TITLE}\n{table}\n")
+    options.out.write_text(f"{TITLE.format(epochs=options.epochs, steps=options.steps)}\n{table}\n")

@@ -1,5 +1,6 @@
 """Two checked TensorRT packages of a float torch model: post-training and quantization-aware."""
 
+import argparse
 import copy
 import sys
 from importlib.util import find_spec
@@ -15,7 +16,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))  # not a
 import digits
 import train
 
-STEPS, BATCH = 30, 100
+BATCH = 100
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=2, help="of the float network")
+parser.add_argument("--steps", type=int, default=30, help="of training with fake quantization")
+options = parser.parse_args()
 calibration = torch.from_numpy(digits.load("calibration")[0])
 scoring, expected = digits.load("scoring")
 feeds = [{"image": scoring[start : start + BATCH]} for start in range(0, len(scoring), BATCH)]
@@ -39,7 +44,7 @@ def train_on(module):
     freeze_batchnorm(module.train())
     images, labels = (torch.from_numpy(array) for array in digits.load("train"))
     optimizer = torch.optim.AdamW(module.parameters(), 2e-4, weight_decay=0.0)
-    for _ in range(STEPS):
+    for _ in range(options.steps):
         batch = torch.randint(len(images), (BATCH,))
         optimizer.zero_grad()
         F.cross_entropy(module(images[batch]), labels[batch]).backward()
@@ -62,7 +67,7 @@ def hand_over(module, name):
         sys.exit(1)
 
 
-trained = train.train(train.RECIPES["residual_cnn"], epochs=2, seed=0).eval()
+trained = train.train(train.RECIPES["residual_cnn"], epochs=options.epochs, seed=0).eval()
 export_torch(trained, (calibration[:2],), "float.onnx", output_names=["logits"])
 hand_over(quantized(trained), "post-training")
 hand_over(train_on(quantized(trained)), "trained")

@@ -20,7 +20,6 @@ from onnxfq.cli.options import (
     StatisticsOption,
 )
 from onnxfq.documents.plan import Plan
-from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load
 from onnxfq.report.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
 from onnxfq.stages.encoding_sources import match_encodings
@@ -50,9 +49,6 @@ def calibrate(
 
     Without --statistics, --encodings must hold every activation.
     """
-    check_model_output(output, model, plan, statistics, encodings)
-    if table_csv is not None:
-        check_model_output(table_csv, model, plan, statistics, encodings, output)
     if statistics is None and (encodings is None or table or table_csv is not None):
         raise typer.BadParameter("calibrate needs --statistics, or --encodings that hold every activation")
     if calibrator is not None:

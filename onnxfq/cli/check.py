@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from onnxfq.cli.console import say
-from onnxfq.cli.options import BuildOption, JsonOption, ModelArgument, ShapeOption, shape_option
+from onnxfq.cli.options import BuildOption, JsonOption, ModelArgument, ShapeOption, read_shapes
 from onnxfq.stages.check import check as check_model
 from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts
@@ -30,7 +30,7 @@ def check(
     """Check a Q/DQ MODEL by the rules of its target; exit with 1 if it breaks one."""
     if shape and not build:
         raise typer.BadParameter("--shape needs --build; add it")
-    shapes = dict(shape_option(text) for text in shape or ())
+    shapes = read_shapes(shape)
     result = check_model(model, target, build=BuildOptions(shapes) if build else None)
     say(result.model_dump_json(indent=2) if as_json else result.table())
     if not result.passed:

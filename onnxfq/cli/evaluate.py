@@ -55,7 +55,10 @@ def evaluate(
     device: DeviceOption = "auto",
     quiet: QuietOption = False,
 ) -> None:
-    """Print SQNR, cosine, largest error and top-1 agreement of each output; with --labels the accuracy."""
+    """Print SQNR, cosine, largest error and top-1 agreement of each output; with --labels the accuracy.
+
+    With --limit the first labels count.
+    """
     with show_progress(batch, threads, quiet or as_json, described, device) as options:
         result = evaluate_models(
             reference,
@@ -66,4 +69,4 @@ def evaluate(
             kernels=kernels,
             options=options,
         )
-    say(result.model_dump_json(indent=2) if as_json else result.table(), quiet and not as_json)
+    say(result.model_dump_json(indent=2) if as_json else result.table())

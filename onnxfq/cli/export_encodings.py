@@ -12,7 +12,7 @@ from onnxfq.cli.console import say
 from onnxfq.cli.options import OutputOption, PlanOption, QuietOption
 from onnxfq.documents.plan import Plan
 from onnxfq.interchange import WRITERS, load_encodings
-from onnxfq.support.files import check_output, write_text
+from onnxfq.support.files import write_text
 
 
 def export_encodings(
@@ -31,7 +31,6 @@ def export_encodings(
     quiet: QuietOption = False,
 ) -> None:
     """Write encodings in the format of another tool, and list the encodings that do not fit."""
-    check_output(output, encodings, plan)
     written = interchange.export_encodings(load_encodings(encodings), Plan.load(plan), to)
     write_text(output, written.text)
     say(f"exported   {written.tensors} of {written.tensors + len(written.lost)} tensors as {to}", quiet)

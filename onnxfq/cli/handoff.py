@@ -18,11 +18,20 @@ from onnxfq.cli.options import (
     QuietOption,
     ShapeOption,
     ThreadsOption,
-    shape_option,
+    read_shapes,
 )
 from onnxfq.data import DataOptions
 from onnxfq.stages.handoff import handoff as write_folder
 from onnxfq.targets.build_options import BuildOptions
+
+ShapesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME:1x3x224x224",
+        help="Set this end of the shapes of an input with open dimensions (repeatable, or with commas).",
+        show_default=False,
+    ),
+]
 
 
 @with_data_options
@@ -35,15 +44,19 @@ def handoff(
     data: OptionalDataOption = None,
     build: BuildOption = False,
     shape: ShapeOption = None,
+    min_shapes: ShapesOption = None,
+    opt_shapes: ShapesOption = None,
+    max_shapes: ShapesOption = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
     quiet: QuietOption = False,
 ) -> None:
     """Write a Q/DQ MODEL with shapes, commands, samples and findings to a folder.
 
-    The first feeds of --data are the samples; without it they are random.
+    The first feeds of --data are the samples, and all of them make the shapes; without it both are guessed.
     """
-    shapes = dict(shape_option(text) for text in shape or ())
+    shapes = read_shapes(shape)
+    ends = {"min": read_shapes(min_shapes), "opt": read_shapes(opt_shapes), "max": read_shapes(max_shapes)}
     with show_progress(batch, threads, quiet, described, "cpu") as options:
         result = write_folder(
             model,
@@ -51,6 +64,7 @@ def handoff(
             data=data,
             build=BuildOptions(shapes) if build else None,
             shapes=shapes,
+            ends=ends,
             options=options,
         )
     for note in result.notes:

@@ -12,7 +12,6 @@ from onnxfq.cli.console import say
 from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption, QuietOption
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.external.scratch_file import scratch_for, weights_in
-from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
 from onnxfq.interchange import load_encodings
@@ -52,7 +51,6 @@ def insert(
     """Insert the planned quantizers into MODEL and write it."""
     if switchable and form is Form.qdq:
         raise typer.BadParameter("--switchable needs --as fakequant; standard Q/DQ nodes cannot be switched")
-    check_model_output(output, model, plan, encodings)
     planned, encoded = Plan.load(plan), load_encodings(encodings)
     loaded = load(model, planned.existing)
     with weights_in(scratch_for(loaded.proto, output.parent)):

@@ -62,7 +62,9 @@ def build_app(names: Sequence[str]) -> typer.Typer:
     app.callback()(_root)
     for name in names:
         function = name.replace("-", "_")
-        app.command(name)(getattr(import_module(f"onnxfq.cli.{function}"), function))
+        command = getattr(import_module(f"onnxfq.cli.{function}"), function)
+        # Imported with the first command, because it reads models and --version does not.
+        app.command(name)(import_module("onnxfq.cli.guard").guard_files(command))
     return app
 
 

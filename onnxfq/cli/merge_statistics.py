@@ -11,7 +11,6 @@ import typer
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.console import say
 from onnxfq.cli.options import OutputOption, QuietOption
-from onnxfq.support.files import check_output
 
 
 def merge_statistics(
@@ -23,7 +22,6 @@ def merge_statistics(
     quiet: QuietOption = False,
 ) -> None:
     """Merge the statistics of several data sets; the order of FILEs does not matter."""
-    check_output(output, *parts)
     merged = reduce(Statistics.merge, (Statistics.load(part) for part in parts))
     merged.save(output)
     say(f"merged     {len(parts)} files: {len(merged.tensors)} tensors over {merged.feeds} feeds", quiet)

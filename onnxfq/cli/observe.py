@@ -25,7 +25,6 @@ from onnxfq.cli.options import (
 from onnxfq.data import DataOptions
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import StatisticsError
-from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load
 from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
 from onnxfq.stages.observe_ray import collect_on_ray
@@ -68,7 +67,6 @@ def observe(
 
     Without --plan, observe every tensor that a built-in recipe may need.
     """
-    check_model_output(output, model, data, plan)
     start = _load_interrupted(output) if resume else None
     if plan is None:
         loaded = load(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -176,9 +178,12 @@ def use_libraries(libraries: list[Path] | None) -> list[Path] | None:
     return libraries
 
 
-def shape_option(text: str) -> tuple[str, tuple[int, ...]]:
-    """Return input name and shape of `NAME:1x3x224x224`; a name may hold colons."""
-    name, _, sizes = text.rpartition(":")
-    if not name or not all(size.isdecimal() and len(size) < 16 for size in sizes.split("x")):
-        raise typer.BadParameter(f"--shape wants NAME:1x3x224x224, got {text!r:.80}")
-    return name, tuple(int(size) for size in sizes.split("x"))
+def read_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
+    """Return shape by input name of `NAME:1x3x224x224`, also joined by commas; a name may hold colons."""
+    shapes = {}
+    for text in (one for given in texts or () for one in re.split(r"(?<=\d),", given)):
+        name, _, sizes = text.rpartition(":")
+        if not name or not all(size.isdecimal() and len(size) < 10 for size in sizes.split("x")):
+            raise typer.BadParameter(f"a shape is NAME:1x3x224x224, got {text!r:.80}")
+        shapes[name] = tuple(int(size) for size in sizes.split("x"))
+    return shapes

@@ -21,7 +21,6 @@ from onnxfq.cli.options import (
 )
 from onnxfq.data import DataOptions
 from onnxfq.documents.recipe import DEFAULT_RECIPE
-from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load
 from onnxfq.report.text import plan_summary
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
@@ -49,7 +48,6 @@ def plan(
 
     --data provides one feed to infer the tensor ranks that ONNX cannot infer.
     """
-    check_model_output(output, model, data, encodings)
     chosen = choose_recipe(recipe, keep_existing, requantize, equalize)
     loaded = prepare_model(load(model, chosen.existing), chosen.target)
     unknown = lacks_ranks(loaded)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +42,7 @@ from onnxfq.graph.io.save import save
 from onnxfq.numerics.float_types import FloatName
 from onnxfq.report.html import write_report
 from onnxfq.report.text import quantize_summary
-from onnxfq.support.files import check_writable
+from onnxfq.support.files import check_writable, replace_folder
 from onnxfq.support.records import write_document
 
 
@@ -91,11 +93,11 @@ def quantize(
     --data is optional with --statistics or --encodings, and for recipes that observe nothing.
     """
     if report is not None:
-        check_model_output(report, model, output, data, statistics, encodings)
+        check_writable(report)
     if artifacts is not None:
         _check_folder(artifacts)
         for path in _artifacts(artifacts, model.stem).values() if artifacts.exists() else ():
-            check_model_output(path, model, output, data, statistics, encodings, report)
+            check_model_output(path, model, output, data, statistics, encodings, recipe, report)
     chosen = choose_recipe(recipe, keep_existing, requantize, equalize)
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
@@ -131,8 +133,12 @@ def _check_folder(folder: Path) -> None:
 
 
 def _write_artifacts(result: pipeline.QuantizeResult, folder: Path, stem: str) -> None:
-    folder.mkdir(exist_ok=True)
-    paths = _artifacts(folder, stem)
+    """Write all artifacts: a new folder appears as a whole."""
+    with nullcontext(folder) if folder.exists() else replace_folder(folder) as made:
+        _fill(result, _artifacts(made, stem))
+
+
+def _fill(result: pipeline.QuantizeResult, paths: Mapping[str, Path]) -> None:
     result.plan.save(paths["plan"])
     result.statistics.save(paths["statistics"])
     result.encodings.save(paths["encodings"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxfq.data.arrays import read_npz
-from onnxfq.data.digest import DataDigest, sample_digest
+from onnxfq.data.digest import DataDigest, digest_feed, sample_digest
 from onnxfq.data.feeds import DEFAULT_BATCH, Feeds, copy_feeds
 from onnxfq.data.inputs import Feed, InputSpec, sample_count
 from onnxfq.data.options import DataOptions
@@ -18,6 +18,7 @@ __all__ = [
     "Feeds",
     "InputSpec",
     "copy_feeds",
+    "digest_feed",
     "read_npz",
     "sample_count",
     "sample_digest",

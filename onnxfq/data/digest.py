@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxfq.data.inputs import Feed
-from onnxfq.support.digests import DATA_MODULUS
+from onnxfq.data.inputs import Feed, Inputs, samples
+
+_MODULUS = 1 << 256
 
 
 def sample_digest(sample: Feed) -> int:
@@ -34,7 +35,7 @@ class DataDigest:
 
     def __add__(self, other: DataDigest) -> DataDigest:
         """Return the digest of both sets of samples together."""
-        return DataDigest((self.value + other.value) % DATA_MODULUS, self.samples + other.samples)
+        return DataDigest((self.value + other.value) % _MODULUS, self.samples + other.samples)
 
     def plus(self, digest: int) -> DataDigest:
         """Return the digest with one more sample, given its `sample_digest`."""
@@ -44,3 +45,11 @@ class DataDigest:
     def hex(self) -> str:
         """Value as 64 hexadecimal digits, as in files."""
         return f"{self.value:064x}"
+
+
+def digest_feed(feed: Feed, inputs: Inputs) -> DataDigest:
+    """Return the digest of the samples in `feed`; it is the same for every batch size."""
+    total = DataDigest()
+    for sample in samples(feed, inputs):
+        total = total.plus(sample_digest(sample))
+    return total

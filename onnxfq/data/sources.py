@@ -25,7 +25,7 @@ from onnxfq.data.arrays import count_samples, cut, read_arrays, single_array
 from onnxfq.data.images import SUFFIXES, image_input, read_image
 from onnxfq.data.inputs import Inputs, samples_open
 from onnxfq.data.options import DataOptions
-from onnxfq.data.validation import check_names, is_array, to_array
+from onnxfq.data.validation import check_present, is_array, to_array
 from onnxfq.errors import DataError, OnnxfqError, nearest
 from onnxfq.support.arrays import StoredArray
 from onnxfq.support.records import join_lines
@@ -107,7 +107,7 @@ def _open(data: Data, name: str, reading: Reading, again: bool) -> Source:
             raise DataError(f"the path of the data is empty; give {KINDS}")
         return _open_path(Path(data), reading)
     if isinstance(data, Mapping):
-        return _open_arrays(data, reading, name)
+        return _open_arrays(data, reading, name, check_present(data, reading.inputs, name))
     if callable(getattr(data, "get_next", None)):
         return _open_reader(data, reading, again)
     if is_array(data):
@@ -198,9 +198,7 @@ def _open_folder(folder: Path, reading: Reading) -> Source:
 
     def pieces() -> Iterator[Piece]:
         for path in paths:
-            values = read_arrays(path, reading.inputs)
-            check_names(values, reading.inputs, str(path))
-            yield Piece(values)
+            yield Piece(read_arrays(path, reading.inputs))
 
     return Source(str(folder), pieces(), None if samples_open(reading.inputs) else len(paths))
 
@@ -228,9 +226,8 @@ def _open_images(paths: Sequence[Path], name: str, reading: Reading) -> Source:
 # Arrays in memory
 
 
-def _open_arrays(arrays: Mapping[str, Any], reading: Reading, name: str) -> Source:
+def _open_arrays(arrays: Mapping[str, Any], reading: Reading, name: str, note: str = "") -> Source:
     inputs = reading.inputs
-    check_names(arrays, inputs, name)
     given = {
         spec.name: value
         if isinstance(value := arrays[spec.name], StoredArray)
@@ -238,7 +235,7 @@ def _open_arrays(arrays: Mapping[str, Any], reading: Reading, name: str) -> Sour
         for spec in inputs
     }
     runs = cut(given, inputs, reading.batch or reading.options.limit or 0, name)
-    return Source(name, (Piece(run) for run in runs), count_samples(given, inputs))
+    return Source(name, (Piece(run, note) for run in runs), count_samples(given, inputs))
 
 
 # Data from Python code
@@ -312,8 +309,7 @@ def _piece(element: Any, number: int, inputs: Inputs) -> Piece:
     """Return an element of an iterable as values by input name, with a note on ignored parts."""
     names = [spec.name for spec in inputs]
     if isinstance(element, Mapping):
-        check_names(element, inputs, f"feed {number}")
-        return Piece(element)
+        return Piece(element, check_present(element, inputs, f"feed {number}"))
     if isinstance(element, (tuple, list)) and any(is_array(value) for value in element):
         if len(element) < len(names):
             raise DataError(

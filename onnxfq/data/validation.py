@@ -17,16 +17,29 @@ from onnxfq.support.records import join_lines
 Shape = Sequence[int | None]
 
 
-def check_names(given: Collection[str], inputs: Inputs, source: str) -> None:
-    """Raise DataError unless `given` has an array for every input and nothing else."""
+def check_present(given: Collection[str], inputs: Inputs, source: str) -> str:
+    """Return a note on the arrays that the model does not take; empty without any.
+
+    Raises DataError unless `given` has an array for every input.
+    """
     wanted = [spec.name for spec in inputs]
     missing = [name for name in wanted if name not in given]
-    unknown = [name for name in given if name not in wanted]
     if missing:
         got = f"got {', '.join(sorted(map(str, given))) or 'nothing'}"
         raise DataError(
             f"{source} lacks input {missing[0]!r} ({got}); name arrays as the inputs: {', '.join(wanted)}"
         )
+    extra = [str(name) for name in given if name not in wanted]
+    if not extra:
+        return ""
+    return f"the data has {', '.join(extra)}, which the model does not take; these are left out"
+
+
+def check_names(given: Collection[str], inputs: Inputs, source: str) -> None:
+    """Raise DataError unless `given`, of a file, has an array for every input and nothing else."""
+    check_present(given, inputs, source)
+    wanted = [spec.name for spec in inputs]
+    unknown = [name for name in given if name not in wanted]
     if unknown:
         raise DataError(
             f"{source} has {unknown[0]!r}, which the model does not take{nearest(str(unknown[0]), wanted)}; "

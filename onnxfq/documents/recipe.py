@@ -51,6 +51,8 @@ class Scheme(NumberFormat):
         block_shape: one size for each axis as the operator reads it, -1 for the whole axis.
     """
 
+    fault = RecipeError
+
     granularity: str
     block_size: int | None = pydantic.Field(default=None, ge=1)
     block_shape: tuple[int, ...] | None = None
@@ -161,6 +163,8 @@ class Override(Record):
         weights: the fields to change, likewise.
     """
 
+    fault = RecipeError
+
     tensors: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     op_types: tuple[str, ...] = ()
@@ -208,6 +212,8 @@ class Recipe(Record):
         existing: for a partly quantized model, keep its quantizers and quantize the rest, or remove them
             first (requantize).
     """
+
+    fault = RecipeError
 
     name: str
     target: str

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 
-from onnxfq.errors import SpecError
+from onnxfq.errors import OnnxfqError, SpecError
 from onnxfq.numerics.block_scales import element_grid
 from onnxfq.numerics.float_types import FloatType
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
@@ -53,6 +53,8 @@ class NumberFormat(Record):
         zero_point: fractional zero points are not rounded; FakeQuantize takes them, ONNX's QuantizeLinear
             does not.
     """
+
+    fault: ClassVar[type[OnnxfqError] | None] = SpecError
 
     qtype: QTypeField
     symmetric: bool = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxfq.calibration.statistics import Observed, empty_state
 from onnxfq.calibration.statistics.channel_ranges import ChannelNames
 from onnxfq.calibration.statistics.state import STATE_HEADER, StateNames
-from onnxfq.data import Feed, sample_digest
+from onnxfq.data import DataDigest, Feed
 from onnxfq.runtime.device_memory import Place
 from onnxfq.runtime.session import Session
 
@@ -70,18 +70,20 @@ class Gathering:
             self.bindings.bind_input(given, *memory)
         self.bindings.bind_output(output, *memory)
 
-    def run(self, feeds: Iterable[Feed]) -> Iterator[tuple[Heads, int]]:
+    def run(
+        self, feeds: Iterable[Feed], digest: Callable[[Feed], DataDigest]
+    ) -> Iterator[tuple[Heads, DataDigest]]:
         """Yield the heads after every feed, and its digest; the next feed is read while the device works.
 
         Therefore nobody may overwrite the arrays of a feed, see `data.feeds`.
         """
         with ThreadPoolExecutor(1) as pool:
-            flying: tuple[Future[Heads], int] | None = None
+            flying: tuple[Future[Heads], DataDigest] | None = None
             for feed in feeds:
-                digest = sample_digest(feed)
+                own = digest(feed)
                 if flying is not None:
                     yield flying[0].result(), flying[1]
-                flying = pool.submit(self.add, feed), digest
+                flying = pool.submit(self.add, feed), own
             if flying is not None:
                 yield flying[0].result(), flying[1]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from onnxfq.data import Feed, sample_digest
+from onnxfq.data import DataDigest, Feed
 from onnxfq.runtime.session import Session
 
-Result = tuple[list[NDArray[Any]], int]
+Result = tuple[list[NDArray[Any]], DataDigest]
 """Outputs and digest of a feed."""
 
 
@@ -28,6 +28,7 @@ class ParallelRuns:
         threads: int,
         room: int,
         needed: Callable[[Feed], int | None],
+        digest: Callable[[Feed], DataDigest],
     ) -> None:
         """Store the settings; the first run creates the session and keeps it.
 
@@ -37,12 +38,14 @@ class ParallelRuns:
             threads: cores to use, 0 for all.
             room: bytes that all feeds but one may take.
             needed: returns the bytes that a feed takes, or None if unknown.
+            digest: returns the digest of a feed.
         """
         self._make_session = make_session
         self._outputs = outputs
         self._cores = threads or _cores()
         self._room = room
         self._needed = needed
+        self._digest = digest
         self._session: Session | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._at_a_time = 1
@@ -58,7 +61,7 @@ class ParallelRuns:
         flying: deque[Future[Result]] = deque()
         for feed in feeds:
             if not self._outputs:
-                yield [], sample_digest(feed)
+                yield [], self._digest(feed)
                 continue
             if self._pool is None:
                 first = self._start(feed)
@@ -75,7 +78,7 @@ class ParallelRuns:
 
     def _run(self, feed: Feed) -> Result:
         assert self._session is not None
-        return self._session.run(feed, self._outputs), sample_digest(feed)
+        return self._session.run(feed, self._outputs), self._digest(feed)
 
     def _start(self, feed: Feed) -> Result | None:
         """Create the session and determine how many feeds may run at a time.

@@ -71,7 +71,7 @@ def calibrate(
         encodings=tuple(encodings),
         without_values=absent,
         statistics_sha256=statistics.sha256,
-        data_sha256=f"{statistics.data:064x}" if statistics.data else "",
+        data_sha256=statistics.data.hex if statistics.data.samples else "",
     )
 
 

@@ -86,7 +86,7 @@ def convert(
         check_model_output(output, model, data)
     proto, sha256, source = read_model(model)
     if not {node.op_type for node in list_nodes(proto.graph)} & QUANTIZED_OPS:
-        raise ModelError(f"{source} is not quantized; quantize it with `onnxfq quantize`")
+        raise ModelError(f"{source} {_describe_unquantized(proto)}")
     given = onnx.ModelProto()
     given.CopyFrom(proto)
     notes = standard_form(proto)
@@ -219,3 +219,21 @@ def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatFo
 
 def _encode_on_grid(placement: Placement, scale: NDArray[np.float32]) -> Encoding:
     return placement.encode(scale, np.zeros(scale.shape, np.int32))
+
+
+_QONNX = ("Quant", "BipolarQuant", "Trunc", "IntQuant", "FloatQuant")
+_QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
+
+
+def _describe_unquantized(proto: onnx.ModelProto) -> str:
+    """Return what a model without ONNX's quantized operators is, and what to do with it."""
+    found = next(
+        (n for n in list_nodes(proto.graph) if n.op_type in _QONNX and n.domain in _QONNX_DOMAINS), None
+    )
+    if found is None:
+        return "is not quantized; quantize it with `onnxfq quantize`"
+    return (
+        f"is in QONNX, the format of Brevitas and FINN ({found.op_type} {found.name!r} of domain "
+        f"{found.domain}), which ONNX Runtime and TensorRT do not have; export Q/DQ instead, with Brevitas' "
+        "export_onnx_qcdq or qonnx' QuantToQCDQ, or quantize the float model with `onnxfq quantize`"
+    )

@@ -41,7 +41,8 @@ def evaluate(
         reference: the float model: a path or a ModelProto.
         candidate: a Q/DQ or fake-quant model, or several by name.
         data: as `quantize` takes it.
-        labels: integers in the order of the feeds, or a .npy, .npz or text file of them.
+        labels: integers in the order of the feeds, or a .npy, .npz or text file of them. With a limit of
+            samples in `options` the first ones count.
         per_tensor: score each quantized inner tensor too, in the order of computation.
         kernels: "integer" sums int8 products of Q/DQ candidates in integers, as fused kernels do.
         options: batch, threads, device and progress.
@@ -67,6 +68,7 @@ def evaluate(
         feeds,
         reference_name=_label(reference, "float"),
         labels=read_labels(labels) if isinstance(labels, (str, Path)) else labels,
+        more_labels=options.data.limit is not None,
         tensors=tensors if per_tensor else (),
         threads=options.threads,
         progress=options.stage("evaluate", feeds.runs),

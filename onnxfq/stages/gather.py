@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.data import sample_digest
-from onnxfq.data.replay import KeptFeeds
+from onnxfq.data import DataDigest, digest_feed
+from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
-from onnxfq.support.digests import DATA_MODULUS
 
 
 def gather_statistics(
@@ -29,7 +28,7 @@ def gather_statistics(
         found = given if isinstance(given, Statistics) else Statistics.load(given)
         found.check_model(model.sha256)
         if feeds is not None:
-            found.check_data(*_count(feeds))
+            found.check_data(_digest(inputs))
         return found
     if feeds is None and plan.activations:
         raise DataError(
@@ -37,8 +36,7 @@ def gather_statistics(
             "statistics from `onnxfq observe`"
         )
     if feeds is None or not plan.activations:
-        digest, samples = (0, 0) if feeds is None else _count(feeds)  # nothing has to be observed
-        return Statistics(model.sha256, samples, {}, data=digest)
+        return Statistics(model.sha256, 0, {}, data=_digest(inputs))  # nothing has to be observed
     observing = replace(
         options.observing,
         nonfinite=options.data.nonfinite,
@@ -48,7 +46,7 @@ def gather_statistics(
     return collect_statistics(model, plan, feeds, observing)
 
 
-def _count(feeds: KeptFeeds) -> tuple[int, int]:
-    """Return (the sum of the hashes of all feeds, their number)."""
-    digests = [sample_digest(feed) for feed in feeds]
-    return sum(digests) % DATA_MODULUS, len(digests)
+def _digest(inputs: QuantizeInputs) -> DataDigest:
+    """Return the digest of all samples; the pass also keeps feeds for the comparison."""
+    specs = input_specs(inputs.model.proto)
+    return sum((digest_feed(feed, specs) for feed in inputs.feeds or ()), DataDigest())

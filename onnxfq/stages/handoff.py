@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -19,18 +16,29 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Data, Feed
 from onnxfq.data.model_inputs import input_specs
-from onnxfq.errors import DataError, OutputError, RecipeError, nearest
+from onnxfq.errors import DataError, ModelError, RecipeError, nearest
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names
+from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.check import check
 from onnxfq.stages.options import RunOptions, open_feeds
-from onnxfq.support.files import check_writable, replace_file, write_text
+from onnxfq.support.arrays import write_npz
+from onnxfq.support.files import check_folder, replace_folder
 from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.profiles import Profile, cover_feeds, profiles
+from onnxfq.targets.profiles import (
+    ENDS,
+    Ends,
+    Profile,
+    ShapeCount,
+    check_covered,
+    cover_shapes,
+    profiles,
+    set_ends,
+)
 from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts
 from onnxfq.targets.target import Kit, Samples
 
@@ -52,23 +60,6 @@ class Handoff:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
-class _Folder:
-    """A folder while it is filled."""
-
-    path: Path
-    files: list[str] = field(default_factory=list)
-
-    def text(self, name: str, content: str) -> None:
-        write_text(self.path / name, content)
-        self.files.append(name)
-
-    def binary(self, name: str, content: bytes) -> None:
-        with replace_file(self.path / name) as temporary:
-            temporary.write_bytes(content)
-        self.files.append(name)
-
-
 def handoff(
     model: str | Path | onnx.ModelProto,
     folder: str | Path,
@@ -77,6 +68,7 @@ def handoff(
     data: Data | None = None,
     build: BuildOptions | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    ends: Ends | None = None,
     options: RunOptions | None = None,
 ) -> Handoff:
     """Write the Q/DQ `model`, shapes, commands, samples with expected outputs and findings into `folder`.
@@ -85,27 +77,37 @@ def handoff(
         model: a path or a ModelProto.
         folder: a new or an empty folder.
         target: a target with tools.
-        data: its first feeds are the samples; without data they are random numbers.
+        data: its first feeds are the samples, and the shapes of all its feeds make the profiles; without data
+            the samples are random numbers.
         build: build as well for the findings, as `check` does.
         shapes: of inputs with open dimensions, as for `check`.
+        ends: shapes that replace those of the profiles: {"min" | "opt" | "max": {input: shape}}.
         options: batch, threads and how data is read.
 
-    Raises OutputError for a folder with files in it, RecipeError for a target without tools, and the errors
-    of reading the model and the data.
+    Raises OutputError for a folder with files in it, RecipeError for a target without tools, DataError for
+    shapes that do not fit the model or the samples, and the errors of reading the model and the data.
     """
-    options = options or RunOptions()
-    kit, path = _kit_of(target), _check_folder(Path(folder))
+    options, shapes, path = options or RunOptions(), shapes or {}, Path(folder)
+    kit = _kit_of(target)
+    check_folder(path)
     proto, _, source = read_model(model)
     found = check(proto, target, build=build).model_copy(update={"source": source})
-    notes = []
+    notes: list[str] = []
+    count = ShapeCount()
     if data is None:
-        feeds = [_random_feed(proto, profiles(proto, shapes or {}))]
+        wanted = set_ends(proto, profiles(proto, shapes), ends or {})
+        feeds = [_random_feed(proto, wanted)]
         notes.append("the samples are random numbers: no data was given")
     else:
-        feeds = list(islice(open_feeds(proto, data, options.batch, options.data), SAMPLES))
-    wanted = cover_feeds(profiles(proto, shapes or {}), feeds)
+        given = count.over(open_feeds(proto, data, options.batch, options.data))
+        feeds = list(islice(given, SAMPLES))
+        for _ in given:  # only their shapes count
+            pass
+        wanted = set_ends(proto, cover_shapes(proto, count, shapes), ends or {})
+    check_covered(wanted, feeds)
     missing = explain_unsupported(proto)
-    results = [] if missing else list(_results(proto, feeds, options.threads))
+    results = [] if missing else list(_results(proto, feeds, Session(proto, options.threads, exact=True)))
+    agreements = {} if missing else _compare_roundings(proto, feeds, results, options.threads)
     if missing:
         notes.append(f"there are no expected outputs: {missing}")
     first = {name: array.shape for name, array in feeds[0].items()}
@@ -114,22 +116,32 @@ def handoff(
     texts = sorted(named - {name for arrays in (*feeds, *results) for name in arrays})
     if texts:
         notes.append(f"{', '.join(texts)} hold no numbers, and are left out of the samples")
-    with _fill_folder(path):
-        for name in ("inputs", "raw", *(["outputs"] if results else [])):
-            (path / name).mkdir()
-        out = _Folder(path)
-        save(proto, path / "model.onnx")
-        out.files.append("model.onnx")
-        _write_samples(out, kit, feeds, results)
-        ends = {
-            name: dict(zip(("min", "opt", "max"), profile, strict=True)) for name, profile in wanted.items()
-        }
-        out.text("profiles.json", json.dumps(ends, indent=2) + "\n")
-        out.text("findings.json", found.model_dump_json(indent=2) + "\n")
-        for name, text in kit.texts(Samples(proto, wanted, first, feeds, results)).items():
-            out.text(name, text)
-        out.text("README.md", kit.readme(found, notes, bool(results)))
-    return Handoff(path, found, wanted, tuple(out.files), tuple(notes))
+    samples = Samples(proto, wanted, first, feeds, results, agreements)
+    with replace_folder(path) as made:
+        _write(made, kit, samples, found, notes)
+        files = sorted(str(one.relative_to(made)) for one in made.rglob("*") if one.is_file())
+    return Handoff(path, found, wanted, tuple(files), tuple(notes))
+
+
+def _write(folder: Path, kit: Kit, samples: Samples, found: CheckResult, notes: Sequence[str]) -> None:
+    """Fill the new `folder`."""
+    save(samples.proto, folder / "model.onnx")
+    for name, arrays in (("inputs", samples.feeds), ("outputs", samples.results)):
+        for number, one in enumerate(arrays):
+            (folder / name).mkdir(exist_ok=True)
+            write_npz(folder / name / f"{number}.npz", one)
+    (folder / "raw").mkdir()
+    for name, file in kit.raw_files(samples.feeds[0]).items():
+        (folder / "raw" / file).write_bytes(np.ascontiguousarray(samples.feeds[0][name]).tobytes())
+    ends = {name: dict(zip(ENDS, profile, strict=True)) for name, profile in samples.profiles.items()}
+    texts = {
+        "profiles.json": json.dumps(ends, indent=2) + "\n",
+        "findings.json": found.model_dump_json(indent=2) + "\n",
+        **kit.texts(samples),
+        "README.md": kit.readme(found, notes, samples),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _kit_of(target: str) -> Kit:
@@ -137,30 +149,6 @@ def _kit_of(target: str) -> Kit:
     if target not in kits:
         raise RecipeError(f"there are no tools to hand over to target {target!r}{nearest(target, kits)}")
     return kits[target]
-
-
-def _check_folder(path: Path) -> Path:
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise OutputError(
-            f"{path} exists and is not an empty folder; give a new one, so that no files are mixed"
-        )
-    check_writable(path / "any" if path.exists() else path)
-    return path
-
-
-@contextmanager
-def _fill_folder(folder: Path) -> Iterator[None]:
-    """Create `folder` to be filled; on an error remove its content, and the folder if it is new."""
-    new = not folder.exists()
-    folder.mkdir(exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        for path in folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if new:
-            folder.rmdir()
-        raise
 
 
 def _random_feed(proto: onnx.ModelProto, wanted: Mapping[str, Profile]) -> Feed:
@@ -180,30 +168,31 @@ def _random_feed(proto: onnx.ModelProto, wanted: Mapping[str, Profile]) -> Feed:
 
 
 def _results(
-    proto: onnx.ModelProto, feeds: Sequence[Feed], threads: int
+    proto: onnx.ModelProto, feeds: Iterable[Feed], session: Session
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    session = Session(proto, threads, exact=True)
     for feed in feeds:
         yield dict(zip(output_names(proto), session.run(feed), strict=True))
 
 
-def _write_samples(
-    out: _Folder, kit: Kit, feeds: Sequence[Feed], results: Sequence[Mapping[str, NDArray[Any]]]
-) -> None:
-    for name, array in feeds[0].items():
-        out.binary(f"raw/{kit.raw_name(name)}.bin", np.ascontiguousarray(array).tobytes())
-    for number, feed in enumerate(feeds):
-        out.binary(f"inputs/{number}.npz", _npz(feed))
-    for number, result in enumerate(results):
-        out.binary(f"outputs/{number}.npz", _npz(result))
+def _compare_roundings(
+    proto: onnx.ModelProto, feeds: Sequence[Feed], results: Sequence[Mapping[str, Any]], threads: int
+) -> dict[str, float]:
+    """Return each output's least cosine with the output of onnxruntime's optimised kernels, over all feeds.
+
+    Those round at other places, as kernels of other runtimes do. Empty if they cannot run the model.
+    """
+    try:
+        others = list(_results(proto, feeds, Session(proto, threads)))
+    except (ModelError, DataError):
+        return {}
+    least: dict[str, float] = {}
+    for one, other in zip(results, others, strict=True):
+        for name, array in _numbers(one).items():
+            cosine = ErrorSums.from_arrays(array, other[name]).cosine
+            least[name] = min(least.get(name, 1.0), cosine if np.isfinite(cosine) else 1.0)
+    return least
 
 
 def _numbers(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return the numeric arrays: strings, sequences and maps cannot be samples."""
     return {n: a for n, a in arrays.items() if isinstance(a, np.ndarray) and a.dtype.kind not in "OUS"}
-
-
-def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    held = io.BytesIO()
-    np.savez_compressed(held, allow_pickle=False, **arrays)
-    return held.getvalue()

@@ -18,7 +18,8 @@ from typing import Any
 
 from onnxfq.calibration.statistics import Key, Observed, Statistics, kinds_of
 from onnxfq.calibration.statistics.state import state_bytes
-from onnxfq.data import Feed, copy_feeds, sample_digest
+from onnxfq.data import DataDigest, Feed, copy_feeds, digest_feed
+from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import StatisticsError
 from onnxfq.graph.model import Model
@@ -32,7 +33,6 @@ from onnxfq.stages.observers import (
     observed_tensors,
     observer_on,
 )
-from onnxfq.support.digests import DATA_MODULUS
 from onnxfq.targets.registry import prepare_model
 
 log = logging.getLogger(__name__)
@@ -79,9 +79,9 @@ def collect_statistics(
     passes = _passes(plan, observed_tensors(model, plan, options), _rooms(device, options))
     skipped = 0 if start is None else start.feeds
     values: dict[Key, Any] = {}
-    done, data = 0, 0
+    done, data = 0, DataDigest()
     for number, part in enumerate(passes):
-        source = copy_feeds(feeds) if start is None else skip_resumed(feeds, start)
+        source = copy_feeds(feeds) if start is None else skip_resumed(model, feeds, start)
         with (
             _open_observer(device, model, part, options, source) as (observer, source),
             _interrupts() as stopped,
@@ -103,14 +103,15 @@ def collect_statistics(
     return observed if start is None else replace(start, complete=True).merge(observed)
 
 
-def skip_resumed(feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:
-    """Return the feeds after those that an interrupted run has covered.
+def skip_resumed(model: Model, feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:
+    """Return the feeds of `model` after those that an interrupted run has covered, in any batches.
 
-    Raises StatisticsError if the first feeds differ from the feeds of `start`.
+    Raises StatisticsError if the first samples differ from the samples of `start`.
     """
-    source = copy_feeds(feeds)
-    first = [sample_digest(feed) for feed in islice(source, start.feeds)]
-    start.check_data(sum(first) % DATA_MODULUS, len(first))
+    source, inputs, first = copy_feeds(feeds), input_specs(model.proto), DataDigest()
+    while first.samples < start.data.samples and (feed := next(source, None)) is not None:
+        first += digest_feed(feed, inputs)
+    start.check_data(first)
     return source
 
 

@@ -83,7 +83,7 @@ def collect_on_ray(
                 options.progress(total.feeds)
 
         try:
-            source = copy_feeds(feeds) if start is None else skip_resumed(feeds, start)
+            source = copy_feeds(feeds) if start is None else skip_resumed(model, feeds, start)
             for first, shard in _shards(source, 0 if start is None else start.feeds):
                 out.append(task.remote(work, first, shard))
                 if len(out) >= most:

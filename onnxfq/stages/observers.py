@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +34,8 @@ from onnxfq.calibration.statistics.state import (
     read_states,
     state_ranges,
 )
-from onnxfq.data import Feed
+from onnxfq.data import DataDigest, Feed, digest_feed
+from onnxfq.data.model_inputs import input_specs
 from onnxfq.data.options import Nonfinite
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError
@@ -59,7 +61,6 @@ from onnxfq.runtime.float32_emulation import widen_model
 from onnxfq.runtime.observing_session import open_observing_session
 from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.session import Progress, Session
-from onnxfq.support.digests import DATA_MODULUS
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
 
 DEFAULT_MEMORY = 256 << 20
@@ -125,6 +126,7 @@ class Observer:
         self._model = model
         self._options = options
         self._tensors = observed_tensors(model, plan, options)
+        self._digest = partial(digest_feed, inputs=input_specs(model.proto))
         self._files = ExitStack()
         try:
             self._observed: onnx.ModelProto | Path
@@ -140,6 +142,7 @@ class Observer:
             options.threads,
             options.memory // 2,
             lambda feed: most_alive(graph, {name: array.shape for name, array in feed.items()}),
+            self._digest,
         )
 
     def _make_pass(self, plan: Plan) -> Pass:
@@ -247,7 +250,7 @@ class MergingObserver(Observer):
             return super()._gather(feeds, tally)
         ranges: list[NDArray[np.float32]] = []
         with self._open_gathering() as gathering:
-            for heads, of_feed in tally.over(gathering.run(feeds)):
+            for heads, of_feed in tally.over(gathering.run(feeds, self._digest)):
                 self._check(heads, gathering.rows, tally.number)
                 ranges.append(state_ranges(of_feed))
             kept = np.zeros((0, gathering.rows[-1].stop, 2), np.float32)  # [feeds, states, 2]
@@ -303,14 +306,14 @@ class _Tally:
 
     Attributes:
         first: number of the first feed in messages.
-        data: sum of the digests.
+        data: digest of the samples.
     """
 
     first: int
     progress: Progress | None
     stopped: Callable[[], bool]
     done: int = 0
-    data: int = 0
+    data: DataDigest = DataDigest()
     complete: bool = True
 
     @property
@@ -318,7 +321,7 @@ class _Tally:
         """The number of the next feed, for messages."""
         return self.first + self.done
 
-    def over(self, runs: Iterable[tuple[Found, int]]) -> Iterator[Found]:
+    def over(self, runs: Iterable[tuple[Found, DataDigest]]) -> Iterator[Found]:
         """Yield the result of every run, given with its digest, and count it once the caller has added it up.
 
         Ends after the last one, or when observing is stopped.
@@ -326,7 +329,7 @@ class _Tally:
         for found, digest in runs:
             yield found
             self.done += 1
-            self.data = (self.data + digest) % DATA_MODULUS
+            self.data += digest
             if self.progress is not None:
                 self.progress(self.number)
             self.complete = not self.stopped()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
@@ -49,6 +51,7 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     recipe.check_names({node.name: node.op for node in nodes_by_graph(graph)}, set(tensors))
     decisions = decide_operators(graph, _decide_weighted(graph, recipe, policy), recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
+    _refuse_idle_overrides(graph, recipe, decisions)
     placements = [_note_float_readers(p, tensors) for p in _merge(decisions)]
     placements = equalize_depthwise(placements, graph, recipe)
     biases = list(place_biases(placements, graph, recipe, policy))
@@ -81,6 +84,9 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
         skipped=tuple(skipped + opaque + list(float_tensors(graph, placements, kept, policy))),
     )
 
+
+_NAMED = 3
+"""Reasons that an error about a model names."""
 
 # Together they place every activation of the built-in recipes: the first all inputs of weighted operators
 # and the skip branches of residual sums, the second the inputs that the first keeps in float.
@@ -233,13 +239,42 @@ def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placemen
     return known.model_copy(update={"uses": uses, "spec": spec, "why": why})
 
 
+def _refuse_idle_overrides(graph: gs.Graph, recipe: Recipe, decisions: list[NodeDecision]) -> None:
+    """Raise RecipeError for an override of formats that matches no operator which is quantized here.
+
+    One that keeps nodes in float holds for nodes that are in float anyway.
+    """
+    nodes, tensors = {node.name: node for node in nodes_by_graph(graph)}, collect_tensors(graph)
+    reached = [
+        (use.node, nodes[use.node].op, tensors[name].name)
+        for decision in decisions
+        for use in decision.needs
+        if use.node in nodes
+        for name in [nodes[use.node].inputs[use.input].name]
+    ]
+    for override in recipe.overrides:
+        formats = override.activations is None or override.activations or override.weights
+        if formats and reached and not any(override.matches(*one) for one in reached):
+            named = [*override.tensors, *override.nodes, *override.op_types]
+            known = sorted({op for _, op, _ in reached})
+            raise RecipeError(
+                f"recipe {recipe.name}: the override of {', '.join(named)} sets a format but matches no "
+                f"input that target {recipe.target} quantizes; here those are inputs of {', '.join(known)}"
+            )
+
+
 def _describe_nothing_to_quantize(source: str, decisions: list[NodeDecision], opaque: list[Skipped]) -> str:
     if decisions:
-        first = decisions[0]
+        # The reason that most nodes have: one odd node says little about the model.
+        common = Counter((d.op_type, str(d.why_float)) for d in decisions).most_common()
+        first = next(d for d in decisions if (d.op_type, str(d.why_float)) == common[0][0])
+        others = [f"{count} {op_type}: {why}" for (op_type, why), count in common[1:_NAMED]]
+        rest = f" ({len(decisions)} operators; also {'; '.join(others)})" if others else ""
         remedy = (
             "; export the model in float32 or float16" if rule_of(first.why_float) == "float-type" else ""
         )
-        return f"{source}: nothing to quantize: {first.op_type} {first.node!r}: {first.why_float}{remedy}"
+        number = f"{common[0][1]} {first.op_type}, first" if common[0][1] > 1 else first.op_type
+        return f"{source}: nothing to quantize: {number} {first.node!r}: {first.why_float}{rest}{remedy}"
     for inner in opaque[:1]:
         return f"{source}: nothing to quantize: {inner.op_type} {inner.name!r} stays in float, {inner.why}"
     known = ", ".join(WEIGHTED_INPUTS)

@@ -32,6 +32,7 @@ def score_models(
     *,
     reference_name: str = "float",
     labels: NDArray[Any] | None = None,
+    more_labels: bool = False,
     tensors: Sequence[str] = (),
     threads: int = 0,
     progress: Progress | None = None,
@@ -49,6 +50,7 @@ def score_models(
         feeds: the data.
         reference_name: name of the reference in the result.
         labels: integers, one for each row of the first output in the order of the feeds.
+        more_labels: whether the feeds are the first of more, and so are their labels.
         tensors: inner tensors of the reference to compare with the quantized ones of the candidates.
         threads: of a session, 0 for one per core.
         progress: called with the number of feeds done.
@@ -89,7 +91,7 @@ def score_models(
         done += 1
         if progress is not None:
             progress(done)
-    if labels is not None and row != labels.size:
+    if labels is not None and row != labels.size and not more_labels:
         raise DataError(_label_count(labels, str(row), names[0]))
     return Evaluation(
         reference=reference_name,

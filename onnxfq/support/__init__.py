@@ -1,1 +1,1 @@
-"""Files, records, tables, resources, digests."""
+"""Files, records, tables, resources."""

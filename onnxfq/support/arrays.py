@@ -1,4 +1,4 @@
-"""Reading of .npy and .npz: an array is read alone, by name, and only if the file has the bytes of its shape.
+"""Reading of .npy and .npz: one array at a time, if the file has the bytes of its shape; writing of .npz.
 
 `UNREADABLE` is all that is raised: ValueError for faults of NumPy and of zip files, OSError for the system's.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -130,6 +130,17 @@ def read_npy(stream: IO[bytes], size: int, mapped: str | Path | None = None) -> 
             return _read_values(stream, header)
         order: Any = "F" if header.fortran else "C"
         return np.asarray(np.memmap(mapped, header.dtype, "r", stream.tell(), header.shape, order))
+
+
+def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write `arrays` of any names to an .npz, compressed; `numpy.savez` keeps some names to itself.
+
+    Equal arrays give equal bytes.
+    """
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, np.asanyarray(array), allow_pickle=False)
 
 
 @contextmanager

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from onnxfq.errors import OutputError
 from onnxfq.support import temporary as temporary_files
+from onnxfq.support.outputs import WrittenFile, check_apart, check_not_read, finish_or_wait
 
 
 def check_writable(path: Path) -> None:
@@ -22,6 +25,12 @@ def check_writable(path: Path) -> None:
     folder = Path(os.path.realpath(path)).parent if os.path.islink(path) else path.parent
     if not os.path.isdir(folder):
         raise OutputError(f"cannot write {path}: folder {folder} does not exist; create it first")
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # a name that is too long, or no name of a file
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another place") from None
     if not os.access(folder, os.W_OK):
         raise OutputError(f"cannot write {path}: no permission to write in {folder}; choose another folder")
 
@@ -33,9 +42,7 @@ def check_output(output: str | Path, *others: object) -> None:
         output: path of the file to write.
         others: other paths that the command reads or writes; values that are not paths are ignored.
     """
-    for other in others:
-        if isinstance(other, (str, Path)) and os.path.realpath(output) == os.path.realpath(other):
-            raise OutputError(f"output {output} is another file of this command too; give another file name")
+    check_apart(Path(output), [Path(other) for other in others if isinstance(other, (str, Path))])
     check_writable(Path(output))
 
 
@@ -45,13 +52,15 @@ def replace_file(path: str | Path) -> Iterator[Path]:
 
     If the system supports it, the file has no name until it is complete: a killed process leaves nothing.
     Otherwise the file lies next to `path`, and the next process that writes `path` removes the leftovers of
-    killed processes. A link is kept, and its target is replaced.
+    killed processes. A link is kept, and its target is replaced. Within `write_together` the file waits for
+    the others of the command.
     Raises OutputError if the folder is missing or not writable, or if writing fails.
     """
     path = Path(path)
     check_writable(path)
     if os.path.islink(path):
         path = Path(os.path.realpath(path))
+    check_not_read(path)
     named = None
     try:
         handle = temporary_files.open_unnamed(path.parent)
@@ -60,25 +69,65 @@ def replace_file(path: str | Path) -> Iterator[Path]:
             handle, named = temporary_files.open_temporary(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+    written, waits = WrittenFile(handle, named, path), False
     try:
         temporary = named or Path(f"{temporary_files.OPEN_FILES}/{handle}")
         yield temporary
         # Temporary files are private; give the result the permissions of any new file.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        if named is None and handle is not None and not temporary_files.link_file(handle, path):
-            temporary_files.remove_stale(path)
-            named = temporary_files.link_temporary(handle, path)
-        if named is not None:
-            named.replace(path)
+        temporary.chmod(0o666 & ~_umask())
+        waits = finish_or_wait(written)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
     finally:
+        if not waits:
+            written.close()
+
+
+@contextmanager
+def replace_folder(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary folder next to `path`; it becomes `path` on success and is removed on failure.
+
+    A killed process leaves nothing at `path`; the next one that writes it removes the leftovers. Raises
+    OutputError if `path` is anything but new or an empty folder, before and after, or if writing fails.
+    """
+    path = Path(os.path.realpath(path))
+    check_folder(path)
+    handle, folder = None, None
+    try:
+        temporary_files.remove_stale(path)
+        handle, folder = temporary_files.open_temporary_folder(path)
+        yield folder
+        folder.chmod(0o777 & ~_umask())
+        folder.rename(path)
+        folder = None
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise OutputError(f"{path} was filled by another process meanwhile; give a new folder") from None
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         if handle is not None:
             os.close(handle)
-        if named is not None:
-            named.unlink(missing_ok=True)
+
+
+def check_folder(path: Path) -> None:
+    """Raise OutputError unless `path` is a folder to be: new, or empty, and not the current one."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise OutputError(
+            f"{path} exists and is not an empty folder; give a new one, so that no files are mixed"
+        )
+    if path.exists() and path.samefile(Path.cwd()):
+        raise OutputError(
+            f"{path} is the current folder, which cannot be replaced as a whole; give a new one"
+        )
+    check_writable(path / "any" if path.exists() else path)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def write_text(path: str | Path, text: str) -> None:

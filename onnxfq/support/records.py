@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin
 
 import pydantic
 import yaml
+from pydantic._internal._model_construction import ModelMetaclass
 
 from onnxfq.errors import OnnxfqError, nearest
 from onnxfq.support.files import write_text
@@ -18,8 +19,28 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Record(pydantic.BaseModel):
-    """Frozen record that rejects unknown fields."""
+class _OneLine(ModelMetaclass):
+    """Metaclass: a record made by hand raises its faults as files do; records in records stay pydantic's."""
+
+    fault: type[OnnxfqError] | None
+
+    def __call__(cls: Any, *args: Any, **fields: Any) -> Any:
+        if cls.fault is None:
+            return super().__call__(*args, **fields)
+        try:
+            return super().__call__(*args, **fields)
+        except pydantic.ValidationError as fault:
+            raise cls.fault(describe_fault(fault, cls, cls.__name__)) from None
+
+
+class Record(pydantic.BaseModel, metaclass=_OneLine):
+    """Frozen record that rejects unknown fields.
+
+    Attributes:
+        fault: class of the one-line errors for wrong fields in Python; None leaves them to pydantic.
+    """
+
+    fault: ClassVar[type[OnnxfqError] | None] = None
 
     model_config = pydantic.ConfigDict(
         frozen=True, extra="forbid", ser_json_inf_nan="strings", protected_namespaces=()
@@ -134,21 +155,26 @@ def parse(content: Any, record: type[R], error: type[OnnxfqError], source: str) 
     try:
         return record.model_validate(content)
     except pydantic.ValidationError as fault:
-        first = fault.errors(include_url=False)[0]
-        where = ": ".join(part for part in (source, ".".join(str(part) for part in first["loc"])) if part)
-        message = join_lines(first["msg"].removeprefix("Value error, "))
-        if first["type"] == "extra_forbidden":
-            known = _record_at(record, first["loc"][:-1]).file_fields()
-            hint = nearest(str(first["loc"][-1]), known) or "; known: " + ", ".join(known)
-            message = f"no such field{hint}"
-        elif first["loc"] == ("format",):
-            wanted = record.model_fields["format"].default
-            message = f"is {first['input']!r:.40}, wanted is {wanted!r}; give the file of that kind"
-        elif first["type"] == "model_type":
-            message = f"must be a mapping of fields, got {first['input']!r:.40}"
-        elif first["type"] in ("literal_error", "enum"):
-            message += f", got {first['input']!r:.40}"
-        raise error(f"{where}: {message}") from None
+        raise error(describe_fault(fault, record, source)) from None
+
+
+def describe_fault(fault: pydantic.ValidationError, record: type[Record], source: str) -> str:
+    """Return the first fault of `record` in one line, with `source` and field."""
+    first = fault.errors(include_url=False)[0]
+    where = ": ".join(part for part in (source, ".".join(str(part) for part in first["loc"])) if part)
+    message = join_lines(first["msg"].removeprefix("Value error, "))
+    if first["type"] == "extra_forbidden":
+        known = _record_at(record, first["loc"][:-1]).file_fields()
+        hint = nearest(str(first["loc"][-1]), known) or "; known: " + ", ".join(known)
+        message = f"no such field{hint}"
+    elif first["loc"] == ("format",):
+        wanted = record.model_fields["format"].default
+        message = f"is {first['input']!r:.40}, wanted is {wanted!r}; give the file of that kind"
+    elif first["type"] == "model_type":
+        message = f"must be a mapping of fields, got {first['input']!r:.40}"
+    elif first["type"] in ("literal_error", "enum"):
+        message += f", got {first['input']!r:.40}"
+    return f"{where}: {message}"
 
 
 def _record_at(record: type[Record], where: tuple[int | str, ...]) -> type[Record]:

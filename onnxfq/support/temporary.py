@@ -79,6 +79,21 @@ def open_temporary(path: Path) -> tuple[int | None, Path]:
         os.close(handle)  # another process removed it as abandoned before it was locked
 
 
+def open_temporary_folder(path: Path) -> tuple[int | None, Path]:
+    """Create a temporary folder next to `path`, locked until its process ends."""
+    while True:
+        name = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=_TEMPORARY, dir=path.parent))
+        if fcntl is None:
+            return None, name
+        try:
+            handle = os.open(name, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # another process removed it as abandoned before it was locked
+        if not _lock(handle) or os.fstat(handle).st_nlink:
+            return handle, name
+        os.close(handle)
+
+
 def _lock(handle: int) -> bool:
     """Lock the open file until it is closed; return whether the system supports such locks."""
     if fcntl is None:
@@ -93,10 +108,10 @@ def _lock(handle: int) -> bool:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove the temporary files of `path` whose processes ended, which leaves them unlocked."""
+    """Remove the temporary files and folders of `path` whose processes ended, which leaves them unlocked."""
     for other in path.parent.glob(f".{glob.escape(path.name)}.*{_TEMPORARY}"):
         if _is_abandoned(other):
-            other.unlink(missing_ok=True)
+            shutil.rmtree(other, ignore_errors=True) if other.is_dir() else other.unlink(missing_ok=True)
 
 
 def _is_abandoned(path: Path) -> bool:

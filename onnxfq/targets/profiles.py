@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 import onnx
 
 from onnxfq.data import Feed
+from onnxfq.data.inputs import samples_open
+from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import DataError, nearest
 
-Profile = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+Shape = tuple[int, ...]
+Profile = tuple[Shape, Shape, Shape]
 """Smallest, most frequent and largest shape of one input."""
+
+ENDS = ("min", "opt", "max")
+"""Names of the shapes of a profile, as TensorRT's tools have them."""
+
+Ends = Mapping[str, Mapping[str, Sequence[int]]]
+"""Shapes given for some ends: {"max": {input: shape}}."""
 
 LARGEST_BATCH = 8
 MOST_ELEMENTS = 2**31 - 1
@@ -60,17 +70,84 @@ def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dic
     return found
 
 
-def cover_feeds(found: Mapping[str, Profile], feeds: Sequence[Feed]) -> dict[str, Profile]:
-    """Return `found`, widened to hold the shapes of `feeds`; the first feed has the most frequent shape."""
-    made = {}
-    for name, (low, _, high) in found.items():
-        shapes = [feed[name].shape for feed in feeds]
-        made[name] = (
-            tuple(min(sizes) for sizes in zip(low, *shapes, strict=True)),
-            tuple(shapes[0]),
-            tuple(max(sizes) for sizes in zip(high, *shapes, strict=True)),
-        )
+class ShapeCount:
+    """Shapes of the inputs of all feeds that pass by."""
+
+    def __init__(self) -> None:
+        """Start without feeds."""
+        self.shapes: dict[str, Counter[Shape]] = {}
+
+    def over(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
+        """Yield `feeds`, and count their shapes."""
+        for feed in feeds:
+            for name, array in feed.items():
+                self.shapes.setdefault(name, Counter())[array.shape] += 1
+            yield feed
+
+
+def cover_shapes(
+    proto: onnx.ModelProto, count: ShapeCount, shapes: Mapping[str, Sequence[int]]
+) -> dict[str, Profile]:
+    """Return a profile for each input with open dimensions, from the shapes in `count`.
+
+    Smallest and largest sizes come from the data, and the most frequent shape is optimal. The number of
+    samples, which the data does not tell, also covers its default range; so does an input in `shapes`.
+
+    Raises DataError as `profiles` does.
+    """
+    batched, made = samples_open(input_specs(proto)), {}
+    for name, (low, _, high) in profiles(proto, shapes).items():
+        found = count.shapes[name]
+        known = low if name in shapes else low[: int(batched)]
+        least = [min(sizes) for sizes in zip(*found, strict=True)]
+        most = [max(sizes) for sizes in zip(*found, strict=True)]
+        least[: len(known)] = map(min, low, least[: len(known)])
+        most[: len(known)] = map(max, high, most[: len(known)])
+        ((usual, _),) = found.most_common(1)
+        made[name] = (tuple(least), usual, tuple(most))
     return made
+
+
+def set_ends(proto: onnx.ModelProto, found: Mapping[str, Profile], ends: Ends) -> dict[str, Profile]:
+    """Return the profiles `found` with the shapes of `ends` in them.
+
+    Raises DataError for an unknown input, a shape that does not fit, or ends out of order.
+    """
+    made = dict(found)
+    for place, end in enumerate(ENDS):
+        for name, shape in ends.get(end, {}).items():
+            profiles(proto, {name: shape})  # checks name and shape
+            if name not in made:
+                raise DataError(
+                    f"input {name!r} has a fixed shape; omit its {end} shape, which changes nothing"
+                )
+            low, usual, high = (tuple(shape) if at == place else old for at, old in enumerate(made[name]))
+            made[name] = (low, usual, high)
+    for name, profile in made.items():
+        for one, other in ((0, 1), (1, 2)):
+            if any(a > b for a, b in zip(profile[one], profile[other], strict=True)):
+                texts = [f"{end} {_text(shape)}" for end, shape in zip(ENDS, profile, strict=True)]
+                raise DataError(
+                    f"the shapes of input {name!r} are out of order: {', '.join(texts)}; give all that "
+                    "differ from the data"
+                )
+    return made
+
+
+def check_covered(found: Mapping[str, Profile], feeds: Sequence[Feed]) -> None:
+    """Raise DataError if a sample lies outside of its input's profile, so that no engine could run it."""
+    for number, feed in enumerate(feeds):
+        for name, (low, _, high) in found.items():
+            shape = feed[name].shape
+            if any(not a <= size <= b for a, size, b in zip(low, shape, high, strict=True)):
+                raise DataError(
+                    f"sample {number} has {name!r} {_text(shape)}, outside of {_text(low)} to {_text(high)}; "
+                    "widen the shapes, or give other data"
+                )
+
+
+def _text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _check_dims(
@@ -82,13 +159,11 @@ def _check_dims(
     )
     if not fits:
         wanted = "x".join("?" if size is None else str(size) for size in fixed)
-        raise DataError(
-            f"input {name!r} is {wanted}, but the given shape is {'x'.join(map(str, given))}; correct it"
-        )
+        raise DataError(f"input {name!r} is {wanted}, but the given shape is {_text(given)}; correct it")
     if prod(given) > MOST_ELEMENTS:
         raise DataError(
-            f"input {name!r} would have {prod(given):,} elements in the given shape "
-            f"{'x'.join(map(str, given))}; TensorRT takes up to {MOST_ELEMENTS:,}, give less"
+            f"input {name!r} would have {prod(given):,} elements in the given shape {_text(given)}; TensorRT "
+            f"takes up to {MOST_ELEMENTS:,}, give less"
         )
     return given
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,8 @@ class Samples:
         profiles: profile by input, for inputs with open dimensions.
         first: shapes of the first feed by input.
         results: results of the feeds; empty if no runtime ran the model.
+        agreements: least cosine over the feeds between `results` and those of ONNX Runtime with its
+            optimisations, by output.
     """
 
     proto: onnx.ModelProto
@@ -42,6 +44,7 @@ class Samples:
     first: Mapping[str, tuple[int, ...]]
     feeds: Sequence[Feed]
     results: Sequence[Values]
+    agreements: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,13 @@ class Kit:
 
     Attributes:
         texts: returns text files by name.
-        raw_name: returns the name of an input's file, without extension.
-        readme: returns the README, given the findings, notes and whether results are expected.
+        raw_files: returns the name of each input's file.
+        readme: returns the README, given the findings, notes and samples.
     """
 
     texts: Callable[[Samples], Mapping[str, str]]
-    raw_name: Callable[[str], str]
-    readme: Callable[[CheckResult, Sequence[str], bool], str]
+    raw_files: Callable[[Iterable[str]], Mapping[str, str]]
+    readme: Callable[[CheckResult, Sequence[str], Samples], str]
 
 
 def _keep(model: Model) -> Model:

@@ -18,11 +18,18 @@ def compute_encodings(model: nn.Module) -> Iterator[None]:
 
     Each quantizer with an observer is reset. Afterwards quantizers of activations no longer observe;
     quantizers that follow a weight (observer `latest` with minmax) still do. Fake quantization is restored.
-    If the block raises, no scale is set. Raises StatisticsError, with the quantizer's name, if one saw
-    nothing, NaN or infinities. Put the model into evaluation mode first: BatchNorm would learn from the
-    batches.
+    If the block raises, no scale is set. Quantizers with a known scale and `allow_overwrite(False)` keep it.
+    Raises StatisticsError, with the quantizer's name, if one saw nothing, NaN or infinities, or has a scale
+    that was set by hand. Put the model into evaluation mode first: BatchNorm would learn from the batches.
     """
     observed = {name: q for name, q in quantizers(model).items() if q.observer is not None}
+    for name, quantizer in observed.items():
+        if quantizer.is_given and quantizer.overwrite is None:
+            raise StatisticsError(
+                f"quantizer {name!r} has a scale that was set or frozen by hand, and would get another one; "
+                "call its allow_overwrite(False) to keep it, or allow_overwrite() to replace it"
+            )
+    observed = {name: q for name, q in observed.items() if q.overwrite is not False or not q.is_initialized}
     switches = {name: (q.observer_enabled, q.fake_quant_enabled) for name, q in observed.items()}
     for quantizer in observed.values():
         assert quantizer.observer is not None

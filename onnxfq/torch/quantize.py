@@ -92,7 +92,8 @@ def _insert(
 
 def _quantizer(placement: Placement) -> FakeQuantize:
     calibrator = placement.calibrator
-    observer = "minmax" if calibrator == MINMAX else "histogram"
+    # A moving average depends on the order of the tensors, which a histogram does not hold.
+    observer = "minmax" if calibrator == MINMAX else str(calibrator) if calibrator.is_ordered else "histogram"
     observer = "latest" if placement.role == "weight" else observer
     return FakeQuantize(placement.spec, observer, calibrator=calibrator)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, Literal
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
+from torch.ao.quantization.fake_quantize import FakeQuantizeBase
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.errors import SpecError, StatisticsError, nearest
@@ -32,6 +34,16 @@ Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
 LEARNED = ("nothing", "scale", "scale_zero_point", "range")
 _HALF_TYPES: dict[torch.dtype, FloatType] = {getattr(torch, h.name): h.name for h in HALF_TYPES.values()}
 _SWITCHES = ("observer_enabled", "fake_quant_enabled")
+_FIXED = ("spec", "grid", "calibrator")
+_REMEDIES = {
+    "make a new FakeQuantize with another spec": (
+        *("bitwidth", "bits", "num_bits", "symmetric", "signed", "unsigned", "qtype", "dtype", "qscheme"),
+        *("quant_min", "quant_max", "qmin", "qmax", "axis", "ch_axis", "block_size", "narrow_range"),
+    ),
+    "use set_range(min, max)": ("min", "max", "rmin", "rmax", "amax", "min_val", "max_val"),
+    "use set_qparams(scale, zero_point)": ("offset", "zero_points", "scales"),
+}
+"""Remedies for setting an attribute that other libraries have."""
 
 
 class FakeQuantize(OwnTypes):
@@ -47,6 +59,7 @@ class FakeQuantize(OwnTypes):
         zero_point: int32 buffer of the same shape; it keeps its type too.
         observer_enabled: plain bool that may change at any time; a tensor in the state dict.
         fake_quant_enabled: likewise.
+        overwrite: whether `compute_encodings` may replace the scale, see `allow_overwrite`.
         may_be_unused: whether it may stay without a tensor, such as for the keys of self-attention.
     """
 
@@ -85,10 +98,30 @@ class FakeQuantize(OwnTypes):
         self.observer_enabled = self.observer is not None
         self.fake_quant_enabled = True
         self.learned: Learned = "nothing"
+        self.overwrite: bool | None = None
         self.may_be_unused = False
         self.float_type: FloatType = "float32"
         self.register_buffer("scale", torch.zeros(0))
         self.register_buffer("zero_point", torch.zeros(0, dtype=torch.int32))
+        self._by_hand = False
+        self._made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Raises SpecError for settings of other libraries, and for misspelled ones.
+
+        Other names are free, as in all modules, because torch's tools set attributes on modules.
+        """
+        if "_made" in self.__dict__ and not name.startswith("_"):
+            remedy = next((how for how, names in _REMEDIES.items() if name in names), "")
+            if name in _FIXED:
+                raise SpecError(f"{name} of a FakeQuantize is fixed; make a new one with the other {name}")
+            if remedy and not (name in ("rmin", "rmax") and self.learned == "range"):
+                raise SpecError(f"setting {name} of a FakeQuantize has no effect; {remedy}")
+            own = (*_SWITCHES, "observer", "overwrite", "scale", "zero_point")
+            near = [] if hasattr(self, name) or name in own else get_close_matches(name, own, 1, 0.8)
+            if near:
+                raise SpecError(f"a FakeQuantize has no {name} to set; nearest: {near[0]}")
+        super().__setattr__(name, value)
 
     @classmethod
     def with_args(cls, *args: Any, **keywords: Any) -> Factory:
@@ -161,7 +194,7 @@ class FakeQuantize(OwnTypes):
         """Return (scale float32, zero_point int32) as currently used, learned or not."""
         scale, zero_point = self._effective()
         zeros = torch.zeros_like(scale) if zero_point is None else zero_point
-        return scale.detach().float(), zeros.detach().to(torch.int32)
+        return scale.detach().float().clone(), zeros.detach().to(torch.int32).clone()
 
     def set_qparams(self, scale: Tensor | ArrayLike, zero_point: Tensor | ArrayLike = 0) -> None:
         """Set scale and zero point and switch the observer off; one zero point fits any scale.
@@ -186,7 +219,7 @@ class FakeQuantize(OwnTypes):
                 f"zero_point must be an integer, found {float(zeros[zeros != zeros.round()].flatten()[0])}"
             )
         self._store(scales, zeros)
-        self.observer_enabled = False
+        self.disable_observer()
 
     def set_range(self, rmin: Tensor | ArrayLike, rmax: Tensor | ArrayLike) -> None:
         """Set scale and zero point to span [rmin, rmax], widened to include 0, and switch the observer off.
@@ -201,7 +234,7 @@ class FakeQuantize(OwnTypes):
                 f"{low.tolist()} to {high.tolist()}"
             )
         self._store(*self._params_of(low.float(), high.float()))
-        self.observer_enabled = False
+        self.disable_observer()
 
     def calibrate(self) -> None:
         """Set scale and zero point from the observer. Raises StatisticsError if it saw no finite value."""
@@ -278,13 +311,27 @@ class FakeQuantize(OwnTypes):
             low, high = self._ends(scale, zero_point)
             self.rmin, self.rmax = nn.Parameter(low), nn.Parameter(high)
 
+    def allow_overwrite(self, allowed: bool = True) -> None:
+        """Say whether `compute_encodings` may replace a known scale, as AIMET's method of this name.
+
+        Until it is called, `compute_encodings` raises for a scale that was set by hand, and for one whose
+        observer was switched off by its method.
+        """
+        self.overwrite = allowed
+
+    @property
+    def is_given(self) -> bool:
+        """Tell whether the scale was set by hand, or its observer was switched off by hand."""
+        return self._by_hand and self.is_initialized
+
     def enable_observer(self, enabled: bool = True) -> None:
         """Switch observing on or off."""
         self.observer_enabled = enabled
+        self._by_hand = not enabled
 
     def disable_observer(self) -> None:
         """Switch observing off."""
-        self.observer_enabled = False
+        self.enable_observer(False)
 
     def enable_fake_quant(self, enabled: bool = True) -> None:
         """Switch rounding on or off."""
@@ -356,6 +403,10 @@ class FakeQuantize(OwnTypes):
             # A module made on the meta device, materialized by load_state_dict(assign=True).
             self.observer.to_empty(device=self.scale.device)
             self.observer.reset()
+
+
+# torch's own switches, such as `module.apply(torch.ao.quantization.disable_observer)`, look for this class.
+FakeQuantizeBase.register(FakeQuantize)
 
 
 class Factory:

@@ -108,7 +108,12 @@ def disable_observers(model: nn.Module) -> Iterator[None]:
     # Imported already if the model has such modules.
     home = sys.modules.get("torch.ao.quantization.fake_quantize")
     base = None if home is None else home.FakeQuantizeBase
-    changed = [module for module in model.modules() if base is not None and isinstance(module, base)]
+    # onnxfq's own count as such modules too; their switches are plain.
+    changed = [
+        module
+        for module in model.modules()
+        if base is not None and isinstance(module, base) and isinstance(module.fake_quant_enabled, Tensor)
+    ]
     try:
         for module in changed:
             module.forward = _rounding_of(module)

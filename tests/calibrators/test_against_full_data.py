@@ -30,6 +30,8 @@ from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.stages.plan import make_plan
 
+pytestmark = pytest.mark.slow
+
 INT8 = QuantSpec(qtype="int8")
 UINT8 = QuantSpec(qtype="uint8", symmetric=False)
 REAL = {

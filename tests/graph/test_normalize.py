@@ -279,3 +279,11 @@ def test_an_output_without_a_shape_gets_one() -> None:
         6,
     ]
     onnx.checker.check_model(made)
+
+
+def test_an_unknown_operator_is_named_where_the_converter_does_not() -> None:
+    """Onnx 1.23.2 writes `Op '%s' has no registered schema`; the error names operator and node."""
+    proto = build("g (float[4] x) => (float[4] y) { [act] y = Relu (x) }", {}, opset=11)
+    proto.graph.node[0].op_type = "Scale"
+    with pytest.raises(ModelError, match=r"opset 11 must be raised .*Scale 'act' is no operator of ONNX"):
+        load(proto)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxfq.data import Feed, sample_digest
+from onnxfq.data import DataDigest, Feed, sample_digest
 from onnxfq.runtime import parallel_runs
 from onnxfq.runtime.parallel_runs import ParallelRuns
 
@@ -45,6 +45,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
     return sessions
 
 
+def digest(feed: Feed) -> DataDigest:
+    """Each feed is one sample."""
+    return DataDigest().plus(sample_digest(feed))
+
+
 def runs(made: list[Watched], cores: int, room: int, needed: int | None) -> ParallelRuns:
     """Runs on watched sessions."""
 
@@ -52,7 +57,7 @@ def runs(made: list[Watched], cores: int, room: int, needed: int | None) -> Para
         made.append(Watched(threads))
         return made[-1]
 
-    return ParallelRuns(make, ["y"], cores, room, lambda feed: needed)
+    return ParallelRuns(make, ["y"], cores, room, lambda feed: needed, digest)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,7 @@ def test_as_many_as_fit(
     running = runs(made, cores, room, needed)
     got = list(running.run(iter(FEEDS)))
     assert [result[0][0] for result in got] == list(range(20))
-    assert [digest for _, digest in got] == [sample_digest(feed) for feed in FEEDS]
+    assert [found for _, found in got] == [digest(feed) for feed in FEEDS]
     assert made[-1].most == at_a_time
     assert made[-1].threads == cores // at_a_time
     sessions = len(made)
@@ -100,6 +105,6 @@ def test_feeds_are_read_as_they_are_needed(made: list[Watched]) -> None:
 
 def test_without_outputs_nothing_runs(made: list[Watched]) -> None:
     """A plan that observes nothing needs no session; feeds are counted all the same."""
-    running = ParallelRuns(lambda threads: pytest.fail("made"), [], 2, 0, lambda feed: None)
-    assert [digest for _, digest in running.run(FEEDS)] == [sample_digest(feed) for feed in FEEDS]
+    running = ParallelRuns(lambda threads: pytest.fail("made"), [], 2, 0, lambda feed: None, digest)
+    assert [found for _, found in running.run(FEEDS)] == [digest(feed) for feed in FEEDS]
     running.close()

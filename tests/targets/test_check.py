@@ -273,7 +273,7 @@ def test_command(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "good.onnx", "--shape", "x:1x2"]) == 2
     assert "--shape needs --build; add it" in capfd.readouterr().err
     assert main(["check", "good.onnx", "--build", "--shape", "x"]) == 2
-    assert "wants NAME:1x3x224x224, got 'x'" in capfd.readouterr().err
+    assert "a shape is NAME:1x3x224x224, got 'x'" in capfd.readouterr().err
     assert main(["check", "none.onnx"]) == 1
 
 

@@ -18,10 +18,10 @@ from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM, G
 from onnxfq.calibration.statistics.histogram import HISTOGRAM, TensorStatistics
 from onnxfq.calibration.statistics.kind import Columns, Key, Kind, Value
 from onnxfq.calibration.statistics.registry import KINDS
+from onnxfq.data import DataDigest
 from onnxfq.errors import StatisticsError, nearest
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.support.arrays import UNREADABLE, load_npz
-from onnxfq.support.digests import DATA_MODULUS
 from onnxfq.support.files import replace_file
 from onnxfq.support.records import join_lines
 
@@ -30,7 +30,7 @@ _COLUMNS = ("model_sha256", "feeds", "complete", "data")
 _N = None
 _SHAPES: dict[str, tuple[str, tuple[int | None, ...]]] = {
     **dict.fromkeys(("format", "model_sha256", "data"), ("U", ())),
-    "feeds": ("iu", ()),
+    **dict.fromkeys(("feeds", "samples"), ("iu", ())),
     "complete": ("b", ()),
     **dict.fromkeys(("tensors", "group_tensors", "group_blocks", "channel_tensors"), ("U", (_N,))),
     **dict.fromkeys(("sizes", "bins", "counts", "group_sizes"), ("iu", (_N,))),
@@ -51,14 +51,14 @@ class Statistics:
         feeds: number of observed feeds.
         values: values by tensor and kind, see `KINDS`.
         complete: whether the feeds are the whole data set; False if observing was interrupted.
-        data: sum of the feeds' SHA-256 modulo 2^256; it does not depend on their order.
+        data: number of samples and the sum of their SHA-256, in any order and in any batches.
     """
 
     model_sha256: str
     feeds: int
     values: Mapping[Key, Any]
     complete: bool = True
-    data: int = 0
+    data: DataDigest = DataDigest()
 
     @cached_property
     def tensors(self) -> dict[str, TensorStatistics]:
@@ -135,7 +135,7 @@ class Statistics:
                 )
         values = {key: KINDS[key[1]].merge(one, other.values[key]) for key, one in self.values.items()}
         complete = self.complete and other.complete
-        data = (self.data + other.data) % DATA_MODULUS
+        data = self.data + other.data
         return Statistics(self.model_sha256, self.feeds + other.feeds, values, complete, data)
 
     @property
@@ -155,12 +155,12 @@ class Statistics:
                 f"one has {sha256[:12]}; observe this model with `onnxfq observe`"
             )
 
-    def check_data(self, data: int, feeds: int) -> None:
-        """Raise StatisticsError unless the statistics cover `feeds` feeds with the digest `data`."""
-        if (self.feeds, self.data) != (feeds, data):
+    def check_data(self, data: DataDigest) -> None:
+        """Raise StatisticsError unless the statistics cover the samples with the digest `data`."""
+        if self.data != data:
             raise StatisticsError(
-                f"the statistics were gathered from other data: {self.feeds} feeds with digest "
-                f"{_hex(self.data)[:12]}, these are {feeds} with {_hex(data)[:12]}; observe these with "
+                f"the statistics were gathered from other data: {self.data.samples} samples with digest "
+                f"{self.data.hex[:12]}, these are {data.samples} with {data.hex[:12]}; observe these with "
                 "`onnxfq observe`"
             )
 
@@ -171,7 +171,8 @@ class Statistics:
             "model_sha256": np.asarray(self.model_sha256),
             "feeds": np.asarray(self.feeds, np.int64),
             "complete": np.asarray(self.complete),
-            "data": np.asarray(_hex(self.data)),
+            "data": np.asarray(self.data.hex),
+            "samples": np.asarray(self.data.samples, np.int64),
         }
         for kind in KINDS.values():
             columns |= kind.pack(self.of_kind(kind))
@@ -192,10 +193,6 @@ class Statistics:
             raise StatisticsError(
                 f"{path} is not a statistics file ({text}); make it with `onnxfq observe`"
             ) from None
-
-
-def _hex(data: int) -> str:
-    return f"{data:064x}"
 
 
 def _check_columns(columns: Columns) -> None:
@@ -221,10 +218,13 @@ def _unpack(columns: Columns) -> Statistics:
     values: dict[Key, Any] = {}
     for kind in KINDS.values():
         values |= kind.to_keys(kind.unpack(columns))
+    feeds = int(columns["feeds"])
+    # Files of older versions lack it: their digest is that of feeds, usually of one sample each.
+    samples = int(columns.get("samples", feeds))
     return Statistics(
         str(columns["model_sha256"]),
-        int(columns["feeds"]),
+        feeds,
         values,
         complete=bool(columns["complete"]),
-        data=int(str(columns["data"]), 16),
+        data=DataDigest(int(str(columns["data"]), 16), samples),
     )

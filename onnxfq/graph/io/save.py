@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -16,11 +18,15 @@ from onnxfq.graph.external.tensor import is_external, tensor_content
 from onnxfq.graph.external.weightless import check_model, split_weights
 from onnxfq.graph.io.data_paths import own_data
 from onnxfq.support.files import check_writable, replace_file
+from onnxfq.support.outputs import act_after_writing
 from onnxfq.support.records import join_lines
 
 _ALIGNED = 4096
 """Alignment of tensors in the data file: a page, so that runtimes can map it."""
 
+
+_LARGEST_MODEL = 2 << 30
+"""Largest ONNX file: protobuf has no larger messages."""
 
 Verify = Callable[[Path, Path | None], None]
 """Called with the finished temporary files, of the model and of its data if it has a data file; may raise."""
@@ -30,8 +36,9 @@ def save(proto: onnx.ModelProto, path: str | Path, verify: Verify | None = None)
     """Write `proto` to `path`; equal models give equal bytes.
 
     Data that does not fit in one ONNX file goes to a data file next to it, which gets its name just before
-    the model does. That name holds a hash of the content, so a model never meets the data of another one; the
-    data file of a former model at `path` is removed. Values in files are copied a part at a time.
+    the model does. That name holds a hash of the content, so a model never meets the data of another one. The
+    data file of a former model at `path` is removed, unless a copy of that model next to it still names it.
+    Values in files are copied a part at a time.
 
     Args:
         proto: the model.
@@ -59,11 +66,25 @@ def save(proto: onnx.ModelProto, path: str | Path, verify: Verify | None = None)
                 temporary.write_bytes(proto.SerializeToString(deterministic=True))
             if verify is not None:
                 verify(temporary, None)
-    real = Path(os.path.realpath(path))
-    own = own_data(real)
-    for other in real.parent.iterdir():
-        if own.fullmatch(other.name) and other != data:
-            other.unlink()
+    name = None if data is None else data.name
+    act_after_writing(path, partial(_remove_former_data, Path(os.path.realpath(path)), name))
+
+
+def _remove_former_data(path: Path, data: str | None) -> None:
+    """Remove all data files of models at `path` but `data`, unless a file next to them names them."""
+    own = own_data(path)
+    beside = [other for other in path.parent.iterdir() if other.is_file()]
+    for former in (other for other in beside if own.fullmatch(other.name) and other.name != data):
+        if not any(_names(other, former.name) for other in beside if other.suffix != former.suffix):
+            former.unlink()
+
+
+def _names(path: Path, name: str) -> bool:
+    """Tell whether the file at `path` may be a model with the data file `name`: a renamed or a copied one."""
+    if not 0 < path.stat().st_size <= _LARGEST_MODEL:
+        return False
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(name.encode()) >= 0
 
 
 def _save_with_data(proto: onnx.ModelProto, path: Path, verify: Verify | None) -> Path:

@@ -7,9 +7,10 @@ from onnx import version_converter
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.weightless import change_without_weights
-from onnxfq.graph.model import default_opset, restore_annotations
+from onnxfq.graph.model import default_opset, list_nodes, restore_annotations
 from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.support.records import join_lines
 
 # Lowest IR version that allows an opset, from ONNX's versioning table.
@@ -30,7 +31,7 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as fault:
         raise ModelError(
             f"{source}: opset {have} must be raised to {opset} and onnx's converter refused "
-            f"({join_lines(fault)[:160]}); export the model at opset {opset} or above"
+            f"({_explain(proto, have, join_lines(fault))[:160]}); export the model at opset {opset} or above"
         ) from None
     raised.ir_version = max(proto.ir_version, lowest_ir(opset))
     # The converter adds Constant nodes and nodes without names.
@@ -38,6 +39,19 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
     normalize.name_nodes(raised)
     restore_annotations(raised, proto)
     return raised, f"opset raised from {have} to {opset}"
+
+
+def _explain(proto: onnx.ModelProto, opset: int, fault: str) -> str:
+    """Return the converter's message; onnx 1.23.2 leaves the operator out of one of them."""
+    if "%" not in fault:
+        return fault
+    unknown = (
+        node
+        for node in list_nodes(proto.graph)
+        if node.domain in STANDARD_DOMAINS and not onnx.defs.has(node.op_type, max_inclusive_version=opset)
+    )
+    node = next(unknown, None)
+    return f"{node.op_type} {node.name!r} is no operator of ONNX" if node is not None else fault.split("%")[0]
 
 
 def lowest_ir(opset: int) -> int:

@@ -8,55 +8,77 @@ under strong typing the graph defines the precision. Polygraphy as of 0.53.
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from onnxfq.targets.profiles import Profile
+from onnxfq.targets.profiles import ENDS, Profile
 
 RELEASES = (10, 11)
 """Major versions of TensorRT that commands are written for."""
 
 COSINE = 0.99
-"""Least cosine with ONNX Runtime's outputs: fused kernels round at other places than single operators."""
+"""Usual least cosine with the expected outputs: fused kernels round at other places than single operators."""
 
 TENSORS_FILE = "tensorrt.json"
 """File of the tensors that TensorRT computed."""
 
-_ENDS = ("min", "opt", "max")
+
+def cosine_limits(agreements: Mapping[str, float]) -> dict[str, float]:
+    """Return the least cosine for each output that needs less than `COSINE`.
+
+    An engine may differ from the expected outputs by twice the angle by which two ways of rounding differ in
+    ONNX Runtime: cos 2t = 2 cos^2 t - 1.
+
+    Args:
+        agreements: cosine of both ways by output.
+    """
+    doubled = {name: max(0.0, 2 * cosine * cosine - 1) for name, cosine in agreements.items()}
+    return {name: math.floor(limit * 1e4) / 1e4 for name, limit in doubled.items() if limit < COSINE}
 
 
-def trtexec(release: int, profiles: Mapping[str, Profile], first: Mapping[str, tuple[int, ...]]) -> list[str]:
+def trtexec(
+    release: int,
+    profiles: Mapping[str, Profile],
+    first: Mapping[str, tuple[int, ...]],
+    files: Mapping[str, str],
+) -> list[str]:
     """Return the command that builds `model.onnx`, reports each layer and times it on the first sample.
 
     Args:
         release: major version of TensorRT.
         profiles: optimization profiles by input.
-        first: shapes of the first sample by input, which its raw files `NAME.bin` have.
+        first: shapes of the first sample by input.
+        files: names of the raw files of the first sample by input.
     """
     words = ["trtexec", "--onnx=model.onnx", "--saveEngine=model.plan"]
     words += ["--stronglyTyped"] if release < 11 else []
-    for number, end in enumerate(_ENDS):
+    for number, end in enumerate(ENDS):
         shapes = [f"{_quote_name(name)}:{_sizes(profile[number])}" for name, profile in profiles.items()]
         words += [f"--{end}Shapes={','.join(shapes)}"] if shapes else []
     open_inputs = [f"{_quote_name(name)}:{_sizes(first[name])}" for name in profiles]
     words += [f"--shapes={','.join(open_inputs)}"] if open_inputs else []
-    files = [f"{_quote_name(name)}:raw/{file_name(name)}.bin" for name in first]
-    words.append(f"--loadInputs={','.join(files)}")
+    given = [f"{_quote_name(name)}:raw/{file}" for name, file in files.items()]
+    words.append(f"--loadInputs={','.join(given)}")
     return [*words, "--profilingVerbosity=detailed", "--dumpLayerInfo", "--exportLayerInfo=layers.json"]
 
 
-def polygraphy(release: int, profiles: Mapping[str, Profile], expected: bool) -> list[str]:
+def polygraphy(
+    release: int, profiles: Mapping[str, Profile], expected: bool, limits: Mapping[str, float]
+) -> list[str]:
     """Return the command that builds `model.onnx`, runs all samples and compares the outputs.
 
     Args:
         release: major version of TensorRT.
         profiles: optimization profiles by input.
         expected: whether there are outputs to compare with.
+        limits: least cosine of outputs with another one than `COSINE`.
     """
     words = _polygraphy_run(release, profiles)
     if expected:
         words += ["--load-outputs", "outputs.json", "--compare", "cosine_similarity"]
         words += ["--cosine-similarity-threshold", str(COSINE)]
+        words += [f"{name}:{limit:.4f}" for name, limit in limits.items()]
     return [*words, "--validate"]
 
 
@@ -73,7 +95,7 @@ def polygraphy_tensors(
 def _polygraphy_run(release: int, profiles: Mapping[str, Profile]) -> list[str]:
     words = ["polygraphy", "run", "model.onnx", "--trt"]
     words += ["--strongly-typed"] if release < 11 else []
-    for number, end in enumerate(_ENDS):
+    for number, end in enumerate(ENDS):
         shapes = [f"{name}:[{','.join(map(str, profile[number]))}]" for name, profile in profiles.items()]
         words += [f"--trt-{end}-shapes", *shapes] if shapes else []
     return [*words, "--load-inputs", "inputs.json"]
@@ -89,15 +111,20 @@ _LONGEST = 200
 """Most bytes of a file name without extension."""
 
 
-def file_name(tensor: str) -> str:
-    """Return a file name for `tensor`: all but letters, digits, dots and dashes become underscores.
+def raw_files(tensors: Iterable[str]) -> dict[str, str]:
+    """Return a file name for each of `tensors`; all but letters, digits, dots and dashes become underscores.
 
-    A long name keeps its beginning and gets a hash: file systems allow 255 bytes.
+    A long name, or one that another tensor has in upper or lower case, keeps its beginning and gets a hash:
+    file systems allow 255 bytes, and some do not distinguish a from A.
     """
-    name = "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in tensor)
-    if len(name.encode()) <= _LONGEST:
-        return name
-    return f"{name[: _LONGEST // 4]}-{hashlib.sha256(tensor.encode()).hexdigest()[:16]}"
+    names, taken = {}, set[str]()
+    for tensor in tensors:
+        name = "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in tensor)
+        if len(name.encode()) > _LONGEST or name.casefold() in taken:
+            name = f"{name[: _LONGEST // 4]}-{hashlib.sha256(tensor.encode()).hexdigest()[:16]}"
+        taken.add(name.casefold())
+        names[tensor] = f"{name}.bin"
+    return names
 
 
 def _quote_name(tensor: str) -> str:

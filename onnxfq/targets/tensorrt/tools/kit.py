@@ -15,12 +15,13 @@ from onnxfq.targets.tensorrt.tools.commands import TENSORS_FILE
 def write_texts(samples: Samples) -> dict[str, str]:
     """Return samples as Polygraphy reads them, and scripts for each release, by file name."""
     shapes, expected = samples.profiles, bool(samples.results)
+    limits, files = commands.cosine_limits(samples.agreements), commands.raw_files(samples.first)
     made = {"inputs.json": inputs_json(samples.feeds)}
     made |= {"outputs.json": outputs_json(samples.results)} if expected else {}
     for release in commands.RELEASES:
         lines = [
-            commands.trtexec(release, shapes, samples.first),
-            commands.polygraphy(release, shapes, expected),
+            commands.trtexec(release, shapes, samples.first, files),
+            commands.polygraphy(release, shapes, expected, limits),
         ]
         made[f"tensorrt{release}.sh"] = commands.script(lines)
         layers = commands.polygraphy_tensors(release, shapes, boundaries(samples.proto))
@@ -28,8 +29,9 @@ def write_texts(samples: Samples) -> dict[str, str]:
     return made
 
 
-def write_readme(found: CheckResult, notes: Sequence[str], expected: bool) -> str:
-    """Return the README: the files of the folder, and the findings."""
+def write_readme(found: CheckResult, notes: Sequence[str], samples: Samples) -> str:
+    """Return the README: the files of the folder, the limits of the comparison, and the findings."""
+    expected, limits = bool(samples.results), commands.cosine_limits(samples.agreements)
     lines = ["# Hand-over to TensorRT", ""]
     lines += [f"- {note}" for note in notes] + ([""] if notes else [])
     lines += ["| file | content |", "|---|---|"]
@@ -50,6 +52,19 @@ def write_readme(found: CheckResult, notes: Sequence[str], expected: bool) -> st
         ("findings.json", "what `onnxfq check` found"),
     ]
     lines += [f"| {name} | {what} |" for name, what in rows]
+    if expected:
+        lines += [
+            "",
+            "Expected outputs are ONNX Runtime's without optimisation: each operator computes in float32, "
+            "and its result is rounded to the type that the model has there. The scripts want a cosine of at "
+            "least "
+            f"{commands.COSINE} with them for every output of every sample.",
+        ]
+        lines += [
+            f"Output `{name}` needs only {limit:.4f}: where ONNX Runtime itself rounds at other places, it "
+            f"comes to {samples.agreements[name]:.4f}, and an engine may turn it by twice that angle."
+            for name, limit in limits.items()
+        ]
     lines += ["", "## Findings", "", "```text", found.table(), "```", ""]
     lines.append(
         "A layer that should run in low precision and shows Float or Half in `layers.json` was not fused; "
@@ -60,4 +75,4 @@ def write_readme(found: CheckResult, notes: Sequence[str], expected: bool) -> st
     return "\n".join(lines) + "\n"
 
 
-KIT = Kit(write_texts, commands.file_name, write_readme)
+KIT = Kit(write_texts, commands.raw_files, write_readme)

@@ -15,7 +15,7 @@ from onnxfq.graph.io.save import save
 from onnxfq.interchange.polygraphy_json import inputs_json, read_results
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
-from onnxfq.targets.profiles import cover_feeds, profiles
+from onnxfq.targets.profiles import ShapeCount, cover_shapes
 from onnxfq.targets.target import Values
 from onnxfq.targets.tensorrt.tools.commands import TENSORS_FILE, polygraphy_tensors
 
@@ -32,7 +32,9 @@ def run_engine(
     with scratch_folder() as folder:
         save(proto, folder / "model.onnx")
         (folder / "inputs.json").write_text(inputs_json(feeds), encoding="utf-8")
-        shapes = cover_feeds(profiles(proto, {}), feeds)
+        count = ShapeCount()
+        feeds = list(count.over(feeds))
+        shapes = cover_shapes(proto, count, {})
         # Strongly typed by default from 11 on, and always for RTX; 10 needs the option.
         release = 11 if rtx else _release()
         words = polygraphy_tensors(release, shapes, tensors)

@@ -1,0 +1,82 @@
+"""Guard of every command: its outputs replace none of its inputs, and appear together or not at all."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from itertools import chain, combinations
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from onnxfq.documents.array_file import array_path
+from onnxfq.graph.io.data_paths import check_model_output, data_files
+from onnxfq.support.outputs import check_apart, write_together
+
+OUTPUTS = ("output", "report", "artifacts", "table_csv")
+"""Parameters of commands that name files and folders to write; all others name inputs, if files."""
+
+FOLDERS = ("handoff", "demo")
+"""Commands whose output is a folder."""
+
+_MODEL = "model"
+
+
+def guard_files(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with its outputs checked before it runs and named after it.
+
+    A command that ends with an exit code, as after Ctrl-C, keeps the files it has written.
+    """
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        outputs = [Path(given[name]) for name in OUTPUTS if given.get(name) is not None]
+        inputs = list(_list_inputs(given)) if outputs else []
+        for output in outputs:
+            check_apart(output, inputs)
+        for output in outputs if command.__name__ not in FOLDERS else ():
+            if output != given.get("artifacts"):
+                check_model_output(output, given.get(_MODEL))
+        for one, other in combinations(outputs, 2):
+            check_apart(one, [other])
+        ended: typer.Exit | None = None
+        with write_together(outputs, inputs):
+            try:
+                command(**given)
+            except typer.Exit as exit_code:
+                ended = exit_code
+        if ended is not None:
+            raise ended
+
+    return run
+
+
+def _list_inputs(given: dict[str, Any]) -> Iterator[Path]:
+    """Yield the files and folders that the parameters name, and the files that belong to them."""
+    for name, value in given.items():
+        for text in value if isinstance(value, (list, tuple)) else (value,):
+            if name in OUTPUTS or not isinstance(text, (str, Path)) or not str(text):
+                continue
+            path = Path(text)
+            try:
+                found = path.exists()
+            except (OSError, ValueError):  # no name of a file
+                continue
+            if found:
+                yield path
+                if array_path(path).exists():
+                    yield array_path(path)
+            elif ":" in str(text):
+                yield from _module_files(str(text).partition(":")[0])
+    yield from data_files(given.get(_MODEL))
+
+
+def _module_files(module: str) -> Iterator[Path]:
+    """Yield the file of a module that the current folder or Python's path has, without importing it."""
+    parts = module.split(".")
+    for folder in chain([Path.cwd()], map(Path, sys.path)):
+        for path in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
+            if path.is_file():
+                yield path

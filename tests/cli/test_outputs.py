@@ -1,0 +1,140 @@
+"""Outputs of commands: none replaces an input, and all of one command appear or none."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import conv_relu, feed_for, linear
+
+from onnxfq.cli.main import main
+from onnxfq.errors import OutputError
+from onnxfq.graph.external import sizes
+
+RECIPE = "name: mine\ntarget: tensorrt\nweights: {qtype: int8}\nactivations: {qtype: int8}\n"
+COMMANDS = {
+    "quantize": "quantize m.onnx --data d.npz --recipe r.yaml --example e.npz -o OUT",
+    "quantize, images": "quantize m.onnx --data folder -o OUT",
+    "quantize, code": "quantize m.onnx --data maker:feeds -o OUT",
+    "quantize, statistics": "quantize m.onnx --data d.npz --statistics m.stats.npz -o OUT",
+    "quantize, report": "quantize m.onnx --data d.npz --recipe r.yaml -o q.onnx --report OUT",
+    "quantize, artifacts": "quantize m.onnx --statistics OUT/m.stats.npz -o q.onnx --artifacts OUT",
+    "plan": "plan m.onnx --recipe r.yaml --data d.npz -o OUT",
+    "observe": "observe m.onnx --plan p.json --data d.npz --example e.npz -o OUT",
+    "calibrate": "calibrate m.onnx --plan p.json --statistics m.stats.npz -o OUT",
+    "calibrate, table": "calibrate m.onnx --plan p.json --statistics m.stats.npz -o q.json --table-csv OUT",
+    "insert": "insert m.onnx --plan p.json --encodings c.json -o OUT",
+    "convert": "convert m.onnx --data d.npz -o OUT",
+    "export-encodings": "export-encodings c.json --plan p.json --to tensorrt-cache -o OUT",
+    "merge-statistics": "merge-statistics m.stats.npz other.stats.npz -o OUT",
+}
+OTHERS = {"folder": "folder/0.npz", "maker:feeds": "maker.py"}
+"""Files behind a word of a command."""
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Path:
+    """A folder with an input of every kind, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(conv_relu(), "m.onnx")
+    x = np.concatenate([feed_for(conv_relu(), seed)["x"] for seed in range(3)])
+    for name in ("d.npz", "e.npz"):
+        np.savez(name, x=x)
+    Path("folder").mkdir()
+    np.savez("folder/0.npz", x=x)
+    Path("r.yaml").write_text(RECIPE)
+    Path("maker.py").write_text("import numpy as np\ndef feeds():\n    return [dict(np.load('d.npz'))]\n")
+    for line in (
+        "plan m.onnx -o p.json",
+        "observe m.onnx --plan p.json --data d.npz -o m.stats.npz",
+        "observe m.onnx --plan p.json --data d.npz -o other.stats.npz",
+        "calibrate m.onnx --plan p.json --statistics m.stats.npz -o c.json",
+    ):
+        assert main([*line.split(), "-q"]) == 0, capfd.readouterr().err
+    capfd.readouterr()
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Hashes of all files."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_no_output_replaces_an_input(files: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Every output of every command onto every input of it: one line, and all files as before."""
+    for what, line in COMMANDS.items():
+        words = line.split()
+        used = {word for word in words if (files / word).exists()}
+        used |= {OTHERS[word] for word in words if word in OTHERS}
+        for taken in sorted(used - {"folder"}):
+            place = taken
+            if "OUT/m.stats.npz" in words:  # a file of the folder of artifacts
+                place = "art"
+                Path("art").mkdir(exist_ok=True)
+                Path("art/m.stats.npz").write_bytes(Path("m.stats.npz").read_bytes())
+            before = contents(files)
+            code = main([word.replace("OUT", place) for word in words])
+            text = capfd.readouterr().err
+            assert code == 1 and text.count("\n") == 1, (what, taken, text)
+            assert "another file of this command" in text or "would replace" in text, (what, taken, text)
+            assert contents(files) == before, (what, taken)
+
+
+def test_inputs_stay_as_they_are(files: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A command that ends well changes none of its inputs."""
+    before = contents(files)
+    for what, line in COMMANDS.items():
+        if "OUT/" not in line and what != "convert":  # which wants a quantized model
+            assert main(line.replace("OUT", "made.tmp").split()) == 0, (what, capfd.readouterr().err)
+    after = contents(files)
+    assert {name: after[name] for name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("onnxfq.report.html", "render_report"), ("onnxfq.cli.quantize", "write_document")]
+)
+def test_all_outputs_or_none(
+    files: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    """A report or an artifact that fails leaves neither the model nor a part of the artifacts."""
+
+    def refuse(*given: object) -> None:
+        raise OutputError("no space left")
+
+    before = contents(files)
+    line = "quantize m.onnx --data d.npz --float fp16 -o q.onnx --report q.html --artifacts "
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.import_module(module), name, refuse)
+        for folder in ("new", "folder"):
+            assert main([*line.split(), folder]) == 1 and "no space left" in capfd.readouterr().err
+            assert contents(files) == before and not Path("new").exists()
+    for folder in ("new", "folder"):
+        assert main([*line.split(), folder]) == 0
+        assert {"q.onnx", "q.html", f"{folder}/m.plan.json", f"{folder}/m.fakequant.onnx"} <= set(
+            contents(files)
+        )
+
+
+def test_a_copied_model_keeps_its_data(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data file of a former model goes with it, and stays while a renamed or copied model names it."""
+    monkeypatch.setattr(sizes, "LIMIT", 0)
+    onnx.save(linear(64, 64), "l.onnx")
+    np.savez("l.npz", **feed_for(linear(64, 64)))
+    line = "quantize l.onnx --data l.npz -q -o q.onnx --recipe"
+    assert main([*line.split(), "tensorrt-int8"]) == 0
+    (first,) = files.glob("q.onnx.*.data")
+    assert main([*line.split(), "tensorrt-fp8"]) == 0
+    assert not first.exists()
+    (second,) = files.glob("q.onnx.*.data")
+    Path("q.onnx").rename("kept.onnx")
+    assert main([*line.split(), "tensorrt-int8-weights"]) == 0
+    assert second.exists() and len(list(files.glob("q.onnx.*.data"))) == 2
+    onnx.load("kept.onnx")
