@@ -22,7 +22,7 @@ MOST_ELEMENTS = (1 << 31) - 1
 """Most elements of a tensor in TensorRT, and of most kernels."""
 
 _SCALED_OPS = QDQ_OPS | {"FakeQuantize"}
-_LEAST_RANKS = {"Gemm": 2, "Conv": 3, "ConvTranspose": 3}
+_LEAST_RANKS = {"MatMul": 1, "Gemm": 2, "Conv": 3, "ConvTranspose": 3}
 
 # Operators whose results can be much larger than everything they read.
 _GROWING = frozenset(
