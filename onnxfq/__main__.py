@@ -1,31 +1,114 @@
-"""The console command `onnxfq`, also `python -m onnxfq`; Ctrl-C during its imports ends in one line."""
+"""The console command `onnxfq`, also `python -m onnxfq`: it ends in one line, whatever ends it.
+
+The command runs in a child process, forked before any import. This process says in one line that a signal
+ended it: a crash in a native library, or a lack of memory.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import warnings
+
+_ENDING = ("SIGINT", "SIGTERM")
+_FAULT = 70
+"""Exit code for a fault of onnxfq itself: EX_SOFTWARE of sysexits."""
 
 
 def main() -> int:
-    """Import and run the command line; return its exit code."""
-    before = signal.getsignal(signal.SIGINT)
-    is_default = before is signal.default_int_handler  # a parent process may ignore the signal
-    if is_default:
+    """Run the command line in a child process; return its exit code."""
+    if not hasattr(os, "fork") or not hasattr(signal, "sigwaitinfo"):
+        return _run()
+    waited = {signal.SIGCHLD, *(getattr(signal, name) for name in _ENDING)}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        _end_with(parent)
+        return _run(before)
+    while True:
+        caught = signal.sigwaitinfo(waited)
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else _report_signal(-code)
+        if caught.si_signo != signal.SIGCHLD and caught.si_code <= 0:
+            os.kill(child, caught.si_signo)  # sent to this process alone; a terminal sends to both
+
+
+def _run(mask: set[int | signal.Signals] | None = None) -> int:
+    """Import and run the command line with the blocked signals `mask`; return its exit code."""
+    if not sys.warnoptions:  # of libraries; onnxfq's own notes are logged
+        warnings.simplefilter("ignore")
+    handlers = {number: signal.getsignal(number) for number in (getattr(signal, name) for name in _ENDING)}
+    # A parent process may ignore a signal.
+    for number in (
+        own := [n for n, was in handlers.items() if was in (signal.SIG_DFL, signal.default_int_handler)]
+    ):
         # No exception: extension modules would turn it into their own errors. Nothing is written yet.
-        signal.signal(signal.SIGINT, _exit_interrupted)
+        signal.signal(number, _exit_interrupted)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     from onnxfq.cli.main import main as run
 
-    if is_default:
-        signal.signal(signal.SIGINT, before)
-    return run()
+    for number in own:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        return run()
+    except Exception as fault:
+        if os.environ.get("ONNXFQ_TRACEBACK"):
+            raise
+        return _report_fault(fault)
+
+
+def _end_with(parent: int) -> None:
+    """End this process with its parent `parent`, even if that is killed; Linux only."""
+    import ctypes
+
+    set_signal = getattr(ctypes.CDLL(None), "prctl", None)
+    if set_signal is not None:
+        set_signal(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def _exit_interrupted(number: int, frame: object) -> None:
-    if sys.stderr is not None:
-        sys.stderr.write("onnxfq: error: interrupted\n")
-        sys.stderr.flush()
+    _tell("interrupted")
     os._exit(130)
+
+
+def _report_signal(number: int) -> int:
+    if number in (signal.SIGINT, signal.SIGTERM):
+        _tell("interrupted")
+        return 130
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    why = "a library, most likely ONNX Runtime, crashed on these inputs; export the model again"
+    if number == signal.SIGKILL:
+        why = "memory was most likely short; give a smaller batch or fewer threads"
+    _tell(f"the command was ended by {name}: {why}")
+    return 1
+
+
+def _report_fault(fault: Exception) -> int:
+    import traceback
+
+    if isinstance(fault, MemoryError):
+        _tell("there is too little memory for this command; give a smaller batch or a smaller model")
+        return 1
+    place = traceback.extract_tb(fault.__traceback__)[-1]
+    text = " ".join(str(fault).split())[:200]
+    _tell(
+        f"onnxfq itself failed: {type(fault).__name__} ({text}) in line {place.lineno} of {place.filename}; "
+        "ONNXFQ_TRACEBACK=1 shows all of it, please report it"
+    )
+    return _FAULT
+
+
+def _tell(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"onnxfq: error: {text}\n")
+        sys.stderr.flush()
 
 
 if __name__ == "__main__":

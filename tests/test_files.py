@@ -15,7 +15,8 @@ import pytest
 
 from onnxfq.errors import OutputError
 from onnxfq.support import temporary
-from onnxfq.support.files import UNREADABLE, check_writable, load_npz, replace_file, write_text
+from onnxfq.support.arrays import UNREADABLE, load_npz
+from onnxfq.support.files import check_writable, replace_file, write_text
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
 
 

@@ -17,8 +17,8 @@ from test_agreement import with_outputs
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.cli.main import main
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
-from onnxfq.errors import DataError
-from onnxfq.graph.normalize.shapes import add_shapes
+from onnxfq.errors import DataError, ModelError
+from onnxfq.graph.normalize.shapes import add_shapes, with_shapes
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.pipeline import QuantizeResult, quantize
@@ -29,6 +29,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.check import check
 from onnxfq.stages.insert import insert_qdq
+from onnxfq.stages.write import write_model
 from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 
@@ -397,3 +398,92 @@ def test_the_loud_layer_builds():
         pytest.skip("TensorRT for RTX is not installed")
     result = check(quantize(loud(), [loud_feed()] * 40, floats=FP16).qdq, build=BuildOptions())
     assert result.passed and all(row.kept == row.promised == 3 for row in result.coverage)
+
+
+def several_outputs(op: str) -> onnx.ModelProto:
+    """A node of `op` with several outputs, which are the outputs of the model."""
+    texts = {
+        "Split": """g (float[N,4] x) => (float[N,2] boxes, float[N,2] scores) {
+            a = MatMul (x, w) boxes, scores = Split <axis = 1> (a) }""",
+        "BatchNormalization": """g (float[N,4] x) => (float[N,4] y, float[4] m, float[4] v) {
+            a = MatMul (x, w) y, m, v = BatchNormalization <training_mode = 1> (a, one, one, one, one) }""",
+        "Scan": """g (float[4,4] x) => (float[4] last, float[4,4] all) { a = MatMul (x, w)
+            last, all = Scan <num_scan_inputs = 1,
+            body = step (float[4] s, float[4] r) =>
+            (float[4] t, float[4] u) { t = Add (s, r) u = Mul (s, r) }> (one, a) }""",
+        "Loop": """g (float[N,4] x) => (float[N,4] last, float[2,N,4] all) { a = MatMul (x, w)
+            last, all = Loop <
+            body = step (int64 i, bool c, float[N,4] s) =>
+            (bool d, float[N,4] t, float[N,4] u)
+            { d = Identity (c) t = Add (s, s) u = Identity (s) }> (two, , a) }""",
+    }
+    return build(texts[op], {"w": weights(4, 4), "one": np.ones(4, np.float32), "two": np.int64(2)})
+
+
+@pytest.mark.parametrize("io", [False, True])
+@pytest.mark.parametrize("op", ["Split", "BatchNormalization", "Scan", "Loop"])
+def test_nodes_of_several_outputs(op: str, io: bool, tmp_path: Path) -> None:
+    """Each output has its type, cast or not, in a file that ONNX Runtime loads."""
+    proto = several_outputs(op)
+    x = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    quantize(proto, [{"x": x}], tmp_path / "q.onnx", floats=FloatOptions("fp16", io))
+    found = onnxruntime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"])
+    wanted = Session(proto, exact=True).run({"x": x})
+    given = found.run(None, {"x": x.astype(np.float16) if "16" in found.get_inputs()[0].type else x})
+    for one, other in zip(wanted, given, strict=True):
+        assert np.abs(one - other).max() < 0.25 * np.abs(one).max()  # steps of int8, multiplied
+
+
+CONTRIB = {
+    "Gelu": "a = MatMul (x, w) b = com.microsoft.Gelu (a) y = MatMul (b, v)",
+    "QuickGelu": "a = MatMul (x, w) b = com.microsoft.QuickGelu (a) c = Mul (a, b) y = MatMul (c, v)",
+    "FusedMatMul": "a = com.microsoft.FusedMatMul (x, w) b = Add (a, bias) y = MatMul (b, v)",
+    "SkipLayerNormalization": """a = MatMul (x, w) b = com.microsoft.SkipLayerNormalization (a, x, bias)
+        y = MatMul (b, v)""",
+}
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+@pytest.mark.parametrize("op", CONTRIB)
+def test_operators_that_onnx_does_not_know(op: str, name: str, tmp_path: Path) -> None:
+    """ONNX Runtime loads the written file, whose operands have one type, or lacks bfloat16 kernels only."""
+    proto = build(
+        f"g (float[N,4] x) => (float[N,4] y) {{ {CONTRIB[op]} }}",
+        {"w": weights(4, 4), "v": weights(4, 4, seed=1), "bias": weights(4)},
+        **{"com.microsoft": 1},
+    )
+    feed = {"x": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}
+    result = quantize(proto, [feed], tmp_path / "q.onnx", floats=FloatOptions(name))
+    assert any("com.microsoft" in why for why in reasons(result).values())
+    if name == "fp16":
+        onnxruntime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"]).run(None, feed)
+    else:
+        with pytest.raises(Exception, match="NOT_IMPLEMENTED"):
+            onnxruntime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"])
+
+
+def test_unknown_types_stay_in_float32(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where nothing knows the type of a tensor, its maker and its readers stay in float32 and say so."""
+    proto = build(
+        """g (float[N,4] x) => (float[N,4] y) {
+            a = MatMul (x, w) b = com.microsoft.Gelu (a) c = Relu (b) y = MatMul (c, v) }""",
+        {"w": weights(4, 4), "v": weights(4, 4, seed=1)},
+        **{"com.microsoft": 1},
+    )
+    monkeypatch.setattr("onnxfq.stages.cast.with_all_types", with_shapes)
+    feed = {"x": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}
+    result = quantize(proto, [feed], tmp_path / "q.onnx", floats=FP16)
+    assert "the type of 'b' is unknown" in reasons(result).values()
+    onnxruntime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"]).run(None, feed)
+
+
+def test_files_of_two_types_at_one_operator_are_refused(tmp_path: Path) -> None:
+    """The file is tried in the types it is written in: what ONNX Runtime refuses is an error, not a file."""
+    proto = linear(4, 4)
+    mixed = onnx.ModelProto()
+    mixed.CopyFrom(proto)
+    tensor = mixed.graph.initializer[0]
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    with pytest.raises(ModelError, match="cannot load the model"):
+        write_model(mixed, tmp_path / "q.onnx", [feed_for(proto)])
+    assert not list(tmp_path.iterdir())

@@ -483,8 +483,9 @@ def test_an_end_from_outside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     assert capfd.readouterr().err == "onnxfq: error: interrupted\n"
 
 
-def test_an_interrupt_while_importing(tmp_path: Path) -> None:
-    """Ctrl-C in the second that the imports take is one line and an exit code too."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_importing(number: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C or SIGTERM in the second that the imports take is one line and an exit code too."""
     (tmp_path / "typer.py").write_text("import time\nprint(1, flush=True)\ntime.sleep(60)\n")
     run = subprocess.Popen(
         [sys.executable, "-m", "onnxfq", "--version"],
@@ -498,7 +499,7 @@ def test_an_interrupt_while_importing(tmp_path: Path) -> None:
         text=True,
     )
     assert run.stdout is not None and run.stdout.readline() == "1\n"
-    run.send_signal(signal.SIGINT)
+    run.send_signal(number)
     assert run.communicate(timeout=30)[1] == "onnxfq: error: interrupted\n" and run.returncode == 130
 
 

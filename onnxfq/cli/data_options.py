@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -87,10 +86,11 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _number(text: str, option: str) -> float:
+    over, _, under = text.partition("/")
     try:
-        return float(Fraction(text))
+        return float(over) / float(under or 1)  # not as a Fraction, whose integers could fill the memory
     except (ValueError, ZeroDivisionError):
-        raise typer.BadParameter(f"{option} is {text!r}; give a number, as 0.5 or 1/255") from None
+        raise typer.BadParameter(f"{option} is {text!r:.40}; give a number, as 0.5 or 1/255") from None
 
 
 def _numbers(text: str | None, option: str) -> float | tuple[float, ...] | None:
@@ -104,6 +104,6 @@ def _size(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
-        raise typer.BadParameter(f"--resize is {text!r}; give width and height, as 224x224")
+    if len(parts) != 2 or not all(part.isdecimal() and len(part) < 16 for part in parts):
+        raise typer.BadParameter(f"--resize is {text!r:.40}; give width and height, as 224x224")
     return int(parts[0]), int(parts[1])

@@ -42,6 +42,9 @@ _UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
 _INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the signal number, as in shells."""
 
+_LONGEST_WORD, _LONGEST_LINE = 300, 900
+"""Most characters of a name and of a line of an error."""
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -108,8 +111,17 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def _cut(line: str) -> str:
+    """Return `line` with long names and lists cut in the middle; the thing and the remedy are at its ends."""
+    words = (
+        w if len(w) <= _LONGEST_WORD else f"{w[: _LONGEST_WORD // 2]}..{w[-40:]}" for w in line.split(" ")
+    )
+    line = " ".join(words)
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 304]} ... {line[-299:]}"
+
+
 def _fail(message: str, code: int) -> int:
     from onnxfq.support.records import join_lines  # imports pydantic, which nothing else here needs
 
-    print(f"onnxfq: error: {join_lines(message)}", file=sys.stderr)
+    print(f"onnxfq: error: {_cut(join_lines(message))}", file=sys.stderr)
     return code

@@ -184,6 +184,6 @@ def read_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
     for text in (one for given in texts or () for one in re.split(r"(?<=\d),", given)):
         name, _, sizes = text.rpartition(":")
         if not name or not all(size.isdecimal() and len(size) < 10 for size in sizes.split("x")):
-            raise typer.BadParameter(f"a shape is NAME:1x3x224x224, got {text!r}")
+            raise typer.BadParameter(f"a shape is NAME:1x3x224x224, got {text!r:.80}")
         shapes[name] = tuple(int(size) for size in sizes.split("x"))
     return shapes

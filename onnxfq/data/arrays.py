@@ -6,7 +6,8 @@ An array for a scalar input may also be one value for all samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data.inputs import Feed, Inputs, InputSpec, samples_open
-from onnxfq.data.validation import misfit
+from onnxfq.data.validation import check_names, misfit
 from onnxfq.errors import DataError
-from onnxfq.support.files import NPY_MAGIC, UNREADABLE, SingleArrayError, load_npy, load_npz
+from onnxfq.support.arrays import (
+    NPY_MAGIC,
+    UNREADABLE,
+    SingleArrayError,
+    StoredArray,
+    load_member,
+    load_npy,
+    load_npz,
+    npz_names,
+)
+from onnxfq.support.reading import open_input
 from onnxfq.support.records import join_lines
 
-_MAPPED_FROM = 64 << 20
-"""Size in bytes from which an .npy is memory-mapped: its samples are read only when needed."""
+_LATER_FROM = 64 << 20
+"""Size in bytes from which samples are read only when needed: of an .npy by mapping it."""
+
+Arrays = Mapping[str, NDArray[Any] | StoredArray]
 
 
 def read_npz(path: str | Path) -> Feed:
     """Read an .npz into {name: array}. Raises DataError if it is missing, not an .npz or pickled."""
-    try:
+    with _npz_faults(path):
         return load_npz(path)
+
+
+@contextmanager
+def _npz_faults(path: str | Path) -> Iterator[None]:
+    """Turn faults of an .npz into DataErrors."""
+    try:
+        yield
     except FileNotFoundError:
         raise DataError(f"no such file or folder: {path}; check the path") from None
     except SingleArrayError:
@@ -40,12 +60,19 @@ def read_npz(path: str | Path) -> Feed:
         ) from None
 
 
-def read_arrays(path: Path, inputs: Inputs) -> Feed:
-    """Read an .npz, or an .npy for a model with one input. Raises DataError for an unreadable file."""
+def read_arrays(path: Path, inputs: Inputs) -> Arrays:
+    """Read an .npz, or an .npy for a model with one input; large arrays when their samples are needed.
+
+    Raises DataError for an unreadable file, and for an .npz with other arrays than `inputs`.
+    """
     if not _is_npy(path):
-        return read_npz(path)
+        with _npz_faults(path):
+            names = npz_names(path)
+        check_names(names, inputs, str(path))
+        with _npz_faults(path):
+            return {name: load_member(path, name, _LATER_FROM) for name in names}
     try:
-        array = load_npy(path, mapped=path.stat().st_size >= _MAPPED_FROM)
+        array = load_npy(path, mapped=path.stat().st_size >= _LATER_FROM)
     except UNREADABLE as fault:
         text = join_lines(fault)
         raise DataError(
@@ -60,8 +87,8 @@ def _is_npy(path: Path) -> bool:
     A file that cannot be opened is left to `read_npz` to report.
     """
     try:
-        with path.open("rb") as stream:
-            head = stream.read(6)
+        with open_input(path) as stream:
+            head = stream.read(len(NPY_MAGIC))
     except OSError:
         return False
     return head == NPY_MAGIC or (path.suffix == ".npy" and not head.startswith(b"PK"))
@@ -77,7 +104,7 @@ def single_array(array: Any, inputs: Inputs, source: str) -> dict[str, Any]:
     return {inputs[0].name: array}
 
 
-def count_samples(arrays: Feed, inputs: Inputs) -> int | None:
+def count_samples(arrays: Arrays, inputs: Inputs) -> int | None:
     """Return the number of samples in `arrays`; None if the shapes do not determine it."""
     for spec in inputs:
         array = arrays[spec.name]
@@ -90,7 +117,7 @@ def count_samples(arrays: Feed, inputs: Inputs) -> int | None:
     return None
 
 
-def cut(arrays: Feed, inputs: Inputs, batch: int, source: str) -> Iterator[Feed]:
+def cut(arrays: Arrays, inputs: Inputs, batch: int, source: str) -> Iterator[Feed]:
     """Yield the runs in `arrays`.
 
     Args:
@@ -130,10 +157,12 @@ def cut(arrays: Feed, inputs: Inputs, batch: int, source: str) -> Iterator[Feed]
         step = batch or max(total, 1)
         count = -(-total // step) if samples else 1
     for run in range(count):
-        yield {
-            spec.name: _part(arrays[spec.name], spec, run, step if spec.name in samples else None)
-            for spec in inputs
-        }
+        with _npz_faults(source):
+            feed = {
+                spec.name: _part(arrays[spec.name], spec, run, step if spec.name in samples else None)
+                for spec in inputs
+            }
+        yield feed
 
 
 def _check_equal(counts: dict[str, int], what: str, source: str) -> None:
@@ -142,7 +171,7 @@ def _check_equal(counts: dict[str, int], what: str, source: str) -> None:
         raise DataError(f"{source}: inputs differ in their number of {what} ({listed}); give equal ones")
 
 
-def _whole_runs(spec: InputSpec, array: NDArray[Any], fixed: int) -> int:
+def _whole_runs(spec: InputSpec, array: NDArray[Any] | StoredArray, fixed: int) -> int:
     """Return the number of runs of a fixed batch in `array`."""
     if fixed == 0 or array.shape[0] % fixed:
         raise DataError(
@@ -151,11 +180,11 @@ def _whole_runs(spec: InputSpec, array: NDArray[Any], fixed: int) -> int:
     return int(array.shape[0]) // fixed
 
 
-def _part(array: NDArray[Any], spec: InputSpec, run: int, step: int | None) -> NDArray[Any]:
+def _part(array: NDArray[Any] | StoredArray, spec: InputSpec, run: int, step: int | None) -> NDArray[Any]:
     """Return the part of `array` for run number `run`; `step`: samples per run of an open batch axis."""
     if step is None:
         if spec.shape is None or array.ndim == 0:
-            return array
+            return np.asarray(array)
         if array.ndim > len(spec.shape):
             return np.asarray(array[run])
         step = spec.shape[0] or 0

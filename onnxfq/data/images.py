@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnxfq.data.inputs import Inputs, InputSpec
 from onnxfq.data.options import DataOptions
 from onnxfq.data.preprocess import image_layout
 from onnxfq.errors import DataError
+from onnxfq.support.reading import open_input
 from onnxfq.support.records import join_lines
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -40,13 +42,17 @@ def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArr
     size = options.resize or _size(spec, options)
     pillow = _pillow()
     try:
-        with pillow.open(path) as image:
+        with open_input(path) as stream, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Pillow, about colors and sizes that are handled here
+            image = pillow.open(stream)
             if image.mode.startswith(("I", "F")):
                 raise DataError(f"{path} has more than 8 bits a channel; give an .npz of prepared arrays")
             pixels = image.convert("L" if color == "gray" else "RGB")
     except FileNotFoundError:
         raise DataError(f"no such file or folder: {path}; check the path") from None
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as fault:
+    except DataError:
+        raise
+    except Exception as fault:  # a damaged image ends in many errors of Pillow's formats
         raise DataError(
             f"{path} is not a readable image ({join_lines(fault)}); remove or repair it"
         ) from None

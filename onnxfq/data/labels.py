@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from onnxfq.data import read_npz
 from onnxfq.errors import DataError
-from onnxfq.support.files import load_npy
+from onnxfq.support.arrays import UNREADABLE, load_npy
+from onnxfq.support.reading import read_bytes
+from onnxfq.support.records import join_lines
 
 
 def read_labels(path: str | Path) -> NDArray[np.int64]:
@@ -28,12 +30,20 @@ def read_labels(path: str | Path) -> NDArray[np.int64]:
             if values is None:
                 raise DataError(f"{path} has {', '.join(arrays)}; name the labels `labels`")
         else:
-            values = load_npy(path) if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
+            values = load_npy(path) if path.suffix == ".npy" else _read_text(path)
         labels = np.asarray(values).ravel()
-        if labels.size == 0 or not np.equal(np.mod(labels, 1), 0).all():
-            raise DataError(f"{path}: labels must be whole numbers, one per row; got {labels.dtype}")
+        with np.errstate(invalid="ignore"):  # whatever does not survive the cast is refused
+            if labels.size == 0 or not np.array_equal(labels.astype(np.int64), labels):
+                raise DataError(f"{path}: labels must be whole numbers, one per row; got {labels.dtype}")
     except FileNotFoundError:
         raise DataError(f"no such file: {path}; check the path of the labels") from None
-    except (OSError, ValueError, TypeError) as fault:
-        raise DataError(f"{path} does not hold labels ({fault}); give .npy, .npz or text") from None
+    except (*UNREADABLE, TypeError) as fault:
+        text = join_lines(fault)
+        raise DataError(f"{path} does not hold labels ({text}); give .npy, .npz or text") from None
     return labels.astype(np.int64)
+
+
+def _read_text(path: Path) -> NDArray[np.float64]:
+    """Return the numbers of a text file; # begins a comment."""
+    lines = read_bytes(path).decode("utf-8").splitlines()
+    return np.asarray([float(word) for line in lines for word in line.partition("#")[0].split()])

@@ -18,6 +18,10 @@ Nonfinite = Literal["stop", "skip"]
 CHOICES = {"layout": ("nchw", "nhwc"), "color": ("rgb", "bgr", "gray"), "nonfinite": ("stop", "skip")}
 
 
+MOST_PIXELS = 1 << 26
+"""Most pixels of an image in float32: 805 MB with three channels."""
+
+
 @dataclass(frozen=True)
 class DataOptions:
     """Options for reading data. The defaults change no value and reject wrong data.
@@ -60,6 +64,10 @@ class DataOptions:
         if self.resize is not None and min(self.resize) < 1:
             raise DataError(
                 f"resize is {self.resize[0]}x{self.resize[1]}; give a width and height of at least 1"
+            )
+        if self.resize is not None and self.resize[0] * self.resize[1] > MOST_PIXELS:
+            raise DataError(
+                f"resize is {self.resize[0]}x{self.resize[1]}, more than {MOST_PIXELS:,} pixels; give less"
             )
         for option in ("scale", "mean", "std"):
             value = getattr(self, option)

@@ -25,8 +25,9 @@ from onnxfq.data.arrays import count_samples, cut, read_arrays, single_array
 from onnxfq.data.images import SUFFIXES, image_input, read_image
 from onnxfq.data.inputs import Inputs, samples_open
 from onnxfq.data.options import DataOptions
-from onnxfq.data.validation import check_names, check_present, is_array, to_array
+from onnxfq.data.validation import check_present, is_array, to_array
 from onnxfq.errors import DataError, OnnxfqError, nearest
+from onnxfq.support.arrays import StoredArray
 from onnxfq.support.records import join_lines
 
 Data = str | Path | NDArray[Any] | Mapping[str, NDArray[Any]] | Iterable[Any] | Callable[[], Any]
@@ -123,7 +124,9 @@ def _faults_of(name: str) -> Iterator[None]:
         yield
     except OnnxfqError:
         raise
-    except (Exception, SystemExit) as fault:  # the function is the user's
+    except KeyboardInterrupt:
+        raise
+    except BaseException as fault:  # the function is the user's
         place = traceback.extract_tb(fault.__traceback__)[-1]
         raise DataError(
             f"--data {name} failed ({type(fault).__name__}: {join_lines(fault)}) in line {place.lineno} of "
@@ -166,9 +169,7 @@ def _open_path(path: Path, reading: Reading) -> Source:
         return _open_folder(path, reading)
     if path.suffix.lower() in SUFFIXES:
         return _open_images([path], str(path), reading)
-    arrays = read_arrays(path, reading.inputs)
-    check_names(arrays, reading.inputs, str(path))
-    return _open_arrays(arrays, reading, str(path))
+    return _open_arrays(read_arrays(path, reading.inputs), reading, str(path))
 
 
 def _open_folder(folder: Path, reading: Reading) -> Source:
@@ -197,9 +198,7 @@ def _open_folder(folder: Path, reading: Reading) -> Source:
 
     def pieces() -> Iterator[Piece]:
         for path in paths:
-            values = read_arrays(path, reading.inputs)
-            check_names(values, reading.inputs, str(path))
-            yield Piece(values)
+            yield Piece(read_arrays(path, reading.inputs))
 
     return Source(str(folder), pieces(), None if samples_open(reading.inputs) else len(paths))
 
@@ -229,8 +228,13 @@ def _open_images(paths: Sequence[Path], name: str, reading: Reading) -> Source:
 
 def _open_arrays(arrays: Mapping[str, Any], reading: Reading, name: str, note: str = "") -> Source:
     inputs = reading.inputs
-    given = {spec.name: to_array(arrays[spec.name], spec, f"in {name}") for spec in inputs}
-    runs = cut(given, inputs, reading.batch, name)
+    given = {
+        spec.name: value
+        if isinstance(value := arrays[spec.name], StoredArray)
+        else to_array(value, spec, f"in {name}")
+        for spec in inputs
+    }
+    runs = cut(given, inputs, reading.batch or reading.options.limit or 0, name)
     return Source(name, (Piece(run, note) for run in runs), count_samples(given, inputs))
 
 

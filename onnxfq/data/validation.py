@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from onnxfq.data.inputs import Feed, Inputs, InputSpec, open_count, samples
 from onnxfq.data.notes import Notes
 from onnxfq.errors import DataError, nearest
+from onnxfq.support.arrays import StoredArray
 from onnxfq.support.records import join_lines
 
 Shape = Sequence[int | None]
 
 
-def check_present(given: Mapping[str, Any], inputs: Inputs, source: str) -> str:
+def check_present(given: Collection[str], inputs: Inputs, source: str) -> str:
     """Return a note on the arrays that the model does not take; empty without any.
 
     Raises DataError unless `given` has an array for every input.
@@ -34,7 +35,7 @@ def check_present(given: Mapping[str, Any], inputs: Inputs, source: str) -> str:
     return f"the data has {', '.join(extra)}, which the model does not take; these are left out"
 
 
-def check_names(given: Mapping[str, Any], inputs: Inputs, source: str) -> None:
+def check_names(given: Collection[str], inputs: Inputs, source: str) -> None:
     """Raise DataError unless `given`, of a file, has an array for every input and nothing else."""
     check_present(given, inputs, source)
     wanted = [spec.name for spec in inputs]
@@ -150,7 +151,7 @@ def check_finite(feed: Feed, inputs: Inputs, first: int) -> None:
                 )
 
 
-def misfit(spec: InputSpec, array: NDArray[Any], rule: str) -> str:
+def misfit(spec: InputSpec, array: NDArray[Any] | StoredArray, rule: str) -> str:
     """Return an error line with the array's type and shape, the input, and the rule."""
     return f"input {spec.name!r} got {array.dtype} {list(array.shape)}, the model has [{spec}]: {rule}"
 

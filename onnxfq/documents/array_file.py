@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import PlanError
-from onnxfq.support.files import UNREADABLE, load_npz, replace_file
+from onnxfq.support.arrays import MOST_ARRAYS, UNREADABLE, load_npz
+from onnxfq.support.files import replace_file
+from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import Record, join_lines, parse
 
 INLINE_LIMIT = 100_000
@@ -97,12 +99,12 @@ def restore_arrays(content: Any, path: Path) -> Any:
 def _read(reference: ArrayFile, path: Path) -> dict[str, NDArray[Any]]:
     packed = path.with_name(Path(reference.file).name)
     try:
-        if hashlib.sha256(packed.read_bytes()).hexdigest() != reference.sha256:
+        if hashlib.sha256(read_bytes(packed, MOST_ARRAYS)).hexdigest() != reference.sha256:
             raise PlanError(
                 f"{packed} is not the file that {path.name} was saved with; copy both together, or calibrate "
                 "again"
             )
-        return load_npz(packed)
+        return load_npz(packed, ("scale", "zero_point"))
     except FileNotFoundError:
         raise PlanError(
             f"no such file: {packed}, which holds the scales of {path.name}; copy both together, or "

@@ -54,11 +54,19 @@ class Model:
         """Return a new graphsurgeon graph to read or edit; weights stay in the proto."""
         graph = gs.import_onnx(self.proto)
         _clear_types(graph)
+        _drop_empty_lists(graph)
         return graph
 
     def with_graph(self, graph: gs.Graph) -> Model:
         """Return this model with the edited `graph`."""
         return replace(self, proto=export_graph(graph, self.proto))
+
+
+def _drop_empty_lists(graph: gs.Graph) -> None:
+    """Remove attributes that are empty lists, which graphsurgeon cannot export; exporting restores them."""
+    for node in (node for one in list_graphs(graph) for node in one.nodes):
+        for name in [name for name, value in node.attrs.items() if isinstance(value, list) and not value]:
+            del node.attrs[name]
 
 
 def _clear_types(graph: gs.Graph) -> None:

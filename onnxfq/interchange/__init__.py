@@ -18,6 +18,7 @@ from onnxfq.interchange.exported import Written
 from onnxfq.interchange.external import Given
 from onnxfq.interchange.onnxruntime import is_overrides, is_ranges, read_overrides, read_ranges
 from onnxfq.interchange.tensorrt_cache import is_cache, read_cache, write_cache
+from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import join_lines, read_json
 
 GivenFile = str | Path | Mapping[str, Any]
@@ -76,7 +77,7 @@ def read_given(file: GivenFile) -> Given:
         return _read(file, "the given dictionary")
     source = str(file)
     try:
-        text = Path(file).read_bytes().decode("utf-8")
+        text = read_bytes(file).decode("utf-8")
     except FileNotFoundError:
         raise PlanError(f"no such file: {source}; check the path") from None
     except UnicodeDecodeError:

@@ -101,7 +101,8 @@ def _column(
     """Return a field of all channels, [C], or of the tensor, []."""
     if any(field not in entry for entry in entries):
         raise reading.fault(f"{name}.{field}", "is in some channels only; give it in all")
-    values = [np.asarray(entry[field]).tolist() for entry in entries]
+    # A dictionary may hold NumPy's numbers.
+    values = [one.tolist() if hasattr(one := entry[field], "tolist") else one for entry in entries]
     found = reading.numbers(f"{name}.{field}", values).reshape(len(entries), -1)
     if found.shape[1] != 1:
         raise reading.fault(f"{name}.{field}", f"has {found.shape[1]} numbers in one entry; give one")

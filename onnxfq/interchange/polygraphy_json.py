@@ -13,11 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import DataError
+from onnxfq.support.arrays import read_npy
+from onnxfq.support.reading import read_bytes
+from onnxfq.support.records import read_json
 
 Arrays = Mapping[str, NDArray[Any]]
 
 RUNNER = "onnxruntime"
 """Name of the runtime that computed the results."""
+
+_MOST = 1 << 30
 
 
 def inputs_json(feeds: Iterable[Arrays]) -> str:
@@ -48,11 +53,11 @@ def read_results(path: Path) -> list[dict[str, NDArray[Any]]]:
     Raises DataError for any other file.
     """
     try:
-        _, iterations = json.loads(path.read_text(encoding="utf-8"))["lst"][0]
+        _, iterations = read_json(read_bytes(path, _MOST).decode("utf-8"))["lst"][0]
         return [{name: _read(held["values"]) for name, held in one["outputs"].items()} for one in iterations]
     except OSError as fault:
         raise DataError(f"cannot read {path}: {fault.strerror}; give the file of --save-outputs") from None
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError) as fault:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as fault:
         raise DataError(
             f"{path} does not hold Polygraphy results ({type(fault).__name__}); give the file of "
             "`polygraphy run --save-outputs`"
@@ -60,7 +65,8 @@ def read_results(path: Path) -> list[dict[str, NDArray[Any]]]:
 
 
 def _read(held: Mapping[str, Any]) -> NDArray[Any]:
-    return np.asarray(np.load(io.BytesIO(base64.b64decode(held["array"])), allow_pickle=False))
+    content = base64.b64decode(held["array"])
+    return read_npy(io.BytesIO(content), len(content))
 
 
 def _array(array: NDArray[Any]) -> dict[str, str]:

@@ -64,11 +64,12 @@ class _Caster:
             if self._is_float(name):
                 self._cast_constant(name, wanted.get(name, set()))
         for node in self.graph.node:
-            nodes.append(self._rewire_node(node))
+            made, casts = self._rewire_node(node), list[onnx.NodeProto]()
             for position, name in enumerate(node.output):
                 if self._is_float(name):
-                    nodes[-1].output[position] = self._give(node, position)
-                    nodes += self._casts(name, wanted)
+                    made.output[position] = self._give(node, position)
+                    casts += self._casts(name, wanted)
+            nodes += [made, *casts]
         replace_nodes(self.graph, nodes)
         self._retype_values()
 

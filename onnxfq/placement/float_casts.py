@@ -112,6 +112,8 @@ class _Graph(GraphIndex):
         super().__init__(with_shapes(proto).graph)
         self.half, self.opset, self.rule = half, default_opset(proto), rule
         kinds = {name: value.type.WhichOneof("value") for name, value in self.values.items()}
+        known = {name for name, kind in kinds.items() if kind} | set(self.constants)
+        self.untyped = {name for node in self.nodes for name in (*node.input, *node.output) if name} - known
         self.no_tensors = {name for name, kind in kinds.items() if kind not in (None, "tensor_type")}
 
     def floats(self, names: object) -> list[str]:
@@ -169,6 +171,9 @@ def _explain_float(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, st
         return "it holds a body, whose types are left as they are"
     if not graph.no_tensors.isdisjoint((*node.input, *node.output)):
         return "it takes or gives a sequence or an optional, whose type is left as it is"
+    unknown = next((name for name in (*node.input, *node.output) if name in graph.untyped), None)
+    if unknown is not None:
+        return f"the type of {unknown!r} is unknown"
     if not inputs and not outputs:
         return ""
     said = graph.rule(node, graph.half)
@@ -238,7 +243,9 @@ def _keep_between(graph: _Graph, nodes: dict[str, str]) -> None:
 def _keep_quantizers(graph: _Graph, nodes: dict[str, str], tensors: Mapping[str, str]) -> None:
     """Keep a Q with a float32 input, a DQ with float32 readers only, and either if its scale does not fit."""
     for node in graph.nodes:
-        if node.op_type == "QuantizeLinear" and graph.floats(node.input[:1]):
+        if node.op_type == "QuantizeLinear" and node.input[0] in graph.untyped:
+            nodes[node.name] = f"the type of {node.input[0]!r} is unknown"
+        elif node.op_type == "QuantizeLinear" and graph.floats(node.input[:1]):
             maker = graph.makers.get(node.input[0])
             stays = maker.name in nodes if maker is not None else True
             if stays:

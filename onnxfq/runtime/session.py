@@ -78,6 +78,10 @@ class PlacedFeed:
         return PlacedFeed(feed, made)
 
 
+class NoKernelError(ModelError):
+    """ONNX Runtime has no kernel for an operator of a valid model on this device."""
+
+
 class Session:
     """An inference session.
 
@@ -100,6 +104,7 @@ class Session:
         exact: bool = False,
         as_written: bool = False,
         device: Device = "cpu",
+        emulated: bool = True,
     ) -> None:
         """Load `model`.
 
@@ -109,8 +114,10 @@ class Session:
             exact: see the class.
             as_written: nothing is optimised, and nodes run in the order of the file.
             device: from `choose_device`.
+            emulated: 16-bit floats are computed as in the class; False: as the model has them.
 
-        Raises ModelError if the model cannot be loaded, RuntimeLibraryError if the device cannot be used,
+        Raises ModelError if the model cannot be loaded, NoKernelError if the runtime lacks one of its
+        operators in its types, RuntimeLibraryError if the device cannot be used,
         DeviceMemoryError if it lacks memory for the model.
         """
         self.device: Device = device
@@ -121,7 +128,7 @@ class Session:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         # The choices need only the structure; onnxruntime reads the weights of a file itself.
         proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
-        if not isinstance(model, Path):
+        if emulated and not isinstance(model, Path):
             model = proto = widen_model(proto, HALVES if exact else BFLOAT16)
         missing = explain_unsupported(proto, as_written=False)
         if missing:
@@ -152,7 +159,8 @@ class Session:
                 raise DeviceMemoryError(
                     f"the GPU has no room for the model: {reason}; run on the CPU"
                 ) from None
-            raise ModelError(f"onnxruntime cannot load the model: {reason}") from None
+            fault = NoKernelError if type(error).__name__ == "NotImplemented" else ModelError
+            raise fault(f"onnxruntime cannot load the model: {reason}") from None
         if device == "cuda" and CUDA_PROVIDER not in self._session.get_providers():
             reason = cuda_problem() or "`onnxfq doctor` tests the GPU"
             raise RuntimeLibraryError(f"onnxruntime fell back to the CPU: {reason}")

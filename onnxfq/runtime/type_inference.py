@@ -1,8 +1,8 @@
-"""Type and rank inference by ONNX Runtime, for custom operators."""
+"""Type and rank inference by ONNX Runtime, for operators that ONNX cannot infer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import onnx
@@ -18,7 +18,10 @@ from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.float_types import FLOATS
 from onnxfq.runtime.session import Session
 
-_TYPES = {info.onnx_name: info.onnx_type for info in FLOATS.values()} | {"tensor(double)": TensorProto.DOUBLE}
+_FLOATS = {info.onnx_name: info.onnx_type for info in FLOATS.values()} | {
+    "tensor(double)": TensorProto.DOUBLE
+}
+_TYPES = {f"tensor({name.lower()})": code for name, code in TensorProto.DataType.items() if code}
 
 
 def with_found_types(model: Model) -> tuple[Model, str]:
@@ -36,7 +39,28 @@ def with_found_types(model: Model) -> tuple[Model, str]:
         found = Session(with_outputs(model.proto, asked), 1).output_types
     except OnnxfqError as error:
         return model, str(error)
-    return _with_values(model, {n: (_TYPES[found[n]], None) for n in asked if found.get(n) in _TYPES}), ""
+    known = {name: (_FLOATS[found[name]], None) for name in asked if found.get(name) in _FLOATS}
+    return replace(model, proto=_with_values(model.proto, known)), ""
+
+
+def with_all_types(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return `proto` with the types of all tensors that nodes of its main graph compute.
+
+    ONNX Runtime infers those that ONNX cannot, such as the results of com.microsoft operators. A session is
+    created, but not run; if it cannot be created, these types stay unknown.
+    """
+    shaped = with_shapes(proto)
+    index = GraphIndex(shaped.graph)
+    known = {name for name, value in index.values.items() if value.type.WhichOneof("value")}
+    asked = [name for name in index.makers if name not in known]
+    if not asked:
+        return shaped
+    try:
+        found = Session(with_outputs(shaped, asked), 1, exact=True).output_types
+    except OnnxfqError:
+        return shaped
+    types = {name: (_TYPES[found[name]], None) for name in asked if found.get(name) in _TYPES}
+    return _with_values(shaped, types)
 
 
 def lacks_ranks(model: Model) -> tuple[str, ...]:
@@ -53,10 +77,9 @@ def with_run_ranks(model: Model, feed: Feed) -> Model:
     asked = lacks_ranks(model)
     session = Session(with_outputs(model.proto, asked), 1)
     found = zip(asked, session.run(feed, asked), strict=True)
-    kinds = {name: _TYPES.get(session.output_types[name]) for name in asked}
-    return _with_values(
-        model, {name: (kind, [None] * array.ndim) for name, array in found if (kind := kinds[name])}
-    )
+    kinds = {name: _FLOATS.get(session.output_types[name]) for name in asked}
+    ranks = {name: (kind, [None] * array.ndim) for name, array in found if (kind := kinds[name])}
+    return replace(model, proto=_with_values(model.proto, ranks))
 
 
 def _read_by_weighted(index: GraphIndex, known: Iterable[str]) -> list[str]:
@@ -66,11 +89,13 @@ def _read_by_weighted(index: GraphIndex, known: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(n for node in readers for n in node.input[:2] if n not in left_out))
 
 
-def _with_values(model: Model, values: dict[str, tuple[int, list[None] | None]]) -> Model:
+def _with_values(
+    proto: onnx.ModelProto, values: Mapping[str, tuple[int, list[None] | None]]
+) -> onnx.ModelProto:
     typed = onnx.ModelProto()
-    typed.CopyFrom(model.proto)
+    typed.CopyFrom(proto)
     for value in [v for v in typed.graph.value_info if v.name in values]:
         typed.graph.value_info.remove(value)
     for name, (kind, shape) in values.items():
         typed.graph.value_info.append(helper.make_tensor_value_info(name, kind, shape))
-    return replace(model, proto=with_shapes(typed))
+    return with_shapes(typed)

@@ -18,6 +18,7 @@ from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.placement.float_casts import no_rule, plan_floats
+from onnxfq.runtime.type_inference import with_all_types
 from onnxfq.stages.insert import TARGET_KEY, with_float_type
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
@@ -48,7 +49,7 @@ def cast_rest(
 
     Args:
         inputs: the float model, and the feeds to observe every float tensor with.
-        qdq: the same model with Q/DQ pairs.
+        qdq: the same model with Q/DQ pairs; types that ONNX cannot infer come from ONNX Runtime.
         floats: the float type, and whether inputs and outputs are cast too; "fp32" changes nothing.
         options: how the tensors are observed.
 
@@ -58,6 +59,7 @@ def cast_rest(
     if floats.name not in HALF_TYPES:
         return CastModel(qdq, qdq)
     with weights_in(inputs.scratch):
+        qdq = with_all_types(qdq)
         kept = decide_floats(inputs.model, qdq, inputs.kept, floats, options.observing)
         comparable = cast_floats(qdq, kept.model_copy(update={"io": False}))
         return CastModel(with_float_type(cast_floats(qdq, kept), floats.name), comparable, kept)

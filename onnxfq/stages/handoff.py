@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.check import check
 from onnxfq.stages.options import RunOptions, open_feeds
-from onnxfq.support.files import check_folder, replace_folder, write_npz
+from onnxfq.support.arrays import write_npz
+from onnxfq.support.files import check_folder, replace_folder
 from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.profiles import (
@@ -44,6 +46,7 @@ SAMPLES = 4
 """Number of feeds in the folder."""
 
 _DATA_SEED = 0
+_MOST_RANDOM = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,11 @@ def _random_feed(proto: onnx.ModelProto, wanted: Mapping[str, Profile]) -> Feed:
     feed: dict[str, NDArray[Any]] = {}
     for spec in input_specs(proto):
         shape = wanted[spec.name][1] if spec.name in wanted else tuple(size or 1 for size in spec.shape or ())
+        if prod(shape) > _MOST_RANDOM:
+            raise DataError(
+                f"input {spec.name!r} of shape {list(shape)} has over {_MOST_RANDOM:,} elements, too many "
+                "for a random sample; give data, or a smaller --shape"
+            )
         values = rng.normal(size=shape) if spec.dtype.kind not in "iub" else rng.integers(0, 2, shape)
         feed[spec.name] = np.asarray(values).astype(spec.dtype)
     return feed

@@ -14,7 +14,7 @@ from onnxfq.data.model_inputs import input_specs
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names
-from onnxfq.runtime.session import Session
+from onnxfq.runtime.session import NoKernelError, Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 
 log = logging.getLogger(__name__)
@@ -25,20 +25,33 @@ def write_model(
 ) -> None:
     """Write `proto` to `output`, unless that is None, once it has run on the first of `feeds`.
 
-    A form without kernels in ONNX Runtime is checked by ONNX's rules alone. Raises ModelError or OutputError;
-    then nothing is written.
+    It is loaded and runs in the types of the file, or in float32 where ONNX Runtime lacks float16 kernels.
+    A form that ONNX Runtime cannot load at all is checked by ONNX's rules alone. Raises ModelError or
+    OutputError; then nothing is written.
     """
 
     def try_out(path: Path, weights: Path | None) -> None:
         read, _, _ = read_model(path, weights)
-        if not feeds or explain_unsupported(read):
+        if not feeds or explain_unsupported(read, as_written=False):
+            return
+        session = _load(read, threads)
+        if session is None:
             return
         # Its inputs have another float type than the feed where they are cast with the rest of the model.
         feed = {spec.name: feeds[0][spec.name].astype(spec.dtype, copy=False) for spec in input_specs(read)}
-        found = Session(read, threads, exact=True).run(feed)
+        found = session.run(feed)
         for name, array in zip(output_names(read), found, strict=True):
             if isinstance(array, np.ndarray) and array.dtype.kind == "f" and np.isnan(array).any():
                 log.warning("output %s of the quantized model is NaN on the first feed", name)
 
     if output is not None:
         save(proto, output, try_out)
+
+
+def _load(proto: onnx.ModelProto, threads: int) -> Session | None:
+    """Return a session of `proto` that can run; None for bfloat16, which is loaded but cannot be fed."""
+    try:
+        session = Session(proto, threads, exact=True, emulated=False)
+    except NoKernelError:
+        session = Session(proto, threads, exact=True)
+    return None if explain_unsupported(proto) else session

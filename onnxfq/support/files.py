@@ -1,45 +1,17 @@
-"""Atomic file writing, and reading of .npz and .npy."""
+"""Atomic file writing."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from onnxfq.errors import OutputError
 from onnxfq.support import temporary as temporary_files
 from onnxfq.support.outputs import WrittenFile, check_apart, check_not_read, finish_or_wait
-
-UNREADABLE = (
-    OSError,
-    EOFError,
-    ValueError,
-    RuntimeError,
-    MemoryError,
-    SyntaxError,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-"""Errors of NumPy and zipfile for files that are not .npz, or are pickled, encrypted, cut off or damaged."""
-
-
-NPY_MAGIC = b"\x93NUMPY"
-"""Leading bytes of an .npy."""
-
-
-class SingleArrayError(ValueError):
-    """An .npy, which holds one unnamed array, given in place of an .npz."""
 
 
 def check_writable(path: Path) -> None:
@@ -48,6 +20,8 @@ def check_writable(path: Path) -> None:
         raise OutputError(f"cannot write {path}: it is a folder; give a file name")
     if os.path.exists(path) and not os.path.isfile(path):  # renaming onto a device would remove it
         raise OutputError(f"cannot write {path}: it is a device or a pipe; give the name of a file")
+    if os.path.islink(path) and os.path.islink(os.path.realpath(path)):
+        raise OutputError(f"cannot write {path}: it is a link that leads to itself; remove it")
     folder = Path(os.path.realpath(path)).parent if os.path.islink(path) else path.parent
     if not os.path.isdir(folder):
         raise OutputError(f"cannot write {path}: folder {folder} does not exist; create it first")
@@ -150,17 +124,6 @@ def check_folder(path: Path) -> None:
     check_writable(path / "any" if path.exists() else path)
 
 
-def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write `arrays` of any names to an .npz, compressed; `numpy.savez` keeps some names to itself.
-
-    Equal arrays give equal bytes.
-    """
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, array in arrays.items():
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as stream:
-                np.lib.format.write_array(stream, np.asanyarray(array), allow_pickle=False)
-
-
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -171,29 +134,3 @@ def write_text(path: str | Path, text: str) -> None:
     """Write UTF-8 `text` to `path` completely or not at all."""
     with replace_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def load_npz(path: str | Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an .npz by name. Raises one of `UNREADABLE` for any fault."""
-    # Opened here, because NumPy leaves a file open if its archive is cut off.
-    with Path(path).open("rb") as stream:
-        head = stream.read(6)
-        if head == NPY_MAGIC:
-            raise SingleArrayError("it is a single array")
-        if not head.startswith(b"PK"):  # NumPy would take it for a pickle and advise to trust it
-            raise ValueError("it is not a zip archive")
-        stream.seek(0)
-        with np.load(stream, allow_pickle=False) as data:
-            arrays = {name: data[name] for name in data.files}
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise ValueError(f"{name!r} in it is not an array")
-    return arrays
-
-
-def load_npy(path: str | Path, mapped: bool = False) -> NDArray[Any]:
-    """Return the array of an .npy, memory-mapped or read. Raises one of `UNREADABLE` for any fault."""
-    with Path(path).open("rb") as stream:
-        if stream.read(6) != NPY_MAGIC:  # NumPy would take it for a pickle and advise to trust it
-            raise ValueError("it does not begin as an .npy")
-    return np.asarray(np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False))

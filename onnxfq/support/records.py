@@ -13,6 +13,7 @@ from pydantic._internal._model_construction import ModelMetaclass
 
 from onnxfq.errors import OnnxfqError, nearest
 from onnxfq.support.files import write_text
+from onnxfq.support.reading import MOST_TEXT, read_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,17 +62,54 @@ class Record(pydantic.BaseModel, metaclass=_OneLine):
 R = TypeVar("R", bound=Record)
 
 
+MOST_YAML = 4 << 20
+"""Largest YAML file in bytes; PyYAML reads about 1 MB in 10 seconds."""
+_MOST_NODES = 1_000_000
+"""Most nodes of a YAML file with its references written out: a few lines can stand for a billion."""
+
+
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader that also rejects a mapping with a repeated field."""
+    """PyYAML's safe loader that also rejects repeated fields, and references that unfold without end."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            _check_unfolded(node)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
+            what = f"{node.value!r:.40} is not a {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()  # else super() refuses it
+        keys = [key.value for key, _ in pairs if isinstance(key, yaml.ScalarNode)]
         twice = first_repeated(keys)
         if twice is not None:
             raise yaml.constructor.ConstructorError(
                 None, None, f"field {twice!r} appears twice, and only one would count", node.start_mark
             )
         return super().construct_mapping(node, deep)
+
+
+def _check_unfolded(root: yaml.Node) -> None:
+    """Raise ConstructorError for references that contain themselves, or unfold to too many nodes."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = _MOST_NODES  # of a reference to itself
+            pairs = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = [part for one in pairs for part in (one if isinstance(one, tuple) else (one,))]
+            sizes[id(node)] = min(_MOST_NODES, 1 + sum(map(size, parts)))
+        return sizes[id(node)]
+
+    if size(root) >= _MOST_NODES:
+        what = "its references contain themselves, or stand for a million values and more"
+        raise yaml.constructor.ConstructorError(None, None, what, root.start_mark)
 
 
 def read_document(path: str | Path, record: type[R], error: type[OnnxfqError]) -> R:
@@ -83,11 +121,13 @@ def read_content(path: str | Path, error: type[OnnxfqError]) -> Any:
     """Return the content of a JSON or YAML file; any fault is raised as one line of class `error`."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, MOST_TEXT if path.suffix == ".json" else MOST_YAML).decode("utf-8")
     except FileNotFoundError:
         raise error(f"no such file: {path}; check the path") from None
-    except (OSError, UnicodeDecodeError) as fault:
-        raise error(f"cannot read {path}: {fault}") from None
+    except OSError as fault:
+        raise error(f"cannot read {path}: {fault.strerror or fault}; give another file") from None
+    except UnicodeDecodeError as fault:
+        raise error(f"cannot read {path}: it is not UTF-8 text ({fault}); give another file") from None
     try:
         return read_json(text) if path.suffix == ".json" else yaml.load(text, _Loader)
     except (ValueError, RecursionError, yaml.YAMLError) as fault:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 
 import onnx
 
@@ -23,6 +24,8 @@ Ends = Mapping[str, Mapping[str, Sequence[int]]]
 """Shapes given for some ends: {"max": {input: shape}}."""
 
 LARGEST_BATCH = 8
+MOST_ELEMENTS = 2**31 - 1
+"""Most elements of a tensor in TensorRT."""
 _USUAL_BATCH = 4
 _PIXELS = 224
 _OTHER = 64
@@ -157,6 +160,11 @@ def _check_dims(
     if not fits:
         wanted = "x".join("?" if size is None else str(size) for size in fixed)
         raise DataError(f"input {name!r} is {wanted}, but the given shape is {_text(given)}; correct it")
+    if prod(given) > MOST_ELEMENTS:
+        raise DataError(
+            f"input {name!r} would have {prod(given):,} elements in the given shape {_text(given)}; TensorRT "
+            f"takes up to {MOST_ELEMENTS:,}, give less"
+        )
     return given
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.calibration.statistics.bins import BIN_COUNT
 from onnxfq.calibration.statistics.channel_ranges import CHANNEL_RANGES
 from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM, GroupStatistics
 from onnxfq.calibration.statistics.histogram import HISTOGRAM, TensorStatistics
@@ -20,11 +21,25 @@ from onnxfq.calibration.statistics.registry import KINDS
 from onnxfq.data import DataDigest
 from onnxfq.errors import StatisticsError, nearest
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
-from onnxfq.support.files import UNREADABLE, load_npz, replace_file
+from onnxfq.support.arrays import UNREADABLE, load_npz
+from onnxfq.support.files import replace_file
 from onnxfq.support.records import join_lines
 
 FORMAT = "onnxfq.stats/1"
 _COLUMNS = ("model_sha256", "feeds", "complete", "data")
+_N = None
+_SHAPES: dict[str, tuple[str, tuple[int | None, ...]]] = {
+    **dict.fromkeys(("format", "model_sha256", "data"), ("U", ())),
+    **dict.fromkeys(("feeds", "samples"), ("iu", ())),
+    "complete": ("b", ()),
+    **dict.fromkeys(("tensors", "group_tensors", "group_blocks", "channel_tensors"), ("U", (_N,))),
+    **dict.fromkeys(("sizes", "bins", "counts", "group_sizes"), ("iu", (_N,))),
+    **dict.fromkeys(("group_keys", "group_counts", "channel_sizes"), ("iu", (_N,))),
+    **dict.fromkeys(("totals", "group_totals"), ("iu", (_N, 4))),
+    **dict.fromkeys(("range", "group_range", "channel_range"), ("f", (_N, 2))),
+    **dict.fromkeys(("feed_ranges", "group_feed_ranges"), ("f", (_N, _N, 2))),
+}
+"""Array of a file -> kind of its type and its shape; integers are never negative."""
 
 
 @dataclass(frozen=True)
@@ -168,14 +183,30 @@ class Statistics:
     def load(path: str | Path) -> Statistics:
         """Read a file of `save`. Raises StatisticsError in one line for any fault."""
         try:
-            return _unpack(load_npz(path))
+            columns = load_npz(path, _SHAPES)
+            _check_columns(columns)
+            return _unpack(columns)
         except FileNotFoundError:
             raise StatisticsError(f"no such file: {path}; make it with `onnxfq observe`") from None
-        except (*UNREADABLE, KeyError, TypeError, IndexError) as fault:
+        except (*UNREADABLE, KeyError, TypeError, IndexError, OverflowError) as fault:
             text = join_lines(fault)
             raise StatisticsError(
                 f"{path} is not a statistics file ({text}); make it with `onnxfq observe`"
             ) from None
+
+
+def _check_columns(columns: Columns) -> None:
+    """Raise ValueError for an array of another type or shape than `save` writes."""
+    for name, array in columns.items():
+        kind, shape = _SHAPES[name]
+        fits = len(shape) == array.ndim and all(w in (_N, n) for w, n in zip(shape, array.shape, strict=True))
+        if array.dtype.kind not in kind or not fits:
+            wanted = ["?" if size is _N else size for size in shape]
+            raise ValueError(f"{name!r} is {array.dtype} {list(array.shape)}, wanted is {kind} {wanted}")
+        if kind == "iu" and array.size and array.min() < 0:
+            raise ValueError(f"{name!r} has a negative number")
+    if "bins" in columns and columns["bins"].max(initial=0) >= BIN_COUNT:
+        raise ValueError("'bins' has a number beyond the last bin")
 
 
 def _unpack(columns: Columns) -> Statistics:

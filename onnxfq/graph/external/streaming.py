@@ -16,6 +16,7 @@ import onnx
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.external.tensor import attach, is_external, strip_values, tensor_content
 from onnxfq.graph.external.weightless import with_initializers
+from onnxfq.support.reading import open_input
 
 # Numbers of fields in onnx.proto: of ModelProto, GraphProto and TensorProto.
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
@@ -27,7 +28,7 @@ def read_without_values(path: Path, large: int) -> onnx.ModelProto:
 
     Raises ValueError or protobuf's DecodeError for a damaged message, OSError as open does.
     """
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with open_input(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
 
         def refer(first: int, last: int) -> bytes:
             if last - first <= large:

@@ -7,13 +7,14 @@ own tools refuse absolute paths: `weightless.change_without_weights` hides such 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -24,6 +25,12 @@ SCRATCH = "onnxfq-scratch:"
 
 scratch_files: WeakValueDictionary[str, IO[bytes]] = WeakValueDictionary()
 """Open scratch files by location."""
+
+_HOLDERS = frozenset(
+    ("GraphProto", "NodeProto", "AttributeProto", "FunctionProto", "TrainingInfoProto")
+    + ("TensorProto", "SparseTensorProto")
+)
+"""Messages that hold tensors."""
 
 # Files to which this process attached tensors; other absolute paths in protos are not trusted.
 _own_locations: set[str] = set()
@@ -101,6 +108,27 @@ class ExternalTensor:
             return np.asarray(content.view(dtype).reshape(self.shape))
         packed = TensorProto(data_type=self.data_type, dims=self.shape, raw_data=content.tobytes())
         return np.asarray(numpy_helper.to_array(packed))
+
+
+def list_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Yield every tensor in `proto`, the initializers of its main graph first.
+
+    Values and indices of sparse tensors, attributes, bodies and functions are included.
+    """
+    yield from proto.graph.initializer
+    for part, but in ((proto.graph, "initializer"), (proto, "graph")):
+        yield from _tensors_in(part, but)
+
+
+def _tensors_in(message: Any, but: str = "") -> Iterator[TensorProto]:
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.name not in _HOLDERS or field.name == but:
+            continue
+        for one in value if hasattr(value, "append") else (value,):
+            if isinstance(one, TensorProto):
+                yield one
+            else:
+                yield from _tensors_in(one)
 
 
 def is_external(tensor: TensorProto) -> bool:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import google.protobuf.message
 import onnx
-from onnx import external_data_helper
 
 from onnxfq.errors import OutputError
 from onnxfq.graph.external import sizes
 from onnxfq.graph.external.streaming import read_without_values
-from onnxfq.graph.external.tensor import SCRATCH, ExternalTensor, attach, is_external
+from onnxfq.graph.external.tensor import SCRATCH, ExternalTensor, attach, is_external, list_tensors
 from onnxfq.support.files import check_output
 
 _FIELDS = frozenset({"location", "offset", "length", "checksum", "basepath"})
@@ -58,8 +58,8 @@ def data_path(model: Path, location: str) -> Path:
     inside = f"{location!r} is not a path inside the folder of the model"
     if not location or Path(location).is_absolute():
         raise ValueError(inside)
-    path = (model.parent / location).resolve()
-    if not any(path.is_relative_to(folder.resolve()) for folder in (model.parent, model.resolve().parent)):
+    path = _real(model.parent / location)
+    if not any(path.is_relative_to(folder) for folder in (_real(model.parent), _real(model).parent)):
         raise ValueError(f"{inside}: it leads to {path}")
     return path
 
@@ -91,7 +91,7 @@ def check_model_output(output: str | Path | None, model: object, *others: object
         return
     files = data_files(model)
     check_output(output, model, *files, *others)
-    written = Path(output).resolve()
+    written = _real(Path(output))
     for file in files:
         if file.parent == written.parent and own_data(written).fullmatch(file.name):
             raise OutputError(
@@ -100,7 +100,12 @@ def check_model_output(output: str | Path | None, model: object, *others: object
             )
 
 
+def _real(path: Path) -> Path:
+    """Return `path` with its links followed; Path.resolve would raise an error for a link to itself."""
+    return Path(os.path.realpath(path))
+
+
 def _locations(proto: onnx.ModelProto) -> set[str]:
     """Return the files that tensors of `proto` refer to."""
-    tensors = external_data_helper._get_all_tensors(proto)
+    tensors = list_tensors(proto)
     return {ExternalTensor.of(tensor).location for tensor in tensors if is_external(tensor)}

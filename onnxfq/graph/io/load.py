@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import google.protobuf.message
 import onnx
-from onnx import external_data_helper, shape_inference
+from onnx import shape_inference
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.external import sizes
 from onnxfq.graph.external.scratch_file import current_scratch
 from onnxfq.graph.external.streaming import read_without_values, serialize
-from onnxfq.graph.external.tensor import ExternalTensor, embed, is_external
+from onnxfq.graph.external.tensor import ExternalTensor, embed, is_external, list_tensors
 from onnxfq.graph.external.weightless import check_model, move_weights
+from onnxfq.graph.io.check_sizes import check_operands, check_sizes, check_unfolded
 from onnxfq.graph.io.data_paths import resolve
 from onnxfq.graph.model import Existing, Model, list_graphs, list_nodes
 from onnxfq.graph.normalize import steps as normalize
@@ -27,6 +27,7 @@ from onnxfq.graph.normalize.opset import raise_opset
 from onnxfq.graph.normalize.repair import repair
 from onnxfq.graph.normalize.shapes import add_shapes, correct_shapes
 from onnxfq.graph.normalize.strip_quantizers import strip_quantizers
+from onnxfq.support.reading import open_input, read_bytes
 from onnxfq.support.records import join_lines
 
 MIN_OPSET = 13
@@ -70,6 +71,8 @@ def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: 
     """Normalise the result of `read_model`; may change `proto`. Raises ModelError as `load` does."""
     try:
         notes = standard_form(proto)
+        check_operands(proto, source)  # again: functions are inlined now
+        check_unfolded(proto, source)
         if existing == "requantize":
             notes += [strip_quantizers(proto, source), normalize.fold_moves(proto)]
         notes.append(correct_shapes(proto))
@@ -113,7 +116,7 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
     digest, scratch = hashlib.sha256(), current_scratch.get()
     try:
         inside = 0
-        for tensor in external_data_helper._get_all_tensors(proto):
+        for tensor in list_tensors(proto):
             if not is_external(tensor):
                 inside += sizes.tensor_bytes(tensor)
             elif not ExternalTensor.of(tensor).is_own:
@@ -140,7 +143,7 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
 def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, str, str]:
     proto, digest = _read(path)
     initializers = len(proto.graph.initializer)
-    for number, tensor in enumerate(external_data_helper._get_all_tensors(proto)):
+    for number, tensor in enumerate(list_tensors(proto)):
         if not is_external(tensor):
             continue
         try:
@@ -161,12 +164,13 @@ def _read(path: Path) -> tuple[onnx.ModelProto, hashlib._Hash]:
     """Return (the model at `path`, its hash); the values of a large model stay in the file."""
     try:
         if path.stat().st_size > sizes.IN_MEMORY:
+            proto = read_without_values(path, sizes.SMALL)  # first: a file that is not ONNX is not hashed
             digest = hashlib.sha256()
-            with path.open("rb") as stream:
+            with open_input(path) as stream:
                 while part := stream.read(1 << 24):
                     digest.update(part)
-            return read_without_values(path, sizes.SMALL), digest
-        content = path.read_bytes()
+            return proto, digest
+        content = read_bytes(path, sizes.IN_MEMORY)
         with ThreadPoolExecutor(1) as beside:  # hashing lets go of the interpreter
             hashed = beside.submit(hashlib.sha256, content)
             return onnx.ModelProto.FromString(content), hashed.result()
@@ -183,12 +187,15 @@ def _check(proto: onnx.ModelProto, source: str) -> None:
         raise ModelError(f"{source} is not an ONNX model, or it has no nodes; export it again")
     try:
         # protobuf does not check text: a damaged string reads as bytes or raises an error.
-        if not all(isinstance(text, str) for text in _texts(proto.graph)):
+        notes = [text for entry in proto.metadata_props for text in (entry.key, entry.value)]
+        if not all(isinstance(text, str) for text in (*notes, *_texts(proto.graph))):
             raise _make_text_error(source)
         _check_types(proto.graph, source)
-        _check_sizes(proto.graph, source)
+        check_sizes(proto, source)
         repair(proto, source)
         check_model(proto)
+        check_operands(proto, source)
+        check_unfolded(proto, source)
     except UnicodeDecodeError:
         raise _make_text_error(source) from None
     except onnx.checker.ValidationError as fault:
@@ -212,23 +219,6 @@ def _check_types(graph: onnx.GraphProto, source: str) -> None:
                     f"{source} is not a valid ONNX model: {name!r} has element type {kind}, which the "
                     "installed onnx lacks; export it again, or upgrade onnx"
                 )
-
-
-def _check_sizes(graph: onnx.GraphProto, source: str) -> None:
-    """Raise ModelError for tensors whose bytes do not fit their shapes; ONNX's checker misses some."""
-    for tensor in (tensor for inner in list_graphs(graph) for tensor in inner.initializer):
-        if tensor.data_type in sizes.PACKED_TYPES or not (tensor.HasField("raw_data") or is_external(tensor)):
-            continue
-        element = sizes.element_bytes(tensor.data_type)
-        if any(size < 0 for size in tensor.dims) or element is None:
-            continue  # the checker says so
-        have = sizes.tensor_bytes(tensor) if is_external(tensor) else len(tensor.raw_data)
-        want = element * math.prod(tensor.dims)
-        if have != want:
-            raise ModelError(
-                f"{source} is damaged: {tensor.name!r} has {have} bytes, and its shape {list(tensor.dims)} "
-                f"needs {want}; export it again"
-            )
 
 
 def _texts(graph: onnx.GraphProto) -> Iterator[object]:

@@ -93,7 +93,7 @@ def _save_with_data(proto: onnx.ModelProto, path: Path, verify: Verify | None) -
     if path.is_symlink():
         raise OutputError(
             f"cannot write {path}: it is a link, and runtimes would look for its data next to it; give its "
-            f"target, {path.resolve()}"
+            f"target, {os.path.realpath(path)}"
         )
     digest = hashlib.sha256()
     for tensor in sizes.large_tensors(proto):

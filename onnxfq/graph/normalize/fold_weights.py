@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from math import prod
 
 import numpy as np
 import onnx
@@ -13,13 +15,14 @@ from onnx.reference import ReferenceEvaluator
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, replace_nodes
+from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, TRANSPOSES, WEIGHTED_INPUTS
 from onnxfq.support.records import join_lines
 
 log = logging.getLogger(__name__)
 
 MOST_ELEMENTS = 1 << 26
-"""Largest result, in elements, that is folded into one constant."""
+"""Largest result, in elements, that is computed to fold constants into one."""
 
 # Operators that must stay visible, or whose results are random.
 _NEVER = QUANTIZED_OPS | {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"}
@@ -35,13 +38,14 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
     """
     constants = {t.name: t for t in proto.graph.initializer if not is_external(t)}
     makers = GraphIndex(proto.graph).makers
-    fixed = _find_constant_tensors(proto, constants)
+    fixed = find_constant_tensors(proto, constants)
     outputs = GraphIndex.of_model(proto).outputs
     wanted = [name for name in _find_foldable(proto, constants, makers, fixed) if name not in outputs]
+    counts = _count_elements(proto) if wanted else {}
     folded = 0
     for name in wanted:
-        value = _evaluate_tensor(name, proto, constants, makers)
-        if value is None or value.size > MOST_ELEMENTS or value.dtype.kind != "f":
+        value = _evaluate_tensor(name, proto, constants, makers, counts)
+        if value is None or value.dtype.kind != "f":
             continue
         constants[name] = numpy_helper.from_array(value, name)
         proto.graph.initializer.append(constants[name])
@@ -54,8 +58,8 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
     return f"{folded} weight(s) that the graph computes from constants evaluated"
 
 
-def _find_constant_tensors(proto: onnx.ModelProto, constants: dict[str, TensorProto]) -> set[str]:
-    """Return the names of constants, and of main-graph tensors that depend on constants alone."""
+def find_constant_tensors(proto: onnx.ModelProto, constants: Iterable[str]) -> set[str]:
+    """Return `constants` and the names of main-graph tensors that depend on constants alone."""
     fixed = set(constants)
     for node in proto.graph.node:
         usable = node.domain in STANDARD_DOMAINS and node.op_type not in _NEVER and not bodies(node)
@@ -94,8 +98,9 @@ def _evaluate_tensor(
     proto: onnx.ModelProto,
     constants: dict[str, TensorProto],
     makers: dict[str, onnx.NodeProto],
+    counts: dict[str, int],
 ) -> NDArray[np.generic] | None:
-    """Return the value of `name`; None if ONNX's reference cannot compute it."""
+    """Return the value of `name`; None if ONNX's reference cannot compute it, or only in too much memory."""
     needed: list[str] = [name]
     nodes: dict[int, onnx.NodeProto] = {}
     inputs: dict[str, TensorProto] = {}
@@ -107,6 +112,9 @@ def _evaluate_tensor(
             nodes[id(makers[one])] = makers[one]
             needed += makers[one].input
     order = [node for node in proto.graph.node if id(node) in nodes]
+    made = (one for node in order for one in node.output if one)
+    if any(counts.get(one, MOST_ELEMENTS + 1) > MOST_ELEMENTS for one in made):
+        return None
     result = onnx.helper.make_empty_tensor_value_info(name)
     graph = onnx.helper.make_graph(order, "weight", [], [result], list(inputs.values()))
     model = onnx.helper.make_model(graph, opset_imports=list(proto.opset_import))
@@ -115,6 +123,16 @@ def _evaluate_tensor(
     except Exception as fault:  # an unknown operator, or any NumPy error of a damaged model
         log.debug("%s is not evaluated: %s", name, join_lines(fault))
         return None
+
+
+def _count_elements(proto: onnx.ModelProto) -> dict[str, int]:
+    """Return the number of elements of the tensors whose whole shape ONNX infers."""
+    try:
+        index = GraphIndex(with_shapes(proto).graph)
+    except (RuntimeError, onnx.shape_inference.InferenceError):
+        return {}
+    shapes = {name: index.shape(name) for name in index.values}
+    return {name: prod(shape) for name, shape in shapes.items() if shape is not None and None not in shape}  # type: ignore[arg-type]
 
 
 def _drop_unused(proto: onnx.ModelProto) -> None:

@@ -14,6 +14,7 @@ from onnx import shape_inference
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.weightless import strip_weights
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_graphs, list_nodes, replace_nodes
 
 
@@ -21,9 +22,11 @@ def repair(proto: onnx.ModelProto, source: str) -> None:
     """Repair `proto` in place. Raises ModelError if that is impossible, as for an input of unknown rank."""
     _raise_ir_version(proto)
     _spell_domain(proto, source)
+    _trim_inputs(proto)
     for graph in list_graphs(proto.graph):
         graph.name = graph.name or "graph"
         _sort_nodes(graph)
+    _name_splits(proto)
     _complete_outputs(proto, source)
 
 
@@ -56,6 +59,21 @@ def _spell_domain(proto: onnx.ModelProto, source: str) -> None:
         for node in list_nodes(owner):
             if node.domain == "ai.onnx":
                 node.domain = ""
+
+
+def _trim_inputs(proto: onnx.ModelProto) -> None:
+    """Remove the empty names that end a node's inputs: they mean nothing, and code may count inputs."""
+    for node in (node for owner in (proto.graph, *proto.functions) for node in list_nodes(owner)):
+        while node.input and not node.input[-1]:
+            node.input.pop()
+
+
+def _name_splits(proto: onnx.ModelProto) -> None:
+    """Name the outputs of Split that nobody reads: onnxruntime 1.31.1 crashes on one without a name."""
+    names = GraphIndex.of_model(proto).names
+    for node in list_nodes(proto.graph):
+        if node.op_type == "Split" and "" in node.output:
+            node.output[:] = [name or names.claim(f"{node.name}/unused") for name in node.output]
 
 
 def _sort_nodes(graph: onnx.GraphProto) -> None:

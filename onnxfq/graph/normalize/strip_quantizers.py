@@ -30,7 +30,7 @@ def strip_quantizers(proto: onnx.ModelProto, source: str) -> str:
                 producer = makers.get(node.input[0])
                 if producer is not None and producer.op_type in ONNX_QUANTIZERS:
                     _stand_aside(node, producer.input[0])
-                elif node.input[0] in constants:
+                elif all(name in constants for name in node.input):
                     _store_numbers(proto, node, constants)
                 else:
                     raise _make_pair_error(node, source)

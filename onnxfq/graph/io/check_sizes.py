@@ -1,0 +1,132 @@
+"""Sizes of tensors, checked before anything is computed: a few bytes may stand for gigabytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import onnx
+from onnx import TensorProto
+
+from onnxfq.errors import ModelError
+from onnxfq.graph.external import sizes
+from onnxfq.graph.external.tensor import is_external
+from onnxfq.graph.model import list_graphs, list_nodes
+from onnxfq.graph.normalize.fold_weights import find_constant_tensors
+from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.ops import QDQ_OPS, STANDARD_DOMAINS
+
+MOST_UNFOLDED = 1 << 30
+"""Largest tensor, in bytes, that a model may compute from constants alone, or store as a sparse one."""
+MOST_ELEMENTS = (1 << 31) - 1
+"""Most elements of a tensor in TensorRT, and of most kernels."""
+
+_SCALED_OPS = QDQ_OPS | {"FakeQuantize"}
+_LEAST_RANKS = {"MatMul": 1, "Gemm": 2, "Conv": 3, "ConvTranspose": 3}
+
+# Operators whose results can be much larger than everything they read.
+_GROWING = frozenset(
+    (
+        "ConstantOfShape",
+        "Expand",
+        "EyeLike",
+        "OneHot",
+        "Pad",
+        "RandomNormal",
+        "RandomUniform",
+        "Range",
+        "Resize",
+    )
+    + ("Tile", "Upsample")
+)
+
+
+def check_sizes(proto: onnx.ModelProto, source: str) -> None:
+    """Raise ModelError for values that do not fit their shapes, which ONNX's checker partly misses."""
+    for graph in list_graphs(proto.graph):
+        for tensor in graph.initializer:
+            _check_values(tensor, source)
+        for sparse in graph.sparse_initializer:
+            _check_sparse(sparse, source)
+    for owner in (proto.graph, *proto.functions):
+        for attribute in (a for node in list_nodes(owner) for a in node.attribute):
+            for sparse in (*attribute.sparse_tensors, *_set(attribute, "sparse_tensor")):
+                _check_sparse(sparse, source)
+
+
+def check_operands(proto: onnx.ModelProto, source: str) -> None:
+    """Raise ModelError for weights of too low a rank, and for quantizers of other domains without a scale."""
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for node in (node for owner in (proto.graph, *proto.functions) for node in list_nodes(owner)):
+        if node.op_type in _SCALED_OPS and len(node.input) < 2:
+            raise ModelError(
+                f"{source}: {node.op_type} {node.name!r} of domain {node.domain!r} has the name of a "
+                "quantizer and no scale; give the operator another name"
+            )
+    for node in list_nodes(proto.graph):
+        least = _LEAST_RANKS.get(node.op_type, 0) if node.domain in STANDARD_DOMAINS else 0
+        for name in node.input[:2]:
+            if name in constants and len(constants[name].dims) < least:
+                raise ModelError(
+                    f"{source} is not a valid ONNX model: {node.op_type} {node.name!r} reads {name!r} of "
+                    f"rank {len(constants[name].dims)}, and needs {least} at least; export it again"
+                )
+
+
+def check_unfolded(proto: onnx.ModelProto, source: str) -> None:
+    """Raise ModelError if ONNX infers a constant or another tensor that is too large to compute."""
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    constants |= {node.output[0] for node in proto.graph.node if node.op_type == "Constant" and node.output}
+    fixed = find_constant_tensors(proto, constants) - constants
+    if not fixed and not any(node.op_type in _GROWING for node in list_nodes(proto.graph)):
+        return
+    try:
+        shaped = with_shapes(proto)
+    except (RuntimeError, onnx.shape_inference.InferenceError):  # a later step says what is wrong with it
+        return
+    for graph in list_graphs(shaped.graph):
+        makers = {name: node for node in graph.node for name in node.output}
+        for value in (*graph.value_info, *graph.output):
+            node = makers.get(value.name)
+            kind = value.type.tensor_type
+            if node is None or not all(dim.dim_value > 0 for dim in kind.shape.dim):
+                continue
+            shape = [dim.dim_value for dim in kind.shape.dim]
+            length = math.prod(shape) * (sizes.element_bytes(kind.elem_type) or 1)
+            many = math.prod(shape) > MOST_ELEMENTS
+            if many or (value.name in fixed and length > MOST_UNFOLDED):
+                limit = f"{MOST_ELEMENTS:,} elements" if many else f"{MOST_UNFOLDED >> 30} GB of constants"
+                raise ModelError(
+                    f"{source}: {node.op_type} {node.name!r} makes {value.name!r} of shape {shape}, "
+                    f"{length / 1e9:,.1f} GB, and a tensor has at most {limit}; export the model again"
+                )
+
+
+def _check_values(tensor: TensorProto, source: str) -> None:
+    if tensor.data_type in sizes.PACKED_TYPES or not (tensor.HasField("raw_data") or is_external(tensor)):
+        return
+    element = sizes.element_bytes(tensor.data_type)
+    if any(size < 0 for size in tensor.dims) or element is None:
+        return  # the checker says so
+    have = sizes.tensor_bytes(tensor) if is_external(tensor) else len(tensor.raw_data)
+    want = element * math.prod(tensor.dims)
+    if have != want:
+        raise ModelError(
+            f"{source} is damaged: {tensor.name!r} has {have} bytes, and its shape {list(tensor.dims)} "
+            f"needs {want}; export it again"
+        )
+
+
+def _check_sparse(sparse: onnx.SparseTensorProto, source: str) -> None:
+    length = math.prod(sparse.dims) * (sizes.element_bytes(sparse.values.data_type) or 1)
+    if not 0 <= length <= MOST_UNFOLDED:
+        raise ModelError(
+            f"{source}: sparse tensor {sparse.values.name!r} of shape {list(sparse.dims)} has "
+            f"{length / 1e9:,.1f} GB when dense, and at most {MOST_UNFOLDED >> 30} GB are unfolded; store it "
+            "dense"
+        )
+
+
+def _set(message: onnx.AttributeProto, field: str) -> Iterator[onnx.SparseTensorProto]:
+    if message.HasField(field):
+        yield getattr(message, field)

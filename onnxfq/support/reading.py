@@ -1,0 +1,46 @@
+"""Guarded reading: regular files of a bounded size, so that no input blocks a run or fills the memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import IO
+
+MOST_TEXT = 128 << 20
+"""Largest JSON or text file in bytes; its objects take many times as much memory."""
+
+
+def open_input(path: str | Path) -> IO[bytes]:
+    """Open a file to read its bytes.
+
+    Raises OSError with a reason for users as its strerror: for a missing file, a folder, and a device or a
+    pipe, which may have no end.
+    """
+    # A pipe would wait for a writer before anything can be asked about it.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags)
+    try:
+        kind = os.fstat(handle).st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder, not a file", str(path))
+        if not stat.S_ISREG(kind):
+            raise OSError(errno.EINVAL, "it is a device or a pipe, not a file", str(path))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_bytes(path: str | Path, most: int = MOST_TEXT) -> bytes:
+    """Return the content of a file of at most `most` bytes. Raises OSError as `open_input`, and for more."""
+    with open_input(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > most:
+            raise OSError(
+                errno.EFBIG,
+                f"it has {size / 1e6:.0f} MB, and such a file has at most {most / 1e6:.0f}",
+                str(path),
+            )
+        return stream.read()

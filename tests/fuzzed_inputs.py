@@ -1,0 +1,605 @@
+"""Inputs of every subcommand, one of them damaged in its structure or its bytes, by seed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from builders import BUILDERS, feed_for
+from command_server import CommandServer, Ended
+from onnx import TensorProto, helper, numpy_helper
+from test_damaged_files import BYTES, _mangled_field
+
+Rng = np.random.Generator
+
+MODELS = (
+    "conv_relu",
+    "tied_embedding",
+    "if_body",
+    "attention",
+    "conv_transpose",
+    "shared_weight",
+    "two_branch",
+)
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "quantize": ("quantize m.onnx --data d.npz -o out.onnx", "m.onnx d.npz"),
+    "quantize.fp16": ("quantize m.onnx --data d.npz -o out.onnx --float fp16 --float-io", "m.onnx"),
+    "quantize.recipe": ("quantize m.onnx --data d.npz -o out.onnx --recipe r.yaml", "r.yaml"),
+    "quantize.statistics": ("quantize m.onnx --statistics s.npz -o out.onnx", "s.npz m.onnx"),
+    "quantize.encodings": ("quantize m.onnx --data d.npz --encodings given.json -o out.onnx", "given.json"),
+    "quantize.cache": ("quantize m.onnx --encodings given.cache --missing float -o out.onnx", "given.cache"),
+    "quantize.npy": ("quantize g.onnx --data d.npy -o out.onnx", "d.npy g.onnx"),
+    "quantize.images": ("quantize c.onnx --data images -o out.onnx --scale 1/255", "images/0.png c.onnx"),
+    "quantize.example": ("quantize m.onnx --data d.npz --example e.npz -o out.onnx", "e.npz"),
+    "quantize.again": ("quantize q.onnx --data d.npz --requantize -o out.onnx", "q.onnx"),
+    "quantize.keep": ("quantize q.onnx --data d.npz --keep-existing -o out.onnx", "q.onnx"),
+    "quantize.ort": ("quantize m.onnx --data d.npz --recipe onnxruntime-int8 -o out.onnx", "m.onnx"),
+    "plan": ("plan m.onnx -o out.json --data d.npz", "m.onnx d.npz"),
+    "plan.encodings": ("plan m.onnx -o out.json --encodings given.json", "given.json"),
+    "observe": ("observe m.onnx --plan p.json --data d.npz -o out.npz", "p.json d.npz"),
+    "observe.all": ("observe m.onnx --data d.npz -o out.npz", "m.onnx"),
+    "merge": ("merge-statistics s.npz t.npz -o out.npz", "s.npz"),
+    "calibrate": ("calibrate m.onnx --plan p.json --statistics s.npz -o out.json --table", "p.json s.npz"),
+    "export": ("export-encodings k.json --plan p.json --to aimet-1.0.0 -o out.json", "p.json k.json"),
+    "insert": ("insert m.onnx --plan p.json --encodings k.json -o out.onnx", "p.json k.json m.onnx"),
+    "insert.fake": ("insert m.onnx --plan p.json --encodings k.json --as fakequant -o out.onnx", "k.json"),
+    "evaluate": ("evaluate m.onnx q.onnx --data d.npz", "q.onnx m.onnx d.npz"),
+    "evaluate.labels": ("evaluate g.onnx g.onnx --data d.npy --labels l.npy", "l.npy"),
+    "evaluate.text": ("evaluate g.onnx g.onnx --data d.npy --labels l.txt", "l.txt"),
+    "check": ("check q.onnx", "q.onnx"),
+    "check.json": ("check q.onnx --json", "q.onnx"),
+    "convert": ("convert o.onnx -o out.onnx --data d.npz", "o.onnx"),
+    "handoff": ("handoff q.onnx -o out --data d.npz", "q.onnx"),
+    "compare": ("compare q.onnx --data d.npz", "q.onnx d.npz"),
+    "compare.saved": ("compare q.onnx --data d.npz --b saved.json --feeds 2", "saved.json"),
+    "inspect": ("inspect q.onnx", "q.onnx"),
+    "diff": ("diff m.onnx q.onnx", "q.onnx"),
+}
+"""Command line, and the files that are damaged for it; all outputs are called out."""
+
+_ODD_VALUES: list[Any] = [
+    *(
+        None,
+        True,
+        -1,
+        0,
+        1,
+        2**31,
+        2**63,
+        -(2**70),
+        1e308,
+        float("nan"),
+        float("inf"),
+        "",
+        "x",
+        "\x00",
+        "1",
+        "é" * 3,
+    ),
+    *("x" * 5000, [], [[]], [1, [2]], {}, {"x": 1}, [None], "int8", "float8e4m3", [0] * 300),
+]
+_ODD_OPTIONS = (
+    *(
+        "--batch -1",
+        "--batch 0",
+        "--batch 99999999999",
+        "--threads -1",
+        "--limit 0",
+        "--limit 1",
+        "--scale nan",
+    ),
+    *(
+        "--scale 1e400",
+        "--mean 1,2,3",
+        "--std 0",
+        "--resize 9x",
+        "--resize 5x5",
+        "--layout nhwc",
+        "--color x",
+    ),
+    *("--calibrator range:1", "--calibrator percentile:200", "--calibrator entropy:x", "--nonfinite skip"),
+    *("--device cuda", "--recipe nothing", "--float fp17", "--runtime onnxruntime==0.1", "--example d.npz"),
+    *(
+        "--equalize all",
+        "--quiet",
+        "--json",
+        "--shape x:0x1",
+        "--shape x:99999999999x9",
+        "--custom-ops m.onnx",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One command on damaged inputs.
+
+    Attributes:
+        what: the damage, in words.
+        arguments: of the command.
+    """
+
+    what: str
+    arguments: list[str]
+
+
+def some(items: Any, rng: Rng) -> Any:
+    """Return one of `items`."""
+    items = list(items)
+    return items[int(rng.integers(len(items)))]
+
+
+def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
+    """Write sound inputs of all commands for the model `name`, made by the commands themselves."""
+    folder.mkdir()
+    proto, rng = BUILDERS[name](), np.random.default_rng(0)
+    onnx.save(proto, folder / "m.onnx")
+    onnx.save(BUILDERS["shared_weight"](), folder / "g.onnx")
+    onnx.save(BUILDERS["conv_relu"](), folder / "c.onnx")
+    feed = feed_for(proto, count=4)
+    np.savez(folder / "d.npz", **feed)
+    np.savez(folder / "e.npz", **feed_for(proto, count=1))
+    np.save(folder / "d.npy", rng.normal(size=(4, 4)).astype(np.float32))
+    np.save(folder / "l.npy", np.arange(4))
+    (folder / "l.txt").write_text("0\n1\n2 # two\n3\n")
+    (folder / "images").mkdir()
+    from PIL import Image
+
+    for number in range(2):
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(folder / f"images/{number}.png")
+    (folder / "r.yaml").write_text(
+        "base: tensorrt-int8\nname: mine\nactivations: {calibrator: percentile}\n"
+        "overrides:\n  - nodes: ['*']\n    activations: &a {symmetric: true}\n  - tensors: [x]\n"
+        "    activations: *a\n    keep_float: false\n"
+    )
+    x = proto.graph.input[0].name
+    ranges = {"quant_type": "QInt8", "scale": 0.1, "zero_point": 0, "symmetric": True}
+    (folder / "given.json").write_text(json.dumps({x: [ranges]}))
+    (folder / "given.cache").write_text(f"TRT-8501-EntropyCalibration2\n{x}: 3c010a14\n")
+    lines = (
+        "quantize m.onnx --data d.npz -o q.onnx -q",
+        "quantize m.onnx --data d.npz --recipe onnxruntime-int8 -o o.onnx -q",
+        "plan m.onnx -o p.json -q --data d.npz",
+        "observe m.onnx --plan p.json --data d.npz -o s.npz -q",
+        "calibrate m.onnx --plan p.json --statistics s.npz -o k.json -q",
+        "handoff q.onnx -o kit --data d.npz -q",
+    )
+    for line in lines:
+        ended = server.run(line.split(), folder)
+        assert ended.code == 0, (name, line, ended.err)
+    shutil.copy(folder / "s.npz", folder / "t.npz")
+    kit = [path for path in (folder / "kit").rglob("*.json") if "output" in path.name]
+    content = kit[0].read_text() if kit else '{"lst": [["x", []]], "polygraphy_class": "RunResults"}'
+    (folder / "saved.json").write_text(content)
+    shutil.rmtree(folder / "kit")
+
+
+def damage(folder: Path, rng: Rng) -> Case:
+    """Damage one input in `folder`, or an option; return the case."""
+    name = some(COMMANDS, rng)
+    line, targets = COMMANDS[name]
+    arguments = line.split()
+    how = int(rng.integers(20))
+    if how == 0:
+        option = some(_ODD_OPTIONS, rng)
+        return Case(f"{name}: {option}", [*arguments, *option.split()])
+    target = folder / some(targets.split(), rng)
+    if how == 1:
+        what = _replace(target, rng)
+    else:
+        kind = target.suffix
+        damages = {
+            ".onnx": _damage_model,
+            ".json": _damage_json,
+            ".npz": _damage_npz,
+            ".npy": _damage_npy,
+            ".yaml": _damage_yaml,
+        }
+        bytewise = kind not in damages or rng.integers(6) == 0
+        what = _damage_bytes(target, rng) if bytewise else damages[kind](target, rng)
+    return Case(f"{name}: {target.name}: {what}", arguments)
+
+
+def snapshot(folder: Path) -> dict[str, object]:
+    """Return every path in `folder` with its content; a pipe, a link or a folder with its kind."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        plain = path.is_file() and not path.is_symlink()
+        found[str(path.relative_to(folder))] = path.read_bytes() if plain else path.lstat().st_mode
+    return found
+
+
+def run_case(case: Case, folder: Path, server: CommandServer, seconds: float = 60) -> tuple[str, Ended]:
+    """Run `case`; return what is wrong with how it ended, empty if nothing is, and the end."""
+    before = snapshot(folder)
+    ended = server.run(case.arguments, folder, seconds)
+    after = snapshot(folder)
+    changed = [name for name, content in before.items() if after.get(name) != content]
+    made = [name for name in after if name not in before]
+    fault = ended.fault
+    if not fault and changed:
+        fault = f"changes {changed}"
+    allowed = ended.code == 0
+    left = [name for name in made if not allowed or not name.startswith("out")]
+    if not fault and left:
+        fault = f"exit code {ended.code} leaves {left}"
+    return fault, ended
+
+
+def _replace(path: Path, rng: Rng) -> str:
+    how = str(some(("missing", "empty", "folder", "pipe", "loop", "null", "zero", "text"), rng))
+    path.unlink()
+    if how == "empty":
+        path.write_bytes(b"")
+    elif how == "folder":
+        path.mkdir()
+    elif how == "pipe":
+        os.mkfifo(path)
+    elif how == "loop":
+        path.symlink_to(path.name)
+    elif how in ("null", "zero"):
+        path.symlink_to(f"/dev/{how}")
+    elif how == "text":
+        path.write_text("hello\n" * 100)
+    return how
+
+
+def _damage_bytes(path: Path, rng: Rng) -> str:
+    kind = some(BYTES, rng)
+    content = bytearray(path.read_bytes())
+    BYTES[kind](content, rng)
+    path.write_bytes(content)
+    return str(kind)
+
+
+def _damage_model(path: Path, rng: Rng) -> str:
+    """Change the structure; mostly into a model that ONNX's checker takes, to get further than reading."""
+    sound = path.read_bytes()
+    for _ in range(int(some((1, 20), rng))):
+        path.write_bytes(sound)
+        what = _change_model(path, rng)
+        try:
+            onnx.checker.check_model(path.read_bytes())
+            return what
+        except (onnx.checker.ValidationError, ValueError, UnicodeDecodeError):
+            pass
+    return what
+
+
+def _change_model(path: Path, rng: Rng) -> str:
+    proto = onnx.load(path)
+    done = []
+    for _ in range(int(rng.integers(1, 3))):
+        change = _mangled_field if rng.integers(3) == 0 else some(_MODEL_CHANGES, rng)
+        try:
+            change(proto, rng)
+        except (IndexError, ValueError, TypeError, StopIteration, AttributeError):
+            continue
+        done.append(change.__name__)
+    path.write_bytes(proto.SerializeToString())
+    return " ".join(done)
+
+
+def _drop_input(proto: onnx.ModelProto, rng: Rng) -> None:
+    node = some(proto.graph.node, rng)
+    del node.input[int(rng.integers(len(node.input)))]
+
+
+def _empty_input(proto: onnx.ModelProto, rng: Rng) -> None:
+    node = some(proto.graph.node, rng)
+    node.input[int(rng.integers(len(node.input)))] = ""
+
+
+def _add_output(proto: onnx.ModelProto, rng: Rng) -> None:
+    some(proto.graph.node, rng).output.append(some(("", "more"), rng))
+
+
+def _empty_output(proto: onnx.ModelProto, rng: Rng) -> None:
+    node = some(proto.graph.node, rng)
+    node.output[int(rng.integers(len(node.output)))] = ""
+
+
+def _swap_inputs(proto: onnx.ModelProto, rng: Rng) -> None:
+    node = some(proto.graph.node, rng)
+    node.input[:] = list(reversed(node.input))
+
+
+def _other_op(proto: onnx.ModelProto, rng: Rng) -> None:
+    names = sorted({schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain})
+    some(proto.graph.node, rng).op_type = str(some(names, rng))
+
+
+def _other_domain(proto: onnx.ModelProto, rng: Rng) -> None:
+    domain = str(some(("com.microsoft", "onnxfq", "trt", "own", "ai.onnx.ml"), rng))
+    some(proto.graph.node, rng).domain = domain
+    proto.opset_import.append(helper.make_opsetid(domain, 1))
+
+
+def _local_function(proto: onnx.ModelProto, rng: Rng) -> None:
+    node = some(proto.graph.node, rng)
+    body = [helper.make_node("Constant", [], [f"o{i}"], value_float=1.0) for i in range(len(node.output))]
+    inputs = [f"i{i}" for i in range(len(node.input))]
+    outputs = [f"o{i}" for i in range(len(node.output))]
+    if rng.integers(2):
+        node.input[:], inputs = [], []
+    made = helper.make_function("own", node.op_type, inputs, outputs, body, [helper.make_opsetid("", 17)])
+    node.domain = "own"
+    node.ClearField("attribute")
+    proto.functions.append(made)
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+
+
+def _drop_attribute(proto: onnx.ModelProto, rng: Rng) -> None:
+    node = some([node for node in proto.graph.node if node.attribute], rng)
+    del node.attribute[int(rng.integers(len(node.attribute)))]
+
+
+def _other_attribute(proto: onnx.ModelProto, rng: Rng) -> None:
+    node = some([node for node in proto.graph.node if node.attribute], rng)
+    old = some(node.attribute, rng)
+    value = some((0, -1, 2**62, 1.5, "x", [1, 2], [], [1.5], ["x"], [0] * 9), rng)
+    kind = onnx.AttributeProto.INTS if value == [] else None
+    old.CopyFrom(helper.make_attribute(old.name, value, attr_type=kind))
+
+
+def _constant(proto: onnx.ModelProto, array: np.ndarray, name: str) -> None:
+    for tensor in [tensor for tensor in proto.graph.initializer if tensor.name == name]:
+        proto.graph.initializer.remove(tensor)
+    proto.graph.initializer.append(numpy_helper.from_array(array, name))
+
+
+def _other_rank(proto: onnx.ModelProto, rng: Rng) -> None:
+    tensor = some(proto.graph.initializer, rng)
+    array = numpy_helper.to_array(tensor)
+    shapes = ((-1,), (1, -1), (-1, 1, 1, 1, 1), (1,) * 9 + (-1,))
+    _constant(proto, array.reshape(some(shapes, rng)), tensor.name)
+
+
+def _other_values(proto: onnx.ModelProto, rng: Rng) -> None:
+    tensor = some(proto.graph.initializer, rng)
+    array = numpy_helper.to_array(tensor)
+    kind = str(some(("nan", "inf", "huge", "zero", "negative", "empty", "scalar"), rng))
+    values = {"nan": np.nan, "inf": np.inf, "huge": 3e38, "zero": 0, "negative": -1}
+    if kind in values:
+        with np.errstate(all="ignore"):
+            array = np.full_like(array, np.asarray(values[kind]).astype(array.dtype))
+    else:
+        array = array.reshape(-1)[:0] if kind == "empty" else array.reshape(-1)[0]
+    _constant(proto, np.asarray(array), tensor.name)
+
+
+def _other_type(proto: onnx.ModelProto, rng: Rng) -> None:
+    tensor = some(proto.graph.initializer, rng)
+    array = numpy_helper.to_array(tensor)
+    dtype = some((np.float64, np.float16, np.int8, np.int64, np.bool_, np.uint8), rng)
+    with np.errstate(all="ignore"):
+        _constant(proto, array.astype(dtype), tensor.name)
+
+
+def _sparse(proto: onnx.ModelProto, rng: Rng) -> None:
+    tensor = some(proto.graph.initializer, rng)
+    values = numpy_helper.from_array(np.float32([1, 2]), tensor.name)
+    indices = some(([0, 1], [[0, 0], [0, 1]], [0, 2**40], [-1, 0], [1, 1], [[0]]), rng)
+    dims = some((list(tensor.dims), [2**20, 2**20], [0], [-1], []), rng)
+    made = helper.make_sparse_tensor(values, numpy_helper.from_array(np.asarray(indices, np.int64)), dims)
+    proto.graph.initializer.remove(tensor)
+    proto.graph.sparse_initializer.append(made)
+
+
+def _unfold(proto: onnx.ModelProto, rng: Rng) -> None:
+    tensor = some(proto.graph.initializer, rng)
+    name = tensor.name
+    proto.graph.initializer.remove(tensor)
+    size = int(some((0, 3, 2**20, 2**34, 2**62, -1), rng))
+    _constant(proto, np.asarray([size, 4], np.int64), "own_shape")
+    op = str(some(("ConstantOfShape", "Expand", "Tile"), rng))
+    _constant(proto, np.ones((1, 1), np.float32), "own_one")
+    inputs = ["own_shape"] if op == "ConstantOfShape" else ["own_one", "own_shape"]
+    proto.graph.node.insert(0, helper.make_node(op, inputs, [name]))
+
+
+def _external(proto: onnx.ModelProto, rng: Rng) -> None:
+    tensor = some(proto.graph.initializer, rng)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    location = str(some(("../d.npz", "/etc/passwd", "d.npz", "", "m.onnx", ".", "nowhere"), rng))
+    tensor.external_data.add(key="location", value=location)
+
+
+def _other_edge(proto: onnx.ModelProto, rng: Rng) -> None:
+    names = [name for node in proto.graph.node for name in (*node.input, *node.output)]
+    node = some(proto.graph.node, rng)
+    node.input[int(rng.integers(len(node.input)))] = str(some(names, rng))
+
+
+def _drop_node(proto: onnx.ModelProto, rng: Rng) -> None:
+    del proto.graph.node[int(rng.integers(len(proto.graph.node)))]
+
+
+def _open_shapes(proto: onnx.ModelProto, rng: Rng) -> None:
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            dim.Clear()
+
+
+def _other_input_kind(proto: onnx.ModelProto, rng: Rng) -> None:
+    value = some((*proto.graph.input, *proto.graph.output), rng)
+    kinds = (
+        helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, None)),
+        helper.make_tensor_type_proto(TensorProto.STRING, [1]),
+        helper.make_tensor_type_proto(TensorProto.FLOAT, []),
+        helper.make_tensor_type_proto(TensorProto.FLOAT, [2**40, 3]),
+        helper.make_tensor_type_proto(TensorProto.COMPLEX64, [3]),
+    )
+    value.type.CopyFrom(some(kinds, rng))
+
+
+_MODEL_CHANGES: tuple[Callable[[onnx.ModelProto, Rng], None], ...] = (
+    _drop_input,
+    _empty_input,
+    _add_output,
+    _empty_output,
+    _swap_inputs,
+    _other_op,
+    _other_domain,
+    _local_function,
+    _drop_attribute,
+    _other_attribute,
+    _other_rank,
+    _other_values,
+    _other_type,
+    _sparse,
+    _unfold,
+    _external,
+    _other_edge,
+    _drop_node,
+    _open_shapes,
+    _other_input_kind,
+)
+
+
+def _places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the path of every value in a document."""
+    keys = range(len(content)) if isinstance(content, list) else content if isinstance(content, dict) else ()
+    return [path, *(place for key in list(keys)[:50] for place in _places(content[key], (*path, key)))]
+
+
+def _damage_document(content: Any, rng: Rng) -> tuple[Any, str]:
+    place = some(_places(content), rng)
+    if not place:
+        value = some(_ODD_VALUES, rng)
+        return value, f"all = {value!r:.20}"
+    parent = content
+    for key in place[:-1]:
+        parent = parent[key]
+    how = int(rng.integers(4))
+    if how == 0:
+        del parent[place[-1]]
+    elif how == 1 and isinstance(parent, dict):
+        parent[str(some(("", "other", "x" * 2000), rng))] = parent.pop(place[-1])
+    elif how == 2 and isinstance(parent, list):
+        parent.append(parent[place[-1]])
+    else:
+        old = parent[place[-1]]
+        alike = [value for value in _ODD_VALUES if isinstance(value, type(old))]
+        parent[place[-1]] = some(alike if alike and rng.integers(2) else _ODD_VALUES, rng)
+        return content, f"{place[-3:]} = {parent[place[-1]]!r:.20}"
+    return content, f"{place[-3:]} {how}"
+
+
+def _damage_json(path: Path, rng: Rng) -> str:
+    content, what = _damage_document(json.loads(path.read_text()), rng)
+    path.write_text(json.dumps(content))
+    return what
+
+
+def _damage_yaml(path: Path, rng: Rng) -> str:
+    import yaml
+
+    tags = (
+        "!!int ''",
+        "!!float ''",
+        "!!bool maybe",
+        "!!timestamp soon",
+        "!!binary x",
+        "!!set [a]",
+        "*a",
+        "&b [*b]",
+    )
+    if rng.integers(3) == 0:
+        lines = path.read_text().splitlines()
+        at = int(rng.integers(len(lines)))
+        head, _, _ = lines[at].partition(":")
+        lines[at] = f"{head}: {some(tags, rng)}"
+        path.write_text("\n".join(lines))
+        return lines[at]
+    content, what = _damage_document(yaml.safe_load(path.read_text()), rng)
+    path.write_text(yaml.safe_dump(content))
+    return what
+
+
+_HEADERS = (
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (4,), []: 1}",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999999,), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (-5,), }",
+    "{'descr': '|O', 'fortran_order': False, 'shape': (5,), }",
+    "{'descr': '|V0', 'fortran_order': False, 'shape': (5,), }",
+    "{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (5,), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (5L,), }",
+    "(" * 300,
+    "{'descr': '<i8'",
+)
+
+
+def _odd_npy(rng: Rng) -> bytes:
+    head = str(some(_HEADERS, rng)).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(40)
+
+
+def _odd_array(array: np.ndarray, rng: Rng) -> np.ndarray:
+    changes: list[Callable[[], Any]] = [
+        lambda: array.reshape(-1),
+        lambda: array[None],
+        lambda: array[..., None],
+        lambda: array[:0],
+        lambda: array[:1],
+        lambda: np.concatenate([array, array]),
+        lambda: array.astype(np.float64) * np.nan,
+        lambda: array.astype(np.float64) * 1e300,
+        lambda: -array.astype(np.int64),
+        lambda: array.astype(np.int64) + 2**40,
+        lambda: array.astype(np.complex64),
+        lambda: array.astype(str),
+        lambda: array.astype(np.float16),
+        lambda: np.asarray(5),
+        lambda: np.asarray(["x"]),
+        lambda: np.zeros((3, 0, 2)),
+        lambda: array.astype(bool),
+    ]
+    with np.errstate(all="ignore"):
+        try:
+            return np.asarray(some(changes, rng)())
+        except (ValueError, TypeError, IndexError):  # impossible for this array
+            return np.zeros(3)
+
+
+def _damage_npz(path: Path, rng: Rng) -> str:
+    with np.load(path) as data:
+        arrays = dict(data)
+    name = some(arrays, rng)
+    how = int(rng.integers(5))
+    if how == 0:
+        arrays[str(some(("other", "", "x" * 3000, "a/b"), rng))] = arrays.pop(name)
+    elif how == 1:
+        del arrays[name]
+    elif how == 2:
+        held = io.BytesIO()
+        np.savez(held, **{key: value for key, value in arrays.items() if key != name})
+        with zipfile.ZipFile(held, "a") as packed:
+            packed.writestr(f"{name}.npy", _odd_npy(rng))
+        path.write_bytes(held.getvalue())
+        return f"header of {name}"
+    else:
+        arrays[name] = _odd_array(arrays[name], rng)
+    np.savez(path, **arrays)
+    return f"{name} {how} {arrays[name].dtype} {arrays[name].shape}" if name in arrays else f"{name} {how}"
+
+
+def _damage_npy(path: Path, rng: Rng) -> str:
+    if rng.integers(2):
+        path.write_bytes(_odd_npy(rng))
+        return "header"
+    array = _odd_array(np.load(path), rng)
+    np.save(path, array)
+    return f"{array.dtype} {array.shape}"

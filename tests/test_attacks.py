@@ -1,0 +1,467 @@
+"""Hostile and odd inputs through the real command: one line, in bounded time and memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, conv_relu, feed_for, shared_weight, weights
+from command_server import CommandServer, Ended, command_server
+from fuzzed_inputs import COMMANDS, damage, run_case, snapshot, write_inputs
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxfq
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, and reads /proc")
+
+QUANTIZE = "quantize m.onnx --data d.npz -o out.onnx"
+ORT = [helper.make_opsetid("com.microsoft", 1)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[CommandServer]:
+    """One server for all cases."""
+    with command_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> Path:
+    """Sound inputs of every command."""
+    folder = tmp_path_factory.mktemp("sound") / "inputs"
+    write_inputs("shared_weight", folder, server)
+    return folder
+
+
+def graph(text: str, **constants: object) -> onnx.ModelProto:
+    """A model from x [N, 4] to y, checked by nobody."""
+    arrays = {name: np.asarray(value) for name, value in constants.items()}
+    return build(f"g (float[N,4] x) => (float[N,M] y) {{ {text} }}", arrays)
+
+
+def put(proto: onnx.ModelProto) -> None:
+    """Write the model, valid or not."""
+    Path("m.onnx").write_bytes(proto.SerializeToString())
+
+
+def sparse_model(values: TensorProto, dims: list[int], constant: bool = False) -> onnx.ModelProto:
+    """A model whose weight is sparse, as an initializer or a constant."""
+    indices = numpy_helper.from_array(np.arange(len(values.float_data) or values.dims[0], dtype=np.int64))
+    sparse = helper.make_sparse_tensor(values, indices, dims)
+    proto = graph("y = MatMul (x, w)")
+    if constant:
+        proto.graph.node.insert(0, helper.make_node("Constant", [], ["w"], sparse_value=sparse))
+    else:
+        proto.graph.sparse_initializer.append(sparse)
+    return proto
+
+
+def external_sparse(location: str, constant: bool = False) -> Callable[[], None]:
+    """A model in a folder with a sparse weight in a file; the current folder has one of that name."""
+
+    def write() -> None:
+        for folder in ("sub", "other"):
+            Path(folder).mkdir()
+        for place in ("v.bin", "other/v.bin"):
+            np.arange(3, dtype=np.float32).tofile(place)
+        Path("sub/link.bin").symlink_to("../other/v.bin")
+        values = TensorProto(data_type=1, dims=[3], name="w", data_location=TensorProto.EXTERNAL)
+        values.external_data.add(key="location", value=location)
+        Path("sub/m.onnx").write_bytes(sparse_model(values, [4, 4], constant).SerializeToString())
+
+    return write
+
+
+def one() -> TensorProto:
+    """One value."""
+    return numpy_helper.from_array(np.ones(1, np.float32), "w")
+
+
+def text(name: str, content: str) -> Callable[[], object]:
+    """Return a function that writes a text file."""
+    return lambda: Path(name).write_text(content)
+
+
+def header(name: str, said: str) -> Callable[[], object]:
+    """An .npy, or an .npz with one, with a header of this text."""
+    head = said.encode() + b"\n"
+    content = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(40)
+
+    def write() -> None:
+        if name.endswith(".npy"):
+            Path(name).write_bytes(content)
+        else:
+            with zipfile.ZipFile(name, "w") as packed:
+                packed.writestr("x.npy", content)
+
+    return write
+
+
+UNHASHABLE = "{'descr': '<f4', 'fortran_order': False, 'shape': (4,), []: 1}"
+HUGE = "{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000,), }"
+PYTHON2 = "{'descr': '<f4', 'fortran_order': False, 'shape': (5L,), }"
+
+
+def large_npz(name: str) -> Callable[[], None]:
+    """Two GB of zeros in a small file, under an input's name or another."""
+
+    def write() -> None:
+        head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (134217728, 4), }\n"
+        with zipfile.ZipFile("d.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+            with packed.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                stream.write(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+                for _ in range(32):
+                    stream.write(bytes(1 << 26))
+
+    return write
+
+
+def statistics(**changes: Callable[[np.ndarray], np.ndarray]) -> Callable[[], None]:
+    """Return a function that changes arrays of the statistics."""
+
+    def write() -> None:
+        with np.load("s.npz") as data:
+            arrays = {name: changes.get(name, np.asarray)(data[name]) for name in data.files}
+        np.savez("s.npz", **arrays)
+
+    return write
+
+
+def local_function(op: str) -> Callable[[], None]:
+    """A function without inputs under the name of an operator."""
+
+    def write() -> None:
+        proto = graph("y = Add (a, x)")
+        proto.graph.node.insert(0, helper.make_node(op, [], ["a"], domain="own"))
+        own, onnx_17 = helper.make_opsetid("own", 1), helper.make_opsetid("", 17)
+        body = [helper.make_node("Constant", [], ["b"], value_float=1.0)]
+        proto.functions.append(helper.make_function("own", op, [], ["b"], body, [onnx_17]))
+        proto.opset_import.append(own)
+        put(proto)
+
+    return write
+
+
+def replace(name: str, make: Callable[[Path], object]) -> Callable[[], object]:
+    """Return a function that puts something else in the place of a file."""
+
+    def write() -> None:
+        Path(name).unlink(missing_ok=True)
+        make(Path(name))
+
+    return write
+
+
+def links(rows: int) -> str:
+    """YAML of a few lines that stands for 9^rows mappings."""
+    first = "a0: &a0 {k: 1}\n"
+    return first + "".join(f"a{i}: &a{i}\n  <<: [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, rows))
+
+
+def wrong_shapes() -> None:
+    """Give the weights of the Q/DQ model another shape."""
+    proto = onnx.load("q.onnx")
+    for tensor in proto.graph.initializer:
+        if len(tensor.dims) == 2:
+            tensor.dims[:] = [2, 8]
+    Path("q.onnx").write_bytes(proto.SerializeToString())
+
+
+def nothing() -> None:
+    """Change no file."""
+    pass
+
+
+CASES: dict[str, tuple[Callable[[], object], str, str]] = {
+    "sparse values beside the caller": (
+        external_sparse("v.bin"),
+        "inspect sub/m.onnx",
+        "external data of 'w' cannot",
+    ),
+    "sparse constant beside the caller": (
+        external_sparse("v.bin", constant=True),
+        "quantize sub/m.onnx --data d.npz -o out.onnx",
+        "the external data of 'w' cannot be read",
+    ),
+    "sparse values through a link": (
+        external_sparse("link.bin"),
+        "plan sub/m.onnx -o out.json",
+        "not a path inside the folder of the model: it leads to",
+    ),
+    "sparse bomb": (lambda: put(sparse_model(one(), [4, 1 << 30])), QUANTIZE, "17.2 GB when dense"),
+    "sparse constant of 16 TB": (
+        lambda: put(sparse_model(one(), [4, 1 << 40], constant=True)),
+        "plan m.onnx -o out.json",
+        "17,592.2 GB when dense",
+    ),
+    "bomb of ConstantOfShape": (
+        lambda: put(graph("w = ConstantOfShape (s) y = MatMul (x, w)", s=[4, 1 << 30])),
+        QUANTIZE,
+        "ConstantOfShape '' makes 'w' of shape [4, 1073741824], 17.2 GB",
+    ),
+    "bomb of Expand": (
+        lambda: put(graph("w = Expand (c, s) y = MatMul (x, w)", s=[4, 1 << 40], c=np.float32(1))),
+        "inspect m.onnx",
+        "Expand '' makes 'w'",
+    ),
+    "bomb of products": (
+        lambda: put(
+            graph(
+                "a = Expand (c, s) b = Expand (c, t) w = Mul (a, b) y = MatMul (x, w)",
+                **{"s": [30000, 1], "t": [1, 30000], "c": np.float32(1)},
+            )
+        ),
+        "check m.onnx",
+        "Mul '' makes 'w' of shape [30000, 30000], 3.6 GB",
+    ),
+    "bomb of doublings": (
+        lambda: put(
+            graph(
+                " ".join(f"c{i + 1} = Concat <axis = 1> (c{i}, c{i})" for i in range(30))
+                + "y = MatMul (x, c30)",
+                c0=weights(4, 4),
+            )
+        ),
+        QUANTIZE,
+        "and a tensor has at most 1 GB of constants",
+    ),
+    "bomb of an activation": (
+        lambda: put(graph("a = MatMul (x, w) y = Expand (a, s)", w=weights(4, 4), s=[1 << 30, 1])),
+        "check m.onnx",
+        "at most 2,147,483,647 elements",
+    ),
+    "YAML integer of nothing": (
+        text("r.yaml", "name: !!int ''"),
+        f"{QUANTIZE} --recipe r.yaml",
+        "'' is not a int",
+    ),
+    "YAML float of nothing": (
+        text("r.yaml", "name: !!float ''"),
+        f"{QUANTIZE} --recipe r.yaml",
+        "is not a float",
+    ),
+    "YAML bool": (
+        text("r.yaml", "name: !!bool maybe"),
+        f"{QUANTIZE} --recipe r.yaml",
+        "'maybe' is not a bool",
+    ),
+    "YAML time": (text("r.yaml", "name: !!timestamp soon"), f"{QUANTIZE} --recipe r.yaml", "not a timestamp"),
+    "YAML set": (text("r.yaml", "name: !!set [a]"), f"{QUANTIZE} --recipe r.yaml", "not valid yaml"),
+    "YAML bomb": (text("r.yaml", links(12)), f"{QUANTIZE} --recipe r.yaml", "stand for a million values"),
+    "YAML in itself": (text("r.yaml", "name: &a [*a]"), f"{QUANTIZE} --recipe r.yaml", "contain themselves"),
+    "long YAML": (text("r.yaml", "# \n" * (2 << 20)), f"{QUANTIZE} --recipe r.yaml", "it has 6 MB"),
+    "scale beyond float": (nothing, f"{QUANTIZE} --scale 1e400", "scale is inf; give finite numbers"),
+    "mean beyond float": (nothing, f"{QUANTIZE} --mean 1e400", "mean is inf; give finite numbers"),
+    "std beyond float": (nothing, f"{QUANTIZE} --std 1e400", "std is inf; give finite numbers"),
+    "scale of a billion digits": (nothing, f"{QUANTIZE} --scale 1e999999999", "scale is inf"),
+    "scale that is long": (nothing, f"{QUANTIZE} --scale {'x' * 5000}", "--scale is 'xxx"),
+    "wide images": (
+        nothing,
+        "quantize c.onnx --data images -o out.onnx --scale 1 --resize 99999999999x5",
+        "resize is 99999999999x5, more than 67,108,864 pixels",
+    ),
+    "images of many digits": (nothing, f"{QUANTIZE} --resize {'9' * 5000}x5", "--resize is '999"),
+    "large random sample": (
+        nothing,
+        "handoff q.onnx -o out --shape x:100000000x4",
+        "input 'x' of shape [100000000, 4] has over 134,217,728 elements",
+    ),
+    "shape beyond TensorRT": (
+        nothing,
+        "handoff q.onnx -o out --shape x:1000000000x4",
+        "TensorRT takes up to",
+    ),
+    "shape of many digits": (
+        nothing,
+        f"handoff q.onnx -o out --shape x:{'9' * 5000}x4",
+        "--shape wants NAME",
+    ),
+    "labels of a damaged header": (
+        header("l.npy", "{'descr': '<i8'"),
+        COMMANDS["evaluate.labels"][0],
+        "l.npy does not hold labels (its header is damaged",
+    ),
+    "labels of 8 TB": (header("l.npy", HUGE), COMMANDS["evaluate.labels"][0], "needs 8000000000000 bytes"),
+    "labels of nothing": (text("l.txt", ""), COMMANDS["evaluate.text"][0], "must be whole numbers"),
+    "labels beyond integers": (text("l.txt", "1e300\n" * 4), COMMANDS["evaluate.text"][0], "must be whole"),
+    "npy with an unhashable key": (
+        header("d.npy", UNHASHABLE),
+        COMMANDS["quantize.npy"][0],
+        "header is damaged",
+    ),
+    "npz with an unhashable key": (header("d.npz", UNHASHABLE), QUANTIZE, "unhashable"),
+    "npz of Python 2": (header("d.npz", PYTHON2), QUANTIZE, "input 'x' got float32 [5]"),
+    "example without samples": (
+        lambda: np.savez("e.npz", x=np.zeros((0, 4), np.float32)),
+        COMMANDS["quantize.example"][0],
+        "holds no samples",
+    ),
+    "ragged encodings": (
+        text("given.json", '{"x": [{"scale": [[1, 2], [3]], "zero_point": [0]}]}'),
+        COMMANDS["quantize.encodings"][0],
+        "given.json: x.scale: must be a number or lists of numbers of one shape",
+    ),
+    "statistics with bins of rank 2": (
+        statistics(bins=lambda bins: bins[None]),
+        COMMANDS["calibrate"][0],
+        "s.npz is not a statistics file ('bins' is int32 [1, ",
+    ),
+    "statistics with counts of rank 2": (
+        statistics(counts=lambda counts: counts[:, None]),
+        COMMANDS["merge"][0],
+        "wanted is iu ['?']",
+    ),
+    "function called QuantizeLinear": (
+        local_function("QuantizeLinear"),
+        "inspect m.onnx",
+        "has the name of a quantizer and no scale",
+    ),
+    "Gemm of a vector": (
+        lambda: put(graph("y = Gemm (x, v)", v=weights(4))),
+        QUANTIZE,
+        "Gemm '' reads 'v' of rank 1, and needs 2 at least",
+    ),
+    "compare of wrong shapes": (wrong_shapes, COMMANDS["compare"][0], "onnxruntime cannot load the model"),
+    "output that leads to itself": (
+        lambda: os.symlink("out.onnx", "out.onnx"),
+        QUANTIZE,
+        "cannot write out.onnx: it is a link that leads to itself",
+    ),
+    "model that leads to itself": (
+        replace("m.onnx", lambda path: path.symlink_to(path.name)),
+        "inspect m.onnx",
+        "cannot read m.onnx",
+    ),
+    "other name of much data": (large_npz("z"), QUANTIZE, "d.npz lacks input 'x' (got z)"),
+    "name of 5,000 characters": (
+        lambda: np.savez("d.npz", **{"x" * 5000: np.zeros(3), "y" * 5000: np.zeros(3)}),
+        QUANTIZE,
+        "d.npz lacks input 'x' (got xxxxx",
+    ),
+    "sys.exit in a data function": (
+        text("exits.py", "import sys\ndef feeds():\n    sys.exit(0)\n"),
+        "quantize m.onnx --data exits:feeds -o out.onnx",
+        "--data exits:feeds failed (SystemExit: 0) in line 3",
+    ),
+    "a crash in a data function": (
+        text("crashes.py", "import os\ndef feeds():\n    os.kill(os.getpid(), 11)\n"),
+        "quantize m.onnx --data crashes:feeds -o out.onnx",
+        "the command was ended by SIGSEGV",
+    ),
+}
+for _name, (_line, _targets) in COMMANDS.items():
+    for _target in _targets.split():
+        if "/" not in _target:
+            _word = "it is a device or a pipe"
+            CASES[f"pipe as {_target} of {_name}"] = (replace(_target, os.mkfifo), _line, _word)
+            CASES[f"zeros as {_target} of {_name}"] = (
+                replace(_target, lambda path: path.symlink_to("/dev/zero")),
+                _line,
+                _word,
+            )
+_SHARED: set[str] = set()
+for _name in [name for name in CASES if " of " in name and name.startswith(("pipe as", "zeros as"))]:
+    # One case for each file, and for the model one for each command: commands share their readers.
+    _kind = " ".join(
+        (*_name.split(" of ")[0].split(), CASES[_name][1].split()[0] if "m.onnx" in _name else "")
+    )
+    if _kind in _SHARED:
+        del CASES[_name]
+    _SHARED.add(_kind)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_line(
+    name: str, inputs: Path, server: CommandServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ends in one line that names the thing, quickly and in little memory, and changes no file."""
+    prepare, line, says = CASES[name]
+    shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    prepare()
+    before = snapshot(tmp_path)
+    ended = server.run(line.split(), tmp_path)
+    assert not ended.fault and ended.code in (1, 2), ended
+    assert says in ended.errors[0] and len(ended.errors[0]) < 1000
+    assert ended.memory < 1 << 30
+    after = {path: content for path, content in snapshot(tmp_path).items() if "__pycache__" not in path}
+    assert after == before
+
+
+GOOD = [name for name in COMMANDS if name not in ("compare.saved", "quantize.keep")]
+
+
+def test_no_command_changes_its_inputs(inputs: Path, server: CommandServer, tmp_path: Path) -> None:
+    """Every command on sound inputs: all files are as before, and only the output is new."""
+    for name in GOOD:
+        line, _ = COMMANDS[name]
+        folder = tmp_path / name
+        shutil.copytree(inputs, folder)
+        before = snapshot(folder)
+        ended = server.run(line.split(), folder)
+        assert ended.code == (3 if name == "diff" else 0) and not ended.fault, (name, ended)
+        after = snapshot(folder)
+        assert {path: after[path] for path in before} == before, name
+        assert all(path.startswith("out") for path in after if path not in before), name
+
+
+def test_damaged_inputs_of_every_command(inputs: Path, server: CommandServer, tmp_path: Path) -> None:
+    """40 cases of tests/slow/fuzz_commands.py, which draws thousands."""
+    wrong = []
+    for number in range(40):
+        folder = tmp_path / str(number)
+        shutil.copytree(inputs, folder)
+        case = damage(folder, np.random.default_rng(number))
+        fault, _ = run_case(case, folder, server)
+        wrong += [f"{number}: {case.what}: {fault}"] if fault else []
+    assert not wrong, "\n".join(wrong)
+
+
+def test_first_sample_of_much_data(
+    inputs: Path, server: CommandServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --limit 1, one sample of 2 GB is read."""
+    shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    large_npz("x")()
+    ended = server.run(f"{QUANTIZE} --limit 1".split(), tmp_path)
+    assert ended.code == 0 and ended.memory < 1 << 30, ended
+
+
+def test_split_with_an_unnamed_output(server: CommandServer, tmp_path: Path) -> None:
+    """Onnxruntime ends with a signal on it; with a name for that output it runs."""
+    proto = graph("a = MatMul (x, w) b, y = Split <axis = 1> (a)", w=weights(4, 4))
+    proto.graph.node[1].output[0] = ""
+    onnx.save(proto, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **feed_for(shared_weight(), count=4))
+    ended: Ended = server.run(QUANTIZE.split(), tmp_path)
+    assert ended.code == 0 and not ended.fault, ended
+
+
+def test_an_end_during_a_run(tmp_path: Path) -> None:
+    """SIGTERM sent to the command alone reaches its child: one line, exit code 130 and no file."""
+    onnx.save(conv_relu(), tmp_path / "m.onnx")
+    (tmp_path / "slow.py").write_text(
+        "import time\ndef feeds():\n    print(1, flush=True)\n    time.sleep(60)\n"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-m", "onnxfq", *"quantize m.onnx --data slow:feeds -o out.onnx".split()],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(onnxfq.__file__).parents[1])},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None and run.stdout.readline() == "1\n"
+    run.send_signal(signal.SIGTERM)
+    assert run.communicate(timeout=30)[1] == "onnxfq: error: interrupted\n" and run.returncode == 130
+    assert not (tmp_path / "out.onnx").exists()
