@@ -131,6 +131,26 @@ FLOAT4 = """g (float[16,256] x) => (float[16,128] y) {
     [wdq] k = DequantizeLinear <axis = 1, block_size = 16> (w, s2)
     [mm] y = Gemm <transB = 1> (d, k) }"""
 
+AS_MATMUL = (
+    "[wdq] k = DequantizeLinear <axis = 1, block_size = 16> (w, s2)\n    [mm] y = Gemm <transB = 1> (d, k)",
+    "[wdq] k1 = DequantizeLinear <axis = 1, block_size = 16> (w, s2)\n    [turn] k = Transpose (k1)\n"
+    "    [mm] y = MatMul (d, k)",
+)
+FLOAT4_TWICE = """g (float[16,64] x, float[64,64] x2) => (float[16,64] y) {
+    [dyn] q, qs = trt.TRT_FP4DynamicQuantize <axis = -1, block_size = 16, scale_type = 17> (x, gs)
+    [sdq] s1 = DequantizeLinear (qs, gs)
+    [xdq] d = DequantizeLinear <axis = -1, block_size = 16> (q, s1)
+    [dyn2] q2, qs2 = trt.TRT_FP4DynamicQuantize <axis = -2, block_size = 16, scale_type = 17> (x2, gs)
+    [sdq2] s2 = DequantizeLinear (qs2, gs)
+    [xdq2] d2 = DequantizeLinear <axis = -2, block_size = 16> (q2, s2)
+    [mm] y = MatMul (d, d2) }"""
+MXFP8_TWICE = """g (float[16,64] x, float[64,64] x2) => (float[16,64] y) {
+    [dyn] q, qs = trt.TRT_MXFP8DynamicQuantize <axis = -1, block_size = 32, output_dtype = 17> (x)
+    [xdq] d = trt.TRT_MXFP8DequantizeLinear <axis = -1, block_size = 32, output_dtype = 1> (q, qs)
+    [dyn2] q2, qs2 = trt.TRT_MXFP8DynamicQuantize <axis = -2, block_size = 32, output_dtype = 17> (x2)
+    [xdq2] d2 = trt.TRT_MXFP8DequantizeLinear <axis = -2, block_size = 32, output_dtype = 1> (q2, qs2)
+    [mm] y = MatMul (d, d2) }"""
+
 
 def f32(value: Any) -> np.ndarray:
     """Return a float32 array."""
@@ -203,6 +223,9 @@ def float4_constants() -> Arrays:
         "ws": np.full((128, 16), 1.0).astype(ml_dtypes.float8_e4m3fn),
         "gs": f32(0.01),
     }
+
+
+FLOAT4_SCALE = {"gs": f32(0.01)}
 
 
 def change(text: str, *pairs: tuple[str, str]) -> str:
@@ -846,6 +869,18 @@ CASES = (
     ),
     case("attention without a quantized reader", ATTENTION, int8_pair(), "warning attention scores", "low"),
     case(
+        "int8 attention of one query",
+        change(
+            ATTENTION,
+            ("[1,2,16,32] a,", "[1,2,1,32] a,"),
+            ("[1,2,16,32] y)", "[1,2,1,32] y)"),
+            ("float[", "float16["),
+        ),
+        int8_pair(s=np.float16(0.02)),
+        "warning attention scores",
+        "low",
+    ),
+    case(
         "half an attention",
         change(ATTENTION, ("(p2, v2)", "(p2, v)"), ("(p2, v)", "(p, v)")),
         int8_pair(),
@@ -882,6 +917,32 @@ CASES = (
         opset=23,
         trt=1,
     ),
+    case(
+        "float4 of four axes",
+        change(
+            FLOAT4, ("float[16,256]", "float[1,2,8,256]"), ("float[16,128]", "float[1,2,8,128]"), AS_MATMUL
+        ),
+        float4_constants(),
+        "refused dynamic-rank dyn",
+        "parser must be 2D or 3D",
+        opset=23,
+        trt=1,
+    ),
+    case("clean float4 of two computed tensors", FLOAT4_TWICE, FLOAT4_SCALE, "", "low", opset=23, trt=1),
+    case(
+        "float4 by an open float4",
+        change(
+            FLOAT4_TWICE,
+            ("float[16,64] x, float[64,64] x2", "float[N,16,64] x, float[N,64,64] x2"),
+            ("float[16,64] y", "float[N,16,64] y"),
+        ),
+        FLOAT4_SCALE,
+        "refused float4-open mm",
+        "builder CHECK",
+        opset=23,
+        trt=1,
+    ),
+    case("MXFP8 of two computed tensors", MXFP8_TWICE, {}, "float mxfp8-product mm", "float", trt=1),
     case(
         "float4 weight-only",
         """g (float[16,256] x) => (float[16,128] y) {

@@ -62,7 +62,7 @@ class Layer:
     @property
     def is_attention(self) -> bool:
         """Tell whether it is a whole attention in one kernel."""
-        return "_gemm_mha" in self.name
+        return "_gemm_mha" in self.name or "_gemv_mha" in self.name  # the latter for one query
 
 
 def parse_layers(text: str) -> tuple[Layer, ...]:
