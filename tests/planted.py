@@ -72,6 +72,10 @@ ATTENTION = f"""g (float[1,2,16,32] a, float[1,2,32,16] b, float[1,2,16,32] v) =
     {pair("p", "p", "p1", "p2")}
     {pair("v", "v", "v1", "v2")}
     [mm] y = MatMul (p2, v2) }}"""
+LOOP = """g (float16[3,1,8] x) => (float[3,1,1,4] y) {
+    [cast] c = Cast <to = 1> (x)
+    [turn] t = Transpose <perm = [0,1,2]> (c)
+    [mm] y = LSTM <hidden_size = 4> (t, w, r) }"""
 PARTS = f"""g (float[2,64,64] x) => (float[2,64,64] y) {{
     {pair("x", "x", "q", "d")}
     [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz)
@@ -857,6 +861,20 @@ CASES = (
         {"w": stored(1, 16, 8), "rw": stored(1, 16, 4), "s": f32(0.1)},
         "warning recurrent mm",
         "weight-only",
+    ),
+    case(
+        "Cast in front of an LSTM",
+        LOOP,
+        {"w": weights(1, 16, 8), "r": weights(1, 16, 4)},
+        "refused recurrent-cast mm",
+        "builder Error during shape inference",
+    ),
+    case(
+        "clean Cast in front of one step",
+        change(LOOP, ("float16[3,", "float16[1,"), ("(float[3,", "(float[1,")),
+        {"w": weights(1, 16, 8), "r": weights(1, 16, 4)},
+        "",
+        "float",
     ),
     # Attention and float4.
     case(

@@ -4,8 +4,8 @@ Measured on TensorRT for RTX 1.7.1, limits and weight-only products behind a fus
 the limits: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; int8 heads of 16, 32 or
 64 and up to 512 tokens, float8 heads of up to 256. An attention with one quantized product is not fused, and
 none is in MXFP8 or NVFP4. One query, as in a decode step over a cache, has its own kernel that multiplies in
-float: float8 pairs only add rounding in it, and int8 pairs next to a half type prevent it. There both products
-stay in float, one kernel in a half type.
+float: float8 pairs only add rounding in it, and int8 pairs next to a half type prevent it. There both
+products stay in float, one kernel in a half type.
 """
 
 from __future__ import annotations
