@@ -135,6 +135,18 @@ FLOAT4 = """g (float[16,256] x) => (float[16,128] y) {
     [wdq] k = DequantizeLinear <axis = 1, block_size = 16> (w, s2)
     [mm] y = Gemm <transB = 1> (d, k) }"""
 
+BRANCH_INSIDE = """g (float[1,8,6,6] x, bool cond) => (float[1,8,6,6] y) {
+    [choose] y = If (cond) <
+        then_branch = yes () => (float[1,8,6,6] t) {
+            [xq] q = QuantizeLinear (x, s, z)
+            [xdq] d = DequantizeLinear (q, s, z)
+            [wdq] k = DequantizeLinear <axis = 0> (w, ws, wz)
+            [conv] t = Conv <pads = [1,1,1,1]> (d, k) },
+        else_branch = no () => (float[1,8,6,6] e) {
+            [xq2] q2 = QuantizeLinear (x, s, z)
+            [xdq2] d2 = DequantizeLinear (q2, s, z)
+            [wdq2] k2 = DequantizeLinear <axis = 0> (w, ws, wz)
+            [other] e = Conv <pads = [1,1,1,1]> (d2, k2) }> }"""
 AS_MATMUL = (
     "[wdq] k = DequantizeLinear <axis = 1, block_size = 16> (w, s2)\n    [mm] y = Gemm <transB = 1> (d, k)",
     "[wdq] k1 = DequantizeLinear <axis = 1, block_size = 16> (w, s2)\n    [turn] k = Transpose (k1)\n"
@@ -269,6 +281,60 @@ def case(
 
 
 F8 = ml_dtypes.float8_e4m3fn
+# A form of an operator that TensorRT refuses: name, output, text, constants, message, opset.
+FORMS: tuple[tuple[str, str, str, Arrays, str, int], ...] = (
+    (
+        "TopK of 4000",
+        "float[4000] t",
+        "f = Reshape (y, flat) e = Concat <axis = 0> ("
+        + ", ".join(["f"] * 20)
+        + ") [odd] t, i = TopK (e, k1)",
+        {"flat": np.asarray([-1]), "k1": np.asarray([4000])},
+        "builder K exceeds the maximum",
+        21,
+    ),
+    (
+        "antialias",
+        "float[1,8,3,3] t",
+        '[odd] t = Resize <mode = "linear", antialias = 1> (y, , half)',
+        {"half": f32([1, 1, 0.5, 0.5])},
+        "parser Antialiasing is not supported",
+        21,
+    ),
+    (
+        "indices of MaxPool",
+        "int64[1,8,3,3] i",
+        "[odd] t, i = MaxPool <kernel_shape = [2,2], strides = [2,2]> (y)",
+        {},
+        "parser MaxPool",
+        21,
+    ),
+    ("NonZero", "int64[4,M] t", "[odd] t = NonZero (y)", {}, "parser plugin", 21),
+    (
+        "ScatterND that adds",
+        "float[1,8,6,6] t",
+        '[odd] t = ScatterND <reduction = "add"> (y, at, y)',
+        {"at": np.zeros((1, 1), np.int64)},
+        "parser reduction is not supported",
+        21,
+    ),
+    (
+        "ScatterElements that adds",
+        "float[1,8,6,6] t",
+        '[odd] t = ScatterElements <axis = 0, reduction = "add"> (y, at, y)',
+        {"at": np.zeros((1, 8, 6, 6), np.int64)},
+        "parser reduction",
+        21,
+    ),
+    (
+        "upper-case labels",
+        "float[1,8,6] t",
+        '[odd] t = Einsum <equation = "NCHW->NCH"> (y)',
+        {},
+        "parser Invalid character",
+        21,
+    ),
+)
 NO_POINTS = (("(x, s, z)", "(x, s)"), ("(q, s, z)", "(q, s)"))
 ZEROS8 = np.zeros(8, np.int8)
 CUT = "parser Failed to import initializer"
@@ -299,8 +365,11 @@ COMMUTING_MATMUL: dict[str, Arrays] = {
     "Squeeze (d, c)": {"c": np.asarray([0])},
     "Unsqueeze (d, c)": {"c": np.asarray([0])},
 }
+COMMUTING_CONV['Pad <mode = "reflect"> (d, c)'] = COMMUTING_CONV["Pad (d, c)"]
+COMMUTING_CONV["Pad (d, c, b)"] = ({**COMMUTING_CONV["Pad (d, c)"][0], "b": f32(0)}, 8)
 # Operators that it does not, tried likewise.
 BLOCKING: dict[str, Arrays] = {
+    "Pad (d, c, b)": {"c": np.asarray([0, 0, 1, 1, 0, 0, 1, 1]), "b": f32(0.7)},
     "AveragePool <kernel_shape = [3,3]> (d)": {},
     "Clip (d, lo, hi)": {"lo": f32(0), "hi": f32(6)},
     "GlobalAveragePool (d)": {},
@@ -606,6 +675,48 @@ CASES = (
         "warning not-quantized mm",
         "float",
     ),
+    case(
+        "constant of both branches",
+        BRANCH_INSIDE,
+        conv_constants(),
+        "refused shared-constant wdq2",
+        "builder Quantized constant",
+    ),
+    # Forms of operators.
+    *(
+        case(
+            f"{name} beside a Conv",
+            change(
+                CONV,
+                ("=> (float[1,8,6,6] y)", f"=> (float[1,8,6,6] y, {out})"),
+                ("(d, k) }", f"(d, k) {text} }}"),
+            ),
+            conv_constants(**more),
+            "refused operator-form odd",
+            real,
+            opset,
+        )
+        for name, out, text, more, real, opset in FORMS
+    ),
+    case(
+        "clean TopK",
+        change(
+            CONV,
+            ("=> (float[1,8,6,6] y)", "=> (float[1,8,6,6] y, float[1,8,6,2] t)"),
+            ("(d, k) }", "(d, k) t, i = TopK (y, two) }"),
+        ),
+        conv_constants(two=np.asarray([2])),
+        "",
+        "low",
+    ),
+    case(
+        "Attention operator in float32",
+        OPERATOR,
+        int8_pair(),
+        "refused operator-form mm",
+        "builder CHECK",
+        opset=23,
+    ),
     # Blocks and int4.
     case(
         "blocked Conv",
@@ -844,6 +955,21 @@ CASES = (
         "float",
     ),
     case("skip branch without a pair", RESIDUAL, conv_constants(), "warning skip-branch add", "low"),
+    case(
+        "float8 at opset 17",
+        MATMUL,
+        matmul_constants(F8),
+        "warning opset xq",
+        "low",
+        opset=17,
+    ),
+    case(
+        "int4 per channel by int8, Conv",
+        CONV,
+        conv_constants(w=stored(8, 8, 3, 3, dtype=ml_dtypes.int4), wz=np.zeros(8).astype(ml_dtypes.int4)),
+        "refused mixed-types conv",
+        "builder W.type()",
+    ),
     case(
         "int8 weight of one row",
         """g (float[1,256] x) => (float[1,1000] y) {

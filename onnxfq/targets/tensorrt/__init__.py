@@ -17,6 +17,7 @@ from onnxfq.targets.tensorrt.recurrent import CAST_BEFORE_LOOP, count_steps
 from onnxfq.targets.tensorrt.rewrites.attention_mask import move_guards
 from onnxfq.targets.tensorrt.rewrites.block_formats import DOMAIN, block_writer
 from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import with_mxfp8_functions
+from onnxfq.targets.tensorrt.rewrites.separate_constants import separate_constants
 from onnxfq.targets.tensorrt.rewrites.split_projections import divide_products
 from onnxfq.targets.tensorrt.tools.check import check_model
 from onnxfq.targets.tensorrt.tools.kit import KIT
@@ -51,11 +52,15 @@ def _wants_no_cast(node: onnx.NodeProto, shapes: Shapes) -> str:
     return CAST_BEFORE_LOOP.format(node.op_type, node.name) if steps is not None and steps > 1 else ""
 
 
+def _finish(proto: onnx.ModelProto) -> onnx.ModelProto:
+    return with_mxfp8_functions(separate_constants(proto))
+
+
 TENSORRT = Target(
     "tensorrt",
     POLICY,
     prepare=_prepare,
-    form=QdqForm(block_writer, divide_products, with_mxfp8_functions),
+    form=QdqForm(block_writer, divide_products, _finish),
     domains={DOMAIN: "TensorRT"},
     keeps_float32=_keeps_float32,
     cast_free=_wants_no_cast,

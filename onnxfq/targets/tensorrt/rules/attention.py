@@ -28,12 +28,13 @@ _QUANTIZED_FORM: Form[Site] = Form(makers_of, behind={*QUANTIZE_OPS, "Cast", "Dr
 def attention_operators(reading: Reading) -> Iterator[Finding]:
     """Report quantized Attention operators: TensorRT fuses them in half types, so pairs only add rounding."""
     for promised in reading.promises:
-        if promised.site.op == "Attention":
+        site = promised.site
+        if site.op == "Attention" and site.scope.dtype(site.outputs[0].name) in _HALVES:
             message = (
                 "its inputs are quantized, and TensorRT runs ONNX's Attention in float; write it as MatMul, "
                 "Softmax, MatMul before quantizing"
             )
-            yield make_finding("attention-operator", "float", promised.site, message)
+            yield make_finding("attention-operator", "float", site, message)
 
 
 def attentions(reading: Reading) -> Iterator[Finding]:
