@@ -28,8 +28,8 @@ MATMUL = """g (float[2,4,64] x) => (float[2,4,32] y) {
     [xdq] d = DequantizeLinear (q, s, z)
     [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz)
     [mm] y = MatMul (d, k) }"""
-INT4 = """g (float[4,64] x) => (float[4,32] y) {
-    [wdq] k = DequantizeLinear <axis = 0, block_size = 16> (w, ws)
+INT4 = """g (float[4,256] x) => (float[4,32] y) {
+    [wdq] k = DequantizeLinear <axis = 0, block_size = 64> (w, ws)
     [mm] y = MatMul (x, k) }"""
 CHAIN = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) {
     [xq] q = QuantizeLinear (x, s, z)
@@ -119,13 +119,13 @@ OPERATOR = f"""g (float[1,2,16,32] a, float[1,2,16,32] b, float[1,2,16,32] v) =>
     {pair("b", "b", "b1", "b2")}
     {pair("v", "v", "v1", "v2")}
     [mm] y = Attention (a2, b2, v2) }}"""
-PROJECTION = """g (float16[1,2,16,32] a, float16[1,2,32,16] b, float16[1,2,16,32] v) => (float16[1,16,32] y) {
+PROJECTION = """g (float16[1,2,16,32] a, float16[1,2,32,16] b, float16[1,2,16,64] v) => (float16[1,16,32] y) {
     [scores] c = MatMul (a, b)
     [soft] p = Softmax <axis = -1> (c)
     [mix] m = MatMul (p, v)
     [turn] t = Transpose <perm = [0,2,1,3]> (m)
     [join] j = Reshape (t, joined)
-    [wdq] k = DequantizeLinear <axis = 0, block_size = 16> (w, ws)
+    [wdq] k = DequantizeLinear <axis = 0, block_size = 64> (w, ws)
     [mm] y = MatMul (j, k) }"""
 FLOAT4 = """g (float[16,256] x) => (float[16,128] y) {
     [dyn] q, qs = trt.TRT_FP4DynamicQuantize <axis = -1, block_size = 16, scale_type = 17> (x, gs)
@@ -227,7 +227,7 @@ def matmul_constants(dtype: Any = np.int8, **changes: Any) -> Arrays:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def int4_constants(k: int = 64, n: int = 32, scales: int = 4) -> Arrays:
+def int4_constants(k: int = 256, n: int = 32, scales: int = 4) -> Arrays:
     """Return the constants of INT4: a weight [k, n] with `scales` blocks along axis 0."""
     return {"w": stored(k, n, dtype=ml_dtypes.int4), "ws": np.full((scales, n), 0.1, np.float32)}
 
@@ -464,7 +464,7 @@ CASES = (
     case(
         "uint4 weight",
         INT4,
-        {**int4_constants(), "w": np.ones((64, 32)).astype(ml_dtypes.uint4)},
+        {**int4_constants(), "w": np.ones((256, 32)).astype(ml_dtypes.uint4)},
         "refused tensor-type wdq",
         CUT,
     ),
@@ -727,8 +727,8 @@ CASES = (
     ),
     case(
         "block does not divide",
-        change(INT4, ("[4,64]", "[4,60]")),
-        int4_constants(k=60),
+        change(INT4, ("[4,256]", "[4,248]")),
+        int4_constants(k=248),
         "wrong block-size wdq",
         "weight-only",
     ),
@@ -766,13 +766,13 @@ CASES = (
     case(
         "blocked int8 weight-only",
         INT4,
-        {**int4_constants(), "w": stored(64, 32)},
+        {**int4_constants(), "w": stored(256, 32)},
         "float blocked-weight mm",
         "float",
     ),
     case(
         "odd count of int4",
-        change(INT4, ("[4,64]", "[4,15]"), ("[4,32]", "[4,7]"), ("axis = 0, block_size = 16", "axis = 1")),
+        change(INT4, ("[4,256]", "[4,15]"), ("[4,32]", "[4,7]"), ("axis = 0, block_size = 64", "axis = 1")),
         {"w": stored(15, 7, dtype=ml_dtypes.int4), "ws": f32([0.1] * 7)},
         "refused odd-int4 wdq",
         "builder odd tensor volume",
@@ -786,21 +786,21 @@ CASES = (
     ),
     case(
         "int4 per tensor",
-        change(INT4, ("<axis = 0, block_size = 16> ", "")),
+        change(INT4, ("<axis = 0, block_size = 64> ", "")),
         {**int4_constants(), "ws": f32(0.1)},
         "float int4-weight mm",
         "float",
     ),
     case(
         "int4 per channel",
-        change(INT4, ("axis = 0, block_size = 16", "axis = 1")),
+        change(INT4, ("axis = 0, block_size = 64", "axis = 1")),
         {**int4_constants(), "ws": f32([0.1] * 32)},
         "float int4-weight mm",
         "float",
     ),
     case(
         "int4 in one block",
-        change(INT4, ("size = 16", "size = 64")),
+        change(INT4, ("size = 64", "size = 256")),
         int4_constants(scales=1),
         "float int4-weight mm",
         "float",
@@ -809,7 +809,7 @@ CASES = (
         "int4 through a Cast",
         change(
             INT4,
-            ("float[4,64] x", "float16[4,64] x"),
+            ("float[4,256] x", "float16[4,256] x"),
             ("float[4,32]", "float16[4,32]"),
             ("[mm] y = MatMul (x, k)", "[c] c = Cast <to = 10> (k)\n    [mm] y = MatMul (x, c)"),
         ),
@@ -819,9 +819,23 @@ CASES = (
     ),
     case(
         "int4 blocks along outputs",
-        change(INT4, ("axis = 0", "axis = 1")),
-        {**int4_constants(), "ws": np.full((64, 2), 0.1, np.float32)},
+        change(INT4, ("axis = 0, block_size = 64", "axis = 1, block_size = 16")),
+        {**int4_constants(), "ws": np.full((256, 2), 0.1, np.float32)},
         "warning int4-axis mm",
+        "weight-only",
+    ),
+    case(
+        "int4 in blocks of 32",
+        change(INT4, ("size = 64", "size = 32")),
+        int4_constants(scales=8),
+        "warning int4-block mm",
+        "weight-only",
+    ),
+    case(
+        "clean int4 in blocks of 128",
+        change(INT4, ("size = 64", "size = 128")),
+        int4_constants(scales=2),
+        "",
         "weight-only",
     ),
     case(
@@ -831,7 +845,7 @@ CASES = (
         [xdq] d = DequantizeLinear <axis = 1, block_size = 16> (q, s)
         [wdq] k = DequantizeLinear <axis = 0, block_size = 16> (w, ws)
         [mm] y = MatMul (d, k) }""",
-        {**int4_constants(), "s": np.full((16, 4), 0.1, np.float32)},
+        {**int4_constants(k=64), "s": np.full((16, 4), 0.1, np.float32)},
         "float int4-activation mm",
         "weight-only",
     ),
@@ -1044,9 +1058,9 @@ CASES = (
         "int4 behind an attention of one sample",
         PROJECTION,
         {
-            **int4_constants(),
-            "ws": np.full((4, 32), 0.01, np.float16),
-            "joined": np.asarray([1, 16, 64], np.int64),
+            **int4_constants(k=128, scales=2),
+            "ws": np.full((2, 32), 0.01, np.float16),
+            "joined": np.asarray([1, 16, 128], np.int64),
         },
         "float attention-projection mm",
         "float",

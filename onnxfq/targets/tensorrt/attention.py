@@ -123,7 +123,10 @@ def _explain_unfused(attention: Attention[gs.Node], decision: NodeDecision) -> s
     """Return why both products run separately; empty if they are fused, or if it is unknown."""
     is_float8 = decision.placements[0].spec.qtype.is_float
     limit = exceed_limit(is_float8, _size(attention.scores.inputs[0], -1), count_tokens(attention))
-    return f"not fused: TensorRT's {'float8' if is_float8 else 'int8'} attention has {limit}" if limit else ""
+    kernels = f"TensorRT's {'float8' if is_float8 else 'int8'} attention"
+    return (
+        f"not fused: {kernels} has {limit}; in float it may be fewer kernels with more bytes" if limit else ""
+    )
 
 
 def _add_note(decision: NodeDecision, note: str) -> NodeDecision:
