@@ -4,8 +4,8 @@ Measured on TensorRT for RTX 1.7.1, limits and weight-only products behind a fus
 the limits: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; int8 heads of 16, 32 or
 64 and up to 512 tokens, float8 heads of up to 256. An attention with one quantized product is not fused, and
 none is in MXFP8 or NVFP4. One query, as in a decode step over a cache, has its own kernel that multiplies in
-float: float8 pairs only add rounding in it, and int8 pairs next to a half type prevent it. There both
-products stay in float, one kernel in a half type.
+float: int8 pairs prevent it, and float8 pairs become part of it. In block formats, and in int8 with one
+query, both products stay in float, one kernel in a half type.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INT8_HEADS = (16, 32, 64)
 INT8_TOKENS = 512
 FLOAT8_HEAD = 256
 
-ONE_QUERY = "TensorRT has one kernel for an attention of one query, and multiplies in float in it"
+ONE_QUERY = "TensorRT has one kernel for an attention of one query, which int8 pairs prevent"
 
 MOVES_BEHIND = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
 """Operators allowed between a fused attention and the product behind it."""
@@ -55,7 +55,7 @@ def decide_attentions(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -
             found[quantized[0].node] = replace(
                 quantized[0], placements=(), why_float=Reason("attention", why)
             )
-        elif quantized and is_one_query(attention.scores):
+        elif quantized and is_one_query(attention.scores) and not _is_float8(quantized[0]):
             why = Reason("attention", ONE_QUERY)
             found |= {one.node: replace(one, placements=(), why_float=why) for one in quantized}
         elif quantized:
@@ -85,6 +85,10 @@ def is_one_query(scores: Node) -> bool:
     """Tell whether `scores` multiplies a single query by the keys: one token is decoded at a time."""
     shape = scores.inputs[0].shape
     return shape is not None and len(shape) > 2 and shape[-2] == 1
+
+
+def _is_float8(decision: NodeDecision) -> bool:
+    return decision.placements[0].spec.qtype.is_float
 
 
 def _without_blocks(decision: NodeDecision) -> NodeDecision:
@@ -121,7 +125,7 @@ def count_tokens(attention: Attention[gs.Node]) -> int | None:
 
 def _explain_unfused(attention: Attention[gs.Node], decision: NodeDecision) -> str:
     """Return why both products run separately; empty if they are fused, or if it is unknown."""
-    is_float8 = decision.placements[0].spec.qtype.is_float
+    is_float8 = _is_float8(decision)
     limit = exceed_limit(is_float8, _size(attention.scores.inputs[0], -1), count_tokens(attention))
     kernels = f"TensorRT's {'float8' if is_float8 else 'int8'} attention"
     return (

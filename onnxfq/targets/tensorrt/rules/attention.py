@@ -113,9 +113,9 @@ def _explain_unfused(
         return ""  # a product with one side in float: placement.check_one_side reports it
     if bare:
         return f"{', '.join(map(repr, bare))} stays in float; quantize all four inputs or none"
-    if is_one_query(found.scores):
-        return f"{ONE_QUERY}; leave it in float"
     is_float8 = _is_float8(operands)
+    if not is_float8 and is_one_query(found.scores):
+        return f"{ONE_QUERY}; leave it in float"
     limit = exceed_limit(is_float8, head, tokens)
     if limit and is_float8:
         return f"float8 kernels have {limit}; leave it in float"
