@@ -77,6 +77,8 @@ class TargetPolicy:
 
     Attributes:
         per_tensor_weights: op type -> why its weights get one scale only.
+        conv_transpose: why ConvTranspose stays in float, unless the recipe quantizes it; empty if the target
+            quantizes it in any case.
         residual: whether the skip branch of a residual Add gets a pair.
         channel_blocks: whether blocks of a convolution go along its input channels; otherwise it has a scale
             for each output channel.
@@ -95,6 +97,7 @@ class TargetPolicy:
     """
 
     per_tensor_weights: Mapping[str, str] = field(default_factory=dict)
+    conv_transpose: str = ""
     residual: bool = False
     channel_blocks: bool = False
     bias: str = "bias: added in float"

@@ -19,13 +19,14 @@ from onnxfq.graph.queries import (
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.biases import place_biases
+from onnxfq.placement.depthwise import leave_out_depthwise
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.log_spectra import leave_out_log_spectra
 from onnxfq.placement.node_decision import NodeDecision
 from onnxfq.placement.operators import decide_operators
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
-from onnxfq.placement.small_shapes import leave_out_small
+from onnxfq.placement.small_shapes import OPERATORS, leave_out_small
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
 from onnxfq.runtime.type_inference import with_found_types
@@ -95,7 +96,8 @@ def observation_plan(model: Model) -> Plan:
     itself. Raises ModelError as `make_plan`.
     """
     model = prepare_model(model, RECIPES[_WIDEST[0]].target)
-    wide = [RECIPES[name].model_copy(update={"log_spectra": "quantize"}) for name in _WIDEST]
+    all_nodes = {"log_spectra": "quantize", "conv_transpose": "quantize"}
+    wide = [RECIPES[name].model_copy(update=all_nodes) for name in _WIDEST]
     plans = [make_plan(model, recipe) for recipe in wide]
     placements = {p.tensor: p for plan in plans for p in plan.activations}
     # A tensor with ranges of channels also has the statistics of the whole tensor.
@@ -140,8 +142,10 @@ def _as_a_whole(
     nodes = nodes_by_graph(graph)
     if recipe.log_spectra == "float":
         decisions = leave_out_log_spectra(decisions, graph)
-    if recipe.small_shapes == "float":
-        decisions = leave_out_small(decisions, nodes)
+    if recipe.depthwise == "float":
+        decisions = leave_out_depthwise(decisions, nodes)
+    if recipe.small_shapes != "quantize":
+        decisions = leave_out_small(decisions, nodes, OPERATORS[recipe.small_shapes])
     return policy.revise(decisions, nodes)
 
 

@@ -106,3 +106,11 @@ def test_specs_that_make_no_sense(changes: dict) -> None:
     """Equalized channels are static and along one axis."""
     with pytest.raises(ValueError, match="equalized"):
         QuantSpec(**{"qtype": "int8", "axis": 1, "equalized": True} | changes)
+
+
+def test_depthwise_in_float() -> None:
+    """A recipe may leave them in float, by name of the field; its neighbours keep their pairs."""
+    recipe = load_recipe("tensorrt-int8").model_copy(update={"depthwise": "float"})
+    plan = planned(network(), recipe)
+    assert {s.name: s.rule for s in plan.skipped if s.kind == "node"} == {"depth": "depthwise"}
+    assert {p.tensor for p in plan.activations} == {"x", "d"}

@@ -202,6 +202,10 @@ def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
 POLICY = TargetPolicy(
     # NVIDIA staff named axis 0 in 2022, ModelOpt uses axis 1: one scale is right under both.
     per_tensor_weights={"ConvTranspose": "per tensor: TensorRT releases disagree on the channel axis"},
+    conv_transpose=(
+        "TensorRT for RTX runs every ConvTranspose in float, where pairs only add noise; for another "
+        "TensorRT set conv_transpose: quantize in the recipe"
+    ),
     # Without a pair on the skip branch the Add runs in float and cannot fuse into its Conv.
     residual=True,
     bias="bias: TensorRT refuses a quantized bias and adds it in float",
