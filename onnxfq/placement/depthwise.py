@@ -1,10 +1,10 @@
 """Depthwise convolutions, left in float if a recipe asks for it.
 
 TensorRT for RTX 1.7.1 pads every group of an int8 convolution to four channels: the input of a depthwise one
-is written four times as large. Bytes that all layers of an engine write and read, int8 with a half remainder,
-all in int8, then with depthwise in half: GhostNet writes 5.7 and 3.9 MB and reads 12.7 and 9.3 MB; RepViT
-gains nothing and gets 23 layers more. These are no times, which only a GPU tells; so it is not the default
-for int8. In float8 a depthwise convolution costs accuracy too.
+is written four times as large. The layers of an engine move these bytes, in int8 and then with depthwise in
+half: GhostNet writes 5.7 and 3.9 MB and reads 12.7 and 9.3 MB; RepViT gains nothing and gets 23 layers more.
+Bytes are a proxy, and only a GPU shows the time. Therefore int8 recipes quantize depthwise convolutions. In
+float8 such a convolution also costs accuracy.
 """
 
 from __future__ import annotations

@@ -58,6 +58,10 @@ def _keep_none(operands: Operands) -> str:
     return ""
 
 
+def _is_no_bridge(node: gs.Node) -> bool:
+    return False
+
+
 def _keep_decisions(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[NodeDecision]:
     return decisions
 
@@ -91,6 +95,7 @@ class TargetPolicy:
             takes either.
         revise: changes decisions by rules over several nodes.
         join: the last such rule, which may replace several pairs by one.
+        bridges: tells whether an operator that multiplies nothing runs in low precision between pairs.
         operators: op type -> slots that are placed in addition to weights and multiplied inputs.
         bias_qtype: number format of constant biases, at the input scale times the weight scale; empty for
             float.
@@ -106,5 +111,6 @@ class TargetPolicy:
     whole_attention: str = ""
     revise: NodesRule = _keep_decisions
     join: PairsRule | None = None
+    bridges: Callable[[gs.Node], bool] = _is_no_bridge
     operators: Mapping[str, Slots] = field(default_factory=dict)
     bias_qtype: str = ""

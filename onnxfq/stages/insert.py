@@ -31,7 +31,7 @@ def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: 
     Operators are standard, except for formats that the target writes with its own operators. Raises
     PlanError if model, plan and encodings do not belong together, RecipeError for an unregistered target.
     """
-    plan = select_calibrated_part(plan, encodings.without_values)
+    plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
     made = qdq_pass(plan, encodings, max(lowest_opset, MIN_OPSET)).run(prepare_model(model, plan.target))
     proto = with_provenance(made.model.proto, plan, encodings)
     for placement in plan.placements:
@@ -58,7 +58,7 @@ def insert_fake_quantize(
         switchable: all nodes read the optional input `onnxfq/enabled`; with false the model computes in
             float.
     """
-    plan = select_calibrated_part(plan, encodings.without_values)
+    plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
     made = InsertFakeQuantize(plan, encodings, switchable).run(prepare_model(model, plan.target))
     return with_provenance(made.model.proto, plan, encodings)
 

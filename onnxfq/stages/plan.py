@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import Model
-from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
+from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, explain_opaque, is_weighted
 from onnxfq.graph.queries import (
     collect_tensors,
     is_dequantized,
@@ -19,6 +21,7 @@ from onnxfq.graph.queries import (
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.biases import place_biases
+from onnxfq.placement.bridges import place_bridges
 from onnxfq.placement.depthwise import leave_out_depthwise
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.log_spectra import leave_out_log_spectra
@@ -52,6 +55,9 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = [_note_float_readers(p, tensors) for p in _merge(decisions)]
     placements = equalize_depthwise(placements, graph, recipe)
+    placements, bridges = place_bridges(placements, graph, recipe, policy)
+    considered = {d.node for d in decisions} | {bridge.node for bridge in bridges}
+    _refuse_idle_overrides(graph, recipe, policy, considered)
     biases = list(place_biases(placements, graph, recipe, policy))
     placements += biases
     opaque = list(opaque_operators(graph))
@@ -79,8 +85,37 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
             + [QuantizableNode(node=s.name, op_type=s.op_type, needs=()) for s in opaque]
         ),
         existing=recipe.existing,
+        bridges=tuple(bridges),
         skipped=tuple(skipped + opaque + list(float_tensors(graph, placements, kept, policy))),
     )
+
+
+def _refuse_idle_overrides(
+    graph: gs.Graph, recipe: Recipe, policy: TargetPolicy, considered: Collection[str]
+) -> None:
+    """Raise RecipeError for an override by op type that changes nothing: the plan quantizes no such operator.
+
+    Args:
+        graph: the model.
+        recipe: with the overrides.
+        policy: of the target.
+        considered: names of nodes that the plan quantizes, or leaves in float by a rule or an override.
+    """
+    nodes = nodes_by_graph(graph)
+    for override in recipe.overrides:
+        for op_type in override.op_types:
+            found = [node for node in nodes if node.op == op_type]
+            if any(node.name in considered or explain_opaque(node) for node in found):
+                continue
+            if override.keep_float and any(policy.bridges(node) for node in found):
+                continue
+            readers = [r for n in found for t in n.outputs for r in t.outputs if r.name in considered]
+            instead = f", such as {readers[0].op} {readers[0].name!r}" if readers else ""
+            raise RecipeError(
+                f"recipe {recipe.name}: override names op type {op_type!r}, and target {recipe.target} "
+                f"quantizes no {op_type} of this model, such as {found[0].name!r}; name the tensors, or the "
+                f"operators that read them{instead}"
+            )
 
 
 # Together they place every activation of the built-in recipes: the first all inputs of weighted operators
@@ -98,6 +133,8 @@ def observation_plan(model: Model) -> Plan:
     model = prepare_model(model, RECIPES[_WIDEST[0]].target)
     all_nodes = {"log_spectra": "quantize", "conv_transpose": "quantize"}
     wide = [RECIPES[name].model_copy(update=all_nodes) for name in _WIDEST]
+    # Equalized tensors have no common scale, and so their Concat has one only where nothing is equalized.
+    wide.append(wide[0].with_equalize("none"))
     plans = [make_plan(model, recipe) for recipe in wide]
     placements = {p.tensor: p for plan in plans for p in plan.activations}
     # A tensor with ranges of channels also has the statistics of the whole tensor.
