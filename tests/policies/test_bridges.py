@@ -16,6 +16,7 @@ from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import RecipeError
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.targets.tensorrt.rewrites.average_pools import count_padding
 
 SKIP = """[c1] a = Conv <pads = [1,1,1,1]> (x, w) [relu] b = Relu (a)
     [pool] c = MaxPool <kernel_shape = [3,3], pads = [1,1,1,1]> (b) [c2] d = Conv (c, k)
@@ -129,7 +130,8 @@ def test_chains_of_pools() -> None:
 @pytest.mark.parametrize(
     ("attributes", "expected"),
     [
-        ("kernel_shape = [2,2]", False),
+        ("kernel_shape = [2,2]", True),
+        ("kernel_shape = [2,2], ceil_mode = 1", False),
         ("kernel_shape = [2,2], count_include_pad = 1", True),
         ("kernel_shape = [3,3], pads = [1,1,1,1]", True),
         ("kernel_shape = [3,3], pads = [0,0,1,1]", False),
@@ -149,12 +151,25 @@ def test_average_pools(attributes: str, expected: bool) -> None:
         assert made == {"x": "auto", "a": "minmax", "b": "auto"}
 
 
+@pytest.mark.parametrize("more", ["", ', auto_pad = "VALID"', ", strides = [2,2]", ", pads = [0,0,0,0]"])
+def test_pools_without_padding(more: str) -> None:
+    """They get the attribute that TensorRT needs for int8, and give the same bits."""
+    proto = network(f"[pool] y = AveragePool <kernel_shape = [3,3]{more}> (x)", "N,4,9,9")
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    assert count_padding(made) and not count_padding(made)
+    attributes = {a.name: a.i for a in made.graph.node[0].attribute}
+    assert attributes["count_include_pad"] == 1 and "auto_pad" not in attributes
+    feed = {"x": weights(2, 4, 9, 9)}
+    np.testing.assert_array_equal(*(Session(one, 1).run(feed)[0] for one in (proto, made)))
+
+
 @pytest.mark.parametrize("change", [{"activations": {"calibrator": "minmax"}}, {"keep_float": True}])
 @pytest.mark.parametrize("op_type", ["Relu", "AveragePool"])
 def test_an_override_that_changes_nothing(op_type: str, change: dict[str, object]) -> None:
     """An operator that no rule quantizes is an error with the nearest right way."""
-    text = """[c1] a = Conv (x, k) [r] b = Relu (a) [pool] c = AveragePool <kernel_shape = [2,2]> (b)
-        [c2] y = Conv (c, k)"""
+    text = """[c1] a = Conv (x, k) [r] b = Relu (a)
+        [pool] c = AveragePool <kernel_shape = [2,2], ceil_mode = 1> (b) [c2] y = Conv (c, k)"""
     with pytest.raises(RecipeError, match=f"op type '{op_type}', and target tensorrt quantizes no {op_type}"):
         planned(network(text), with_override(op_types=[op_type], **change))
     if op_type == "AveragePool":
