@@ -37,7 +37,7 @@ def place_bridges(
     attention, take no common scale. An override with `keep_float` leaves out a bridge or a tensor.
     """
     placed = {placement.tensor: placement for placement in placements}
-    found = [node for node in graph.nodes if policy.bridges(node) and _is_open(node, placed, recipe)]
+    found = [n for n in graph.nodes if may_bridge(n, recipe, policy) and _is_open(n, placed, recipe)]
     quantized = {use for placement in placements for use in placement.uses}
     outputs = {tensor.name for tensor in graph.outputs}
     count = -1
@@ -63,6 +63,12 @@ def place_bridges(
         )
         for node in found
     ]
+
+
+def may_bridge(node: gs.Node, recipe: Recipe, policy: TargetPolicy) -> bool:
+    """Tell whether `node` is of a kind that runs in low precision between pairs of the recipe's format."""
+    scheme = recipe.activation_for(node.name, node.op, "")
+    return scheme is not None and policy.bridges(node, scheme.qtype)
 
 
 def _tensors(node: gs.Node) -> list[gs.Tensor]:

@@ -9,6 +9,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
+from onnxfq.numerics.qtypes import QType
 from onnxfq.placement.node_decision import NodeDecision
 
 
@@ -58,7 +59,7 @@ def _keep_none(operands: Operands) -> str:
     return ""
 
 
-def _is_no_bridge(node: gs.Node) -> bool:
+def _is_no_bridge(node: gs.Node, qtype: QType) -> bool:
     return False
 
 
@@ -95,7 +96,8 @@ class TargetPolicy:
             takes either.
         revise: changes decisions by rules over several nodes.
         join: the last such rule, which may replace several pairs by one.
-        bridges: tells whether an operator that multiplies nothing runs in low precision between pairs.
+        bridges: tells whether an operator that multiplies nothing runs in low precision between pairs of a
+            format.
         operators: op type -> slots that are placed in addition to weights and multiplied inputs.
         bias_qtype: number format of constant biases, at the input scale times the weight scale; empty for
             float.
@@ -111,6 +113,6 @@ class TargetPolicy:
     whole_attention: str = ""
     revise: NodesRule = _keep_decisions
     join: PairsRule | None = None
-    bridges: Callable[[gs.Node], bool] = _is_no_bridge
+    bridges: Callable[[gs.Node, QType], bool] = _is_no_bridge
     operators: Mapping[str, Slots] = field(default_factory=dict)
     bias_qtype: str = ""

@@ -21,7 +21,7 @@ from onnxfq.graph.queries import (
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.biases import place_biases
-from onnxfq.placement.bridges import place_bridges
+from onnxfq.placement.bridges import may_bridge, place_bridges
 from onnxfq.placement.depthwise import leave_out_depthwise
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.log_spectra import leave_out_log_spectra
@@ -107,7 +107,7 @@ def _refuse_idle_overrides(
             found = [node for node in nodes if node.op == op_type]
             if any(node.name in considered or explain_opaque(node) for node in found):
                 continue
-            if override.keep_float and any(policy.bridges(node) for node in found):
+            if override.keep_float and any(may_bridge(node, recipe, policy) for node in found):
                 continue
             readers = [r for n in found for t in n.outputs for r in t.outputs if r.name in considered]
             instead = f", such as {readers[0].op} {readers[0].name!r}" if readers else ""

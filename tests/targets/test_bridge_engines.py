@@ -67,3 +67,17 @@ def test_average_pools(attributes: str, kind: str, tmp_path: Path) -> None:
     engine = layers(tmp_path, unmeasured(proto, INT8, "fp16"))
     (pool,) = (layer for layer in engine if "pool" in layer.nodes)
     assert pool.inputs[0].is_low == bool(planned(proto).bridges)
+
+
+def test_float8(tmp_path: Path) -> None:
+    """A pooling runs in half in a float8 engine, with pairs around it too: it gets none; a Concat does."""
+    proto = build(INCEPTION, CONSTANTS)
+    recipe = load_recipe("tensorrt-fp8")
+    assert [bridge.node for bridge in planned(proto, recipe).bridges] == ["join"]
+    pairs = unmeasured(proto, recipe, "fp16")
+    pool = next(node for node in pairs.graph.node if node.name == "p2")
+    maker = next(node for node in pairs.graph.node if node.name == "b/dq")
+    pool.input[0] = maker.output[0]
+    for qdq in (unmeasured(proto, recipe, "fp16"), pairs):
+        pools = [layer for layer in layers(tmp_path, qdq) if layer.kind == "maxpool"]
+        assert pools and not any(layer.inputs[0].is_low for layer in pools)

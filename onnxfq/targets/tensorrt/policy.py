@@ -200,14 +200,16 @@ def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
     return ""
 
 
-def _is_bridge(node: gs.Node) -> bool:
-    """Tell whether `node` runs in low precision between pairs.
+def _is_bridge(node: gs.Node, qtype: QType) -> bool:
+    """Tell whether `node` runs in low precision between pairs of `qtype`; poolings do in int8 only.
 
     Measured on TensorRT for RTX 1.7.1. An AveragePool needs the same padding on both sides, or
     count_include_pad.
     """
+    if node.domain not in STANDARD_DOMAINS or (qtype.is_float and node.op != "Concat"):
+        return False
     if node.op != "AveragePool":
-        return node.op in ONE_SCALE and node.domain in STANDARD_DOMAINS
+        return node.op in ONE_SCALE
     attrs = node.attrs
     if attrs.get("auto_pad", "NOTSET") != "NOTSET" or attrs.get("ceil_mode", 0):
         return False
