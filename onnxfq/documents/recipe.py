@@ -22,8 +22,8 @@ from onnxfq.support.records import Record, parse, read_document
 
 ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", "block_shape"]
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
-SmallShapes = Literal["quantize", "float"]
-LogSpectra = Literal["float", "quantize"]
+SmallShapes = Literal["quantize", "convolutions", "float"]
+Choice = Literal["quantize", "float"]
 Equalize = Literal["none", "depthwise"]
 
 
@@ -206,9 +206,12 @@ class Recipe(Record):
         target: name of a registered target, looked up by planning; simulation accepts everything, but
             supports only fake-quant models.
         activations: None for weight-only; an override may still give some activations a scheme.
-        small_shapes: whether nodes too small to gain from low precision are still quantized.
+        small_shapes: whether nodes too small to gain from low precision are still quantized; convolutions
+            leaves only convolutions in float.
+        depthwise: whether depthwise convolutions are quantized.
         log_spectra: whether products of a spectrum whose logarithm is taken are quantized to integers of 8
             bits or less.
+        conv_transpose: whether ConvTranspose is quantized for a target that may run it in float nevertheless.
         existing: for a partly quantized model, keep its quantizers and quantize the rest, or remove them
             first (requantize).
     """
@@ -220,7 +223,9 @@ class Recipe(Record):
     activations: ActivationScheme | None
     weights: WeightScheme
     small_shapes: SmallShapes = "quantize"
-    log_spectra: LogSpectra = "float"
+    depthwise: Choice = "quantize"
+    log_spectra: Choice = "float"
+    conv_transpose: Choice = "float"
     overrides: tuple[Override, ...] = ()
     existing: Existing = "refuse"
 
@@ -295,10 +300,14 @@ def _match(pattern: str, name: str) -> bool:
 
 
 def _make_builtin(
-    name: str, activations: dict[str, Any] | None, weights: dict[str, Any] | None = None
+    name: str,
+    activations: dict[str, Any] | None,
+    weights: dict[str, Any] | None = None,
+    **choices: str,
 ) -> Recipe:
     return Recipe.model_validate(
-        {
+        choices
+        | {
             "name": name,
             "target": name.partition("-")[0] if "-" in name else "simulation",
             "activations": activations,
@@ -326,11 +335,14 @@ RECIPES: dict[str, Recipe] = {
             {"qtype": "uint8", "symmetric": False, "calibrator": "mse", "equalize": "depthwise"},
         ),
         # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention requires
-        # scale 1/448 for the Softmax, which its mathematical range gives.
+        # scale 1/448 for the Softmax, which its mathematical range gives. A float8 has four digits: the
+        # layers that gain nothing stay in float.
         _make_builtin(
             "tensorrt-fp8",
             {"qtype": "float8e4m3fn", "calibrator": "minmax", "known_ranges": ("Softmax",)},
             {"qtype": "float8e4m3fn"},
+            small_shapes="convolutions",
+            depthwise="float",
         ),
         # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.
         _make_builtin("tensorrt-int4", None, {"qtype": "int4", "granularity": "blocked", "block_size": 128}),
@@ -377,9 +389,15 @@ class _Document(Record):
     activations: dict[str, Any] | None = {}
     weights: dict[str, Any] = {}
     small_shapes: SmallShapes | None = None
-    log_spectra: LogSpectra | None = None
+    depthwise: Choice | None = None
+    log_spectra: Choice | None = None
+    conv_transpose: Choice | None = None
     overrides: list[Override] = []
     existing: Existing = "refuse"
+
+
+# Fields of a recipe that are a Choice.
+_CHOICES = ("small_shapes", "depthwise", "log_spectra", "conv_transpose")
 
 
 def _from_file(path: Path) -> Recipe:
@@ -392,8 +410,7 @@ def _from_file(path: Path) -> Recipe:
         "target": document.target or base["target"],
         "activations": _apply_changes(base["activations"], document.activations),
         "weights": base["weights"] | document.weights,
-        "small_shapes": document.small_shapes or base["small_shapes"],
-        "log_spectra": document.log_spectra or base["log_spectra"],
+        **{name: getattr(document, name) or base[name] for name in _CHOICES},
         "overrides": document.overrides,
         "existing": document.existing,
     }

@@ -35,7 +35,7 @@ def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: 
     Operators are standard, except for formats that the target writes with its own operators. Raises
     PlanError if model, plan and encodings do not belong together, RecipeError for an unregistered target.
     """
-    plan = select_calibrated_part(plan, encodings.without_values)
+    plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
     made = qdq_pass(plan, encodings, max(lowest_opset, MIN_OPSET)).run(prepare_model(model, plan.target))
     proto = with_provenance(made.model.proto, plan, encodings)
     for placement in plan.placements:
@@ -69,7 +69,7 @@ def insert_fake_quantize(
             in float. With "each" that input has an element for each tensor, in the order of the list in the
             metadata `onnxfq.switches`, a JSON list.
     """
-    plan = select_calibrated_part(plan, encodings.without_values)
+    plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
     chosen = "one" if switchable and switches == "none" else switches
     made = InsertFakeQuantize(plan, encodings, chosen).run(prepare_model(model, plan.target))
     proto = with_provenance(made.model.proto, plan, encodings)

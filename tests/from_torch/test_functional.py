@@ -206,7 +206,8 @@ def test_targets_reasons_hold_for_modules_too(asked):
 
 def test_transposed_convolutions_have_one_scale_for_tensorrt():
     """Its releases disagree on the channel axis of their weights, on the torch side too."""
-    plan = quantize_module(nn.Sequential(nn.ConvTranspose2d(4, 8, 3)), "tensorrt-int8")
+    whole = onnxfq.load_recipe("tensorrt-int8").model_copy(update={"conv_transpose": "quantize"})
+    plan = quantize_module(nn.Sequential(nn.ConvTranspose2d(4, 8, 3)), whole)
     (weight,) = (p.spec for p in plan.placements if p.role == "weight")
     assert weight.granularity.axis is None
 

@@ -257,6 +257,10 @@ CASES = {
     "few columns": (linear(64, 8), "a product gains from matrices of 16 and more: 8"),
     "few rows": (linear(8, 64), "a product gains from matrices of 16 and more: 8"),
     "large": (linear(64, 32), ""),
+    "a vector on the right": (
+        build("g (float[N,64] x) => (float[N] y) { [mm] y = MatMul (x, w) }", {"w": weights(64)}),
+        "a product with a vector: [N, 64] by [64, 1]",
+    ),
     "turned": (
         build(
             "g (float[N,64] x) => (float[N,8] y) { [mm] y = Gemm <transB = 1> (x, w) }", {"w": weights(8, 64)}
@@ -314,17 +318,30 @@ def _full(plan: Plan, words: str) -> str:
 
 
 def test_small_float8():
-    """Float8 convolutions need more than 16 channels on both sides."""
-    recipe = load_recipe("tensorrt-fp8").model_copy(update={"small_shapes": "float"})
+    """By default float8 convolutions need more than 16 channels on both sides of a group; products do not."""
+    recipe = load_recipe("tensorrt-fp8")
     proto = build(
-        """g (float[N,16,9,9] x) => (float[N,32,5,5] y) {
-            [one] a = Conv (x, w1) [two] y = Conv (a, w2) }""",
-        {"w1": weights(32, 16, 3, 3), "w2": weights(32, 32, 3, 3)},
+        """g (float[N,16,9,9] x) => (float[N,32,3,8] y) {
+            [one] a = Conv (x, w1) [two] b = Conv (a, w2) [four] c = Conv <group = 4> (b, w3)
+            [deep] d = Conv <group = 32> (c, w4) [small] y = MatMul (d, m) }""",
+        {
+            "w1": weights(32, 16, 3, 3),
+            "w2": weights(32, 32, 3, 3),
+            "w3": weights(32, 8, 1, 1),
+            "w4": weights(32, 1, 3, 3),
+            "m": weights(3, 8),
+        },
     )
     plan = planned(proto, recipe)
-    assert [(s.name, s.why) for s in plan.skipped if s.kind == "node"] == [
-        ("one", "float8 gains from more than 16 channels: 16 channels in and 32 out")
-    ]
+    remedy = "; to quantize it, set {}: quantize in the recipe"
+    small = "float8 gains from more than 16 channels: {}" + remedy.format("small_shapes")
+    deep = "a depthwise convolution, which sums over no channels" + remedy.format("depthwise")
+    assert {s.name: s.why for s in plan.skipped if s.kind == "node"} == {
+        "one": small.format("16 channels in and 32 out"),
+        "four": small.format("32 channels in and 32 out in 4 groups"),
+        "deep": deep,
+    }
+    assert not [s for s in planned(proto, "tensorrt-fp8").skipped if s.kind == "node"]
 
 
 def test_a_recipe_file_asks_for_it(tmp_path: Path):

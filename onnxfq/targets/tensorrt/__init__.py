@@ -15,6 +15,7 @@ from onnxfq.targets.target import Target
 from onnxfq.targets.tensorrt.policy import POLICY
 from onnxfq.targets.tensorrt.recurrent import CAST_BEFORE_LOOP, count_steps
 from onnxfq.targets.tensorrt.rewrites.attention_mask import move_guards
+from onnxfq.targets.tensorrt.rewrites.average_pools import count_padding
 from onnxfq.targets.tensorrt.rewrites.block_formats import DOMAIN, block_writer
 from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import with_mxfp8_functions
 from onnxfq.targets.tensorrt.rewrites.separate_constants import separate_constants
@@ -23,18 +24,20 @@ from onnxfq.targets.tensorrt.tools.check import check_model
 from onnxfq.targets.tensorrt.tools.kit import KIT
 from onnxfq.targets.tensorrt.tools.runner import run_engine
 
+_REWRITTEN = frozenset({"AveragePool", "IsNaN"})
+
 
 def _prepare(model: Model) -> Model:
-    """Return `model` with masked-row guards moved after their attention; itself if it has none."""
-    if not any(node.op_type == "IsNaN" for node in list_nodes(model.proto.graph)):
+    """Return `model` in the form that TensorRT fuses and has in low precision; itself if nothing changes."""
+    if not any(node.op_type in _REWRITTEN for node in list_nodes(model.proto.graph)):
         return model
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    note = move_guards(proto)
-    if not note:
+    notes = [note for note in (move_guards(proto), count_padding(proto)) if note]
+    if not notes:
         return model
     add_shapes(proto)
-    return replace(model, proto=proto, notes=(*model.notes, note))
+    return replace(model, proto=proto, notes=(*model.notes, *notes))
 
 
 def _keeps_float32(node: onnx.NodeProto, half: FloatInfo) -> str | None:

@@ -13,11 +13,12 @@ from math import prod
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
-from onnxfq.graph.ops import CONVOLUTIONS, find_summed_axis
+from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, find_summed_axis
 from onnxfq.graph.queries import weight_source
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.storage_types import BLOCK_FORMATS, block_format_name, find_storage_qtype
+from onnxfq.placement.bridges import ONE_SCALE
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.targets.tensorrt.attention import decide_attentions
 from onnxfq.targets.tensorrt.qkv_projections import join_pairs
@@ -225,9 +226,31 @@ def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
     return ""
 
 
+def _is_bridge(node: gs.Node, qtype: QType) -> bool:
+    """Tell whether `node` runs in low precision between pairs of `qtype`; poolings do in int8 only.
+
+    Measured on TensorRT for RTX 1.7.1. An AveragePool needs the same padding on both sides, or
+    count_include_pad.
+    """
+    if node.domain not in STANDARD_DOMAINS or (qtype.is_float and node.op != "Concat"):
+        return False
+    if node.op != "AveragePool":
+        return node.op in ONE_SCALE
+    attrs = node.attrs
+    if attrs.get("auto_pad", "NOTSET") != "NOTSET" or attrs.get("ceil_mode", 0):
+        return False
+    pads = list(attrs.get("pads", ()))
+    half = len(pads) // 2
+    return pads[:half] == pads[half:] and (any(pads) or bool(attrs.get("count_include_pad", 0)))
+
+
 POLICY = TargetPolicy(
     # NVIDIA staff named axis 0 in 2022, ModelOpt uses axis 1: one scale is right under both.
     per_tensor_weights={"ConvTranspose": "per tensor: TensorRT releases disagree on the channel axis"},
+    conv_transpose=(
+        "TensorRT for RTX runs every ConvTranspose in float, where pairs only add noise; for another "
+        "TensorRT set conv_transpose: quantize in the recipe"
+    ),
     # Without a pair on the skip branch the Add runs in float and cannot fuse into its Conv.
     residual=True,
     bias="bias: TensorRT refuses a quantized bias and adds it in float",
@@ -236,4 +259,5 @@ POLICY = TargetPolicy(
     whole_attention="TensorRT fuses all of an attention or none",
     revise=decide_attentions,
     join=join_pairs,
+    bridges=_is_bridge,
 )
