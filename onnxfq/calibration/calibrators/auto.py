@@ -1,7 +1,8 @@
-"""Auto: choice of a method per tensor by highest SQNR, with a bound for the middle half of the values."""
+"""Auto: choice of a method per tensor by the SQNR over all values and over the middle half of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -26,29 +27,30 @@ METHODS: Mapping[str, Callable[[TensorStatistics, QuantSpec], tuple[float, float
 """Candidate methods; the first of equal ones wins. Methods that depend on the order of feeds are excluded."""
 
 
-TYPICAL_DB = 14.0
-"""Least SQNR of the middle half: an error of a fifth of the typical value.
+KEPT_DB = 10.0 * math.log10(12.0)
+"""SQNR of a value as large as one step, 10.8 dB: rounding to steps s has the mean squared error s^2 / 12.
 
-A higher bound costs too much on real networks: with 20 dB the input of a filter bank lost 8 of 28 dB overall.
+A grid keeps values that reach it; smaller ones are less than a step, and most of them become 0.
 """
 
 
 def auto(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-    """Return the range of METHODS with the highest expected SQNR that preserves typical values.
+    """Return the range of METHODS whose lower of two expected figures is highest.
 
-    The largest values dominate the SQNR over all values: a rare exact one outweighs all small ones lost.
-    Therefore a second SQNR covers the middle half: the nonzero values with magnitudes between the first and
-    the third quartile. The range with the highest SQNR among those with 14 dB in the middle half is returned;
-    if none has 14 dB, the range whose lower figure of the two is highest.
-    The result has 14 dB in the middle half whenever a method has, and no such method has a higher SQNR;
-    otherwise no method is better in both figures. The rule follows no publication.
+    The figures are the SQNR over all values and that over the middle half: the nonzero values with magnitudes
+    between the first and the third quartile. The largest values dominate the first: a rare exact one
+    outweighs all small ones lost, and a few loud samples all quiet ones. The second does not see the large
+    ones at all. Only methods that keep the middle half, with KEPT_DB or more, are compared; if none does, the
+    one with the highest SQNR over all values is taken.
+    The rule has no weights: no method with a middle half kept is better in both figures. It follows no
+    publication.
     """
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
     ranges = [method(statistics, spec) for method in METHODS.values()]
     whole, middle = estimate_figures(statistics, spec, ranges)
-    kept = middle >= TYPICAL_DB
-    score = np.where(kept, whole, -np.inf) if kept.any() else np.minimum(whole, middle)
+    kept = middle >= KEPT_DB
+    score = np.where(kept, np.minimum(whole, middle), -np.inf) if kept.any() else whole
     return ranges[int(np.argmax(score))]
 
 
