@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, Calibrator
+from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, MSE, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.graph.model import Existing
@@ -144,9 +144,10 @@ class WeightScheme(Scheme):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> WeightScheme:
-        if self.scale_type != "float32" and self.calibrator != MINMAX:
+        if self.scale_type != "float32" and self.calibrator not in (MINMAX, MSE):
             raise ValueError(
-                f"scale_type {self.scale_type} takes scales from the largest magnitude; use calibrator minmax"
+                f"scale_type {self.scale_type} takes scales by the largest magnitude or the least error; use "
+                "calibrator minmax or mse"
             )
         return self
 
