@@ -303,9 +303,13 @@ def _make_builtin(
 
 
 def _make_block_recipe(name: str, qtype: str, scale_type: str) -> Recipe:
-    """Return a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale."""
+    """Return a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale.
+
+    Scales of MX are the formula's. NVFP4 weights take the scales of least squared error, as `tensorrt-int4`.
+    """
     scheme = {"qtype": qtype, "scale_type": scale_type, "granularity": "blocked"}
-    return _make_builtin(name, scheme | {"dynamic": True}, scheme)
+    weights = {"calibrator": "mse"} if scale_type == "e4m3" else {}
+    return _make_builtin(name, scheme | {"dynamic": True}, scheme | weights)
 
 
 # TensorRT takes symmetric int8 only (zero points must be 0); ONNX Runtime's CPU kernels are fastest
@@ -328,7 +332,12 @@ RECIPES: dict[str, Recipe] = {
             {"qtype": "float8e4m3fn"},
         ),
         # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.
-        _make_builtin("tensorrt-int4", None, {"qtype": "int4", "granularity": "blocked", "block_size": 128}),
+        # The calibrator lost least on the language models and encoders of docs/llm.md.
+        _make_builtin(
+            "tensorrt-int4",
+            None,
+            {"qtype": "int4", "granularity": "blocked", "block_size": 128, "calibrator": "mse"},
+        ),
         # Weights only, in the one form that TensorRT keeps in int8: a constant, DequantizeLinear, MatMul.
         _make_builtin("tensorrt-int8-weights", None, {"qtype": "int8"}),
         _make_block_recipe("tensorrt-mxfp8", "float8e4m3fn", "e8m0"),

@@ -1,4 +1,4 @@
-"""Auto: choice of a method per tensor by the SQNR over all values and over the middle half of them."""
+"""Auto: choice of a method per tensor by highest SQNR, with a bound for the middle half of the values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxfq.calibration.calibrators.grid_error import Candidates, Density, grid_
 from onnxfq.calibration.calibrators.minmax import minmax
 from onnxfq.calibration.calibrators.mse import mse
 from onnxfq.calibration.calibrators.percentile import percentile
-from onnxfq.calibration.calibrators.sqnr import sqnr
+from onnxfq.calibration.calibrators.sqnr import GAMMA, sqnr
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.spec import QuantSpec
@@ -35,34 +35,34 @@ A grid keeps values that reach it; smaller ones are less than a step, and most o
 
 
 def auto(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-    """Return the range of METHODS whose lower of two expected figures is highest.
+    """Return the range of METHODS with the least expected noise that keeps the middle half.
 
-    The figures are the SQNR over all values and that over the middle half: the nonzero values with magnitudes
-    between the first and the third quartile. The largest values dominate the first: a rare exact one
-    outweighs all small ones lost, and a few loud samples all quiet ones. The second does not see the large
-    ones at all. Only methods that keep the middle half, with KEPT_DB or more, are compared; if none does, the
-    one with the highest SQNR over all values is taken.
-    The rule has no weights: no method with a middle half kept is better in both figures. It follows no
-    publication.
+    Noise is the squared error with saturated values counted three times, as in AIMET's `tf_enhanced`: errors
+    of rounding have both signs and cancel in sums, errors of saturation do not. The largest values dominate
+    it: a rare exact one outweighs all small ones lost. Therefore only ranges that keep the middle half are
+    compared: KEPT_DB or more over the nonzero values with magnitudes from the first to the third quartile.
+    If no method keeps it, all are compared, and a warning of `calibrate` names the tensor.
     """
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
     ranges = [method(statistics, spec) for method in METHODS.values()]
     whole, middle = estimate_figures(statistics, spec, ranges)
     kept = middle >= KEPT_DB
-    score = np.where(kept, np.minimum(whole, middle), -np.inf) if kept.any() else whole
-    return ranges[int(np.argmax(score))]
+    return ranges[int(np.argmax(np.where(kept, whole, -np.inf) if kept.any() else whole))]
 
 
 def estimate_figures(
     statistics: TensorStatistics, spec: QuantSpec, ranges: list[tuple[float, float]]
 ) -> tuple[Candidates, Candidates]:
-    """Return the expected SQNR in dB of each of `ranges`, over all values and over the middle half."""
+    """Return the expected SQNR in dB of each of `ranges`, over all values and over the middle half.
+
+    Over all values, saturated ones count GAMMA times.
+    """
     density = Density.from_statistics(statistics)
     rmin, rmax = np.asarray(ranges, np.float64).T
     whole, middle = (
-        np.asarray([ratio_db(part.power, float(noise)) for noise in grid_error(part, rmin, rmax, spec)])
-        for part in (density, middle_half(density))
+        np.asarray([ratio_db(part.power, float(n)) for n in grid_error(part, rmin, rmax, spec, weight)])
+        for part, weight in ((density, GAMMA), (middle_half(density), 1.0))
     )
     return whole, middle
 

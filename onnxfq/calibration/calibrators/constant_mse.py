@@ -31,7 +31,7 @@ def least_error_ranges(values: NDArray[np.float32], spec: QuantSpec) -> tuple[Ar
     """Return (rmin, rmax) in the shape of a scale: for each group the symmetric range of least squared error.
 
     The range limits the magnitudes of a group to a share of the largest one. Shares are tried evenly from 1
-    down to the least possible one, then finely around the best; the error is at most that of the full range.
+    down to the least possible one, then finely around the best. The full range never has a smaller error.
     The least possible share f follows from the n values of a group: below it, the largest value alone has a
     larger error (1 - f)^2 amax^2 than the full range has at most over all n.
     """
@@ -56,7 +56,7 @@ def least_error_scales(values: NDArray[np.float32], rule: ScaleRule, granularity
 
     e8m0 tries the next power of two as well, which saturates nothing, and the one below. e4m3 tries shares as
     `least_error_ranges` does, and one and a half times the magnitude: the largest value is then 4 and not 6,
-    between which float4e2m1 has no number. The global scale is that of the whole tensor.
+    between which float4e2m1 has no number. All blocks share the global scale of the tensor.
     """
     whole, rows = choose_scales(values, rule, granularity), Layout(granularity, values.shape).to_rows(values)
     rule = rule._replace(global_scale=whole.global_scale)
