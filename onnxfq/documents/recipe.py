@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, Calibrator
+from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, MSE, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.graph.model import Existing
@@ -146,9 +146,10 @@ class WeightScheme(Scheme):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> WeightScheme:
-        if self.scale_type != "float32" and self.calibrator != MINMAX:
+        if self.scale_type != "float32" and self.calibrator not in (MINMAX, MSE):
             raise ValueError(
-                f"scale_type {self.scale_type} takes scales from the largest magnitude; use calibrator minmax"
+                f"scale_type {self.scale_type} takes scales by the largest magnitude or the least error; use "
+                "calibrator minmax or mse"
             )
         return self
 
@@ -317,9 +318,13 @@ def _make_builtin(
 
 
 def _make_block_recipe(name: str, qtype: str, scale_type: str) -> Recipe:
-    """Return a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale."""
+    """Return a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale.
+
+    Scales of MX are the formula's. NVFP4 weights take the scales of least squared error, as `tensorrt-int4`.
+    """
     scheme = {"qtype": qtype, "scale_type": scale_type, "granularity": "blocked"}
-    return _make_builtin(name, scheme | {"dynamic": True}, scheme)
+    weights = {"calibrator": "mse"} if scale_type == "e4m3" else {}
+    return _make_builtin(name, scheme | {"dynamic": True}, scheme | weights)
 
 
 # TensorRT takes symmetric int8 only (zero points must be 0); ONNX Runtime's CPU kernels are fastest
@@ -345,7 +350,12 @@ RECIPES: dict[str, Recipe] = {
             depthwise="float",
         ),
         # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.
-        _make_builtin("tensorrt-int4", None, {"qtype": "int4", "granularity": "blocked", "block_size": 128}),
+        # The calibrator lost least on the language models and encoders of docs/llm.md.
+        _make_builtin(
+            "tensorrt-int4",
+            None,
+            {"qtype": "int4", "granularity": "blocked", "block_size": 128, "calibrator": "mse"},
+        ),
         # Weights only, in the one form that TensorRT keeps in int8: a constant, DequantizeLinear, MatMul.
         _make_builtin("tensorrt-int8-weights", None, {"qtype": "int8"}),
         _make_block_recipe("tensorrt-mxfp8", "float8e4m3fn", "e8m0"),

@@ -23,6 +23,7 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic
+from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.support.reasons import Reason
 from onnxfq.targets.registry import prepare_model
 
@@ -71,7 +72,7 @@ def calibrate(
     encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += encode_weights(model, plan) if weights is None else _select_weights(plan, weights)
     encodings += encode_biases(model, plan, encodings)
-    return Encodings(
+    made = Encodings(
         model_sha256=model.sha256,
         encodings=tuple(encodings),
         without_values=absent,
@@ -79,6 +80,8 @@ def calibrate(
         statistics_sha256=statistics.sha256,
         data_sha256=statistics.data.hex if statistics.data.samples else "",
     )
+    tell_lost_values(find_lost_values(plan, statistics, made))
+    return made
 
 
 def encode_weights(model: Model, plan: Plan) -> tuple[Encoding, ...]:
