@@ -97,9 +97,11 @@ def dequantize(
 
     Parameters are as in `quantize`. Raises SpecError if a scale is not finite and positive.
     """
-    integers = np.asarray(q).astype(np.float32)
+    integers = numbers(q, "q").astype(np.float32)
     scale = _check_scale(scale)
-    offset = _expand_zero_point(np.asarray(zero_point).astype(np.float32), integers.shape, granularity)
+    offset = _expand_zero_point(
+        numbers(zero_point, "zero_point").astype(np.float32), integers.shape, granularity
+    )
     with np.errstate(over="ignore", under="ignore"):
         result: Float32Array = (integers - offset) * expand_params(scale, integers.shape, granularity)
     return result
@@ -162,12 +164,23 @@ def _round_steps(v: Float32Array, rounding: str) -> Float32Array:
 
 def as_qtype(qtype: QType | str) -> QType:
     """Return `qtype`, looked up if it is a name. Raises SpecError for an unknown name."""
-    return qtype_by_name(qtype) if isinstance(qtype, str) else qtype
+    return qtype if isinstance(qtype, QType) else qtype_by_name(str(qtype))
+
+
+def numbers(values: ArrayLike, name: str) -> NDArray[Any]:
+    """Return `values`, the argument called `name`, as an array. Raises SpecError if they are not numbers."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError) as fault:
+        raise SpecError(f"{name} is not an array: {fault}; give numbers of one shape") from None
+    if array.dtype.kind in "OUSMmc":
+        raise SpecError(f"{name} must be numbers, got {values!r:.40}")
+    return array
 
 
 def float_array(x: ArrayLike) -> NDArray[Any]:
     """Return x as an array. Raises SpecError if it is not in `FLOAT_DTYPES`: a cast would hide a rounding."""
-    values = np.asarray(x)
+    values = numbers(x, "x")
     if values.dtype not in FLOAT_DTYPES:
         raise SpecError(
             f"x must be float32, float16 or bfloat16, got {values.dtype}; "
@@ -178,7 +191,7 @@ def float_array(x: ArrayLike) -> NDArray[Any]:
 
 def float32_array(x: ArrayLike) -> Float32Array:
     """Return x as an array. Raises SpecError if it is not float32: a cast would hide a rounding."""
-    values = np.asarray(x)
+    values = numbers(x, "x")
     if values.dtype != np.float32:
         raise SpecError(f"x must be float32, got {values.dtype}; convert it with astype(numpy.float32)")
     return values
@@ -189,8 +202,8 @@ def check_names(**names: str) -> None:
     choices: dict[str, Collection[str]] = {"rounding": ROUNDINGS, "arithmetic": ARITHMETICS}
     for kind, name in names.items():
         known = choices[kind]
-        if name not in known:
-            raise SpecError(f"unknown {kind} {name!r}{nearest(name, known)}")
+        if not isinstance(name, str) or name not in known:
+            raise SpecError(f"unknown {kind} {name!r:.40}{nearest(str(name), known)}")
 
 
 def check_params(
@@ -216,7 +229,7 @@ def check_params(
                 f"scale {scales[endless].flat[0]} is too small to have a finite reciprocal; "
                 "use arithmetic 'divide'"
             )
-    given = np.asarray(zero_point)
+    given = numbers(zero_point, "zero_point")
     zero_points = given.astype(np.float32)
     if qtype.is_float:
         wrong = zero_points != 0
@@ -231,7 +244,7 @@ def check_params(
 
 
 def _check_scale(scale: ArrayLike) -> Float32Array:
-    given = np.asarray(scale)
+    given = numbers(scale, "scale")
     with np.errstate(over="ignore", under="ignore"):
         scales: Float32Array = given.astype(np.float32)
     wrong = ~(np.isfinite(scales) & (scales > 0))

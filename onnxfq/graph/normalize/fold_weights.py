@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, replace_nodes
@@ -129,7 +130,7 @@ def _count_elements(proto: onnx.ModelProto) -> dict[str, int]:
     """Return the number of elements of the tensors whose whole shape ONNX infers."""
     try:
         index = GraphIndex(with_shapes(proto).graph)
-    except (RuntimeError, onnx.shape_inference.InferenceError):
+    except ModelError:
         return {}
     shapes = {name: index.shape(name) for name in index.values}
     return {name: prod(shape) for name, shape in shapes.items() if shape is not None and None not in shape}  # type: ignore[arg-type]

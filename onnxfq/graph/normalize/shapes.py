@@ -5,8 +5,10 @@ from __future__ import annotations
 import onnx
 from onnx import shape_inference
 
+from onnxfq.errors import ModelError
 from onnxfq.graph.external.weightless import strip_weights
 from onnxfq.graph.model import list_graphs
+from onnxfq.support.records import join_lines
 
 
 def with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -20,13 +22,19 @@ def with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
 def add_shapes(proto: onnx.ModelProto) -> None:
     """Add the types and shapes that ONNX can infer to `proto`, in place; unknown ones stay open.
 
-    The weights are neither used nor copied.
+    The weights are neither used nor copied. Raises ModelError for shapes that contradict each other.
     """
     light = strip_weights(proto)
     try:
         inferred = shape_inference.infer_shapes(light, data_prop=True).graph
     except (RuntimeError, shape_inference.InferenceError):
-        inferred = shape_inference.infer_shapes(light).graph
+        try:
+            inferred = shape_inference.infer_shapes(light).graph
+        except (RuntimeError, shape_inference.InferenceError) as fault:
+            raise ModelError(
+                f"the model is not a valid ONNX model: its shapes contradict each other ({join_lines(fault)[:180]}); "
+                "export the model again"
+            ) from None
     for field in ("node", "output", "value_info"):
         proto.graph.ClearField(field)
         getattr(proto.graph, field).extend(getattr(inferred, field))
