@@ -54,7 +54,7 @@ def _npz_faults(path: str | Path) -> Iterator[None]:
             f"{path} is a single array; save it by input name: numpy.savez(path, INPUT=array)"
         ) from None
     except UNREADABLE as fault:
-        text = join_lines(fault)
+        text = join_lines(getattr(fault, "strerror", None) or fault)
         raise DataError(
             f"{path} is not a readable .npz ({text}); write it with numpy.savez(path, INPUT=array)"
         ) from None
@@ -74,7 +74,7 @@ def read_arrays(path: Path, inputs: Inputs) -> Arrays:
     try:
         array = load_npy(path, mapped=path.stat().st_size >= _LATER_FROM)
     except UNREADABLE as fault:
-        text = join_lines(fault)
+        text = join_lines(getattr(fault, "strerror", None) or fault)
         raise DataError(
             f"{path} is not a readable .npy ({text}); write it with numpy.save(path, array)"
         ) from None

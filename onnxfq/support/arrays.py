@@ -198,7 +198,7 @@ def _read_header(stream: IO[bytes], size: int, otherwise: str) -> _Header:
         header = _Header(*read(stream))
         whole = all(isinstance(one, int) and one >= 0 for one in header.shape)
         if not whole or header.dtype.hasobject:
-            raise ValueError("it holds Python objects, or no shape")
+            raise ValueError("it has no shape, or holds Python objects, which are not loaded")
         if stream.tell() + header.bytes > size:
             raise ValueError(f"shape {list(header.shape)} needs {header.bytes} bytes, and it has {size}")
     except Exception as fault:  # NumPy evaluates the header, and raises whatever Python does

@@ -317,7 +317,7 @@ def test_folders_of_folders() -> None:
 
 def test_a_large_npy_is_read_sample_by_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """An .npy above a size is mapped: what is not asked for is not read, and values are the same."""
-    monkeypatch.setattr("onnxfq.data.arrays._MAPPED_FROM", 100)
+    monkeypatch.setattr("onnxfq.data.arrays._LATER_FROM", 100)
     np.save("all.npy", X)
     feeds = list(Feeds("all.npy", (INPUT,)))
     np.testing.assert_array_equal(np.concatenate([feed["x"] for feed in feeds]), X)

@@ -39,7 +39,7 @@ _SHAPES: dict[str, tuple[str, tuple[int | None, ...]]] = {
     **dict.fromkeys(("range", "group_range", "channel_range"), ("f", (_N, 2))),
     **dict.fromkeys(("feed_ranges", "group_feed_ranges"), ("f", (_N, _N, 2))),
 }
-"""Array of a file -> kind of its type and its shape; integers are never negative."""
+"""Array of a built-in kind -> kind of its type and its shape; integers are never negative."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Statistics:
     def load(path: str | Path) -> Statistics:
         """Read a file of `save`. Raises StatisticsError in one line for any fault."""
         try:
-            columns = load_npz(path, _SHAPES)
+            columns = load_npz(path)
             _check_columns(columns)
             return _unpack(columns)
         except FileNotFoundError:
@@ -197,8 +197,8 @@ class Statistics:
 
 def _check_columns(columns: Columns) -> None:
     """Raise ValueError for an array of another type or shape than `save` writes."""
-    for name, array in columns.items():
-        kind, shape = _SHAPES[name]
+    for name in columns.keys() & _SHAPES.keys():
+        array, (kind, shape) = columns[name], _SHAPES[name]
         fits = len(shape) == array.ndim and all(w in (_N, n) for w, n in zip(shape, array.shape, strict=True))
         if array.dtype.kind not in kind or not fits:
             wanted = ["?" if size is _N else size for size in shape]

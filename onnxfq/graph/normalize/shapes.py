@@ -32,8 +32,8 @@ def add_shapes(proto: onnx.ModelProto) -> None:
             inferred = shape_inference.infer_shapes(light).graph
         except (RuntimeError, shape_inference.InferenceError) as fault:
             raise ModelError(
-                f"the model is not a valid ONNX model: its shapes contradict each other ({join_lines(fault)[:180]}); "
-                "export the model again"
+                "the model is not a valid ONNX model: its shapes contradict each other "
+                f"({join_lines(fault)[:180]}); export it again"
             ) from None
     for field in ("node", "output", "value_info"):
         proto.graph.ClearField(field)
