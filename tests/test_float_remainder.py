@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import BUILDERS, build, feed_for, if_body, linear, weights
+from builders import BUILDERS, build, feed_for, if_body, linear, weights, whole_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
@@ -41,7 +41,8 @@ def cast(
     proto: onnx.ModelProto, options: FloatOptions = FP16, recipe: str = "tensorrt-int8"
 ) -> QuantizeResult:
     """Quantize on three random feeds with the remainder as in `options`."""
-    return quantize(proto, [feed_for(proto, seed) for seed in range(3)], recipe=recipe, floats=options)
+    feeds = [feed_for(proto, seed) for seed in range(3)]
+    return quantize(proto, feeds, recipe=whole_recipe(recipe), floats=options)
 
 
 def types(proto: onnx.ModelProto) -> dict[str, int]:
