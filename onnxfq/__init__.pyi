@@ -10,6 +10,7 @@ from .documents.recipe import Override as Override
 from .documents.recipe import Recipe as Recipe
 from .documents.recipe import load_recipe as load_recipe
 from .documents.scores import Evaluation as Evaluation
+from .documents.sensitivity import Sensitivity as Sensitivity
 from .errors import OnnxfqError as OnnxfqError
 from .graph.io.load import load as load
 from .graph.io.save import save as save
@@ -48,6 +49,7 @@ from .stages.options import RunOptions as RunOptions
 from .stages.options import open_feeds as open_feeds
 from .stages.plan import make_plan as make_plan
 from .stages.plan import observation_plan as observation_plan
+from .stages.sensitivity import sensitivity as sensitivity
 from .targets.build_options import BuildOptions as BuildOptions
 from .targets.findings import CheckResult as CheckResult
 from .targets.findings import Finding as Finding

@@ -15,6 +15,7 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
+from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import RecipeError
 from onnxfq.graph.external.scratch_file import Scratch
 from onnxfq.graph.io.data_paths import check_model_output
@@ -28,6 +29,7 @@ from onnxfq.stages.gather import gather_statistics
 from onnxfq.stages.half_scales import with_half_scales
 from onnxfq.stages.insert import insert_forms
 from onnxfq.stages.options import RunOptions
+from onnxfq.stages.protect import Protected, protect
 from onnxfq.stages.quantize_inputs import open_inputs
 from onnxfq.stages.write import write_model
 from onnxfq.targets.onnxruntime.releases import release_of
@@ -48,6 +50,7 @@ class QuantizeResult:
         floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
         fitted: the encodings of a file that match the plan; None without a file.
         seconds: by stage.
+        sensitivity: the measurement that left layers in float for a promised SQNR; None if none had to.
     """
 
     model: Model
@@ -62,6 +65,7 @@ class QuantizeResult:
     fitted: Fitted | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     scratch: Scratch | None = field(default=None, repr=False, compare=False)
+    sensitivity: Sensitivity | None = None
 
 
 def quantize(
@@ -75,6 +79,7 @@ def quantize(
     encodings: GivenFile | None = None,
     missing: Missing = "stop",
     floats: FloatOptions = ALL_FLOAT32,
+    min_sqnr: float | None = None,
     runtime: str | None = None,
     options: RunOptions | None = None,
 ) -> QuantizeResult:
@@ -97,6 +102,7 @@ def quantize(
             Only tensors without an entry are observed.
         missing: treatment of activations without an entry if there are neither data nor statistics.
         floats: the type of the non-quantized part; tensors that do not fit in it stay in float32.
+        min_sqnr: keep the fewest layers in float that give the outputs this SQNR in dB, see `protect`.
         runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
         options: batch, threads, device and how data is read.
 
@@ -114,6 +120,8 @@ def quantize(
     clock.lap("plan")
     found = gather_statistics(inputs, planned.unknown, statistics, options)
     clock.lap("observe")
+    start = Protected(chosen, planned, found)
+    chosen, planned, found, measured = protect(inputs, start, encodings, min_sqnr, options)
     plan, encoded = planned.encode(inputs.model, found)
     encoded = with_half_scales(encoded, floats.name)
     clock.lap("calibrate")
@@ -126,7 +134,7 @@ def quantize(
     clock.lap("evaluate")
     write_model(qdq, output, inputs.kept, options.threads)
     made = (plan, found, encoded, inputs.take_in(qdq), inputs.take_in(simulation), evaluation)
-    ends = (cast.floats, planned.matched, clock.seconds, inputs.scratch)
+    ends = (cast.floats, planned.matched, clock.seconds, inputs.scratch, measured)
     return QuantizeResult(inputs.model, chosen, *made, *ends)
 
 

@@ -10,7 +10,7 @@ import onnx
 
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.documents.recipe import load_recipe
+from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.float_types import HALF_TYPES, FloatName
@@ -74,7 +74,7 @@ def depthwise_channels(proto: onnx.ModelProto, name: str) -> int:
 
 
 def unmeasured(
-    model: str | Path | onnx.ModelProto, recipe: str, floats: FloatName = "fp32"
+    model: str | Path | onnx.ModelProto, recipe: str | Recipe, floats: FloatName = "fp32"
 ) -> onnx.ModelProto:
     """Return the Q/DQ model of `recipe` with made-up scales: what a builder fuses does not depend on them.
 

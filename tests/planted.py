@@ -28,8 +28,8 @@ MATMUL = """g (float[2,4,64] x) => (float[2,4,32] y) {
     [xdq] d = DequantizeLinear (q, s, z)
     [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz)
     [mm] y = MatMul (d, k) }"""
-INT4 = """g (float[4,64] x) => (float[4,32] y) {
-    [wdq] k = DequantizeLinear <axis = 0, block_size = 16> (w, ws)
+INT4 = """g (float[4,256] x) => (float[4,32] y) {
+    [wdq] k = DequantizeLinear <axis = 0, block_size = 64> (w, ws)
     [mm] y = MatMul (x, k) }"""
 CHAIN = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) {
     [xq] q = QuantizeLinear (x, s, z)
@@ -72,6 +72,10 @@ ATTENTION = f"""g (float[1,2,16,32] a, float[1,2,32,16] b, float[1,2,16,32] v) =
     {pair("p", "p", "p1", "p2")}
     {pair("v", "v", "v1", "v2")}
     [mm] y = MatMul (p2, v2) }}"""
+LOOP = """g (float16[3,1,8] x) => (float[3,1,1,4] y) {
+    [cast] c = Cast <to = 1> (x)
+    [turn] t = Transpose <perm = [0,1,2]> (c)
+    [mm] y = LSTM <hidden_size = 4> (t, w, r) }"""
 PARTS = f"""g (float[2,64,64] x) => (float[2,64,64] y) {{
     {pair("x", "x", "q", "d")}
     [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz)
@@ -115,13 +119,13 @@ OPERATOR = f"""g (float[1,2,16,32] a, float[1,2,16,32] b, float[1,2,16,32] v) =>
     {pair("b", "b", "b1", "b2")}
     {pair("v", "v", "v1", "v2")}
     [mm] y = Attention (a2, b2, v2) }}"""
-PROJECTION = """g (float16[1,2,16,32] a, float16[1,2,32,16] b, float16[1,2,16,32] v) => (float16[1,16,32] y) {
+PROJECTION = """g (float16[1,2,16,32] a, float16[1,2,32,16] b, float16[1,2,16,64] v) => (float16[1,16,32] y) {
     [scores] c = MatMul (a, b)
     [soft] p = Softmax <axis = -1> (c)
     [mix] m = MatMul (p, v)
     [turn] t = Transpose <perm = [0,2,1,3]> (m)
     [join] j = Reshape (t, joined)
-    [wdq] k = DequantizeLinear <axis = 0, block_size = 16> (w, ws)
+    [wdq] k = DequantizeLinear <axis = 0, block_size = 64> (w, ws)
     [mm] y = MatMul (j, k) }"""
 FLOAT4 = """g (float[16,256] x) => (float[16,128] y) {
     [dyn] q, qs = trt.TRT_FP4DynamicQuantize <axis = -1, block_size = 16, scale_type = 17> (x, gs)
@@ -130,6 +134,38 @@ FLOAT4 = """g (float[16,256] x) => (float[16,128] y) {
     [wsdq] s2 = DequantizeLinear (ws, gs)
     [wdq] k = DequantizeLinear <axis = 1, block_size = 16> (w, s2)
     [mm] y = Gemm <transB = 1> (d, k) }"""
+
+BRANCH_INSIDE = """g (float[1,8,6,6] x, bool cond) => (float[1,8,6,6] y) {
+    [choose] y = If (cond) <
+        then_branch = yes () => (float[1,8,6,6] t) {
+            [xq] q = QuantizeLinear (x, s, z)
+            [xdq] d = DequantizeLinear (q, s, z)
+            [wdq] k = DequantizeLinear <axis = 0> (w, ws, wz)
+            [conv] t = Conv <pads = [1,1,1,1]> (d, k) },
+        else_branch = no () => (float[1,8,6,6] e) {
+            [xq2] q2 = QuantizeLinear (x, s, z)
+            [xdq2] d2 = DequantizeLinear (q2, s, z)
+            [wdq2] k2 = DequantizeLinear <axis = 0> (w, ws, wz)
+            [other] e = Conv <pads = [1,1,1,1]> (d2, k2) }> }"""
+AS_MATMUL = (
+    "[wdq] k = DequantizeLinear <axis = 1, block_size = 16> (w, s2)\n    [mm] y = Gemm <transB = 1> (d, k)",
+    "[wdq] k1 = DequantizeLinear <axis = 1, block_size = 16> (w, s2)\n    [turn] k = Transpose (k1)\n"
+    "    [mm] y = MatMul (d, k)",
+)
+FLOAT4_TWICE = """g (float[16,64] x, float[64,64] x2) => (float[16,64] y) {
+    [dyn] q, qs = trt.TRT_FP4DynamicQuantize <axis = -1, block_size = 16, scale_type = 17> (x, gs)
+    [sdq] s1 = DequantizeLinear (qs, gs)
+    [xdq] d = DequantizeLinear <axis = -1, block_size = 16> (q, s1)
+    [dyn2] q2, qs2 = trt.TRT_FP4DynamicQuantize <axis = -2, block_size = 16, scale_type = 17> (x2, gs)
+    [sdq2] s2 = DequantizeLinear (qs2, gs)
+    [xdq2] d2 = DequantizeLinear <axis = -2, block_size = 16> (q2, s2)
+    [mm] y = MatMul (d, d2) }"""
+MXFP8_TWICE = """g (float[16,64] x, float[64,64] x2) => (float[16,64] y) {
+    [dyn] q, qs = trt.TRT_MXFP8DynamicQuantize <axis = -1, block_size = 32, output_dtype = 17> (x)
+    [xdq] d = trt.TRT_MXFP8DequantizeLinear <axis = -1, block_size = 32, output_dtype = 1> (q, qs)
+    [dyn2] q2, qs2 = trt.TRT_MXFP8DynamicQuantize <axis = -2, block_size = 32, output_dtype = 17> (x2)
+    [xdq2] d2 = trt.TRT_MXFP8DequantizeLinear <axis = -2, block_size = 32, output_dtype = 1> (q2, qs2)
+    [mm] y = MatMul (d, d2) }"""
 
 
 def f32(value: Any) -> np.ndarray:
@@ -191,7 +227,7 @@ def matmul_constants(dtype: Any = np.int8, **changes: Any) -> Arrays:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def int4_constants(k: int = 64, n: int = 32, scales: int = 4) -> Arrays:
+def int4_constants(k: int = 256, n: int = 32, scales: int = 4) -> Arrays:
     """Return the constants of INT4: a weight [k, n] with `scales` blocks along axis 0."""
     return {"w": stored(k, n, dtype=ml_dtypes.int4), "ws": np.full((scales, n), 0.1, np.float32)}
 
@@ -203,6 +239,9 @@ def float4_constants() -> Arrays:
         "ws": np.full((128, 16), 1.0).astype(ml_dtypes.float8_e4m3fn),
         "gs": f32(0.01),
     }
+
+
+FLOAT4_SCALE = {"gs": f32(0.01)}
 
 
 def change(text: str, *pairs: tuple[str, str]) -> str:
@@ -242,6 +281,60 @@ def case(
 
 
 F8 = ml_dtypes.float8_e4m3fn
+# A form of an operator that TensorRT refuses: name, output, text, constants, message, opset.
+FORMS: tuple[tuple[str, str, str, Arrays, str, int], ...] = (
+    (
+        "TopK of 4000",
+        "float[4000] t",
+        "f = Reshape (y, flat) e = Concat <axis = 0> ("
+        + ", ".join(["f"] * 20)
+        + ") [odd] t, i = TopK (e, k1)",
+        {"flat": np.asarray([-1]), "k1": np.asarray([4000])},
+        "builder K exceeds the maximum",
+        21,
+    ),
+    (
+        "antialias",
+        "float[1,8,3,3] t",
+        '[odd] t = Resize <mode = "linear", antialias = 1> (y, , half)',
+        {"half": f32([1, 1, 0.5, 0.5])},
+        "parser Antialiasing is not supported",
+        21,
+    ),
+    (
+        "indices of MaxPool",
+        "int64[1,8,3,3] i",
+        "[odd] t, i = MaxPool <kernel_shape = [2,2], strides = [2,2]> (y)",
+        {},
+        "parser MaxPool",
+        21,
+    ),
+    ("NonZero", "int64[4,M] t", "[odd] t = NonZero (y)", {}, "parser plugin", 21),
+    (
+        "ScatterND that adds",
+        "float[1,8,6,6] t",
+        '[odd] t = ScatterND <reduction = "add"> (y, at, y)',
+        {"at": np.zeros((1, 1), np.int64)},
+        "parser reduction is not supported",
+        21,
+    ),
+    (
+        "ScatterElements that adds",
+        "float[1,8,6,6] t",
+        '[odd] t = ScatterElements <axis = 0, reduction = "add"> (y, at, y)',
+        {"at": np.zeros((1, 8, 6, 6), np.int64)},
+        "parser reduction",
+        21,
+    ),
+    (
+        "upper-case labels",
+        "float[1,8,6] t",
+        '[odd] t = Einsum <equation = "NCHW->NCH"> (y)',
+        {},
+        "parser Invalid character",
+        21,
+    ),
+)
 NO_POINTS = (("(x, s, z)", "(x, s)"), ("(q, s, z)", "(q, s)"))
 ZEROS8 = np.zeros(8, np.int8)
 CUT = "parser Failed to import initializer"
@@ -272,8 +365,11 @@ COMMUTING_MATMUL: dict[str, Arrays] = {
     "Squeeze (d, c)": {"c": np.asarray([0])},
     "Unsqueeze (d, c)": {"c": np.asarray([0])},
 }
+COMMUTING_CONV['Pad <mode = "reflect"> (d, c)'] = COMMUTING_CONV["Pad (d, c)"]
+COMMUTING_CONV["Pad (d, c, b)"] = ({**COMMUTING_CONV["Pad (d, c)"][0], "b": f32(0)}, 8)
 # Operators that it does not, tried likewise.
 BLOCKING: dict[str, Arrays] = {
+    "Pad (d, c, b)": {"c": np.asarray([0, 0, 1, 1, 0, 0, 1, 1]), "b": f32(0.7)},
     "AveragePool <kernel_shape = [3,3]> (d)": {},
     "Clip (d, lo, hi)": {"lo": f32(0), "hi": f32(6)},
     "GlobalAveragePool (d)": {},
@@ -368,7 +464,7 @@ CASES = (
     case(
         "uint4 weight",
         INT4,
-        {**int4_constants(), "w": np.ones((64, 32)).astype(ml_dtypes.uint4)},
+        {**int4_constants(), "w": np.ones((256, 32)).astype(ml_dtypes.uint4)},
         "refused tensor-type wdq",
         CUT,
     ),
@@ -579,6 +675,48 @@ CASES = (
         "warning not-quantized mm",
         "float",
     ),
+    case(
+        "constant of both branches",
+        BRANCH_INSIDE,
+        conv_constants(),
+        "refused shared-constant wdq2",
+        "builder Quantized constant",
+    ),
+    # Forms of operators.
+    *(
+        case(
+            f"{name} beside a Conv",
+            change(
+                CONV,
+                ("=> (float[1,8,6,6] y)", f"=> (float[1,8,6,6] y, {out})"),
+                ("(d, k) }", f"(d, k) {text} }}"),
+            ),
+            conv_constants(**more),
+            "refused operator-form odd",
+            real,
+            opset,
+        )
+        for name, out, text, more, real, opset in FORMS
+    ),
+    case(
+        "clean TopK",
+        change(
+            CONV,
+            ("=> (float[1,8,6,6] y)", "=> (float[1,8,6,6] y, float[1,8,6,2] t)"),
+            ("(d, k) }", "(d, k) t, i = TopK (y, two) }"),
+        ),
+        conv_constants(two=np.asarray([2])),
+        "",
+        "low",
+    ),
+    case(
+        "Attention operator in float32",
+        OPERATOR,
+        int8_pair(),
+        "refused operator-form mm",
+        "builder CHECK",
+        opset=23,
+    ),
     # Blocks and int4.
     case(
         "blocked Conv",
@@ -589,8 +727,8 @@ CASES = (
     ),
     case(
         "block does not divide",
-        change(INT4, ("[4,64]", "[4,60]")),
-        int4_constants(k=60),
+        change(INT4, ("[4,256]", "[4,248]")),
+        int4_constants(k=248),
         "wrong block-size wdq",
         "weight-only",
     ),
@@ -628,13 +766,13 @@ CASES = (
     case(
         "blocked int8 weight-only",
         INT4,
-        {**int4_constants(), "w": stored(64, 32)},
+        {**int4_constants(), "w": stored(256, 32)},
         "float blocked-weight mm",
         "float",
     ),
     case(
         "odd count of int4",
-        change(INT4, ("[4,64]", "[4,15]"), ("[4,32]", "[4,7]"), ("axis = 0, block_size = 16", "axis = 1")),
+        change(INT4, ("[4,256]", "[4,15]"), ("[4,32]", "[4,7]"), ("axis = 0, block_size = 64", "axis = 1")),
         {"w": stored(15, 7, dtype=ml_dtypes.int4), "ws": f32([0.1] * 7)},
         "refused odd-int4 wdq",
         "builder odd tensor volume",
@@ -648,21 +786,21 @@ CASES = (
     ),
     case(
         "int4 per tensor",
-        change(INT4, ("<axis = 0, block_size = 16> ", "")),
+        change(INT4, ("<axis = 0, block_size = 64> ", "")),
         {**int4_constants(), "ws": f32(0.1)},
         "float int4-weight mm",
         "float",
     ),
     case(
         "int4 per channel",
-        change(INT4, ("axis = 0, block_size = 16", "axis = 1")),
+        change(INT4, ("axis = 0, block_size = 64", "axis = 1")),
         {**int4_constants(), "ws": f32([0.1] * 32)},
         "float int4-weight mm",
         "float",
     ),
     case(
         "int4 in one block",
-        change(INT4, ("size = 16", "size = 64")),
+        change(INT4, ("size = 64", "size = 256")),
         int4_constants(scales=1),
         "float int4-weight mm",
         "float",
@@ -671,7 +809,7 @@ CASES = (
         "int4 through a Cast",
         change(
             INT4,
-            ("float[4,64] x", "float16[4,64] x"),
+            ("float[4,256] x", "float16[4,256] x"),
             ("float[4,32]", "float16[4,32]"),
             ("[mm] y = MatMul (x, k)", "[c] c = Cast <to = 10> (k)\n    [mm] y = MatMul (x, c)"),
         ),
@@ -681,9 +819,23 @@ CASES = (
     ),
     case(
         "int4 blocks along outputs",
-        change(INT4, ("axis = 0", "axis = 1")),
-        {**int4_constants(), "ws": np.full((64, 2), 0.1, np.float32)},
+        change(INT4, ("axis = 0, block_size = 64", "axis = 1, block_size = 16")),
+        {**int4_constants(), "ws": np.full((256, 2), 0.1, np.float32)},
         "warning int4-axis mm",
+        "weight-only",
+    ),
+    case(
+        "int4 in blocks of 32",
+        change(INT4, ("size = 64", "size = 32")),
+        int4_constants(scales=8),
+        "warning int4-block mm",
+        "weight-only",
+    ),
+    case(
+        "clean int4 in blocks of 128",
+        change(INT4, ("size = 64", "size = 128")),
+        int4_constants(scales=2),
+        "",
         "weight-only",
     ),
     case(
@@ -693,7 +845,7 @@ CASES = (
         [xdq] d = DequantizeLinear <axis = 1, block_size = 16> (q, s)
         [wdq] k = DequantizeLinear <axis = 0, block_size = 16> (w, ws)
         [mm] y = MatMul (d, k) }""",
-        {**int4_constants(), "s": np.full((16, 4), 0.1, np.float32)},
+        {**int4_constants(k=64), "s": np.full((16, 4), 0.1, np.float32)},
         "float int4-activation mm",
         "weight-only",
     ),
@@ -818,6 +970,21 @@ CASES = (
     ),
     case("skip branch without a pair", RESIDUAL, conv_constants(), "warning skip-branch add", "low"),
     case(
+        "float8 at opset 17",
+        MATMUL,
+        matmul_constants(F8),
+        "warning opset xq",
+        "low",
+        opset=17,
+    ),
+    case(
+        "int4 per channel by int8, Conv",
+        CONV,
+        conv_constants(w=stored(8, 8, 3, 3, dtype=ml_dtypes.int4), wz=np.zeros(8).astype(ml_dtypes.int4)),
+        "refused mixed-types conv",
+        "builder W.type()",
+    ),
+    case(
         "int8 weight of one row",
         """g (float[1,256] x) => (float[1,1000] y) {
         [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz)
@@ -835,6 +1002,20 @@ CASES = (
         "warning recurrent mm",
         "weight-only",
     ),
+    case(
+        "Cast in front of an LSTM",
+        LOOP,
+        {"w": weights(1, 16, 8), "r": weights(1, 16, 4)},
+        "refused recurrent-cast mm",
+        "builder Error during shape inference",
+    ),
+    case(
+        "clean Cast in front of one step",
+        change(LOOP, ("float16[3,", "float16[1,"), ("(float[3,", "(float[1,")),
+        {"w": weights(1, 16, 8), "r": weights(1, 16, 4)},
+        "",
+        "float",
+    ),
     # Attention and float4.
     case(
         "Attention operator",
@@ -845,6 +1026,18 @@ CASES = (
         opset=23,
     ),
     case("attention without a quantized reader", ATTENTION, int8_pair(), "warning attention scores", "low"),
+    case(
+        "int8 attention of one query",
+        change(
+            ATTENTION,
+            ("[1,2,16,32] a,", "[1,2,1,32] a,"),
+            ("[1,2,16,32] y)", "[1,2,1,32] y)"),
+            ("float[", "float16["),
+        ),
+        int8_pair(s=np.float16(0.02)),
+        "warning attention scores",
+        "low",
+    ),
     case(
         "half an attention",
         change(ATTENTION, ("(p2, v2)", "(p2, v)"), ("(p2, v)", "(p, v)")),
@@ -865,9 +1058,9 @@ CASES = (
         "int4 behind an attention of one sample",
         PROJECTION,
         {
-            **int4_constants(),
-            "ws": np.full((4, 32), 0.01, np.float16),
-            "joined": np.asarray([1, 16, 64], np.int64),
+            **int4_constants(k=128, scales=2),
+            "ws": np.full((2, 32), 0.01, np.float16),
+            "joined": np.asarray([1, 16, 128], np.int64),
         },
         "float attention-projection mm",
         "float",
@@ -882,6 +1075,32 @@ CASES = (
         opset=23,
         trt=1,
     ),
+    case(
+        "float4 of four axes",
+        change(
+            FLOAT4, ("float[16,256]", "float[1,2,8,256]"), ("float[16,128]", "float[1,2,8,128]"), AS_MATMUL
+        ),
+        float4_constants(),
+        "refused dynamic-rank dyn",
+        "parser must be 2D or 3D",
+        opset=23,
+        trt=1,
+    ),
+    case("clean float4 of two computed tensors", FLOAT4_TWICE, FLOAT4_SCALE, "", "low", opset=23, trt=1),
+    case(
+        "float4 by an open float4",
+        change(
+            FLOAT4_TWICE,
+            ("float[16,64] x, float[64,64] x2", "float[N,16,64] x, float[N,64,64] x2"),
+            ("float[16,64] y", "float[N,16,64] y"),
+        ),
+        FLOAT4_SCALE,
+        "refused float4-open mm",
+        "builder CHECK",
+        opset=23,
+        trt=1,
+    ),
+    case("MXFP8 of two computed tensors", MXFP8_TWICE, {}, "float mxfp8-product mm", "float", trt=1),
     case(
         "float4 weight-only",
         """g (float[16,256] x) => (float[16,128] y) {

@@ -38,7 +38,11 @@ def twins(
     staged: Staged, switchable: bool = False
 ) -> tuple[list[str], list[NDArray[np.float32]], list[NDArray[np.float32]]]:
     """Return names and values of all quantized tensors and the outputs, in the simulation and in Q/DQ."""
-    simulation = InsertFakeQuantize(staged.plan, staged.encodings, switchable).run(staged.model).model.proto
+    simulation = (
+        InsertFakeQuantize(staged.plan, staged.encodings, "one" if switchable else "none")
+        .run(staged.model)
+        .model.proto
+    )
     qdq = qdq_pass(staged.plan, staged.encodings).run(staged.model).model.proto
     # A session gives tensors of the main graph only.
     outside = {node.name for node in staged.model.proto.graph.node}

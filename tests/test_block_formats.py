@@ -81,7 +81,11 @@ def dynamic_recipe(target: str = "simulation", **scheme: object) -> Recipe:
 
 def simulated(staged, switchable: bool = False) -> onnx.ModelProto:
     """Return the fake-quant model."""
-    return InsertFakeQuantize(staged.plan, staged.encodings, switchable).run(staged.model).model.proto
+    return (
+        InsertFakeQuantize(staged.plan, staged.encodings, "one" if switchable else "none")
+        .run(staged.model)
+        .model.proto
+    )
 
 
 def same_bits(actual: np.ndarray, expected: np.ndarray) -> None:

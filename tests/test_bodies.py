@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import Staged, build, feed_for, if_body, planned, stage, weights
+from builders import Staged, build, constants, feed_for, if_body, planned, stage, weights
 
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.recipe import Recipe
@@ -136,7 +136,7 @@ def test_pairs_stand_in_the_body_of_their_reader(name: str) -> None:
 
 
 def test_weights_of_two_bodies_are_stored_once() -> None:
-    """One weight for readers in both branches is quantized once and stored once."""
+    """A weight with readers in both branches is stored once; for TensorRT, once for each graph."""
     proto = build(
         """g (float[N,4] x, bool c) => (float[N,4] y) { h = MatMul (x, w)
             y = If (c) <then_branch = a () => (float[N,4] u) { u = MatMul (h, w) },
@@ -144,6 +144,10 @@ def test_weights_of_two_bodies_are_stored_once() -> None:
         {"w": W["w"]},
     )
     one = stage(proto)
+    stored = constants(insert_qdq(one.model, one.plan, one.encodings))
+    copies = [stored[name] for name in ("w/q", "w/q_2", "w/q_3")]
+    assert all(np.array_equal(copy, copies[0]) for copy in copies)
+    one = stage(proto, "onnxruntime-int8")
     qdq = insert_qdq(one.model, one.plan, one.encodings)
     assert [t.name for t in qdq.graph.initializer].count("w/q") == 1
     assert sum(n.op_type == "DequantizeLinear" and n.input[0] == "w/q" for n in list_nodes(qdq.graph)) == 3

@@ -22,12 +22,12 @@ from onnxfq.stages.observers import ObserveOptions
 
 
 def test_activations_get_the_calibrated_range() -> None:
-    """With minmax, scale is the largest magnitude over 127."""
+    """With minmax, scale is the larger of -min / 128 and max / 127."""
     staged = stage(conv_relu())
     encoding = calibrate(staged.model, staged.plan, staged.statistics, "minmax")["x"]
-    amax = float(np.abs(staged.feed["x"]).max())
-    scale, _ = choose_qparams(-amax, amax, QTYPES["int8"], True)
-    assert encoding.scale_array == scale == np.float32(amax / 127)
+    low, high = (float(end) for end in (staged.feed["x"].min(), staged.feed["x"].max()))
+    scale, _ = choose_qparams(low, high, QTYPES["int8"], True)
+    assert encoding.scale_array == scale == np.float32(max(low / -128, high / 127))
     assert encoding.calibrator == "minmax"
 
 
@@ -40,18 +40,19 @@ def test_asymmetric_activations_hold_the_range_and_zero() -> None:
 
 
 def test_weights_are_scaled_by_channel() -> None:
-    """Each channel's scale is its own largest magnitude over 127."""
+    """Each channel's scale is the least that holds its own ends."""
     staged = stage(conv_relu())
-    amax = np.abs(weights(4, 3, 3, 3)).max(axis=(1, 2, 3)).astype(np.float64)
-    np.testing.assert_array_equal(staged.encodings["w"].scale_array, (amax / 127).astype(np.float32))
+    w = weights(4, 3, 3, 3).astype(np.float64).reshape(4, -1)
+    want = np.maximum(w.max(axis=1) / 127, w.min(axis=1) / -128)
+    np.testing.assert_array_equal(staged.encodings["w"].scale_array, want.astype(np.float32))
 
 
 def test_weights_in_short_blocks() -> None:
     """Blocks of 3 on an axis of 4: the last block is short and has its own scale."""
     recipe = with_weights("onnxruntime-int8", granularity="blocked", block_size=3)
     staged = stage(shared_weight(), recipe)
-    w = np.abs(weights(4, 4)).astype(np.float64)
-    want = np.stack([w[:3].max(0), w[3:].max(0)]) / 127
+    w = weights(4, 4).astype(np.float64)
+    want = np.stack([np.maximum(part.max(0) / 127, part.min(0) / -128) for part in (w[:3], w[3:])])
     np.testing.assert_array_equal(staged.encodings["w"].scale_array, want.astype(np.float32))
 
 

@@ -11,7 +11,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, conv_relu, feed_for, gemm, planned, stage, two_branch, weights
+from builders import (
+    BUILDERS,
+    build,
+    conv_relu,
+    feed_for,
+    gemm,
+    planned,
+    stage,
+    two_branch,
+    weights,
+    whole_recipe,
+)
 from onnx import numpy_helper
 
 from onnxfq.cli.main import main
@@ -28,7 +39,7 @@ from onnxfq.stages.plan import make_plan
 
 def asked(existing: Existing, **override: object) -> Recipe:
     """Return tensorrt-int8 that does so with existing quantizers."""
-    base = load_recipe("tensorrt-int8").model_dump()
+    base = whole_recipe("tensorrt-int8").model_dump()
     return Recipe.model_validate(base | {"existing": existing, "overrides": [override] if override else []})
 
 

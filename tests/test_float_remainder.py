@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import BUILDERS, build, feed_for, if_body, linear, weights
+from builders import BUILDERS, build, feed_for, if_body, linear, weights, whole_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
@@ -41,7 +41,8 @@ def cast(
     proto: onnx.ModelProto, options: FloatOptions = FP16, recipe: str = "tensorrt-int8"
 ) -> QuantizeResult:
     """Quantize on three random feeds with the remainder as in `options`."""
-    return quantize(proto, [feed_for(proto, seed) for seed in range(3)], recipe=recipe, floats=options)
+    feeds = [feed_for(proto, seed) for seed in range(3)]
+    return quantize(proto, feeds, recipe=whole_recipe(recipe), floats=options)
 
 
 def types(proto: onnx.ModelProto) -> dict[str, int]:
@@ -487,3 +488,47 @@ def test_files_of_two_types_at_one_operator_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot load the model"):
         write_model(mixed, tmp_path / "q.onnx", [feed_for(proto)])
     assert not list(tmp_path.iterdir())
+
+
+RECURRENT = {"GRU": 3, "LSTM": 4, "RNN": 1}
+
+
+def recurrent(op: str, before: str, steps: int | str = 25, direct: bool = False) -> onnx.ModelProto:
+    """A linear layer unless `direct`, `before`, a recurrent operator over `steps`, and a linear layer."""
+    gates = RECURRENT[op]
+    first = "u = Identity (x)" if direct else "m = MatMul (x, wi) u = Relu (m)"
+    return build(
+        f"""g (float[{steps},2,64] x) => (float[{steps},2,16] y) {{
+            {first} {before} [loop] l = {op} <hidden_size = 32> (v, w, r)
+            s = Squeeze (l, ax) [out] y = MatMul (s, wo) }}""",
+        {
+            "wi": weights(64, 64),
+            "w": weights(1, gates * 32, 64),
+            "r": weights(1, gates * 32, 32),
+            "wo": weights(32, 16),
+            "ax": np.asarray([1], np.int64),
+        },
+    )
+
+
+@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@pytest.mark.parametrize("op", RECURRENT)
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+@pytest.mark.parametrize("io", [False, True])
+def test_no_cast_in_front_of_a_loop(op, name, io):
+    """TensorRT builds no Cast in front of a recurrent operator: what computes its input stays in float32."""
+    for direct in (False, True):
+        turned = "t = Transpose <perm = [1,0,2]> (u) v = Transpose <perm = [1,0,2]> (t)"
+        proto = recurrent(op, turned, direct=direct)
+        made = cast(proto, FloatOptions(name, io=io))
+        result = check(made.qdq, build=BuildOptions())
+        assert result.passed and all(row.kept == row.promised for row in result.coverage), result.table()
+        assert ("x" in reasons(made)) == (io and direct)
+        whys = [why for why in reasons(made).values() if "no Cast in front of a loop" in why]
+        assert len(whys) >= (2 if not direct or io else 1)
+
+
+@pytest.mark.parametrize("steps", [1, "T"])
+def test_loops_that_take_a_cast(steps):
+    """With one step or an open number TensorRT takes the Cast: what computes the input is cast as before."""
+    assert not any("a loop" in why for why in reasons(cast(recurrent("GRU", "v = Neg (u)", steps))).values())

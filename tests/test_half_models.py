@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, feed_for, planned, stage, weights
+from builders import BUILDERS, build, feed_for, planned, stage, weights, whole_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
@@ -63,7 +63,7 @@ def test_every_structure(name: str, kind: str, recipe: str) -> None:
     """Valid, everything covered that is covered in float32, scales of the model's type; Q/DQ = fake quant."""
     proto = as_type(BUILDERS[name](), kind)
     model, feed = load(proto), half_feed(proto)
-    plan = make_plan(model, load_recipe(recipe))
+    plan = make_plan(model, whole_recipe(recipe))
     assert plan.coverage() == planned(BUILDERS[name](), recipe).coverage()
     statistics = collect_statistics(model, plan, [feed], ObserveOptions(threads=1))
     encodings = calibrate(model, plan, statistics)
@@ -84,7 +84,7 @@ def test_other_formats(recipe: str) -> None:
     text = "g (float16[N,256] x) => (float16[N,32] y) { [mm] y = MatMul (x, w) }"
     proto = build(text, {"w": weights(256, 32).astype(np.float16)})
     model, feed = load(proto), half_feed(proto)
-    plan = make_plan(model, load_recipe(recipe))
+    plan = make_plan(model, whole_recipe(recipe))
     encodings = calibrate(model, plan, collect_statistics(model, plan, [feed]))
     simulated = Session(insert_fake_quantize(model, plan, encodings), 1, exact=True).run(feed)[0]
     assert simulated.dtype == np.float16

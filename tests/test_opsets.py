@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, one_format, weights
+from builders import Arrays, build, one_format, weights, whole_recipe
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.documents.recipe import RECIPES, Recipe
@@ -425,7 +425,7 @@ def test_every_structure_at_every_opset(request: pytest.FixtureRequest, tmp_path
     opsets = tuple(range(7, NEWEST + 1)) if every else QUICK_OPSETS
     recipes: dict[str, Recipe] = {"int16": one_format("int16")} if every else {}
     recipes |= {
-        name: recipe
+        name: whole_recipe(name)
         for name, recipe in RECIPES.items()
         if name in QUICK_RECIPES or (every and recipe.target != "simulation")
     }

@@ -15,12 +15,12 @@ from builders import (
     transposed_weight,
     two_branch,
     weights,
+    whole_recipe,
     with_override,
     with_weights,
 )
 
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.queries import collect_tensors
@@ -33,7 +33,7 @@ from onnxfq.stages.plan import make_plan
 def test_every_float_tensor_is_placed_or_has_a_reason(name: str, recipe: str) -> None:
     """Nothing is silent: each float tensor, of bodies too, is in the plan, once."""
     model = load(BUILDERS[name]())
-    plan = make_plan(model, load_recipe(recipe))
+    plan = make_plan(model, whole_recipe(recipe))
     graph = model.graph()
     floats = {
         name

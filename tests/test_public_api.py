@@ -30,6 +30,7 @@ NAMES = [
     "QuantizeResult",
     "Recipe",
     "RunOptions",
+    "Sensitivity",
     "Statistics",
     "__version__",
     "adjust_min_max",
@@ -60,6 +61,7 @@ NAMES = [
     "quantize",
     "register_custom_ops",
     "save",
+    "sensitivity",
     "use_custom_ops",
     "write_report",
 ]

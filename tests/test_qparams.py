@@ -67,7 +67,9 @@ def test_no_finer_than_needed(qtype, symmetric, limits):
     """The steps that the range, 0 included, needs are all used: the scale is not too large."""
     scale, _ = choose_qparams(*limits, qtype, symmetric)
     low, high = min(limits[0], 0.0), max(limits[1], 0.0)
-    wanted = max(-low, high) / qtype.qmax if symmetric else (high - low) / (qtype.qmax - qtype.qmin)
+    wanted = (high - low) / (qtype.qmax - qtype.qmin)
+    if symmetric:
+        wanted = max(low / qtype.qmin, high / qtype.qmax)
     if wanted > MIN_SCALE:
         assert float(scale) == pytest.approx(wanted, rel=2.0**-24)  # rounding to float32
     else:

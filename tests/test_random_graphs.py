@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from builders import whole_recipe
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_graphs import NodeByNode, random_feed, random_models
 
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.runtime.session import Session
@@ -53,7 +53,7 @@ def check(model: onnx.ModelProto, recipe: str, cond: bool) -> bool:
         # ONNX's converter writes a Softmax of before opset 13 as other operators, which round otherwise.
         np.testing.assert_allclose(one, other, rtol=0 if model.opset_import[0].version >= 13 else 1e-5)
     try:
-        plan = make_plan(loaded, load_recipe(recipe))
+        plan = make_plan(loaded, whole_recipe(recipe))
     except ModelError as refusal:
         assert "nothing to quantize" in str(refusal)
         return False

@@ -382,8 +382,9 @@ def test_block_shapes(tmp_path):
             "float32",
         ),
         (
-            "weights: {scale_type: e8m0, calibrator: mse}",
-            "weights: scale_type e8m0 takes scales from the largest magnitude; use calibrator minmax",
+            "weights: {scale_type: e8m0, calibrator: sqnr}",
+            "weights: scale_type e8m0 takes scales by the largest magnitude or the least error; use "
+            "calibrator minmax or mse",
         ),
         (
             "activations: {zero_point: fractional}",

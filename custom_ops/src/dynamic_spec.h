@@ -46,6 +46,7 @@ struct DynamicSpec {
     }
     rule.qmin = type.qmin;
     rule.qmax = type.qmax;
+    rule.by_magnitude = rule.symmetric && (rule.type != ScaleType::kFloat32 || type.qmin == -type.qmax);
     rule.largest_scale = largest_scale(rule.symmetric ? std::max(type.qmax, -type.qmin) : type.qmax - type.qmin);
     grid = grid_of(type, r, Arithmetic::kDivide, true);
     return "";

@@ -15,7 +15,7 @@ from onnxfq.documents.array_file import array_path
 from onnxfq.graph.io.data_paths import check_model_output, data_files
 from onnxfq.support.outputs import check_apart, write_together
 
-OUTPUTS = ("output", "report", "artifacts", "table_csv")
+OUTPUTS = ("output", "report", "artifacts", "table_csv", "recipe_out")
 """Parameters of commands that name files and folders to write; all others name inputs, if files."""
 
 FOLDERS = ("handoff", "demo")

@@ -17,6 +17,7 @@ from onnxfq.version import VERSION
 
 COMMANDS = (
     "quantize",
+    "sensitivity",
     "evaluate",
     "plan",
     "observe",

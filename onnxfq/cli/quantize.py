@@ -70,6 +70,14 @@ def quantize(
     float_io: Annotated[
         bool, typer.Option("--float-io", help="Cast inputs and outputs to the type of --float too.")
     ] = False,
+    min_sqnr: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DB",
+            help="Keep the fewest layers in float that give the outputs this SQNR.",
+            show_default=False,
+        ),
+    ] = None,
     runtime: RuntimeOption = None,
     report: Annotated[
         Path | None,
@@ -113,6 +121,7 @@ def quantize(
             missing=missing,
             runtime=runtime,
             floats=FloatOptions(float_type, float_io),
+            min_sqnr=min_sqnr,
             options=options,
         )
     if report is not None:

@@ -64,6 +64,22 @@ class QuantizableNode(Record):
     needs: tuple[Use, ...]
 
 
+class Bridge(Record):
+    """An operator between quantized tensors that runs in low precision if they have pairs.
+
+    Attributes:
+        node: its name.
+        op_type: its operator.
+        tensors: its inputs and its output.
+        one_scale: whether they need one scale, unless calibration refuses it.
+    """
+
+    node: str
+    op_type: str
+    tensors: tuple[str, ...]
+    one_scale: bool
+
+
 class Skipped(Record):
     """A tensor or node left in float, the reason, and the code of its rule."""
 
@@ -98,6 +114,7 @@ class Plan(Record):
 
     Attributes:
         existing: policy for loading a quantized model, from the recipe.
+        bridges: operators that multiply nothing and run in low precision between quantized tensors.
     """
 
     format: Literal["onnxfq.plan/1"] = "onnxfq.plan/1"
@@ -108,6 +125,7 @@ class Plan(Record):
     nodes: tuple[QuantizableNode, ...]
     skipped: tuple[Skipped, ...]
     existing: Existing = "refuse"
+    bridges: tuple[Bridge, ...] = ()
 
     @pydantic.model_validator(mode="after")
     def _placed_once(self) -> Plan:
@@ -168,9 +186,43 @@ class Plan(Record):
         left = [p for p in kept if not p.uses]
         skipped = [Skipped(name=n.node, kind="node", op_type=n.op_type, why=why) for n in stopped.values()]
         skipped += [Skipped(name=p.tensor, kind="tensor", op_type=p.role, why=why) for p in left]
-        return self.model_copy(
+        part = self.model_copy(
             update={"placements": tuple(p for p in kept if p.uses), "skipped": (*self.skipped, *skipped)}
         )
+        return part.without_bridges(part.incomplete_bridges, f"not all its tensors are quantized: {why}")
+
+    @property
+    def incomplete_bridges(self) -> tuple[str, ...]:
+        """Names of the bridges with a tensor that has no placement."""
+        placed = {placement.tensor for placement in self.placements}
+        return tuple(bridge.node for bridge in self.bridges if not placed.issuperset(bridge.tensors))
+
+    def without_bridges(self, nodes: Collection[str], why: str) -> Plan:
+        """Return the plan with the bridges `nodes` in float, for reason `why`.
+
+        Tensors that only they read have no placement any more; other readers keep theirs.
+        """
+        gone = {bridge.node: bridge.op_type for bridge in self.bridges if bridge.node in nodes}
+        if not gone:
+            return self
+        kept = [
+            p.model_copy(update={"uses": tuple(use for use in p.uses if use.node not in gone)})
+            for p in self.placements
+        ]
+        skipped = [Skipped(name=name, kind="node", op_type=op, why=why) for name, op in gone.items()]
+        skipped += [
+            Skipped(name=p.tensor, kind="tensor", op_type=p.role, why=f"read by an operator in float: {why}")
+            for p in kept
+            if not p.uses
+        ]
+        part = self.model_copy(
+            update={
+                "placements": tuple(p for p in kept if p.uses),
+                "bridges": tuple(bridge for bridge in self.bridges if bridge.node not in gone),
+                "skipped": (*self.skipped, *skipped),
+            }
+        )
+        return part.without_bridges(part.incomplete_bridges, why)
 
     def check_model(self, sha256: str) -> None:
         """Raise PlanError if the plan is for a model other than the one with `sha256`."""

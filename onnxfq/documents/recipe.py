@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, Calibrator
+from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, MSE, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.graph.model import Existing
@@ -22,8 +22,8 @@ from onnxfq.support.records import Record, parse, read_document
 
 ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", "block_shape"]
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
-SmallShapes = Literal["quantize", "float"]
-LogSpectra = Literal["float", "quantize"]
+SmallShapes = Literal["quantize", "convolutions", "float"]
+Choice = Literal["quantize", "float"]
 Equalize = Literal["none", "depthwise"]
 
 
@@ -146,9 +146,10 @@ class WeightScheme(Scheme):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> WeightScheme:
-        if self.scale_type != "float32" and self.calibrator != MINMAX:
+        if self.scale_type != "float32" and self.calibrator not in (MINMAX, MSE):
             raise ValueError(
-                f"scale_type {self.scale_type} takes scales from the largest magnitude; use calibrator minmax"
+                f"scale_type {self.scale_type} takes scales by the largest magnitude or the least error; use "
+                "calibrator minmax or mse"
             )
         return self
 
@@ -206,9 +207,12 @@ class Recipe(Record):
         target: name of a registered target, looked up by planning; simulation accepts everything, but
             supports only fake-quant models.
         activations: None for weight-only; an override may still give some activations a scheme.
-        small_shapes: whether nodes too small to gain from low precision are still quantized.
+        small_shapes: whether nodes too small to gain from low precision are still quantized; convolutions
+            leaves only convolutions in float.
+        depthwise: whether depthwise convolutions are quantized.
         log_spectra: whether products of a spectrum whose logarithm is taken are quantized to integers of 8
             bits or less.
+        conv_transpose: whether ConvTranspose is quantized for a target that may run it in float nevertheless.
         existing: for a partly quantized model, keep its quantizers and quantize the rest, or remove them
             first (requantize).
     """
@@ -220,7 +224,9 @@ class Recipe(Record):
     activations: ActivationScheme | None
     weights: WeightScheme
     small_shapes: SmallShapes = "quantize"
-    log_spectra: LogSpectra = "float"
+    depthwise: Choice = "quantize"
+    log_spectra: Choice = "float"
+    conv_transpose: Choice = "float"
     overrides: tuple[Override, ...] = ()
     existing: Existing = "refuse"
 
@@ -295,10 +301,14 @@ def _match(pattern: str, name: str) -> bool:
 
 
 def _make_builtin(
-    name: str, activations: dict[str, Any] | None, weights: dict[str, Any] | None = None
+    name: str,
+    activations: dict[str, Any] | None,
+    weights: dict[str, Any] | None = None,
+    **choices: str,
 ) -> Recipe:
     return Recipe.model_validate(
-        {
+        choices
+        | {
             "name": name,
             "target": name.partition("-")[0] if "-" in name else "simulation",
             "activations": activations,
@@ -308,9 +318,13 @@ def _make_builtin(
 
 
 def _make_block_recipe(name: str, qtype: str, scale_type: str) -> Recipe:
-    """Return a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale."""
+    """Return a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale.
+
+    Scales of MX are the formula's. NVFP4 weights take the scales of least squared error, as `tensorrt-int4`.
+    """
     scheme = {"qtype": qtype, "scale_type": scale_type, "granularity": "blocked"}
-    return _make_builtin(name, scheme | {"dynamic": True}, scheme)
+    weights = {"calibrator": "mse"} if scale_type == "e4m3" else {}
+    return _make_builtin(name, scheme | {"dynamic": True}, scheme | weights)
 
 
 # TensorRT takes symmetric int8 only (zero points must be 0); ONNX Runtime's CPU kernels are fastest
@@ -326,14 +340,22 @@ RECIPES: dict[str, Recipe] = {
             {"qtype": "uint8", "symmetric": False, "calibrator": "mse", "equalize": "depthwise"},
         ),
         # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention requires
-        # scale 1/448 for the Softmax, which its mathematical range gives.
+        # scale 1/448 for the Softmax, which its mathematical range gives. A float8 has four digits: the
+        # layers that gain nothing stay in float.
         _make_builtin(
             "tensorrt-fp8",
             {"qtype": "float8e4m3fn", "calibrator": "minmax", "known_ranges": ("Softmax",)},
             {"qtype": "float8e4m3fn"},
+            small_shapes="convolutions",
+            depthwise="float",
         ),
         # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.
-        _make_builtin("tensorrt-int4", None, {"qtype": "int4", "granularity": "blocked", "block_size": 128}),
+        # The calibrator lost least on the language models and encoders of docs/llm.md.
+        _make_builtin(
+            "tensorrt-int4",
+            None,
+            {"qtype": "int4", "granularity": "blocked", "block_size": 128, "calibrator": "mse"},
+        ),
         # Weights only, in the one form that TensorRT keeps in int8: a constant, DequantizeLinear, MatMul.
         _make_builtin("tensorrt-int8-weights", None, {"qtype": "int8"}),
         _make_block_recipe("tensorrt-mxfp8", "float8e4m3fn", "e8m0"),
@@ -377,9 +399,15 @@ class _Document(Record):
     activations: dict[str, Any] | None = {}
     weights: dict[str, Any] = {}
     small_shapes: SmallShapes | None = None
-    log_spectra: LogSpectra | None = None
+    depthwise: Choice | None = None
+    log_spectra: Choice | None = None
+    conv_transpose: Choice | None = None
     overrides: list[Override] = []
     existing: Existing = "refuse"
+
+
+# Fields of a recipe that are a Choice.
+_CHOICES = ("small_shapes", "depthwise", "log_spectra", "conv_transpose")
 
 
 def _from_file(path: Path) -> Recipe:
@@ -392,8 +420,7 @@ def _from_file(path: Path) -> Recipe:
         "target": document.target or base["target"],
         "activations": _apply_changes(base["activations"], document.activations),
         "weights": base["weights"] | document.weights,
-        "small_shapes": document.small_shapes or base["small_shapes"],
-        "log_spectra": document.log_spectra or base["log_spectra"],
+        **{name: getattr(document, name) or base[name] for name in _CHOICES},
         "overrides": document.overrides,
         "existing": document.existing,
     }

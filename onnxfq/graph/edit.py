@@ -46,6 +46,10 @@ class Editor:
         """Return the tensor of that name, or None."""
         return self._tensors.get(name)
 
+    def node(self, name: str) -> gs.Node:
+        """Return the node of that name, here or in a body."""
+        return self._nodes[name]
+
     def scope_of(self, tensor: gs.Tensor) -> gs.Graph:
         """Return the graph or body that computes `tensor` or has it as an input."""
         if tensor.inputs:

@@ -149,6 +149,9 @@ def _encode_tensor(
         if tensor.limits is not None:
             rules = spec.param_rules(placement.float_type)
             low, high = (_lay_out_values(end, tensor, placement, shape, fault) for end in tensor.limits)
+            if spec.symmetric and tensor.mirrored:
+                high = np.maximum(-low, high)
+                low = -high
             scale, zero = choose_qparams(low, high, spec.qtype, spec.symmetric, rules)
         else:
             assert tensor.scale is not None and moved is not None

@@ -37,7 +37,8 @@ def select_calibrated(encodings: Encodings, plan: Plan) -> tuple[Placement, ...]
     """
     if encodings.model_sha256 != plan.model_sha256:
         raise PlanError("the encodings and the plan belong to different models; give files of one model")
-    placements = plan.without(encodings.without_values, "").placements
+    part = plan.without(encodings.without_values, "").without_bridges(encodings.unshared, "")
+    placements = part.placements
     for placement in placements:
         encodings[placement.tensor]
     return placements

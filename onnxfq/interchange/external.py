@@ -28,6 +28,7 @@ class GivenTensor:
         axis: of the channels or blocks; None for the operator's output channels.
         block_size: of blocks along `axis`.
         limits: (rmin, rmax), each [] or [C].
+        mirrored: whether symmetric limits count as the larger magnitude on both sides of 0.
         symmetric: None if scale and zero point, or the plan, determine it.
         global_scale: the factor that scales of scale_type e4m3 share.
     """
@@ -40,6 +41,7 @@ class GivenTensor:
     axis: int | None = None
     block_size: int | None = None
     limits: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+    mirrored: bool = False
     symmetric: bool | None = None
     global_scale: float | None = None
 

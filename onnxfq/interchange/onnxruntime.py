@@ -92,7 +92,11 @@ def _add(reading: Reading, name: str, entries: list[dict[str, Any]]) -> None:
             return
     elif "rmin" in columns:
         limits = columns["rmin"], columns["rmax"]
-    reading.add(GivenTensor(name, name, qtype, scale, zero, axis=axis, limits=limits, symmetric=symmetric))
+    reading.add(
+        GivenTensor(
+            name, name, qtype, scale, zero, axis=axis, limits=limits, mirrored=True, symmetric=symmetric
+        )
+    )
 
 
 def _column(

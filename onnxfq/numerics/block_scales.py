@@ -2,7 +2,7 @@
 
 | scale_type | scale of a block                                                                             |
 |------------|----------------------------------------------------------------------------------------------|
-| float32    | symmetric: amax / qmax; else (rmax - rmin) / (qmax - qmin) with zero point                   |
+| float32    | symmetric: max(rmax / qmax, rmin / qmin); else (rmax - rmin) / (qmax - qmin) with zero point |
 |            | round(qmin - rmin / scale): ONNX DynamicQuantizeLinear. A block of zeros: 1                  |
 | e8m0       | 2^(floor(log2(amax)) - emax), exponent in [-127, 127]: OCP MX v1.0, usually blocks of 32     |
 | e4m3       | round_e4m3(amax / qmax / global_scale) * global_scale, the first factor at least 2^-9: NVFP4 |
@@ -101,9 +101,8 @@ def choose_scales(x: ArrayLike, rule: ScaleRule, granularity: Granularity = PER_
         if not rule.symmetric:
             scale, zero_point = _asymmetric(rmin, rmax, grid)
         elif rule.scale_type == "float32":
-            amax = np.maximum(-rmin, rmax)
-            limited = _limit_scales((amax / np.float32(grid.qmax)).astype(np.float32), grid, True)
-            scale = np.where(amax == 0, np.float32(1), limited)
+            step = np.maximum(rmax / np.float32(grid.qmax), rmin / np.float32(grid.qmin))
+            scale = np.where(rmin == rmax, np.float32(1), _limit_scales(step, grid, True))
         elif rule.scale_type == "e8m0":
             scale = _power_of_two(np.maximum(-rmin, rmax), grid)
         else:

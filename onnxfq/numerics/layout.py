@@ -125,6 +125,19 @@ class Layout:
         for at in np.ndindex(*self.counts):
             yield x[tuple(slice(i * size, (i + 1) * size) for i, size in zip(at, sizes, strict=True))]
 
+    def to_rows(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Return the blocks of x as rows [blocks, elements], in the order of the scales.
+
+        Short blocks are filled up with zeros.
+        """
+        blocks = [min(n, size) for n, size in zip(x.shape, self.block_sizes, strict=True)]
+        short = [count * size - n for count, size, n in zip(self.counts, blocks, x.shape, strict=True)]
+        if any(short):
+            x = np.pad(x, [(0, n) for n in short])
+        pairs = [n for pair in zip(self.counts, blocks, strict=True) for n in pair]
+        apart = x.reshape(pairs).transpose(*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2))
+        return np.ascontiguousarray(apart).reshape(prod(self.counts), prod(blocks))
+
     @property
     def rows_of_block(self) -> int:
         """Number of rows, indices of the first dimension, in one block; 1 if all rows share scales."""

@@ -42,8 +42,9 @@ def choose_qparams(
 ) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Return (scale float32, zero_point int32) of the shape of `rmin` and `rmax`.
 
-    Symmetric: scale = amax / qmax with amax = max(|rmin|, |rmax|), zero_point 0 (TensorRT's rule, for
-    integers and floats; with custom limits qmax is the smaller magnitude of the two, so that both ends fit).
+    Symmetric: scale = max(rmax / qmax, rmin / qmin), zero_point 0: the finest grid that holds both ends. An
+    integer type has one more number below 0 than above, which the lower end may use (AIMET's rule; where
+    rmin = -rmax, and for floats, it is the largest magnitude / qmax, NVIDIA's rule).
     Asymmetric: the range is widened to include 0, scale = (rmax - rmin) / (qmax - qmin),
     zero_point = rint(qmin - rmin / scale), so that 0.0 is exactly representable (ONNX's QuantizeLinear,
     gemmlowp).
@@ -58,7 +59,7 @@ def choose_qparams(
     most = reach(qtype, symmetric, rules.float_type)
     low, high = np.clip(low, -most, 0.0), np.clip(high, 0.0, most)
     if symmetric:
-        scale = np.maximum(-low, high) / min(qtype.qmax, -qtype.qmin)
+        scale = _symmetric_step(low, high, qtype)
     else:
         scale = (high - low) / (qtype.qmax - qtype.qmin)
     dead = scale == 0.0
@@ -81,9 +82,10 @@ def adjust_min_max(
 
     Asymmetric: the range is widened to include 0, delta = (rmax - rmin) / (2^bits - 1) in float32,
     offset = round(rmin / delta), rmin = offset * delta, rmax = rmin + (2^bits - 1) * delta.
-    Symmetric: delta = amax / qmax, rmin = qmin * delta, rmax = qmax * delta. AIMET's strict symmetric is
-    a qtype without its lowest number, as int8[-127,127]; its unsigned symmetric is an unsigned qtype with
-    symmetric=True, for nonnegative values. A range of zero width gets delta 1, as in `choose_qparams`.
+    Symmetric: delta = max(rmax / qmax, rmin / qmin), rmin = qmin * delta, rmax = qmax * delta. AIMET's strict
+    symmetric is a qtype without its lowest number, as int8[-127,127]; its unsigned symmetric is an unsigned
+    qtype with symmetric=True, for nonnegative values. A range of zero width gets delta 1, as in
+    `choose_qparams`.
 
     Source: AIMET's StaticEncodingAnalyzer and aimet_torch.quantization.affine (Qualcomm, BSD-3-Clause).
     Raises SpecError as `choose_qparams` does, and for an unsigned symmetric range below 0.
@@ -100,13 +102,17 @@ def adjust_min_max(
         check_symmetry(qtype, symmetric)
     low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
     if symmetric:
-        largest = qtype.qmax if unsigned else min(qtype.qmax, -qtype.qmin)
-        delta = _delta(np.maximum(-low, high) / largest)
+        delta = _delta(high / qtype.qmax if unsigned else _symmetric_step(low, high, qtype))
         return np.float32(qtype.qmin) * delta, np.float32(qtype.qmax) * delta
     steps = qtype.qmax - qtype.qmin
     delta = _delta((high - low) / steps)
     offset = np.clip(np.rint(low.astype(np.float32) / delta), np.float32(-steps), np.float32(0))
     return offset * delta, (offset + np.float32(steps)) * delta
+
+
+def _symmetric_step(low: NDArray[np.float64], high: NDArray[np.float64], qtype: QType) -> NDArray[np.float64]:
+    """Return the least scale whose grid holds [low, high], where low <= 0 <= high; 0 for [0, 0]."""
+    return np.maximum(high / qtype.qmax, low / qtype.qmin)
 
 
 def _delta(width: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -21,21 +22,30 @@ from onnxfq.passes.insert_qdq import check_encodings
 from onnxfq.passes.onnx_blocks import expand_to_one_axis
 
 ENABLED_INPUT = "onnxfq/enabled"
-"""Optional input of a switchable model: a bool, true by default; false makes it the float model."""
+"""Optional input of a model with switches: a bool, true by default; false makes it the float model. With a
+switch for each tensor it is bool [tensors], in the order of `switched_tensors`."""
+
+Switches = Literal["none", "one", "each"]
+"""Whether FakeQuantize nodes can be switched off: not at all, all together, or each tensor by itself."""
+
+
+def switched_tensors(plan: Plan) -> list[str]:
+    """Return the tensors with a switch, in the order of the input."""
+    return [placement.tensor for placement in plan.placements if placement.role != "bias"]
 
 
 @dataclass(frozen=True)
 class InsertFakeQuantize(Pass):
     """Simulate the plan in float32.
 
-    Weights are rounded now and stored as constants. A switchable model has nodes on weights too, and all
+    Weights are rounded now and stored as constants. A model with switches has nodes on weights too, and its
     nodes read the optional graph input `onnxfq/enabled`, so one session runs quantized and in float. Biases
     stay float there: the node has no grid of 32 bits, and their grid is as fine as the sums of products.
     """
 
     plan: Plan
     encodings: Encodings
-    switchable: bool = False
+    switches: Switches = "none"
 
     def requires(self, model: Model) -> None:
         """Raise PlanError when plan or encodings belong to another model."""
@@ -44,23 +54,45 @@ class InsertFakeQuantize(Pass):
     def call(self, graph: gs.Graph, opset: int) -> bool:
         """Insert the nodes; remove float weights without readers."""
         editor = Editor(graph)
-        enabled = []
-        if self.switchable:
-            enabled = [editor.constant(ENABLED_INPUT, lambda n: make_constant(n, np.asarray(True)))]
-            # An initializer that is also an input is a default that a caller may override.
-            graph.inputs = [*graph.inputs, *enabled]
+        switches = _make_switches(editor, graph, self.plan, self.switches)
         for placement in self.plan.placements:
-            if self.switchable and placement.role == "bias":
+            if self.switches != "none" and placement.role == "bias":
                 continue
             tensor = editor.tensor(placement)
             encoding = self.encodings[placement.tensor]
             for part in editor.split_by_scope(placement):
-                if isinstance(tensor, gs.Constant) and not self.switchable:
+                if isinstance(tensor, gs.Constant) and self.switches == "none":
                     _round_weight(editor, part, tensor, encoding)
                 else:
-                    _insert_node(editor, part, tensor, encoding, enabled)
+                    _insert_node(editor, part, tensor, encoding, switches.get(placement.tensor, []))
         import_domain(graph)
         return bool(self.plan.placements)
+
+
+def _make_switches(
+    editor: Editor, graph: gs.Graph, plan: Plan, switches: Switches
+) -> dict[str, list[gs.Tensor]]:
+    """Add the input of the switches, and return what the node of each tensor reads."""
+    if switches == "none":
+        return {}
+    tensors = switched_tensors(plan)
+    default = np.asarray(True) if switches == "one" else np.ones(len(tensors), bool)
+    enabled = editor.constant(ENABLED_INPUT, lambda n: make_constant(n, default))
+    # An initializer that is also an input is a default that a caller may override.
+    graph.inputs = [*graph.inputs, enabled]
+    if switches == "one":
+        return {tensor: [enabled] for tensor in tensors}
+    made, picks = {}, []
+    for number, tensor in enumerate(tensors):
+        name = f"{ENABLED_INPUT}/{number}"
+        at = np.asarray(number, np.int64)
+        place = editor.constant(f"{name}/place", partial(make_constant, values=at))
+        picked = editor.variable(name)
+        picked.dtype, picked.shape = np.dtype(bool), []
+        picks.append(gs.Node("Gather", name, {"axis": 0}, [enabled, place], [picked]))
+        made[tensor] = [picked]
+    graph.nodes[:0] = picks
+    return made
 
 
 def _round_weight(editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding) -> None:
@@ -75,7 +107,7 @@ def _round_weight(editor: Editor, placement: Placement, tensor: gs.Constant, enc
 
 
 def _insert_node(
-    editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, enabled: list[gs.Constant]
+    editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, enabled: list[gs.Tensor]
 ) -> None:
     name = tensor.name
     make = _dynamic if encoding.spec.dynamic else _static

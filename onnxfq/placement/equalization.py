@@ -19,16 +19,9 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.placement.depthwise import is_depthwise
 
 _NOTE = ", equalized: its channels have scales that are powers of two apart"
-
-
-def is_depthwise(node: gs.Node) -> bool:
-    """Tell whether `node` is a convolution with constant weights whose groups read one channel each."""
-    if node.op != "Conv" or not isinstance(node.inputs[1], gs.Constant):
-        return False
-    shape = node.inputs[1].shape
-    return len(shape) > 2 and shape[1] == 1 and node.attrs.get("group", 1) > 1
 
 
 def equalize_depthwise(placements: Sequence[Placement], graph: gs.Graph, recipe: Recipe) -> list[Placement]:

@@ -8,7 +8,7 @@ Conv in float32 themselves, and LayerNormalization declares it in its attribute 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -63,9 +63,21 @@ CastRule = Callable[[onnx.NodeProto, FloatInfo], str | None]
 """Returns why a target wants a node in float32; empty if it may be cast, None to leave it to other rules."""
 
 
+CastFreeRule = Callable[[onnx.NodeProto, "Shapes"], str]
+"""Returns why a target wants no Cast in front of the first input of a float32 node; empty if it takes one."""
+
+Shapes = Callable[[str], Sequence[int | None] | None]
+"""Returns the shape of a tensor, with None for open dimensions; None if the rank is unknown."""
+
+
 def no_rule(node: onnx.NodeProto, half: FloatInfo) -> str | None:
     """Leave the decision to the rules that hold for every target."""
     return None
+
+
+def take_casts(node: onnx.NodeProto, shapes: Shapes) -> str:
+    """Take a Cast in front of any node."""
+    return ""
 
 
 def plan_floats(
@@ -73,6 +85,7 @@ def plan_floats(
     statistics: Mapping[str, TensorStatistics],
     options: FloatOptions,
     rule: CastRule = no_rule,
+    cast_free: CastFreeRule = take_casts,
 ) -> FloatPlan:
     """Choose the float type of each node of a Q/DQ model.
 
@@ -81,11 +94,19 @@ def plan_floats(
         statistics: statistics of the float model's tensors, by name.
         options: the half type, and whether inputs and outputs have it too.
         rule: rule of the target, applied before the rules for all targets.
+        cast_free: rule of the target on Casts in front of float32 nodes. What computes the input of such a
+            node stays in float32 too.
     """
     half = HALF_TYPES[options.name]
     graph = _Graph(proto, half, rule)
     tensors = _unfit_tensors(graph, statistics)
+    sources = _find_cast_free(graph, cast_free)
+    if options.io:
+        inputs = {value.name for value in proto.graph.input}
+        tensors |= {name: why for name, why in sources.items() if name in inputs}
     nodes = dict(_find_kept_nodes(graph, tensors, statistics))
+    makers = {name: graph.makers[name].name for name in sources if name in graph.makers}
+    nodes |= {makers[name]: sources[name] for name in makers if makers[name] not in nodes}
     _keep_between(graph, nodes)
     _keep_quantizers(graph, nodes, tensors)
     ops = {node.name: node.op_type for node in graph.nodes}
@@ -149,6 +170,19 @@ def _reach(graph: _Graph, node: onnx.NodeProto) -> str:
         return ""
     far = float(np.abs(scale).max()) * max(base.qmax, -base.qmin)
     return f"its grid reaches {far:.6g}, beyond {graph.half.largest:.6g}" if far > graph.half.largest else ""
+
+
+def _find_cast_free(graph: _Graph, rule: CastFreeRule) -> dict[str, str]:
+    """Return the reasons of tensors that reach a node without Casts, through operators that only move."""
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        why = rule(node, graph.shape) if graph.floats(node.input[:1]) else ""
+        name = node.input[0] if why else ""
+        while name and name not in found:
+            found[name] = why
+            maker = graph.makers.get(name)
+            name = maker.input[0] if maker is not None and maker.op_type in MOVES else ""
+    return found
 
 
 def _type_name(onnx_type: int) -> str:

@@ -9,6 +9,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
+from onnxfq.numerics.qtypes import QType
 from onnxfq.placement.node_decision import NodeDecision
 
 
@@ -58,6 +59,10 @@ def _keep_none(operands: Operands) -> str:
     return ""
 
 
+def _is_no_bridge(node: gs.Node, qtype: QType) -> bool:
+    return False
+
+
 def _keep_decisions(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[NodeDecision]:
     return decisions
 
@@ -77,6 +82,8 @@ class TargetPolicy:
 
     Attributes:
         per_tensor_weights: op type -> why its weights get one scale only.
+        conv_transpose: why ConvTranspose stays in float, unless the recipe quantizes it; empty if the target
+            quantizes it in any case.
         residual: whether the skip branch of a residual Add gets a pair.
         channel_blocks: whether blocks of a convolution go along its input channels; otherwise it has a scale
             for each output channel.
@@ -89,12 +96,15 @@ class TargetPolicy:
             takes either.
         revise: changes decisions by rules over several nodes.
         join: the last such rule, which may replace several pairs by one.
+        bridges: tells whether an operator that multiplies nothing runs in low precision between pairs of a
+            format.
         operators: op type -> slots that are placed in addition to weights and multiplied inputs.
         bias_qtype: number format of constant biases, at the input scale times the weight scale; empty for
             float.
     """
 
     per_tensor_weights: Mapping[str, str] = field(default_factory=dict)
+    conv_transpose: str = ""
     residual: bool = False
     channel_blocks: bool = False
     bias: str = "bias: added in float"
@@ -103,5 +113,6 @@ class TargetPolicy:
     whole_attention: str = ""
     revise: NodesRule = _keep_decisions
     join: PairsRule | None = None
+    bridges: Callable[[gs.Node, QType], bool] = _is_no_bridge
     operators: Mapping[str, Slots] = field(default_factory=dict)
     bias_qtype: str = ""

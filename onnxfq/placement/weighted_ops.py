@@ -84,9 +84,16 @@ def decide_weighted(
         operands = Operands(node, placements, shapes)
         refuse(operands, policy)
         why_float = Reason("target", policy.keeps_float(operands))
+        why_float = why_float or explain_transposed(node.op, recipe, policy)
     if why_float:
         return NodeDecision(node.name, node.op, tuple(needs), (), why_float)
     return NodeDecision(node.name, node.op, tuple(needs), tuple(placements))
+
+
+def explain_transposed(op_type: str, recipe: Recipe, policy: TargetPolicy) -> Reason:
+    """Return why a ConvTranspose stays in float; empty if it is quantized, and for other operators."""
+    left_out = op_type == "ConvTranspose" and recipe.conv_transpose == "float"
+    return Reason("conv-transpose", policy.conv_transpose if left_out else "")
 
 
 def refuse(operands: Operands, policy: TargetPolicy) -> None:

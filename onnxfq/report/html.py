@@ -12,6 +12,7 @@ from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.report.plot import error_figure, figure_svg
 from onnxfq.report.tensor_errors import tensor_errors
+from onnxfq.stages.lost_values import find_lost_values
 from onnxfq.support.files import write_text
 from onnxfq.version import VERSION
 
@@ -51,6 +52,7 @@ def render_report(result: QuantizeResult) -> str:
             for placement in result.plan.activations
             if not placement.spec.dynamic and placement.tensor not in result.statistics.tensors
         ],
+        lost=find_lost_values(result.plan, result.statistics, result.encodings),
         reasons=Counter(skipped.why for skipped in result.plan.skipped).most_common(),
     )
 

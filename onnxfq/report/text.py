@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.documents.plan import Plan, Skipped
 from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation
+from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.pipeline import QuantizeResult
 
 
@@ -72,9 +73,21 @@ def _low_lines(evaluation: Evaluation) -> list[str]:
     worst = min(low, key=lambda score: score.sqnr_db)
     return [
         f"low SQNR   {len(low)} of {len(outputs)} output(s) below {LOW_SQNR_DB} dB, worst {worst.output!r}:",
-        "           measure the accuracy; --report names the noisiest tensors, and",
-        "           `onnxfq evaluate --per-tensor` shows where the noise arises",
+        "           measure the accuracy; `onnxfq sensitivity` names the layers that cost most, and",
+        "           --min-sqnr DB keeps the fewest of them in float",
     ]
+
+
+def _protection_lines(found: Sensitivity, shown: int = 6) -> list[str]:
+    """Return the layers that a promised SQNR left in float, one line each, the worst first."""
+    count = found.remedy.groups if found.remedy is not None else 0
+    lines = [f"protected  {found.remedy_text()}"]
+    for group in found.groups[: min(count, shown)]:
+        named = ", ".join(group.nodes[:3]) + (", ..." if len(group.nodes) > 3 else "")
+        lines.append(
+            f"           {', '.join(group.op_types)} {named}: alone it leaves {group.alone_db:.1f} dB"
+        )
+    return [*lines, *([f"           and {count - shown} more"] if count > shown else [])]
 
 
 def quantize_summary(result: QuantizeResult) -> str:
@@ -82,6 +95,7 @@ def quantize_summary(result: QuantizeResult) -> str:
     lines = [f"note       {note}" for note in result.model.notes]
     lines.append(plan_summary(result.plan))
     lines += result.fitted.lines() if result.fitted is not None else []
+    lines += _protection_lines(result.sensitivity) if result.sensitivity is not None else []
     lines += float_lines(result.floats) if result.floats is not None else []
     lines.append("")
     evaluation = result.evaluation

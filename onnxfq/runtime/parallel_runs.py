@@ -42,7 +42,7 @@ class ParallelRuns:
         """
         self._make_session = make_session
         self._outputs = outputs
-        self._cores = threads or _cores()
+        self._cores = threads or count_cores()
         self._room = room
         self._needed = needed
         self._digest = digest
@@ -102,7 +102,8 @@ class ParallelRuns:
         return result
 
 
-def _cores() -> int:
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

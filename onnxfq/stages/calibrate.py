@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
+from onnxfq.calibration.calibrators.common_ranges import Member, choose_common_ranges
 from onnxfq.calibration.calibrators.equalized_qparams import choose_equalized_qparams
 from onnxfq.calibration.calibrators.groups import calibrate_groups, group_ranges
 from onnxfq.calibration.statistics import Statistics
@@ -22,6 +23,8 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic
+from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
+from onnxfq.support.reasons import Reason
 from onnxfq.targets.registry import prepare_model
 
 log = logging.getLogger(__name__)
@@ -55,24 +58,30 @@ def calibrate(
     statistics.check_model(model.sha256)
     chosen = None if calibrator is None else Calibrator.parse(calibrator)
     absent = _find_without_values(model, plan, statistics)
-    plan = select_calibrated_part(plan, absent)
+    apart = plan.incomplete_bridges
+    plan = select_calibrated_part(plan, absent, apart)
+    ranges, refused = _common_ranges(plan, statistics, chosen)
+    plan = select_calibrated_part(plan, (), refused)
     encodings = [
         encode_dynamic(p, statistics[p.tensor])
         if p.spec.dynamic
-        else _encode_activation(replace_calibrator(p, chosen), statistics)
+        else _encode_activation(replace_calibrator(p, chosen), statistics, ranges)
         for p in plan.activations
     ]
     _tell_dead_groups(plan, statistics)
     encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += encode_weights(model, plan) if weights is None else _select_weights(plan, weights)
     encodings += encode_biases(model, plan, encodings)
-    return Encodings(
+    made = Encodings(
         model_sha256=model.sha256,
         encodings=tuple(encodings),
         without_values=absent,
+        unshared=(*apart, *refused),
         statistics_sha256=statistics.sha256,
         data_sha256=statistics.data.hex if statistics.data.samples else "",
     )
+    tell_lost_values(find_lost_values(plan, statistics, made))
+    return made
 
 
 def encode_weights(model: Model, plan: Plan) -> tuple[Encoding, ...]:
@@ -105,11 +114,20 @@ def replace_calibrator(placement: Placement, calibrator: Calibrator | None) -> P
     return placement.model_copy(update={"calibrator": calibrator})
 
 
-def select_calibrated_part(plan: Plan, without_values: tuple[str, ...]) -> Plan:
-    """Return `plan` with tensors without values left in float.
+_OWN_SCALES = Reason(
+    "own-scales",
+    "one scale for its inputs and output would cost them more than a bit, or is unknown",
+)
+
+
+def select_calibrated_part(
+    plan: Plan, without_values: tuple[str, ...], unshared: tuple[str, ...] = ()
+) -> Plan:
+    """Return `plan` with tensors without values and bridges without a common scale left in float.
 
     Raises StatisticsError if nothing is left to quantize.
     """
+    plan = plan.without_bridges(unshared, _OWN_SCALES)
     if not without_values:
         return plan
     part = plan.without(without_values, "no run of the calibration data gave it a value")
@@ -140,15 +158,44 @@ def _find_without_values(model: Model, plan: Plan, statistics: Statistics) -> tu
     return absent
 
 
-def _encode_activation(placement: Placement, statistics: Statistics) -> Encoding:
+def _common_ranges(
+    plan: Plan, statistics: Statistics, chosen: Calibrator | None
+) -> tuple[dict[str, tuple[float, float]], tuple[str, ...]]:
+    """Return the ranges of the tensors of bridges with one scale, and the bridges that are refused one."""
+    wanted = {bridge.node: bridge.tensors for bridge in plan.bridges if bridge.one_scale}
+    tensors = {tensor for group in wanted.values() for tensor in group}
+    placements = {p.tensor: replace_calibrator(p, chosen) for p in plan.activations if p.tensor in tensors}
+    members = {
+        name: Member(statistics[name], _calibrated_range(p, statistics), p.spec)
+        for name, p in placements.items()
+    }
+    counted = {name for name, p in placements.items() if any(use.node not in wanted for use in p.uses)}
+    ranges, refused = choose_common_ranges(wanted, members, counted)
+    if refused:
+        first, count = refused[0], len(refused)
+        log.info("%d operators without a common scale, such as %r: %s", count, first, _OWN_SCALES)
+    return ranges, refused
+
+
+def _calibrated_range(placement: Placement, statistics: Statistics) -> tuple[float, float]:
+    try:
+        return placement.calibrator(statistics[placement.tensor], placement.spec)
+    except StatisticsError as error:
+        raise StatisticsError(f"tensor {placement.tensor!r}: {error}") from None
+
+
+def _encode_activation(
+    placement: Placement, statistics: Statistics, ranges: Mapping[str, tuple[float, float]]
+) -> Encoding:
     spec, name = placement.spec, placement.tensor
     if spec.equalized:
         return placement.encode(*choose_equalized_qparams(statistics.of_channels(name), spec))
+    if name in ranges:
+        return _encode(placement, *map(np.asarray, ranges[name]))
     groups = None if spec.granularity == PER_TENSOR else statistics.of_groups(name, spec.granularity)
+    if groups is None:
+        return _encode(placement, *map(np.asarray, _calibrated_range(placement, statistics)))
     try:
-        if groups is None:
-            limits = placement.calibrator(statistics[name], spec)
-            return _encode(placement, *map(np.asarray, limits))
         rmin, rmax = calibrate_groups(groups, spec, placement.calibrator)
     except StatisticsError as error:
         raise StatisticsError(f"tensor {name!r}: {error}") from None

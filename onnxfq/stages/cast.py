@@ -17,7 +17,7 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.cast_floats import cast_floats
-from onnxfq.placement.float_casts import no_rule, plan_floats
+from onnxfq.placement.float_casts import plan_floats
 from onnxfq.runtime.type_inference import with_all_types
 from onnxfq.stages.insert import TARGET_KEY, with_float_type
 from onnxfq.stages.observe import collect_statistics
@@ -87,8 +87,10 @@ def decide_floats(
     observing = replace(observing or ObserveOptions(), nonfinite="skip")
     statistics = collect_statistics(model, plan_all_floats(model), given, observing)
     target = next((entry.value for entry in qdq.metadata_props if entry.key == TARGET_KEY), "")
-    rule = target_by_name(target).keeps_float32 if target else no_rule
-    return plan_floats(qdq, statistics.tensors, options, rule)
+    if not target:
+        return plan_floats(qdq, statistics.tensors, options)
+    rules = target_by_name(target)
+    return plan_floats(qdq, statistics.tensors, options, rules.keeps_float32, rules.cast_free)
 
 
 def plan_all_floats(model: Model) -> Plan:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.calibration.calibrators import MSE
+from onnxfq.calibration.calibrators.constant_mse import least_error_scales
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Placement, Plan
@@ -20,9 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def encode_constant(placement: Placement, values: NDArray[np.float32]) -> Encoding:
-    """Return the encoding of an e8m0 or e4m3 weight with the scales of `dynamic_fake_quantize`."""
+    """Return the encoding of an e8m0 or e4m3 weight with scales of `dynamic_fake_quantize` or of `mse`."""
     spec = placement.spec
-    made = choose_scales(values, ScaleRule(spec.qtype, spec.scale_type), spec.granularity)
+    choose = least_error_scales if placement.calibrator == MSE else choose_scales
+    made = choose(values, ScaleRule(spec.qtype, spec.scale_type), spec.granularity)
     return placement.encode(made.scale, made.zero_point, made.global_scale)
 
 

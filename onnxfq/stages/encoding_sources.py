@@ -46,7 +46,9 @@ class PlannedEncodings:
         """The part of the plan without values in the file; biases follow from the rest."""
         own = self.own
         placements = tuple(p for p in self.plan.placements if p.tensor not in own and p.role != "bias")
-        return self.plan.model_copy(update={"placements": placements})
+        # The file has the scales of all tensors of a bridge, see `_with_given_bridges`.
+        bridges = () if own else self.plan.bridges
+        return self.plan.model_copy(update={"placements": placements, "bridges": bridges})
 
     def lines(self) -> list[str]:
         """Return a summary of the file for the user: used encodings, and every unused name."""
@@ -88,10 +90,10 @@ class PlannedEncodings:
         """
         if self.matched is None:
             made = calibrate(model, self.plan, statistics, calibrator)
-            return select_calibrated_part(self.plan, made.without_values), made
+            return select_calibrated_part(self.plan, made.without_values, made.unshared), made
         unknown = self.unknown
         made = calibrate(model, unknown, statistics, calibrator)
-        plan = select_calibrated_part(self.plan, made.without_values)
+        plan = select_calibrated_part(self.plan, made.without_values, made.unshared)
         known = self.own | {encoding.tensor: encoding for encoding in made.encodings}
         known |= {one.tensor: one for one in encode_biases(model, plan, known.values())}
         whole = self.plan
@@ -129,10 +131,22 @@ def plan_encodings(model: Model, recipe: Recipe, file: GivenFile | Given | None 
         raise RecipeError(
             f"{fault} where {given.source} was made, or another recipe than {recipe.name}"
         ) from None
+    plan = _with_given_bridges(plan, given)
     return PlannedEncodings(plan, fit(given, plan, model))
 
 
 def match_encodings(model: Model, plan: Plan, file: GivenFile | None) -> PlannedEncodings:
     """Return `plan` with the encodings of `file` for it. Raises PlanError as `plan_encodings`."""
-    prepared = prepare_model(model, plan.target)
-    return PlannedEncodings(plan, None if file is None else fit(read_given(file), plan, prepared))
+    if file is None:
+        return PlannedEncodings(plan)
+    given = read_given(file)
+    plan = _with_given_bridges(plan, given)
+    return PlannedEncodings(plan, fit(given, plan, prepare_model(model, plan.target)))
+
+
+def _with_given_bridges(plan: Plan, given: Given) -> Plan:
+    """Return `plan` without the bridges that `given` has no scales for: its scales are used as they are."""
+    apart = [
+        bridge.node for bridge in plan.bridges if not all(name in given.tensors for name in bridge.tensors)
+    ]
+    return plan.without_bridges(apart, f"{given.kind} has no scale for some of its tensors")

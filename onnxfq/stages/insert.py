@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import onnx
 
 from onnxfq.documents.cast_plan import FloatOptions
@@ -12,7 +14,7 @@ from onnxfq.graph.io.load import MIN_OPSET
 from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import FloatName
 from onnxfq.numerics.storage_types import find_storage_qtype
-from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize, Switches, switched_tensors
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.stages.calibrate import select_calibrated_part
 from onnxfq.stages.inspect import FORMAT_KEY
@@ -21,6 +23,8 @@ from onnxfq.targets.registry import prepare_model, target_by_name
 from onnxfq.version import VERSION
 
 _KEYS = "onnxfq."
+SWITCHES_KEY = f"{_KEYS}switches"
+"""Metadata of a model with a switch for each tensor: their names in order."""
 TARGET_KEY = f"{_KEYS}target"
 """Metadata of a written model: the name of its target."""
 
@@ -31,7 +35,7 @@ def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: 
     Operators are standard, except for formats that the target writes with its own operators. Raises
     PlanError if model, plan and encodings do not belong together, RecipeError for an unregistered target.
     """
-    plan = select_calibrated_part(plan, encodings.without_values)
+    plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
     made = qdq_pass(plan, encodings, max(lowest_opset, MIN_OPSET)).run(prepare_model(model, plan.target))
     proto = with_provenance(made.model.proto, plan, encodings)
     for placement in plan.placements:
@@ -47,7 +51,12 @@ def qdq_pass(plan: Plan, encodings: Encodings, lowest_opset: int = MIN_OPSET) ->
 
 
 def insert_fake_quantize(
-    model: Model, plan: Plan, encodings: Encodings, *, switchable: bool = False
+    model: Model,
+    plan: Plan,
+    encodings: Encodings,
+    *,
+    switchable: bool = False,
+    switches: Switches = "none",
 ) -> onnx.ModelProto:
     """Return `model` with FakeQuantize nodes, to evaluate in ONNX Runtime with the custom-op library.
 
@@ -55,12 +64,18 @@ def insert_fake_quantize(
         model: the float model that the plan was made for.
         plan: the tensors to quantize.
         encodings: of these tensors.
-        switchable: all nodes read the optional input `onnxfq/enabled`; with false the model computes in
-            float.
+        switchable: the same as switches="one".
+        switches: with "one" all nodes read the optional input `onnxfq/enabled`; with false the model computes
+            in float. With "each" that input has an element for each tensor, in the order of the list in the
+            metadata `onnxfq.switches`, a JSON list.
     """
-    plan = select_calibrated_part(plan, encodings.without_values)
-    made = InsertFakeQuantize(plan, encodings, switchable).run(prepare_model(model, plan.target))
-    return with_provenance(made.model.proto, plan, encodings)
+    plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
+    chosen = "one" if switchable and switches == "none" else switches
+    made = InsertFakeQuantize(plan, encodings, chosen).run(prepare_model(model, plan.target))
+    proto = with_provenance(made.model.proto, plan, encodings)
+    if chosen == "each":
+        proto.metadata_props.add(key=SWITCHES_KEY, value=json.dumps(switched_tensors(plan)))
+    return proto
 
 
 def insert_forms(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import onnx_graphsurgeon as gs
 
@@ -10,7 +11,7 @@ from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import Model
-from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, is_weighted
+from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, explain_opaque, is_weighted
 from onnxfq.graph.queries import (
     collect_tensors,
     is_dequantized,
@@ -21,13 +22,15 @@ from onnxfq.graph.queries import (
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.biases import place_biases
+from onnxfq.placement.bridges import place_bridges
+from onnxfq.placement.depthwise import leave_out_depthwise
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.log_spectra import leave_out_log_spectra
 from onnxfq.placement.node_decision import NodeDecision
 from onnxfq.placement.operators import decide_operators
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
-from onnxfq.placement.small_shapes import leave_out_small
+from onnxfq.placement.small_shapes import OPERATORS, leave_out_small
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
 from onnxfq.runtime.type_inference import with_found_types
@@ -51,9 +54,11 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     recipe.check_names({node.name: node.op for node in nodes_by_graph(graph)}, set(tensors))
     decisions = decide_operators(graph, _decide_weighted(graph, recipe, policy), recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
-    _refuse_idle_overrides(graph, recipe, decisions)
     placements = [_note_float_readers(p, tensors) for p in _merge(decisions)]
     placements = equalize_depthwise(placements, graph, recipe)
+    placements, bridges = place_bridges(placements, graph, recipe, policy)
+    considered = {d.node for d in decisions} | {bridge.node for bridge in bridges}
+    _refuse_idle_overrides(graph, recipe, considered, {p.tensor for p in placements})
     biases = list(place_biases(placements, graph, recipe, policy))
     placements += biases
     opaque = list(opaque_operators(graph))
@@ -81,6 +86,7 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
             + [QuantizableNode(node=s.name, op_type=s.op_type, needs=()) for s in opaque]
         ),
         existing=recipe.existing,
+        bridges=tuple(bridges),
         skipped=tuple(skipped + opaque + list(float_tensors(graph, placements, kept, policy))),
     )
 
@@ -101,7 +107,10 @@ def observation_plan(model: Model) -> Plan:
     itself. Raises ModelError as `make_plan`.
     """
     model = prepare_model(model, RECIPES[_WIDEST[0]].target)
-    wide = [RECIPES[name].model_copy(update={"log_spectra": "quantize"}) for name in _WIDEST]
+    all_nodes = {"log_spectra": "quantize", "conv_transpose": "quantize"}
+    wide = [RECIPES[name].model_copy(update=all_nodes) for name in _WIDEST]
+    # Equalized tensors have no common scale, and so their Concat has one only where nothing is equalized.
+    wide.append(wide[0].with_equalize("none"))
     plans = [make_plan(model, recipe) for recipe in wide]
     placements = {p.tensor: p for plan in plans for p in plan.activations}
     # A tensor with ranges of channels also has the statistics of the whole tensor.
@@ -146,8 +155,10 @@ def _as_a_whole(
     nodes = nodes_by_graph(graph)
     if recipe.log_spectra == "float":
         decisions = leave_out_log_spectra(decisions, graph)
-    if recipe.small_shapes == "float":
-        decisions = leave_out_small(decisions, nodes)
+    if recipe.depthwise == "float":
+        decisions = leave_out_depthwise(decisions, nodes)
+    if recipe.small_shapes != "quantize":
+        decisions = leave_out_small(decisions, nodes, OPERATORS[recipe.small_shapes])
     return policy.revise(decisions, nodes)
 
 
@@ -239,28 +250,39 @@ def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placemen
     return known.model_copy(update={"uses": uses, "spec": spec, "why": why})
 
 
-def _refuse_idle_overrides(graph: gs.Graph, recipe: Recipe, decisions: list[NodeDecision]) -> None:
+def _refuse_idle_overrides(
+    graph: gs.Graph, recipe: Recipe, considered: Collection[str], placed: Collection[str]
+) -> None:
     """Raise RecipeError for an override of formats that matches no operator which is quantized here.
 
-    One that keeps nodes in float holds for nodes that are in float anyway.
+    One that keeps nodes in float holds for nodes that are in float anyway, and one for an operator that
+    multiplies inside may be meant for a torch module.
+
+    Args:
+        graph: the model.
+        recipe: with the overrides.
+        considered: names of nodes that the plan quantizes, or leaves in float by a rule or an override.
+        placed: quantized tensors, whose readers may come later.
     """
-    nodes, tensors = {node.name: node for node in nodes_by_graph(graph)}, collect_tensors(graph)
-    reached = [
-        (use.node, nodes[use.node].op, tensors[name].name)
-        for decision in decisions
-        for use in decision.needs
-        if use.node in nodes
-        for name in [nodes[use.node].inputs[use.input].name]
-    ]
+    nodes = list(nodes_by_graph(graph))
+    reached = [node for node in nodes if node.name in considered or explain_opaque(node)]
+    slots = [(node.name, node.op, tensor.name) for node in reached for tensor in node.inputs]
+    slots += [("", "", tensor) for tensor in placed]
     for override in recipe.overrides:
         formats = override.activations is None or override.activations or override.weights
-        if formats and reached and not any(override.matches(*one) for one in reached):
-            named = [*override.tensors, *override.nodes, *override.op_types]
-            known = sorted({op for _, op, _ in reached})
-            raise RecipeError(
-                f"recipe {recipe.name}: the override of {', '.join(named)} sets a format but matches no "
-                f"input that target {recipe.target} quantizes; here those are inputs of {', '.join(known)}"
-            )
+        if not formats or not slots or any(override.matches(*slot) for slot in slots):
+            continue
+        named = [*override.tensors, *override.nodes, *override.op_types]
+        found = [
+            n for n in nodes if any(override.matches(n.name, n.op, t.name) for t in (*n.inputs, *n.outputs))
+        ]
+        readers = [r for n in found for t in n.outputs for r in t.outputs if r.name in considered]
+        instead = f", such as {readers[0].op} {readers[0].name!r}, which reads it" if readers else ""
+        known = sorted({node.op for node in reached})
+        raise RecipeError(
+            f"recipe {recipe.name}: the override of {', '.join(named)} sets a format but matches no input "
+            f"that target {recipe.target} quantizes; here those are inputs of {', '.join(known)}{instead}"
+        )
 
 
 def _describe_nothing_to_quantize(source: str, decisions: list[NodeDecision], opaque: list[Skipped]) -> str:

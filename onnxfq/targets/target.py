@@ -13,7 +13,7 @@ from onnxfq.data import Feed
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.model import Model
 from onnxfq.passes.qdq_form import PLAIN, QdqForm
-from onnxfq.placement.float_casts import CastRule, no_rule
+from onnxfq.placement.float_casts import CastFreeRule, CastRule, no_rule, take_casts
 from onnxfq.placement.target_policy import TargetPolicy
 from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.findings import CheckResult
@@ -80,6 +80,7 @@ class Target:
         is_written: False if only fake-quant models are written.
         domains: operator sets that only this target has, with their descriptions.
         keeps_float32: rule for nodes that would be cast to a half type.
+        cast_free: rule for float32 nodes that would have a Cast in front of them.
         conversion: name of the recipe that `convert` starts from; empty for none.
         check: rules over a Q/DQ model.
         run: an engine of the target on this machine.
@@ -94,6 +95,7 @@ class Target:
     is_written: bool = True
     domains: Mapping[str, str] = field(default_factory=dict)
     keeps_float32: CastRule = no_rule
+    cast_free: CastFreeRule = take_casts
     conversion: str = ""
     check: Check | None = None
     run: Runner | None = None

@@ -331,23 +331,39 @@ def range_to_params(
     low, high = rmin.double().clamp(-most, 0.0), rmax.double().clamp(0.0, most)
     wide = rmin.dtype == torch.float64
     if symmetric:
-        width = torch.maximum(-low, high) / min(grid.qmax, -grid.qmin)
+        width = torch.maximum(high / grid.qmax, low / grid.qmin)
     else:
         width = (high - low) / (grid.qmax - grid.qmin)
-    limited = torch.where(
-        width == 0, torch.ones_like(width), width.clamp(FLOATS[rules.float_type].smallest_scale, _LARGEST)
-    )
-    if rules.power_of_two:
-        limited = _next_power_of_two(limited.detach())
-    if rules.float_type != "float32":
-        limited = limited + (next_half(limited.detach(), rules.float_type) - limited.detach())
-    scale = limited if wide else limited.float()
+    scale = _step_to_scale(width, rules)
+    scale = scale if wide else scale.float()
     if symmetric:
         return scale, None
     zero = (grid.qmin - low / scale.double()).clamp(grid.qmin, grid.qmax)
     if rules.fractional_zero_point:
         return scale, zero.to(scale.dtype)
     return scale, round_straight_through(zero).to(scale.dtype)
+
+
+def grid_ends_to_scale(rmin: Tensor, rmax: Tensor, qtype: QType, rules: ParamRules) -> Tensor:
+    """Return the scale of a symmetric grid from its two ends: (rmax - rmin) / (qmax - qmin).
+
+    Both ends have a gradient, as AIMET's learned min and max. With ends that are not qmin and qmax times one
+    scale, as in training, it is their mean; `range_to_params` holds both ends instead.
+    """
+    low, high = rmin.double().clamp(max=0.0), rmax.double().clamp(min=0.0)
+    return _step_to_scale((high - low) / (qtype.qmax - qtype.qmin), rules).float()
+
+
+def _step_to_scale(step: Tensor, rules: ParamRules) -> Tensor:
+    """Return float64 steps rounded to scales by `rules`; 1 for a step of 0."""
+    limited = torch.where(
+        step == 0, torch.ones_like(step), step.clamp(FLOATS[rules.float_type].smallest_scale, _LARGEST)
+    )
+    if rules.power_of_two:
+        limited = _next_power_of_two(limited.detach())
+    if rules.float_type != "float32":
+        limited = limited + (next_half(limited.detach(), rules.float_type) - limited.detach())
+    return limited
 
 
 _LARGEST = float(torch.finfo(torch.float32).max)

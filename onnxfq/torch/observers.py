@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.groups import group_ranges
+from onnxfq.calibration.calibrators.minmax import use_lowest_number
 from onnxfq.calibration.statistics import BIN_COUNT, BIN_SHIFT, TensorStatistics
 from onnxfq.errors import SpecError, StatisticsError, nearest
 from onnxfq.numerics.granularity import PER_TENSOR
@@ -135,6 +136,10 @@ class MinMax(Observer):
             low, high = torch.minimum(self.rmin, low), torch.maximum(self.rmax, high)
         self.keep((low, high))
 
+    def limits(self) -> Limits:
+        """Return the range of calibrator minmax."""
+        return use_lowest_number(*super().limits(), self.spec)
+
 
 class MovingAverage(Observer):
     """Exponential moving average of ranges, bit-identical to torch's observers."""
@@ -172,7 +177,7 @@ class Latest(Observer):
     def limits(self) -> Limits:
         """Return the calibrated range of each group."""
         if self.last is None:
-            return super().limits()
+            return use_lowest_number(*super().limits(), self.spec)
         low, high = group_ranges(self.last.float().cpu().numpy(), self.spec, self.calibrator)
         self.last = None
         return torch.from_numpy(low).to(self.rmin), torch.from_numpy(high).to(self.rmin)

@@ -24,7 +24,7 @@ from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
 from onnxfq.placement.target_policy import Operands
-from onnxfq.placement.weighted_ops import refuse
+from onnxfq.placement.weighted_ops import explain_transposed, refuse
 from onnxfq.targets.registry import target_by_name
 from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
@@ -325,7 +325,9 @@ def _explain_target(site: Site, recipe: Recipe, placed: list[Placement]) -> str:
     policy = target_by_name(recipe.target).policy
     refuse(operands, policy)
     multiplies = site.kind is None or site.kind.has_input
-    return policy.keeps_float(operands) if multiplies and not site.residual else ""
+    if not multiplies or site.residual:
+        return ""
+    return policy.keeps_float(operands) or explain_transposed(site.op_types[0], recipe, policy)
 
 
 def _translate_overrides(recipe: Recipe, sites: list[Site]) -> Recipe:

@@ -20,6 +20,7 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import Grid
 from onnxfq.torch.functions import (
     check_values,
+    grid_ends_to_scale,
     lsq_factor,
     next_half,
     quantize_to,
@@ -174,6 +175,8 @@ class FakeQuantize(OwnTypes):
         """Return (scale, zero point) as used; `elements` share one scale, for the gradients."""
         if self.learned == "range":
             rules = ParamRules(float_type=self.float_type)
+            if self.spec.symmetric:
+                return grid_ends_to_scale(self.rmin, self.rmax, self.spec.qtype, rules), None
             return range_to_params(self.rmin, self.rmax, self.spec.qtype, self.spec.symmetric, rules)
         scale, zero_point = self.scale, None if self.spec.symmetric else self.zero_point
         if self.learned == "nothing":
@@ -270,10 +273,7 @@ class FakeQuantize(OwnTypes):
 
     def _ends(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
         qtype, zeros = self.spec.qtype, zero_point.float()
-        # The nearer end of a symmetric grid, by which range_to_params divides.
-        high = min(qtype.qmax, -qtype.qmin) if self.spec.symmetric else qtype.qmax
-        low = -high if self.spec.symmetric else qtype.qmin
-        return (low - zeros) * scale, (high - zeros) * scale
+        return (qtype.qmin - zeros) * scale, (qtype.qmax - zeros) * scale
 
     def learn(self, what: Learned = "scale") -> None:
         """Make the grid a parameter: "scale" (LSQ), "scale_zero_point" (LSQ+), "range" (AIMET's min and max).

@@ -37,6 +37,8 @@ def test_each_group_is_calibrated_by_itself(name, blocks):
     rmin, rmax = group_ranges(W, spec, Calibrator.parse(name))
     assert rmin.shape == rmax.shape == shape and rmin.dtype == rmax.dtype == np.float64
     # A constant is the same in every feed: its moving average is its range.
+    if name == "mse":
+        return  # it searches the values themselves: test_constant_mse.py
     method = Calibrator.parse("minmax" if name == "moving_average" else name)
     for at in range(rmin.size):
         wanted = method(TensorStatistics.from_array(W[ids == at]), spec)

@@ -49,21 +49,23 @@ def recipe(tmp_path: Path, registered: None) -> Path:
 def test_it_gives_what_numpy_gives(recipe: Path, tmp_path: Path) -> None:
     """In a recipe, with and without its parameter, in `calibrate`, in `quantize` and in the table."""
     feeds = [feed_for(conv_relu(), seed) for seed in range(2)]
-    x = np.abs(np.concatenate([feed["x"] for feed in feeds])).max().astype(np.float64)
-    w = np.abs(weights(4, 3, 3, 3)).max(axis=(1, 2, 3)).astype(np.float64)
+    given = np.concatenate([feed["x"] for feed in feeds]).astype(np.float64)
+    x = max(given.max() / 127, -given.min() / 128)
+    constant = weights(4, 3, 3, 3).astype(np.float64).reshape(4, -1)
+    w = np.maximum(constant.max(axis=1) / 127, -constant.min(axis=1) / 128)
     model = onnxfq.load(conv_relu())
     plan = onnxfq.make_plan(model, onnxfq.load_recipe(recipe))
     statistics = onnxfq.collect_statistics(model, plan, feeds)
     made = onnxfq.calibrate(model, plan, statistics)
-    np.testing.assert_array_equal(made["x"].scale, np.float32(x * 0.5 / 127))
-    np.testing.assert_array_equal(made["w"].scale, (w * 0.25 / 127).astype(np.float32))
+    np.testing.assert_array_equal(made["x"].scale, np.float32(x * 0.5))
+    np.testing.assert_array_equal(made["w"].scale, (w * 0.25).astype(np.float32))
     assert (made["x"].calibrator, made["w"].calibrator) == ("share", "share:0.25")
     made.save(tmp_path / "e.json")
     assert onnxfq.Encodings.load(tmp_path / "e.json") == made
     plan.save(tmp_path / "p.json")
     assert onnxfq.Plan.load(tmp_path / "p.json") == plan
     other = onnxfq.calibrate(model, plan, statistics, "share:0.75")
-    np.testing.assert_array_equal(other["x"].scale, np.float32(x * 0.75 / 127))
+    np.testing.assert_array_equal(other["x"].scale, np.float32(x * 0.75))
     whole = onnxfq.quantize(conv_relu(), feeds, recipe=recipe)
     assert whole.encodings["x"] == made["x"] and whole.encodings["w"] == made["w"]
     assert [row.rmax for row in calibrator_rows(plan, statistics) if row.chosen] == [

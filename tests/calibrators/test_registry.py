@@ -164,9 +164,9 @@ def test_every_form_is_one_that_is_taken():
 
 
 def test_minmax_is_what_was_observed():
-    """Min-max is NumPy's min and max, for every scheme."""
+    """Min-max is NumPy's min and max, for every scheme that can hold both with all of its numbers."""
     x = DATA["laplace"].astype(np.float32)
-    for spec in SPECS:
+    for spec in (spec for spec in SPECS if spec.qtype.name != "int2" or not spec.symmetric):
         assert Calibrator.parse("minmax")(TensorStatistics.from_array(x), spec) == (x.min(), x.max())
 
 

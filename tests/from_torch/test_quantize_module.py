@@ -146,10 +146,12 @@ def test_layers_round_input_and_weight(name):
     prepared(model, x, recipe("int4", "int4"))
     plain = copy.deepcopy(LAYERS[name][0])
     weight = plain.weight.detach()
-    limit = weight.abs().amax([d for d in range(weight.ndim) if d != axis])
+    others = [d for d in range(weight.ndim) if d != axis]
+    scale = torch.maximum(weight.double().amax(others) / 7, weight.double().amin(others) / -8)
     plain.weight.data = fake_quantize(weight, layer.weight_quantizer.scale, qtype="int4", axis=axis)
-    assert torch.equal(layer.weight_quantizer.scale, (limit.double() / 7).float())
-    expected = plain(fake_quantize(x, (x.abs().max().double() / 7).float(), qtype="int4"))
+    assert torch.equal(layer.weight_quantizer.scale, scale.float())
+    step = torch.maximum(x.double().max() / 7, x.double().min() / -8)
+    expected = plain(fake_quantize(x, step.float(), qtype="int4"))
     assert torch.equal(model(x), expected)
     model(x).sum().backward()
     assert layer._parameters["weight"].grad is not None

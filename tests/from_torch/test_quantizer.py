@@ -328,3 +328,21 @@ def test_compiles_while_observing(observer):
         assert torch.equal(plain.one.scale, other.one.scale)
     # The layers sum in another order once compiled; values near 30.
     torch.testing.assert_close(plain.first.weight.grad, other.first.weight.grad, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_learned_symmetric_ends_are_aimets(bits):
+    """AIMET: scale (max - min) / (2^bits - 1), offset -2^(bits - 1), rounding as the identity."""
+    x, steps, half = batches(1, 20, 25)[0], 2**bits - 1, 2 ** (bits - 1)
+    quantizer = FakeQuantize(QuantSpec(qtype=f"int{bits}"))
+    quantizer(x)
+    held = quantizer.scale.clone()
+    quantizer.learn("range")
+    torch.testing.assert_close(quantizer.qparams()[0], held, rtol=2.0**-22, atol=0)
+    low, high = (end.detach().clone().requires_grad_() for end in (quantizer.rmin, quantizer.rmax))
+    quantizer(x).square().sum().backward()
+    v = x / ((high - low) / steps)
+    rounded = (v + (v.round() - v).detach()).clamp(-half, half - 1)
+    (rounded * (high - low) / steps).square().sum().backward()
+    for ours, theirs in ((quantizer.rmin.grad, low.grad), (quantizer.rmax.grad, high.grad)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)  # sums in another order

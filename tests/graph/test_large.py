@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import BUILDERS, build, feed_for, weights
+from builders import BUILDERS, build, feed_for, weights, whole_recipe
 from onnx import numpy_helper
 from slow.check_large_model import check_kills
 
@@ -107,10 +107,11 @@ def test_weights_stay_in_their_file(tmp_path: Path) -> None:
 def test_every_structure_inside_a_limit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit of nothing every structure still loads, runs, and is quantized to the same scores."""
     proto, feed = BUILDERS[name](), feed_for(BUILDERS[name]())
-    plain = quantize(proto, [feed])
+    recipe = whole_recipe("tensorrt-int8")
+    plain = quantize(proto, [feed], recipe=recipe)
     for limit, value in (("LIMIT", 0), ("IN_MEMORY", 0), ("SMALL", 8)):
         monkeypatch.setattr(sizes, limit, value)
-    large = quantize(proto, [feed], tmp_path / "q.onnx")
+    large = quantize(proto, [feed], tmp_path / "q.onnx", recipe=recipe)
     assert_near(large.evaluation, plain.evaluation)
     onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)
 

@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
+from onnxfq.graph.normalize.einsum_labels import rename_labels
 from onnxfq.runtime.session import Session
 
 
@@ -287,3 +288,36 @@ def test_an_unknown_operator_is_named_where_the_converter_does_not() -> None:
     proto.graph.node[0].op_type = "Scale"
     with pytest.raises(ModelError, match=r"opset 11 must be raised .*Scale 'act' is no operator of ONNX"):
         load(proto)
+
+
+EQUATIONS = {
+    "BHid,BHjd->BHij": "bhid,bhjd->bhij",
+    "aA,Ab->ab": "ac,cb->ab",  # a and A are two labels
+    "...A,AB->...B": "...a,ab->...b",
+    "iJ,Jk": "iJ,Jk",  # runtimes sort the output of both cases differently
+    "ij,jk->ik": "ij,jk->ik",
+}
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_labels_are_lower_case(equation: str) -> None:
+    """Upper-case labels of an Einsum become free lower-case ones, which TensorRT's parser needs."""
+    shapes = [
+        ",".join(str(2 + ord(label.lower()) % 3 + label.isupper()) for label in operand)
+        for operand in equation.partition("->")[0].replace("...", "").split(",")
+    ]
+    proto = build(
+        f"g (float[{shapes[0]}] x, float[{shapes[1]}] w) => (float y) "
+        f'{{ r = Einsum <equation = "{equation}"> (x, w) y = ReduceSumSquare <keepdims = 0> (r) }}'
+    )
+    model = loaded(proto)
+    assert model.proto.graph.node[0].attribute[0].s.decode() == EQUATIONS[equation]
+    told = [note for note in model.notes if "lower-case labels" in note]
+    assert len(told) == (EQUATIONS[equation] != equation)
+
+
+def test_labels_at_the_edges() -> None:
+    """27 labels have no 27 lower-case letters; labels of one case keep their order without an output."""
+    equation = "abcdefghijklmnopqrstuvwxyzA->a"
+    assert rename_labels(equation) == equation
+    assert rename_labels("IJ,JK") == "ij,jk"

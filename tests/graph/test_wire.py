@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, feed_for, weights
+from builders import BUILDERS, build, feed_for, weights, whole_recipe
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,13 +126,13 @@ def test_large_models_of_every_structure(name: str, recipe: str, tmp_path: Path)
     proto, path = BUILDERS[name](), tmp_path / "m.onnx"
     path.write_bytes(proto.SerializeToString())
     assert any(is_external(tensor) for tensor in load(path).proto.graph.initializer)
-    result = quantize(path, [feed_for(proto)], tmp_path / "q.onnx", recipe=recipe)
+    result = quantize(path, [feed_for(proto)], tmp_path / "q.onnx", recipe=whole_recipe(recipe))
     assert any(is_external(tensor) for tensor in result.qdq.graph.initializer)
     onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)
     fake, deployed = result.evaluation.candidates
     for one, other in zip(fake.outputs, deployed.outputs, strict=True):
         assert one.sqnr_db == other.sqnr_db > 10
-    quantize(path, [feed_for(proto)], tmp_path / "again.onnx", recipe=recipe)
+    quantize(path, [feed_for(proto)], tmp_path / "again.onnx", recipe=whole_recipe(recipe))
     assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "q.onnx").read_bytes()
     save(result.simulation, tmp_path / "sim.onnx")
     onnx.checker.check_model(str(tmp_path / "sim.onnx"))

@@ -14,7 +14,9 @@ from onnxfq.runtime.session import Session
 
 def inserted(staged: Staged, switchable: bool = False) -> onnx.ModelProto:
     """Insert FakeQuantize nodes and see that the model is valid."""
-    result = InsertFakeQuantize(staged.plan, staged.encodings, switchable).run(staged.model)
+    result = InsertFakeQuantize(staged.plan, staged.encodings, "one" if switchable else "none").run(
+        staged.model
+    )
     assert result.modified
     onnx.checker.check_model(result.model.proto, full_check=True)
     return result.model.proto

@@ -162,6 +162,51 @@ def encoder(batch: int | str) -> onnx.ModelProto:
     )
 
 
+def decode(tokens: int, cache: int = 31) -> onnx.ModelProto:
+    """Attention of new tokens over themselves and a cache, 4 heads of 64, with its linear layers."""
+    split = "".join(
+        f"[{n}] {n}0 = MatMul (x, w{n}) {n}1 = Reshape ({n}0, heads) "
+        f"{n}2 = Transpose <perm = [0,2,1,3]> ({n}1) "
+        for n in "qkv"
+    )
+    all_ = tokens + cache
+    return build(
+        f"g (float[1,{tokens},256] x, float[1,4,{cache},64] pk, float[1,4,{cache},64] pv)"
+        f" => (float[1,{tokens},256] y, float[1,4,{all_},64] k3, float[1,4,{all_},64] v3) {{ {split}"
+        "k3 = Concat <axis = 2> (pk, k2) v3 = Concat <axis = 2> (pv, v2)"
+        "k4 = Transpose <perm = [0,1,3,2]> (k3) [scores] s0 = MatMul (q2, k4) s = Div (s0, root)"
+        "p = Softmax <axis = -1> (s) [mix] m = MatMul (p, v3)"
+        "t = Transpose <perm = [0,2,1,3]> (m) j = Reshape (t, joined)"
+        "[out] y = MatMul (j, wo) }",
+        {
+            **{f"w{n}": weights(256, 256, seed=i) for i, n in enumerate("qkvo")},
+            "root": np.float32(8),
+            "heads": np.asarray([0, 0, 4, 64], np.int64),
+            "joined": np.asarray([0, 0, 256], np.int64),
+        },
+    )
+
+
+@BUILDER
+@pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-fp8"])
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_decode_step_is_one_kernel(recipe: str, tokens: int, tmp_path: Path) -> None:
+    """Over a cache, one query stays in float in int8, with the reason; all forms are fused.
+
+    The kernel of one query multiplies in float, with float8 pairs inside.
+    """
+    proto = decode(tokens)
+    kept = {s.name: s.why for s in planned(proto, recipe).skipped if s.kind == "node"}
+    one = tokens == 1
+    assert kept.keys() == ({"scores", "mix"} if one and recipe == "tensorrt-int8" else set())
+    assert all("an attention of one query" in why for why in kept.values())
+    made = unmeasured(proto, recipe, "fp16")
+    for row in counts(made, build_all(tmp_path, {"m": made})["m"]).values():
+        in_float = {"MatMul float as low": 2} if one and recipe == "tensorrt-fp8" else {}
+        low = {"MatMul low as low": 4 if one else 6}
+        assert row == low | in_float | {"attention in one kernel": 1}
+
+
 def test_other_targets_are_left_alone():
     """ONNX Runtime fuses no attention: there an override means one node."""
     plan = planned(heads(64), with_override("onnxruntime-int8", nodes=["scores"], keep_float=True))
@@ -212,6 +257,10 @@ CASES = {
     "few columns": (linear(64, 8), "a product gains from matrices of 16 and more: 8"),
     "few rows": (linear(8, 64), "a product gains from matrices of 16 and more: 8"),
     "large": (linear(64, 32), ""),
+    "a vector on the right": (
+        build("g (float[N,64] x) => (float[N] y) { [mm] y = MatMul (x, w) }", {"w": weights(64)}),
+        "a product with a vector: [N, 64] by [64, 1]",
+    ),
     "turned": (
         build(
             "g (float[N,64] x) => (float[N,8] y) { [mm] y = Gemm <transB = 1> (x, w) }", {"w": weights(8, 64)}
@@ -269,17 +318,30 @@ def _full(plan: Plan, words: str) -> str:
 
 
 def test_small_float8():
-    """Float8 convolutions need more than 16 channels on both sides."""
-    recipe = load_recipe("tensorrt-fp8").model_copy(update={"small_shapes": "float"})
+    """By default float8 convolutions need more than 16 channels on both sides of a group; products do not."""
+    recipe = load_recipe("tensorrt-fp8")
     proto = build(
-        """g (float[N,16,9,9] x) => (float[N,32,5,5] y) {
-            [one] a = Conv (x, w1) [two] y = Conv (a, w2) }""",
-        {"w1": weights(32, 16, 3, 3), "w2": weights(32, 32, 3, 3)},
+        """g (float[N,16,9,9] x) => (float[N,32,3,8] y) {
+            [one] a = Conv (x, w1) [two] b = Conv (a, w2) [four] c = Conv <group = 4> (b, w3)
+            [deep] d = Conv <group = 32> (c, w4) [small] y = MatMul (d, m) }""",
+        {
+            "w1": weights(32, 16, 3, 3),
+            "w2": weights(32, 32, 3, 3),
+            "w3": weights(32, 8, 1, 1),
+            "w4": weights(32, 1, 3, 3),
+            "m": weights(3, 8),
+        },
     )
     plan = planned(proto, recipe)
-    assert [(s.name, s.why) for s in plan.skipped if s.kind == "node"] == [
-        ("one", "float8 gains from more than 16 channels: 16 channels in and 32 out")
-    ]
+    remedy = "; to quantize it, set {}: quantize in the recipe"
+    small = "float8 gains from more than 16 channels: {}" + remedy.format("small_shapes")
+    deep = "a depthwise convolution, which sums over no channels" + remedy.format("depthwise")
+    assert {s.name: s.why for s in plan.skipped if s.kind == "node"} == {
+        "one": small.format("16 channels in and 32 out"),
+        "four": small.format("32 channels in and 32 out in 4 groups"),
+        "deep": deep,
+    }
+    assert not [s for s in planned(proto, "tensorrt-fp8").skipped if s.kind == "node"]
 
 
 def test_a_recipe_file_asks_for_it(tmp_path: Path):

@@ -7,7 +7,7 @@ import pytest
 from builders import build, planned, weights
 
 from onnxfq.documents.recipe import Recipe, load_recipe
-from onnxfq.errors import RecipeError
+from onnxfq.errors import RecipeError, SpecError
 from onnxfq.numerics.spec import QuantSpec
 
 DEPTHWISE = "d = Conv <group = 4, pads = [1,1,1,1]> (h, w1)"
@@ -104,5 +104,13 @@ def test_with_equalize() -> None:
 @pytest.mark.parametrize("changes", [{"axis": None}, {"block_size": 2}, {"dynamic": True}], ids=str)
 def test_specs_that_make_no_sense(changes: dict) -> None:
     """Equalized channels are static and along one axis."""
-    with pytest.raises(ValueError, match="equalized"):
+    with pytest.raises(SpecError, match="equalized"):
         QuantSpec(**{"qtype": "int8", "axis": 1, "equalized": True} | changes)
+
+
+def test_depthwise_in_float() -> None:
+    """A recipe may leave them in float, by name of the field; its neighbours keep their pairs."""
+    recipe = load_recipe("tensorrt-int8").model_copy(update={"depthwise": "float"})
+    plan = planned(network(), recipe)
+    assert {s.name: s.rule for s in plan.skipped if s.kind == "node"} == {"depth": "depthwise"}
+    assert {p.tensor for p in plan.activations} == {"x", "d"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnx
 import pytest
 from builders import (
@@ -24,6 +26,7 @@ from builders import (
 )
 
 from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
@@ -62,6 +65,22 @@ def test_conv_transpose(recipe: str, axis: int | None) -> None:
     (weight,) = planned(conv_transpose(), recipe).weights
     assert weight.spec.granularity.axis == axis
     assert ("disagree on the channel axis" in weight.why) == (axis is None)
+
+
+def test_conv_transpose_is_left_out(tmp_path: Path) -> None:
+    """TensorRT's plan leaves it in float and says why; other targets, and a recipe, quantize it."""
+    proto = build(
+        "g (float[N,3,4,4] x) => (float[N,2,8,8] y) { [conv] a = Conv (x, v) "
+        "[up] y = ConvTranspose <strides = [2,2]> (a, w) }",
+        {"v": weights(3, 3, 1, 1), "w": weights(3, 2, 2, 2)},
+    )
+    path = tmp_path / "mine.yaml"
+    path.write_text("conv_transpose: quantize\n", encoding="utf-8")
+    for recipe, found in (("tensorrt-int8", 0), ("onnxruntime-int8", 1), (path, 1)):
+        plan = planned(proto, load_recipe(recipe))
+        assert f"ConvTranspose {found}/1" in map(str, plan.coverage())
+        reasons = {s.name: s.rule for s in plan.skipped if s.kind == "node"}
+        assert reasons == ({} if found else {"up": "conv-transpose"})
 
 
 BLOCKS = {

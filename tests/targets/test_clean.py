@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, linear, qdq_of, stage
-from engines import build_all, verdicts
+from builders import BUILDERS, build, linear, qdq_of, stage, weights
+from engines import build_all, unmeasured, verdicts
 
 import onnxfq
 from onnxfq.stages.check import check
+from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import Report, builder_installed
 from onnxfq.targets.tensorrt.rules.context import read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
@@ -65,3 +66,38 @@ def test_engine_keeps_promises(
         for row in verdicts(reading, report).values():
             op, seen, _, promised = row.split()
             assert seen == (promised if op != "ConvTranspose" else "float"), row
+
+
+CONV = "Conv <pads = [1,1,1,1]> (x, w)"
+SHARED = {
+    "both branches": "[choose] y = If (cond) < "
+    f"then_branch = yes () => (float[1,8,6,6] t) {{ [a] t = {CONV} }},"
+    f" else_branch = no () => (float[1,8,6,6] e) {{ [b] c = {CONV} e = Relu (c) }}>",
+    "branch and main graph": f"[a] m = {CONV} [choose] i = If (cond) < "
+    f"then_branch = yes () => (float[1,8,6,6] t) {{ [b] t = {CONV} }},"
+    " else_branch = no () => (float[1,8,6,6] e) { e = Relu (x) }> y = Add (m, i)",
+}
+
+
+@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@pytest.mark.parametrize("case", SHARED)
+def test_weights_of_several_graphs(case: str) -> None:
+    """A weight that several graphs read is stored for each, because TensorRT builds no shared one."""
+    text = f"g (float[1,8,6,6] x, bool cond) => (float[1,8,6,6] y) {{ {SHARED[case]} }}"
+    made = unmeasured(build(text, {"w": weights(8, 8, 3, 3)}), "tensorrt-int8")
+    result = check(made, build=BuildOptions())
+    assert result.passed and [str(row) for row in result.coverage] == ["Conv 2/2 low"], result.table()
+    stored = [t.name for t in made.graph.initializer if list(t.dims) == [8, 8, 3, 3]]
+    assert stored == ["w/q", "w/q_2"]
+
+
+@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+def test_upper_case_labels() -> None:
+    """An Einsum whose equation has upper-case letters is written in lower case and runs in int8."""
+    proto = build(
+        "g (float[2,4,16,64] x) => (float[2,4,16,32] y) {"
+        '[mm] y = Einsum <equation = "BHtD,DE->BHtE"> (x, w) }',
+        {"w": weights(64, 32)},
+    )
+    result = check(unmeasured(proto, "tensorrt-int8"), build=BuildOptions())
+    assert result.passed and [str(row) for row in result.coverage] == ["Einsum 1/1 low"], result.table()

@@ -32,6 +32,8 @@ TEXT = "\n".join(
         line("plain_myl0_4", "correlation", "4,64:Float", "", "plain"),
         line("signal_5", "signal", "", "", "s"),
         line("x_gemm_mha_v2_6", "kgen", "4,4:Int8 4,4:Int8 4,4:Half 4,4:Int8", "", "scores;mix"),
+        line("pad_7", "runtime_function", "", "64,17:FP4E2M1 64,1:FP4E2M1", "odd"),
+        line("odd_U9_8", "gemm", "16,64:FP4E2M1 64,18:FP4E2M1 1,4,32:FP8", "", "odd"),
         "",
         "Bindings:",
     ]
@@ -47,6 +49,7 @@ TEXT = "\n".join(
         ("plain", "float"),
         ("scores", "low"),
         ("mix", "low"),
+        ("odd", "low"),
         ("s", "missing"),
         ("other", "missing"),
     ],
@@ -58,5 +61,5 @@ def test_verdict(node: str, expected: str) -> None:
 
 def test_layers_end_with_the_list() -> None:
     """What follows the list is no layer, and an unknown format gives none."""
-    assert [layer.kind for layer in parse_layers(TEXT)][-1] == "kgen" and len(parse_layers(TEXT)) == 7
+    assert [layer.kind for layer in parse_layers(TEXT)][-1] == "gemm" and len(parse_layers(TEXT)) == 9
     assert parse_layers("Layers:\nlayer 1: gemm") == ()

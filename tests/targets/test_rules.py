@@ -11,6 +11,7 @@ from planted import CASES, Planted
 
 from onnxfq import targets
 from onnxfq.stages.check import check
+from onnxfq.targets.profiles import profiles
 from onnxfq.targets.tensorrt.builder.build import Job, Report, builder_installed, capabilities, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
 from onnxfq.targets.tensorrt.rules.context import read
@@ -46,7 +47,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
         reading = read(case.make(), EXTRA)
         path = Path(folder / f"{number}.onnx")
         onnx.save(reading.proto, path)
-        jobs.append(Job(path, capabilities(reading)[0]))
+        jobs.append(Job(path, capabilities(reading)[0], profiles(reading.proto, {})))
     return dict(zip(map(by_name, CASES), run_jobs(jobs, seconds=60), strict=True))
 
 

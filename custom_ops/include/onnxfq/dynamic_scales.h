@@ -9,8 +9,8 @@
 
 namespace onnxfq {
 
-// float32   symmetric: amax / qmax; else (rmax - rmin) / (qmax - qmin), zero point round(qmin - rmin / scale), as
-//           ONNX DynamicQuantizeLinear. 1 for a range of zero width.
+// float32   symmetric: max(rmax / qmax, rmin / qmin); else (rmax - rmin) / (qmax - qmin), zero point
+//           round(qmin - rmin / scale), as ONNX DynamicQuantizeLinear. 1 for a range of zero width.
 // e8m0      OCP MX v1.0: 2^(floor(log2(amax)) - emax), times the value of an element's last place for integers.
 // e4m3      NVFP4: round_e4m3(amax / qmax / global_scale) * global_scale, the first factor at least 2^-9.
 enum class ScaleType { kFloat32, kE8m0, kE4m3 };
@@ -18,6 +18,7 @@ enum class ScaleType { kFloat32, kE8m0, kE4m3 };
 struct ScaleRule {
   ScaleType type;
   bool symmetric;
+  bool by_magnitude;  // symmetric, and the largest magnitude gives the scale: both signs reach equally far
   float qmin;
   float qmax;
   int element_exponent;  // e8m0: emax of a float element
@@ -66,7 +67,14 @@ FQ_HD FQ_INLINE ScaleAndZeroPoint asymmetric_scale(float rmin, float rmax, const
   return {scale, round_to_integer<Rounding::kHalfEven>(clamp(rule.qmin - rmin / scale, rule.qmin, rule.qmax))};
 }
 
-// The scale of a block whose largest magnitude is amax. global_scale is read for kE4m3.
+// The range rmin <= 0 <= rmax to the scale whose grid holds both ends, zero point 0, ScaleType::kFloat32.
+FQ_HD FQ_INLINE float two_sided_scale(float rmin, float rmax, const ScaleRule& rule) {
+  const float above = rmax / rule.qmax;
+  const float below = rmin / rule.qmin;
+  return rmin == rmax ? 1.0f : limited_scale(above > below ? above : below, rule.largest_scale);
+}
+
+// The scale of a block whose largest magnitude is amax, for rules by magnitude. global_scale is read for kE4m3.
 template <ScaleType T>
 FQ_HD FQ_INLINE float symmetric_scale(float amax, const ScaleRule& rule, float global_scale) {
   if (T == ScaleType::kE8m0) {

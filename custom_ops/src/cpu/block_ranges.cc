@@ -89,7 +89,7 @@ void BlockRanges::add_floats(const float* x, const ParamLayout& layout, int64_t 
     const int64_t left_in_block = row.block - cursor.column() % row.block;
     const int64_t param = cursor.param_base() + cursor.column() / row.block - first_;
     int32_t* high = high_.data() + param;
-    if (symmetric_) {
+    if (by_magnitude_) {
       range_per_element ? row_magnitudes(x, count, high) : block_magnitudes(x, count, left_in_block, row.block, high);
     } else {
       int32_t* low = low_.data() + param;

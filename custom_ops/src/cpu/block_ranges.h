@@ -11,9 +11,9 @@ namespace cpu {
 // Ranges of blocks `first` ... `first + count - 1`. All hold 0; NaN and infinities do not count.
 class BlockRanges {
  public:
-  // symmetric: only the largest magnitude is kept.
-  BlockRanges(bool symmetric, int64_t first, int64_t count)
-      : symmetric_(symmetric), first_(first), low_(static_cast<size_t>(symmetric ? 0 : count)),
+  // by_magnitude: only the largest magnitude is kept.
+  BlockRanges(bool by_magnitude, int64_t first, int64_t count)
+      : by_magnitude_(by_magnitude), first_(first), low_(static_cast<size_t>(by_magnitude ? 0 : count)),
         high_(static_cast<size_t>(count)) {}
 
   // Takes elements [begin, end) of x into account.
@@ -25,14 +25,14 @@ class BlockRanges {
   int64_t first() const { return first_; }
   int64_t count() const { return static_cast<int64_t>(high_.size()); }
 
-  // [count()]: magnitude bits when symmetric, order keys otherwise; low() only then.
+  // [count()]: magnitude bits when by_magnitude, order keys otherwise; low() only then.
   const int32_t* low() const { return low_.data(); }
   const int32_t* high() const { return high_.data(); }
 
  private:
   void add_floats(const float* x, const ParamLayout& layout, int64_t begin, int64_t end);
 
-  bool symmetric_;
+  bool by_magnitude_;
   int64_t first_;
   std::vector<int32_t> low_;
   std::vector<int32_t> high_;

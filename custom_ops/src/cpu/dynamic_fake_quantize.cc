@@ -39,10 +39,23 @@ FQ_CLONES void symmetric_scales(const int32_t* magnitude, int64_t count, const S
   }
 }
 
+FQ_CLONES void two_sided_scales(const int32_t* low, const int32_t* high, int64_t count, const ScaleRule& given,
+                                float* scale) {
+  const ScaleRule rule = given;
+  FQ_IVDEP
+  for (int64_t i = 0; i < count; ++i) {
+    scale[i] = two_sided_scale(float_from_order_key(low[i]), float_from_order_key(high[i]), rule);
+  }
+}
+
 void write_scales(const DynamicFakeQuantizeCall& call, const BlockRanges& ranges, float global_scale) {
   float* scale = call.scale + ranges.first();
   if (call.rule.symmetric) {
-    symmetric_scales(ranges.high(), ranges.count(), call.rule, global_scale, scale);
+    if (call.rule.by_magnitude) {
+      symmetric_scales(ranges.high(), ranges.count(), call.rule, global_scale, scale);
+    } else {
+      two_sided_scales(ranges.low(), ranges.high(), ranges.count(), call.rule, scale);
+    }
     if (call.zero_point) std::fill_n(call.zero_point + ranges.first(), ranges.count(), 0.0f);
     return;
   }
@@ -62,14 +75,14 @@ FakeQuantizeCall static_call(const DynamicFakeQuantizeCall& call) {
 
 // Ranges of all blocks of `layout`, over all of x.
 BlockRanges shared_ranges(const DynamicFakeQuantizeCall& call, const ParamLayout& layout, const Threads& threads) {
-  BlockRanges total(call.rule.symmetric, 0, layout.param_count());
+  BlockRanges total(call.rule.by_magnitude, 0, layout.param_count());
   if (layout.element_count() == 0) return total;
   const int64_t rows = layout.dims().front().size;
   const int64_t row_size = layout.element_count() / rows;
   const int64_t piece = std::max(rows / kCopies + 1, kCached / row_size + 1);
   std::mutex mutex;
   for_pieces(threads, rows, piece, 1, [&](int64_t begin, int64_t end) {
-    BlockRanges ranges(call.rule.symmetric, 0, layout.param_count());
+    BlockRanges ranges(call.rule.by_magnitude, 0, layout.param_count());
     ranges.add(call.type, call.x, layout, begin * row_size, end * row_size);
     std::lock_guard<std::mutex> lock(mutex);
     total.merge(ranges);
@@ -97,7 +110,7 @@ void quantize_runs(const DynamicFakeQuantizeCall& call, float global, const Thre
       const int64_t runs = std::min(at_once, end - begin);
       const int64_t first = begin * run_size;
       const int64_t last = std::min(first + runs * run_size, call.layout->element_count());
-      BlockRanges ranges(call.rule.symmetric, begin * run_params, runs * run_params);
+      BlockRanges ranges(call.rule.by_magnitude, begin * run_params, runs * run_params);
       ranges.add(call.type, call.x, *call.layout, first, last);
       write_scales(call, ranges, global);
       fake_quantize_range(with_scales, first, last);

@@ -15,7 +15,7 @@ struct RangeArrays {
 };
 
 // What a thread has seen of the block it is in; threads meet in the arrays when they leave a block.
-template <bool Symmetric>
+template <bool ByMagnitude>
 struct BlockRange {
   RangeArrays arrays;
   int64_t param = 0;
@@ -32,14 +32,14 @@ struct BlockRange {
   }
 
   FQ_HD FQ_INLINE void add(float x) {
-    const int32_t key = Symmetric ? finite_magnitude(x) : finite_order_key(x);
+    const int32_t key = ByMagnitude ? finite_magnitude(x) : finite_order_key(x);
     high = key > high ? key : high;
-    if (!Symmetric) low = key < low ? key : low;
+    if (!ByMagnitude) low = key < low ? key : low;
   }
 
   FQ_HD FQ_INLINE void hand_over() const {
     if (high > 0) atomic_max(&arrays.high[param], high);
-    if (!Symmetric && low < 0) atomic_min(&arrays.low[param], low);
+    if (!ByMagnitude && low < 0) atomic_min(&arrays.low[param], low);
   }
 
   // The end: warps whose threads are in one block, as in a tensor with one scale, go as one.
@@ -49,16 +49,16 @@ struct BlockRange {
       return;
     }
     high = over_warp(high, [](int32_t a, int32_t b) { return a > b ? a : b; });
-    if (!Symmetric) low = over_warp(low, [](int32_t a, int32_t b) { return a < b ? a : b; });
+    if (!ByMagnitude) low = over_warp(low, [](int32_t a, int32_t b) { return a < b ? a : b; });
     if (first_of_warp(thread)) hand_over();
   }
 };
 
-template <ElementType T, bool Symmetric, typename Index>
+template <ElementType T, bool ByMagnitude, typename Index>
 FQ_HD FQ_INLINE void find_ranges(const void* elements, const Packets& range, const DeviceLayout<Index>& layout,
                                  const RangeArrays& arrays, const Place& place) {
   const typename Element<T>::Stored* const x = static_cast<const typename Element<T>::Stored*>(elements);
-  BlockRange<Symmetric> seen(arrays);
+  BlockRange<ByMagnitude> seen(arrays);
   for_elements<T>(
       elements, range, place,
       [&](const Packet<T>& packet, int64_t first) {

@@ -8,15 +8,15 @@ namespace onnxfq {
 namespace cuda {
 namespace {
 
-template <ElementType T, bool Symmetric, typename Index>
+template <ElementType T, bool ByMagnitude, typename Index>
 __global__ void __launch_bounds__(kThreads)
     find_ranges_kernel(const void* x, Packets range, const __grid_constant__ DeviceLayout<Index> layout,
                        RangeArrays arrays) {
-  find_ranges<T, Symmetric>(x, range, layout, arrays, place());
+  find_ranges<T, ByMagnitude>(x, range, layout, arrays, place());
 }
 
 // Ranges of the blocks of `layout`, which has at least one element.
-template <bool Symmetric, typename Index>
+template <bool ByMagnitude, typename Index>
 void launch_ranges_indexed(const DynamicFakeQuantizeCall& call, const ParamLayout& layout, const RangeArrays& arrays,
                            void* stream) {
   const Packets range(call.x, call.x, layout.element_count(), call.type);
@@ -27,19 +27,19 @@ void launch_ranges_indexed(const DynamicFakeQuantizeCall& call, const ParamLayou
     kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(call.x, range, on_device, arrays);
   };
   switch (call.type) {
-    case ElementType::kFloat32: launch(find_ranges_kernel<ElementType::kFloat32, Symmetric, Index>); break;
-    case ElementType::kFloat16: launch(find_ranges_kernel<ElementType::kFloat16, Symmetric, Index>); break;
-    case ElementType::kBfloat16: launch(find_ranges_kernel<ElementType::kBfloat16, Symmetric, Index>); break;
+    case ElementType::kFloat32: launch(find_ranges_kernel<ElementType::kFloat32, ByMagnitude, Index>); break;
+    case ElementType::kFloat16: launch(find_ranges_kernel<ElementType::kFloat16, ByMagnitude, Index>); break;
+    case ElementType::kBfloat16: launch(find_ranges_kernel<ElementType::kBfloat16, ByMagnitude, Index>); break;
   }
   check(cudaGetLastError(), "launch DynamicFakeQuantize");
 }
 
-template <bool Symmetric>
+template <bool ByMagnitude>
 void launch_ranges(const DynamicFakeQuantizeCall& call, const ParamLayout& layout, const RangeArrays& arrays,
                    void* stream) {
   layout.element_count() > kMostOfShortIndex
-      ? launch_ranges_indexed<Symmetric, int64_t>(call, layout, arrays, stream)
-      : launch_ranges_indexed<Symmetric, int32_t>(call, layout, arrays, stream);
+      ? launch_ranges_indexed<ByMagnitude, int64_t>(call, layout, arrays, stream)
+      : launch_ranges_indexed<ByMagnitude, int32_t>(call, layout, arrays, stream);
 }
 
 // global_magnitude: of all of x, read when no global scale is given and the rule needs one.
@@ -63,6 +63,11 @@ __global__ void __launch_bounds__(kThreads)
       zero_point[i] = found.zero_point;
       continue;
     }
+    if (zero_point) zero_point[i] = 0.0f;
+    if (!rule.by_magnitude) {
+      scale[i] = two_sided_scale(float_from_order_key(ranges.low[i]), float_from_order_key(ranges.high[i]), rule);
+      continue;
+    }
     switch (rule.type) {
       case ScaleType::kFloat32:
         write_symmetric<ScaleType::kFloat32>(ranges.high, i, rule, global_scale, global_magnitude, scale);
@@ -74,7 +79,6 @@ __global__ void __launch_bounds__(kThreads)
         write_symmetric<ScaleType::kE4m3>(ranges.high, i, rule, global_scale, global_magnitude, scale);
         break;
     }
-    if (zero_point) zero_point[i] = 0.0f;
   }
 }
 
@@ -100,8 +104,8 @@ void dynamic_fake_quantize(const DynamicFakeQuantizeCall& call, void* stream) {
       whole.fit({call.layout->element_count()}, {}, {});
       launch_ranges<true>(call, whole, {nullptr, global_magnitude}, stream);
     }
-    call.rule.symmetric ? launch_ranges<true>(call, *call.layout, ranges, stream)
-                        : launch_ranges<false>(call, *call.layout, ranges, stream);
+    call.rule.by_magnitude ? launch_ranges<true>(call, *call.layout, ranges, stream)
+                           : launch_ranges<false>(call, *call.layout, ranges, stream);
   }
   write_scales_kernel<<<blocks_for(params), kThreads, 0, as_stream(stream)>>>(
       ranges, params, call.rule, call.global_scale, global_magnitude, scale, zero_point);

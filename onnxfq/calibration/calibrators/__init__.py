@@ -173,5 +173,6 @@ def _unknown(text: str) -> SpecError:
 
 
 MINMAX = Calibrator(name="minmax")
+MSE = Calibrator(name="mse")
 EXTERNAL = Calibrator(name="external")
 """Marks scales from a file of another tool, which no calibrator computed."""

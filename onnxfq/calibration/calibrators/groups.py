@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.calibrators import MINMAX, Calibrator
+from onnxfq.calibration.calibrators import MINMAX, MSE, Calibrator
+from onnxfq.calibration.calibrators.constant_mse import least_error_ranges
 from onnxfq.calibration.calibrators.grid_error import Density, grid_error
+from onnxfq.calibration.calibrators.minmax import use_lowest_number
 from onnxfq.calibration.statistics import GroupStatistics, TensorStatistics
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.metrics import ratio_db
@@ -20,12 +22,15 @@ def group_ranges(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (rmin, rmax) in the shape of a scale of `values`, one range per group that shares a scale.
 
-    Each group is calibrated separately, as a tensor that is the same in every feed.
+    Each group is calibrated separately, as a tensor that is the same in every feed; `mse` searches symmetric
+    ranges on the values in place of their histogram.
     """
     layout = Layout(spec.granularity, values.shape)
     if calibrator == MINMAX:
         low, high = layout.reduce(np.minimum, values, np.inf), layout.reduce(np.maximum, values, -np.inf)
-        return low.astype(np.float64), high.astype(np.float64)
+        return use_lowest_number(low.astype(np.float64), high.astype(np.float64), spec)
+    if calibrator == MSE and spec.symmetric and values.size:
+        return least_error_ranges(values, spec)
     ranges = [calibrator(_as_feed(group), spec) for group in layout.split(values)]
     low, high = np.asarray(ranges, np.float64).reshape(-1, 2).T
     return low.reshape(layout.scale_shape), high.reshape(layout.scale_shape)
@@ -39,7 +44,8 @@ def calibrate_groups(
     A group without finite values gets the range [0, 0].
     """
     if calibrator == MINMAX:
-        ends = statistics.ranges.astype(np.float64)
+        low, high = statistics.ranges.astype(np.float64).T
+        ends = np.stack(use_lowest_number(low, high, spec), axis=1)
     else:
         ends = np.asarray([calibrator(one, spec) for one in statistics.split()], np.float64).reshape(-1, 2)
     ends = np.where(np.isfinite(ends), ends, 0.0)

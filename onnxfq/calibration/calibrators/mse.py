@@ -42,10 +42,14 @@ def mse(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         return grid_error(density, rmin, rmax, spec)
 
     if spec.symmetric:
-        amax = statistics.amax * _search(
-            lambda f: grid_error(density, -statistics.amax * f, statistics.amax * f, spec), _ALL, passes=2
-        )
-        return max(low, -amax), min(high, amax)
+        # Magnitudes are limited, not scaled: every scale is among the candidates.
+        def limit(factor: Candidates) -> tuple[Candidates, Candidates]:
+            amax = statistics.amax * factor
+            return np.maximum(low, -amax), np.minimum(high, amax)
+
+        best = _search(lambda f: grid_error(density, *limit(f), spec), _ALL, passes=2)
+        rmin, rmax = limit(np.asarray(best))
+        return float(rmin), float(rmax)
     left = right = _search(lambda f: error_of(f, f), _ALL)
     for _ in range(4 if low < 0.0 < high else 0):
         before = (left, right)

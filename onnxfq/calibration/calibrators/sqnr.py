@@ -26,22 +26,21 @@ def sqnr(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     """
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
-    rmin, rmax = _symmetric(statistics.amax) if spec.symmetric else _asymmetric(statistics, spec)
+    low, high = min(statistics.rmin, 0.0), max(statistics.rmax, 0.0)
+    rmin, rmax = (_symmetric if spec.symmetric else _asymmetric)(low, high)
     smallest, _ = choose_qparams(rmin, rmax, spec.qtype, spec.symmetric)
     density = Density.from_statistics(statistics).drop_rounded_to_zero(float(smallest.min()), spec.qtype)
     best = int(np.argmin(grid_error(density, rmin, rmax, spec, GAMMA)))
-    low, high = min(statistics.rmin, 0.0), max(statistics.rmax, 0.0)
-    return max(float(rmin[best]), low), min(float(rmax[best]), high)
+    return float(rmin[best]), float(rmax[best])
 
 
-def _symmetric(amax: float) -> tuple[Candidates, Candidates]:
+def _symmetric(low: float, high: float) -> tuple[Candidates, Candidates]:
     # The observed range comes first, because the first of equal ones wins.
-    ends = amax * (np.arange(SYMMETRIC_STEPS, 0, -1) / SYMMETRIC_STEPS)
-    return -ends, ends
+    ends = max(-low, high) * (np.arange(SYMMETRIC_STEPS, 0, -1) / SYMMETRIC_STEPS)
+    return np.maximum(low, -ends), np.minimum(high, ends)
 
 
-def _asymmetric(statistics: TensorStatistics, spec: QuantSpec) -> tuple[Candidates, Candidates]:
-    low, high = min(statistics.rmin, 0.0), max(statistics.rmax, 0.0)
+def _asymmetric(low: float, high: float) -> tuple[Candidates, Candidates]:
     width = (high - low) * np.arange(ASYMMETRIC_STEPS, 0, -1)[:, None] / ASYMMETRIC_STEPS
     below = np.linspace(1.0, 0.0, OFFSETS + 1)
     rmin = np.maximum(low, -width * below).ravel()

@@ -22,6 +22,7 @@ from onnxfq.graph.io.data_paths import resolve
 from onnxfq.graph.model import Existing, Model, list_graphs, list_nodes
 from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.decompose_attention import write_out_attention
+from onnxfq.graph.normalize.einsum_labels import lower_labels
 from onnxfq.graph.normalize.fold_weights import fold_computed_weights
 from onnxfq.graph.normalize.opset import raise_opset
 from onnxfq.graph.normalize.repair import repair
@@ -46,6 +47,7 @@ _STEPS = (
     normalize.fold_moves,
     fold_computed_weights,
     normalize.name_nodes,
+    lower_labels,
 )
 
 

@@ -10,28 +10,34 @@ from onnxfq.graph.model import Model, list_nodes
 from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.numerics.float_types import FloatInfo
 from onnxfq.passes.qdq_form import QdqForm
+from onnxfq.placement.float_casts import Shapes
 from onnxfq.targets.target import Target
 from onnxfq.targets.tensorrt.policy import POLICY
+from onnxfq.targets.tensorrt.recurrent import CAST_BEFORE_LOOP, count_steps
 from onnxfq.targets.tensorrt.rewrites.attention_mask import move_guards
+from onnxfq.targets.tensorrt.rewrites.average_pools import count_padding
 from onnxfq.targets.tensorrt.rewrites.block_formats import DOMAIN, block_writer
 from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import with_mxfp8_functions
+from onnxfq.targets.tensorrt.rewrites.separate_constants import separate_constants
 from onnxfq.targets.tensorrt.rewrites.split_projections import divide_products
 from onnxfq.targets.tensorrt.tools.check import check_model
 from onnxfq.targets.tensorrt.tools.kit import KIT
 from onnxfq.targets.tensorrt.tools.runner import run_engine
 
+_REWRITTEN = frozenset({"AveragePool", "IsNaN"})
+
 
 def _prepare(model: Model) -> Model:
-    """Return `model` with masked-row guards moved after their attention; itself if it has none."""
-    if not any(node.op_type == "IsNaN" for node in list_nodes(model.proto.graph)):
+    """Return `model` in the form that TensorRT fuses and has in low precision; itself if nothing changes."""
+    if not any(node.op_type in _REWRITTEN for node in list_nodes(model.proto.graph)):
         return model
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    note = move_guards(proto)
-    if not note:
+    notes = [note for note in (move_guards(proto), count_padding(proto)) if note]
+    if not notes:
         return model
     add_shapes(proto)
-    return replace(model, proto=proto, notes=(*model.notes, note))
+    return replace(model, proto=proto, notes=(*model.notes, *notes))
 
 
 def _keeps_float32(node: onnx.NodeProto, half: FloatInfo) -> str | None:
@@ -44,13 +50,23 @@ def _keeps_float32(node: onnx.NodeProto, half: FloatInfo) -> str | None:
     return None
 
 
+def _wants_no_cast(node: onnx.NodeProto, shapes: Shapes) -> str:
+    steps = count_steps(node, shapes(node.input[0]))
+    return CAST_BEFORE_LOOP.format(node.op_type, node.name) if steps is not None and steps > 1 else ""
+
+
+def _finish(proto: onnx.ModelProto) -> onnx.ModelProto:
+    return with_mxfp8_functions(separate_constants(proto))
+
+
 TENSORRT = Target(
     "tensorrt",
     POLICY,
     prepare=_prepare,
-    form=QdqForm(block_writer, divide_products, with_mxfp8_functions),
+    form=QdqForm(block_writer, divide_products, _finish),
     domains={DOMAIN: "TensorRT"},
     keeps_float32=_keeps_float32,
+    cast_free=_wants_no_cast,
     conversion="tensorrt-int8",
     check=check_model,
     run=run_engine,

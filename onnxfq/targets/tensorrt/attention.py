@@ -2,7 +2,10 @@
 
 Measured on TensorRT for RTX 1.7.1, limits and weight-only products behind a fused attention alike. Source of
 the limits: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; int8 heads of 16, 32 or
-64 and up to 512 tokens, float8 heads of up to 256. An attention with one quantized product is not fused.
+64 and up to 512 tokens, float8 heads of up to 256. An attention with one quantized product is not fused, and
+none is in MXFP8 or NVFP4. One query, as in a decode step over a cache, has its own kernel that multiplies in
+float: int8 pairs prevent it, and float8 pairs become part of it. In block formats, and in int8 with one
+query, both products stay in float, one kernel in a half type.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.follow import readers_behind
+from onnxfq.graph.follow import Node, readers_behind
 from onnxfq.graph.patterns.attention import Attention, find_attentions
+from onnxfq.numerics.storage_types import block_format_name
 from onnxfq.placement.node_decision import NodeDecision
 from onnxfq.support.reasons import Reason
 
@@ -21,6 +25,8 @@ INT8_HEADS = (16, 32, 64)
 """Head sizes of the fused int8 kernel (NVIDIA, fused attention)."""
 INT8_TOKENS = 512
 FLOAT8_HEAD = 256
+
+ONE_QUERY = "TensorRT has one kernel for an attention of one query, which int8 pairs prevent"
 
 MOVES_BEHIND = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
 """Operators allowed between a fused attention and the product behind it."""
@@ -34,12 +40,12 @@ def decide_attentions(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -
     found = {decision.node: decision for decision in decisions}
     for attention in find_attentions(nodes):
         found |= {decision.node: decision for decision in _projections(found, attention)}
-        first, second = (found.get(node.name) for node in (attention.scores, attention.mix))
-        if first is None or second is None:
+        products = [node.name for node in (attention.scores, attention.mix)]
+        if not found.keys() >= set(products):
             continue
-        quantized: list[NodeDecision] = [one for one in (first, second) if one.placements]
-        if not all(_is_static(decision) for decision in quantized):
-            continue
+        found |= {name: _without_blocks(found[name]) for name in products}
+        first, second = (found[name] for name in products)
+        quantized = [one for one in (first, second) if one.placements]
         if len(quantized) == 1:
             kept = second if first.placements else first
             why = (
@@ -49,6 +55,9 @@ def decide_attentions(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -
             found[quantized[0].node] = replace(
                 quantized[0], placements=(), why_float=Reason("attention", why)
             )
+        elif quantized and is_one_query(attention.scores) and not _is_float8(quantized[0]):
+            why = Reason("attention", ONE_QUERY)
+            found |= {one.node: replace(one, placements=(), why_float=why) for one in quantized}
         elif quantized:
             note = _explain_unfused(attention, quantized[0])
             for decision in quantized if note else ():
@@ -72,9 +81,24 @@ def _projections(found: dict[str, NodeDecision], attention: Attention[gs.Node]) 
             yield replace(decision, placements=(), why_float=Reason("attention", why))
 
 
-def _is_static(decision: NodeDecision) -> bool:
-    """Tell whether all scales are constants: TensorRT fuses no attention in block formats."""
-    return all(p.spec.scale_type == "float32" and not p.spec.dynamic for p in decision.placements)
+def is_one_query(scores: Node) -> bool:
+    """Tell whether `scores` multiplies a single query by the keys: one token is decoded at a time."""
+    shape = scores.inputs[0].shape
+    return shape is not None and len(shape) > 2 and shape[-2] == 1
+
+
+def _is_float8(decision: NodeDecision) -> bool:
+    return decision.placements[0].spec.qtype.is_float
+
+
+def _without_blocks(decision: NodeDecision) -> NodeDecision:
+    """Return `decision`, in float if it has a block format."""
+    blocks = [p for p in decision.placements if p.spec.scale_type != "float32"]
+    if not blocks:
+        return decision
+    name = block_format_name(blocks[0].spec.qtype, blocks[0].spec.scale_type)
+    why = f"TensorRT fuses no attention in {name}, and in a half type it makes one kernel of it"
+    return replace(decision, placements=(), why_float=Reason("attention", why))
 
 
 def exceed_limit(is_float8: bool, head: int | None, tokens: int | None) -> str:
@@ -101,9 +125,12 @@ def count_tokens(attention: Attention[gs.Node]) -> int | None:
 
 def _explain_unfused(attention: Attention[gs.Node], decision: NodeDecision) -> str:
     """Return why both products run separately; empty if they are fused, or if it is unknown."""
-    is_float8 = decision.placements[0].spec.qtype.is_float
+    is_float8 = _is_float8(decision)
     limit = exceed_limit(is_float8, _size(attention.scores.inputs[0], -1), count_tokens(attention))
-    return f"not fused: TensorRT's {'float8' if is_float8 else 'int8'} attention has {limit}" if limit else ""
+    kernels = f"TensorRT's {'float8' if is_float8 else 'int8'} attention"
+    return (
+        f"not fused: {kernels} has {limit}; in float it may be fewer kernels with more bytes" if limit else ""
+    )
 
 
 def _add_note(decision: NodeDecision, note: str) -> NodeDecision:

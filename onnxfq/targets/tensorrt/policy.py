@@ -13,14 +13,16 @@ from math import prod
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
-from onnxfq.graph.ops import CONVOLUTIONS, find_summed_axis
+from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, find_summed_axis
 from onnxfq.graph.queries import weight_source
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.storage_types import BLOCK_FORMATS, block_format_name, find_storage_qtype
+from onnxfq.placement.bridges import ONE_SCALE
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.targets.tensorrt.attention import decide_attentions
 from onnxfq.targets.tensorrt.qkv_projections import join_pairs
+from onnxfq.targets.tensorrt.rewrites.rows import DYNAMIC_RANKS, multiplies_rows
 
 LARGEST_FLOAT8_KERNEL = 32
 """Largest Conv window in elements that the builder has a float8 kernel for: 5 x 5 fits, 6 x 6 does not."""
@@ -174,11 +176,36 @@ def _blocks_in_float(placement: Placement, operands: Operands) -> str:
         return "TensorRT multiplies in float where only the weight is NVFP4"
     axis, block = spec.granularity.axis, spec.granularity.block_size
     assert axis is not None and block is not None, "specs without blocks are refused"
+    why = "" if shape is None else _explain_axes(placement, operands, name, shape)
+    if why:
+        return why
     size = None if shape is None else shape[axis]
     rule = f"TensorRT needs {name} blocks that divide the summed axis"
     if not isinstance(size, int):
         return f"{rule}, and the summed axis of {placement.tensor!r} is open"
     return f"{rule}: {size} is not a multiple of {block}" if size % block else ""
+
+
+def _explain_axes(placement: Placement, operands: Operands, name: str, shape: Sequence[int | str]) -> str:
+    """Return why TensorRT has no product of these axes in MXFP8 or NVFP4; empty if it has.
+
+    Its dynamic quantizers take 2-D and 3-D tensors only; a tensor of more axes can be multiplied as a matrix
+    of its rows (`rewrites.rows`). Tried on TensorRT for RTX 1.7.1: a product of two computed tensors runs in
+    float in MXFP8, and in NVFP4 none is built whose right-hand tensor has an open size.
+    """
+    if placement.role == "weight":
+        return (
+            f"TensorRT has no {name} vectors: {placement.tensor!r}" if len(shape) < DYNAMIC_RANKS[0] else ""
+        )
+    slot = placement.uses[0].input
+    if name == "MXFP8" and all(other.role == "activation" for other in operands.placements):
+        return "TensorRT multiplies two computed tensors in float, MXFP8 or not"
+    if name == "NVFP4" and slot == 1 and not all(isinstance(size, int) for size in shape):
+        return f"TensorRT builds NVFP4 products for right-hand tensors of fixed sizes only, not {list(shape)}"
+    has_rows = len(shape) > DYNAMIC_RANKS[-1] and multiplies_rows(operands.node, slot)
+    if len(shape) in DYNAMIC_RANKS or has_rows:
+        return ""
+    return f"TensorRT has {name} for 2-D and 3-D tensors, and {placement.tensor!r} is {len(shape)}-D"
 
 
 def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
@@ -199,9 +226,31 @@ def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
     return ""
 
 
+def _is_bridge(node: gs.Node, qtype: QType) -> bool:
+    """Tell whether `node` runs in low precision between pairs of `qtype`; poolings do in int8 only.
+
+    Measured on TensorRT for RTX 1.7.1. An AveragePool needs the same padding on both sides, or
+    count_include_pad.
+    """
+    if node.domain not in STANDARD_DOMAINS or (qtype.is_float and node.op != "Concat"):
+        return False
+    if node.op != "AveragePool":
+        return node.op in ONE_SCALE
+    attrs = node.attrs
+    if attrs.get("auto_pad", "NOTSET") != "NOTSET" or attrs.get("ceil_mode", 0):
+        return False
+    pads = list(attrs.get("pads", ()))
+    half = len(pads) // 2
+    return pads[:half] == pads[half:] and (any(pads) or bool(attrs.get("count_include_pad", 0)))
+
+
 POLICY = TargetPolicy(
     # NVIDIA staff named axis 0 in 2022, ModelOpt uses axis 1: one scale is right under both.
     per_tensor_weights={"ConvTranspose": "per tensor: TensorRT releases disagree on the channel axis"},
+    conv_transpose=(
+        "TensorRT for RTX runs every ConvTranspose in float, where pairs only add noise; for another "
+        "TensorRT set conv_transpose: quantize in the recipe"
+    ),
     # Without a pair on the skip branch the Add runs in float and cannot fuse into its Conv.
     residual=True,
     bias="bias: TensorRT refuses a quantized bias and adds it in float",
@@ -210,4 +259,5 @@ POLICY = TargetPolicy(
     whole_attention="TensorRT fuses all of an attention or none",
     revise=decide_attentions,
     join=join_pairs,
+    bridges=_is_bridge,
 )

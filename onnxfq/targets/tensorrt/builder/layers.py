@@ -16,7 +16,8 @@ LAYERS = "Layers:"
 _LOW = frozenset({"Int8", "UInt8", "FP8", "Int4", "FP4", "FP4E2M1"})
 # Kinds that move data or signal; they compute no part of a node.
 _GLUE = frozenset({"signal", "wait", "kernel_marker", "shape_call", "memset", "copy", "jmp", "cjmp"})
-_GENERATED = "kgen"
+# Kinds that multiply only if no other layer does; a runtime function pads a weight of odd size.
+_HELPERS = ("kgen", "runtime_function")
 _LATE_GEMM = "runtime_fusion"
 _TENSOR = re.compile(r"\{ (.*?) \}")
 _NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
@@ -62,7 +63,7 @@ class Layer:
     @property
     def is_attention(self) -> bool:
         """Tell whether it is a whole attention in one kernel."""
-        return "_gemm_mha" in self.name
+        return "_gemm_mha" in self.name or "_gemv_mha" in self.name  # the latter for one query
 
 
 def parse_layers(text: str) -> tuple[Layer, ...]:
@@ -101,7 +102,7 @@ def verdict(layers: Sequence[Layer], node: str) -> Verdict:
 def _find_layer(layers: Sequence[Layer], node: str) -> Layer | None:
     """Return the layer that multiplies for `node`; library kernels go before generated ones."""
     own = [layer for layer in layers if node in layer.nodes and layer.kind not in _GLUE]
-    ranked = sorted(own, key=lambda layer: (layer.kind == _GENERATED, "_gemm" not in layer.name))
+    ranked = sorted(own, key=lambda layer: (layer.kind in _HELPERS, "_gemm" not in layer.name))
     return ranked[0] if ranked else None
 
 

@@ -6,11 +6,14 @@
            DequantizeLinear; codes, scales -> DequantizeLinear
            weight: float4 codes, e4m3 scales and the global scale -> the same two DequantizeLinear
 
-Tried on TensorRT for RTX 1.7.1. Its parser refuses e8m0 constants: the exponents are stored as uint8.
+Tried on TensorRT for RTX 1.7.1. Its parser refuses e8m0 constants: the exponents are stored as uint8. Its
+dynamic operators take 2-D and 3-D tensors only: an activation of more axes becomes a matrix of rows in front
+of them, and the product with the weight gets its axes back behind it. The values are the same.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,7 @@ from onnxfq.numerics.float_types import FLOATS
 from onnxfq.numerics.storage_types import BLOCK_FORMATS, block_format_name
 from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.qdq_form import Writer
+from onnxfq.targets.tensorrt.rewrites.rows import DYNAMIC_RANKS, give_axes_back, make_rows, multiplies_rows
 
 DOMAIN = "trt"
 """Domain of the operators that TensorRT's parser adds to ONNX's."""
@@ -49,52 +53,74 @@ def block_writer(placement: Placement) -> Writer | None:
 def insert_block_format(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding) -> None:
     """Put the operators of `encoding`'s format between `tensor` and its placed readers."""
     form = _nvfp4 if encoding.spec.scale_type == "e4m3" else _mxfp8
-    dequantized = editor.variable(f"{tensor.name}/dq", tensor)
+    read: gs.Tensor = tensor
+    before: list[gs.Node] = []
+    if not isinstance(tensor, gs.Constant) and len(tensor.shape or ()) > DYNAMIC_RANKS[-1]:
+        _refuse_other_readers(editor, placement)
+        read, before = make_rows(editor, tensor)
+        granularity = replace(encoding.spec.granularity, axis=1)
+        encoding = encoding.model_copy(
+            update={"spec": encoding.spec.model_copy(update={"granularity": granularity})}
+        )
+    dequantized = editor.variable(f"{tensor.name}/dq", read)
     if isinstance(tensor, gs.Constant):
         dequantized.dtype, dequantized.shape = tensor.dtype, list(tensor.shape)
-    nodes = form(editor, placement, tensor, encoding, dequantized)
+    nodes = form(editor, placement, read, encoding, dequantized)
     import_domain(editor.graph, DOMAIN)
     editor.rewire(placement, dequantized)
-    editor.insert_before(placement, tensor, nodes)
+    editor.insert_before(placement, tensor, [*before, *nodes])
+    for product in list(dequantized.outputs) if before else ():
+        give_axes_back(editor, tensor, product)
+
+
+def _refuse_other_readers(editor: Editor, placement: Placement) -> None:
+    """Raise PlanError if a reader of a tensor of many axes does not multiply its rows by one matrix."""
+    for use in placement.uses:
+        if not (use.node and multiplies_rows(editor.node(use.node), use.input)):
+            raise PlanError(
+                f"tensor {placement.tensor!r}: TensorRT takes {DYNAMIC_RANKS[-1]} axes at most in this "
+                f"format, and {use.node!r} does not multiply its rows by one matrix; remove the tensor from "
+                "the plan"
+            )
 
 
 def _mxfp8(
     editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, out: gs.Tensor
 ) -> list[gs.Node]:
-    blocks = encoding.spec.granularity.attributes
+    name, blocks = placement.tensor, encoding.spec.granularity.attributes
     if isinstance(tensor, gs.Constant):
         exponents = np.frexp(encoding.scale_array)[1] - 1 + _EXPONENT_BIAS
         pair = [
-            _constant(editor, f"{tensor.name}/q", _codes(tensor, encoding)),
-            _constant(editor, f"{tensor.name}/scale", exponents.astype(np.uint8)),
+            _constant(editor, f"{name}/q", _codes(tensor, encoding)),
+            _constant(editor, f"{name}/scale", exponents.astype(np.uint8)),
         ]
         nodes = []
     else:
-        pair = _pair(editor, tensor, encoding, TensorProto.UINT8)
+        pair = _pair(editor, name, tensor, encoding, TensorProto.UINT8)
         nodes = [
             _tensorrt_node(
                 "TRT_MXFP8DynamicQuantize",
-                f"{tensor.name}/q",
+                f"{name}/q",
                 blocks | {"output_dtype": encoding.spec.qtype.onnx_type},
                 [tensor],
                 pair,
             )
         ]
     real = blocks | {"output_dtype": FLOATS[placement.float_type].onnx_type}
-    return [*nodes, _tensorrt_node("TRT_MXFP8DequantizeLinear", f"{tensor.name}/dq", real, pair, [out])]
+    return [*nodes, _tensorrt_node("TRT_MXFP8DequantizeLinear", f"{name}/dq", real, pair, [out])]
 
 
 def _nvfp4(
     editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, out: gs.Tensor
 ) -> list[gs.Node]:
-    name, blocks = tensor.name, encoding.spec.granularity.attributes
+    name, blocks = placement.tensor, encoding.spec.granularity.attributes
     shared = _constant(editor, f"{name}/global_scale", np.asarray(encoding.global_scale, np.float32))
     if isinstance(tensor, gs.Constant):
         codes = _constant(editor, f"{name}/q", _codes(tensor, encoding))
         small = _constant(editor, f"{name}/block_scale", encoding.block_scales)
         nodes = []
     else:
-        codes, small = _pair(editor, tensor, encoding, TensorProto.FLOAT8E4M3FN)
+        codes, small = _pair(editor, name, tensor, encoding, TensorProto.FLOAT8E4M3FN)
         kind = {"scale_type": int(TensorProto.FLOAT8E4M3FN)}
         nodes = [
             _tensorrt_node(
@@ -127,17 +153,19 @@ def _constant(editor: Editor, name: str, values: NDArray[Any]) -> gs.Constant:
     return editor.constant(name, lambda free: make_constant(free, values))
 
 
-def _pair(editor: Editor, tensor: gs.Tensor, encoding: Encoding, scale_type: int) -> list[gs.Variable]:
-    """Make the outputs of an operator that quantizes `tensor`: codes, and block scales."""
+def _pair(
+    editor: Editor, name: str, tensor: gs.Tensor, encoding: Encoding, scale_type: int
+) -> list[gs.Variable]:
+    """Make the outputs of an operator that quantizes `tensor`, placed as `name`: codes, and block scales."""
     spec = encoding.spec
-    codes, scales = editor.variable(f"{tensor.name}/q"), editor.variable(f"{tensor.name}/block_scale")
+    codes, scales = editor.variable(f"{name}/q"), editor.variable(f"{name}/block_scale")
     codes.dtype, codes.shape = spec.qtype.onnx_type, tensor.shape
     axis, block = spec.granularity.axis, spec.granularity.block_size
     assert axis is not None and block is not None, "other specs have other forms"
     size = tensor.shape[axis] if tensor.shape else None
     if not isinstance(size, int) or size % block:
         raise PlanError(
-            f"tensor {tensor.name!r}: TensorRT needs blocks of {block} that divide axis {axis}, "
+            f"tensor {name!r}: TensorRT needs blocks of {block} that divide axis {axis}, "
             f"got shape {tensor.shape}; remove the tensor from the plan"
         )
     scales.dtype, scales.shape = scale_type, list(tensor.shape)

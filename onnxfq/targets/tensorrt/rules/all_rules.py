@@ -10,6 +10,7 @@ from onnxfq.targets.tensorrt.rules import (
     blocks,
     float4,
     number_types,
+    operator_forms,
     placement,
     residual,
     scales_and_zero_points,
@@ -20,6 +21,7 @@ from onnxfq.targets.tensorrt.rules.operands import Promise
 
 RULES: tuple[Rule, ...] = (
     *structure.RULES,
+    *operator_forms.RULES,
     *number_types.RULES,
     *scales_and_zero_points.RULES,
     *blocks.RULES,

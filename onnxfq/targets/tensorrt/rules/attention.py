@@ -14,7 +14,7 @@ from onnxfq.graph.patterns.attention import PRODUCTS, Attention, Form, makers_of
 from onnxfq.graph.patterns.projections import match_projection
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.attention import MOVES_BEHIND, exceed_limit
+from onnxfq.targets.tensorrt.attention import MOVES_BEHIND, ONE_QUERY, exceed_limit, is_one_query
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Operand, operand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import QUANTIZE_OPS
@@ -28,12 +28,13 @@ _QUANTIZED_FORM: Form[Site] = Form(makers_of, behind={*QUANTIZE_OPS, "Cast", "Dr
 def attention_operators(reading: Reading) -> Iterator[Finding]:
     """Report quantized Attention operators: TensorRT fuses them in half types, so pairs only add rounding."""
     for promised in reading.promises:
-        if promised.site.op == "Attention":
+        site = promised.site
+        if site.op == "Attention" and site.scope.dtype(site.outputs[0].name) in _HALVES:
             message = (
                 "its inputs are quantized, and TensorRT runs ONNX's Attention in float; write it as MatMul, "
                 "Softmax, MatMul before quantizing"
             )
-            yield make_finding("attention-operator", "float", promised.site, message)
+            yield make_finding("attention-operator", "float", site, message)
 
 
 def attentions(reading: Reading) -> Iterator[Finding]:
@@ -112,8 +113,9 @@ def _explain_unfused(
         return ""  # a product with one side in float: placement.check_one_side reports it
     if bare:
         return f"{', '.join(map(repr, bare))} stays in float; quantize all four inputs or none"
-    q = operands[0].pair
-    is_float8 = q is not None and q.qtype == TensorProto.FLOAT8E4M3FN
+    is_float8 = _is_float8(operands)
+    if not is_float8 and is_one_query(found.scores):
+        return f"{ONE_QUERY}; leave it in float"
     limit = exceed_limit(is_float8, head, tokens)
     if limit and is_float8:
         return f"float8 kernels have {limit}; leave it in float"
@@ -124,6 +126,10 @@ def _explain_unfused(
     if not is_float8 and not any(site.op in QUANTIZE_OPS for site in readers):
         return "int8 kernels have an int8 result; put a pair in front of what reads it"
     return ""
+
+
+def _is_float8(operands: Sequence[Operand]) -> bool:
+    return any(o.pair is not None and o.pair.qtype == TensorProto.FLOAT8E4M3FN for o in operands)
 
 
 def _attentions(reading: Reading) -> Iterator[tuple[Attention[Site], tuple[Operand, ...]]]:

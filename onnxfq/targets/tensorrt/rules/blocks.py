@@ -15,6 +15,8 @@ from onnxfq.targets.tensorrt.rules.quantizer_reader import Quantizer
 
 # Operators allowed between an int4 weight and its reader; behind others the weight is expanded.
 _INT4_PATH = frozenset({"Identity", "Transpose", "Unsqueeze"})
+INT4_BLOCKS = (64, 128)
+"""Sizes of int4 blocks that NVIDIA documents for TensorRT (explicit quantization)."""
 _NARROW = (TensorProto.INT4, TensorProto.FLOAT4E2M1)
 
 
@@ -157,16 +159,26 @@ def int4_weights(reading: Reading) -> Iterator[Finding]:
             found = f"goes through {between.op} {between.name!r}"
             remedy = "use only Transpose behind its DQ, and scales in the model's float type"
         else:
-            if _is_along_outputs(promised, axis):
-                message = (
-                    f"int4 weight {q.data!r} has blocks along its output axis; TensorRT documents the summed"
-                )
-                yield make_finding(
-                    "int4-axis", "warning", promised.site, message + " axis; block that one", q.data
-                )
+            yield from _warn_of_blocks(promised, q, axis)
             continue
         message = f"int4 weight {q.data!r} {found}, and TensorRT expands it to float; {remedy}"
         yield make_finding("int4-weight", "float", promised.site, message, q.data)
+
+
+def _warn_of_blocks(promised: Promise, q: Quantizer, axis: int) -> Iterator[Finding]:
+    """Warn of int4 blocks that TensorRT for RTX takes, and that TensorRT's documentation does not list."""
+    size = q.block or (q.shape[axis] or 0) // (q.scale_shape[axis] or 1) if q.shape and q.scale_shape else 0
+    if _is_along_outputs(promised, axis):
+        message = (
+            f"int4 weight {q.data!r} has blocks along its output axis; TensorRT documents the summed axis"
+        )
+        yield make_finding("int4-axis", "warning", promised.site, f"{message}; block that one", q.data)
+    elif size not in INT4_BLOCKS:
+        message = (
+            f"int4 weight {q.data!r} has blocks of {size}: TensorRT for RTX takes them, and TensorRT "
+            f"documents {' and '.join(map(str, INT4_BLOCKS))} only; use one of these for other releases"
+        )
+        yield make_finding("int4-block", "warning", promised.site, message, q.data)
 
 
 def block_axis(q: Quantizer) -> int | None:

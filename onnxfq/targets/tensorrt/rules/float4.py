@@ -1,4 +1,4 @@
-"""Rules about float4: TensorRT multiplies it only as NVFP4, NVIDIA's two-level form."""
+"""Rules about float4 and MXFP8: TensorRT multiplies float4 only as NVFP4, NVIDIA's two-level form."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from onnx import TensorProto
 
 from onnxfq.targets.findings import Finding
+from onnxfq.targets.tensorrt.rewrites.rows import DYNAMIC_RANKS
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Operand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS
@@ -30,6 +31,49 @@ def dynamic_blocks(reading: Reading) -> Iterator[Finding]:
         if wanted is not None and block != wanted:
             message = f"block_size is {block}, and TensorRT has {wanted} for {site.op} only; use {wanted}"
             yield make_finding("dynamic-block", "refused", site, message)
+
+
+def dynamic_ranks(reading: Reading) -> Iterator[Finding]:
+    """Refuse dynamic quantization of tensors that are not 2-D or 3-D. Parser: "must be 2D or 3D"."""
+    for site in reading.sites:
+        shape = site.scope.shape(site.input(0)) if site.op in _BLOCKS else None
+        if shape is not None and len(shape) not in DYNAMIC_RANKS:
+            message = (
+                f"{site.input(0)!r} has {len(shape)} axes, and TensorRT has {site.op} for 2 and 3; multiply "
+                "its rows as a matrix, or leave it in float"
+            )
+            yield make_finding("dynamic-rank", "refused", site, message, site.input(0))
+
+
+def open_right_sides(reading: Reading) -> Iterator[Finding]:
+    """Refuse NVFP4 products whose right-hand tensor is computed and has open sizes.
+
+    Measured on TensorRT for RTX 1.7.1, whose builder ends with a failed check. Open left-hand ones are built.
+    """
+    for promised in reading.promises:
+        right = next((o for o in promised.activations if o.slot == 1 and o.pair is not None), None)
+        q = None if right is None else right.pair
+        source = None if q is None else q.site.scope.maker(q.data)
+        if source is None or source.op != "TRT_FP4DynamicQuantize":
+            continue
+        shape = source.scope.shape(source.input(0))
+        if shape is not None and None in shape:
+            message = (
+                f"its right-hand side {source.input(0)!r} is computed and has open sizes, and TensorRT "
+                "builds no such product in float4; fix its sizes, or leave this node in float"
+            )
+            yield make_finding("float4-open", "refused", promised.site, message, source.input(0))
+
+
+def mxfp8_products(reading: Reading) -> Iterator[Finding]:
+    """Report MXFP8 products of two computed tensors, which TensorRT for RTX 1.7.1 runs in float."""
+    for promised in reading.promises:
+        pairs = [o.pair for o in promised.activations if o.pair is not None]
+        if len(pairs) == 2 and all("MXFP8" in q.site.op for q in pairs):
+            message = (
+                "multiplies two computed tensors in MXFP8, which TensorRT does in float; leave them in float"
+            )
+            yield make_finding("mxfp8-product", "float", promised.site, message)
 
 
 def float4_products(reading: Reading) -> Iterator[Finding]:
@@ -63,4 +107,4 @@ def _explain_float4(operand: Operand) -> str:
     return ""
 
 
-RULES: tuple[Rule, ...] = (dynamic_blocks, float4_products)
+RULES: tuple[Rule, ...] = (dynamic_blocks, dynamic_ranks, open_right_sides, mxfp8_products, float4_products)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
-from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.graph.ops import CONVOLUTIONS, QDQ_OPS, WEIGHTED_INPUTS
 from onnxfq.numerics.float_types import FLOAT_CODES
+from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, quantizer, type_name
@@ -32,6 +33,7 @@ _INSTEAD = {
 _MISSING = {_CODES[name]: instead for name, instead in _INSTEAD.items() if name in _CODES}
 # Operators whose inputs have one type; others, such as Resize, take several float types.
 _ONE_FLOAT = frozenset({*WEIGHTED_INPUTS, "Add", "Concat", "Div", "Max", "Min", "Mul", "Sub", "Sum"})
+_FIRST_OPSETS = {one.onnx_type: one.min_opset or 0 for one in QTYPES.values() if one.onnx_type}
 # Multiplied with a partner of the same type only.
 _BOTH_SIDES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
 
@@ -109,18 +111,35 @@ def wide_integers(reading: Reading) -> Iterator[Finding]:
 
 
 def check_mixed_types(reading: Reading) -> Iterator[Finding]:
-    """Refuse a multiplication of int8 by float8e4m3fn, and quantized activations of int4 weights.
+    """Refuse a multiplication of int8 by float8e4m3fn, and a convolution of int4 by either.
 
     Source: TensorRT for RTX 1.7.1 builds neither ("Input and filter have to be the same type",
-    "CHECK(is_constant())"). `blocks` reports the latter for blocked weights.
+    "CHECK(dtype == W.type())"). `blocks` reports blocked weights. Products of int4 per channel by int8 are
+    built.
     """
     for promised in reading.promises:
         pairs = [o.pair for o in promised.operands if o.pair is not None]
         types = {q.qtype for q in pairs}
-        if types == set(_BOTH_SIDES):
+        int4 = promised.site.op in CONVOLUTIONS and TensorProto.INT4 in types and len(types) > 1
+        if types == set(_BOTH_SIDES) or int4:
             names = " by ".join(f"{q.type_name} ({q.data!r})" for q in pairs)
             message = f"multiplies {names}, and TensorRT multiplies two tensors of one type only; use one"
             yield make_finding("mixed-types", "refused", promised.site, message)
+
+
+def check_opsets(reading: Reading) -> Iterator[Finding]:
+    """Warn of a quantized type at an opset that has none of it: TensorRT takes it, ONNX and its tools do not.
+
+    Source: ONNX, QuantizeLinear and DequantizeLinear by opset.
+    """
+    for q in reading.quantizers:
+        first = _FIRST_OPSETS.get(q.qtype, 0)
+        if q.site.op in QDQ_OPS and q.site.scope.opset < first and q.quantizes:
+            message = (
+                f"{q.data!r} becomes {q.type_name}, which ONNX has from opset {first} on, not at "
+                f"{q.site.scope.opset}; convert the model to opset {first}, or no other tool reads it"
+            )
+            yield make_finding("opset", "warning", q.site, message, q.data)
 
 
 def float_types(reading: Reading) -> Iterator[Finding]:
@@ -158,5 +177,6 @@ RULES: tuple[Rule, ...] = (
     check_undeclared_types,
     wide_integers,
     check_mixed_types,
+    check_opsets,
     float_types,
 )

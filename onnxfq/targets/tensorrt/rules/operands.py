@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
 from onnxfq.targets.tensorrt.rules.scopes import Scope, Site
@@ -143,7 +145,17 @@ def _passes(site: Site, constant: bool, path: list[Site]) -> bool:
             return site.scope.is_number(other)
         # A single factor joins any scale; a factor per channel joins the scale of a weight only.
         return factor.size == 1 or (constant and site.op == "Mul")
+    if site.op == "Pad":
+        return _pads_by_zero(site)
     return site.op in COMMUTING
+
+
+def _pads_by_zero(site: Site) -> bool:
+    """Tell whether a Pad adds zeros, or numbers of its input: others have no integer on its grid."""
+    if site.attribute("mode", b"constant") != b"constant":
+        return True
+    given = site.scope.value(site.input(2)) if site.input(2) else site.attribute("value", 0.0)
+    return given is not None and not np.any(given)
 
 
 def _data_slot(site: Site) -> int:

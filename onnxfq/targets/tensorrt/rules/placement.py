@@ -11,9 +11,10 @@ from math import prod
 
 from onnx import TensorProto
 
-from onnxfq.graph.ops import CONVOLUTIONS, RECURRENT_OPS
+from onnxfq.graph.ops import CONVOLUTIONS, MOVES, RECURRENT_OPS
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.tensorrt.policy import LARGEST_FLOAT8_KERNEL, ONE_ROW_INT8
+from onnxfq.targets.tensorrt.recurrent import count_steps
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Operand, Promise
 from onnxfq.targets.tensorrt.rules.quantizer_reader import QUANTIZE_OPS, Quantizer
@@ -231,6 +232,23 @@ def recurrent_weights(reading: Reading) -> Iterator[Finding]:
             yield make_finding("recurrent", "warning", site, message)
 
 
+def casts_before_loops(reading: Reading) -> Iterator[Finding]:
+    """Refuse a Cast in front of a recurrent operator of several steps (`targets.tensorrt.recurrent`)."""
+    for site in reading.sites:
+        steps = count_steps(site.node, site.scope.shape(site.input(0)))
+        if steps is None or steps == 1:
+            continue
+        maker = site.scope.maker(site.input(0))
+        while maker is not None and maker.op in MOVES:
+            maker = maker.scope.maker(maker.input(0))
+        if maker is not None and maker.op == "Cast":
+            message = (
+                f"Cast {maker.name!r} stands in front of its {steps} steps, and TensorRT builds no such "
+                "loop; compute its input in its own type, or cast the loop too"
+            )
+            yield make_finding("recurrent-cast", "refused", site, message, site.input(0))
+
+
 RULES: tuple[Rule, ...] = (
     check_one_side,
     weight_only_form,
@@ -240,4 +258,5 @@ RULES: tuple[Rule, ...] = (
     float8_kernels,
     check_transposed_convolutions,
     recurrent_weights,
+    casts_before_loops,
 )

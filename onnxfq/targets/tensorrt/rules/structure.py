@@ -9,7 +9,7 @@ import onnx
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS
+from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer
 
 UNSUPPORTED = frozenset(
     "AffineGrid Bernoulli BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CenterCropPad Col2Im "
@@ -85,4 +85,20 @@ def outside_branches(reading: Reading) -> Iterator[Finding]:
                 break
 
 
-RULES: tuple[Rule, ...] = (operators, unique_names, check_quantized, outside_branches)
+def shared_constants(reading: Reading) -> Iterator[Finding]:
+    """Refuse a quantized constant that DQ nodes of several graphs read (`rewrites.separate_constants`)."""
+    first: dict[tuple[int, str], Quantizer] = {}
+    for q in reading.quantizers:
+        owner = q.site.scope.owner(q.data)
+        if q.quantizes or owner is None or q.data not in owner.index.constants:
+            continue
+        other = first.setdefault((id(owner), q.data), q)
+        if other.site.scope is not q.site.scope:
+            message = (
+                f"its constant {q.data!r} is dequantized in another graph too, by {other.site.name!r}, and "
+                "TensorRT takes it in one graph only; store it twice"
+            )
+            yield make_finding("shared-constant", "refused", q.site, message, q.data)
+
+
+RULES: tuple[Rule, ...] = (operators, unique_names, check_quantized, outside_branches, shared_constants)

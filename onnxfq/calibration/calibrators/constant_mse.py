@@ -1,0 +1,112 @@
+"""MSE of constants: the scales of least squared error on the values themselves, for all groups at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.block_scales import ScaleRule, Scales, choose_scales, element_grid
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.layout import Layout
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.qtypes import QType
+from onnxfq.numerics.spec import QuantSpec
+
+COARSE, FINE = 16, 4
+"""Factors in the first pass, and on each side of the best of them in the second."""
+
+_AT_ONCE = 1 << 16
+"""Elements that are searched at once, so that they stay in a core's cache."""
+
+Array = NDArray[np.float64]
+_Scales = Callable[[Array, slice], NDArray[np.float32]]
+"""(factors, groups) -> scales, one for each of these groups."""
+
+
+def least_error_ranges(values: NDArray[np.float32], spec: QuantSpec) -> tuple[Array, Array]:
+    """Return (rmin, rmax) in the shape of a scale: for each group the symmetric range of least squared error.
+
+    The range limits the magnitudes of a group to a share of the largest one. Shares are tried evenly from 1
+    down to the least possible one, then finely around the best. The full range never has a smaller error.
+    The least possible share f follows from the n values of a group: below it, the largest value alone has a
+    larger error (1 - f)^2 amax^2 than the full range has at most over all n.
+    """
+    layout, rules = Layout(spec.granularity, values.shape), spec.param_rules()
+    rows = layout.to_rows(values)
+    low, high = (f.reduce(rows, axis=1, initial=0.0).astype(np.float64) for f in (np.minimum, np.maximum))
+    amax = np.maximum(-low, high)
+
+    def limit(factor: Array, at: slice) -> tuple[Array, Array]:
+        return np.maximum(low[at], -amax[at] * factor), np.minimum(high[at], amax[at] * factor)
+
+    def scales(factor: Array, at: slice) -> NDArray[np.float32]:
+        return choose_qparams(*limit(factor, at), spec.qtype, True, rules)[0]
+
+    factor = _search(rows, scales, spec.qtype, _shares(spec.qtype, rows.shape[1]))
+    rmin, rmax = limit(factor, slice(None))
+    return rmin.reshape(layout.scale_shape), rmax.reshape(layout.scale_shape)
+
+
+def least_error_scales(values: NDArray[np.float32], rule: ScaleRule, granularity: Granularity) -> Scales:
+    """Return `choose_scales` of the factors of each block's largest magnitude that have least squared error.
+
+    e8m0 tries the next power of two as well, which saturates nothing, and the one below. e4m3 tries shares as
+    `least_error_ranges` does, and one and a half times the magnitude: the largest value is then 4 and not 6,
+    between which float4e2m1 has no number. All blocks share the global scale of the tensor.
+    """
+    whole, rows = choose_scales(values, rule, granularity), Layout(granularity, values.shape).to_rows(values)
+    rule = rule._replace(global_scale=whole.global_scale)
+    amax = np.abs(rows).max(axis=1, initial=0.0).astype(np.float64)
+
+    def scales(factor: Array, at: slice) -> NDArray[np.float32]:
+        return choose_scales((amax[at] * factor).astype(np.float32), rule, Granularity(axis=0)).scale
+
+    grid, powers = element_grid(rule.qtype, rule.scale_type), rule.scale_type == "e8m0"
+    tried = (2.0, 0.5) if powers else (1.5, 1.25, *_shares(grid, rows.shape[1]))
+    factor = _search(rows, scales, grid, tried, fine=not powers)
+    return whole._replace(scale=scales(factor, slice(None)).reshape(whole.scale.shape))
+
+
+def _shares(qtype: QType, count: int) -> Sequence[float]:
+    # A value rounds by at most half a step; for floats by half a step of their largest numbers.
+    half = 0.5 / qtype.qmax if qtype.layout is None else 2.0 ** -(qtype.layout.mantissa_bits + 1)
+    least = max(1.0 - sqrt(count) * half, 2.0**-7)
+    shares: Sequence[float] = np.linspace(1.0, least, COARSE + 1)[1:].tolist()
+    return shares
+
+
+def _search(
+    rows: NDArray[np.float32], scales: _Scales, qtype: QType, tried: Sequence[float], fine: bool = True
+) -> Array:
+    """Return the factor of least squared error for each row: 1, of `tried`, or finer ones around those."""
+    best = np.ones(len(rows))
+    step = abs(tried[-1] - tried[-2]) / (FINE + 1)
+    at_once = max(_AT_ONCE // max(rows.shape[1], 1), 1)
+    for start in range(0, len(rows), at_once):
+        at = slice(start, start + at_once)
+        part, found = rows[at], best[at]
+        least = np.full(len(part), np.inf)
+
+        def try_factor(
+            factor: Array,
+            at: slice = at,
+            part: NDArray[np.float32] = part,
+            found: Array = found,
+            least: Array = least,
+        ) -> None:
+            rounded = fake_quantize(part, scales(factor, at), qtype=qtype, granularity=Granularity(axis=0))
+            rounded -= part
+            error = np.add.reduce(np.square(rounded, out=rounded), axis=1, dtype=np.float64)
+            np.copyto(found, factor, where=error < least)
+            np.minimum(least, error, out=least)
+
+        for share in (1.0, *tried):
+            try_factor(np.full(len(part), share))
+        centre = found.copy()
+        for place in (*range(-FINE, 0), *range(1, FINE + 1)) if fine else ():
+            try_factor(np.maximum(centre + place * step, step))
+    return best

@@ -1,0 +1,57 @@
+"""Activations whose grid loses their typical values, for a warning and for reports."""
+
+from __future__ import annotations
+
+import logging
+
+from onnxfq.calibration.calibrators.auto import KEPT_DB, middle_half
+from onnxfq.calibration.calibrators.grid_error import Density, estimate_noise
+from onnxfq.calibration.statistics import Statistics
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Placement, Plan
+from onnxfq.numerics.metrics import ratio_db
+
+log = logging.getLogger(__name__)
+
+_LISTED = 8
+
+
+def find_lost_values(plan: Plan, statistics: Statistics, encodings: Encodings) -> dict[str, float]:
+    """Return the expected SQNR in dB of the middle half of activations, by tensor, where it is below KEPT_DB.
+
+    The middle half is the one of `auto`. Only activations with one calibrated range are looked at: not those
+    with scales of channels or blocks, dynamic ones, and ranges from a rule or a file.
+    """
+    found = {}
+    for placement in plan.activations:
+        name = placement.tensor
+        if not _is_calibrated(placement) or name not in statistics.tensors or name not in encodings:
+            continue
+        encoding, middle = encodings[name], middle_half(Density.from_statistics(statistics[name]))
+        if encoding.param_shape or not middle.counts.size:
+            continue
+        scale, zero_point = float(encoding.scale_array), float(encoding.zero_point_array)
+        noise = estimate_noise(middle, scale, zero_point, encoding.spec.qtype)
+        sqnr_db = ratio_db(middle.power, noise)
+        if sqnr_db < KEPT_DB:
+            found[name] = sqnr_db
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def _is_calibrated(placement: Placement) -> bool:
+    return not (placement.spec.dynamic or placement.spec.equalized or placement.calibrator.is_fixed)
+
+
+def tell_lost_values(lost: dict[str, float]) -> None:
+    """Log the tensors that `find_lost_values` found, in one line."""
+    if not lost:
+        return
+    named = ", ".join(f"{name!r} {sqnr_db:.1f} dB" for name, sqnr_db in [*lost.items()][:_LISTED])
+    more = f" and {len(lost) - _LISTED} more" if len(lost) > _LISTED else ""
+    log.warning(
+        "the ranges of %d activation(s) lose the typical values, of which most become 0 (SQNR of the middle "
+        "half: %s%s); leave them in float with an override, or take 16 bits or float8",
+        len(lost),
+        named,
+        more,
+    )

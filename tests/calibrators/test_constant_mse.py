@@ -1,0 +1,129 @@
+"""Least squared error of constants: against a brute-force search and the formulas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from onnxfq.calibration.calibrators import MINMAX, MSE
+from onnxfq.calibration.calibrators.constant_mse import least_error_scales
+from onnxfq.calibration.calibrators.groups import group_ranges
+from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.block_scales import ScaleRule, choose_scales, element_grid
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.layout import Layout
+from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.numerics.spec import QuantSpec
+
+RNG = np.random.default_rng(5)
+DATA = {
+    "normal": RNG.normal(size=(64, 128)),
+    "laplace": RNG.laplace(size=(64, 128)),
+    "uniform": RNG.uniform(-1, 1, (64, 128)),
+    "positive": np.abs(RNG.normal(size=(64, 128))),
+    "outlier": np.concatenate([RNG.normal(size=(64, 127)), np.full((64, 1), 30.0)], axis=1),
+}
+
+
+def errors(x, scale, qtype):
+    """Return the squared error of each row on the grid of its scale."""
+    y = fake_quantize(x, scale.astype(np.float32), qtype=qtype, granularity=Granularity(axis=0))
+    return ((y.astype(np.float64) - x) ** 2).sum(axis=1)
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("name", ["int2", "int3", "int4", "int8", "float4e2m1"])
+def test_no_scale_is_much_better(name, data):
+    """Within 2 % of the best of 2,000 scales of each row, and at most the error of min-max."""
+    x, spec = DATA[data].astype(np.float32), QuantSpec(qtype=name, axis=0)
+    full, _ = choose_qparams(*group_ranges(x, spec, MINMAX), spec.qtype, True)
+    found, _ = choose_qparams(*group_ranges(x, spec, MSE), spec.qtype, True)
+    tried = np.abs(x).max(axis=1) / spec.qtype.qmax * np.linspace(0.01, 1.0, 2000)[:, None]
+    best = np.min([errors(x, scale, spec.qtype) for scale in tried], axis=0)
+    assert errors(x, found, spec.qtype).sum() <= 1.02 * best.sum()
+    if name != "int2":  # its min-max saturates by rule
+        assert (errors(x, found, spec.qtype) <= errors(x, full, spec.qtype)).all()
+
+
+@settings(max_examples=40)
+@given(
+    hnp.arrays(np.float32, (3, 20), elements=st.floats(-1e6, 1e6, width=32)),
+    st.sampled_from(
+        [("float4e2m1", "e4m3"), ("float4e2m1", "e8m0"), ("float8e4m3fn", "e8m0"), ("int8", "e8m0")]
+    ),
+)
+def test_block_formats_are_never_worse(x, kind):
+    """NVFP4 and MX: scales of their type, of at most the error of the published formula in every block."""
+    rule, blocks = ScaleRule(qtype_by_name(kind[0]), kind[1]), Granularity(1, 8)
+    grid = element_grid(rule.qtype, rule.scale_type)
+    layout = Layout(blocks, x.shape)
+    noise = []
+    for made in (choose_scales(x, rule, blocks), least_error_scales(x, rule, blocks)):
+        y = fake_quantize(x, made.scale, qtype=grid, granularity=blocks)
+        noise.append(layout.reduce(np.add, (y.astype(np.float64) - x) ** 2, 0.0))
+    assert (noise[1] <= noise[0]).all()
+    assert made.global_scale == choose_scales(x, rule, blocks).global_scale
+
+
+@pytest.mark.parametrize(
+    ("kind", "formula", "least"),
+    [(("float4e2m1", "e4m3", 16), 20.5, 21.6), (("float4e2m1", "e8m0", 32), 18.8, 19.0)],
+    ids=["NVFP4", "MXFP4"],
+)
+def test_figures_of_the_docs(kind, formula, least):
+    """SQNR in dB of a normal weight, by the formula and by least error (docs/llm.md)."""
+    x = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)
+    rule, blocks = ScaleRule(qtype_by_name(kind[0]), kind[1]), Granularity(1, kind[2])
+
+    def sqnr_db(scale):
+        return ErrorSums.from_arrays(x, fake_quantize(x, scale, qtype=rule.qtype, granularity=blocks)).sqnr_db
+
+    assert sqnr_db(choose_scales(x, rule, blocks).scale) < formula
+    assert sqnr_db(least_error_scales(x, rule, blocks).scale) > least
+
+
+@pytest.mark.parametrize(
+    "blocks", [{"axis": 0}, {"axis": 0, "block_size": 3}, {"axis": 1, "block_size": 9}], ids=str
+)
+def test_parts_change_nothing(blocks, monkeypatch):
+    """A large constant is searched in parts, with the ranges of the whole."""
+    x, spec = RNG.normal(size=(20, 24)).astype(np.float32), QuantSpec(qtype="int4", **blocks)
+    whole = group_ranges(x, spec, MSE)
+    monkeypatch.setattr("onnxfq.calibration.calibrators.constant_mse._AT_ONCE", 50)
+    np.testing.assert_array_equal(group_ranges(x, spec, MSE), whole)
+
+
+@pytest.mark.parametrize(
+    "blocks", [{}, {"axis": 1}, {"axis": 2, "block_size": 3}, {"block_shape": (4, -1, 3)}]
+)
+def test_rows_are_the_groups(blocks):
+    """Each row holds one block of `split`, and zeros where a block is short."""
+    x = RNG.normal(size=(6, 5, 7)).astype(np.float32)
+    layout = Layout(QuantSpec(qtype="int8", **blocks).granularity, x.shape)
+    for row, block in zip(layout.to_rows(x), layout.split(x), strict=True):
+        assert sorted(row[row != 0]) == sorted(block.ravel())
+        assert row.size >= block.size
+
+
+@pytest.mark.parametrize(("calibrator", "least", "most"), [(MINMAX, 0.98, 1.02), (MSE, 0.70, 0.85)], ids=str)
+def test_least_error_makes_layers_smaller(calibrator, least, most):
+    """20 int4 layers without normalization keep their gain by minmax and lose a fifth of it by mse.
+
+    Saturation makes weights smaller, so all layers lose gain in the same direction; errors of rounding have
+    both signs (docs/accuracy.md).
+    """
+    rng, size = np.random.default_rng(0), 256
+    x = exact = rng.normal(size=(size, 64)).astype(np.float32)
+    spec = QuantSpec(qtype="int4", axis=0)
+    for _ in range(20):
+        w = (rng.normal(size=(size, size)) / np.sqrt(size)).astype(np.float32)
+        scale, _ = choose_qparams(*group_ranges(w, spec, calibrator), spec.qtype, True)
+        exact = w @ exact
+        x = fake_quantize(w, scale, qtype=spec.qtype, granularity=spec.granularity) @ x
+    gain = float((x * exact).sum() / (exact * exact).sum())
+    assert least < gain < most

@@ -1,0 +1,164 @@
+"""MXFP8 and NVFP4 in transformers: TensorRT for RTX builds every one, with every linear layer low."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, graph_text, planned, qdq_of, stage, weights
+from engines import build_all, verdicts
+from test_agreement import with_outputs
+
+import onnxfq
+from onnxfq.errors import PlanError
+from onnxfq.graph.slots import Use
+from onnxfq.numerics.float_types import FloatName
+from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.runtime.session import Session
+from onnxfq.stages.check import check
+from onnxfq.stages.insert import qdq_pass
+from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.rules.context import read
+from onnxfq.targets.tensorrt.rules.structure import EXTRA
+
+BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+ROOT = Path(__file__).parents[2]
+FAMILIES = ("bert", "vision", "windows", "decoder", "encoder-decoder")
+LOST = {"bert": 8}
+"""MXFP8 weights that TensorRT for RTX makes float, where it fuses the product with a GELU behind it."""
+
+
+def model(family: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, np.ndarray], int]:
+    """Write the network with an open batch; return a feed and the number of linear layers."""
+    rng = np.random.default_rng(0)
+    if family == "bert":
+        monkeypatch.syspath_prepend(ROOT / "models")
+        onnx.save(importlib.import_module("networks").bert("N"), path)
+        return {"input_ids": rng.integers(0, 2000, (2, 128)), "attention_mask": np.ones((2, 128), int)}, 26
+    pytest.importorskip("torch.nn")
+    one = importlib.import_module("transformer_families").FAMILIES[family]
+    onnxfq.export_torch(one.build().eval(), one.inputs, path)
+    feed = {}
+    for value, given in zip(onnx.load(path).graph.input, one.inputs, strict=True):
+        floats = given.dtype.is_floating_point
+        shape = tuple(given.shape)
+        feed[value.name] = (
+            rng.standard_normal(shape).astype(np.float32) if floats else rng.integers(0, 64, shape)
+        )
+    return feed, one.linear
+
+
+@BUILDER
+@pytest.mark.filterwarnings("ignore")  # of the exporter, which is not under test
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("floats", ["fp32", "fp16"])
+def test_every_linear_layer(
+    family: str, floats: FloatName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each linear layer is NVFP4 in the engine; MXFP8 weights stay 8 bits but for those told above.
+
+    No rule speaks, and both products of each attention are in float with a reason.
+    """
+    source = tmp_path / "m.onnx"
+    feed, linear = model(family, source, monkeypatch)
+    made = {}
+    for recipe in ("tensorrt-nvfp4", "tensorrt-mxfp8"):
+        result = onnxfq.quantize(source, [feed], recipe=recipe, floats=onnxfq.FloatOptions(floats))
+        made[recipe] = result.qdq
+        assert check(result.qdq).findings == ()
+        whys = [s.why for s in result.plan.skipped if s.op_type == "MatMul" and s.kind == "node"]
+        assert len(whys) >= 2 and all("MXFP8" in why or "NVFP4" in why for why in whys), whys
+    for recipe, reports in build_all(tmp_path, made).items():
+        (report,) = reports.values()
+        assert report.built, (recipe, report.faults, report.errors)
+        seen = [row.split()[1] for row in verdicts(read(made[recipe], EXTRA), report).values()]
+        if recipe == "tensorrt-nvfp4":
+            assert seen == ["low"] * linear
+        else:
+            outside = linear - len(seen)  # K of 16 has no block of 32
+            assert seen.count("weight-only") == linear - outside - LOST.get(family, 0)
+            assert outside == (family == "vision")
+
+
+def rows(shape: str = "N,2,5,64") -> onnx.ModelProto:
+    """A tensor of four axes by two matrices."""
+    return build(
+        f"""g (float[{shape}] x) => (float[{shape[:-2]}32] y, float[{shape[:-2]}6] z) {{
+            [one] y = MatMul (x, w) [two] z = MatMul (x, v) }}""",
+        {"w": weights(64, 32), "v": weights(64, 6, seed=1)},
+    )
+
+
+def test_the_form_of_rows():
+    """The rows are quantized as a matrix, once for all products; each result gets its axes back."""
+    proto = qdq_of(stage(rows(), "tensorrt-mxfp8"))
+    onnx.checker.check_model(proto, full_check=True)
+    assert graph_text(proto)[:2] == [
+        "[x/rows] x/rows = Reshape (x, x/rows_shape)",
+        "[x/q] x/q, x/block_scale = TRT_MXFP8DynamicQuantize <axis=1 block_size=32 output_dtype=17> (x/rows)",
+    ]
+    assert [n.op_type for n in proto.graph.node].count("TRT_MXFP8DynamicQuantize") == 1
+    assert [list(n.output) for n in proto.graph.node if n.name in ("one", "two")] == [["y/rows"], ["z/rows"]]
+
+
+@pytest.mark.parametrize("shape", ["2,3,5,64", "N,2,5,64", "A,B,C,64", "N,2,3,4,64"])
+def test_rows_change_no_bit(shape: str) -> None:
+    """ONNX Runtime runs the MXFP8 model through its function bodies: the bits of the simulation."""
+    staged = stage(rows(shape), "tensorrt-mxfp8")
+    simulated = InsertFakeQuantize(staged.plan, staged.encodings).run(staged.model).model.proto
+    for name in ("y", "z"):
+        one, other = (
+            Session(with_outputs(proto, [name]), 1, exact=True).run(staged.feed, [name])[0]
+            for proto in (simulated, qdq_of(staged))
+        )
+        assert one.shape == other.shape
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)  # sums of a matrix go in another order
+
+
+@BUILDER
+@pytest.mark.parametrize("shape", ["2,3,5,64", "N,2,5,64", "A,B,C,64", "N,2,3,4,64"])
+def test_rows_are_low(shape: str, tmp_path: Path) -> None:
+    """With fixed and open sizes, one or all, both products are NVFP4 in the engine."""
+    made = {"m": qdq_of(stage(rows(shape), "tensorrt-nvfp4"))}
+    ((report,),) = (found.values() for found in build_all(tmp_path, made).values())
+    assert report.built, (report.faults, report.errors)
+    assert set(verdicts(read(made["m"], EXTRA), report).values()) == {"MatMul low as low"}
+
+
+def test_rows_of_an_edited_plan():
+    """A plan that quantizes a tensor of four axes for another reader is refused in one line."""
+    proto = build(
+        "g (float[1,2,64,64] x, float[1,2,64,32] v) => (float[1,2,64,32] y) { [mm] y = MatMul (x, v) }"
+    )
+    staged = stage(proto, "nvfp4")
+    plan = staged.plan.model_copy(update={"target": "tensorrt"})
+    with pytest.raises(PlanError, match="TensorRT takes 3 axes at most in this format, and 'mm'"):
+        qdq_pass(plan, staged.encodings).run(staged.model)
+
+
+IN_FLOAT = {
+    "4-D by 4-D": ("float[1,2,64,64] x, float[1,2,64,32] v", "float[1,2,64,32]", "'x' is 4-D"),
+    "open right": (
+        "float[N,64,64] x, float[N,64,32] v",
+        "float[N,64,32]",
+        "right-hand tensors of fixed sizes",
+    ),
+    "vector": ("float[64] x, float[64,32] v", "float[32]", "'x' is 1-D"),
+}
+
+
+@pytest.mark.parametrize("case", IN_FLOAT)
+def test_what_stays_in_float(case: str) -> None:
+    """A product that TensorRT would not build in NVFP4 is in float, and the plan names the tensor."""
+    inputs, output, why = IN_FLOAT[case]
+    proto = build(
+        f"g ({inputs}, float[4,64] a) => ({output} y, float[4,6] b) {{"
+        " [mm] y = MatMul (x, v) [lin] b = MatMul (a, w) }",
+        {"w": weights(64, 6)},
+    )
+    plan = planned(proto, "tensorrt-nvfp4")
+    assert {use for p in plan.placements for use in p.uses} == {Use("lin", 0), Use("lin", 1)}
+    assert [s for s in plan.skipped if s.name == "mm" and why in s.why], plan.skipped

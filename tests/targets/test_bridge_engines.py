@@ -1,0 +1,83 @@
+"""Concat and poolings between pairs, on the real builder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from builders import build, feed_for, planned, weights, with_override
+from engines import build_all, unmeasured
+
+import onnxfq
+from onnxfq.documents.recipe import load_recipe
+from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.layers import Layer, parse_layers
+
+pytestmark = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+
+INT8 = load_recipe("tensorrt-int8")
+APART = with_override(op_types=["Concat", "MaxPool"], keep_float=True)
+CONSTANTS = {"w": weights(32, 32, 3, 3), "k": weights(32, 32, 1, 1), "k2": weights(32, 64, 1, 1)}
+POOL = "MaxPool <kernel_shape = [3,3], pads = [1,1,1,1]>"
+INCEPTION = f"""g (float[1,32,16,16] x) => (float[] y) {{
+    [c0] a0 = Conv <pads = [1,1,1,1]> (x, w) [r0] a = Relu (a0) [p1] b = {POOL} (a)
+    [c1] c0 = Conv (b, k) [r1] c = Relu (c0) [p2] d = {POOL} (b) [c2] e0 = Conv (d, k) [r2] e = Relu (e0)
+    [join] f = Concat <axis = 1> (c, e) [c3] y = Conv (f, k2) }}"""
+
+
+def layers(folder: Path, qdq: onnx.ModelProto) -> tuple[Layer, ...]:
+    """Return the layers of the engine for SM89."""
+    report = build_all(folder, {"one": qdq})["one"]["SM89"]
+    assert report.built, report.errors
+    return parse_layers(report.layers)
+
+
+def test_one_scale_spares_layers(tmp_path: Path) -> None:
+    """A pooling that feeds another and a convolution runs once with one scale, and twice without it."""
+    proto = build(INCEPTION, CONSTANTS)
+    found = []
+    for recipe in (INT8, APART):
+        floats = onnxfq.FloatOptions("fp16")
+        made = onnxfq.quantize(proto, [feed_for(proto)], recipe=recipe, floats=floats)
+        assert not made.encodings.unshared
+        found.append(layers(tmp_path, made.qdq))
+    pools = [[layer.kind for layer in one].count("maxpool") for one in found]
+    assert pools == [2, 3] and len(found[0]) < len(found[1])
+
+
+@pytest.mark.parametrize("kind", ["f", "count_include_pad = 1"])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        "kernel_shape = [2,2], strides = [2,2]",
+        "kernel_shape = [3,3], pads = [1,1,1,1]",
+        "kernel_shape = [3,3], pads = [0,0,1,1]",
+        'kernel_shape = [3,3], auto_pad = "SAME_UPPER"',
+        "kernel_shape = [3,3], strides = [2,2], ceil_mode = 1",
+    ],
+)
+def test_average_pools(attributes: str, kind: str, tmp_path: Path) -> None:
+    """An AveragePool that the policy calls a bridge runs in int8, and it is planned as one only then."""
+    attributes += "" if kind == "f" else f", {kind}"
+    text = f"""g (float[1,32,16,16] x) => (float[] y) {{
+        [c0] a0 = Conv <pads = [1,1,1,1]> (x, w) [r0] a = Relu (a0) [pool] b = AveragePool <{attributes}> (a)
+        [c1] y = Conv (b, k) }}"""
+    proto = build(text, CONSTANTS)
+    engine = layers(tmp_path, unmeasured(proto, INT8, "fp16"))
+    (pool,) = (layer for layer in engine if "pool" in layer.nodes)
+    assert pool.inputs[0].is_low == bool(planned(proto).bridges)
+
+
+def test_float8(tmp_path: Path) -> None:
+    """A pooling runs in half in a float8 engine, with pairs around it too: it gets none; a Concat does."""
+    proto = build(INCEPTION, CONSTANTS)
+    recipe = load_recipe("tensorrt-fp8")
+    assert [bridge.node for bridge in planned(proto, recipe).bridges] == ["join"]
+    pairs = unmeasured(proto, recipe, "fp16")
+    pool = next(node for node in pairs.graph.node if node.name == "p2")
+    maker = next(node for node in pairs.graph.node if node.name == "b/dq")
+    pool.input[0] = maker.output[0]
+    for qdq in (unmeasured(proto, recipe, "fp16"), pairs):
+        pools = [layer for layer in layers(tmp_path, qdq) if layer.kind == "maxpool"]
+        assert pools and not any(layer.inputs[0].is_low for layer in pools)

@@ -1,0 +1,49 @@
+"""Warnings of activations whose range loses the typical values: by name, in the log and in the report."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from builders import conv_relu, feed_for
+
+import onnxfq
+from onnxfq.report.html import render_report
+from onnxfq.stages.lost_values import find_lost_values
+
+
+def feeds(largest: float) -> list[dict[str, np.ndarray]]:
+    """Feeds of normal values, with a share of 5 % near `largest`, which no range may cut."""
+    made = [feed_for(conv_relu(), seed) for seed in range(2)]
+    for feed in made:
+        flat = feed["x"].reshape(-1)
+        flat[::20] = largest
+    return made
+
+
+@pytest.mark.parametrize("calibrator", ["auto", "minmax"])
+def test_lost_values_are_named(calibrator: str, caplog: pytest.LogCaptureFixture) -> None:
+    """No method keeps the middle half: the tensor, its figure and the remedy stand in log and report."""
+    with caplog.at_level(logging.WARNING):
+        result = onnxfq.quantize(conv_relu(), feeds(4000.0), calibrator=calibrator)
+    told = [record.getMessage() for record in caplog.records if "typical values" in record.getMessage()]
+    assert len(told) == 1 and "'x' 0.0 dB" in told[0] and "leave them in float" in told[0]
+    lost = find_lost_values(result.plan, result.statistics, result.encodings)
+    assert list(lost) == ["x"] and lost["x"] == pytest.approx(0.0, abs=0.1)
+    assert "Lost typical values" in render_report(result)
+
+
+def test_kept_values_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Values that the grid reaches give no warning, and no line in the report."""
+    with caplog.at_level(logging.WARNING):
+        result = onnxfq.quantize(conv_relu(), feeds(4.0))
+    assert "typical values" not in caplog.text
+    assert "Lost typical values" not in render_report(result)
+
+
+def test_float8_keeps_them(caplog: pytest.LogCaptureFixture) -> None:
+    """The remedy works: float8 has small numbers too."""
+    with caplog.at_level(logging.WARNING):
+        onnxfq.quantize(conv_relu(), feeds(4000.0), recipe="tensorrt-fp8")
+    assert "typical values" not in caplog.text
