@@ -277,13 +277,13 @@ CASES: dict[str, tuple[Callable[[], object], str, str]] = {
     ),
     "shape beyond TensorRT": (
         nothing,
-        "handoff q.onnx -o out --shape x:1000000000x4",
-        "a shape is NAME:1x3x224x224",
+        "handoff q.onnx -o out --shape x:900000000x4",
+        "TensorRT takes up to",
     ),
     "shape of many digits": (
         nothing,
         f"handoff q.onnx -o out --shape x:{'9' * 5000}x4",
-        "a shape is NAME:1x3x224x224",
+        "a shape is NAME",
     ),
     "labels of a damaged header": (
         header("l.npy", "{'descr': '<i8'"),
