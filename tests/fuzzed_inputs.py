@@ -26,7 +26,7 @@ MODELS = (
     "tied_embedding",
     "if_body",
     "attention",
-    "conv_transpose",
+    "downsample",
     "shared_weight",
     "two_branch",
 )
