@@ -54,8 +54,8 @@ def test_less_than_twice_the_step_of_a_grid_of_its_own(ranges: list) -> None:
     amax = np.abs(array).max(axis=1).astype(np.float64)
     near = amax * 2.0**MOST_OCTAVES >= amax.max()
     alive = near & (own > np.finfo(np.float32).tiny * 2.0**MOST_OCTAVES) & (amax > 0)
-    # 1e-6: both scales are rounded to float32.
-    assert (scale[alive] < own[alive] * 2.0 * (1 + 1e-6)).all()
+    # 1e-6: both scales are rounded to float32. A grid of its own may reach to -128, the common one to 127.
+    assert (scale[alive] < own[alive] * 2.0 * 128 / 127 * (1 + 1e-6)).all()
     assert (scale[alive] >= own[alive] * (1 - 1e-6)).all()
 
 

@@ -21,8 +21,9 @@ def choose_equalized_qparams(
 
     Channel c is multiplied by the largest power of two, up to 2^MOST_OCTAVES, that keeps its magnitudes
     within the largest channel. The products lie in one range; its scale, divided by the channel's power of
-    two, is the scale of the channel. Therefore no observed value saturates, and a symmetric step is less than
-    twice the step of a per-channel grid. A channel that was always 0 keeps the common scale.
+    two, is the scale of the channel. Therefore no observed value saturates, and a symmetric step of int8 is
+    less than 2 * 128 / 127 of the step of a per-channel grid. A channel that was always 0 keeps the common
+    scale.
 
     Cross-layer equalization has the same purpose (M. Nagel et al., "Data-Free Quantization Through Weight
     Equalization and Bias Correction", 2019). Here it is for activations only: the weights of a depthwise
