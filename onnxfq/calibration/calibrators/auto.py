@@ -33,8 +33,8 @@ TYPICAL_DB = 14.0
 A higher bound costs too much on real networks: with 20 dB the input of a filter bank lost 8 of 28 dB overall.
 """
 # Two rules without this bound lost more than they gained: the range whose lower figure is highest (a
-# voice-activity network +2 dB, a sentence encoder -5 dB), and saturation counted three times (the encoder +1 dB,
-# a text detector -0.012 IoU).
+# voice-activity network +2 dB, a sentence encoder -5 dB), and saturation counted three times (the
+# encoder +1 dB, a text detector -0.012 IoU).
 
 KEPT_DB = 10.0 * math.log10(12.0)
 """SQNR of values as large as one step, 10.8 dB: rounding to steps s has the mean squared error s^2 / 12.
