@@ -133,7 +133,16 @@ class Switchboard:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Groups of tensors in the order of the plan: tensors that a node reads belong together."""
+        """Groups of tensors in the order of the plan: tensors that a node reads belong together.
+
+        A Concat or pooling between quantized tensors joins no groups: it follows its neighbours.
+        """
+        bridges = {bridge.node for bridge in self.plan.bridges}
+        uses = {
+            p.tensor: [use.node for use in p.uses if use.node and use.node not in bridges]
+            or [use.node for use in p.uses if use.node]
+            for p in self.plan.placements
+        }
         owner: dict[str, str] = {}
 
         def find(tensor: str) -> str:
@@ -142,14 +151,12 @@ class Switchboard:
             return tensor
 
         first: dict[str, str] = {}
-        for placement in self.plan.placements:
-            for use in placement.uses:
-                if use.node and placement.tensor in self.switches:
-                    owner[find(placement.tensor)] = find(first.setdefault(use.node, placement.tensor))
+        for tensor in self.switches:
+            for node in uses[tensor]:
+                owner[find(tensor)] = find(first.setdefault(node, tensor))
         members: dict[str, list[str]] = {}
         for tensor in self.switches:
             members.setdefault(find(tensor), []).append(tensor)
-        uses = {p.tensor: [use.node for use in p.uses if use.node] for p in self.plan.placements}
         return [
             Group(
                 tuple(tensors),
