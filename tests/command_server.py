@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import onnxfq
+
 SECONDS = 60.0
 """Longest run; a longer one counts as a hang."""
 MEMORY = 4 << 30
@@ -98,7 +100,9 @@ class CommandServer:
 def command_server() -> Iterator[CommandServer]:
     """Yield a server; it ends with the block."""
     with tempfile.TemporaryDirectory() as folder:
-        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+        # The package that this process has: installed, or of the checkout.
+        home = str(Path(onnxfq.__file__).parents[1])
+        path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
         process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,

@@ -7,16 +7,20 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from builders import build, weights
+from command_server import CommandServer, command_server
 
 from onnxfq.cli.demo import run_demo
 from onnxfq.pipeline import quantize
 from onnxfq.support.resources import package_file
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -60,6 +64,13 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[CommandServer]:
+    """Runs commands of onnxfq without the imports of each."""
+    with command_server() as made:
+        yield made
+
+
 def run(code: str, folder: Path) -> None:
     """Run Python code in `folder`; fail with its output."""
     done = subprocess.run(
@@ -69,7 +80,7 @@ def run(code: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_and_code_run(page: Path, workdir: Path) -> None:
+def test_commands_and_code_run(page: Path, workdir: Path, server: CommandServer) -> None:
     """Every onnxfq command and every Python block of a page works as written, in the page's order.
 
     A YAML block behind the name of a file is that file.
@@ -84,8 +95,8 @@ def test_commands_and_code_run(page: Path, workdir: Path) -> None:
                 continue
             words = shlex.split(line)
             assert words[0] == "onnxfq", f"no test runs {line!r}"
-            code = f"import sys; from onnxfq.cli.main import main; sys.exit(main({words[1:]!r}))"
-            run(code, workdir)
+            done = server.run(words[1:], workdir, seconds=600)
+            assert done.code == 0, (line, done.out + done.err)
 
 
 def test_recipes_of_the_guide_are_valid(workdir: Path) -> None:

@@ -21,7 +21,10 @@ from onnxfq.numerics.float_types import FloatName
 from onnxfq.stages.check import check
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 
-pytestmark = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed"),
+]
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[2]
