@@ -54,8 +54,13 @@ def auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def quiet_log() -> Iterator[None]:
-    """Undo what the command line does to the package's logger, so that no test sees another's."""
-    logger = logging.getLogger("onnxfq")
-    handlers, propagate = list(logger.handlers), logger.propagate
+    """Undo what the command line and scripts do to the package's logger, also in fixtures of a file."""
+
+    def reset() -> None:
+        logger = logging.getLogger("onnxfq")
+        logger.handlers[:], logger.propagate = [], True
+        logger.setLevel(logging.NOTSET)
+
+    reset()
     yield
-    logger.handlers[:], logger.propagate = handlers, propagate
+    reset()

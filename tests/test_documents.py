@@ -114,7 +114,7 @@ def test_missing_file_and_folder(tmp_path):
     """A path that is not there, or is a folder, is said so."""
     with pytest.raises(PlanError, match="no such file: .*b.json; check the path"):
         read_document(tmp_path / "b.json", Outer, PlanError)
-    with pytest.raises(PlanError, match="cannot read .*Is a directory"):
+    with pytest.raises(PlanError, match="cannot read .*: it is a folder, not a file"):
         read_document(tmp_path, Outer, PlanError)
 
 

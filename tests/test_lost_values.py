@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 import pytest
-from builders import conv_relu, feed_for
+from builders import conv_relu, feed_for, whole_recipe
 
 import onnxfq
 from onnxfq.report.html import render_report
@@ -45,5 +45,5 @@ def test_kept_values_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
 def test_float8_keeps_them(caplog: pytest.LogCaptureFixture) -> None:
     """The remedy works: float8 has small numbers too."""
     with caplog.at_level(logging.WARNING):
-        onnxfq.quantize(conv_relu(), feeds(4000.0), recipe="tensorrt-fp8")
+        onnxfq.quantize(conv_relu(), feeds(4000.0), recipe=whole_recipe("tensorrt-fp8"))
     assert "typical values" not in caplog.text

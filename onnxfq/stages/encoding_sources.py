@@ -125,7 +125,7 @@ def plan_encodings(model: Model, recipe: Recipe, file: GivenFile | Given | None 
     model = prepare_model(model, recipe.target)
     chosen = recipe_with(given, recipe, model)
     try:
-        plan = make_plan(model, chosen)
+        plan = make_plan(model, chosen, strict=False)
     except RecipeError as fault:
         make_plan(model, recipe)  # faults of the recipe itself are reported first
         raise RecipeError(

@@ -38,12 +38,19 @@ from onnxfq.support.reasons import Reason, rule_of
 from onnxfq.targets.registry import prepare_model, target_by_name
 
 
-def make_plan(model: Model, recipe: Recipe) -> Plan:
+def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     """Decide for every tensor of `model` whether and how it is quantized, with the reason.
 
-    Names refer to the model as the target prepares it. Raises RecipeError for an unregistered target, and for
-    overrides that match nothing or request formats that the target rejects; ModelError for a model that is
-    quantized already or has nothing to quantize.
+    Names refer to the model as the target prepares it.
+
+    Args:
+        model: the normalised float model.
+        recipe: what is quantized and how.
+        strict: whether an override that sets a format for nothing is an error; files of other tools may have
+            formats of tensors that the target does not quantize.
+
+    Raises RecipeError for an unregistered target, and for overrides that match nothing or request formats
+    that the target rejects; ModelError for a model that is quantized already or has nothing to quantize.
     """
     policy = target_by_name(recipe.target).policy
     typed, untold = with_found_types(prepare_model(model, recipe.target))
@@ -58,7 +65,8 @@ def make_plan(model: Model, recipe: Recipe) -> Plan:
     placements = equalize_depthwise(placements, graph, recipe)
     placements, bridges = place_bridges(placements, graph, recipe, policy)
     considered = {d.node for d in decisions} | {bridge.node for bridge in bridges}
-    _refuse_idle_overrides(graph, recipe, considered, {p.tensor for p in placements})
+    if strict:
+        _refuse_idle_overrides(graph, recipe, considered, {p.tensor for p in placements})
     biases = list(place_biases(placements, graph, recipe, policy))
     placements += biases
     opaque = list(opaque_operators(graph))

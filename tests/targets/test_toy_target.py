@@ -24,7 +24,7 @@ RECIPE = onnxfq.Recipe.model_validate(
         "name": "toy-int8",
         "target": "toy",
         "activations": {"qtype": "uint8", "symmetric": False, "calibrator": "minmax"},
-        "weights": {"qtype": "int8", "granularity": "per_axis"},
+        "weights": {"qtype": "int8[-127,127]", "granularity": "per_axis"},  # onnxruntime's grid
     }
 )
 PLACED = {
