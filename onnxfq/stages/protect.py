@@ -18,6 +18,9 @@ from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.sensitivity import SAMPLES, Switchboard, rank_groups, spread_feeds, with_remedy
 
+CHOICES = 8
+"""Feeds on which the number of groups in float is chosen; fewer rank the groups."""
+
 PROOFS = 16
 """Feeds that prove the promise; others than those that chose, if there are any."""
 
@@ -69,7 +72,9 @@ def protect(
     reached, wanted = min(ratio_db(1.0, everything), _prove(inputs, start, proving, options)), min_sqnr
     if reached >= min_sqnr:
         return start
-    ranked, count = rank_groups(board, start.recipe, options.stage("protect")), 0
+    few = board.on(spread_feeds(choosing, SAMPLES))
+    ranked, count = rank_groups(few, start.recipe, options.stage("protect")), 0
+    ranked = ranked.model_copy(update={"noise": everything, "samples": len(choosing)})
     for _ in range(_ROUNDS):
         found = with_remedy(board, ranked, wanted)
         assert found.remedy is not None
@@ -91,7 +96,7 @@ def protect(
 
 def _split_feeds(kept: list[Feed]) -> tuple[list[Feed], list[Feed]]:
     """Return feeds that choose and feeds that prove, both spread over the data."""
-    choosing = spread_feeds(kept, SAMPLES)
+    choosing = spread_feeds(kept, CHOICES)
     taken = {id(feed) for feed in choosing}
     return choosing, spread_feeds([feed for feed in kept if id(feed) not in taken] or kept, PROOFS)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -130,6 +131,13 @@ class Switchboard:
             raise ModelError("the model has no output of numbers; there is nothing to measure")
         proto = insert_fake_quantize(inputs.model, plan, encodings, switches="each")
         return Switchboard(proto, plan, outputs, feeds, options.threads)
+
+    def on(self, feeds: Sequence[Feed]) -> Switchboard:
+        """Return the same session for some of its feeds."""
+        made = copy(self)
+        places = [next(at for at, own in enumerate(self.feeds) if own is feed) for feed in feeds]
+        made.feeds, made._float = list(feeds), [self._float[at] for at in places]
+        return made
 
     @cached_property
     def groups(self) -> list[Group]:
