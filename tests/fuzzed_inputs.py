@@ -360,14 +360,20 @@ def _constant(proto: onnx.ModelProto, array: np.ndarray, name: str) -> None:
 
 def _other_rank(proto: onnx.ModelProto, rng: Rng) -> None:
     tensor = some(proto.graph.initializer, rng)
-    array = numpy_helper.to_array(tensor)
+    try:
+        array = numpy_helper.to_array(tensor)
+    except (KeyError, TypeError, ValueError):  # an earlier change has damaged it
+        return
     shapes = ((-1,), (1, -1), (-1, 1, 1, 1, 1), (1,) * 9 + (-1,))
     _constant(proto, array.reshape(some(shapes, rng)), tensor.name)
 
 
 def _other_values(proto: onnx.ModelProto, rng: Rng) -> None:
     tensor = some(proto.graph.initializer, rng)
-    array = numpy_helper.to_array(tensor)
+    try:
+        array = numpy_helper.to_array(tensor)
+    except (KeyError, TypeError, ValueError):  # an earlier change has damaged it
+        return
     kind = str(some(("nan", "inf", "huge", "zero", "negative", "empty", "scalar"), rng))
     values = {"nan": np.nan, "inf": np.inf, "huge": 3e38, "zero": 0, "negative": -1}
     if kind in values:
@@ -380,7 +386,10 @@ def _other_values(proto: onnx.ModelProto, rng: Rng) -> None:
 
 def _other_type(proto: onnx.ModelProto, rng: Rng) -> None:
     tensor = some(proto.graph.initializer, rng)
-    array = numpy_helper.to_array(tensor)
+    try:
+        array = numpy_helper.to_array(tensor)
+    except (KeyError, TypeError, ValueError):  # an earlier change has damaged it
+        return
     dtype = some((np.float64, np.float16, np.int8, np.int64, np.bool_, np.uint8), rng)
     with np.errstate(all="ignore"):
         _constant(proto, array.astype(dtype), tensor.name)
