@@ -358,11 +358,18 @@ def _constant(proto: onnx.ModelProto, array: np.ndarray, name: str) -> None:
     proto.graph.initializer.append(numpy_helper.from_array(array, name))
 
 
+def _values(tensor: onnx.TensorProto) -> np.ndarray | None:
+    """The values of a tensor; None if an earlier change has damaged it."""
+    try:
+        return numpy_helper.to_array(tensor)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def _other_rank(proto: onnx.ModelProto, rng: Rng) -> None:
     tensor = some(proto.graph.initializer, rng)
-    try:
-        array = numpy_helper.to_array(tensor)
-    except (KeyError, TypeError, ValueError):  # an earlier change has damaged it
+    array = _values(tensor)
+    if array is None:
         return
     shapes = ((-1,), (1, -1), (-1, 1, 1, 1, 1), (1,) * 9 + (-1,))
     _constant(proto, array.reshape(some(shapes, rng)), tensor.name)
@@ -370,9 +377,8 @@ def _other_rank(proto: onnx.ModelProto, rng: Rng) -> None:
 
 def _other_values(proto: onnx.ModelProto, rng: Rng) -> None:
     tensor = some(proto.graph.initializer, rng)
-    try:
-        array = numpy_helper.to_array(tensor)
-    except (KeyError, TypeError, ValueError):  # an earlier change has damaged it
+    array = _values(tensor)
+    if array is None:
         return
     kind = str(some(("nan", "inf", "huge", "zero", "negative", "empty", "scalar"), rng))
     values = {"nan": np.nan, "inf": np.inf, "huge": 3e38, "zero": 0, "negative": -1}
@@ -386,9 +392,8 @@ def _other_values(proto: onnx.ModelProto, rng: Rng) -> None:
 
 def _other_type(proto: onnx.ModelProto, rng: Rng) -> None:
     tensor = some(proto.graph.initializer, rng)
-    try:
-        array = numpy_helper.to_array(tensor)
-    except (KeyError, TypeError, ValueError):  # an earlier change has damaged it
+    array = _values(tensor)
+    if array is None:
         return
     dtype = some((np.float64, np.float16, np.int8, np.int64, np.bool_, np.uint8), rng)
     with np.errstate(all="ignore"):
