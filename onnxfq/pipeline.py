@@ -120,9 +120,9 @@ def quantize(
     clock.lap("plan")
     found = gather_statistics(inputs, planned.unknown, statistics, options)
     clock.lap("observe")
-    start = Protected(chosen, planned, found)
-    chosen, planned, found, measured = protect(inputs, start, encodings, min_sqnr, options)
-    plan, encoded = planned.encode(inputs.model, found)
+    start = Protected.of(inputs.model, chosen, planned, found)
+    kept = protect(inputs, start, encodings, min_sqnr, options)
+    chosen, planned, found, plan, encoded, measured = kept
     encoded = with_half_scales(encoded, floats.name)
     clock.lap("calibrate")
     simulation, qdq = insert_forms(inputs, plan, encoded, floats)

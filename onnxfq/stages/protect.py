@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.data import Feed
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import RecipeError
+from onnxfq.graph.model import Model
 from onnxfq.interchange import GivenFile
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.stages.encoding_sources import PlannedEncodings, plan_encodings
@@ -35,13 +38,22 @@ class Protected(NamedTuple):
         recipe: with an override for what stays in float.
         planned: its plan.
         statistics: of all its activations.
+        plan: the part of it that is encoded.
+        encodings: of `plan`.
         sensitivity: the measurement that chose; None if nothing had to be chosen.
     """
 
     recipe: Recipe
     planned: PlannedEncodings
     statistics: Statistics
+    plan: Plan
+    encodings: Encodings
     sensitivity: Sensitivity | None = None
+
+    @staticmethod
+    def of(model: Model, recipe: Recipe, planned: PlannedEncodings, statistics: Statistics) -> Protected:
+        """Return the plan of `recipe` with its encodings, not measured yet."""
+        return Protected(recipe, planned, statistics, *planned.encode(model, statistics))
 
 
 def protect(
@@ -67,9 +79,10 @@ def protect(
     if min_sqnr is None:
         return start
     choosing, proving = _split_feeds(inputs.kept)
-    board = _board(inputs, start, choosing, options)
+    whole = _board(inputs, start, [*choosing, *proving], options)
+    board = whole.on(choosing)
     everything = board.noise([board.enable(board.groups)])[0]
-    reached, wanted = min(ratio_db(1.0, everything), _prove(inputs, start, proving, options)), min_sqnr
+    reached, wanted = min(ratio_db(1.0, everything), _sqnr(whole.on(proving))), min_sqnr
     if reached >= min_sqnr:
         return start
     few = board.on(spread_feeds(choosing, SAMPLES))
@@ -82,7 +95,7 @@ def protect(
         if count == len(ranked.groups):
             break
         made = _leave_out(inputs, start, found, encodings, options)
-        reached = _prove(inputs, made, proving, options)
+        reached = _sqnr(_board(inputs, made, proving, options))
         if reached >= min_sqnr:
             kept = found.remedy.model_copy(update={"wanted_db": min_sqnr, "reached_db": reached})
             return made._replace(sensitivity=found.model_copy(update={"remedy": kept}))
@@ -102,13 +115,11 @@ def _split_feeds(kept: list[Feed]) -> tuple[list[Feed], list[Feed]]:
 
 
 def _board(inputs: QuantizeInputs, made: Protected, feeds: list[Feed], options: RunOptions) -> Switchboard:
-    plan, encoded = made.planned.encode(inputs.model, made.statistics)
-    return Switchboard.open(inputs, plan, encoded, feeds, options)
+    return Switchboard.open(inputs, made.plan, made.encodings, feeds, options)
 
 
-def _prove(inputs: QuantizeInputs, made: Protected, feeds: list[Feed], options: RunOptions) -> float:
-    """Return the SQNR of the whole plan on `feeds` in dB."""
-    board = _board(inputs, made, feeds, options)
+def _sqnr(board: Switchboard) -> float:
+    """Return the SQNR in dB with everything quantized."""
     return ratio_db(1.0, board.noise([board.enable(board.groups)])[0])
 
 
@@ -132,4 +143,4 @@ def _leave_out(
         part = unknown.model_copy(update={"placements": missing})
         more = collect_statistics(inputs.model, part, inputs.feeds, options.observing)
         statistics = replace(statistics, values={**statistics.values, **more.values})
-    return Protected(recipe, planned, statistics)
+    return Protected.of(inputs.model, recipe, planned, statistics)
