@@ -41,11 +41,9 @@ def _run(mask: set[int | signal.Signals] | None = None) -> int:
     """Import and run the command line with the blocked signals `mask`; return its exit code."""
     if not sys.warnoptions:  # of libraries; onnxfq's own notes are logged
         warnings.simplefilter("ignore")
-    handlers = {number: signal.getsignal(number) for number in (getattr(signal, name) for name in _ENDING)}
-    # A parent process may ignore a signal.
-    for number in (
-        own := [n for n, was in handlers.items() if was in (signal.SIG_DFL, signal.default_int_handler)]
-    ):
+    usual = (signal.SIG_DFL, signal.default_int_handler)  # a parent process may ignore a signal
+    own = [n for n in (getattr(signal, name) for name in _ENDING) if signal.getsignal(n) in usual]
+    for number in own:
         # No exception: extension modules would turn it into their own errors. Nothing is written yet.
         signal.signal(number, _exit_interrupted)
     if mask is not None:

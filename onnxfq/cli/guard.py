@@ -12,7 +12,8 @@ from typing import Any
 import typer
 
 from onnxfq.documents.array_file import array_path
-from onnxfq.graph.io.data_paths import check_model_output, data_files
+from onnxfq.graph.io.data_paths import check_keeps_data, data_files
+from onnxfq.support.files import check_writable
 from onnxfq.support.outputs import check_apart, write_together
 
 OUTPUTS = ("output", "report", "artifacts", "table_csv", "recipe_out")
@@ -33,12 +34,14 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**given: Any) -> None:
         outputs = [Path(given[name]) for name in OUTPUTS if given.get(name) is not None]
-        inputs = list(_list_inputs(given)) if outputs else []
+        data = data_files(given.get(_MODEL)) if outputs else []
+        inputs = [*_list_inputs(given), *data] if outputs else []
         for output in outputs:
             check_apart(output, inputs)
         for output in outputs if command.__name__ not in FOLDERS else ():
             if output != given.get("artifacts"):
-                check_model_output(output, given.get(_MODEL))
+                check_writable(output)
+                check_keeps_data(output, data)
         for one, other in combinations(outputs, 2):
             check_apart(one, [other])
         ended: typer.Exit | None = None
@@ -70,7 +73,6 @@ def _list_inputs(given: dict[str, Any]) -> Iterator[Path]:
                     yield array_path(path)
             elif ":" in str(text):
                 yield from _module_files(str(text).partition(":")[0])
-    yield from data_files(given.get(_MODEL))
 
 
 def _module_files(module: str) -> Iterator[Path]:

@@ -272,13 +272,13 @@ def _refuse_idle_overrides(
         considered: names of nodes that the plan quantizes, or leaves in float by a rule or an override.
         placed: quantized tensors, whose readers may come later.
     """
-    nodes = list(nodes_by_graph(graph))
+    asked = [one for one in recipe.overrides if one.activations is None or one.activations or one.weights]
+    nodes = list(nodes_by_graph(graph)) if asked else []
     reached = [node for node in nodes if node.name in considered or explain_opaque(node)]
     slots = [(node.name, node.op, tensor.name) for node in reached for tensor in node.inputs]
     slots += [("", "", tensor) for tensor in placed]
-    for override in recipe.overrides:
-        formats = override.activations is None or override.activations or override.weights
-        if not formats or not slots or any(override.matches(*slot) for slot in slots):
+    for override in asked:
+        if not slots or any(override.matches(*slot) for slot in slots):
             continue
         named = [*override.tensors, *override.nodes, *override.op_types]
         found = [

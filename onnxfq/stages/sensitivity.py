@@ -284,6 +284,18 @@ def with_remedy(board: Switchboard, ranked: Sensitivity, wanted: float) -> Sensi
     return ranked.model_copy(update={"remedy": remedy})
 
 
+def _run_shapes(board: Switchboard, tensors: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of computed `tensors` of the main graph on the first feed, without their values."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(board.proto)
+    taken = GraphIndex(proto.graph).names
+    names = {tensor: taken.claim(f"{tensor}/shape") for tensor in tensors}
+    proto.graph.node.extend(onnx.helper.make_node("Shape", [t], [n], n) for t, n in names.items())
+    asked = list(names.values())
+    found = Session(with_outputs(proto, asked), 1).run(board.feeds[0], asked) if asked else []
+    return {tensor: tuple(shape.tolist()) for tensor, shape in zip(tensors, found, strict=True)}
+
+
 @dataclass(frozen=True)
 class _Costs:
     """Multiply-adds by node and bytes by weight of the main graph."""
@@ -313,9 +325,7 @@ def _costs(board: Switchboard) -> _Costs:
     index = GraphIndex(graph)
     products = [node for node in graph.node if node.op_type in _PRODUCTS]
     tensors = list(dict.fromkeys(name for node in products for name in (*node.input[:2], node.output[0])))
-    inner = [name for name in tensors if name in index.makers]
-    outputs = Session(with_outputs(board.proto, inner), 1).run(board.feeds[0], inner) if inner else []
-    shapes = {name: array.shape for name, array in zip(inner, outputs, strict=True)}
+    shapes = _run_shapes(board, [name for name in tensors if name in index.makers])
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     shapes |= {name: array.shape for name, array in board.feeds[0].items()}
     sizes = {tensor.name: tensor_bytes(tensor) for tensor in graph.initializer}

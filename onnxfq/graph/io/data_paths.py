@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import google.protobuf.message
@@ -91,6 +92,11 @@ def check_model_output(output: str | Path | None, model: object, *others: object
         return
     files = data_files(model)
     check_output(output, model, *files, *others)
+    check_keeps_data(output, files)
+
+
+def check_keeps_data(output: str | Path, files: Iterable[Path]) -> None:
+    """Raise OutputError when a model written to `output` would remove one of the data files `files`."""
     written = _real(Path(output))
     for file in files:
         if file.parent == written.parent and own_data(written).fullmatch(file.name):
