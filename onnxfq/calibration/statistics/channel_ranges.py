@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics.kind import Columns, Kind, Observed, Results
+from onnxfq.calibration.statistics.kind import COUNTS, TEXTS, Columns, Kind, Observed, Results
 from onnxfq.calibration.statistics.ranges import widen_ranges
 
 Ranges = NDArray[np.float32]
@@ -94,4 +94,5 @@ CHANNEL_RANGES: Kind[Ranges] = Kind(
     pack=_pack,
     unpack=_unpack,
     memory=lambda observed: 8 * observed.channels,
+    forms={"channel_tensors": TEXTS, "channel_sizes": COUNTS, "channel_range": ("f", (None, 2))},
 )

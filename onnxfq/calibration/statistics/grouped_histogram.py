@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics.bins import BIN_COUNT, merge_counts
 from onnxfq.calibration.statistics.histogram import HISTOGRAM, TensorStatistics
-from onnxfq.calibration.statistics.kind import Columns, Kind, Observed, Results
+from onnxfq.calibration.statistics.kind import COUNTS, TEXTS, Columns, Form, Kind, Observed, Results
 from onnxfq.calibration.statistics.ranges import RangeSum, widen_ranges
 from onnxfq.errors import StatisticsError
 from onnxfq.numerics.granularity import Granularity
@@ -26,7 +26,13 @@ _USUAL_OCTAVES = 64
 """Octaves, of 512, that suffice for the values of most channels: 32 powers of two of each sign."""
 _GROUPS_AT_ONCE = 256
 
-_COLUMNS = ("tensors", "blocks", "range", "totals", "sizes", "keys", "counts", "feed_ranges")
+_FORMS: dict[str, Form] = {
+    **dict.fromkeys(("group_tensors", "group_blocks"), TEXTS),
+    "group_range": ("f", (None, 2)),
+    "group_totals": ("iu", (None, 4)),
+    **dict.fromkeys(("group_sizes", "group_keys", "group_counts"), COUNTS),
+    "group_feed_ranges": ("f", (None, None, 2)),
+}
 
 
 @dataclass(frozen=True)
@@ -201,7 +207,7 @@ def _pack(groups: Mapping[str, GroupStatistics]) -> dict[str, NDArray[Any]]:
 def _unpack(columns: Columns) -> dict[str, GroupStatistics]:
     if "group_tensors" not in columns:
         return {}
-    missing = sorted({f"group_{name}" for name in _COLUMNS} - set(columns))
+    missing = sorted(_FORMS.keys() - set(columns))
     if missing:
         raise ValueError(f"it lacks {missing[0]!r}")
     ranges, totals, keys, counts, feed_ranges = (
@@ -245,4 +251,5 @@ GROUPED_HISTOGRAM: Kind[GroupStatistics] = Kind(
     pack=_pack,
     unpack=_unpack,
     memory=lambda observed: 4 * _OCTAVE * _USUAL_OCTAVES * observed.groups,
+    forms=_FORMS,
 )

@@ -10,12 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics.bins import BIN_COUNT, BIN_SHIFT, bin_edges, merge_counts
-from onnxfq.calibration.statistics.kind import Columns, Kind, Observed, Results
+from onnxfq.calibration.statistics.kind import COUNTS, TEXTS, Columns, Form, Kind, Observed, Results
 from onnxfq.calibration.statistics.ranges import RangeSum
 from onnxfq.calibration.statistics.state import read_state
 from onnxfq.errors import StatisticsError
 
-_COLUMNS = ("tensors", "range", "totals", "sizes", "bins", "counts", "feed_ranges")
+_FORMS: dict[str, Form] = {
+    "tensors": TEXTS,
+    "range": ("f", (None, 2)),
+    "totals": ("iu", (None, 4)),
+    **dict.fromkeys(("sizes", "bins", "counts"), COUNTS),
+    "feed_ranges": ("f", (None, None, 2)),
+}
 
 
 @dataclass(frozen=True)
@@ -168,10 +174,12 @@ def _pack(tensors: Mapping[str, TensorStatistics]) -> dict[str, NDArray[Any]]:
 
 
 def _unpack(columns: Columns) -> dict[str, TensorStatistics]:
-    missing = sorted(set(_COLUMNS) - set(columns))
+    missing = sorted(set(_FORMS) - set(columns))
     if missing:
         raise ValueError(f"it lacks {missing[0]!r}")
-    names, ranges, totals, sizes, bins, counts, feed_ranges = (columns[name] for name in _COLUMNS)
+    names, ranges, totals, sizes, bins, counts, feed_ranges = (columns[name] for name in _FORMS)
+    if bins.max(initial=0) >= BIN_COUNT:
+        raise ValueError("'bins' has a number beyond the last bin")
     starts = np.cumsum(sizes) - sizes
     tensors = {}
     for name, (rmin, rmax), (elements, nans, infinities, zeros), start, size, kept in zip(
@@ -200,4 +208,5 @@ HISTOGRAM: Kind[TensorStatistics] = Kind(
     pack=_pack,
     unpack=_unpack,
     memory=lambda observed: 8 * BIN_COUNT,
+    forms=_FORMS,
 )

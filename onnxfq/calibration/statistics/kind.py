@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -16,6 +16,12 @@ Results = list[NDArray[Any]]
 
 Columns = Mapping[str, NDArray[Any]]
 """Columns of a statistics file by name."""
+
+Form = tuple[str, tuple[int | None, ...]]
+"""Type of a column by NumPy's letters, and its shape with None for any size; "iu" are numbers from 0 up."""
+
+TEXTS: Form = ("U", (None,))
+COUNTS: Form = ("iu", (None,))
 
 Key = tuple[str, str]
 """A tensor and the name of a kind."""
@@ -77,6 +83,7 @@ class Kind(Generic[Value]):
         pack: columns of a statistics file from the values by tensor.
         unpack: values by tensor from these columns; raises ValueError for inconsistent counts.
         memory: usual size in bytes of the accumulator over a data set.
+        forms: type and shape of these columns, which `unpack` may rely on.
     """
 
     name: str
@@ -90,6 +97,7 @@ class Kind(Generic[Value]):
     pack: Callable[[Mapping[str, Value]], dict[str, NDArray[Any]]]
     unpack: Callable[[Columns], dict[str, Value]]
     memory: Callable[[Observed], int]
+    forms: Mapping[str, Form] = field(default_factory=dict)
 
     def to_keys(self, values: Mapping[str, Value]) -> dict[Key, Value]:
         """Return `values` by tensor as values by key of `Statistics`."""

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics.bins import BIN_COUNT
 from onnxfq.calibration.statistics.channel_ranges import CHANNEL_RANGES
 from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM, GroupStatistics
 from onnxfq.calibration.statistics.histogram import HISTOGRAM, TensorStatistics
-from onnxfq.calibration.statistics.kind import Columns, Key, Kind, Value
+from onnxfq.calibration.statistics.kind import Columns, Form, Key, Kind, Value
 from onnxfq.calibration.statistics.registry import KINDS
 from onnxfq.data import DataDigest
 from onnxfq.errors import StatisticsError, nearest
@@ -27,19 +26,11 @@ from onnxfq.support.records import join_lines
 
 FORMAT = "onnxfq.stats/1"
 _COLUMNS = ("model_sha256", "feeds", "complete", "data")
-_N = None
-_SHAPES: dict[str, tuple[str, tuple[int | None, ...]]] = {
+_FORMS: Mapping[str, Form] = {
     **dict.fromkeys(("format", "model_sha256", "data"), ("U", ())),
     **dict.fromkeys(("feeds", "samples"), ("iu", ())),
     "complete": ("b", ()),
-    **dict.fromkeys(("tensors", "group_tensors", "group_blocks", "channel_tensors"), ("U", (_N,))),
-    **dict.fromkeys(("sizes", "bins", "counts", "group_sizes"), ("iu", (_N,))),
-    **dict.fromkeys(("group_keys", "group_counts", "channel_sizes"), ("iu", (_N,))),
-    **dict.fromkeys(("totals", "group_totals"), ("iu", (_N, 4))),
-    **dict.fromkeys(("range", "group_range", "channel_range"), ("f", (_N, 2))),
-    **dict.fromkeys(("feed_ranges", "group_feed_ranges"), ("f", (_N, _N, 2))),
 }
-"""Array of a built-in kind -> kind of its type and its shape; integers are never negative."""
 
 
 @dataclass(frozen=True)
@@ -197,16 +188,17 @@ class Statistics:
 
 def _check_columns(columns: Columns) -> None:
     """Raise ValueError for an array of another type or shape than `save` writes."""
-    for name in columns.keys() & _SHAPES.keys():
-        array, (kind, shape) = columns[name], _SHAPES[name]
-        fits = len(shape) == array.ndim and all(w in (_N, n) for w, n in zip(shape, array.shape, strict=True))
-        if array.dtype.kind not in kind or not fits:
-            wanted = ["?" if size is _N else size for size in shape]
-            raise ValueError(f"{name!r} is {array.dtype} {list(array.shape)}, wanted is {kind} {wanted}")
-        if kind == "iu" and array.size and array.min() < 0:
-            raise ValueError(f"{name!r} has a negative number")
-    if "bins" in columns and columns["bins"].max(initial=0) >= BIN_COUNT:
-        raise ValueError("'bins' has a number beyond the last bin")
+    for forms in (_FORMS, *(kind.forms for kind in KINDS.values())):
+        for name in columns.keys() & forms.keys():
+            array, (kind, shape) = columns[name], forms[name]
+            fits = len(shape) == array.ndim and all(
+                w in (None, n) for w, n in zip(shape, array.shape, strict=True)
+            )
+            if array.dtype.kind not in kind or not fits:
+                wanted = ["?" if size is None else size for size in shape]
+                raise ValueError(f"{name!r} is {array.dtype} {list(array.shape)}, wanted is {kind} {wanted}")
+            if kind == "iu" and array.size and array.min() < 0:
+                raise ValueError(f"{name!r} has a negative number")
 
 
 def _unpack(columns: Columns) -> Statistics:
