@@ -11,7 +11,7 @@ from pathlib import Path
 
 from onnxfq.errors import OutputError
 from onnxfq.support import temporary as temporary_files
-from onnxfq.support.outputs import WrittenFile, check_apart, check_not_read, finish_or_wait
+from onnxfq.support.outputs import WrittenFile, check_apart, check_not_read, finish_or_wait, writing
 
 
 def check_writable(path: Path) -> None:
@@ -62,22 +62,19 @@ def replace_file(path: str | Path) -> Iterator[Path]:
         path = Path(os.path.realpath(path))
     check_not_read(path)
     named = None
-    try:
+    with writing(path):
         handle = temporary_files.open_unnamed(path.parent)
         if handle is None:
             temporary_files.remove_stale(path)
             handle, named = temporary_files.open_temporary(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
     written, waits = WrittenFile(handle, named, path), False
     try:
-        temporary = named or Path(f"{temporary_files.OPEN_FILES}/{handle}")
-        yield temporary
-        # Temporary files are private; give the result the permissions of any new file.
-        temporary.chmod(0o666 & ~_umask())
-        waits = finish_or_wait(written)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+        with writing(path):
+            temporary = named or Path(f"{temporary_files.OPEN_FILES}/{handle}")
+            yield temporary
+            # Temporary files are private; give the result the permissions of any new file.
+            temporary.chmod(0o666 & ~_umask())
+            waits = finish_or_wait(written)
     finally:
         if not waits:
             written.close()
@@ -94,16 +91,19 @@ def replace_folder(path: str | Path) -> Iterator[Path]:
     check_folder(path)
     handle, folder = None, None
     try:
-        temporary_files.remove_stale(path)
-        handle, folder = temporary_files.open_temporary_folder(path)
-        yield folder
-        folder.chmod(0o777 & ~_umask())
-        folder.rename(path)
-        folder = None
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise OutputError(f"{path} was filled by another process meanwhile; give a new folder") from None
-        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+        with writing(path):
+            temporary_files.remove_stale(path)
+            handle, folder = temporary_files.open_temporary_folder(path)
+            yield folder
+            folder.chmod(0o777 & ~_umask())
+            try:
+                folder.rename(path)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                what = f"{path} was filled by another process meanwhile; give a new folder"
+                raise OutputError(what) from None
+            folder = None
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

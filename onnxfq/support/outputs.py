@@ -82,7 +82,8 @@ def write_together(outputs: Iterable[Path], inputs: Iterable[Path]) -> Iterator[
     try:
         yield
         for written in group.files:
-            finish(written)
+            with writing(written.path):
+                written.take_name()
         for act in group.after:
             act()
     finally:
@@ -91,21 +92,23 @@ def write_together(outputs: Iterable[Path], inputs: Iterable[Path]) -> Iterator[
             written.close()
 
 
-def finish(written: WrittenFile) -> None:
-    """Put `written` at its path. Raises OutputError."""
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError while `path` is written into an OutputError that names it."""
     try:
-        written.take_name()
+        yield
     except OSError as error:
-        raise OutputError(
-            f"cannot write {written.path}: {error.strerror or error}; choose another place"
-        ) from None
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
 
 
 def finish_or_wait(written: WrittenFile) -> bool:
-    """Put `written` at its path, or leave that to the end of the command; return whether it waits."""
+    """Put `written` at its path, or leave that to the end of the command; return whether it waits.
+
+    Raises OSError.
+    """
     group = _group_of(written.path)
     if group is None:
-        finish(written)
+        written.take_name()
         return False
     group.files.append(written)
     return True
