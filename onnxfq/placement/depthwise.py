@@ -10,17 +10,14 @@ float8 such a convolution also costs accuracy.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
 from onnxfq.placement.node_decision import NodeDecision
-from onnxfq.support.reasons import Reason
 
-_WHY = Reason(
-    "depthwise",
+_WHY = (
     "a depthwise convolution, which sums over no channels; to quantize it, set depthwise: quantize in the "
-    "recipe",
+    "recipe"
 )
 
 
@@ -36,8 +33,6 @@ def leave_out_depthwise(decisions: list[NodeDecision], nodes: Iterable[gs.Node])
     """Return `decisions`, in float with a reason for depthwise convolutions."""
     found = {node.name for node in nodes if is_depthwise(node)}
     return [
-        replace(decision, placements=(), why_float=_WHY)
-        if decision.node in found and decision.placements
-        else decision
+        decision.leave_out("depthwise", _WHY) if decision.node in found and decision.placements else decision
         for decision in decisions
     ]

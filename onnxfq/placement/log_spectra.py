@@ -15,7 +15,6 @@ square must be linear in an input of the model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import onnx_graphsurgeon as gs
@@ -24,7 +23,6 @@ from onnxfq.graph.model import bodies
 from onnxfq.graph.ops import MOVES, REPEATS, SIZES, SPLITS, is_weighted
 from onnxfq.graph.queries import nodes_by_graph
 from onnxfq.placement.node_decision import NodeDecision
-from onnxfq.support.reasons import Reason
 
 MOST_BITS = 8
 
@@ -58,7 +56,7 @@ def _keep_in_float(decision: NodeDecision) -> NodeDecision:
     bits = min((qtype.bits for qtype in qtypes if not qtype.is_float), default=MOST_BITS + 1)
     if bits > MOST_BITS:
         return decision
-    return replace(decision, placements=(), why_float=Reason("log-spectrum", _WHY.format(bits)))
+    return decision.leave_out("log-spectrum", _WHY.format(bits))
 
 
 def _makers_of_log_spectra(graph: gs.Graph) -> set[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.slots import Use
+from onnxfq.support.reasons import Reason
 
 
 @dataclass(frozen=True)
@@ -22,3 +23,7 @@ class NodeDecision:
     placements: tuple[Placement, ...] = ()
     why_float: str = ""
     by_rule: bool = False
+
+    def leave_out(self, rule: str, why: str) -> NodeDecision:
+        """Return the decision that leaves the node in float, with the reason and the code of its rule."""
+        return replace(self, placements=(), why_float=Reason(rule, why))

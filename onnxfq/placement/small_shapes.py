@@ -10,14 +10,12 @@ and 28.11 dB.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 
 import onnx_graphsurgeon as gs
 
 from onnxfq.placement.depthwise import is_depthwise
 from onnxfq.placement.node_decision import NodeDecision
-from onnxfq.support.reasons import Reason
 
 FEWEST = 16
 """Least number of channels of a convolution, and of columns and summed elements of a product."""
@@ -39,10 +37,7 @@ def leave_out_small(
     for decision in decisions:
         node = by_name.get(decision.node)
         why = _too_small(node, decision) if node is not None and decision.placements else ""
-        why += _REMEDY if why else ""
-        made.append(
-            replace(decision, placements=(), why_float=Reason("small-shape", why)) if why else decision
-        )
+        made.append(decision.leave_out("small-shape", why + _REMEDY) if why else decision)
     return made
 
 

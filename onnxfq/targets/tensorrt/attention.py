@@ -19,13 +19,13 @@ from onnxfq.graph.follow import Node, readers_behind
 from onnxfq.graph.patterns.attention import Attention, find_attentions
 from onnxfq.numerics.storage_types import block_format_name
 from onnxfq.placement.node_decision import NodeDecision
-from onnxfq.support.reasons import Reason
 
 INT8_HEADS = (16, 32, 64)
 """Head sizes of the fused int8 kernel (NVIDIA, fused attention)."""
 INT8_TOKENS = 512
 FLOAT8_HEAD = 256
 
+_RULE = "attention"
 ONE_QUERY = "TensorRT has one kernel for an attention of one query, which int8 pairs prevent"
 
 MOVES_BEHIND = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
@@ -52,12 +52,9 @@ def decide_attentions(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -
                 f"half of an attention: {kept.node!r} stays in float ({kept.why_float}), and TensorRT fuses "
                 "all of an attention or none"
             )
-            found[quantized[0].node] = replace(
-                quantized[0], placements=(), why_float=Reason("attention", why)
-            )
+            found[quantized[0].node] = quantized[0].leave_out(_RULE, why)
         elif quantized and is_one_query(attention.scores) and not _is_float8(quantized[0]):
-            why = Reason("attention", ONE_QUERY)
-            found |= {one.node: replace(one, placements=(), why_float=why) for one in quantized}
+            found |= {one.node: one.leave_out(_RULE, ONE_QUERY) for one in quantized}
         elif quantized:
             note = _explain_unfused(attention, quantized[0])
             for decision in quantized if note else ():
@@ -78,7 +75,7 @@ def _projections(found: dict[str, NodeDecision], attention: Attention[gs.Node]) 
                 f"behind the attention of {attention.mix.name!r}, with a batch fixed at 1, TensorRT makes "
                 "weights float before each run; export with an open batch"
             )
-            yield replace(decision, placements=(), why_float=Reason("attention", why))
+            yield decision.leave_out(_RULE, why)
 
 
 def is_one_query(scores: Node) -> bool:
@@ -98,7 +95,7 @@ def _without_blocks(decision: NodeDecision) -> NodeDecision:
         return decision
     name = block_format_name(blocks[0].spec.qtype, blocks[0].spec.scale_type)
     why = f"TensorRT fuses no attention in {name}, and in a half type it makes one kernel of it"
-    return replace(decision, placements=(), why_float=Reason("attention", why))
+    return decision.leave_out(_RULE, why)
 
 
 def exceed_limit(is_float8: bool, head: int | None, tokens: int | None) -> str:
