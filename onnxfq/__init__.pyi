@@ -49,6 +49,7 @@ from .stages.options import RunOptions as RunOptions
 from .stages.options import open_feeds as open_feeds
 from .stages.plan import make_plan as make_plan
 from .stages.plan import observation_plan as observation_plan
+from .stages.promise import Promise as Promise
 from .stages.sensitivity import sensitivity as sensitivity
 from .targets.build_options import BuildOptions as BuildOptions
 from .targets.findings import CheckResult as CheckResult

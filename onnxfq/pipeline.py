@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 
@@ -29,10 +30,11 @@ from onnxfq.stages.gather import gather_statistics
 from onnxfq.stages.half_scales import with_half_scales
 from onnxfq.stages.insert import insert_forms
 from onnxfq.stages.options import RunOptions
-from onnxfq.stages.protect import Protected, protect
-from onnxfq.stages.quantize_inputs import open_inputs
+from onnxfq.stages.promise import Promise
+from onnxfq.stages.protect import PROTECT_DB, Protected, is_low, keep_promise, protect_outputs
+from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
 from onnxfq.stages.write import write_model
-from onnxfq.targets.onnxruntime.releases import release_of
+from onnxfq.targets.onnxruntime.releases import Release, release_of
 from onnxfq.targets.registry import target_by_name
 
 
@@ -50,7 +52,8 @@ class QuantizeResult:
         floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
         fitted: the encodings of a file that match the plan; None without a file.
         seconds: by stage.
-        sensitivity: the measurement that left layers in float for a promised SQNR; None if none had to.
+        sensitivity: the measurement that left layers in float, or found none worth it; None if the outputs
+            were good enough.
     """
 
     model: Model
@@ -79,7 +82,8 @@ def quantize(
     encodings: GivenFile | None = None,
     missing: Missing = "stop",
     floats: FloatOptions = ALL_FLOAT32,
-    min_sqnr: float | None = None,
+    promise: Promise | None = None,
+    protect: float | None = PROTECT_DB,
     runtime: str | None = None,
     options: RunOptions | None = None,
 ) -> QuantizeResult:
@@ -102,7 +106,10 @@ def quantize(
             Only tensors without an entry are observed.
         missing: treatment of activations without an entry if there are neither data nor statistics.
         floats: the type of the non-quantized part; tensors that do not fit in it stay in float32.
-        min_sqnr: keep the fewest layers in float that give the outputs this SQNR in dB, see `protect`.
+        promise: accuracy to keep; the cheapest groups of layers that do are not quantized.
+        protect: without a promise, dB of the outputs below which a few layers stay in float, up to a tenth of
+            the multiply-adds, see `protect_outputs`; None for none. Encodings of another tool
+            are not protected.
         runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
         options: batch, threads, device and how data is read.
 
@@ -120,22 +127,62 @@ def quantize(
     clock.lap("plan")
     found = gather_statistics(inputs, planned.unknown, statistics, options)
     clock.lap("observe")
-    start = Protected.of(inputs.model, chosen, planned, found)
-    kept = protect(inputs, start, encodings, min_sqnr, options)
-    chosen, planned, found, plan, encoded, measured = kept
-    encoded = with_half_scales(encoded, floats.name)
+    kept = Protected.of(inputs.model, chosen, planned, found)
+    if promise is not None:
+        kept = keep_promise(inputs, kept, encodings, promise, options)
     clock.lap("calibrate")
-    simulation, qdq = insert_forms(inputs, plan, encoded, floats)
+    built = _build(inputs, kept, floats, release, options, clock)
+    if promise is None and encodings is None and protect is not None and is_low(built.evaluation, protect):
+        quantized, kept = kept, protect_outputs(inputs, kept, protect, options)
+        clock.lap("protect")
+        if kept.recipe != quantized.recipe:
+            built = _build(inputs, kept, floats, release, options, clock)
+    write_model(built.qdq, output, inputs.kept, options.threads)
+    return QuantizeResult(
+        model=inputs.model,
+        recipe=kept.recipe,
+        plan=kept.plan,
+        statistics=kept.statistics,
+        encodings=built.encodings,
+        qdq=inputs.take_in(built.qdq),
+        simulation=inputs.take_in(built.simulation),
+        evaluation=built.evaluation,
+        floats=built.floats,
+        fitted=kept.planned.matched,
+        seconds=clock.seconds,
+        scratch=inputs.scratch,
+        sensitivity=kept.sensitivity,
+    )
+
+
+class _Built(NamedTuple):
+    """The forms of a plan, compared."""
+
+    encodings: Encodings
+    simulation: onnx.ModelProto
+    qdq: onnx.ModelProto
+    floats: FloatPlan | None
+    evaluation: Evaluation
+
+
+def _build(
+    inputs: QuantizeInputs,
+    kept: Protected,
+    floats: FloatOptions,
+    release: Release,
+    options: RunOptions,
+    clock: _Clock,
+) -> _Built:
+    """Return both forms of the plan of `kept`, compared with the float model."""
+    encoded = with_half_scales(kept.encodings, floats.name)
+    simulation, qdq = insert_forms(inputs, kept.plan, encoded, floats)
     clock.lap("insert")
     cast = cast_rest(inputs, qdq, floats, options)
-    qdq = release.limit_model(cast.qdq, chosen.name)
+    qdq = release.limit_model(cast.qdq, kept.recipe.name)
     clock.lap("cast")
     evaluation = compare_forms(inputs, simulation, cast.comparable, options)
     clock.lap("evaluate")
-    write_model(qdq, output, inputs.kept, options.threads)
-    made = (plan, found, encoded, inputs.take_in(qdq), inputs.take_in(simulation), evaluation)
-    ends = (cast.floats, planned.matched, clock.seconds, inputs.scratch, measured)
-    return QuantizeResult(inputs.model, chosen, *made, *ends)
+    return _Built(encoded, simulation, qdq, cast.floats, evaluation)
 
 
 def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None) -> Recipe:
@@ -156,5 +203,5 @@ class _Clock:
 
     def lap(self, stage: str) -> None:
         now = time.perf_counter()
-        self.seconds[stage] = now - self._last
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now

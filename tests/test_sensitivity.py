@@ -17,8 +17,11 @@ from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.graph.patterns.logits import find_logits
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
+from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_fake_quantize
+from onnxfq.stages.promise import Half
+from onnxfq.stages.score import score_models
 
 LAYERS, WIDTH, FACTOR = 8, 24, 2000.0
 
@@ -53,20 +56,20 @@ def test_one_switch_is_a_plan_of_one_tensor() -> None:
         np.testing.assert_array_equal(session.run(feed | {ENABLED_INPUT: enabled})[0], expected[0])
 
 
-def chain(planted: tuple[int, ...] = ()) -> onnx.ModelProto:
-    """Eight MatMul with Relu between; planted layers read a channel times 2000, the function is the same."""
+def chain(planted: tuple[int, ...] = (), layers: int = LAYERS) -> onnx.ModelProto:
+    """MatMul with Relu between; planted layers read a channel times 2000, the function is the same."""
     rng = np.random.default_rng(5)
-    made = [rng.normal(0, 1.4 / np.sqrt(WIDTH), (WIDTH, WIDTH)).astype(np.float32) for _ in range(LAYERS)]
+    made = [rng.normal(0, 1.4 / np.sqrt(WIDTH), (WIDTH, WIDTH)).astype(np.float32) for _ in range(layers)]
     for layer in planted:
         made[layer - 1][:, 3] *= FACTOR
         made[layer][3] /= FACTOR
     lines = ["h0 = Identity (x)"]
-    for layer in range(LAYERS):
+    for layer in range(layers):
         lines += [f"[m{layer}] a{layer} = MatMul (h{layer}, w{layer})", f"h{layer + 1} = Relu (a{layer})"]
     text = (
-        f"g (float[N,{WIDTH}] x) => (float[N,{WIDTH}] y) {{ {' '.join(lines)} y = Softmax (a{LAYERS - 1}) }}"
+        f"g (float[N,{WIDTH}] x) => (float[N,{WIDTH}] y) {{ {' '.join(lines)} y = Softmax (a{layers - 1}) }}"
     )
-    return build(text, {f"w{layer}": made[layer] for layer in range(LAYERS)})
+    return build(text, {f"w{layer}": made[layer] for layer in range(layers)})
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +82,19 @@ def data() -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("planted", [(2,), (3, 6)])
 def test_planted_layers_come_first(data, planted) -> None:
     """Two layers that are both fatal are first and second; the remedy is them alone, and it is measured."""
-    found = onnxfq.sensitivity(chain(planted), data, samples=4, min_sqnr=20)
+    found = onnxfq.sensitivity(chain(planted), data, samples=4, promise=onnxfq.Promise(min_sqnr=20))
     assert {node for group in found.groups[: len(planted)] for node in group.nodes} == {
         f"m{n}" for n in planted
     }
     assert found.sqnr_db < 15 and found.outputs == (f"a{LAYERS - 1}",)
-    assert found.remedy is not None and found.remedy.groups == len(planted) and found.remedy.reached
+    assert found.remedy is not None and len(found.remedy.kept) == len(planted) and found.remedy.is_kept
     assert found.remedy.multiplies == pytest.approx(len(planted) / LAYERS)
     recipe = onnxfq.load_recipe("tensorrt-int8")
-    kept = recipe.model_copy(update={"overrides": (found.override(len(planted)),)})
+    kept = recipe.model_copy(update={"overrides": (found.override(range(len(planted))),)})
     result = onnxfq.quantize(chain(planted), data, recipe=kept)
     assert {s.name for s in result.plan.skipped if s.kind == "node"} == {f"m{n}" for n in planted}
-    sound = onnxfq.sensitivity(chain(), data, samples=4, min_sqnr=20)
-    assert sound.remedy is not None and sound.remedy.groups == 0 and sound.sqnr_db > 20
+    sound = onnxfq.sensitivity(chain(), data, samples=4, promise=onnxfq.Promise(min_sqnr=20))
+    assert sound.remedy is not None and sound.remedy.kept == () and sound.sqnr_db > 20
 
 
 def test_groups_share_readers() -> None:
@@ -146,17 +149,19 @@ def test_bad_samples(data) -> None:
 
 def test_a_promised_sqnr_is_kept(data) -> None:
     """The planted layers alone stay in float; other feeds than the choosing ones prove it."""
-    broken = onnxfq.quantize(chain((3, 6)), data)
-    kept = onnxfq.quantize(chain((3, 6)), data, min_sqnr=25)
+    broken = onnxfq.quantize(chain((3, 6)), data, protect=None)
+    kept = onnxfq.quantize(chain((3, 6)), data, promise=onnxfq.Promise(min_sqnr=25))
     assert broken.sensitivity is None and kept.sensitivity is not None
     assert {s.name for s in kept.plan.skipped if s.kind == "node"} == {"m3", "m6"}
-    assert kept.recipe.overrides[-1].keep_float and kept.sensitivity.remedy.reached_db >= 25
-    assert (
-        kept.evaluation.candidates[-1].outputs[0].sqnr_db
-        > broken.evaluation.candidates[-1].outputs[0].sqnr_db
-    )
-    sound = onnxfq.quantize(chain(), data, min_sqnr=20)
+    assert kept.recipe.overrides[-1].keep_float and kept.sensitivity.remedy.reached >= 25
+    assert output_db(kept) > output_db(broken)
+    sound = onnxfq.quantize(chain(), data, promise=onnxfq.Promise(min_sqnr=20))
     assert sound.qdq == onnxfq.quantize(chain(), data).qdq and sound.sensitivity is None
+
+
+def output_db(result: onnxfq.QuantizeResult) -> float:
+    """Return the SQNR of the output of the Q/DQ model, or of the last form that runs."""
+    return result.evaluation.candidates[-1].outputs[0].sqnr_db
 
 
 def test_a_promise_that_cannot_be_kept(tmp_path: Path, data, capfd: pytest.CaptureFixture[str]) -> None:
@@ -169,3 +174,138 @@ def test_a_promise_that_cannot_be_kept(tmp_path: Path, data, capfd: pytest.Captu
     assert "cannot keep 200 dB" in text and "8 of 8 groups" in text and not (tmp_path / "q.onnx").exists()
     assert main([*line, "-o", str(tmp_path / "q.onnx"), "--min-sqnr", "45"]) == 0
     assert "protected  " in capfd.readouterr().out
+
+
+def test_protected_by_default(data) -> None:
+    """Two fatal layers of thirty stay in float without any option; a sound network pays nothing."""
+    broken = onnxfq.quantize(chain((9, 20), 30), data, protect=None)
+    kept = onnxfq.quantize(chain((9, 20), 30), iter(data))  # read only once
+    assert output_db(broken) < 20 < output_db(kept)
+    assert {s.name for s in kept.plan.skipped if s.kind == "node"} == {"m9", "m20"}
+    summary = quantize_summary(kept)
+    assert (
+        "protected  2 of 30 groups in float, 6.7% of the multiply-adds" in summary and "MatMul m9" in summary
+    )
+    sound = onnxfq.quantize(chain((), 30), data)
+    assert sound.qdq == onnxfq.quantize(chain((), 30), data, protect=None).qdq and sound.sensitivity is None
+
+
+def test_protection_that_does_not_help(data) -> None:
+    """Where each layer is more than a tenth of the network, all stay quantized, and the summary says so."""
+    result = onnxfq.quantize(chain(), data, protect=60)
+    assert not result.recipe.overrides and result.sensitivity.remedy.kept == ()
+    assert "protected  none: " in quantize_summary(result)
+
+
+@pytest.fixture(scope="module")
+def labels(data) -> np.ndarray:
+    """The classes that the float model finds."""
+    session = Session(chain(), 1)
+    return np.array([session.run(feed)[0].argmax() for feed in data])
+
+
+def share_right(outputs, labels) -> float:
+    """A metric of the user: the share of right classes."""
+    return float(np.mean([made["y"].argmax() == label for made, label in zip(outputs, labels, strict=True)]))
+
+
+def mean_maximum(outputs, feeds) -> float:
+    """A metric of the user without labels; it gets the feeds."""
+    return float(
+        np.mean([made["y"].max() + 0 * f["x"][0, 0] for made, f in zip(outputs, feeds, strict=True)])
+    )
+
+
+def test_a_promised_drop_is_kept(data, labels) -> None:
+    """The metric, or top-1 of the labels, falls by at most the promise on the half that proves."""
+    broken = onnxfq.quantize(chain((3, 6)), data, protect=None)
+    right = score_models(chain(), {"int8": broken.simulation}, data, labels=labels)
+    assert right.accuracy == 1 and right.candidates[0].accuracy < 0.9
+    for promise in (
+        onnxfq.Promise(max_drop=0, labels=labels),
+        onnxfq.Promise(max_drop=0, labels=labels, metric=share_right),
+        onnxfq.Promise(max_drop=0.01, metric=mean_maximum),
+    ):
+        kept = onnxfq.quantize(chain((3, 6)), data, promise=promise)
+        assert {"m3", "m6"} & {s.name for s in kept.plan.skipped if s.kind == "node"}
+        assert kept.sensitivity.remedy.before < kept.sensitivity.remedy.reached >= -promise.max_drop
+    sound = onnxfq.quantize(chain(), data, promise=onnxfq.Promise(max_drop=0, labels=labels))
+    assert sound.sensitivity is None
+
+
+def test_halves_are_without_period() -> None:
+    """Both halves have one feed of every pair, and no period of the data falls into one of them."""
+    halves = [list(Half(range(64), half)) for half in (0, 1)]
+    assert sorted(halves[0] + halves[1]) == list(range(64))
+    assert all(len({n // 2 for n in half}) == 32 and {n % 4 for n in half} == {0, 1, 2, 3} for half in halves)
+
+
+@pytest.mark.parametrize("fallback", ["weights", "int16"])
+def test_fallbacks(data, fallback) -> None:
+    """What is not quantized by the recipe gets quantized weights alone, or the wider format."""
+    promise = onnxfq.Promise(min_sqnr=30, fallback=fallback)
+    kept = onnxfq.quantize(chain((3, 6)), data, recipe="onnxruntime-int8", promise=promise)
+    readers = {use.node: p for p in kept.plan.activations for use in p.uses}
+    weights_of = {use.node for p in kept.plan.weights for use in p.uses}
+    assert {"m3", "m6"} <= weights_of and output_db(kept) > 25
+    if fallback == "weights":
+        assert not {"m3", "m6"} & readers.keys()
+    else:
+        assert {readers[name].spec.qtype.name for name in ("m3", "m6")} == {"int16"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "a promise is min_sqnr or max_drop; give one"),
+        ({"max_drop": 1}, "max_drop needs labels or a metric"),
+        ({"min_sqnr": 20, "labels": np.zeros(2)}, "min_sqnr needs neither labels nor a metric"),
+        ({"max_drop": -1, "labels": np.zeros(2)}, "max_drop is -1; give a number of at least 0"),
+        ({"max_drop": 1, "metric": "share right"}, "no package.module:function"),
+        ({"min_sqnr": 20, "fallback": "int61"}, "unknown qtype 'int61'"),
+    ],
+)
+def test_promises_that_make_no_sense(fields, words) -> None:
+    """One line each, before anything runs."""
+    with pytest.raises(onnxfq.OnnxfqError, match=words):
+        onnxfq.Promise(**fields)
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (lambda outputs, truth: 1 / 0, "ZeroDivisionError"),
+        (lambda outputs, truth: float("nan"), "returned nan; return a finite number"),
+        (lambda outputs, truth: "high", "returned 'high'; return a finite number"),
+    ],
+)
+def test_metrics_that_fail(data, metric, words) -> None:
+    """The user's fault is one line with the metric's name."""
+    with pytest.raises(DataError, match=words):
+        onnxfq.quantize(chain(), data, promise=onnxfq.Promise(max_drop=1, metric=metric))
+
+
+def test_labels_that_do_not_fit(data) -> None:
+    """A number of labels other than the rows is an error, and so is data that is read only once."""
+    with pytest.raises(DataError, match="15 labels for 16 rows"):
+        onnxfq.quantize(chain(), data, promise=onnxfq.Promise(max_drop=1, labels=np.zeros(15, int)))
+    with pytest.raises(DataError, match="can be read only once"):
+        onnxfq.quantize(chain(), iter(data), promise=onnxfq.Promise(max_drop=1, labels=np.zeros(16, int)))
+
+
+def test_a_drop_on_the_command_line(tmp_path: Path, data, labels, capfd: pytest.CaptureFixture[str]) -> None:
+    """Labels and limits are read; the summary names the layers; options that do nothing are errors."""
+    onnx.save(chain((3, 6)), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.concatenate([feed["x"] for feed in data]))
+    np.save(tmp_path / "l.npy", labels)
+    line = ["quantize", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz")]
+    line += ["-o", str(tmp_path / "q.onnx")]
+    promise = ["--max-drop", "0.5", "--labels", str(tmp_path / "l.npy")]
+    assert main([*line, *promise, "--limit", "12"]) == 0
+    assert "points of top-1 against float, wanted at least -0.5" in capfd.readouterr().out
+    assert main([*line, "--fallback", "weights"]) == 2
+    assert "--fallback has no effect without a promise" in capfd.readouterr().err
+    assert main([*line, "--protect", "some"]) == 2
+    assert "--protect takes a number of dB or none, got 'some'" in capfd.readouterr().err
+    assert main([*line, "--protect", "none"]) == 0
+    assert "protected" not in capfd.readouterr().out

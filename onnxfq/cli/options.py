@@ -12,14 +12,16 @@ import typer
 from onnxfq.calibration.calibrators import spellings
 from onnxfq.data import DEFAULT_BATCH
 from onnxfq.documents.recipe import RECIPES, Equalize, Recipe, load_recipe
+from onnxfq.documents.sensitivity import FLOAT
 from onnxfq.runtime.custom_ops import use_custom_ops
 from onnxfq.runtime.device_choice import DeviceChoice
 from onnxfq.stages.encoding_sources import Missing
 from onnxfq.stages.options import MOST_THREADS
+from onnxfq.stages.promise import Promise
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)]
-DATA_PANEL, RUN_PANEL = "Data", "Running"
-"""Panels of `--help` for the options of data and of runs."""
+DATA_PANEL, RUN_PANEL, ACCURACY_PANEL = "Data", "Running", "Accuracy"
+"""Panels of `--help` for the options of data, of runs and of promised accuracy."""
 
 _DATA = typer.Option(
     "--data",
@@ -135,6 +137,55 @@ MissingOption = Annotated[
         help="Without data, stop at activations that --encodings lacks, or keep them in float.",
     ),
 ]
+MinSqnrOption = Annotated[
+    float | None,
+    typer.Option(
+        "--min-sqnr",
+        metavar="DB",
+        help="Promise this SQNR of the outputs: the fewest layers stay in float.",
+        show_default=False,
+        rich_help_panel=ACCURACY_PANEL,
+    ),
+]
+MaxDropOption = Annotated[
+    float | None,
+    typer.Option(
+        "--max-drop",
+        metavar="X",
+        help="Promise at most this drop: in points of top-1 with --labels, or of --metric.",
+        show_default=False,
+        rich_help_panel=ACCURACY_PANEL,
+    ),
+]
+LabelsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--labels",
+        metavar="FILE",
+        help="Class numbers of --data, one per row: .npy, .npz or text.",
+        show_default=False,
+        rich_help_panel=ACCURACY_PANEL,
+    ),
+]
+MetricOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="MODULE:FUNCTION",
+        help="Call this with the outputs of each feed, and labels or feeds; higher is better.",
+        show_default=False,
+        rich_help_panel=ACCURACY_PANEL,
+    ),
+]
+FallbackOption = Annotated[
+    str,
+    typer.Option(
+        "--fallback",
+        metavar="float|weights|QTYPE",
+        help="Give these layers no quantizers, quantized weights only, or a wider format such as int16.",
+        rich_help_panel=ACCURACY_PANEL,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
@@ -169,6 +220,19 @@ def choose_recipe(
     asked = "keep" if keep_existing else "requantize" if requantize else chosen.existing
     chosen = chosen if equalize is None else chosen.with_equalize(equalize)
     return chosen.model_copy(update={"existing": asked})
+
+
+def read_promise(
+    min_sqnr: float | None, max_drop: float | None, labels: Path | None, metric: str | None, fallback: str
+) -> Promise | None:
+    """Return the promise of the options; None without one. Raises DataError if they do not go together."""
+    if min_sqnr is None and max_drop is None and labels is None and metric is None:
+        if fallback != FLOAT:
+            raise typer.BadParameter(
+                "--fallback has no effect without a promise; give --min-sqnr or --max-drop too"
+            )
+        return None
+    return Promise(min_sqnr, max_drop, labels, metric, fallback)
 
 
 def use_libraries(libraries: list[Path] | None) -> list[Path] | None:

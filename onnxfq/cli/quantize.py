@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,14 +14,20 @@ from onnxfq import pipeline
 from onnxfq.cli.console import say, show_progress
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
+    ACCURACY_PANEL,
     BATCH,
     BatchOption,
     CalibratorOption,
     CustomOpsOption,
     DeviceOption,
     EqualizeOption,
+    FallbackOption,
     GivenOption,
     KeepOption,
+    LabelsOption,
+    MaxDropOption,
+    MetricOption,
+    MinSqnrOption,
     MissingOption,
     ModelArgument,
     OptionalDataOption,
@@ -32,16 +39,19 @@ from onnxfq.cli.options import (
     StatisticsOption,
     ThreadsOption,
     choose_recipe,
+    read_promise,
 )
 from onnxfq.data import DataOptions
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.recipe import DEFAULT_RECIPE
+from onnxfq.documents.sensitivity import FLOAT
 from onnxfq.errors import OutputError
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.save import save
 from onnxfq.numerics.float_types import FloatName
 from onnxfq.report.html import write_report
 from onnxfq.report.text import quantize_summary
+from onnxfq.stages.protect import PROTECT_DB
 from onnxfq.support.files import check_writable, replace_folder
 from onnxfq.support.records import write_document
 
@@ -70,14 +80,19 @@ def quantize(
     float_io: Annotated[
         bool, typer.Option("--float-io", help="Cast inputs and outputs to the type of --float too.")
     ] = False,
-    min_sqnr: Annotated[
-        float | None,
+    min_sqnr: MinSqnrOption = None,
+    max_drop: MaxDropOption = None,
+    labels: LabelsOption = None,
+    metric: MetricOption = None,
+    fallback: FallbackOption = FLOAT,
+    protect: Annotated[
+        str,
         typer.Option(
-            metavar="DB",
-            help="Keep the fewest layers in float that give the outputs this SQNR.",
-            show_default=False,
+            metavar="none|DB",
+            help="Without a promise: if outputs are below this SQNR, keep the few worst layers in float.",
+            rich_help_panel=ACCURACY_PANEL,
         ),
-    ] = None,
+    ] = f"{PROTECT_DB:g}",
     runtime: RuntimeOption = None,
     report: Annotated[
         Path | None,
@@ -109,6 +124,7 @@ def quantize(
     chosen = choose_recipe(recipe, keep_existing, requantize, equalize)
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
+    promise, least = read_promise(min_sqnr, max_drop, labels, metric, fallback), _read_least(protect)
     with show_progress(batch, threads, quiet, described, device) as options:
         result = pipeline.quantize(
             model,
@@ -121,7 +137,8 @@ def quantize(
             missing=missing,
             runtime=runtime,
             floats=FloatOptions(float_type, float_io),
-            min_sqnr=min_sqnr,
+            promise=promise,
+            protect=least,
             options=options,
         )
     if report is not None:
@@ -132,6 +149,17 @@ def quantize(
     for written in (output, report, artifacts):
         if written is not None:
             say(f"wrote      {written}", quiet)
+
+
+def _read_least(text: str) -> float | None:
+    """Return the SQNR of --protect in dB; None for none."""
+    try:
+        least = None if text == "none" else float(text)
+    except ValueError:
+        least = math.nan
+    if least is not None and not math.isfinite(least):
+        raise typer.BadParameter(f"--protect takes a number of dB or none, got {text!r:.40}")
+    return least
 
 
 def _check_folder(folder: Path) -> None:

@@ -15,18 +15,25 @@ from onnxfq.cli.options import (
     BatchOption,
     CustomOpsOption,
     DataOption,
+    FallbackOption,
     JsonOption,
+    LabelsOption,
+    MaxDropOption,
+    MetricOption,
+    MinSqnrOption,
     ModelArgument,
     QuietOption,
     RecipeOption,
     StatisticsOption,
     ThreadsOption,
+    read_promise,
 )
 from onnxfq.data import DataOptions
 from onnxfq.documents.recipe import DEFAULT_RECIPE, RECIPES
 from onnxfq.documents.scores import LOW_SQNR_DB
-from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.sensitivity import FLOAT, Sensitivity
 from onnxfq.errors import RecipeError
+from onnxfq.stages.promise import Promise
 from onnxfq.stages.sensitivity import SAMPLES
 from onnxfq.stages.sensitivity import sensitivity as measure
 from onnxfq.support.files import write_text
@@ -40,10 +47,11 @@ def sensitivity(
     recipe: RecipeOption = DEFAULT_RECIPE,
     statistics: StatisticsOption = None,
     samples: Annotated[int, typer.Option(min=1, help="Measure this many samples.")] = SAMPLES,
-    min_sqnr: Annotated[
-        float,
-        typer.Option(metavar="DB", help="Find the fewest layers in float that reach this SQNR."),
-    ] = LOW_SQNR_DB,
+    min_sqnr: MinSqnrOption = None,
+    max_drop: MaxDropOption = None,
+    labels: LabelsOption = None,
+    metric: MetricOption = None,
+    fallback: FallbackOption = FLOAT,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE.json", help="Write all groups.", show_default=False),
@@ -51,7 +59,7 @@ def sensitivity(
     recipe_out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.yaml", help="Write a recipe that keeps these layers in float.", show_default=False
+            metavar="FILE.yaml", help="Write a recipe with the remedy as an override.", show_default=False
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -62,12 +70,14 @@ def sensitivity(
 ) -> None:
     """Rank the quantized layers of MODEL by the noise that each adds to the outputs.
 
-    Every group of quantizers is switched on alone, in one session, and the worst are also left out.
+    Every group of quantizers is switched on alone, in one session, and the worst are also left out. The
+    remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """
     if recipe_out is not None and recipe not in RECIPES:
         raise RecipeError(
             f"--recipe-out changes a built-in recipe, got {recipe}; add its overrides to that file"
         )
+    promise = read_promise(min_sqnr, max_drop, labels, metric, fallback) or Promise(min_sqnr=LOW_SQNR_DB)
     with show_progress(batch, threads, quiet or as_json, described, "cpu") as options:
         found = measure(
             model,
@@ -75,7 +85,7 @@ def sensitivity(
             recipe=recipe,
             statistics=statistics,
             samples=samples,
-            min_sqnr=min_sqnr,
+            promise=promise,
             options=options,
         )
     if output is not None:
@@ -90,7 +100,10 @@ def sensitivity(
 
 
 def recipe_text(found: Sensitivity) -> str:
-    """Return a recipe in YAML that keeps the groups of the remedy in float."""
-    count = 0 if found.remedy is None else found.remedy.groups
-    kept = [{"nodes": list(found.override(count).nodes), "keep_float": True}] if count else []
+    """Return a recipe in YAML that has the remedy as an override."""
+    remedy = found.remedy
+    kept = []
+    if remedy is not None and remedy.kept:
+        override = found.override(remedy.kept, remedy.fallback)
+        kept = [override.model_dump(mode="json", exclude_defaults=True)]
     return yaml.safe_dump({"base": found.recipe, "overrides": kept}, sort_keys=False)

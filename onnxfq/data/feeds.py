@@ -81,6 +81,13 @@ class Feeds:
             return self.total
         return -(-self.total // self.batch)
 
+    @property
+    def repeats(self) -> bool:
+        """Tell whether the data can be read again."""
+        return not isinstance(self.data, Iterator) and not (
+            hasattr(self.data, "get_next") and not hasattr(self.data, "rewind")
+        )
+
     def __iter__(self) -> Iterator[Feed]:
         """Yield the feeds in order. Raises DataError for the first fault, or for empty data."""
         source = self._open(self._begun)

@@ -1,8 +1,9 @@
-"""Labels: class number of every row, from a file."""
+"""Labels: class number of every row, from a file, and the rows of outputs that they fit."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,27 @@ def read_labels(path: str | Path) -> NDArray[np.int64]:
         text = join_lines(fault)
         raise DataError(f"{path} does not hold labels ({text}); give .npy, .npz or text") from None
     return labels.astype(np.int64)
+
+
+def count_rows(output: NDArray[Any]) -> int:
+    """Return the number of rows of an output: all axes but the last, which holds classes."""
+    return int(np.prod(output.shape[:-1])) if output.ndim else 1
+
+
+def count_right(output: NDArray[Any], labels: NDArray[Any]) -> int:
+    """Return the number of rows of `output` whose largest element is at the label.
+
+    Raises DataError for an output without classes.
+    """
+    if output.ndim < 2:
+        raise DataError(f"labels need an output of [rows, classes], got shape {list(output.shape)}")
+    predicted = output.argmax(-1).ravel()
+    return int((predicted[: labels.size] == labels).sum())
+
+
+def refuse_label_count(labels: NDArray[Any], rows: str, output: str) -> DataError:
+    """Return the error of labels whose number differs from the rows of `output`."""
+    return DataError(f"{labels.size} labels for {rows} rows of output {output!r}; give one label per row")
 
 
 def _read_text(path: Path) -> NDArray[np.float64]:

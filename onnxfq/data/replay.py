@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
+from onnxfq.data.feeds import Feeds
 from onnxfq.data.inputs import Feed
 
 CHECK_BYTES = 64 << 20
@@ -20,16 +21,16 @@ class KeptFeeds:
 
     lasting = True  # its sources, Feeds or nothing, are lasting
 
-    def __init__(self, source: Iterable[Feed]) -> None:
+    def __init__(self, source: Feeds) -> None:
         """Start without kept feeds; `feeds` has them after a pass."""
-        self._source = source
+        self.source = source
         self._begun: Iterator[Feed] | None = None
         self._stride = 1
         self.feeds: list[Feed] = []
 
     def read_first(self) -> Feed:
         """Return the first feed; the next pass still yields it."""
-        begun = iter(self._source)
+        begun = iter(self.source)
         first = next(begun)
         self._begun = chain([first], begun)
         return first
@@ -37,7 +38,7 @@ class KeptFeeds:
     def __iter__(self) -> Iterator[Feed]:
         """Yield all feeds; the feeds kept by an earlier pass are dropped."""
         self._stride, self.feeds = 1, []
-        source, self._begun = self._begun or self._source, None
+        source, self._begun = self._begun or self.source, None
         for number, feed in enumerate(source):
             if number % self._stride == 0:
                 self.feeds.append({name: array.copy() for name, array in feed.items()})

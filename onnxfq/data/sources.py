@@ -6,14 +6,8 @@ element; arrays of all samples are cut into runs.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import re
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data.arrays import count_samples, cut, read_arrays, single_array
+from onnxfq.data.functions import FUNCTION_NAME, faults_of, import_function
 from onnxfq.data.images import SUFFIXES, image_input, read_image
 from onnxfq.data.inputs import Inputs, samples_open
 from onnxfq.data.options import DataOptions
 from onnxfq.data.validation import check_present, is_array, to_array
-from onnxfq.errors import DataError, OnnxfqError, nearest
+from onnxfq.errors import DataError
 from onnxfq.support.arrays import StoredArray
-from onnxfq.support.records import join_lines
 
 Data = str | Path | NDArray[Any] | Mapping[str, NDArray[Any]] | Iterable[Any] | Callable[[], Any]
 """Types accepted as data, see `open_source`."""
@@ -36,8 +30,6 @@ Data = str | Path | NDArray[Any] | Mapping[str, NDArray[Any]] | Iterable[Any] | 
 KINDS = (
     "a file, a folder, an array, a list or loader of feeds {input name: array}, or a function that makes one"
 )
-
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -93,8 +85,8 @@ def open_source(data: Data, reading: Reading, again: bool = False) -> Source:
     if not _names_function(data):
         return _open(data, "the data given", reading, again)
     name = str(data)
-    made = _import(name)
-    with _faults_of(name):
+    made = import_function(name, "--data")
+    with faults_of(f"--data {name}"):
         source = _open(made, name, reading, again)
     return replace(source, pieces=_watch_pieces(source.pieces, name))
 
@@ -117,26 +109,9 @@ def _open(data: Data, name: str, reading: Reading, again: bool) -> Source:
     raise DataError(f"the data given is a {type(data).__name__}; give {KINDS}")
 
 
-@contextmanager
-def _faults_of(name: str) -> Iterator[None]:
-    """Turn an exception of the user's function into a DataError of one line."""
-    try:
-        yield
-    except OnnxfqError:
-        raise
-    except KeyboardInterrupt:
-        raise
-    except BaseException as fault:  # the function is the user's
-        place = traceback.extract_tb(fault.__traceback__)[-1]
-        raise DataError(
-            f"--data {name} failed ({type(fault).__name__}: {join_lines(fault)}) in line {place.lineno} of "
-            f"{place.filename}; repair it"
-        ) from fault
-
-
 def _watch_pieces(pieces: Iterator[Piece], name: str) -> Iterator[Piece]:
     while True:
-        with _faults_of(name):
+        with faults_of(f"--data {name}"):
             piece = next(pieces, None)
         if piece is None:
             return
@@ -151,7 +126,7 @@ def tells_total(data: Data) -> bool:
 
 
 def _names_function(data: Data) -> bool:
-    return isinstance(data, str) and _FUNCTION.fullmatch(data) is not None and not Path(data).exists()
+    return isinstance(data, str) and FUNCTION_NAME.fullmatch(data) is not None and not Path(data).exists()
 
 
 def _is_maker(data: Data) -> bool:
@@ -282,27 +257,6 @@ def _call_source(make: Any, name: str, reading: Reading) -> Source:
     if _is_maker(made):
         raise DataError(f"{name} returns a {type(made).__name__}; return {KINDS}")
     return open_source(made, reading)
-
-
-def _import(text: str) -> Any:
-    """Import `module:name`, with the current folder on the path as for `python -m`."""
-    module_name, _, name = text.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as fault:  # the module is the user's and may raise anything
-        raise DataError(
-            f"cannot import {module_name!r} of --data {text} ({type(fault).__name__}: {join_lines(fault)}); "
-            "run from its folder, or repair it"
-        ) from fault
-    if not hasattr(module, name):
-        known = [known for known in vars(module) if not known.startswith("_")]
-        raise DataError(
-            f"module {module_name!r} has no {name!r}{nearest(name, known) or '; name a function of it'}"
-        )
-    return getattr(module, name)
 
 
 def _piece(element: Any, number: int, inputs: Inputs) -> Piece:

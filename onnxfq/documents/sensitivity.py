@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from onnxfq.documents.recipe import Override
 from onnxfq.numerics.metrics import ratio_db
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.support.records import Record, write_document
 from onnxfq.support.tables import table_lines
+
+FLOAT = "float"
+"""Fallback that quantizes nothing."""
+
+WEIGHTS = "weights"
+"""Fallback that quantizes weights only."""
 
 _SHOWN = 12
 
@@ -35,6 +43,11 @@ class GroupNoise(Record):
     weight_bytes: float = 0.0
 
     @property
+    def cost(self) -> float:
+        """Share of the multiply-adds, or of the weights' bytes where these are unknown."""
+        return self.weight_bytes if self.multiplies is None else self.multiplies
+
+    @property
     def alone_db(self) -> float:
         """SQNR of the outputs in dB with only this group quantized."""
         return ratio_db(1.0, self.noise)
@@ -46,24 +59,30 @@ class GroupNoise(Record):
 
 
 class Remedy(Record):
-    """The fewest groups in float, in the order of their noise, that reach an SQNR.
+    """The cheapest groups found that keep a promise when they are not quantized.
 
     Attributes:
-        wanted_db: the SQNR that was asked for.
-        reached_db: the SQNR that was measured with these groups in float.
-        groups: number of groups in float, the first of `Sensitivity.groups`.
+        measure: what was measured, with its unit.
+        wanted: the least value that keeps the promise.
+        reached: the value with these groups in float, or in `fallback`.
+        before: the value with everything quantized.
+        kept: places of the groups in `Sensitivity.groups`, the most useful for its cost first.
         multiplies: their share of the multiply-adds; None if unknown.
+        fallback: FLOAT, WEIGHTS or the number format that they have instead.
     """
 
-    wanted_db: float
-    reached_db: float
-    groups: int
+    measure: str
+    wanted: float
+    reached: float
+    before: float
+    kept: tuple[int, ...]
     multiplies: float | None = None
+    fallback: str = FLOAT
 
     @property
-    def reached(self) -> bool:
-        """Tell whether the measured SQNR is what was asked for."""
-        return self.reached_db >= self.wanted_db
+    def is_kept(self) -> bool:
+        """Tell whether the measured value is what was asked for."""
+        return self.reached >= self.wanted
 
 
 class Sensitivity(Record):
@@ -89,22 +108,56 @@ class Sensitivity(Record):
         """SQNR of the outputs in dB with everything quantized."""
         return ratio_db(1.0, self.noise)
 
-    def override(self, count: int) -> Override:
-        """Return the override of a recipe that keeps the `count` worst groups in float."""
-        nodes = dict.fromkeys(node for group in self.groups[:count] for node in group.nodes)
-        return Override(nodes=tuple(nodes), keep_float=True)
+    def by_gain(self) -> list[int]:
+        """Return the places of the groups by their noise for their cost, the best first.
+
+        The cost is the share of the multiply-adds, or of the weights where these are unknown, plus the share
+        of one group in their number: a layer in float also ends a fusion.
+        """
+        each = 1 / len(self.groups) if self.groups else 0.0
+        return sorted(
+            range(len(self.groups)), key=lambda at: -self.groups[at].noise / (self.groups[at].cost + each)
+        )
+
+    def multiplies(self, kept: Iterable[int]) -> float | None:
+        """Return the share of the multiply-adds of the groups at the places `kept`; None if unknown."""
+        shares = [self.groups[at].multiplies for at in kept]
+        known = [share for share in shares if share is not None]
+        return sum(known) if len(known) == len(shares) else None
+
+    def override(self, kept: Iterable[int], fallback: str = FLOAT) -> Override:
+        """Return the override of a recipe for the groups at the places `kept`.
+
+        Args:
+            kept: places of groups.
+            fallback: FLOAT, WEIGHTS, or a number format; integers are for activations only, so that weights
+                keep theirs, floats for both.
+        """
+        nodes = tuple(dict.fromkeys(node for at in kept for node in self.groups[at].nodes))
+        if fallback == FLOAT:
+            return Override(nodes=nodes, keep_float=True)
+        if fallback == WEIGHTS:
+            return Override(nodes=nodes, activations=None)
+        wide: dict[str, Any] = {"qtype": fallback}
+        return Override(
+            nodes=nodes, activations=wide, weights=wide if qtype_by_name(fallback).is_float else {}
+        )
 
     def remedy_text(self) -> str:
-        """Return the remedy in one line: number of groups in float, their cost, and the SQNR reached."""
+        """Return the remedy in one line: number of groups, their cost, and the value reached."""
         remedy = self.remedy
         if remedy is None:
             return "none was asked for"
-        if not remedy.groups:
-            return f"none needed: {self.sqnr_db:.1f} dB is at least {remedy.wanted_db:g} dB"
+        wanted = f"wanted at least {remedy.wanted:g}"
+        if not remedy.kept:
+            return f"none needed: {remedy.reached:.4g} {remedy.measure}, {wanted}"
         cost = "" if remedy.multiplies is None else f", {remedy.multiplies:.1%} of the multiply-adds"
+        kind = {FLOAT: "in float", WEIGHTS: "with quantized weights only"}.get(
+            remedy.fallback, f"in {remedy.fallback}"
+        )
         return (
-            f"{remedy.groups} of {len(self.groups)} groups in float{cost}: {remedy.reached_db:.1f} dB, "
-            f"wanted {remedy.wanted_db:g} dB"
+            f"{len(remedy.kept)} of {len(self.groups)} groups {kind}{cost}: {remedy.before:.4g} -> "
+            f"{remedy.reached:.4g} {remedy.measure}, {wanted}"
         )
 
     def save(self, path: str | Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.documents.plan import Plan, Skipped
 from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation
-from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.sensitivity import GroupNoise, Sensitivity
 from onnxfq.pipeline import QuantizeResult
 
 
@@ -74,20 +74,29 @@ def _low_lines(evaluation: Evaluation) -> list[str]:
     return [
         f"low SQNR   {len(low)} of {len(outputs)} output(s) below {LOW_SQNR_DB} dB, worst {worst.output!r}:",
         "           measure the accuracy; `onnxfq sensitivity` names the layers that cost most, and",
-        "           --min-sqnr DB keeps the fewest of them in float",
+        "           --max-drop or --min-sqnr promises an accuracy and keeps in float what that takes",
     ]
 
 
 def _protection_lines(found: Sensitivity, shown: int = 6) -> list[str]:
-    """Return the layers that a promised SQNR left in float, one line each, the worst first."""
-    count = found.remedy.groups if found.remedy is not None else 0
+    """Return the layers that were left in float, one line each, the worst first; or that none helps."""
+    remedy = found.remedy
+    assert remedy is not None
+    if not remedy.kept:
+        worst = found.groups[0]
+        return [
+            f"protected  none: {remedy.reached:.4g} {remedy.measure}, and few layers in float would not",
+            f"           change that; the worst, {_layers(worst)}, alone leaves {worst.alone_db:.1f} dB",
+        ]
+    kept = [found.groups[at] for at in remedy.kept]
     lines = [f"protected  {found.remedy_text()}"]
-    for group in found.groups[: min(count, shown)]:
-        named = ", ".join(group.nodes[:3]) + (", ..." if len(group.nodes) > 3 else "")
-        lines.append(
-            f"           {', '.join(group.op_types)} {named}: alone it leaves {group.alone_db:.1f} dB"
-        )
-    return [*lines, *([f"           and {count - shown} more"] if count > shown else [])]
+    lines += [f"           {_layers(one)}: alone it leaves {one.alone_db:.1f} dB" for one in kept[:shown]]
+    return [*lines, *([f"           and {len(kept) - shown} more"] if len(kept) > shown else [])]
+
+
+def _layers(group: GroupNoise) -> str:
+    named = ", ".join(group.nodes[:3]) + (", ..." if len(group.nodes) > 3 else "")
+    return f"{', '.join(group.op_types)} {named}"
 
 
 def quantize_summary(result: QuantizeResult) -> str:

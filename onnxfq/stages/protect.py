@@ -1,4 +1,4 @@
-"""`protect`: the fewest groups of layers in float that keep a promised SQNR."""
+"""`protect`: layers that are not quantized, so that a promise is kept or the worst noise is gone."""
 
 from __future__ import annotations
 
@@ -6,33 +6,37 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.data import Feed
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation
+from onnxfq.documents.sensitivity import FLOAT, Remedy, Sensitivity
 from onnxfq.errors import RecipeError
 from onnxfq.graph.model import Model
 from onnxfq.interchange import GivenFile
-from onnxfq.numerics.metrics import ratio_db
 from onnxfq.stages.encoding_sources import PlannedEncodings, plan_encodings
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
+from onnxfq.stages.promise import Promise, SqnrAim, open_aim
 from onnxfq.stages.quantize_inputs import QuantizeInputs
-from onnxfq.stages.sensitivity import SAMPLES, Switchboard, rank_groups, spread_feeds, with_remedy
+from onnxfq.stages.sensitivity import SAMPLES, find_remedy, rank_groups
+from onnxfq.stages.switchboard import Switchboard, spread_feeds
 
-CHOICES = 8
-"""Feeds on which the number of groups in float is chosen; fewer rank the groups."""
+PROTECT_DB = float(LOW_SQNR_DB)
+"""SQNR of the outputs in dB that `protect_outputs` restores."""
 
-PROOFS = 16
-"""Feeds that prove the promise; others than those that chose, if there are any."""
+MOST_MULTIPLIES = 0.1
+"""Largest share of the multiply-adds that `protect_outputs` leaves in float."""
 
-_ROUNDS = 4
-"""Attempts, each with a higher aim, before the promise counts as broken."""
+LEAST_NOISE = 0.1
+"""Least share of the noise of a group that is left in float although the rest stays below PROTECT_DB."""
+
+_ROUNDS = 8
+"""Attempts, each with more groups, before the promise counts as broken."""
 
 
 class Protected(NamedTuple):
-    """A plan that keeps a promise.
+    """A plan, and what was measured to choose it.
 
     Attributes:
         recipe: with an override for what stays in float.
@@ -40,7 +44,7 @@ class Protected(NamedTuple):
         statistics: of all its activations.
         plan: the part of it that is encoded.
         encodings: of `plan`.
-        sensitivity: the measurement that chose; None if nothing had to be chosen.
+        sensitivity: the measurement that chose, or that found nothing to choose; None if none was needed.
     """
 
     recipe: Recipe
@@ -56,91 +60,132 @@ class Protected(NamedTuple):
         return Protected(recipe, planned, statistics, *planned.encode(model, statistics))
 
 
-def protect(
+def keep_promise(
     inputs: QuantizeInputs,
     start: Protected,
     encodings: GivenFile | None,
-    min_sqnr: float | None,
+    promise: Promise,
     options: RunOptions,
 ) -> Protected:
-    """Return `start` itself if its outputs have `min_sqnr` dB, else with the fewest groups in float that do.
+    """Return `start` itself if it keeps `promise`, else with the cheapest groups not quantized that do.
 
-    Some of the kept feeds choose, others prove.
+    Part of the data chooses, the other part proves.
 
     Args:
-        inputs: the model, and the kept feeds.
+        inputs: the model, and the data.
         start: the plan to measure.
         encodings: external ones, as for `plan_encodings`.
-        min_sqnr: the promise in dB; None promises nothing.
+        promise: what to keep.
         options: threads and progress.
 
     Raises DataError without data, RecipeError if the promise cannot be kept, with the best that was reached.
     """
-    if min_sqnr is None:
+    board = Switchboard.open(inputs, start.plan, start.encodings, options)
+    aim = open_aim(promise, board, inputs, options)
+    chosen, proven = (part(board, board.everything) for part in (aim.choose, aim.prove))
+    if min(chosen, proven) >= aim.wanted:
         return start
-    choosing, proving = _split_feeds(inputs.kept)
-    whole = _board(inputs, start, [*choosing, *proving], options)
-    board = whole.on(choosing)
-    everything = board.noise([board.enable(board.groups)])[0]
-    reached, wanted = min(ratio_db(1.0, everything), _sqnr(whole.on(proving))), min_sqnr
-    if reached >= min_sqnr:
-        return start
-    few = board.on(spread_feeds(choosing, SAMPLES))
-    ranked, count = rank_groups(few, start.recipe, options.stage("protect")), 0
-    ranked = ranked.model_copy(update={"noise": everything, "samples": len(choosing)})
+    progress = options.stage("protect")
+    ranked = rank_groups(board, spread_feeds(inputs.kept, SAMPLES), start.recipe, progress)
+    best, count = min(chosen, proven), 0
     for _ in range(_ROUNDS):
-        found = with_remedy(board, ranked, wanted)
+        found = find_remedy(board, ranked, aim, least=count, fallback=promise.fallback)
         assert found.remedy is not None
-        count = found.remedy.groups
-        if count == len(ranked.groups):
+        count = len(found.remedy.kept)
+        if count == len(ranked.groups) and promise.fallback == FLOAT:
             break
-        made = _leave_out(inputs, start, found, encodings, options)
-        reached = _sqnr(_board(inputs, made, proving, options))
-        if reached >= min_sqnr:
-            kept = found.remedy.model_copy(update={"wanted_db": min_sqnr, "reached_db": reached})
+        made = _leave_out(inputs, start, found, found.remedy, encodings, options)
+        after = Switchboard.open(inputs, made.plan, made.encodings, options)
+        reached = aim.prove(after, after.everything)
+        if reached >= aim.wanted:
+            kept = found.remedy.model_copy(update={"before": proven, "reached": reached})
             return made._replace(sensitivity=found.model_copy(update={"remedy": kept}))
-        wanted += min_sqnr - reached
+        best, count = max(best, reached), min(len(ranked.groups), count + max(1, count // 4))
     raise RecipeError(
-        f"recipe {start.recipe.name} cannot keep {min_sqnr:g} dB: {reached:.1f} dB was reached, and the next "
-        f"step would leave {count} of {len(ranked.groups)} groups of layers in float; ask for less, or take "
-        "a recipe with wider formats"
+        f"recipe {start.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best:.4g} was "
+        f"reached, and the next step would change {count} of {len(ranked.groups)} groups of layers; ask for "
+        "less, or take a recipe with wider formats"
     )
 
 
-def _split_feeds(kept: list[Feed]) -> tuple[list[Feed], list[Feed]]:
-    """Return feeds that choose and feeds that prove, both spread over the data."""
-    choosing = spread_feeds(kept, CHOICES)
-    taken = {id(feed) for feed in choosing}
-    return choosing, spread_feeds([feed for feed in kept if id(feed) not in taken] or kept, PROOFS)
+def is_low(evaluation: Evaluation, least: float) -> bool:
+    """Tell whether an output of the fake-quant model has an SQNR below `least` dB."""
+    scores = [one.outputs for one in evaluation.candidates[:1]]
+    return any(score.sqnr_db < least for outputs in scores for score in outputs)
 
 
-def _board(inputs: QuantizeInputs, made: Protected, feeds: list[Feed], options: RunOptions) -> Switchboard:
-    return Switchboard.open(inputs, made.plan, made.encodings, feeds, options)
+def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, options: RunOptions) -> Protected:
+    """Return `start` with the few groups in float that cost its outputs most.
+
+    The cheapest groups that restore `least` dB, up to MOST_MULTIPLIES of the multiply-adds. If these are not
+    enough, only groups with LEAST_NOISE of the noise each stay in float. Other feeds than those that chose
+    must confirm the gain.
+
+    Args:
+        inputs: the model, and the kept feeds.
+        start: the plan to measure.
+        least: dB of the outputs, of the logits where these are measured.
+        options: threads and progress.
+    """
+    board = Switchboard.open(inputs, start.plan, start.encodings, options)
+    aim = SqnrAim(least, inputs.kept)
+    chosen, proven = (part(board, board.everything) for part in (aim.choose, aim.prove))
+    if min(chosen, proven) >= least:
+        return start
+    progress = options.stage("protect")
+    ranked = rank_groups(board, spread_feeds(aim.choosing, SAMPLES), start.recipe, progress)
+    found = find_remedy(board, ranked, aim, among=_affordable(ranked), fallback=FLOAT)
+    remedy = found.remedy
+    assert remedy is not None
+    if not remedy.is_kept:
+        total = sum(group.noise for group in ranked.groups)
+        worth = tuple(at for at in remedy.kept if ranked.groups[at].noise >= LEAST_NOISE * total)
+        remedy = remedy.model_copy(update={"kept": worth, "multiplies": ranked.multiplies(worth)})
+    none = remedy.model_copy(update={"kept": (), "reached": proven, "before": proven, "multiplies": 0.0})
+    helpless = start._replace(sensitivity=ranked.model_copy(update={"remedy": none}))
+    if not remedy.kept:
+        return helpless
+    made = _leave_out(inputs, start, ranked, remedy, None, options)
+    after = Switchboard.open(inputs, made.plan, made.encodings, options)
+    reached = aim.prove(after, after.everything)
+    if reached <= proven:
+        return helpless
+    remedy = remedy.model_copy(update={"before": proven, "reached": reached})
+    return made._replace(sensitivity=ranked.model_copy(update={"remedy": remedy}))
 
 
-def _sqnr(board: Switchboard) -> float:
-    """Return the SQNR in dB with everything quantized."""
-    return ratio_db(1.0, board.noise([board.enable(board.groups)])[0])
+def _affordable(ranked: Sensitivity) -> list[int]:
+    """Return the groups that together cost at most MOST_MULTIPLIES, the most useful for its cost first."""
+    taken: list[int] = []
+    spent = 0.0
+    for at in ranked.by_gain():
+        cost = ranked.groups[at].cost
+        if spent + cost <= MOST_MULTIPLIES:
+            taken, spent = [*taken, at], spent + cost
+    return taken
 
 
 def _leave_out(
     inputs: QuantizeInputs,
     start: Protected,
     found: Sensitivity,
+    remedy: Remedy,
     encodings: GivenFile | None,
     options: RunOptions,
 ) -> Protected:
-    """Return the plan with the groups of the remedy in float, and all statistics that it needs."""
-    assert found.remedy is not None
-    override = found.override(found.remedy.groups)
+    """Return the plan without the groups of the remedy, and all statistics that it needs."""
+    override = found.override(remedy.kept, remedy.fallback)
     recipe = start.recipe.model_copy(update={"overrides": (*start.recipe.overrides, override)})
     planned = plan_encodings(inputs.ranked, recipe, encodings)
     unknown = planned.unknown
     missing = tuple(p for p in unknown.activations if p.tensor not in start.statistics)
     statistics = start.statistics
-    if missing and inputs.feeds is not None:
+    if missing and inputs.feeds is not None and inputs.feeds.source.repeats:
         # Another input of a sum may be quantized now.
         part = unknown.model_copy(update={"placements": missing})
         more = collect_statistics(inputs.model, part, inputs.feeds, options.observing)
         statistics = replace(statistics, values={**statistics.values, **more.values})
+    elif missing:
+        why = "the data can be read only once, and nothing was observed here"
+        planned = replace(planned, plan=planned.plan.without([p.tensor for p in missing], why))
     return Protected.of(inputs.model, recipe, planned, statistics)

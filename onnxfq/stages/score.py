@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
+from onnxfq.data.labels import count_right, count_rows, refuse_label_count
 from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.graph.index import GraphIndex
@@ -81,18 +82,18 @@ def score_models(
     for expected, *results in _outputs(sides, feeds, threads, device):
         truth = None
         if labels is not None:
-            truth = labels[row : row + _rows(expected[0])]
-            row += _rows(expected[0])
+            truth = labels[row : row + count_rows(expected[0])]
+            row += count_rows(expected[0])
             if row > labels.size:
-                raise DataError(_label_count(labels, f"at least {row}", names[0]))
-            right += _right(expected[0], truth)
+                raise refuse_label_count(labels, f"at least {row}", names[0])
+            right += count_right(expected[0], truth)
         for run, got in zip(runs, results, strict=True):
             run.add(got, expected, truth)
         done += 1
         if progress is not None:
             progress(done)
     if labels is not None and row != labels.size and not more_labels:
-        raise DataError(_label_count(labels, str(row), names[0]))
+        raise refuse_label_count(labels, str(row), names[0])
     return Evaluation(
         reference=reference_name,
         feeds=done,
@@ -186,7 +187,7 @@ class _Run:
             same, rows = _agreement(want, have)
             self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
         if truth is not None:
-            self.right += _right(got[0], truth)
+            self.right += count_right(got[0], truth)
 
     def _is_open(self, name: str, want: Sequence[int], have: Sequence[int]) -> bool:
         """Tell whether two shapes of `name` differ only along axes that the reference leaves open."""
@@ -240,21 +241,6 @@ def _read_declared_sizes(reference: onnx.ModelProto) -> dict[str, list[int | Non
             dims = value.type.tensor_type.shape.dim
             found[value.name] = [d.dim_value if d.HasField("dim_value") else None for d in dims]
     return found
-
-
-def _label_count(labels: NDArray[Any], rows: str, output: str) -> str:
-    return f"{labels.size} labels for {rows} rows of output {output!r}; give one label per row"
-
-
-def _rows(output: NDArray[Any]) -> int:
-    return int(np.prod(output.shape[:-1])) if output.ndim else 1
-
-
-def _right(output: NDArray[Any], truth: NDArray[Any]) -> int:
-    if output.ndim < 2:
-        raise DataError(f"labels need an output of [rows, classes], got shape {list(output.shape)}")
-    predicted = output.argmax(-1).ravel()
-    return int((predicted[: truth.size] == truth).sum())
 
 
 def _agreement(want: NDArray[Any], have: NDArray[Any]) -> tuple[int, int]:

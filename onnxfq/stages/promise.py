@@ -1,0 +1,242 @@
+"""`Promise`: the accuracy that a quantized model must keep, and the measurement that proves it.
+
+Half of the data chooses what stays in float, the other half proves the result. Measured on the data that
+chose, a promise could be kept by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.data import Feed
+from onnxfq.data.functions import FUNCTION_NAME, faults_of, import_function
+from onnxfq.data.labels import count_right, count_rows, read_labels, refuse_label_count
+from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
+from onnxfq.errors import DataError
+from onnxfq.numerics.metrics import ratio_db
+from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.stages.options import RunOptions
+from onnxfq.stages.quantize_inputs import QuantizeInputs
+from onnxfq.stages.switchboard import State, Switchboard, spread_feeds
+
+CHOICES = 8
+"""Feeds on which an SQNR is chosen."""
+
+PROOFS = 16
+"""Feeds that prove an SQNR; others than those that chose, if there are any."""
+
+_ROUNDING = 1e-9
+"""Relative difference of two sums of equal terms; a drop of exactly the limit is kept."""
+
+Outputs = Mapping[str, NDArray[Any]]
+Metric = Callable[[Iterator[Outputs], Any], float]
+"""Takes the outputs of each feed in order, and the labels of their rows or, without labels, the feeds."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Accuracy that a quantized model must keep; one of `min_sqnr` and `max_drop`.
+
+    Attributes:
+        min_sqnr: SQNR of the outputs in dB, of the logits where a final sigmoid or softmax hides the noise.
+        max_drop: most that the metric may lose against the float model: percentage points of top-1 accuracy
+            with `labels` alone, else in the unit of `metric`.
+        labels: class numbers of all samples of the data in order, or a file of them.
+        metric: a function, or its name as `package.module:function`; it is called with an iterator over the
+            outputs of each feed as {name: array}, and the labels of their rows or, without labels, an
+            iterable of the feeds. It returns a number, higher is better.
+        fallback: "float"; "weights" for quantized weights with float activations; or the number format of
+            what would otherwise stay in float, such as int16 for ONNX Runtime or float8e4m3fn for TensorRT.
+            The target must take it.
+
+    Raises DataError for options that do not go together, SpecError for an unknown format.
+    """
+
+    min_sqnr: float | None = None
+    max_drop: float | None = None
+    labels: str | Path | NDArray[Any] | None = None
+    metric: str | Metric | None = None
+    fallback: str = FLOAT
+
+    def __post_init__(self) -> None:
+        """Refuse options that do not go together."""
+        measured = self.labels is not None or self.metric is not None
+        if (self.min_sqnr is None) == (self.max_drop is None):
+            raise DataError("a promise is min_sqnr or max_drop; give one of them")
+        if self.max_drop is not None and not measured:
+            raise DataError(
+                "max_drop needs labels or a metric to measure the drop; give one, or use min_sqnr"
+            )
+        if self.max_drop is None and measured:
+            raise DataError("min_sqnr needs neither labels nor a metric; leave them out, or use max_drop")
+        if self.max_drop is not None and not (math.isfinite(self.max_drop) and self.max_drop >= 0):
+            raise DataError(f"max_drop is {self.max_drop:g}; give a number of at least 0")
+        if isinstance(self.metric, str) and not FUNCTION_NAME.fullmatch(self.metric):
+            raise DataError(f"metric {self.metric!r} is no package.module:function; give one")
+        if self.fallback not in (FLOAT, WEIGHTS):
+            qtype_by_name(self.fallback)
+
+
+class Aim(Protocol):
+    """A promise, measured: how far a state of the switches is above what was promised."""
+
+    measure: str
+    """Name of what is measured, with its unit."""
+
+    wanted: float
+    """The least value that keeps the promise."""
+
+    noise_limit: float | None
+    """Noise-to-signal ratio that just keeps it; None if noise does not tell."""
+
+    def choose(self, board: Switchboard, state: State) -> float:
+        """Return the value on the part of the data that chooses."""
+
+    def prove(self, board: Switchboard, state: State) -> float:
+        """Return the value on the other part."""
+
+
+class SqnrAim:
+    """SQNR of the outputs in dB on a few of the kept feeds."""
+
+    measure = "dB"
+
+    def __init__(self, wanted: float, kept: Sequence[Feed]) -> None:
+        """Divide the kept feeds, both parts spread over the data. Raises DataError without feeds."""
+        self.wanted = wanted
+        self.noise_limit: float | None = 10 ** (-wanted / 10)
+        self.choosing = spread_feeds(kept, CHOICES)
+        taken = {id(feed) for feed in self.choosing}
+        self.proving = spread_feeds([feed for feed in kept if id(feed) not in taken] or kept, PROOFS)
+
+    def choose(self, board: Switchboard, state: State) -> float:
+        """Return the SQNR on the feeds that choose."""
+        return ratio_db(1.0, board.noise(self.choosing, [state])[0])
+
+    def prove(self, board: Switchboard, state: State) -> float:
+        """Return the SQNR on the feeds that prove."""
+        return ratio_db(1.0, board.noise(self.proving, [state])[0])
+
+
+class MetricAim:
+    """Metric of a task over all data, less than the float model's by at most the promised drop.
+
+    Values are counted from the float model's value on the same half: 0 is no drop.
+    """
+
+    noise_limit: float | None = None
+
+    def __init__(self, promise: Promise, board: Switchboard, feeds: Iterable[Feed], limited: bool) -> None:
+        """Name the metric; nothing is measured yet.
+
+        Args:
+            promise: with a metric or labels.
+            board: a session of the model.
+            feeds: all data; read once for each measurement.
+            limited: whether `feeds` are the first of more, and so are their labels.
+
+        Raises DataError for labels or a metric that cannot be read.
+        """
+        assert promise.max_drop is not None
+        self.wanted = -promise.max_drop
+        given, labels = promise.metric, promise.labels
+        name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+        self._name = "points of top-1" if given is None else f"metric {name}"
+        self.measure = f"{self._name} against float"
+        self._metric: Metric = _top1
+        if given is not None:
+            self._metric = import_function(given, "--metric") if isinstance(given, str) else given
+        self._labels = read_labels(labels) if isinstance(labels, (str, Path)) else labels
+        self._feeds, self._board, self._limited = feeds, board, limited
+
+    @cached_property
+    def _places(self) -> list[slice]:
+        """Places of the labels of each feed. Raises DataError if there are more rows than labels."""
+        board, labels = self._board, self._labels
+        assert labels is not None
+        first = board.results[0]
+        rows = [count_rows(made[first]) for made in board.run(self._feeds, board.nothing)]
+        ends = np.cumsum([0, *rows]).tolist()
+        if ends[-1] > labels.size or (ends[-1] < labels.size and not self._limited):
+            raise refuse_label_count(labels, str(ends[-1]), first)
+        return [slice(low, high) for low, high in pairwise(ends)]
+
+    @cached_property
+    def _float(self) -> tuple[float, float]:
+        board = self._board
+        return self._value(board, board.nothing, 0), self._value(board, board.nothing, 1)
+
+    def choose(self, board: Switchboard, state: State) -> float:
+        """Return the metric on the half that chooses, less the float model's."""
+        return self._rise(board, state, 0)
+
+    def prove(self, board: Switchboard, state: State) -> float:
+        """Return the metric on the half that proves, less the float model's."""
+        return self._rise(board, state, 1)
+
+    def _rise(self, board: Switchboard, state: State, half: int) -> float:
+        before = self._float[half]
+        rise = self._value(board, state, half) - before
+        return rise if abs(rise - self.wanted) > _ROUNDING * abs(before) else self.wanted
+
+    def _value(self, board: Switchboard, state: State, half: int) -> float:
+        feeds = Half(self._feeds, half)
+        truth: Any = feeds
+        if self._labels is not None:
+            places = [place for number, place in enumerate(self._places) if _half(number) == half]
+            truth = np.concatenate([self._labels[place] for place in places] or [self._labels[:0]])
+        with faults_of(self._name):
+            value = self._metric(board.run(feeds, state), truth)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise DataError(f"{self._name} returned {value!r:.80}; return a finite number")
+        return number
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half of feeds; every iteration reads them all."""
+
+    feeds: Iterable[Feed]
+    half: int
+
+    def __iter__(self) -> Iterator[Feed]:
+        """Yield the feeds of this half in order."""
+        return (feed for number, feed in enumerate(self.feeds) if _half(number) == self.half)
+
+
+def _half(number: int) -> int:
+    # The Thue-Morse sequence: both halves get one of each pair, and no period of the data falls into one.
+    return number.bit_count() & 1
+
+
+def _top1(outputs: Iterator[Outputs], labels: NDArray[Any]) -> float:
+    """Return the percentage of rows of the first output with the largest element at the label."""
+    row = right = 0
+    for made in outputs:
+        first = next(iter(made.values()))
+        end = row + count_rows(first)
+        right += count_right(first, labels[row:end])
+        row = end
+    return 100.0 * right / row if row else 0.0
+
+
+def open_aim(promise: Promise, board: Switchboard, inputs: QuantizeInputs, options: RunOptions) -> Aim:
+    """Return how to measure `promise`. Raises DataError without data, or for data that is read only once."""
+    if promise.min_sqnr is not None:
+        return SqnrAim(promise.min_sqnr, inputs.kept)
+    if inputs.feeds is None:
+        raise DataError("a promise is measured on data; give data")
+    return MetricAim(promise, board, inputs.feeds.source, options.data.limit is not None)

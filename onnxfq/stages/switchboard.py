@@ -1,0 +1,181 @@
+"""`Switchboard`: one session of a model whose quantizers are switched on and off one by one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.data import Feed
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Plan
+from onnxfq.errors import DataError, ModelError
+from onnxfq.graph.patterns.logits import measured_outputs
+from onnxfq.graph.signature import number_outputs, with_outputs
+from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switched_tensors
+from onnxfq.runtime.parallel_runs import count_cores
+from onnxfq.runtime.session import Progress, Session
+from onnxfq.stages.insert import insert_fake_quantize
+from onnxfq.stages.options import RunOptions
+from onnxfq.stages.quantize_inputs import QuantizeInputs
+
+State = NDArray[np.bool_]
+"""One switch for each quantized tensor; True quantizes it."""
+
+
+def spread_feeds(kept: Sequence[Feed], count: int) -> list[Feed]:
+    """Return `count` of the feeds, evenly spread, or all if they are fewer. Raises DataError without."""
+    if not kept:
+        raise DataError("measuring the noise of layers needs data; give data")
+    places = np.linspace(0, len(kept) - 1, min(count, len(kept))).round().astype(int)
+    return [kept[place] for place in places]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Quantized tensors that the same nodes read, by their switches."""
+
+    tensors: tuple[str, ...]
+    nodes: tuple[str, ...]
+    switches: tuple[int, ...]
+
+
+class Switchboard:
+    """One session of a model whose quantizers are switched one by one."""
+
+    def __init__(
+        self, proto: onnx.ModelProto, plan: Plan, logits: Sequence[str], results: Sequence[str], threads: int
+    ) -> None:
+        """Create the session.
+
+        Args:
+            proto: with a switch for each tensor of `plan`.
+            plan: the quantized tensors.
+            logits: tensors whose noise is measured.
+            results: outputs of the model, for a metric.
+            threads: feeds at a time, 0 for one per core; each runs on one thread.
+        """
+        self.plan, self.logits, self.results = plan, list(logits), list(results)
+        self.proto, self._threads = proto, threads or count_cores()
+        self._session = Session(with_outputs(proto, [*self.logits, *self.results]), 1)
+        self._switches = {tensor: number for number, tensor in enumerate(switched_tensors(plan))}
+        self._float: dict[int, tuple[Feed, list[NDArray[Any]]]] = {}
+
+    @staticmethod
+    def open(inputs: QuantizeInputs, plan: Plan, encodings: Encodings, options: RunOptions) -> Switchboard:
+        """Return the switchboard of a plan. Raises ModelError without an output of numbers."""
+        logits = measured_outputs(inputs.model.proto)
+        if not logits:
+            raise ModelError("the model has no output of numbers; there is nothing to measure")
+        proto = insert_fake_quantize(inputs.model, plan, encodings, switches="each")
+        return Switchboard(proto, plan, logits, number_outputs(inputs.model.proto), options.threads)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Groups of tensors in the order of the plan: tensors that a node reads belong together.
+
+        A Concat or pooling between quantized tensors joins no groups: it follows its neighbours.
+        """
+        bridges = {bridge.node for bridge in self.plan.bridges}
+        uses = {
+            p.tensor: [use.node for use in p.uses if use.node and use.node not in bridges]
+            or [use.node for use in p.uses if use.node]
+            for p in self.plan.placements
+        }
+        owner: dict[str, str] = {}
+
+        def find(tensor: str) -> str:
+            while owner.setdefault(tensor, tensor) != tensor:
+                tensor = owner[tensor]
+            return tensor
+
+        first: dict[str, str] = {}
+        for tensor in self._switches:
+            for node in uses[tensor]:
+                owner[find(tensor)] = find(first.setdefault(node, tensor))
+        members: dict[str, list[str]] = {}
+        for tensor in self._switches:
+            members.setdefault(find(tensor), []).append(tensor)
+        return [
+            Group(
+                tuple(tensors),
+                tuple(dict.fromkeys(node for tensor in tensors for node in uses[tensor])),
+                tuple(self._switches[tensor] for tensor in tensors),
+            )
+            for tensors in members.values()
+        ]
+
+    def enable(self, groups: Iterable[Group], on: bool = True) -> State:
+        """Return switches with only `groups` on, or with only these off."""
+        switches = np.full(len(self._switches), not on)
+        for group in groups:
+            switches[list(group.switches)] = on
+        return switches
+
+    @property
+    def everything(self) -> State:
+        """The state with everything quantized."""
+        return self.enable([], on=False)
+
+    @property
+    def nothing(self) -> State:
+        """The state with everything in float."""
+        return self.enable([])
+
+    def run(self, feeds: Iterable[Feed], state: State) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield the outputs of the model by name for each feed, with few feeds at a time in memory."""
+        with ThreadPoolExecutor(self._threads) as pool:
+            flying: deque[Future[list[NDArray[Any]]]] = deque()
+            for feed in feeds:
+                flying.append(pool.submit(self._session.run, feed | {ENABLED_INPUT: state}, self.results))
+                if len(flying) > self._threads:
+                    yield dict(zip(self.results, flying.popleft().result(), strict=True))
+            while flying:
+                yield dict(zip(self.results, flying.popleft().result(), strict=True))
+
+    def noise(
+        self, feeds: Sequence[Feed], states: Sequence[State], progress: Progress | None = None
+    ) -> list[float]:
+        """Return the noise-to-signal ratio for each state of the switches, averaged over the logits.
+
+        A ratio is the squared error over the squared float value, each summed over all feeds; inf if the
+        model overflows. The results in float are kept for the next call with the same feeds.
+        """
+        with ThreadPoolExecutor(self._threads) as pool:
+            fresh = [feed for feed in feeds if id(feed) not in self._float]
+            found = pool.map(lambda feed: self._logits(feed, self.nothing), fresh)
+            for feed, made in zip(fresh, found, strict=True):
+                self._float[id(feed)] = feed, made
+            flying = [[pool.submit(self._compare, feed, state) for feed in feeds] for state in states]
+            ratios = []
+            for runs in flying:
+                ratios.append(_pool_ratio([run.result() for run in runs]))
+                if progress is not None:
+                    progress(len(ratios))
+        return ratios
+
+    def _logits(self, feed: Feed, state: State) -> list[NDArray[Any]]:
+        return self._session.run(feed | {ENABLED_INPUT: state}, self.logits)
+
+    def _compare(self, feed: Feed, state: State) -> list[ErrorSums]:
+        """Return the error of each of the logits on one feed."""
+        # The boxes of a detector may differ in number, and are then left out.
+        return [
+            ErrorSums.from_arrays(want, have) if want.shape == have.shape else ErrorSums()
+            for want, have in zip(self._float[id(feed)][1], self._logits(feed, state), strict=True)
+        ]
+
+
+def _pool_ratio(found: Sequence[Sequence[ErrorSums]]) -> float:
+    """Return the noise-to-signal ratio, pooled over feeds and averaged over outputs."""
+    pooled = [sum(sums, ErrorSums()) for sums in zip(*found, strict=True)]
+    mean = float(np.mean([one.noise / one.signal if one.signal else 0.0 for one in pooled]))
+    return mean if np.isfinite(mean) else float("inf")
