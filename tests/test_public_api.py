@@ -27,6 +27,7 @@ NAMES = [
     "ParamRules",
     "Plan",
     "PlannedEncodings",
+    "Promise",
     "QuantizeResult",
     "Recipe",
     "RunOptions",

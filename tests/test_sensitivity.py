@@ -261,7 +261,7 @@ def test_fallbacks(data, fallback) -> None:
         ({"max_drop": 1}, "max_drop needs labels or a metric"),
         ({"min_sqnr": 20, "labels": np.zeros(2)}, "min_sqnr needs neither labels nor a metric"),
         ({"max_drop": -1, "labels": np.zeros(2)}, "max_drop is -1; give a number of at least 0"),
-        ({"max_drop": 1, "metric": "share right"}, "no package.module:function"),
+        ({"max_drop": 1, "metric": "share right"}, "must be package.module:function"),
         ({"min_sqnr": 20, "fallback": "int61"}, "unknown qtype 'int61'"),
     ],
 )

@@ -81,7 +81,7 @@ class Promise:
         if self.max_drop is not None and not (math.isfinite(self.max_drop) and self.max_drop >= 0):
             raise DataError(f"max_drop is {self.max_drop:g}; give a number of at least 0")
         if isinstance(self.metric, str) and not FUNCTION_NAME.fullmatch(self.metric):
-            raise DataError(f"metric {self.metric!r} is no package.module:function; give one")
+            raise DataError(f"metric {self.metric!r} must be package.module:function")
         if self.fallback not in (FLOAT, WEIGHTS):
             qtype_by_name(self.fallback)
 
@@ -130,7 +130,7 @@ class SqnrAim:
 class MetricAim:
     """Metric of a task over all data, less than the float model's by at most the promised drop.
 
-    Values are counted from the float model's value on the same half: 0 is no drop.
+    Values are differences from the float model on the same half: 0 means no drop.
     """
 
     noise_limit: float | None = None

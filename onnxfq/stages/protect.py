@@ -28,8 +28,8 @@ PROTECT_DB = float(LOW_SQNR_DB)
 MOST_MULTIPLIES = 0.1
 """Largest share of the multiply-adds that `protect_outputs` leaves in float."""
 
-LEAST_NOISE = 0.1
-"""Least share of the noise of a group that is left in float although the rest stays below PROTECT_DB."""
+LEAST_GAIN_DB = 3.0
+"""Gain in dB for which groups stay in float although PROTECT_DB is not reached: half of the noise."""
 
 _ROUNDS = 8
 """Attempts, each with more groups, before the promise counts as broken."""
@@ -117,9 +117,8 @@ def is_low(evaluation: Evaluation, least: float) -> bool:
 def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, options: RunOptions) -> Protected:
     """Return `start` with the few groups in float that cost its outputs most.
 
-    The cheapest groups that restore `least` dB, up to MOST_MULTIPLIES of the multiply-adds. If these are not
-    enough, only groups with LEAST_NOISE of the noise each stay in float. Other feeds than those that chose
-    must confirm the gain.
+    The cheapest groups that restore `least` dB, up to MOST_MULTIPLIES of the multiply-adds; if that is not
+    enough, those that gain LEAST_GAIN_DB. Other feeds than those that chose must confirm the gain.
 
     Args:
         inputs: the model, and the kept feeds.
@@ -134,24 +133,18 @@ def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, opti
         return start
     progress = options.stage("protect")
     ranked = rank_groups(board, spread_feeds(aim.choosing, SAMPLES), start.recipe, progress)
-    found = find_remedy(board, ranked, aim, among=_affordable(ranked), fallback=FLOAT)
-    remedy = found.remedy
-    assert remedy is not None
-    if not remedy.is_kept:
-        total = sum(group.noise for group in ranked.groups)
-        worth = tuple(at for at in remedy.kept if ranked.groups[at].noise >= LEAST_NOISE * total)
-        remedy = remedy.model_copy(update={"kept": worth, "multiplies": ranked.multiplies(worth)})
-    none = remedy.model_copy(update={"kept": (), "reached": proven, "before": proven, "multiplies": 0.0})
-    helpless = start._replace(sensitivity=ranked.model_copy(update={"remedy": none}))
-    if not remedy.kept:
-        return helpless
-    made = _leave_out(inputs, start, ranked, remedy, None, options)
-    after = Switchboard.open(inputs, made.plan, made.encodings, options)
-    reached = aim.prove(after, after.everything)
-    if reached <= proven:
-        return helpless
-    remedy = remedy.model_copy(update={"before": proven, "reached": reached})
-    return made._replace(sensitivity=ranked.model_copy(update={"remedy": remedy}))
+    for wanted in (aim, SqnrAim(chosen + LEAST_GAIN_DB, inputs.kept)):
+        remedy = find_remedy(board, ranked, wanted, among=_affordable(ranked), fallback=FLOAT).remedy
+        assert remedy is not None
+        if remedy.is_kept:
+            made = _leave_out(inputs, start, ranked, remedy, None, options)
+            after = Switchboard.open(inputs, made.plan, made.encodings, options)
+            reached = aim.prove(after, after.everything)
+            if reached >= min(least, proven + LEAST_GAIN_DB / 2):
+                remedy = remedy.model_copy(update={"wanted": least, "before": proven, "reached": reached})
+                return made._replace(sensitivity=ranked.model_copy(update={"remedy": remedy}))
+    none = Remedy(measure=aim.measure, wanted=least, reached=proven, before=proven, kept=())
+    return start._replace(sensitivity=ranked.model_copy(update={"remedy": none}))
 
 
 def _affordable(ranked: Sensitivity) -> list[int]:
