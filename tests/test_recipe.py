@@ -218,7 +218,7 @@ def test_an_override_starts_from_the_files_own_scheme(tmp_path):
         ),
         pytest.param(
             "overrides: [{keep_float: true}]",
-            "overrides.0: an override needs tensors, nodes or op_types",
+            "overrides.0: an override needs tensors, nodes, op_types or modules",
             id="override of nothing",
         ),
         pytest.param(

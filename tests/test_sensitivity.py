@@ -14,7 +14,8 @@ from builders import BUILDERS, build, conv_relu, feed_for, stage, weights
 import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.documents.sensitivity import Sensitivity
-from onnxfq.errors import DataError
+from onnxfq.errors import DataError, RecipeError
+from onnxfq.graph.module_paths import SCOPES_KEY
 from onnxfq.graph.patterns.logits import find_logits
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
 from onnxfq.report.text import quantize_summary
@@ -139,6 +140,30 @@ def test_the_command(tmp_path: Path, data, capfd: pytest.CaptureFixture[str]) ->
     other = ["--recipe-out", str(tmp_path / "other.yaml")]
     assert main(["sensitivity", *files, "--recipe", str(tmp_path / "fix.yaml"), *other]) == 1
     assert "--recipe-out changes a built-in recipe" in capfd.readouterr().err
+
+
+def test_module_paths(data) -> None:
+    """Rows have the module paths of torch's exporter, and overrides take modules with all inside them."""
+    proto = chain((3, 6))
+    for number, node in enumerate(node for node in proto.graph.node if node.op_type == "MatMul"):
+        scopes = ["", f"blocks.{number // 4}", f"blocks.{number // 4}.fc{number}", f"linear_{number}"]
+        node.metadata_props.add(key=SCOPES_KEY, value=repr(scopes))
+    found = onnxfq.sensitivity(proto, data, samples=4)
+    assert {path for group in found.groups[:2] for path in group.modules} == {"blocks.0.fc3", "blocks.1.fc6"}
+    assert "blocks.0.fc3" in found.table()
+    recipe = onnxfq.load_recipe("tensorrt-int8")
+    for modules, float_nodes in (
+        (("blocks.1",), {"m4", "m5", "m6", "m7"}),
+        (("blocks.*.fc3", "*.fc6"), {"m3", "m6"}),
+    ):
+        override = onnxfq.Override(modules=modules, keep_float=True)
+        plan = onnxfq.make_plan(onnxfq.load(proto), recipe.model_copy(update={"overrides": (override,)}))
+        assert {s.name for s in plan.skipped if s.kind == "node"} == float_nodes
+    override = onnxfq.Override(modules=("blocks.0.fc33",), keep_float=True)
+    with pytest.raises(RecipeError, match=r"module 'blocks.0.fc33', which the model lacks; .*blocks.0.fc3"):
+        onnxfq.make_plan(onnxfq.load(proto), recipe.model_copy(update={"overrides": (override,)}))
+    with pytest.raises(RecipeError, match="its nodes have no module paths"):
+        onnxfq.make_plan(onnxfq.load(chain()), recipe.model_copy(update={"overrides": (override,)}))
 
 
 def test_bad_samples(data) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -158,6 +158,8 @@ class Override(Record):
     """A change for matching tensors or nodes: by name or glob, or nodes by op type.
 
     Attributes:
+        modules: paths of torch modules, or globs, for models of torch's exporter and for torch modules; a
+            module stands for all nodes inside it.
         keep_float: leaves the matched tensors, or all inputs of the matched nodes, in float.
         activations: the fields to change, spelled as in the recipe; None leaves the activations in float, so
             that only weights are quantized.
@@ -169,14 +171,15 @@ class Override(Record):
     tensors: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     op_types: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
     keep_float: bool = False
     activations: dict[str, Any] | None = {}
     weights: dict[str, Any] = {}
 
     @pydantic.model_validator(mode="after")
     def _says_something(self) -> Override:
-        if not (self.tensors or self.nodes or self.op_types):
-            raise ValueError("an override needs tensors, nodes or op_types")
+        if not (self.tensors or self.nodes or self.op_types or self.modules):
+            raise ValueError("an override needs tensors, nodes, op_types or modules")
         if not (self.keep_float or self.activations is None or self.activations or self.weights):
             raise ValueError("an override needs keep_float, activations or weights")
         return self
@@ -268,6 +271,39 @@ class Recipe(Record):
                             f"{nearest(pattern, known)}"
                         )
 
+    def for_modules(self, paths: Mapping[str, str]) -> Recipe:
+        """Return this recipe with the modules of overrides replaced by their nodes.
+
+        Args:
+            paths: path of the module by node name, for nodes that have one.
+
+        Raises RecipeError for a module that no node comes from, with the nearest.
+        """
+        return self.model_copy(
+            update={
+                "overrides": tuple(
+                    one.model_copy(update={"nodes": (*one.nodes, *self._nodes_of(one, paths)), "modules": ()})
+                    if one.modules
+                    else one
+                    for one in self.overrides
+                )
+            }
+        )
+
+    def _nodes_of(self, override: Override, paths: Mapping[str, str]) -> Iterator[str]:
+        """Yield the nodes in the modules of `override`."""
+        around = {node: list(_with_outer(path)) for node, path in paths.items()}
+        for pattern in override.modules:
+            found = [node for node, outer in around.items() if any(_match(pattern, one) for one in outer)]
+            if not found:
+                known = {one for outer in around.values() for one in outer}
+                untold = "" if known else "; its nodes have no module paths, which torch's exporter notes"
+                raise RecipeError(
+                    f"recipe {self.name}: override names module {pattern!r}, which the model lacks"
+                    f"{nearest(pattern, known)}{untold}"
+                )
+            yield from found
+
     def with_calibrator(self, name: str) -> Recipe:
         """Return this recipe with another calibrator for activations. Raises SpecError if unknown."""
         calibrator = Calibrator.parse(name)
@@ -293,6 +329,13 @@ class Recipe(Record):
 
     def _match_overrides(self, node: str, op_type: str, tensor: str) -> Iterator[Override]:
         return (override for override in self.overrides if override.matches(node, op_type, tensor))
+
+
+def _with_outer(path: str) -> Iterator[str]:
+    """Yield `path` and the paths of the modules around it."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 def _match(pattern: str, name: str) -> bool:

@@ -28,6 +28,7 @@ class GroupNoise(Record):
         tensors: the quantized tensors.
         nodes: the nodes that read them.
         op_types: of these nodes, each once.
+        modules: paths of the torch modules of these nodes, each once; empty if the model has none.
         noise: noise-to-signal ratio of the outputs with only this group quantized.
         rest: the same with all groups but this one quantized; None where it was not measured.
         multiplies: share of the model's multiply-adds in these nodes, 0 to 1; None if shapes are unknown.
@@ -37,6 +38,7 @@ class GroupNoise(Record):
     tensors: tuple[str, ...]
     nodes: tuple[str, ...]
     op_types: tuple[str, ...]
+    modules: tuple[str, ...] = ()
     noise: float
     rest: float | None = None
     multiplies: float | None = None
@@ -171,7 +173,7 @@ class Sensitivity(Record):
         this group quantized, where measured; its share of multiply-adds; readers and tensors.
         """
         total = sum(group.noise for group in self.groups)
-        rows = [("alone dB", "noise", "without dB", "multiplies", "operators", "first node", "tensors")]
+        rows = [("alone dB", "noise", "without dB", "multiplies", "operators", "module or node", "tensors")]
         for group in self.groups[:shown]:
             rows.append(
                 (
@@ -180,7 +182,7 @@ class Sensitivity(Record):
                     "" if group.rest_db is None else f"{group.rest_db:.1f}",
                     "" if group.multiplies is None else f"{group.multiplies:.1%}",
                     ", ".join(group.op_types),
-                    group.nodes[0],
+                    ", ".join(group.modules) or group.nodes[0],
                     ", ".join(group.tensors),
                 )
             )

@@ -95,7 +95,8 @@ def _protection_lines(found: Sensitivity, shown: int = 6) -> list[str]:
 
 
 def _layers(group: GroupNoise) -> str:
-    named = ", ".join(group.nodes[:3]) + (", ..." if len(group.nodes) > 3 else "")
+    names = group.modules or group.nodes
+    named = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return f"{', '.join(group.op_types)} {named}"
 
 

@@ -12,6 +12,7 @@ from onnxfq.data import Feed
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes
+from onnxfq.graph.module_paths import module_paths
 from onnxfq.graph.signature import with_outputs
 from onnxfq.runtime.session import Session
 from onnxfq.stages.switchboard import Group, Switchboard
@@ -35,17 +36,23 @@ class Costs:
 
     Attributes:
         types: operator by node, in bodies too.
+        modules: path of the torch module by node, where it is known.
         products: multiply-adds by node of the main graph.
         sizes: bytes by quantized weight.
     """
 
     types: dict[str, str]
+    modules: dict[str, str]
     products: dict[str, int]
     sizes: dict[str, int]
 
     def op_types(self, group: Group) -> tuple[str, ...]:
         """Return the operators that read the group, each once."""
         return tuple(dict.fromkeys(self.types[node] for node in group.nodes if node in self.types))
+
+    def modules_of(self, group: Group) -> tuple[str, ...]:
+        """Return the paths of the torch modules that read the group, each once."""
+        return tuple(dict.fromkeys(self.modules[node] for node in group.nodes if node in self.modules))
 
     def multiplies(self, group: Group) -> float | None:
         """Return the share of the multiply-adds; None with products in a body, whose shapes are unknown."""
@@ -84,4 +91,5 @@ def measure_costs(board: Switchboard, feed: Feed) -> Costs:
             transposed = any(attr.name == "transA" and attr.i for attr in node.attribute)
             counts[node.name] = made * (left[-2 if transposed else -1] if left else 1)
     weights = {p.tensor: sizes[p.tensor] for p in board.plan.weights if p.tensor in sizes}
-    return Costs({node.name: node.op_type for node in list_nodes(graph)}, counts, weights)
+    types = {node.name: node.op_type for node in list_nodes(graph)}
+    return Costs(types, module_paths(graph), counts, weights)

@@ -11,6 +11,7 @@ from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import Model
+from onnxfq.graph.module_paths import module_paths
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, explain_opaque, is_weighted
 from onnxfq.graph.queries import (
     collect_tensors,
@@ -58,6 +59,7 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     if recipe.existing != "keep":
         refuse_quantized(graph, model.source)
     tensors = collect_tensors(graph)
+    recipe = recipe.for_modules(module_paths(model.proto.graph))
     recipe.check_names({node.name: node.op for node in nodes_by_graph(graph)}, set(tensors))
     decisions = decide_operators(graph, _decide_weighted(graph, recipe, policy), recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})

@@ -87,6 +87,7 @@ def rank_groups(
             tensors=groups[at].tensors,
             nodes=groups[at].nodes,
             op_types=costs.op_types(groups[at]),
+            modules=costs.modules_of(groups[at]),
             noise=alone[1 + at],
             rest=rest.get(at),
             multiplies=costs.multiplies(groups[at]),

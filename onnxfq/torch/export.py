@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import DataError, ModelError, nearest
+from onnxfq.graph.module_paths import SCOPES_KEY
 from onnxfq.support.files import check_writable, replace_file
 from onnxfq.torch.exporters import EXPORTERS, quiet, reason, run
 from onnxfq.torch.held import freeze_grids
@@ -123,13 +124,20 @@ def try_forward(model: nn.Module, request: Request) -> None:
 
 
 def forget_origin(message: Any) -> None:
-    """Clear all metadata and comments: torch writes source paths and stack traces of this machine there.
+    """Clear comments and metadata: torch writes source paths and stack traces of this machine there.
+
+    Module paths remain.
 
     Args:
         message: the model, or any protobuf message in it; nested messages are cleared too.
     """
     for field, value in message.ListFields():
-        if field.name in ("metadata_props", "doc_string"):
+        if field.name == "metadata_props":
+            kept = [(entry.key, entry.value) for entry in value if entry.key == SCOPES_KEY]
+            message.ClearField(field.name)
+            for key, text in kept:
+                message.metadata_props.add(key=key, value=text)
+        elif field.name == "doc_string":
             message.ClearField(field.name)
         elif field.message_type is not None:
             for child in [value] if hasattr(value, "ListFields") else value:  # one message, or many

@@ -164,6 +164,7 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Sur
     Raises RecipeError for names that match nothing and for formats that the target does not accept;
     ModelError if there is nothing to quantize.
     """
+    recipe = recipe.for_modules({site.name: site.name for site in sites})
     spoken = _translate_overrides(recipe, sites)
     tensors = {site.tensor(name) for site in sites for name in (*site.activations, *site.weights)}
     spoken.check_names({site.name: site.type_name for site in sites}, tensors)

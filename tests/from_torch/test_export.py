@@ -18,6 +18,7 @@ pytest.importorskip("onnxscript")
 import torch  # noqa: E402  only once it is known to be there
 
 from onnxfq.errors import DataError, ModelError, OutputError
+from onnxfq.graph.module_paths import module_paths
 from onnxfq.torch import export_torch
 from onnxfq.torch.exporters import EXPORTERS
 
@@ -168,14 +169,26 @@ def test_weights_and_statistics_are_untouched(exporter):
 
 @both
 def test_nothing_of_this_machine_is_left(exporter, tmp_path):
-    """No source path, stack trace or other metadata is in the file, and no weights lie outside it."""
+    """Metadata are module paths alone: no source path or stack trace, and no weights lie outside the file."""
     path = tmp_path / "model.onnx"
     model = export_torch(Network(), (pictures(2),), path, exporter=exporter)
     content = path.read_bytes()
-    for trace in (".py", "stack", "pkg.torch", str(Path(__file__).parent), str(Path.home())):
+    for trace in (
+        ".py",
+        "stack",
+        "pkg.torch.onnx.fx",
+        "class_hierarchy",
+        str(Path(__file__).parent),
+        str(Path.home()),
+    ):
         assert trace.encode() not in content
     assert list(tmp_path.iterdir()) == [path]
     assert onnx.load(path) == model
+    if exporter == "dynamo":
+        modules = dict(Network().named_modules())
+        paths = module_paths(model.graph)
+        convolutions = [paths[node.name] for node in model.graph.node if node.op_type == "Conv"]
+        assert convolutions and all(isinstance(modules[path], torch.nn.Conv2d) for path in convolutions)
 
 
 def test_metadata_in_branches_is_cleared():
