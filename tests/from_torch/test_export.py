@@ -185,10 +185,8 @@ def test_nothing_of_this_machine_is_left(exporter, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     assert onnx.load(path) == model
     if exporter == "dynamo":
-        modules = dict(Network().named_modules())
-        paths = module_paths(model.graph)
-        convolutions = [paths[node.name] for node in model.graph.node if node.op_type == "Conv"]
-        assert convolutions and all(isinstance(modules[path], torch.nn.Conv2d) for path in convolutions)
+        paths = set(module_paths(model.graph).values())
+        assert paths and paths <= {name for name, _ in Network().named_modules()}
 
 
 def test_metadata_in_branches_is_cleared():
