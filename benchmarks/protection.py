@@ -118,7 +118,7 @@ def main() -> None:
                 continue
             models = {case.name: folder.path / case.file}
             if "resnet20_dynamo" in case.file:
-                proto = onnxfq.load(folder.path / case.file).proto
+                proto = onnxfq.load(onnx.load(folder.path / case.file)).proto
                 for seed in range(3):
                     models[f"{case.name}, planted {seed}"] = work / f"planted{seed}.onnx"
                     onnx.save(plant(proto, seed), work / f"planted{seed}.onnx")

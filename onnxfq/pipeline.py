@@ -107,9 +107,9 @@ def quantize(
         missing: treatment of activations without an entry if there are neither data nor statistics.
         floats: the type of the non-quantized part; tensors that do not fit in it stay in float32.
         promise: accuracy to keep; the cheapest groups of layers that do are not quantized.
-        protect: without a promise, dB of the outputs below which a few layers stay in float, up to a tenth of
-            the multiply-adds, see `protect_outputs`; None for none. Encodings of another tool
-            are not protected.
+        protect: without a promise, dB of the outputs below which a few layers stay in float, up to one
+            percent of the multiply-adds for each missing dB, see `protect_outputs`; None for none. Encodings
+            of another tool are not protected.
         runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
         options: batch, threads, device and how data is read.
 

@@ -280,13 +280,44 @@ def test_fallbacks(data, fallback) -> None:
 
 
 @pytest.mark.parametrize(
+    ("recipe", "fallback", "wide"),
+    [
+        ("tensorrt-int4", "tensorrt-int8-weights", "int8"),
+        ("tensorrt-nvfp4", "tensorrt-fp8", "float8e4m3fn"),
+    ],
+)
+def test_an_average_of_bits(recipe, fallback, wide) -> None:
+    """The layers with the most noise get the wider recipe, as many as the average allows."""
+    rng = np.random.default_rng(3)
+    names = [f"w{n}" for n in range(8)]
+    values = {n: rng.normal(0, 0.1, (256, 256)).astype(np.float32) for n in names}
+    values["w2"][rng.random((256, 256)) < 0.01] *= 60  # a weight of heavy tails loses most
+    lines = " ".join(f"[m{n}] h{n + 1} = MatMul (h{n}, w{n})" for n in range(8))
+    text = f"g (float[N,256] x) => (float[N,256] y) {{ h0 = Identity (x) {lines} y = Identity (h8) }}"
+    feeds = [{"x": rng.normal(size=(1, 256)).astype(np.float32)} for _ in range(4)]
+    plain = onnxfq.quantize(build(text, values), feeds, recipe=recipe, protect=None)
+    for limit, widened in ((4, 0), (5, 2), (8, 8)):
+        promise = onnxfq.Promise(weight_bits=limit, fallback=fallback)
+        mixed = onnxfq.quantize(build(text, values), feeds, recipe=recipe, promise=promise)
+        formats = {p.uses[0].node: p.spec.qtype.name for p in mixed.plan.weights}
+        wider = {node for node, qtype in formats.items() if qtype == wide}
+        assert len(wider) == widened and len(formats) == 8 and (not widened or "m2" in wider)
+        assert mixed.sensitivity.remedy.weight_bits == limit
+        assert not widened or output_db(mixed) > output_db(plain)
+    with pytest.raises(RecipeError, match="gives weights 4 bits on average, and at most 3 were promised"):
+        promise = onnxfq.Promise(weight_bits=3, fallback=fallback)
+        onnxfq.quantize(build(text, values), feeds, recipe=recipe, promise=promise)
+
+
+@pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "a promise is min_sqnr or max_drop; give one"),
+        ({}, "a promise is min_sqnr, max_drop or weight_bits; give one"),
         ({"max_drop": 1}, "max_drop needs labels or a metric"),
-        ({"min_sqnr": 20, "labels": np.zeros(2)}, "min_sqnr needs neither labels nor a metric"),
+        ({"min_sqnr": 20, "labels": np.zeros(2)}, "labels and a metric are for max_drop"),
         ({"max_drop": -1, "labels": np.zeros(2)}, "max_drop is -1; give a number of at least 0"),
         ({"max_drop": 1, "metric": "share right"}, "must be package.module:function"),
+        ({"weight_bits": 4.5}, "weight_bits needs the wider format of some layers; give fallback"),
         ({"min_sqnr": 20, "fallback": "int61"}, "unknown qtype 'int61'"),
     ],
 )

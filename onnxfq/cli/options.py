@@ -177,12 +177,22 @@ MetricOption = Annotated[
         rich_help_panel=ACCURACY_PANEL,
     ),
 ]
+WeightBitsOption = Annotated[
+    float | None,
+    typer.Option(
+        "--weight-bits",
+        metavar="BITS",
+        help="Promise this average of bits: the layers that gain most get the format of --fallback.",
+        show_default=False,
+        rich_help_panel=ACCURACY_PANEL,
+    ),
+]
 FallbackOption = Annotated[
     str,
     typer.Option(
         "--fallback",
-        metavar="float|weights|QTYPE",
-        help="Give these layers no quantizers, quantized weights only, or a wider format such as int16.",
+        metavar="float|weights|QTYPE|RECIPE",
+        help="Give these layers no quantizers, quantized weights only, or a wider format or recipe.",
         rich_help_panel=ACCURACY_PANEL,
     ),
 ]
@@ -223,16 +233,21 @@ def choose_recipe(
 
 
 def read_promise(
-    min_sqnr: float | None, max_drop: float | None, labels: Path | None, metric: str | None, fallback: str
+    min_sqnr: float | None,
+    max_drop: float | None,
+    labels: Path | None,
+    metric: str | None,
+    fallback: str,
+    weight_bits: float | None = None,
 ) -> Promise | None:
     """Return the promise of the options; None without one. Raises DataError if they do not go together."""
-    if min_sqnr is None and max_drop is None and labels is None and metric is None:
+    if all(one is None for one in (min_sqnr, max_drop, labels, metric, weight_bits)):
         if fallback != FLOAT:
             raise typer.BadParameter(
-                "--fallback has no effect without a promise; give --min-sqnr or --max-drop too"
+                "--fallback has no effect without a promise; give --min-sqnr, --max-drop or --weight-bits too"
             )
         return None
-    return Promise(min_sqnr, max_drop, labels, metric, fallback)
+    return Promise(min_sqnr, max_drop, labels, metric, fallback, weight_bits)
 
 
 def use_libraries(libraries: list[Path] | None) -> list[Path] | None:

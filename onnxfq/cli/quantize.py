@@ -38,6 +38,7 @@ from onnxfq.cli.options import (
     RuntimeOption,
     StatisticsOption,
     ThreadsOption,
+    WeightBitsOption,
     choose_recipe,
     read_promise,
 )
@@ -84,6 +85,7 @@ def quantize(
     max_drop: MaxDropOption = None,
     labels: LabelsOption = None,
     metric: MetricOption = None,
+    weight_bits: WeightBitsOption = None,
     fallback: FallbackOption = FLOAT,
     protect: Annotated[
         str,
@@ -124,7 +126,8 @@ def quantize(
     chosen = choose_recipe(recipe, keep_existing, requantize, equalize)
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
-    promise, least = read_promise(min_sqnr, max_drop, labels, metric, fallback), _read_least(protect)
+    promise = read_promise(min_sqnr, max_drop, labels, metric, fallback, weight_bits)
+    least = _read_least(protect)
     with show_progress(batch, threads, quiet, described, device) as options:
         result = pipeline.quantize(
             model,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from onnxfq.documents.recipe import Override
+from onnxfq.documents.recipe import RECIPES, Override
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.support.records import Record, write_document
@@ -70,7 +70,8 @@ class Remedy(Record):
         before: the value with everything quantized.
         kept: places of the groups in `Sensitivity.groups`, the most useful for its cost first.
         multiplies: their share of the multiply-adds; None if unknown.
-        fallback: FLOAT, WEIGHTS or the number format that they have instead.
+        fallback: FLOAT, WEIGHTS, or the number format or recipe that they have instead.
+        weight_bits: average bits of a quantized weight with them, where these were promised.
     """
 
     measure: str
@@ -80,6 +81,7 @@ class Remedy(Record):
     kept: tuple[int, ...]
     multiplies: float | None = None
     fallback: str = FLOAT
+    weight_bits: float | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -132,14 +134,17 @@ class Sensitivity(Record):
 
         Args:
             kept: places of groups.
-            fallback: FLOAT, WEIGHTS, or a number format; integers are for activations only, so that weights
-                keep theirs, floats for both.
+            fallback: FLOAT, WEIGHTS, the name of a built-in recipe, or a number format; integers are for
+                activations only, so that weights keep theirs, floats for both.
         """
         nodes = tuple(dict.fromkeys(node for at in kept for node in self.groups[at].nodes))
         if fallback == FLOAT:
             return Override(nodes=nodes, keep_float=True)
         if fallback == WEIGHTS:
             return Override(nodes=nodes, activations=None)
+        if fallback in RECIPES:
+            recipe = RECIPES[fallback].model_dump(mode="json")
+            return Override(nodes=nodes, activations=recipe["activations"], weights=recipe["weights"])
         wide: dict[str, Any] = {"qtype": fallback}
         return Override(
             nodes=nodes, activations=wide, weights=wide if qtype_by_name(fallback).is_float else {}
@@ -151,6 +156,8 @@ class Sensitivity(Record):
         if remedy is None:
             return "none was asked for"
         wanted = f"wanted at least {remedy.wanted:g}"
+        if remedy.weight_bits is not None:
+            wanted = f"{remedy.weight_bits:.4g} bits a weight"
         if not remedy.kept:
             return f"none needed: {remedy.reached:.4g} {remedy.measure}, {wanted}"
         cost = "" if remedy.multiplies is None else f", {remedy.multiplies:.1%} of the multiply-adds"

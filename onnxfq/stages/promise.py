@@ -6,6 +6,7 @@ chose, a promise could be kept by chance.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from onnxfq.data import Feed
 from onnxfq.data.functions import FUNCTION_NAME, faults_of, import_function
 from onnxfq.data.labels import count_right, count_rows, read_labels, refuse_label_count
+from onnxfq.documents.recipe import RECIPES
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
 from onnxfq.errors import DataError
 from onnxfq.numerics.metrics import ratio_db
@@ -37,6 +39,11 @@ PROOFS = 16
 _ROUNDING = 1e-9
 """Relative difference of two sums of equal terms; a drop of exactly the limit is kept."""
 
+_FEWEST = 4
+"""Rows of one half that a promised drop of top-1 should be; with fewer, chance decides."""
+
+log = logging.getLogger(__name__)
+
 Outputs = Mapping[str, NDArray[Any]]
 Metric = Callable[[Iterator[Outputs], Any], float]
 """Takes the outputs of each feed in order, and the labels of their rows or, without labels, the feeds."""
@@ -44,19 +51,21 @@ Metric = Callable[[Iterator[Outputs], Any], float]
 
 @dataclass(frozen=True)
 class Promise:
-    """Accuracy that a quantized model must keep; one of `min_sqnr` and `max_drop`.
+    """Accuracy or size that a quantized model must keep; one of `min_sqnr`, `max_drop` and `weight_bits`.
 
     Attributes:
         min_sqnr: SQNR of the outputs in dB, of the logits where a final sigmoid or softmax hides the noise.
         max_drop: most that the metric may lose against the float model: percentage points of top-1 accuracy
             with `labels` alone, else in the unit of `metric`.
+        weight_bits: most bits of a quantized weight on average, without scales; the layers that gain most for
+            their size get the format of `fallback`, as many as fit.
         labels: class numbers of all samples of the data in order, or a file of them.
         metric: a function, or its name as `package.module:function`; it is called with an iterator over the
             outputs of each feed as {name: array}, and the labels of their rows or, without labels, an
             iterable of the feeds. It returns a number, higher is better.
-        fallback: "float"; "weights" for quantized weights with float activations; or the number format of
-            what would otherwise stay in float, such as int16 for ONNX Runtime or float8e4m3fn for TensorRT.
-            The target must take it.
+        fallback: "float"; "weights" for quantized weights with float activations; or what these layers get
+            instead: a number format, such as int16 for ONNX Runtime or float8e4m3fn for TensorRT, or the
+            formats of a built-in recipe by its name. The target must take it.
 
     Raises DataError for options that do not go together, SpecError for an unknown format.
     """
@@ -66,24 +75,30 @@ class Promise:
     labels: str | Path | NDArray[Any] | None = None
     metric: str | Metric | None = None
     fallback: str = FLOAT
+    weight_bits: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse options that do not go together."""
         measured = self.labels is not None or self.metric is not None
-        if (self.min_sqnr is None) == (self.max_drop is None):
-            raise DataError("a promise is min_sqnr or max_drop; give one of them")
+        if sum(one is not None for one in (self.min_sqnr, self.max_drop, self.weight_bits)) != 1:
+            raise DataError("a promise is min_sqnr, max_drop or weight_bits; give one of them")
         if self.max_drop is not None and not measured:
             raise DataError(
                 "max_drop needs labels or a metric to measure the drop; give one, or use min_sqnr"
             )
         if self.max_drop is None and measured:
-            raise DataError("min_sqnr needs neither labels nor a metric; leave them out, or use max_drop")
+            raise DataError("labels and a metric are for max_drop; leave them out, or give it")
         if self.max_drop is not None and not (math.isfinite(self.max_drop) and self.max_drop >= 0):
             raise DataError(f"max_drop is {self.max_drop:g}; give a number of at least 0")
         if isinstance(self.metric, str) and not FUNCTION_NAME.fullmatch(self.metric):
             raise DataError(f"metric {self.metric!r} must be package.module:function")
-        if self.fallback not in (FLOAT, WEIGHTS):
+        if self.fallback not in (FLOAT, WEIGHTS, *RECIPES):
             qtype_by_name(self.fallback)
+        if self.weight_bits is not None and self.fallback in (FLOAT, WEIGHTS):
+            raise DataError(
+                "weight_bits needs the wider format of some layers; give fallback: a number format, or a "
+                "recipe such as tensorrt-int8-weights"
+            )
 
 
 class Aim(Protocol):
@@ -168,6 +183,14 @@ class MetricAim:
         ends = np.cumsum([0, *rows]).tolist()
         if ends[-1] > labels.size or (ends[-1] < labels.size and not self._limited):
             raise refuse_label_count(labels, str(ends[-1]), first)
+        if self._metric is _top1 and 100 / ends[-1] * 2 > -self.wanted / _FEWEST:
+            log.warning(
+                "%d labelled rows, half of which prove %g points: one row is %.2g points, so that chance may "
+                "decide; give more labelled data",
+                ends[-1],
+                -self.wanted,
+                200 / ends[-1],
+            )
         return [slice(low, high) for low, high in pairwise(ends)]
 
     @cached_property

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import Recipe
+from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation
 from onnxfq.documents.sensitivity import FLOAT, Remedy, Sensitivity
 from onnxfq.errors import RecipeError
-from onnxfq.graph.model import Model
+from onnxfq.graph.model import Model, list_graphs
 from onnxfq.interchange import GivenFile
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.stages.encoding_sources import PlannedEncodings, plan_encodings
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Promise, SqnrAim, open_aim
 from onnxfq.stages.quantize_inputs import QuantizeInputs
-from onnxfq.stages.sensitivity import SAMPLES, find_remedy, rank_groups
+from onnxfq.stages.sensitivity import SAMPLES, find_remedy, next_count, rank_groups
 from onnxfq.stages.switchboard import Switchboard, spread_feeds
 
 PROTECT_DB = float(LOW_SQNR_DB)
 """SQNR of the outputs in dB that `protect_outputs` restores."""
 
-MOST_MULTIPLIES = 0.1
-"""Largest share of the multiply-adds that `protect_outputs` leaves in float."""
+MULTIPLIES_PER_DB = 0.01
+"""Share of the multiply-adds that `protect_outputs` may leave in float for each dB that the outputs lack."""
 
 LEAST_GAIN_DB = 3.0
 """Gain in dB for which groups stay in float although PROTECT_DB is not reached: half of the noise."""
 
-_ROUNDS = 8
+_ROUNDS = 16
 """Attempts, each with more groups, before the promise counts as broken."""
 
 
@@ -81,6 +83,8 @@ def keep_promise(
     Raises DataError without data, RecipeError if the promise cannot be kept, with the best that was reached.
     """
     board = Switchboard.open(inputs, start.plan, start.encodings, options)
+    if promise.weight_bits is not None:
+        return _widen_weights(inputs, start, board, encodings, promise, options)
     aim = open_aim(promise, board, inputs, options)
     chosen, proven = (part(board, board.everything) for part in (aim.choose, aim.prove))
     if min(chosen, proven) >= aim.wanted:
@@ -100,12 +104,69 @@ def keep_promise(
         if reached >= aim.wanted:
             kept = found.remedy.model_copy(update={"before": proven, "reached": reached})
             return made._replace(sensitivity=found.model_copy(update={"remedy": kept}))
-        best, count = max(best, reached), min(len(ranked.groups), count + max(1, count // 4))
+        best, count = max(best, reached), next_count(count, len(ranked.groups))
     raise RecipeError(
         f"recipe {start.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best:.4g} was "
         f"reached, and the next step would change {count} of {len(ranked.groups)} groups of layers; ask for "
         "less, or take a recipe with wider formats"
     )
+
+
+def _widen_weights(
+    inputs: QuantizeInputs,
+    start: Protected,
+    board: Switchboard,
+    encodings: GivenFile | None,
+    promise: Promise,
+    options: RunOptions,
+) -> Protected:
+    """Return `start` with wider formats for the groups that gain most for their bits, as many as fit.
+
+    Raises RecipeError if the weights have more bits on average than promised.
+    """
+    limit, fallback = promise.weight_bits, promise.fallback
+    assert limit is not None
+    wide = (RECIPES[fallback].weights.qtype if fallback in RECIPES else qtype_by_name(fallback)).bits
+    sizes = _weight_sizes(inputs.model, start.plan)
+    total, used = sum(n for n, _ in sizes.values()), sum(n * bits for n, bits in sizes.values())
+    if used > limit * total:
+        raise RecipeError(
+            f"recipe {start.recipe.name} gives weights {used / total:.4g} bits on average, and at most "
+            f"{limit:g} were promised; take a recipe with fewer bits"
+        )
+    aim = SqnrAim(math.inf, inputs.kept)
+    feeds = spread_feeds(aim.choosing, SAMPLES)
+    ranked = rank_groups(board, feeds, start.recipe, options.stage("protect"))
+    added = [
+        sum(n * max(0, wide - bits) for n, bits in (sizes.get(name, (0, wide)) for name in group.tensors))
+        for group in ranked.groups
+    ]
+    kept: list[int] = []
+    for at in sorted(range(len(added)), key=lambda at: -ranked.groups[at].noise / max(added[at], 1)):
+        if added[at] and used + added[at] <= limit * total:
+            kept, used = [*kept, at], used + added[at]
+    remedy = Remedy(
+        measure=aim.measure,
+        wanted=0.0,
+        reached=0.0,
+        before=aim.prove(board, board.everything),
+        kept=tuple(kept),
+        multiplies=ranked.multiplies(kept),
+        fallback=fallback,
+        weight_bits=used / total,
+    )
+    made = start if not kept else _leave_out(inputs, start, ranked, remedy, encodings, options)
+    after = Switchboard.open(inputs, made.plan, made.encodings, options)
+    remedy = remedy.model_copy(update={"reached": aim.prove(after, after.everything)})
+    return made._replace(sensitivity=ranked.model_copy(update={"remedy": remedy}))
+
+
+def _weight_sizes(model: Model, plan: Plan) -> dict[str, tuple[int, int]]:
+    """Return the number of elements and the bits of each by quantized weight."""
+    counts = {
+        t.name: math.prod(t.dims) for graph in list_graphs(model.proto.graph) for t in graph.initializer
+    }
+    return {p.tensor: (counts[p.tensor], p.spec.qtype.bits) for p in plan.weights if p.tensor in counts}
 
 
 def is_low(evaluation: Evaluation, least: float) -> bool:
@@ -117,7 +178,7 @@ def is_low(evaluation: Evaluation, least: float) -> bool:
 def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, options: RunOptions) -> Protected:
     """Return `start` with the few groups in float that cost its outputs most.
 
-    The cheapest groups that restore `least` dB, up to MOST_MULTIPLIES of the multiply-adds; if that is not
+    The cheapest groups that restore `least` dB, up to MULTIPLIES_PER_DB for each missing dB; if that is not
     enough, those that gain LEAST_GAIN_DB. Other feeds than those that chose must confirm the gain.
 
     Args:
@@ -133,8 +194,9 @@ def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, opti
         return start
     progress = options.stage("protect")
     ranked = rank_groups(board, spread_feeds(aim.choosing, SAMPLES), start.recipe, progress)
+    affordable = _affordable(ranked, MULTIPLIES_PER_DB * (least - min(chosen, proven)))
     for wanted in (aim, SqnrAim(chosen + LEAST_GAIN_DB, inputs.kept)):
-        remedy = find_remedy(board, ranked, wanted, among=_affordable(ranked), fallback=FLOAT).remedy
+        remedy = find_remedy(board, ranked, wanted, among=affordable, fallback=FLOAT).remedy
         assert remedy is not None
         if remedy.is_kept:
             made = _leave_out(inputs, start, ranked, remedy, None, options)
@@ -147,13 +209,13 @@ def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, opti
     return start._replace(sensitivity=ranked.model_copy(update={"remedy": none}))
 
 
-def _affordable(ranked: Sensitivity) -> list[int]:
-    """Return the groups that together cost at most MOST_MULTIPLIES, the most useful for its cost first."""
+def _affordable(ranked: Sensitivity, most: float) -> list[int]:
+    """Return groups that together cost at most `most` of the multiply-adds, the best for its cost first."""
     taken: list[int] = []
     spent = 0.0
     for at in ranked.by_gain():
         cost = ranked.groups[at].cost
-        if spent + cost <= MOST_MULTIPLIES:
+        if spent + cost <= most:
             taken, spent = [*taken, at], spent + cost
     return taken
 

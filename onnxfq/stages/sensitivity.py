@@ -58,6 +58,8 @@ def sensitivity(
     Raises DataError for fewer than one sample, and the errors of `quantize`.
     """
     options, chosen = options or RunOptions(), load_recipe(recipe)
+    if promise is not None and promise.weight_bits is not None:
+        raise DataError("weight_bits is a promise of quantize; sensitivity takes min_sqnr or max_drop")
     if samples < 1:
         raise DataError(f"samples is {samples}; give at least 1")
     inputs = open_inputs(model, data, chosen, options, observed=statistics is not None)
@@ -116,9 +118,9 @@ def find_remedy(
 ) -> Sensitivity:
     """Return `ranked` with the cheapest of its groups in float that reach what `aim` wants.
 
-    Groups are taken by their noise for their cost. The sum of the noises predicts the number; measurements of
-    twice as many, then by halves, find it. Gains are not monotone: a smaller number that was not measured may
-    do as well.
+    Groups are taken by their noise for their cost. For an SQNR the sum of the noises predicts the number;
+    measurements of twice as many, then by halves, find it. A metric is measured for one number after another.
+    Gains are not monotone: a smaller number that was not measured may do as well.
 
     Args:
         board: the session.
@@ -140,8 +142,11 @@ def find_remedy(
 
     count = least
     if measure(count) < aim.wanted:
-        guess = max(least + 1, _first_guess(ranked, order, aim.noise_limit))
-        count = _search(measure, aim.wanted, least, guess, len(groups))
+        if aim.noise_limit is None:
+            count = _scan(measure, aim.wanted, least, len(groups))
+        else:
+            guess = max(least + 1, _first_guess(ranked, order, aim.noise_limit))
+            count = _search(measure, aim.wanted, least, guess, len(groups))
     kept = tuple(order[:count])
     remedy = Remedy(
         measure=aim.measure,
@@ -155,10 +160,26 @@ def find_remedy(
     return ranked.model_copy(update={"remedy": remedy})
 
 
-def _first_guess(ranked: Sensitivity, order: Sequence[int], limit: float | None) -> int:
+def next_count(count: int, most: int) -> int:
+    """Return the next number of groups to try: one more, or a quarter more of many."""
+    return min(most, count + max(1, count // 4))
+
+
+def _scan(measure: Callable[[int], float], wanted: float, low: int, most: int) -> int:
+    """Return the first number above `low` that reaches `wanted`, or `most`.
+
+    The metric of a task moves up and down with single samples, and halving would miss small numbers.
+    """
+    count = next_count(low, most)
+    while count < most and measure(count) < wanted:
+        count = next_count(count, most)
+    return count
+
+
+def _first_guess(ranked: Sensitivity, order: Sequence[int], limit: float) -> int:
     """Return the number of groups after which the sum of the noises of the rest predicts at most `limit`."""
     total = sum(group.noise for group in ranked.groups)
-    if limit is None or not total:
+    if not total:
         return 1
     taken = accumulate(ranked.groups[at].noise for at in order)
     enough = (number for number, noise in enumerate(taken, 1) if ranked.noise * (1 - noise / total) <= limit)
