@@ -46,7 +46,8 @@ class QuantizeResult:
     Attributes:
         qdq: the model with Q/DQ pairs in the form of its target.
         simulation: the model with FakeQuantize nodes.
-        evaluation: both against the float model on some feeds of the calibration data, spread over all.
+        evaluation: against the float model, on feeds spread over the calibration data until the SQNR is
+            stable. If both forms compute the same bits only the simulation runs; `RunOptions.exact` runs both.
         floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
         fitted: the encodings of a file that match the plan; None without a file.
         seconds: by stage.
@@ -130,7 +131,7 @@ def quantize(
     cast = cast_rest(inputs, qdq, floats, options)
     qdq = release.limit_model(cast.qdq, chosen.name)
     clock.lap("cast")
-    evaluation = compare_forms(inputs, simulation, cast.comparable, options)
+    evaluation = compare_forms(inputs, simulation, cast.comparable, options, twins=cast.floats is None)
     clock.lap("evaluate")
     write_model(qdq, output, inputs.kept, options.threads)
     made = (plan, found, encoded, inputs.take_in(qdq), inputs.take_in(simulation), evaluation)

@@ -92,6 +92,14 @@ DeviceOption = Annotated[
         rich_help_panel=RUN_PANEL,
     ),
 ]
+ExactOption = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Compare without graph optimisation, bit for bit: slower; quantize compares both forms.",
+        rich_help_panel=RUN_PANEL,
+    ),
+]
 KeepOption = Annotated[
     bool,
     typer.Option("--keep-existing", help="Keep the quantized part of the model and quantize the rest."),

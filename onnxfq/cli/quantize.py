@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from onnxfq.cli.options import (
     CustomOpsOption,
     DeviceOption,
     EqualizeOption,
+    ExactOption,
     GivenOption,
     KeepOption,
     MissingOption,
@@ -94,6 +96,7 @@ def quantize(
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
     device: DeviceOption = "auto",
+    exact: ExactOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Quantize MODEL, compare it with the float model and write it with Q/DQ nodes.
@@ -122,7 +125,7 @@ def quantize(
             runtime=runtime,
             floats=FloatOptions(float_type, float_io),
             min_sqnr=min_sqnr,
-            options=options,
+            options=replace(options, exact=exact),
         )
     if report is not None:
         write_report(result, report)
