@@ -47,7 +47,7 @@ class QuantizeResult:
         qdq: the model with Q/DQ pairs in the form of its target.
         simulation: the model with FakeQuantize nodes.
         evaluation: against the float model, on feeds spread over the calibration data until the SQNR is
-            stable. If both forms compute the same bits only the simulation runs; `RunOptions.exact` runs both.
+            stable. Of forms with the same bits only the simulation runs; `RunOptions.exact` runs both.
         floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
         fitted: the encodings of a file that match the plan; None without a file.
         seconds: by stage.

@@ -114,11 +114,10 @@ def test_the_comparison_ends_when_its_figures_are_stable() -> None:
     alike = [feed_for(conv_relu(), 0, count=1)] * 40
     assert quantize(conv_relu(), alike).evaluation.feeds == LEAST_FEEDS
     assert quantize(conv_relu(), alike, options=RunOptions(exact=True)).evaluation.feeds == 40
-    clip = build(
-        "g (float[N,3] x) => (float[N,3] y) { y = Clip (x, l, h) }", {"l": np.float32(-1), "h": np.float32(1)}
-    )
+    limits = {"low": np.float32(-1), "high": np.float32(1)}
+    clip = build("g (float[N,3] x) => (float[N,3] y) { y = Clip (x, low, high) }", limits)
     same = build("g (float[N,3] x) => (float[N,3] y) { y = Identity (x) }")
-    feeds = [{"x": np.full((1, 3), 2.0 if n % 13 == 0 else 0.5, np.float32)} for n in range(40)]
+    feeds = [{"x": np.float32([[1.7, 0, 0] if n % 13 == 0 else [1, 1, 1]])} for n in range(40)]
     assert score_models(same, {"clip": clip}, feeds, until_stable=True).feeds == 40
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
@@ -142,7 +142,7 @@ Results = list[list[NDArray[Any]]]
 
 def _outputs(
     sides: Sequence[_Side], feeds: Iterable[Feed], threads: int, wanted: DeviceChoice
-) -> Iterator[Results]:
+) -> Generator[Results, None, None]:
     """Yield the results of all sides for every feed; the first feed decides whether they run on a GPU."""
     device, source = choose_device(wanted), copy_feeds(feeds)
 
