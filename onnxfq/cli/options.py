@@ -10,6 +10,10 @@ from typing import Annotated
 import typer
 
 from onnxfq.calibration.calibrators import spellings
+from onnxfq.cli.basic_options import DIFFERENT as DIFFERENT
+from onnxfq.cli.basic_options import JsonOption as JsonOption
+from onnxfq.cli.basic_options import ModelArgument as ModelArgument
+from onnxfq.cli.basic_options import QuietOption as QuietOption
 from onnxfq.data import DEFAULT_BATCH
 from onnxfq.documents.recipe import RECIPES, Equalize, Recipe, load_recipe
 from onnxfq.runtime.custom_ops import use_custom_ops
@@ -17,7 +21,6 @@ from onnxfq.runtime.device_choice import DeviceChoice
 from onnxfq.stages.encoding_sources import Missing
 from onnxfq.stages.options import MOST_THREADS
 
-ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)]
 DATA_PANEL, RUN_PANEL = "Data", "Running"
 """Panels of `--help` for the options of data and of runs."""
 
@@ -143,13 +146,9 @@ MissingOption = Annotated[
         help="Without data, stop at activations that --encodings lacks, or keep them in float.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
 BATCH = DEFAULT_BATCH
 
-DIFFERENT = 3
-"""Exit code of `diff` and `compare` when something differs: 1 is an error, 2 wrong usage."""
 BuildOption = Annotated[
     bool,
     typer.Option(

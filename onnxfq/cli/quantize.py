@@ -42,7 +42,6 @@ from onnxfq.errors import OutputError
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.save import save
 from onnxfq.numerics.float_types import FloatName
-from onnxfq.report.html import write_report
 from onnxfq.report.text import quantize_summary
 from onnxfq.support.files import check_writable, replace_folder
 from onnxfq.support.records import write_document
@@ -128,6 +127,8 @@ def quantize(
             options=replace(options, exact=exact),
         )
     if report is not None:
+        from onnxfq.report.html import write_report  # with jinja2, which only reports need
+
         write_report(result, report)
     if artifacts is not None:
         _write_artifacts(result, artifacts, model.stem)
