@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -97,7 +97,8 @@ def score_models(
     runs = [_Run(name, proto, names, tensors, sizes, exact) for name, proto in candidates.items()]
     sides = [_Side(reference, [*names, *tensors], exact=False), *(run.side for run in runs)]
     right, done, row = 0, 0, 0
-    with closing(_outputs(sides, feeds, threads, device)) as outputs:
+    part = LEAST_FEEDS if until_stable else None
+    with closing(_outputs(sides, feeds, threads, device, part)) as outputs:
         for expected, *results in outputs:
             truth = None
             if labels is not None:
@@ -111,7 +112,7 @@ def score_models(
             done += 1
             if progress is not None:
                 progress(done)
-            if until_stable and done >= LEAST_FEEDS and all(run.is_stable for run in runs):
+            if part and done % part == 0 and all(run.is_stable for run in runs):
                 break
     if labels is not None and row != labels.size and not more_labels:
         raise DataError(_label_count(labels, str(row), names[0]))
@@ -141,9 +142,12 @@ Results = list[list[NDArray[Any]]]
 
 
 def _outputs(
-    sides: Sequence[_Side], feeds: Iterable[Feed], threads: int, wanted: DeviceChoice
+    sides: Sequence[_Side], feeds: Iterable[Feed], threads: int, wanted: DeviceChoice, part: int | None
 ) -> Generator[Results, None, None]:
-    """Yield the results of all sides for every feed; the first feed decides whether they run on a GPU."""
+    """Yield the results of all sides for every feed; the first feed decides whether they run on a GPU.
+
+    With `part`, no feed is run ahead of the part of so many feeds that it belongs to.
+    """
     device, source = choose_device(wanted), copy_feeds(feeds)
 
     def open_sessions(count: int) -> Callable[[Feed], Results]:
@@ -177,7 +181,8 @@ def _outputs(
         return None if alive is None else alive * len(sides)
 
     with closing(ParallelRuns(open_sessions, threads, DEFAULT_MEMORY // 2, needed)) as runs:
-        yield from runs.run(source)
+        for feeds in iter(lambda: list(islice(source, part)), []) if part else [source]:
+            yield from runs.run(feeds)
 
 
 @dataclass
