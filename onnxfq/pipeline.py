@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -136,8 +136,7 @@ def quantize(
     write_model(qdq, output, inputs.kept, options.threads)
     made = (plan, found, encoded, inputs.take_in(qdq), inputs.take_in(simulation), evaluation)
     ends = (cast.floats, planned.matched, clock.seconds, inputs.scratch, measured)
-    given = replace(inputs.model, proto=inputs.take_in(inputs.model.proto))
-    return QuantizeResult(given, chosen, *made, *ends)
+    return QuantizeResult(inputs.loaded(), chosen, *made, *ends)
 
 
 def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None) -> Recipe:
