@@ -35,6 +35,7 @@ from onnxfq.calibration.calibrators.auto import METHODS as AUTOS
 from onnxfq.support.files import write_text
 
 COMPARED_FEEDS = 8
+EXACT = onnxfq.RunOptions(exact=True)
 METHODS = ("auto", *AUTOS)
 
 
@@ -52,7 +53,7 @@ def measure(path: Path, case: Case, work: Path) -> Row:
         row.outcomes[recipe] = outcome = Outcome()
         files = form_files(work, case, recipe)
         try:
-            result = onnxfq.quantize(model, feeds, files["Q/DQ"], recipe=recipe)
+            result = onnxfq.quantize(model, feeds, files["Q/DQ"], recipe=recipe, options=EXACT)
         except onnxfq.OnnxfqError as error:
             outcome.refused = f"{type(error).__name__}: {error}".replace(f"{model}: ", "")
             continue

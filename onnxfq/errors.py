@@ -70,3 +70,9 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     if names and len(names) <= 8:
         return "; known: " + ", ".join(names)
     return ""
+
+
+def join_lines(text: object) -> str:
+    """Return `text` on one line: white space becomes single blanks, unprintable characters are escaped."""
+    line = " ".join(str(text).split())
+    return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)

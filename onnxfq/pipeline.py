@@ -48,7 +48,8 @@ class QuantizeResult:
     Attributes:
         qdq: the model with Q/DQ pairs in the form of its target.
         simulation: the model with FakeQuantize nodes.
-        evaluation: both against the float model on some feeds of the calibration data, spread over all.
+        evaluation: against the float model, on feeds spread over the calibration data until the SQNR is
+            stable. Of forms with the same bits only the simulation runs; `RunOptions.exact` runs both.
         floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
         fitted: the encodings of a file that match the plan; None without a file.
         seconds: by stage.
@@ -139,7 +140,7 @@ def quantize(
             built = _build(inputs, kept, floats, release, options, clock)
     write_model(built.qdq, output, inputs.kept, options.threads)
     return QuantizeResult(
-        model=inputs.model,
+        model=inputs.loaded(),
         recipe=kept.recipe,
         plan=kept.plan,
         statistics=kept.statistics,
@@ -180,7 +181,7 @@ def _build(
     cast = cast_rest(inputs, qdq, floats, options)
     qdq = release.limit_model(cast.qdq, kept.recipe.name)
     clock.lap("cast")
-    evaluation = compare_forms(inputs, simulation, cast.comparable, options)
+    evaluation = compare_forms(inputs, simulation, cast.comparable, options, twins=cast.floats is None)
     clock.lap("evaluate")
     return _Built(encoded, simulation, qdq, cast.floats, evaluation)
 

@@ -48,6 +48,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.derived_scales import encode_constant
 from onnxfq.stages.insert import qdq_pass
+from onnxfq.stages.options import RunOptions
 from onnxfq.stages.score import score_models
 
 # qtype, scale_type, block_size
@@ -357,7 +358,10 @@ def test_mx_weights_for_onnxruntime(name):
 def test_a_plan_with_nothing_to_observe(tmp_path: Path):
     """`quantize` works where no activation needs statistics; the data serve the comparison."""
     feeds = [feed_for(conv_relu(), seed) for seed in range(3)]
-    result = quantize(conv_relu(), feeds, tmp_path / "m.onnx", recipe="onnxruntime-uint8-dynamic")
+    options = RunOptions(exact=True)
+    result = quantize(
+        conv_relu(), feeds, tmp_path / "m.onnx", recipe="onnxruntime-uint8-dynamic", options=options
+    )
     assert result.statistics.tensors == {} and result.evaluation.feeds == 12
     assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant", "Q/DQ"]
     assert result.evaluation.candidates[0].outputs == result.evaluation.candidates[1].outputs

@@ -126,6 +126,10 @@ def test_modules_have_no_cycle() -> None:
     [
         ("import onnxfq, onnxfq.cli.main", "numpy onnx onnxruntime pydantic"),
         ("from onnxfq import quantize, evaluate, check", "torch matplotlib jinja2 rich ray"),
+        ("from onnxfq.cli.main import main; main(['--help'])", "numpy onnx onnxruntime pydantic"),
+        ("from onnxfq.cli.main import main; main(['--wrong'])", "numpy onnx onnxruntime pydantic"),
+        ("from onnxfq.cli import inspect, diff", "onnxruntime rich matplotlib"),
+        ("from onnxfq.cli import quantize", "matplotlib jinja2"),
     ],
 )
 def test_slow_libraries_are_not_imported(statement: str, libraries: str) -> None:

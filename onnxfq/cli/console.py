@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 
-from onnxfq.cli.progress import Bar, Lines
-from onnxfq.data import DataOptions
-from onnxfq.runtime.device_choice import DeviceChoice
-from onnxfq.stages.options import RunOptions
+if TYPE_CHECKING:
+    from onnxfq.data import DataOptions
+    from onnxfq.runtime.device_choice import DeviceChoice
+    from onnxfq.stages.options import RunOptions
 
 
 def say(text: str, quiet: bool = False) -> None:
@@ -25,6 +25,11 @@ def show_progress(
     batch: int, threads: int, quiet: bool, data: DataOptions, device: DeviceChoice
 ) -> Iterator[RunOptions]:
     """Yield RunOptions that show progress on standard error, unless quiet."""
+    from rich.console import Console  # these imports cost as much as a small command that needs none
+
+    from onnxfq.cli.progress import Bar, Lines
+    from onnxfq.stages.options import RunOptions
+
     console = Console(stderr=True)
     if quiet:
         yield RunOptions(batch, threads, None, data, device)

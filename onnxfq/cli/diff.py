@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from onnxfq.cli.basic_options import DIFFERENT, JsonOption
 from onnxfq.cli.console import say
-from onnxfq.cli.options import DIFFERENT, JsonOption
 from onnxfq.stages.diff import diff_models
 
 

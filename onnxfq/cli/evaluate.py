@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from onnxfq.cli.options import (
     CustomOpsOption,
     DataOption,
     DeviceOption,
+    ExactOption,
     JsonOption,
     QuietOption,
     ThreadsOption,
@@ -53,6 +55,7 @@ def evaluate(
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
     device: DeviceOption = "auto",
+    exact: ExactOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Print SQNR, cosine, largest error and top-1 agreement of each output; with --labels the accuracy.
@@ -67,6 +70,6 @@ def evaluate(
             labels=labels,
             per_tensor=per_tensor,
             kernels=kernels,
-            options=options,
+            options=replace(options, exact=exact),
         )
     say(result.model_dump_json(indent=2) if as_json else result.table())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from onnxfq.cli.basic_options import JsonOption, ModelArgument
 from onnxfq.cli.console import say
-from onnxfq.cli.options import JsonOption, ModelArgument
 from onnxfq.stages.inspect import inspect_model
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import signal
 import sys
 import threading
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated
+from importlib.util import find_spec
+from typing import Annotated, Any
 
 import typer
 
 from onnxfq.cli.notes import show_notes
-from onnxfq.errors import OnnxfqError
+from onnxfq.errors import OnnxfqError, join_lines
 from onnxfq.version import VERSION
 
 COMMANDS = (
@@ -53,7 +55,10 @@ def _print_version(wanted: bool) -> None:
 
 
 def build_app(names: Sequence[str]) -> typer.Typer:
-    """Return the command line with the subcommands of these names; each costs the imports of its stage."""
+    """Return the command line with the subcommands of these names; each costs the imports of its stage.
+
+    Without names all subcommands are listed for --help and for wrong names, and none can run.
+    """
     app = typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -66,7 +71,18 @@ def build_app(names: Sequence[str]) -> typer.Typer:
         command = getattr(import_module(f"onnxfq.cli.{function}"), function)
         # Imported with the first command, because it reads models and --version does not.
         app.command(name)(import_module("onnxfq.cli.guard").guard_files(command))
+    for name in () if names else COMMANDS:
+        app.command(name, help=_read_help(name))(lambda: None)
     return app
+
+
+def _read_help(name: str) -> str:
+    """Return the docstring of the function of a subcommand, from its source: an import would take longer."""
+    function = name.replace("-", "_")
+    loader: Any = getattr(find_spec(f"onnxfq.cli.{function}"), "loader", None)
+    tree = ast.parse(loader.get_source(f"onnxfq.cli.{function}"))
+    found = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function)
+    return ast.get_docstring(found) or ""
 
 
 def _root(
@@ -78,10 +94,8 @@ def _root(
 
 
 def _find_commands(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the subcommand that `arguments` begin with; all if they name none, as for --help."""
-    if arguments[0] in COMMANDS:
-        return arguments[:1]
-    return () if arguments[0] == "--version" else COMMANDS
+    """Return the subcommand that `arguments` name first; none for --help and wrong names."""
+    return [argument for argument in arguments if argument in COMMANDS][:1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,7 +135,5 @@ def _cut(line: str) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    from onnxfq.support.records import join_lines  # imports pydantic, which nothing else here needs
-
     print(f"onnxfq: error: {_cut(join_lines(message))}", file=sys.stderr)
     return code

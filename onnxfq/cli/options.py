@@ -10,6 +10,10 @@ from typing import Annotated
 import typer
 
 from onnxfq.calibration.calibrators import spellings
+from onnxfq.cli.basic_options import DIFFERENT as DIFFERENT
+from onnxfq.cli.basic_options import JsonOption as JsonOption
+from onnxfq.cli.basic_options import ModelArgument as ModelArgument
+from onnxfq.cli.basic_options import QuietOption as QuietOption
 from onnxfq.data import DEFAULT_BATCH
 from onnxfq.documents.recipe import RECIPES, Equalize, Recipe, load_recipe
 from onnxfq.documents.sensitivity import FLOAT
@@ -19,7 +23,6 @@ from onnxfq.stages.encoding_sources import Missing
 from onnxfq.stages.options import MOST_THREADS
 from onnxfq.stages.promise import Promise
 
-ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)]
 DATA_PANEL, RUN_PANEL, ACCURACY_PANEL = "Data", "Running", "Accuracy"
 """Panels of `--help` for the options of data, of runs and of promised accuracy."""
 
@@ -91,6 +94,14 @@ DeviceOption = Annotated[
     typer.Option(
         "--device",
         help="Run models on this device; auto: on a GPU if one works and has room.",
+        rich_help_panel=RUN_PANEL,
+    ),
+]
+ExactOption = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Compare without graph optimisation, bit for bit: slower; quantize compares both forms.",
         rich_help_panel=RUN_PANEL,
     ),
 ]
@@ -196,13 +207,9 @@ FallbackOption = Annotated[
         rich_help_panel=ACCURACY_PANEL,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
 BATCH = DEFAULT_BATCH
 
-DIFFERENT = 3
-"""Exit code of `diff` and `compare` when something differs: 1 is an error, 2 wrong usage."""
 BuildOption = Annotated[
     bool,
     typer.Option(

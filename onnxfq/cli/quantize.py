@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from onnxfq.cli.options import (
     CustomOpsOption,
     DeviceOption,
     EqualizeOption,
+    ExactOption,
     FallbackOption,
     GivenOption,
     KeepOption,
@@ -50,7 +52,6 @@ from onnxfq.errors import OutputError
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.save import save
 from onnxfq.numerics.float_types import FloatName
-from onnxfq.report.html import write_report
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.protect import PROTECT_DB
 from onnxfq.support.files import check_writable, replace_folder
@@ -111,6 +112,7 @@ def quantize(
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
     device: DeviceOption = "auto",
+    exact: ExactOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Quantize MODEL, compare it with the float model and write it with Q/DQ nodes.
@@ -142,9 +144,11 @@ def quantize(
             floats=FloatOptions(float_type, float_io),
             promise=promise,
             protect=least,
-            options=options,
+            options=replace(options, exact=exact),
         )
     if report is not None:
+        from onnxfq.report.html import write_report  # with jinja2, which only reports need
+
         write_report(result, report)
     if artifacts is not None:
         _write_artifacts(result, artifacts, model.stem)

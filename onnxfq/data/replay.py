@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from onnxfq.data.feeds import Feeds
@@ -49,3 +49,12 @@ class KeptFeeds:
 
     def _bytes(self) -> int:
         return sum(array.nbytes for feed in self.feeds for array in feed.values())
+
+
+def spread_order(feeds: Sequence[Feed]) -> list[Feed]:
+    """Return `feeds` in an order whose every beginning is spread over them: by their number's reversed bits.
+
+    It is van der Corput's sequence in base 2.
+    """
+    width = len(feeds).bit_length()
+    return [feeds[number] for number in sorted(range(len(feeds)), key=lambda n: f"{n:0{width}b}"[::-1])]

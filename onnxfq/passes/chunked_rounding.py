@@ -12,8 +12,8 @@ from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QType
 from onnxfq.passes.onnx_blocks import OnnxParams
 
-PART = 1 << 22
-"""Elements rounded at a time; the arithmetic makes several arrays of its input's size."""
+PART = 1 << 18
+"""Elements rounded at a time: the arithmetic makes several arrays of this size, which stay in the cache."""
 
 
 def apply_in_chunks(

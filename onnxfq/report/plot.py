@@ -6,13 +6,13 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from onnxfq.report.tensor_errors import TensorError
 from onnxfq.support.files import replace_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MAX_ROWS = 60
 """Limit of tensors; the ones with the most noise are shown."""
@@ -33,6 +33,9 @@ def error_figure(series: Mapping[str, Sequence[TensorError]], title: str = "") -
         series: rows by label; rows of one tensor share a line.
         title: heading of the figure.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, and not for every command
+    from matplotlib.figure import Figure
+
     worst: dict[str, float] = {}
     roles: dict[str, str] = {}
     for rows in series.values():
@@ -99,6 +102,8 @@ def figure_svg(figure: Figure) -> str:
 
     Its letters are text, so that they can be searched and copied. Equal figures give equal bytes.
     """
+    import matplotlib
+
     stream = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "onnxfq"}):
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

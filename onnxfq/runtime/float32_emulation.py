@@ -30,7 +30,7 @@ _ANY_TYPE = frozenset({"Cast", "Constant", "If", "Loop", "Scan"})
 
 def widen_model(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> onnx.ModelProto:
     """Return `proto` itself if it has none of the types `halves`, otherwise an emulated copy."""
-    if not _holds(proto, halves):
+    if not holds_types(proto, halves):
         return proto
     made = with_shapes(proto)
     index = GraphIndex.of_model(made)
@@ -45,7 +45,8 @@ def widen_model(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> on
     return made
 
 
-def _holds(proto: onnx.ModelProto, halves: frozenset[int]) -> bool:
+def holds_types(proto: onnx.ModelProto, halves: frozenset[int]) -> bool:
+    """Tell whether a tensor or a Cast of `proto` has one of the element types `halves`."""
     values = [v for g in list_graphs(proto.graph) for v in (*g.input, *g.output, *g.value_info)]
     tensors = [t for g in list_graphs(proto.graph) for t in g.initializer]
     casts = [

@@ -2,104 +2,94 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
-from numpy.typing import NDArray
+from onnxfq.data import Feed
 
-from onnxfq.data import DataDigest, Feed
-from onnxfq.runtime.session import Session
-
-Result = tuple[list[NDArray[Any]], DataDigest]
-"""Outputs and digest of a feed."""
+Found = TypeVar("Found")
 
 
-class ParallelRuns:
-    """Runs of feeds on one session, each on one thread, as many at a time as cores and memory allow."""
+class ParallelRuns(Generic[Found]):
+    """Runs of feeds on shared sessions, each on one thread, as many at a time as cores and memory allow."""
 
     def __init__(
         self,
-        make_session: Callable[[int], Session],
-        outputs: list[str],
+        open_sessions: Callable[[int], Callable[[Feed], Found]],
         threads: int,
         room: int,
         needed: Callable[[Feed], int | None],
-        digest: Callable[[Feed], DataDigest],
     ) -> None:
-        """Store the settings; the first run creates the session and keeps it.
+        """Store the settings; the first run creates the sessions and keeps them.
 
         Args:
-            make_session: called with the number of threads of a run.
-            outputs: fetched from each run; without any nothing is run.
+            open_sessions: called with the number of threads of a run; returns the function that runs a feed.
             threads: cores to use, 0 for all.
             room: bytes that all feeds but one may take.
             needed: returns the bytes that a feed takes, or None if unknown.
-            digest: returns the digest of a feed.
         """
-        self._make_session = make_session
-        self._outputs = outputs
+        self._open_sessions = open_sessions
         self._cores = threads or count_cores()
         self._room = room
         self._needed = needed
-        self._digest = digest
-        self._session: Session | None = None
+        self._run: Callable[[Feed], Found] | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._at_a_time = 1
 
     def close(self) -> None:
-        """Stop the threads and release the session."""
+        """Stop the threads and release the sessions."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
-        self._pool = self._session = None
+        self._pool = self._run = None
+        # glibc keeps what sessions freed, several times the weights; other C libraries have no such function.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+        if trim is not None:
+            trim(0)
 
-    def run(self, feeds: Iterable[Feed]) -> Iterator[Result]:
+    def run(self, feeds: Iterable[Feed]) -> Iterator[Found]:
         """Yield the result of each feed, in order."""
-        flying: deque[Future[Result]] = deque()
+        flying: deque[Future[Found]] = deque()
         for feed in feeds:
-            if not self._outputs:
-                yield [], self._digest(feed)
-                continue
-            if self._pool is None:
+            if self._run is None:
                 first = self._start(feed)
                 self._pool = ThreadPoolExecutor(self._at_a_time)
-                if first is not None:
-                    yield first
+                yield from first
+                if first:
                     continue
             # One more feed than can run is queued, so that all cores are busy while a result is read.
             while len(flying) > self._at_a_time:
                 yield flying.popleft().result()
+            assert self._pool is not None and self._run is not None
             flying.append(self._pool.submit(self._run, feed))
         while flying:
             yield flying.popleft().result()
 
-    def _run(self, feed: Feed) -> Result:
-        assert self._session is not None
-        return self._session.run(feed, self._outputs), self._digest(feed)
-
-    def _start(self, feed: Feed) -> Result | None:
-        """Create the session and determine how many feeds may run at a time.
+    def _start(self, feed: Feed) -> list[Found]:
+        """Create the sessions and determine how many feeds may run at a time.
 
         If memory surely suffices for one run per core, nothing is measured. Otherwise `feed` runs alone and
         its result is returned: the memory it leaves allocated is the estimate for each further run.
         """
-        self._session = self._make_session(1)
+        self._run = self._open_sessions(1)
         needed = self._needed(feed)
         if needed is not None and needed * (self._cores - 1) <= self._room:
             self._at_a_time = self._cores
-            return None
+            return []
         before = _resident()
         result = self._run(feed)
         self._at_a_time = max(1, min(self._cores, 1 + self._room // max(_resident() - before, 1)))
         if self._cores // self._at_a_time > 1:
             # Fewer feeds than cores are in flight. In all measurements (`docs/guide.md`) a run gives the same
             # bits on several threads; onnxruntime does not guarantee it.
-            self._session = None  # frees the memory of the first session before the second is created
-            self._session = self._make_session(self._cores // self._at_a_time)
-        return result
+            self._run = None  # frees the memory of the first sessions before the second are created
+            self._run = self._open_sessions(self._cores // self._at_a_time)
+        return [result]
 
 
 def count_cores() -> int:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Data
 from onnxfq.data.labels import read_labels
+from onnxfq.data.replay import spread_order
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import read_model
@@ -73,26 +74,37 @@ def evaluate(
         threads=options.threads,
         progress=options.stage("evaluate", feeds.runs),
         device=options.device,
+        exact=options.exact,
     )
     return found.model_copy(update={"notes": (*found.notes, *notes)})
 
 
 def compare_forms(
-    inputs: QuantizeInputs, simulation: onnx.ModelProto, qdq: onnx.ModelProto, options: RunOptions
+    inputs: QuantizeInputs,
+    simulation: onnx.ModelProto,
+    qdq: onnx.ModelProto,
+    options: RunOptions,
+    *,
+    twins: bool = False,
 ) -> Evaluation:
-    """Compare both forms of a quantized model with the float model, or note the reason not to.
+    """Compare a quantized model with the float model, or note the reason not to.
+
+    With options.exact both forms are compared on all kept feeds, without graph optimisation. Otherwise feeds
+    spread over the data are taken until the figures are stable, and of twins the faster form is compared.
 
     Args:
         inputs: the float model, and the feeds that were kept for this.
         simulation: the model with FakeQuantize nodes.
         qdq: the model with Q/DQ pairs; left out if ONNX Runtime lacks kernels for it.
         options: threads, device and progress.
+        twins: whether both forms compute the same bits, as they do unless one has another float type.
     """
-    reference, feeds = inputs.reference, inputs.kept
+    reference, feeds = inputs.reference, spread_order(inputs.kept)
     lacking = explain_unsupported(qdq)
     notes = [f"Q/DQ model not run: {lacking}"] if lacking else []
     # Without a feed nothing is known about a candidate, least of all that it is equal.
-    candidates = {"fake-quant": simulation} | ({} if lacking else {"Q/DQ": qdq})
+    one_form = lacking or (twins and not options.exact)
+    candidates = {"fake-quant": simulation} | ({} if one_form else {"Q/DQ": qdq})
     if not number_outputs(reference):
         candidates, feeds = {}, []
         notes.append("not compared: no output of the model holds numbers")
@@ -103,6 +115,8 @@ def compare_forms(
         threads=options.threads,
         progress=options.stage("evaluate", len(feeds)),
         device=options.device,
+        exact=options.exact,
+        until_stable=not options.exact,
     )
     notes = ["no data to compare with was given"] if inputs.feeds is None else notes
     return found.model_copy(update={"notes": (*found.notes, *notes)})

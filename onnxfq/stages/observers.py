@@ -137,12 +137,10 @@ class Observer:
             raise
         graph = model.proto.graph
         self._runs = ParallelRuns(
-            self._session,
-            self._outputs,
+            self._open_run,
             options.threads,
             options.memory // 2,
             lambda feed: most_alive(graph, {name: array.shape for name, array in feed.items()}),
-            self._digest,
         )
 
     def _make_pass(self, plan: Plan) -> Pass:
@@ -218,6 +216,13 @@ class Observer:
             light = replace(self._model, proto=split_weights(self._model.proto, folder / "weights"))
             onnx.save(widen_model(self._insert(plan, light)), folder / "model.onnx")
         return folder / "model.onnx"
+
+    def _open_run(self, threads: int) -> Callable[[Feed], tuple[list[NDArray[Any]], DataDigest]]:
+        """Return a function from a feed to its results and digest; without outputs nothing is run."""
+        if not self._outputs:
+            return lambda feed: ([], self._digest(feed))
+        session = self._session(threads)
+        return lambda feed: (session.run(feed, self._outputs), self._digest(feed))
 
     def _session(self, threads: int) -> Session:
         if isinstance(self._observed, Path):

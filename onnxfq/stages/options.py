@@ -31,6 +31,8 @@ class RunOptions:
         progress: called for every feed.
         data: how the data is read.
         device: "auto" is a GPU if one works and has room.
+        exact: compare quantized models without graph optimisation, so that forms of one model can be compared
+            bit for bit; `quantize` then compares both forms, on every feed that it kept.
 
     Raises DataError for a batch below 0 and threads below 0 or above MOST_THREADS.
     """
@@ -40,6 +42,7 @@ class RunOptions:
     progress: StageProgress | None = None
     data: DataOptions = DataOptions()
     device: DeviceChoice = "auto"
+    exact: bool = False
 
     def __post_init__(self) -> None:
         """Raise DataError for numbers out of range."""

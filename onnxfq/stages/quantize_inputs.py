@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -11,7 +11,8 @@ from onnxfq.data import Data, Feed
 from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_in
-from onnxfq.graph.external.sizes import is_large
+from onnxfq.graph.external.sizes import STAGED, is_large, limit_in_memory, weight_bytes
+from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.external.weightless import with_weights
 from onnxfq.graph.io.load import normalize_model, read_model
 from onnxfq.graph.model import Model
@@ -47,9 +48,16 @@ class QuantizeInputs:
         """The feeds that a pass over the data has kept."""
         return [] if self.feeds is None else self.feeds.feeds
 
+    def loaded(self) -> Model:
+        """Return the model as `load` does: more than IN_MEMORY of weights stay in the file."""
+        proto = self.model.proto
+        stays = weight_bytes(proto) > limit_in_memory(None)
+        return self.model if stays else replace(self.model, proto=self.take_in(proto))
+
     def take_in(self, proto: onnx.ModelProto) -> onnx.ModelProto:
         """Return `proto` with its weights in memory; large models keep them in the file."""
-        return proto if self.scratch is None or is_large(self.model.proto) else with_weights(proto)
+        as_it_is = is_large(self.model.proto) or not any(map(is_external, proto.graph.initializer))
+        return proto if as_it_is else with_weights(proto)
 
 
 def open_inputs(
@@ -79,9 +87,9 @@ def open_inputs(
     choose_device(options.device)  # report a missing device now, not after planning
     folder = None if output is None else Path(output).parent
     # The caller holds a given model; its weights are not copied in memory.
-    scratch = scratch_for(model, folder) if isinstance(model, onnx.ModelProto) else None
+    scratch = scratch_for(model, folder, STAGED) if isinstance(model, onnx.ModelProto) else None
     with weights_in(scratch):
-        proto, sha256, source = read_model(model)
+        proto, sha256, source = read_model(model, in_memory=STAGED)
     reference = with_unique_names(proto)
     loaded = ranked = prepare_model(normalize_model(proto, sha256, source, recipe.existing), recipe.target)
     opened = None if data is None else open_feeds(loaded.proto, data, options.batch, options.data)
@@ -90,7 +98,7 @@ def open_inputs(
         ranked = with_run_ranks(loaded, feeds.read_first())
     runs = None if opened is None else opened.runs
     return QuantizeInputs(
-        reference, loaded, ranked, feeds, runs, scratch or scratch_for(loaded.proto, folder)
+        reference, loaded, ranked, feeds, runs, scratch or scratch_for(loaded.proto, folder, STAGED)
     )
 
 

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.data import Feed
+from onnxfq.data import Feed, copy_feeds
 from onnxfq.data.labels import count_right, count_rows, refuse_label_count
 from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.liveness import most_alive
+from onnxfq.graph.model import list_nodes
+from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.graph.signature import number_outputs, output_names, with_outputs
-from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.numerics.metrics import ErrorSums, standard_error_db
 from onnxfq.passes.equalize import with_restored_channels
 from onnxfq.runtime.device_choice import DeviceChoice, choose_device, fall_back
 from onnxfq.runtime.device_memory import Device
+from onnxfq.runtime.float32_emulation import HALVES, holds_types
+from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.session import PlacedFeed, Progress, Session
+from onnxfq.stages.observers import DEFAULT_MEMORY
 
 log = logging.getLogger(__name__)
+
+STABLE_DB = 1.0
+"""Standard error of an SQNR over a few samples below which more samples are not worth their time."""
+
+LEAST_FEEDS = 8
+"""Feeds from which a standard error means something."""
 
 
 def score_models(
@@ -38,6 +52,8 @@ def score_models(
     threads: int = 0,
     progress: Progress | None = None,
     device: DeviceChoice = "auto",
+    exact: bool = True,
+    until_stable: bool = False,
 ) -> Evaluation:
     """Run the reference and every candidate on each feed, once, and return the scores.
 
@@ -56,6 +72,9 @@ def score_models(
         threads: of a session, 0 for one per core.
         progress: called with the number of feeds done.
         device: of all sessions; "auto" is a GPU if one works and has room.
+        exact: run candidates without graph optimisation, so that equal models give equal bits; otherwise
+            optimised where that is right.
+        until_stable: stop before the end once the SQNR of every output has a standard error below STABLE_DB.
 
     Raises:
         ModelError: if a candidate's outputs differ from the reference's.
@@ -76,22 +95,26 @@ def score_models(
         if name not in names:
             log.warning("output %s holds no numbers and is not compared", name)
     sizes = _read_declared_sizes(reference)
-    runs = [_Run(name, proto, names, tensors, sizes) for name, proto in candidates.items()]
+    runs = [_Run(name, proto, names, tensors, sizes, exact) for name, proto in candidates.items()]
     sides = [_Side(reference, [*names, *tensors], exact=False), *(run.side for run in runs)]
     right, done, row = 0, 0, 0
-    for expected, *results in _outputs(sides, feeds, threads, device):
-        truth = None
-        if labels is not None:
-            truth = labels[row : row + count_rows(expected[0])]
-            row += count_rows(expected[0])
-            if row > labels.size:
-                raise refuse_label_count(labels, f"at least {row}", names[0])
-            right += count_right(expected[0], truth)
-        for run, got in zip(runs, results, strict=True):
-            run.add(got, expected, truth)
-        done += 1
-        if progress is not None:
-            progress(done)
+    part = LEAST_FEEDS if until_stable else None
+    with closing(_outputs(sides, feeds, threads, device, part)) as outputs:
+        for expected, *results in outputs:
+            truth = None
+            if labels is not None:
+                truth = labels[row : row + count_rows(expected[0])]
+                row += count_rows(expected[0])
+                if row > labels.size:
+                    raise refuse_label_count(labels, f"at least {row}", names[0])
+                right += count_right(expected[0], truth)
+            for run, got in zip(runs, results, strict=True):
+                run.add(got, expected, truth)
+            done += 1
+            if progress is not None:
+                progress(done)
+            if part and done % part == 0 and all(run.is_stable for run in runs):
+                break
     if labels is not None and row != labels.size and not more_labels:
         raise refuse_label_count(labels, str(row), names[0])
     return Evaluation(
@@ -115,30 +138,52 @@ class _Side:
         return Session(with_outputs(self.proto, self.fetches), threads, self.exact, device=device)
 
 
+Results = list[list[NDArray[Any]]]
+"""Results of one feed by side."""
+
+
 def _outputs(
-    sides: Sequence[_Side], feeds: Iterable[Feed], threads: int, wanted: DeviceChoice
-) -> Iterator[list[list[NDArray[Any]]]]:
-    """Yield the results of all sides for every feed; the first feed decides whether they run on a GPU."""
-    device = choose_device(wanted)
-    sessions: list[Session] = []
+    sides: Sequence[_Side], feeds: Iterable[Feed], threads: int, wanted: DeviceChoice, part: int | None
+) -> Generator[Results, None, None]:
+    """Yield the results of all sides for every feed; the first feed decides whether they run on a GPU.
 
-    def run(feed: Feed) -> list[list[NDArray[Any]]]:
-        if not sessions:
-            sessions.extend(side.session(threads, device) for side in sides)
-        # Copied to a GPU once, not once per model.
-        given = feed if device == "cpu" else PlacedFeed.from_feed(feed, device)
-        return [one.run(given, side.fetches) for one, side in zip(sessions, sides, strict=True)]
+    With `part`, no feed is run ahead of the part of so many feeds that it belongs to.
+    """
+    device, source = choose_device(wanted), copy_feeds(feeds)
 
-    for number, feed in enumerate(feeds):
+    def open_sessions(count: int) -> Callable[[Feed], Results]:
+        sessions = [side.session(count, device) for side in sides]
+
+        def run(feed: Feed) -> Results:
+            # Copied to a GPU once, not once per model.
+            given = feed if device == "cpu" else PlacedFeed.from_feed(feed, device)
+            return [one.run(given, side.fetches) for one, side in zip(sessions, sides, strict=True)]
+
+        return run
+
+    if device != "cpu":
+        first = next(source, None)
+        if first is None:
+            return
         try:
-            results = run(feed)
+            run = open_sessions(threads)
+            results = run(first)
         except (DataError, DeviceMemoryError, ModelError) as error:
-            if number:
-                raise
             device = fall_back(wanted, device, error)
-            sessions.clear()
-            results = run(feed)
-        yield results
+            source = chain([first], source)
+        else:
+            yield results
+            yield from map(run, source)
+            return
+    graph = sides[0].proto.graph
+
+    def needed(feed: Feed) -> int | None:
+        alive = most_alive(graph, {name: array.shape for name, array in feed.items()})
+        return None if alive is None else alive * len(sides)
+
+    with closing(ParallelRuns(open_sessions, threads, DEFAULT_MEMORY // 2, needed)) as runs:
+        for feeds in iter(lambda: list(islice(source, part)), []) if part else [source]:
+            yield from runs.run(feeds)
 
 
 @dataclass
@@ -150,10 +195,12 @@ class _Run:
     outputs: Sequence[str]
     tensors: Sequence[str]
     sizes: Mapping[str, Sequence[int | None]]
+    exact: bool
     right: int = 0
     side: _Side = field(init=False)
     fetches: list[str] = field(init=False)
     sums: list[ErrorSums] = field(init=False)
+    powers: list[list[tuple[float, float]]] = field(init=False)
     agreed: list[tuple[int, int]] = field(init=False)
     unlike: dict[str, list[str]] = field(default_factory=dict)
 
@@ -166,8 +213,13 @@ class _Run:
             for t in self.tensors
         ]
         self.fetches = [*self.outputs, *inner]
-        self.side = _Side(self.proto, self.fetches, exact=True)
+        # Optimised, onnxruntime drops roundings of float16 and changes Q/DQ models.
+        fragile = holds_types(self.proto, HALVES) or any(
+            node.op_type in QDQ_OPS for node in list_nodes(self.proto.graph)
+        )
+        self.side = _Side(self.proto, self.fetches, exact=self.exact or fragile)
         self.sums = [ErrorSums()] * len(self.fetches)
+        self.powers = [[] for _ in self.outputs]
         self.agreed = [(0, 0)] * len(self.fetches)
 
     def add(self, got: list[NDArray[Any]], expected: list[NDArray[Any]], truth: NDArray[Any] | None) -> None:
@@ -183,11 +235,19 @@ class _Run:
                     raise ModelError(f"{self.name}: {self.fetches[i]!r} {shapes}")
                 self.unlike.setdefault(name, []).append(shapes)
                 continue
-            self.sums[i] = self.sums[i] + ErrorSums.from_arrays(want, have)
+            found = ErrorSums.from_arrays(want, have)
+            self.sums[i] = self.sums[i] + found
+            if i < len(self.outputs):
+                self.powers[i].append((found.signal, found.noise))
             same, rows = _agreement(want, have)
             self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
         if truth is not None:
             self.right += count_right(got[0], truth)
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether more feeds would hardly change the SQNR of any output."""
+        return all(standard_error_db(*zip(*pairs, strict=True)) < STABLE_DB for pairs in self.powers if pairs)
 
     def _is_open(self, name: str, want: Sequence[int], have: Sequence[int]) -> bool:
         """Tell whether two shapes of `name` differ only along axes that the reference leaves open."""

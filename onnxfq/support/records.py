@@ -12,6 +12,7 @@ import yaml
 from pydantic._internal._model_construction import ModelMetaclass
 
 from onnxfq.errors import OnnxfqError, nearest
+from onnxfq.errors import join_lines as join_lines
 from onnxfq.support.files import write_text
 from onnxfq.support.reading import MOST_TEXT, read_bytes
 
@@ -191,12 +192,6 @@ def _record_at(record: type[Record], where: tuple[int | str, ...]) -> type[Recor
 def write_document(path: str | Path, record: Record) -> None:
     """Write `record` as indented JSON completely or not at all."""
     write_text(path, record.model_dump_json(indent=2, exclude_defaults=False) + "\n")
-
-
-def join_lines(text: object) -> str:
-    """Return `text` on one line: white space becomes single blanks, unprintable characters are escaped."""
-    line = " ".join(str(text).split())
-    return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def first_repeated(names: Iterable[str]) -> str | None:

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import typer
 from builders import build, conv_relu, feed_for, gemm, two_branch, weights
 
 import onnxfq
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.cli.main import main
+from onnxfq.cli.main import COMMANDS, build_app, main
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.runtime.device_choice import gpu_problem
@@ -270,6 +271,15 @@ def test_casts_are_noted(workplace: Path, capfd: pytest.CaptureFixture[str]) -> 
     np.savez("data.npz", x=feed_for(conv_relu(), count=40)["x"].astype(np.float64))
     assert main("quantize model.onnx --data data.npz -o q.onnx".split()) == 0
     assert capfd.readouterr().err.splitlines() == ["onnxfq: note: input x: float64 cast to float32"]
+
+
+def test_listed_subcommands_have_their_own_help() -> None:
+    """--help lists each subcommand by the docstring that the subcommand itself has."""
+    listed = typer.main.get_command(build_app(()))
+    real = typer.main.get_command(build_app(COMMANDS))
+    assert list(listed.commands) == list(real.commands)  # type: ignore[attr-defined]
+    for name, command in real.commands.items():  # type: ignore[attr-defined]
+        assert listed.commands[name].get_short_help_str(200) == command.get_short_help_str(200)  # type: ignore[attr-defined]
 
 
 def test_version_and_help(run: Run) -> None:

@@ -28,6 +28,7 @@ from onnxfq.pipeline import quantize
 from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.check import check
 from onnxfq.stages.handoff import handoff
+from onnxfq.stages.options import RunOptions
 from onnxfq.stages.plan import make_plan
 
 
@@ -126,7 +127,10 @@ def test_large_models_of_every_structure(name: str, recipe: str, tmp_path: Path)
     proto, path = BUILDERS[name](), tmp_path / "m.onnx"
     path.write_bytes(proto.SerializeToString())
     assert any(is_external(tensor) for tensor in load(path).proto.graph.initializer)
-    result = quantize(path, [feed_for(proto)], tmp_path / "q.onnx", recipe=whole_recipe(recipe))
+    options = RunOptions(exact=True)
+    result = quantize(
+        path, [feed_for(proto)], tmp_path / "q.onnx", recipe=whole_recipe(recipe), options=options
+    )
     assert any(is_external(tensor) for tensor in result.qdq.graph.initializer)
     onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)
     fake, deployed = result.evaluation.candidates

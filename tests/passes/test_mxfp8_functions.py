@@ -18,6 +18,7 @@ from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
+from onnxfq.stages.options import RunOptions
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import DEQUANTIZE, QUANTIZE, with_mxfp8_functions
 
@@ -98,7 +99,8 @@ GEMM = build(
 @pytest.mark.parametrize("proto", [linear(64, 6), GEMM], ids=["matmul", "gemm"])
 def test_the_written_model_runs(proto, tmp_path: Path):
     """`quantize` measures the MXFP8 model too, and it is its simulation to the bit."""
-    result = quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe="tensorrt-mxfp8")
+    options = RunOptions(exact=True)
+    result = quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe="tensorrt-mxfp8", options=options)
     assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant", "Q/DQ"]
     assert result.evaluation.notes == ()
     assert result.evaluation.candidates[0].outputs == result.evaluation.candidates[1].outputs

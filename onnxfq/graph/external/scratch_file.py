@@ -60,14 +60,15 @@ class Scratch:
         )
 
 
-def scratch_for(proto: onnx.ModelProto, folder: Path | None) -> Scratch | None:
+def scratch_for(proto: onnx.ModelProto, folder: Path | None, in_memory: int | None = None) -> Scratch | None:
     """Return a scratch file for weights derived from those in `proto`; None if they stay in memory.
 
     Args:
         proto: the model.
         folder: folder of the output, which must have room for the weights; None without output.
+        in_memory: bytes of weights up to which they stay in memory, by default and at most IN_MEMORY.
     """
-    return Scratch(folder) if sizes.weight_bytes(proto) > sizes.IN_MEMORY else None
+    return Scratch(folder) if sizes.weight_bytes(proto) > sizes.limit_in_memory(in_memory) else None
 
 
 current_scratch: ContextVar[Scratch | None] = ContextVar("onnxfq_scratch", default=None)

@@ -98,7 +98,7 @@ def standard_form(proto: onnx.ModelProto) -> list[str]:
 
 
 def read_model(
-    model: str | Path | onnx.ModelProto, data: Path | None = None
+    model: str | Path | onnx.ModelProto, data: Path | None = None, in_memory: int | None = None
 ) -> tuple[onnx.ModelProto, str, str]:
     """Return (a checked copy of the ModelProto, SHA-256, name for messages), not normalised.
 
@@ -108,8 +108,12 @@ def read_model(
     Args:
         model: a path or a ModelProto.
         data: the data file, if it is not next to the model yet.
+        in_memory: bytes of a file up to which it is read as a whole, by default and at most IN_MEMORY.
     """
-    read = _from_proto(model) if isinstance(model, onnx.ModelProto) else _from_path(Path(model), data)
+    if isinstance(model, onnx.ModelProto):
+        read = _from_proto(model)
+    else:
+        read = _from_path(Path(model), data, sizes.limit_in_memory(in_memory))
     _check(read[0], read[2])
     return read
 
@@ -142,8 +146,8 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
         raise ModelError(f"{_GIVEN} is damaged: {join_lines(fault)[:200]}; export it again") from None
 
 
-def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, str, str]:
-    proto, digest = _read(path)
+def _from_path(path: Path, data: Path | None, in_memory: int) -> tuple[onnx.ModelProto, str, str]:
+    proto, digest = _read(path, in_memory)
     initializers = len(proto.graph.initializer)
     for number, tensor in enumerate(list_tensors(proto)):
         if not is_external(tensor):
@@ -162,17 +166,17 @@ def _from_path(path: Path, data: Path | None = None) -> tuple[onnx.ModelProto, s
     return proto, digest.hexdigest(), str(path)
 
 
-def _read(path: Path) -> tuple[onnx.ModelProto, hashlib._Hash]:
+def _read(path: Path, in_memory: int) -> tuple[onnx.ModelProto, hashlib._Hash]:
     """Return (the model at `path`, its hash); the values of a large model stay in the file."""
     try:
-        if path.stat().st_size > sizes.IN_MEMORY:
+        if path.stat().st_size > in_memory:
             proto = read_without_values(path, sizes.SMALL)  # first: a file that is not ONNX is not hashed
             digest = hashlib.sha256()
             with open_input(path) as stream:
                 while part := stream.read(1 << 24):
                     digest.update(part)
             return proto, digest
-        content = read_bytes(path, sizes.IN_MEMORY)
+        content = read_bytes(path, in_memory)
         with ThreadPoolExecutor(1) as beside:  # hashing lets go of the interpreter
             hashed = beside.submit(hashlib.sha256, content)
             return onnx.ModelProto.FromString(content), hashed.result()
