@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -31,6 +31,7 @@ from onnxfq.stages.insert import insert_forms
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.protect import Protected, protect
 from onnxfq.stages.quantize_inputs import open_inputs
+from onnxfq.stages.round_weights import Rounding, round_given
 from onnxfq.stages.write import write_model
 from onnxfq.targets.onnxruntime.releases import release_of
 from onnxfq.targets.registry import target_by_name
@@ -51,6 +52,7 @@ class QuantizeResult:
         fitted: the encodings of a file that match the plan; None without a file.
         seconds: by stage.
         sensitivity: the measurement that left layers in float for a promised SQNR; None if none had to.
+        rounding: what rounding by moments gained; None if the recipe rounds all weights to nearest.
     """
 
     model: Model
@@ -66,6 +68,7 @@ class QuantizeResult:
     seconds: dict[str, float] = field(default_factory=dict)
     scratch: Scratch | None = field(default=None, repr=False, compare=False)
     sensitivity: Sensitivity | None = None
+    rounding: Rounding | None = field(default=None, repr=False, compare=False)
 
 
 def quantize(
@@ -75,6 +78,7 @@ def quantize(
     *,
     recipe: str | Path | Recipe = DEFAULT_RECIPE,
     calibrator: str | None = None,
+    rounding: str | None = None,
     statistics: str | Path | Statistics | None = None,
     encodings: GivenFile | None = None,
     missing: Missing = "stop",
@@ -96,6 +100,7 @@ def quantize(
         output: where to write the Q/DQ model; None writes nothing.
         recipe: a name, a YAML file or a Recipe.
         calibrator: for activations; overrides the recipe's.
+        rounding: of weights: nearest, gptq or qronos; overrides the recipe's.
         statistics: recorded earlier, so that nothing is observed; they must be of `data`, if both are given.
         encodings: scales of another tool, a file or a dictionary of onnxruntime's overrides. They are kept
             exactly, and their formats override the recipe; entries with only a range get the recipe's format.
@@ -110,7 +115,7 @@ def quantize(
     """
     options = options or RunOptions()
     check_model_output(output, model, data, statistics, encodings, recipe)
-    chosen, release = _choose_recipe(recipe, calibrator), release_of(runtime)
+    chosen, release = _choose_recipe(recipe, calibrator, rounding), release_of(runtime)
     clock = _Clock()
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
@@ -123,9 +128,11 @@ def quantize(
     start = Protected.of(inputs.model, chosen, planned, found)
     kept = protect(inputs, start, encodings, min_sqnr, options)
     chosen, planned, found, plan, encoded, measured = kept
-    encoded = with_half_scales(encoded, floats.name)
     clock.lap("calibrate")
-    simulation, qdq = insert_forms(inputs, plan, encoded, floats)
+    rounded = round_given(inputs, plan, encoded, options)
+    encoded = with_half_scales(rounded.encodings, floats.name)
+    clock.lap("round")
+    simulation, qdq = insert_forms(replace(inputs, model=rounded.model), plan, encoded, floats)
     clock.lap("insert")
     cast = cast_rest(inputs, qdq, floats, options)
     qdq = release.limit_model(cast.qdq, chosen.name)
@@ -134,11 +141,11 @@ def quantize(
     clock.lap("evaluate")
     write_model(qdq, output, inputs.kept, options.threads)
     made = (plan, found, encoded, inputs.take_in(qdq), inputs.take_in(simulation), evaluation)
-    ends = (cast.floats, planned.matched, clock.seconds, inputs.scratch, measured)
+    ends = (cast.floats, planned.matched, clock.seconds, inputs.scratch, measured, rounded)
     return QuantizeResult(inputs.model, chosen, *made, *ends)
 
 
-def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None) -> Recipe:
+def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None, rounding: str | None) -> Recipe:
     """Return the loaded recipe. Raises RecipeError if its target has no written form."""
     chosen = load_recipe(recipe)
     if not target_by_name(chosen.target).is_written:
@@ -146,7 +153,8 @@ def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None) -> Recip
             f"recipe {chosen.name}: quantize writes a Q/DQ model, and target {chosen.target} has no form for "
             "it; choose another target, or insert fake-quant nodes with the stages"
         )
-    return chosen if calibrator is None else chosen.with_calibrator(calibrator)
+    chosen = chosen if calibrator is None else chosen.with_calibrator(calibrator)
+    return chosen if rounding is None else chosen.with_rounding(rounding)
 
 
 class _Clock:

@@ -27,6 +27,12 @@ class KeptFeeds:
         self._stride = 1
         self.feeds: list[Feed] = []
 
+    def again(self) -> Iterable[Feed]:
+        """Return the feeds for one more pass: all, or the kept ones if the source can be read only once."""
+        data = getattr(self._source, "data", self._source)
+        once = isinstance(data, Iterator) or hasattr(data, "get_next")
+        return list(self.feeds) if once else self
+
     def read_first(self) -> Feed:
         """Return the first feed; the next pass still yields it."""
         begun = iter(self._source)

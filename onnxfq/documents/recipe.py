@@ -13,6 +13,7 @@ import pydantic
 
 from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, MSE, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
+from onnxfq.documents.rounding import NEAREST, RoundingMethod
 from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.graph.model import Existing
 from onnxfq.numerics.granularity import Granularity
@@ -140,9 +141,12 @@ class WeightScheme(Scheme):
 
     Attributes:
         granularity: per_axis: a scale per output channel; blocked: along the summed axis.
+        rounding: nearest; gptq, by second moments of the layers' inputs; qronos, by those of the float and of
+            the quantized model, one layer after the other. Without data all weights are rounded to nearest.
     """
 
     granularity: WeightGranularity = "per_axis"
+    rounding: RoundingMethod = NEAREST
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> WeightScheme:
@@ -290,6 +294,16 @@ class Recipe(Record):
                 "equalized; omit --equalize"
             )
         return self.model_copy(update={"activations": scheme.model_copy(update={"equalize": which})})
+
+    def with_rounding(self, name: str) -> Recipe:
+        """Return this recipe with another rounding of all weights. Raises RecipeError if it is unknown."""
+        fields = self.model_dump() | {"weights": self.weights.model_dump() | {"rounding": name}}
+        made = parse(fields, Recipe, RecipeError, self.name)
+        plain = tuple(
+            one.model_copy(update={"weights": {k: v for k, v in one.weights.items() if k != "rounding"}})
+            for one in self.overrides
+        )
+        return made.model_copy(update={"overrides": plain})
 
     def _match_overrides(self, node: str, op_type: str, tensor: str) -> Iterator[Override]:
         return (override for override in self.overrides if override.matches(node, op_type, tensor))

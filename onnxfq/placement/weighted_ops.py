@@ -240,6 +240,7 @@ def place_input(
         why=f"weight of {node.op}, {why}",
         float_type=float_type(source.tensor) or "float32",
         calibrator=scheme.calibrator,
+        rounding=scheme.rounding,
     )
 
 

@@ -46,7 +46,7 @@ def rows_per_sample(samples: int) -> int:
 def collect_moments(
     model: Model, layers: Sequence[Layer], feeds: Iterable[Feed], threads: int = 0, memory: int = MEMORY
 ) -> Iterator[tuple[Layer, InputMoments]]:
-    """Yield each layer with the moments of its inputs; the data is read again for each part that fits `memory`.
+    """Yield each layer with the moments of its inputs; the data is read once more for each part of `memory`.
 
     Args:
         model: the float model.

@@ -1,7 +1,7 @@
 """Second moments of a layer's inputs: exact sums that merge in any order.
 
-Every channel is rounded to integers of 12 bits on a grid of its own, whose step is a power of two. Products of
-such integers, and sums of up to 2^31 of them, are exact in float64, so that a matrix product gives the same
+Every channel is rounded to integers of 12 bits on a grid of its own, whose step is a power of two. Products
+of such integers, and sums of up to 2^31 of them, are exact in float64, so that a matrix product gives the same
 numbers in any order and on any number of threads.
 """
 
@@ -20,7 +20,7 @@ Rows = NDArray[np.float32]
 
 
 def choose_steps(amax: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the step of each channel: the least power of two that reaches `amax`; 1 for a channel of zeros."""
+    """Return the step of each channel: the least power of two that reaches `amax`; 1 for zeros."""
     fraction, exponent = np.frexp(amax / LARGEST)
     return np.where(amax > 0, np.ldexp(1.0, exponent - (fraction == 0.5)), 1.0)
 

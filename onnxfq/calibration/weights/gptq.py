@@ -1,7 +1,7 @@
 """GPTQ: rounding of weights by the second moments of their inputs.
 
-Inputs are rounded one after the other, the ones of largest second moment first. The inputs that follow make up
-for what each one loses, as far as they are correlated.
+Inputs are rounded one after the other, the ones of largest second moment first. The inputs that follow make
+up for what each one loses, as far as they are correlated.
 
 Source: Frantar et al., GPTQ (2023), with act-order and static groups of its implementation. The error after
 rounding all inputs, for the inverse Hessian U^T U, is the sum over columns of ((w - q) / U_jj)^2.

@@ -1,8 +1,8 @@
 """Qronos: the weights that make up for errors of a layer's inputs, before they are rounded.
 
 With inputs x of the float model and z of the quantized one, the weights V of least error |W x - V z|^2 are
-W C (G + d)^-1, where C = sum of x z^T, G = sum of z z^T and d is a damping, here towards W. GPTQ then rounds V
-by G.
+W C (G + d)^-1, where C = sum of x z^T, G = sum of z z^T and d is a damping, here towards W. GPTQ then rounds
+V by G.
 
 Sources: Zhang et al., Qronos (2025); Li et al., GPTAQ (2025).
 """
