@@ -12,6 +12,7 @@ import typer
 from onnxfq.calibration.calibrators import spellings
 from onnxfq.data import DEFAULT_BATCH
 from onnxfq.documents.recipe import RECIPES, Equalize, Recipe, load_recipe
+from onnxfq.documents.rounding import ROUNDINGS
 from onnxfq.runtime.custom_ops import use_custom_ops
 from onnxfq.runtime.device_choice import DeviceChoice
 from onnxfq.stages.encoding_sources import Missing
@@ -54,6 +55,15 @@ CalibratorOption = Annotated[
         "--calibrator",
         metavar="NAME",
         help=f"Override the recipe's calibrator of activations: {', '.join(spellings())}.",
+        show_default=False,
+    ),
+]
+RoundingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rounding",
+        metavar="NAME",
+        help=f"Override the recipe's rounding of weights: {', '.join(ROUNDINGS)}.",
         show_default=False,
     ),
 ]

@@ -66,7 +66,8 @@ def collect_moments(
             sums = _sums(runs, feeds, {key: key[1].spread(choose_steps(amax[key])) for key in keys}, most)
             for layer in part:
                 totals = [sums[one.tensor, one.view] for one in layer.inputs]
-                yield layer, InputMoments(sum(t.matrix() for t in totals), sum(t.rows for t in totals))
+                whole = np.sum([total.matrix() for total in totals], axis=0)
+                yield layer, InputMoments(whole, sum(total.rows for total in totals))
 
 
 def _parts(layers: Sequence[Layer], amax: dict[Key, NDArray[np.float64]], memory: int) -> list[list[Layer]]:
@@ -154,7 +155,8 @@ def _largest(
 def channel_amax(x: NDArray[np.float32], view: InputView) -> NDArray[np.float64]:
     """Return the largest magnitude of each channel of the input of a layer."""
     moved = np.moveaxis(x, view.channel_axis, -1).reshape(-1, x.shape[view.channel_axis])
-    return np.maximum(moved.max(axis=0, initial=0.0), -moved.min(axis=0, initial=0.0)).astype(np.float64)
+    ends = moved.max(axis=0, initial=0.0), -moved.min(axis=0, initial=0.0)
+    return np.asarray(np.maximum(*ends), np.float64)
 
 
 def _sums(

@@ -30,7 +30,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.layer_inputs import Layer
 from onnxfq.stages.moments import MEMORY, channel_amax, rows_per_sample
 
-MOST_FEEDS = 256
+MOST_FEEDS = 1024
 """Most feeds whose tensors are kept."""
 
 
@@ -122,7 +122,7 @@ class _Course:
     def __init__(self, proto: onnx.ModelProto, feeds: Sequence[Feed], threads: int) -> None:
         self._proto, self._threads = proto, threads
         self._graph = SegmentedGraph(proto.graph)
-        self._inputs = {node.name: list(node.input) for node in proto.graph.node}
+        self._inputs: dict[str, list[str]] = {node.name: list(node.input) for node in proto.graph.node}
         self._tensors: list[Feed] = [dict(feed) for feed in feeds]
         self.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
 
