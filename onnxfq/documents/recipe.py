@@ -334,10 +334,12 @@ def _make_builtin(
 def _make_block_recipe(name: str, qtype: str, scale_type: str) -> Recipe:
     """Return a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale.
 
-    Scales of MX are the formula's. NVFP4 weights take the scales of least squared error, as `tensorrt-int4`.
+    Scales of MX are the formula's. NVFP4 weights take the scales of least squared error, and all weights of 4
+    bits are rounded by moments, as in `tensorrt-int4`.
     """
     scheme = {"qtype": qtype, "scale_type": scale_type, "granularity": "blocked"}
     weights = {"calibrator": "mse"} if scale_type == "e4m3" else {}
+    weights |= {"rounding": "gptq"} if qtype == "float4e2m1" else {}
     return _make_builtin(name, scheme | {"dynamic": True}, scheme | weights)
 
 
@@ -364,11 +366,17 @@ RECIPES: dict[str, Recipe] = {
             depthwise="float",
         ),
         # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.
-        # The calibrator lost least on the language models and encoders of docs/llm.md.
+        # Calibrator and rounding lost least on the language models and encoders of docs/llm.md.
         _make_builtin(
             "tensorrt-int4",
             None,
-            {"qtype": "int4", "granularity": "blocked", "block_size": 128, "calibrator": "mse"},
+            {
+                "qtype": "int4",
+                "granularity": "blocked",
+                "block_size": 128,
+                "calibrator": "mse",
+                "rounding": "gptq",
+            },
         ),
         # Weights only, in the one form that TensorRT keeps in int8: a constant, DequantizeLinear, MatMul.
         _make_builtin("tensorrt-int8-weights", None, {"qtype": "int8"}),

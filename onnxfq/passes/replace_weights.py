@@ -1,4 +1,4 @@
-"""Replacement of weights by others of the same shape, for their quantized readers only."""
+"""Replacement of weights by others of the same shape, only where their readers are quantized."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def separate_float_readers(model: Model, plan: Plan, tensors: Iterable[str]) -> 
 
 
 def replace_weights(model: Model, values: Mapping[str, onnx.TensorProto]) -> Model:
-    """Return `model` with the tensors `values`, of the same types and shapes, instead of its own."""
+    """Return `model` with the tensors `values`, of the same types and shapes, instead of the present ones."""
     tensors = (values.get(tensor.name, tensor) for tensor in model.proto.graph.initializer)
     return _like(model, with_initializers(model.proto, tensors))
 

@@ -30,7 +30,7 @@ from onnxfq.targets.registry import prepare_model
 
 
 class RoundedLayer(NamedTuple):
-    """What rounding gained for one weight.
+    """Expected error of one weight with and without rounding by moments.
 
     Attributes:
         weight: its name.

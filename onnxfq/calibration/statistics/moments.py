@@ -1,6 +1,6 @@
 """Second moments of a layer's inputs: exact sums that merge in any order.
 
-Every channel is rounded to integers of 9 bits on a grid of its own, whose step is a power of two. Sums of up
+Every channel is rounded to integers of 9 bits on a separate grid, whose step is a power of two. Sums of up
 to 256 products of such integers are exact in float32, and sums of up to 2^37 in float64, so that matrix
 products of pieces give the same numbers in any order and on any number of threads.
 """
