@@ -143,9 +143,12 @@ class WeightScheme(Scheme):
         granularity: per_axis: a scale per output channel; blocked: along the summed axis.
         rounding: nearest; gptq, by second moments of the layers' inputs; qronos, by those of the float and of
             the quantized model, one layer after the other. Without data all weights are rounded to nearest.
+        other_block_sizes: tried in order if block_size does not cut the summed axis into two or more equal
+            blocks.
     """
 
     granularity: WeightGranularity = "per_axis"
+    other_block_sizes: tuple[Annotated[int, pydantic.Field(ge=1)], ...] = ()
     rounding: RoundingMethod = NEAREST
 
     @pydantic.model_validator(mode="after")
@@ -374,6 +377,7 @@ RECIPES: dict[str, Recipe] = {
                 "qtype": "int4",
                 "granularity": "blocked",
                 "block_size": 128,
+                "other_block_sizes": (64, 32),
                 "calibrator": "mse",
                 "rounding": "gptq",
             },
