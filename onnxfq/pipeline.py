@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Promise
 from onnxfq.stages.protect import PROTECT_DB, Protected, is_low, keep_promise, protect_outputs
 from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
+from onnxfq.stages.round_weights import Rounding, round_given
 from onnxfq.stages.write import write_model
 from onnxfq.targets.onnxruntime.releases import Release, release_of
 from onnxfq.targets.registry import target_by_name
@@ -55,6 +56,7 @@ class QuantizeResult:
         seconds: by stage.
         sensitivity: the measurement that left layers in float, or found none worth it; None if the outputs
             were good enough.
+        rounding: what rounding by moments gained; None if the recipe rounds all weights to nearest.
     """
 
     model: Model
@@ -70,6 +72,7 @@ class QuantizeResult:
     seconds: dict[str, float] = field(default_factory=dict)
     scratch: Scratch | None = field(default=None, repr=False, compare=False)
     sensitivity: Sensitivity | None = None
+    rounding: Rounding | None = field(default=None, repr=False, compare=False)
 
 
 def quantize(
@@ -79,6 +82,7 @@ def quantize(
     *,
     recipe: str | Path | Recipe = DEFAULT_RECIPE,
     calibrator: str | None = None,
+    rounding: str | None = None,
     statistics: str | Path | Statistics | None = None,
     encodings: GivenFile | None = None,
     missing: Missing = "stop",
@@ -101,6 +105,7 @@ def quantize(
         output: where to write the Q/DQ model; None writes nothing.
         recipe: a name, a YAML file or a Recipe.
         calibrator: for activations; overrides the recipe's.
+        rounding: of weights: nearest, gptq or qronos; overrides the recipe's.
         statistics: recorded earlier, so that nothing is observed; they must be of `data`, if both are given.
         encodings: scales of another tool, a file or a dictionary of onnxruntime's overrides. They are kept
             exactly, and their formats override the recipe; entries with only a range get the recipe's format.
@@ -118,7 +123,7 @@ def quantize(
     """
     options = options or RunOptions()
     check_model_output(output, model, data, statistics, encodings, recipe)
-    chosen, release = _choose_recipe(recipe, calibrator), release_of(runtime)
+    chosen, release = _choose_recipe(recipe, calibrator, rounding), release_of(runtime)
     clock = _Clock()
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
@@ -153,12 +158,14 @@ def quantize(
         seconds=clock.seconds,
         scratch=inputs.scratch,
         sensitivity=kept.sensitivity,
+        rounding=built.rounding,
     )
 
 
 class _Built(NamedTuple):
     """The forms of a plan, compared."""
 
+    rounding: Rounding
     encodings: Encodings
     simulation: onnx.ModelProto
     qdq: onnx.ModelProto
@@ -175,18 +182,20 @@ def _build(
     clock: _Clock,
 ) -> _Built:
     """Return both forms of the plan of `kept`, compared with the float model."""
-    encoded = with_half_scales(kept.encodings, floats.name)
-    simulation, qdq = insert_forms(inputs, kept.plan, encoded, floats)
+    rounded = round_given(inputs, kept.plan, kept.encodings, options)
+    encoded = with_half_scales(rounded.encodings, floats.name)
+    clock.lap("round")
+    simulation, qdq = insert_forms(replace(inputs, model=rounded.model), kept.plan, encoded, floats)
     clock.lap("insert")
     cast = cast_rest(inputs, qdq, floats, options)
     qdq = release.limit_model(cast.qdq, kept.recipe.name)
     clock.lap("cast")
     evaluation = compare_forms(inputs, simulation, cast.comparable, options, twins=cast.floats is None)
     clock.lap("evaluate")
-    return _Built(encoded, simulation, qdq, cast.floats, evaluation)
+    return _Built(rounded, encoded, simulation, qdq, cast.floats, evaluation)
 
 
-def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None) -> Recipe:
+def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None, rounding: str | None) -> Recipe:
     """Return the loaded recipe. Raises RecipeError if its target has no written form."""
     chosen = load_recipe(recipe)
     if not target_by_name(chosen.target).is_written:
@@ -194,7 +203,8 @@ def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None) -> Recip
             f"recipe {chosen.name}: quantize writes a Q/DQ model, and target {chosen.target} has no form for "
             "it; choose another target, or insert fake-quant nodes with the stages"
         )
-    return chosen if calibrator is None else chosen.with_calibrator(calibrator)
+    chosen = chosen if calibrator is None else chosen.with_calibrator(calibrator)
+    return chosen if rounding is None else chosen.with_rounding(rounding)
 
 
 class _Clock:

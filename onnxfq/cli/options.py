@@ -16,6 +16,7 @@ from onnxfq.cli.basic_options import ModelArgument as ModelArgument
 from onnxfq.cli.basic_options import QuietOption as QuietOption
 from onnxfq.data import DEFAULT_BATCH
 from onnxfq.documents.recipe import RECIPES, Equalize, Recipe, load_recipe
+from onnxfq.documents.rounding import ROUNDINGS
 from onnxfq.documents.sensitivity import FLOAT
 from onnxfq.runtime.custom_ops import use_custom_ops
 from onnxfq.runtime.device_choice import DeviceChoice
@@ -59,6 +60,15 @@ CalibratorOption = Annotated[
         "--calibrator",
         metavar="NAME",
         help=f"Override the recipe's calibrator of activations: {', '.join(spellings())}.",
+        show_default=False,
+    ),
+]
+RoundingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rounding",
+        metavar="NAME",
+        help=f"Override the recipe's rounding of weights: {', '.join(ROUNDINGS)}.",
         show_default=False,
     ),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from onnxfq.data.feeds import Feeds
@@ -27,6 +27,10 @@ class KeptFeeds:
         self._begun: Iterator[Feed] | None = None
         self._stride = 1
         self.feeds: list[Feed] = []
+
+    def again(self) -> Iterable[Feed]:
+        """Return the feeds for one more pass: all, or the kept ones if the source can be read only once."""
+        return self.source if self.source.repeats else list(self.feeds)
 
     def read_first(self) -> Feed:
         """Return the first feed; the next pass still yields it."""

@@ -251,6 +251,7 @@ class Encodings(Record):
         data_sha256: sum of the SHA-256 of the calibration samples modulo 2^256; it does not depend on order
             or batches.
         source: kind of the file that gave the encodings with calibrator `external`.
+        rounding: methods by which weights were rounded to these scales; empty if all were rounded to nearest.
     """
 
     format: Literal["onnxfq.encodings/1"] = "onnxfq.encodings/1"
@@ -261,6 +262,7 @@ class Encodings(Record):
     statistics_sha256: str = ""
     data_sha256: str = ""
     source: str = ""
+    rounding: str = ""
 
     @pydantic.model_validator(mode="after")
     def _encoded_once(self) -> Encodings:

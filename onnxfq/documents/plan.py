@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.documents.encodings import Encoding, lift_calibrator
+from onnxfq.documents.rounding import NEAREST, RoundingMethod
 from onnxfq.errors import PlanError
 from onnxfq.graph.model import Existing
 from onnxfq.graph.slots import TensorUses, Use
@@ -30,6 +31,7 @@ class Placement(TensorUses):
         role: a bias is a constant with input scale times weight scale as its scale.
         float_type: of its elements; its scales are numbers of that type.
         calibrator: how its range is found.
+        rounding: how the values of a weight are rounded.
     """
 
     role: Role
@@ -37,6 +39,7 @@ class Placement(TensorUses):
     why: str
     float_type: FloatType = "float32"
     calibrator: Calibrator = MINMAX
+    rounding: RoundingMethod = NEAREST
 
     _lift = pydantic.model_validator(mode="before")(lift_calibrator)
 

@@ -13,6 +13,7 @@ import pydantic
 
 from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, MSE, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
+from onnxfq.documents.rounding import NEAREST, RoundingMethod
 from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.graph.model import Existing
 from onnxfq.numerics.granularity import Granularity
@@ -140,9 +141,15 @@ class WeightScheme(Scheme):
 
     Attributes:
         granularity: per_axis: a scale per output channel; blocked: along the summed axis.
+        rounding: nearest; gptq, by second moments of the layers' inputs; qronos, by those of the float and of
+            the quantized model, one layer after the other. Without data all weights are rounded to nearest.
+        other_block_sizes: tried in order if block_size does not cut the summed axis into two or more equal
+            blocks.
     """
 
     granularity: WeightGranularity = "per_axis"
+    other_block_sizes: tuple[Annotated[int, pydantic.Field(ge=1)], ...] = ()
+    rounding: RoundingMethod = NEAREST
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> WeightScheme:
@@ -327,6 +334,16 @@ class Recipe(Record):
             )
         return self.model_copy(update={"activations": scheme.model_copy(update={"equalize": which})})
 
+    def with_rounding(self, name: str) -> Recipe:
+        """Return this recipe with another rounding of all weights. Raises RecipeError if it is unknown."""
+        fields = self.model_dump() | {"weights": self.weights.model_dump() | {"rounding": name}}
+        made = parse(fields, Recipe, RecipeError, self.name)
+        plain = tuple(
+            one.model_copy(update={"weights": {k: v for k, v in one.weights.items() if k != "rounding"}})
+            for one in self.overrides
+        )
+        return made.model_copy(update={"overrides": plain})
+
     def _match_overrides(self, node: str, op_type: str, tensor: str) -> Iterator[Override]:
         return (override for override in self.overrides if override.matches(node, op_type, tensor))
 
@@ -363,10 +380,12 @@ def _make_builtin(
 def _make_block_recipe(name: str, qtype: str, scale_type: str) -> Recipe:
     """Return a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale.
 
-    Scales of MX are the formula's. NVFP4 weights take the scales of least squared error, as `tensorrt-int4`.
+    Scales of MX are the formula's. NVFP4 weights take the scales of least squared error, and all weights of 4
+    bits are rounded by moments, as in `tensorrt-int4`.
     """
     scheme = {"qtype": qtype, "scale_type": scale_type, "granularity": "blocked"}
     weights = {"calibrator": "mse"} if scale_type == "e4m3" else {}
+    weights |= {"rounding": "gptq"} if qtype == "float4e2m1" else {}
     return _make_builtin(name, scheme | {"dynamic": True}, scheme | weights)
 
 
@@ -393,11 +412,18 @@ RECIPES: dict[str, Recipe] = {
             depthwise="float",
         ),
         # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.
-        # The calibrator lost least on the language models and encoders of docs/llm.md.
+        # Calibrator and rounding lost least on the language models and encoders of docs/llm.md.
         _make_builtin(
             "tensorrt-int4",
             None,
-            {"qtype": "int4", "granularity": "blocked", "block_size": 128, "calibrator": "mse"},
+            {
+                "qtype": "int4",
+                "granularity": "blocked",
+                "block_size": 128,
+                "other_block_sizes": (64, 32),
+                "calibrator": "mse",
+                "rounding": "gptq",
+            },
         ),
         # Weights only, in the one form that TensorRT keeps in int8: a constant, DequantizeLinear, MatMul.
         _make_builtin("tensorrt-int8-weights", None, {"qtype": "int8"}),

@@ -229,8 +229,8 @@ def place_input(
         return place_activation(node, slot, recipe, policy, f"input of {node.op}")
     tensor = source.tensor.name
     scheme = recipe.weight_for(node.name, node.op, tensor)
-    rank = len(source.permutation)
-    granularity, why = _weight_granularity(node, slot, rank, scheme, policy)
+    shape = [source.tensor.shape[axis] for axis in source.permutation]
+    granularity, why = _weight_granularity(node, slot, shape, scheme, policy)
     spec = QuantSpec(**_numbers(scheme), granularity=granularity.permute(source.permutation))
     return Placement(
         tensor=tensor,
@@ -240,22 +240,24 @@ def place_input(
         why=f"weight of {node.op}, {why}",
         float_type=float_type(source.tensor) or "float32",
         calibrator=scheme.calibrator,
+        rounding=scheme.rounding,
     )
 
 
 def _weight_granularity(
-    node: gs.Node, slot: int, rank: int, scheme: WeightScheme, policy: TargetPolicy
+    node: gs.Node, slot: int, shape: Sequence[int], scheme: WeightScheme, policy: TargetPolicy
 ) -> tuple[Granularity, str]:
-    """Return (granularity in the axes of the node's input, why)."""
+    """Return (granularity in the axes of the node's input of `shape`, why)."""
+    rank = len(shape)
     if scheme.granularity == "per_tensor":
         return PER_TENSOR, "per tensor as the recipe asks"
     instead = ""
     if scheme.block_size is not None:
         summed = _block_axis(node, slot, rank, policy)
         if summed is not None:
-            return Granularity(
-                summed, scheme.block_size
-            ), f"blocks of {scheme.block_size} along its summed axis"
+            sizes = (scheme.block_size, *scheme.other_block_sizes)
+            size = next((n for n in sizes if shape[summed] % n == 0 and shape[summed] > n), sizes[0])
+            return Granularity(summed, size), f"blocks of {size} along its summed axis"
         instead = f": {_NO_SUM.format(node.op)}"
     if scheme.block_shape is not None:
         if len(scheme.block_shape) == rank:

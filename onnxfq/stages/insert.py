@@ -90,9 +90,9 @@ def insert_forms(
 def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) -> onnx.ModelProto:
     """Return `proto` with its origin in the metadata.
 
-    Entries: version, recipe, target, calibrators of activations, hashes of the float model, of the data and
-    of the statistics, and the kind of file that gave encodings. They hold no time and no path: equal inputs
-    give equal files.
+    Entries: version, recipe, target, calibrators of activations, rounding of weights, hashes of the float
+    model, of the data and of the statistics, and the kind of file that gave encodings. They hold no time and
+    no path: equal inputs give equal files.
     """
     activations = {placement.tensor for placement in plan.activations}
     methods = {str(e.calibrator) for e in encodings.encodings if e.tensor in activations}
@@ -105,6 +105,7 @@ def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) ->
         ("statistics_sha256", encodings.statistics_sha256),
         ("data_sha256", encodings.data_sha256),
         ("encodings_from", encodings.source),
+        ("rounding", encodings.rounding),
         ("target", plan.target),
         ("source_sha256", plan.model_sha256),
     ):

@@ -236,6 +236,11 @@ def _note_float_readers(placement: Placement, tensors: dict[str, gs.Tensor]) -> 
 def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placement:
     uses = tuple(dict.fromkeys((*known.uses, *more.uses)))
     spec, why = known.spec, known.why
+    if known.rounding != more.rounding:
+        raise RecipeError(
+            f"weight {known.tensor!r} is asked to be rounded by {known.rounding} for {known.uses[0].node!r} "
+            f"and by {more.rounding} for {decision.node!r}; override it by tensor name"
+        )
     if (known.spec, known.calibrator) != (more.spec, more.calibrator):
         same_kind = known.calibrator == more.calibrator
         same_kind &= known.spec.model_copy(update={"granularity": more.spec.granularity}) == more.spec

@@ -65,9 +65,10 @@ IN_FLOAT = {
         linear(200, 6),
         "TensorRT needs blocks that divide the summed axis: 200 is not a multiple of 128",
     ),
-    "one block": (
-        linear(128, 6),
-        "TensorRT has int4 kernels for two blocks and more: the summed axis has 128, one block",
+    "other size": (
+        linear(48, 6),
+        "TensorRT needs blocks that divide the summed axis: 48 is not a multiple of 128; block_size 16 would "
+        "do",
     ),
     "odd": (linear(256, 5), "TensorRT packs two int4 numbers in a byte: the last axis of [256, 5] is odd"),
     "conv": (
@@ -75,6 +76,21 @@ IN_FLOAT = {
         "TensorRT multiplies in float where only the weight of a Conv is quantized",
     ),
 }
+
+
+def test_one_block_is_refused() -> None:
+    """A summed axis of one block stays in float; the reason names a size that would do."""
+    recipe = load_recipe("tensorrt-int4")
+    weights_scheme = recipe.weights.model_copy(update={"other_block_sizes": ()})
+    with pytest.raises(ModelError, match="summed axis has 128, one block; block_size 64 would do"):
+        planned(linear(128, 6), recipe.model_copy(update={"weights": weights_scheme}))
+
+
+@pytest.mark.parametrize(("size", "block"), [(64, 32), (128, 64), (256, 128), (192, 64)])
+def test_first_block_size_that_divides(size: int, block: int) -> None:
+    """The first of 128, 64 and 32 that cuts the summed axis into two or more equal blocks is used."""
+    (weight,) = planned(linear(size, 6), "tensorrt-int4").weights
+    assert weight.spec.granularity.block_size == block
 
 
 @pytest.mark.parametrize("case", IN_FLOAT)

@@ -27,15 +27,23 @@ _Scales = Callable[[Array, slice], NDArray[np.float32]]
 """(factors, groups) -> scales, one for each of these groups."""
 
 
-def least_error_ranges(values: NDArray[np.float32], spec: QuantSpec) -> tuple[Array, Array]:
+def least_error_ranges(
+    values: NDArray[np.float32], spec: QuantSpec, importance: NDArray[np.float32] | None = None
+) -> tuple[Array, Array]:
     """Return (rmin, rmax) in the shape of a scale: for each group the symmetric range of least squared error.
 
     The range limits the magnitudes of a group to a share of the largest one. Shares are tried evenly from 1
     down to the least possible one, then finely around the best. The full range never has a smaller error.
     The least possible share f follows from the n values of a group: below it, the largest value alone has a
     larger error (1 - f)^2 amax^2 than the full range has at most over all n.
+
+    Args:
+        values: the constant.
+        spec: a symmetric one with scales of type float32.
+        importance: factor of the squared error of each value, in the shape of `values`; None for 1.
     """
     layout, rules = Layout(spec.granularity, values.shape), spec.param_rules()
+    factors = None if importance is None else layout.to_rows(importance)
     rows = layout.to_rows(values)
     low, high = (f.reduce(rows, axis=1, initial=0.0).astype(np.float64) for f in (np.minimum, np.maximum))
     amax = np.maximum(-low, high)
@@ -46,19 +54,26 @@ def least_error_ranges(values: NDArray[np.float32], spec: QuantSpec) -> tuple[Ar
     def scales(factor: Array, at: slice) -> NDArray[np.float32]:
         return choose_qparams(*limit(factor, at), spec.qtype, True, rules)[0]
 
-    factor = _search(rows, scales, spec.qtype, _shares(spec.qtype, rows.shape[1]))
+    factor = _search(rows, scales, spec.qtype, _shares(spec.qtype, rows.shape[1]), factors)
     rmin, rmax = limit(factor, slice(None))
     return rmin.reshape(layout.scale_shape), rmax.reshape(layout.scale_shape)
 
 
-def least_error_scales(values: NDArray[np.float32], rule: ScaleRule, granularity: Granularity) -> Scales:
+def least_error_scales(
+    values: NDArray[np.float32],
+    rule: ScaleRule,
+    granularity: Granularity,
+    importance: NDArray[np.float32] | None = None,
+) -> Scales:
     """Return `choose_scales` of the factors of each block's largest magnitude that have least squared error.
 
     e8m0 tries the next power of two as well, which saturates nothing, and the one below. e4m3 tries shares as
     `least_error_ranges` does, and one and a half times the magnitude: the largest value is then 4 and not 6,
-    between which float4e2m1 has no number. All blocks share the global scale of the tensor.
+    between which float4e2m1 has no number. All blocks share the global scale of the tensor. `importance` is
+    as in `least_error_ranges`.
     """
-    whole, rows = choose_scales(values, rule, granularity), Layout(granularity, values.shape).to_rows(values)
+    whole, layout = choose_scales(values, rule, granularity), Layout(granularity, values.shape)
+    rows, factors = layout.to_rows(values), None if importance is None else layout.to_rows(importance)
     rule = rule._replace(global_scale=whole.global_scale)
     amax = np.abs(rows).max(axis=1, initial=0.0).astype(np.float64)
 
@@ -67,7 +82,7 @@ def least_error_scales(values: NDArray[np.float32], rule: ScaleRule, granularity
 
     grid, powers = element_grid(rule.qtype, rule.scale_type), rule.scale_type == "e8m0"
     tried = (2.0, 0.5) if powers else (1.5, 1.25, *_shares(grid, rows.shape[1]))
-    factor = _search(rows, scales, grid, tried, fine=not powers)
+    factor = _search(rows, scales, grid, tried, factors, fine=not powers)
     return whole._replace(scale=scales(factor, slice(None)).reshape(whole.scale.shape))
 
 
@@ -80,7 +95,12 @@ def _shares(qtype: QType, count: int) -> Sequence[float]:
 
 
 def _search(
-    rows: NDArray[np.float32], scales: _Scales, qtype: QType, tried: Sequence[float], fine: bool = True
+    rows: NDArray[np.float32],
+    scales: _Scales,
+    qtype: QType,
+    tried: Sequence[float],
+    factors: NDArray[np.float32] | None = None,
+    fine: bool = True,
 ) -> Array:
     """Return the factor of least squared error for each row: 1, of `tried`, or finer ones around those."""
     best = np.ones(len(rows))
@@ -89,6 +109,7 @@ def _search(
     for start in range(0, len(rows), at_once):
         at = slice(start, start + at_once)
         part, found = rows[at], best[at]
+        weigh = None if factors is None else factors[at]
         least = np.full(len(part), np.inf)
 
         def try_factor(
@@ -97,10 +118,14 @@ def _search(
             part: NDArray[np.float32] = part,
             found: Array = found,
             least: Array = least,
+            weigh: NDArray[np.float32] | None = weigh,
         ) -> None:
             rounded = fake_quantize(part, scales(factor, at), qtype=qtype, granularity=Granularity(axis=0))
             rounded -= part
-            error = np.add.reduce(np.square(rounded, out=rounded), axis=1, dtype=np.float64)
+            np.square(rounded, out=rounded)
+            if weigh is not None:
+                rounded *= weigh
+            error = np.add.reduce(rounded, axis=1, dtype=np.float64)
             np.copyto(found, factor, where=error < least)
             np.minimum(least, error, out=least)
 

@@ -216,14 +216,21 @@ def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
     if axis < len(shape) - 2:
         return f"TensorRT takes blocks along the last two axes only, not axis {axis} of {len(shape)}"
     if shape[axis] % block:
-        return (
-            f"TensorRT needs blocks that divide the summed axis: {shape[axis]} is not a multiple of {block}"
-        )
+        rule = f"{shape[axis]} is not a multiple of {block}"
+        return f"TensorRT needs blocks that divide the summed axis: {rule}{_other_size(shape[axis])}"
     if shape[axis] == block:
-        return f"TensorRT has int4 kernels for two blocks and more: the summed axis has {block}, one block"
+        rule = f"the summed axis has {block}, one block"
+        return f"TensorRT has int4 kernels for two blocks and more: {rule}{_other_size(block)}"
     if prod(shape) % 2 or shape[-1] % 2:
         return f"TensorRT packs two int4 numbers in a byte: the last axis of {list(shape)} is odd"
     return ""
+
+
+def _other_size(count: int) -> str:
+    """Return the end of a refusal: the largest block size that cuts `count` numbers into equal blocks."""
+    # TensorRT for RTX 1.7.1 builds all of these; the documentation of TensorRT names 64 and 128 only.
+    size = next((n for n in (128, 64, 32, 16) if count % n == 0 and count > n), None)
+    return "" if size is None else f"; block_size {size} would do"
 
 
 def _is_bridge(node: gs.Node, qtype: QType) -> bool:

@@ -1,0 +1,10 @@
+"""Rounding of weights: one method a file."""
+
+from __future__ import annotations
+
+from onnxfq.calibration.weights.inputs import InputView
+from onnxfq.calibration.weights.methods import METHODS, RoundedWeight, round_weight
+from onnxfq.calibration.weights.moments import InputMoments
+from onnxfq.calibration.weights.view import MatrixView
+
+__all__ = ["METHODS", "InputMoments", "InputView", "MatrixView", "RoundedWeight", "round_weight"]

@@ -1,0 +1,121 @@
+"""`InputView`: the input of a layer as the rows that its weight multiplies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class InputView:
+    """How a layer reads its input.
+
+    Attributes:
+        op_type: Conv, ConvTranspose, Gemm or MatMul.
+        axis: the summed axis of a matrix.
+        group: groups of a convolution.
+        kernel: size of the window along each dimension of an image, like the next three.
+        strides: steps of the window.
+        dilations: distances of the elements in the window.
+        pads: zeros in front of the image.
+        ends: zeros behind it.
+        auto_pad: of ONNX, which computes `pads` and `ends` from the size.
+    """
+
+    op_type: str
+    axis: int = -1
+    group: int = 1
+    kernel: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    auto_pad: str = "NOTSET"
+
+    @property
+    def channel_axis(self) -> int:
+        """Axis of the input with a step for each index."""
+        return 1 if self.op_type in ("Conv", "ConvTranspose") else self.axis
+
+    def spread(self, per_channel: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return numbers of the channels as numbers of the inputs, [groups, inputs]."""
+        window = prod(self.kernel) if self.op_type == "Conv" else 1
+        return np.repeat(per_channel, window).reshape(self.group, -1)
+
+    def rows(self, x: NDArray[np.float32], samples: int, most: int) -> NDArray[np.float32]:
+        """Return the rows of `x`, [rows, groups, inputs].
+
+        Args:
+            x: the input of one run.
+            samples: number of samples in the run, whose parts of `x` follow each other.
+            most: rows to take from each sample, spread over it; the same ones for equal sizes.
+        """
+        if self.op_type == "Conv":
+            return self._windows(x, _share(most, len(x), samples))
+        if self.op_type == "ConvTranspose":
+            pixels = x.reshape(*x.shape[:2], -1)
+            pixels = pixels[:, :, spread_positions(pixels.shape[2], _share(most, len(x), samples))]
+            return np.ascontiguousarray(pixels.transpose(0, 2, 1)).reshape(
+                -1, self.group, x.shape[1] // self.group
+            )
+        moved = np.moveaxis(x, self.axis, -1)
+        count = prod(moved.shape[:-1])
+        parts = samples if samples and count % samples == 0 else 1
+        each = moved.reshape(parts, count // parts, moved.shape[-1])
+        return each[:, spread_positions(each.shape[1], most)].reshape(-1, 1, moved.shape[-1])
+
+    def _windows(self, x: NDArray[np.float32], most: int) -> NDArray[np.float32]:
+        """Return the windows of a convolution at some output positions of each image."""
+        sizes = x.shape[2:]
+        pads, ends = self._padding(sizes)
+        reach = [d * (k - 1) for d, k in zip(self.dilations, self.kernel, strict=True)]
+        counts = [
+            max((n + p + e - r - 1) // s + 1, 0)
+            for n, p, e, r, s in zip(sizes, pads, ends, reach, self.strides, strict=True)
+        ]
+        places = np.unravel_index(spread_positions(prod(counts), most), counts)
+        rank = len(sizes)
+        inside = np.ones((1,) * (rank + 1), bool)
+        index = []
+        for d, place in enumerate(places):
+            at = place[:, None] * self.strides[d] + np.arange(self.kernel[d]) * self.dilations[d] - pads[d]
+            shape = [len(place)] + [1] * rank
+            shape[d + 1] = self.kernel[d]
+            inside = inside & ((at >= 0) & (at < sizes[d])).reshape(shape)
+            index.append(np.clip(at, 0, sizes[d] - 1).reshape(shape))
+        found = x[(slice(None), slice(None), *index)] * inside  # [images, channels, positions, *kernel]
+        rows = np.moveaxis(found, 2, 1)
+        return rows.reshape(rows.shape[0] * rows.shape[1], self.group, -1)
+
+    def _padding(self, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if self.auto_pad in ("NOTSET", ""):
+            return self.pads, self.ends
+        if self.auto_pad == "VALID":
+            return (0,) * len(sizes), (0,) * len(sizes)
+        total = [
+            max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
+            for n, s, d, k in zip(sizes, self.strides, self.dilations, self.kernel, strict=True)
+        ]
+        small, large = tuple(n // 2 for n in total), tuple(n - n // 2 for n in total)
+        return (small, large) if self.auto_pad == "SAME_UPPER" else (large, small)
+
+
+def spread_positions(total: int, most: int) -> NDArray[np.int64]:
+    """Return at most `most` of the numbers below `total`, evenly spread, also over the columns of an image.
+
+    Steps of about the golden section of `total` avoid a common divisor with the width of the image.
+    """
+    if total <= most:
+        return np.arange(total)
+    step = max(round(total * 0.618), 1)
+    while gcd(step, total) > 1:
+        step += 1
+    return np.sort(np.arange(most) * step % total)
+
+
+def _share(most: int, images: int, samples: int) -> int:
+    """Return the rows to take from each of `images` images of `samples` samples."""
+    return max(-(-most * samples // max(images, 1)), 1)

@@ -1,0 +1,48 @@
+"""`InputMoments`: what rounding needs to know about the inputs of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.calibration.weights.grid import Matrices
+
+
+@dataclass(frozen=True)
+class InputMoments:
+    """Second moments of the inputs x of the float model and z of the quantized model, where it is run.
+
+    Attributes:
+        plain: H = sum of x x^T, [groups, inputs, inputs].
+        quantized: G = sum of z z^T; None for the same inputs in both models.
+        cross: C = sum of x z^T; None likewise.
+        rows: number of inputs in each sum.
+    """
+
+    plain: Matrices
+    rows: int
+    quantized: Matrices | None = None
+    cross: Matrices | None = None
+
+    @property
+    def seen(self) -> Matrices:
+        """Moments of the inputs that the rounded weights multiply."""
+        return self.plain if self.quantized is None else self.quantized
+
+    def errors(self, weights: Matrices, rounded: Matrices) -> NDArray[np.float64]:
+        """Return the sum of |W x - Q z|^2 of each output, [groups, outputs]."""
+        if self.quantized is None or self.cross is None:
+            lost = weights - rounded
+            return _quadratic(lost, self.plain, lost)
+        whole = _quadratic(weights, self.plain, weights) + _quadratic(rounded, self.quantized, rounded)
+        return np.maximum(whole - 2 * _quadratic(weights, self.cross, rounded), 0.0)
+
+    def signal(self, weights: Matrices) -> float:
+        """Return the sum of |W x|^2 over all outputs."""
+        return float(_quadratic(weights, self.plain, weights).sum())
+
+
+def _quadratic(left: Matrices, middle: Matrices, right: Matrices) -> NDArray[np.float64]:
+    return np.asarray(((left @ middle) * right).sum(axis=2))

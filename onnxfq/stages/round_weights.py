@@ -1,0 +1,195 @@
+"""`round_weights`: weights on their grids that keep the outputs of their layers, by moments of the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+
+from onnxfq.calibration.weights import METHODS, InputMoments, round_weight
+from onnxfq.data import Feed
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.rounding import NEAREST
+from onnxfq.graph.constants import weight_array
+from onnxfq.graph.external.scratch_file import weights_in
+from onnxfq.graph.model import Model
+from onnxfq.numerics.block_scales import Scales
+from onnxfq.numerics.metrics import ratio_db
+from onnxfq.passes.replace_weights import replace_weights, separate_float_readers, weight_tensor
+from onnxfq.stages.derived_scales import encode_biases
+from onnxfq.stages.layer_inputs import Layer, find_layers
+from onnxfq.stages.moments import collect_moments
+from onnxfq.stages.options import RunOptions
+from onnxfq.stages.quantize_inputs import QuantizeInputs
+from onnxfq.stages.sequential_moments import SequentialModels
+from onnxfq.targets.registry import prepare_model
+
+
+class RoundedLayer(NamedTuple):
+    """Expected error of one weight with and without rounding by moments.
+
+    Attributes:
+        weight: its name.
+        method: a name in METHODS.
+        before_db: expected SQNR of the outputs with the nearest numbers, in dB.
+        after_db: the same with the rounded weight.
+    """
+
+    weight: str
+    method: str
+    before_db: float
+    after_db: float
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Result of `round_weights`.
+
+    Attributes:
+        model: the float model whose rounded weights lie on the grids of `encodings`.
+        encodings: with the scales of the rounded weights, and of biases that depend on them.
+        layers: in the order of rounding.
+        nearest: reasons of the weights that keep the nearest numbers, by name.
+    """
+
+    model: Model
+    encodings: Encodings
+    layers: tuple[RoundedLayer, ...] = ()
+    nearest: dict[str, str] = field(default_factory=dict)
+
+    def lines(self, shown: int = 6) -> list[str]:
+        """Return a summary: the layers of largest expected error, and the weights that stay at nearest."""
+        lines = []
+        if self.layers:
+            gains = [one.after_db - one.before_db for one in self.layers if np.isfinite(one.before_db)]
+            methods = ", ".join(sorted({one.method for one in self.layers}))
+            lines.append(
+                f"rounding   {methods} for {len(self.layers)} weights; their expected SQNR gains "
+                f"{np.median(gains or [0.0]):.1f} dB in the median, the worst layers:"
+            )
+        lines += [
+            f"           {one.weight!r}: {one.before_db:.1f} -> {one.after_db:.1f} dB"
+            for one in sorted(self.layers, key=lambda one: one.before_db)[:shown]
+        ]
+        kept = [f"rounding   {name!r} stays at nearest: {why}" for name, why in self.nearest.items()]
+        return (
+            lines + kept[:shown] + ([f"           and {len(kept) - shown} more"] if len(kept) > shown else [])
+        )
+
+
+def round_given(inputs: QuantizeInputs, plan: Plan, encodings: Encodings, options: RunOptions) -> Rounding:
+    """Return `round_weights` with the data of `quantize`; without data all weights stay at nearest."""
+    asked = [p.tensor for p in plan.weights if p.rounding != NEAREST]
+    if inputs.feeds is None or not asked:
+        return Rounding(inputs.model, encodings, nearest=dict.fromkeys(asked, "no data was given"))
+    feeds, progress = inputs.feeds.again(), options.stage("round", len(asked))
+    with weights_in(inputs.scratch):
+        return round_weights(inputs.model, plan, encodings, feeds, threads=options.threads, progress=progress)
+
+
+def round_weights(
+    model: Model,
+    plan: Plan,
+    encodings: Encodings,
+    feeds: Iterable[Feed],
+    *,
+    threads: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Rounding:
+    """Round the weights of `plan` that ask for it by the second moments of their layers' inputs.
+
+    The result depends neither on the order of the data nor on batches and threads.
+
+    Args:
+        model: the float model that the plan was made for.
+        plan: whose placements name the rounding of each weight.
+        encodings: of the plan.
+        feeds: the data, which can be read several times.
+        threads: cores to use, 0 for all.
+        progress: called with the number of weights done.
+
+    Raises StatisticsError for an input of a layer that holds NaN or infinities.
+    """
+    plan.check_model(model.sha256)
+    model = prepare_model(model, plan.target)
+    layers, refused = find_layers(model, plan)
+    asked = {p.tensor for p in plan.weights if p.rounding != NEAREST}
+    layers = [layer for layer in layers if layer.placement.tensor in asked]
+    refused = {name: why for name, why in refused.items() if name in asked}
+    if not layers:
+        return Rounding(model, encodings, nearest=refused)
+    work = _Work(model, plan, encodings, progress)
+    plain = [layer for layer in layers if not METHODS[layer.placement.rounding].sequential]
+    if plain:
+        for layer, moments in collect_moments(model, plain, feeds, threads):
+            work.round(layer, moments)
+    rest = [layer for layer in layers if METHODS[layer.placement.rounding].sequential]
+    if rest:
+        with SequentialModels(model, plan, encodings, feeds, threads) as models:
+            models.set_nearest(work.encodings, work.tensors, {one.placement.tensor for one in rest})
+            for layer in models.order(rest):
+                tensor = work.round(layer, models.moments(layer))
+                models.set_weight(tensor)
+    return Rounding(work.model(), work.all_encodings(), tuple(work.layers), refused)
+
+
+class _Work:
+    """Weights and encodings while layers are rounded."""
+
+    def __init__(
+        self, model: Model, plan: Plan, encodings: Encodings, progress: Callable[[int], None] | None
+    ) -> None:
+        self._model, self._plan, self._given, self._progress = model, plan, encodings, progress
+        self.encodings = {one.tensor: one for one in encodings.encodings}
+        self.tensors: dict[str, onnx.TensorProto] = {}
+        self.layers: list[RoundedLayer] = []
+
+    def round(self, layer: Layer, moments: InputMoments) -> onnx.TensorProto:
+        """Round the weight of `layer`, and return it."""
+        placement, name = layer.placement, layer.placement.tensor
+        stored, old = weight_array(self._model, name), self.encodings[name]
+        made = round_weight(
+            stored.astype(np.float32),
+            placement.spec,
+            Scales(old.scale_array, old.zero_point_array.astype(np.float32), old.global_scale),
+            layer.view,
+            moments,
+            placement.rounding,
+            placement.float_type,
+        )
+        self.encodings[name] = _with_scales(old, made.scales)
+        self.tensors[name] = weight_tensor(name, made.values, stored)
+        before, after = (ratio_db(made.signal, noise) for noise in (made.before, made.after))
+        self.layers.append(RoundedLayer(name, placement.rounding, before, after))
+        if self._progress is not None:
+            self._progress(len(self.layers))
+        return self.tensors[name]
+
+    def model(self) -> Model:
+        """Return the model with the rounded weights."""
+        return replace_weights(separate_float_readers(self._model, self._plan, self.tensors), self.tensors)
+
+    def all_encodings(self) -> Encodings:
+        """Return the encodings with the new scales, and the name of the methods."""
+        biases = encode_biases(self._model, self._plan, self.encodings.values())
+        known = self.encodings | {one.tensor: one for one in biases}
+        methods = ", ".join(sorted({one.method for one in self.layers}))
+        changes = {
+            "encodings": tuple(known[one.tensor] for one in self._given.encodings),
+            "rounding": methods,
+        }
+        return self._given.model_copy(update=changes)
+
+
+def _with_scales(old: Encoding, scales: Scales) -> Encoding:
+    zero_point = scales.zero_point.astype(old.zero_point_array.dtype)
+    return old.model_copy(
+        update={
+            "scale": scales.scale.reshape(old.param_shape),
+            "zero_point": zero_point.reshape(old.param_shape),
+        }
+    )

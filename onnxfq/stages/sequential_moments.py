@@ -1,0 +1,172 @@
+"""Inputs of layers in the float and in the quantized model, one layer after the other.
+
+Both models are cut at the layers. Tensors on the cuts stay in memory, so that every node runs once for each
+sample, after the weights of all layers before it are final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from onnxfq.calibration.statistics.moments import MomentSums, choose_steps
+from onnxfq.calibration.weights import InputMoments
+from onnxfq.data import Feed, copy_feeds, digest_feed
+from onnxfq.data.model_inputs import input_specs
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.plan import Plan
+from onnxfq.graph.constants import weight_array
+from onnxfq.graph.liveness import most_alive
+from onnxfq.graph.model import Model
+from onnxfq.graph.segments import SegmentedGraph, list_reads
+from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.replace_weights import separate_float_readers, weight_tensor
+from onnxfq.runtime.session import Session
+from onnxfq.stages.layer_inputs import Layer
+from onnxfq.stages.moments import MEMORY, channel_amax, rows_per_sample
+
+MOST_FEEDS = 1024
+"""Most feeds whose tensors are kept."""
+
+
+class SequentialModels:
+    """The float and the quantized model over the same feeds, run up to the layer that is rounded next."""
+
+    def __init__(
+        self, model: Model, plan: Plan, encodings: Encodings, feeds: Iterable[Feed], threads: int = 0
+    ) -> None:
+        """Make the quantized model, with weights still in float, and read the feeds.
+
+        Args:
+            model: the float model.
+            plan: its activations are quantized.
+            encodings: of the plan.
+            feeds: as many as MEMORY holds, evenly spread over the data, are used.
+            threads: of the sessions.
+        """
+        self._plan, self._model = plan, model
+        weights = [placement.tensor for placement in plan.weights]
+        separate = separate_float_readers(model, plan, weights)
+        activations = [p for p in plan.placements if p.role == "activation"]
+        part = plan.model_copy(update={"placements": tuple(activations), "bridges": ()})
+        made = InsertFakeQuantize(part, encodings).run(separate).model if activations else separate
+        kept = _spread(model, feeds)
+        self._samples = [digest_feed(feed, input_specs(model.proto)).samples for feed in kept]
+        self._float = _Course(model.proto, kept, threads)
+        self._quantized = _Course(made.proto, kept, threads)
+        self._at = {node.name: number for number, node in enumerate(model.proto.graph.node)}
+
+    def __enter__(self) -> SequentialModels:
+        """Return the models."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Release all tensors."""
+        self._float.close()
+        self._quantized.close()
+
+    def set_nearest(
+        self, encodings: Mapping[str, Encoding], tensors: Mapping[str, onnx.TensorProto], later: set[str]
+    ) -> None:
+        """Give the quantized model all weights but `later`: of `tensors`, else the nearest numbers."""
+        for placement in self._plan.weights:
+            name = placement.tensor
+            if name in tensors:
+                self.set_weight(tensors[name])
+            elif name not in later:
+                stored = weight_array(self._model, name)
+                self.set_weight(weight_tensor(name, encodings[name].fake_quantize(stored), stored))
+
+    def order(self, layers: Sequence[Layer]) -> list[Layer]:
+        """Return `layers` in the order of computation; a shared weight at its first reader."""
+        return sorted(layers, key=lambda layer: self._at[layer.inputs[0].node])
+
+    def set_weight(self, tensor: onnx.TensorProto) -> None:
+        """Set a final weight of the quantized model."""
+        self._quantized.constants[tensor.name] = tensor
+
+    def moments(self, layer: Layer) -> InputMoments:
+        """Return the moments of the inputs of `layer` in both models, after all earlier layers are final.
+
+        Readers of a shared weight after the first one count only if they do not depend on its result.
+        """
+        first = layer.inputs[0]
+        x = self._float.tensor(first.tensor)
+        z = self._quantized.tensor(self._quantized.input_of(first.node, first.slot))
+        steps = [
+            choose_steps(np.max([channel_amax(a, first.view) for a in arrays], axis=0)) for arrays in (x, z)
+        ]
+        left, right = (first.view.spread(step) for step in steps)
+        most = rows_per_sample(sum(self._samples))
+        totals: list[MomentSums] = []
+        for plain, quantized, samples in zip(x, z, self._samples, strict=True):
+            u, v = (first.view.rows(a, samples, most) for a in (plain, quantized))
+            found = [
+                MomentSums.of(u, u, left, left),
+                MomentSums.of(v, v, right, right),
+                MomentSums.of(u, v, left, right),
+            ]
+            totals = [a + b for a, b in zip(totals, found, strict=True)] if totals else found
+        plain_sum, quantized_sum, cross_sum = (total.matrix() for total in totals)
+        return InputMoments(plain_sum, totals[0].rows, quantized_sum, cross_sum)
+
+
+class _Course:
+    """One model over some feeds, in segments."""
+
+    def __init__(self, proto: onnx.ModelProto, feeds: Sequence[Feed], threads: int) -> None:
+        self._proto, self._threads = proto, threads
+        self._graph = SegmentedGraph(proto.graph)
+        self._inputs: dict[str, list[str]] = {node.name: list(node.input) for node in proto.graph.node}
+        self._tensors: list[Feed] = [dict(feed) for feed in feeds]
+        self.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+
+    def input_of(self, node: str, slot: int) -> str:
+        """Return the tensor in a slot of a node."""
+        return self._inputs[node][slot]
+
+    def tensor(self, name: str) -> list[NDArray[np.float32]]:
+        """Return the values of tensor `name` for each feed."""
+        if name not in self._tensors[0]:
+            self._run(name)
+        return [held[name].astype(np.float32, copy=False) for held in self._tensors]
+
+    def close(self) -> None:
+        self._tensors, self.constants = [], {}
+
+    def _run(self, name: str) -> None:
+        segment = self._graph.cut([name])
+        read = {text for node in segment.nodes for text in list_reads(node)}
+        held = self._tensors[0]
+        inputs = [
+            helper.make_tensor_value_info(one, helper.np_dtype_to_tensor_dtype(held[one].dtype), None)
+            for one in segment.inputs
+        ]
+        outputs = [helper.make_empty_tensor_value_info(one) for one in segment.outputs]
+        model = onnx.ModelProto()
+        model.ir_version = self._proto.ir_version
+        model.opset_import.extend(self._proto.opset_import)
+        model.functions.extend(self._proto.functions)
+        constants = [tensor for text, tensor in self.constants.items() if text in read]
+        model.graph.CopyFrom(helper.make_graph(segment.nodes, "segment", inputs, outputs))
+        model.graph.initializer.extend(constants)
+        session = Session(model, self._threads)
+        for tensors in self._tensors:
+            found = session.run({one: tensors[one] for one in segment.inputs}, list(segment.outputs))
+            tensors |= dict(zip(segment.outputs, found, strict=True))
+            for one in segment.dead:
+                del tensors[one]
+
+
+def _spread(model: Model, feeds: Iterable[Feed]) -> list[Feed]:
+    """Return the feeds whose tensors fit in MEMORY in both models, evenly spread over the data."""
+    read = list(islice(copy_feeds(feeds), 1 << 14))
+    alive = most_alive(model.proto.graph, {name: array.shape for name, array in read[0].items()})
+    count = MOST_FEEDS if alive is None else max(min(MEMORY // max(2 * alive, 1), MOST_FEEDS), 1)
+    places = np.linspace(0, len(read) - 1, min(count, len(read))).round().astype(int)
+    return [read[place] for place in places]

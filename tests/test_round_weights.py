@@ -1,0 +1,301 @@
+"""Moments of layers' inputs and the weights that are rounded by them, on whole models."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from builders import build, weights
+from onnx import numpy_helper
+
+from onnxfq import quantize
+from onnxfq.calibration.statistics.moments import LARGEST, MomentSums, choose_steps
+from onnxfq.calibration.weights.inputs import InputView, spread_positions
+from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.errors import RecipeError, StatisticsError
+from onnxfq.graph.constants import weight_array
+from onnxfq.graph.io.load import load
+from onnxfq.stages.layer_inputs import find_layers
+from onnxfq.stages.moments import collect_moments
+from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.plan import make_plan
+
+RNG = np.random.default_rng(0)
+ROUNDED = ("gptq", "qronos")
+
+
+def network() -> onnx.ModelProto:
+    """Grouped and depthwise convolutions, a residual sum, and a shared matrix behind a Transpose."""
+    return build(
+        """g (float[N,4,9,9] x) => (float[N,5] y) {
+            [c1] a = Conv <pads = [1,1,1,1], strides = [2,2]> (x, w1, b1)
+            [r1] r = Relu (a)
+            [c2] d = Conv <pads = [1,1,1,1], group = 8> (r, w2)
+            [c3] e = Conv <group = 2> (d, w3)
+            [sum] s = Add (e, r)
+            [flat] f = Flatten (s)
+            [fc1] h = MatMul (f, w4)
+            [tr] t = Transpose (w5)
+            [fc2] k = MatMul (h, t)
+            [fc3] y = Gemm <transB = 1> (k, w6, b6) }""",
+        {
+            "w1": weights(8, 4, 3, 3),
+            "b1": weights(8),
+            "w2": weights(8, 1, 3, 3),
+            "w3": weights(8, 4, 1, 1),
+            "w4": weights(200, 16),
+            "w5": weights(12, 16),
+            "w6": weights(5, 12),
+            "b6": weights(5),
+        },
+    )
+
+
+def samples(count: int = 160) -> np.ndarray:
+    """Correlated images."""
+    noise = RNG.normal(size=(count, 4, 9, 9))
+    return (noise + noise.mean(axis=(2, 3), keepdims=True) * 4 + noise.cumsum(axis=3) / 2).astype(np.float32)
+
+
+DATA = samples()
+SMALL = DATA[:24]
+INT4 = Recipe.model_validate(
+    {"name": "int4", "target": "simulation", "activations": None, "weights": {"qtype": "int4"}}
+)
+W4A8 = INT4.model_copy(update={"activations": load_recipe("tensorrt-int8").activations})
+
+
+def run(proto: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    """Return the first output of a standard model."""
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: x})[0]
+
+
+@pytest.mark.parametrize("view", ["plain", "strided", "dilated", "grouped", "same", "1d"])
+def test_rows_are_the_windows_of_onnxruntime(view):
+    """The rows times the weight matrix are the outputs of ONNX Runtime's Conv."""
+    attrs = {
+        "plain": {},
+        "strided": {"strides": [2, 1], "pads": [1, 0, 2, 1]},
+        "dilated": {"dilations": [2, 3], "pads": [2, 2, 2, 2]},
+        "grouped": {"group": 2, "pads": [1, 1, 1, 1]},
+        "same": {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+        "1d": {"strides": [2]},
+    }[view]
+    rank = 1 if view == "1d" else 2
+    group = attrs.get("group", 1)
+    x, w = DATA[:3].reshape(3, 4, *([81] if rank == 1 else [9, 9])), weights(6, 4 // group, *([3] * rank))
+    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], "conv", **attrs)
+    graph = onnx.helper.make_graph(
+        [node],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", 1, ["N", *x.shape[1:]])],
+        [onnx.helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(w, "w")],
+    )
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    model = load(proto)
+    (layer,), refused = find_layers(model, make_plan(model, INT4))
+    rows = layer.inputs[0].view.rows(x, 3, 10**6)
+    found = np.einsum("rgk,gok->rgo", rows, layer.view.fold(w)).reshape(3, -1, 6).transpose(0, 2, 1)
+    wanted = run(proto, x)
+    assert not refused
+    np.testing.assert_allclose(found, wanted.reshape(3, 6, -1), atol=1e-4)  # sums in another order
+
+
+def test_positions_cover_the_columns_of_an_image():
+    """A few of many positions are distinct and fall on nearly all columns."""
+    found = spread_positions(32 * 32, 64)
+    assert len(set(found.tolist())) == 64
+    assert len(set((found % 32).tolist())) >= 24
+    assert spread_positions(5, 10).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_sums_are_exact():
+    """Sums over pieces in any order are the products of integers to the bit."""
+    x = RNG.normal(size=(700, 2, 6)).astype(np.float32) * np.float32([[1, 9, 1e-3, 50, 0, 7]])
+    steps = choose_steps(np.abs(x).max(axis=0).astype(np.float64))
+    integers = np.rint(x / steps).astype(np.int64)
+    assert np.abs(integers).max() <= LARGEST
+    wanted = np.einsum("rgi,rgj->gij", integers, integers)
+    whole = MomentSums.of(x, x, steps, steps)
+    parts = [MomentSums.of(part, part, steps, steps) for part in np.array_split(x, 9)[::-1]]
+    total = parts[0]
+    for part in parts[1:]:
+        total += part
+    assert (whole.sums == wanted).all()
+    assert (total.sums == wanted).all()
+    assert total.rows == 700
+    other = MomentSums.of(x, x, steps * 2, steps * 2)
+    with pytest.raises(ValueError, match="different grids"):
+        whole + other
+
+
+def moments_of(data: object, batch: int = 1, threads: int = 1, memory: int = 1 << 30) -> list[bytes]:
+    """Return the moments of every layer as bytes."""
+    model = load(network())
+    layers, _ = find_layers(model, make_plan(model, INT4))
+    feeds = open_feeds(model.proto, data, batch)
+    found = {
+        layer.placement.tensor: moments.plain.tobytes() + bytes([moments.rows % 251])
+        for layer, moments in collect_moments(model, layers, feeds, threads, memory)
+    }
+    return [found[name] for name in sorted(found)]
+
+
+def test_moments_do_not_depend_on_the_way_of_feeding():
+    """Order, batches, threads and parts under a memory limit change no bit."""
+    wanted = moments_of(SMALL)
+    order = RNG.permutation(len(SMALL))
+    ways = {
+        "batches of 7": moments_of(SMALL, batch=7),
+        "all at once": moments_of([{"x": SMALL}], batch=0),
+        "shuffled": moments_of(SMALL[order], batch=5),
+        "two threads": moments_of(SMALL, threads=2),
+        "parts": moments_of(SMALL, memory=1 << 16),
+    }
+    assert {way for way, found in ways.items() if found != wanted} == set()
+
+
+@pytest.mark.parametrize("method", ROUNDED)
+@pytest.mark.parametrize("recipe", [INT4, W4A8], ids=["weights", "activations too"])
+def test_outputs_gain(method, recipe):
+    """Rounded weights lie on their grids, and the outputs are nearer to the float model's on other data."""
+    nearest = quantize_simulation(recipe)
+    found = quantize_simulation(recipe.with_rounding(method))
+    assert {layer.method for layer in found.layers} == {method}
+    assert {layer.weight for layer in found.layers} == {f"w{i}" for i in range(1, 7)}
+    assert not found.nearest
+    assert all(layer.after_db >= layer.before_db for layer in found.layers)
+    for encoding in found.encodings.encodings:
+        if encoding.tensor.startswith("w"):
+            values = weight_array(found.model, encoding.tensor)
+            assert encoding.fake_quantize(values).tobytes() == values.tobytes()
+    # Only qronos makes up for what earlier layers have lost.
+    assert error(found) < {"gptq": 0.85, "qronos": 0.6}[method] * error(nearest)
+
+
+def quantize_simulation(recipe):
+    """Return the rounding of `network` by a recipe for simulation, with the plan in `plan`."""
+    from onnxfq.stages.encoding_sources import plan_encodings
+    from onnxfq.stages.gather import gather_statistics
+    from onnxfq.stages.quantize_inputs import open_inputs
+    from onnxfq.stages.round_weights import round_given
+
+    options = RunOptions(threads=1)
+    inputs = open_inputs(network(), DATA, recipe, options)
+    planned = plan_encodings(inputs.ranked, recipe)
+    plan, encodings = planned.encode(inputs.model, gather_statistics(inputs, planned.unknown, None, options))
+    return round_given(inputs, plan, encodings, options)
+
+
+def error(rounding) -> float:
+    """Return the squared error of the outputs on other data, with the weights of `rounding` alone."""
+    encodings = {one.tensor: one for one in rounding.encodings.encodings}
+    proto = onnx.ModelProto()
+    proto.CopyFrom(rounding.model.proto)
+    for tensor in proto.graph.initializer:
+        if tensor.name in encodings and tensor.name.startswith("w"):
+            values = encodings[tensor.name].fake_quantize(numpy_helper.to_array(tensor))
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    other = np.random.default_rng(9).normal(size=(40, 4, 9, 9))
+    x = (other + other.mean(axis=(2, 3), keepdims=True) * 4 + other.cumsum(axis=3) / 2).astype(np.float32)
+    return float(((run(proto, x) - run(network(), x)) ** 2).sum())
+
+
+@pytest.mark.parametrize("method", ROUNDED)
+def test_quantize_writes_the_rounded_weights(method, tmp_path):
+    """Simulation and Q/DQ model agree to the bit, the file names the method, and order changes no byte."""
+    recipe = load_recipe("tensorrt-int8")
+    made = quantize(network(), DATA, tmp_path / "one.onnx", recipe=recipe, rounding=method)
+    assert made.evaluation.candidates
+    assert {p.key: p.value for p in made.qdq.metadata_props}["onnxfq.rounding"] == method
+    assert made.rounding is not None
+    assert made.rounding.layers
+    assert f"rounding   {method}" in "\n".join(made.rounding.lines())
+    biases = [one for one in made.encodings.encodings if one.spec.qtype.name == "int32"]
+    for bias in biases:  # the scale of a product, with the new scales of the weights
+        use = next(p.uses[0] for p in made.plan.biases if p.tensor == bias.tensor)
+        x, w = (next(p.tensor for p in made.plan.placements if (use.node, slot) in p.uses) for slot in (0, 1))
+        assert (bias.scale == made.encodings[x].scale * made.encodings[w].scale).all()
+    if method == "gptq":
+        again = quantize(
+            network(),
+            DATA[::-1],
+            tmp_path / "two.onnx",
+            recipe=recipe,
+            rounding=method,
+            options=RunOptions(batch=8),
+        )
+        assert again.qdq.SerializeToString() == made.qdq.SerializeToString()
+
+
+def test_one_shot_data_and_no_data():
+    """Data that can be read only once serves with what was kept of it; without data nothing is rounded."""
+    made = quantize(network(), ({"x": x[None]} for x in DATA), recipe="tensorrt-int8", rounding="gptq")
+    assert made.rounding is not None
+    assert len(made.rounding.layers) >= 4
+    proto = build("g (float[N,64] x) => (float[N,8] y) { [fc] y = MatMul (x, w) }", {"w": weights(64, 8)})
+    recipe = load_recipe("tensorrt-int8-weights").with_rounding("gptq")
+    without = quantize(proto, None, recipe=recipe).rounding
+    assert without is not None
+    assert without.nearest == {"w": "no data was given"}
+
+
+def test_a_tied_weight_keeps_its_float_reader():
+    """A Gather of the same matrix still reads the values in float."""
+    proto = build(
+        """g (int64[N] ids) => (float[N,40] y) {
+            [embed] e = Gather (table, ids)
+            [turn] t = Transpose (table)
+            [head] y = MatMul (e, t) }""",
+        {"table": weights(40, 32)},
+    )
+    ids = RNG.integers(0, 40, size=(64,))
+    recipe = INT4.model_copy(update={"target": "onnxruntime"})
+    made = quantize(proto, {"ids": ids}, recipe=recipe, rounding="gptq")
+    assert made.rounding is not None
+    assert [layer.weight for layer in made.rounding.layers] == ["table"]
+    float_table = weight_array(made.rounding.model, "table/float")
+    assert (float_table == weights(40, 32)).all()
+    assert (weight_array(made.rounding.model, "table") != weights(40, 32)).any()
+
+
+def test_weights_in_bodies_stay_at_nearest():
+    """The layer in a branch of an If is named with the reason; others are rounded."""
+    proto = build(
+        """g (float[N,16] x, bool c) => (float[N,8] y) {
+            [first] h = MatMul (x, w1)
+            [branch] y = If (c) <
+                then_branch = a () => (float[N,8] p) { [inner] p = MatMul (h, w2) },
+                else_branch = b () => (float[N,8] q) { q = MatMul (h, w2) } > }""",
+        {"w1": weights(16, 16), "w2": weights(16, 8)},
+    )
+    data = [{"x": RNG.normal(size=(4, 16)).astype(np.float32), "c": np.asarray(True)}] * 3
+    made = quantize(proto, data, recipe=load_recipe("tensorrt-int8-weights"), rounding="gptq")
+    assert made.rounding is not None
+    assert [layer.weight for layer in made.rounding.layers] == ["w1"]
+    assert "reads it in a body" in made.rounding.nearest["w2"]
+
+
+def test_refusals():
+    """An unknown method, and data with NaN, are refused in one line with the remedy."""
+    with pytest.raises(RecipeError, match="unknown rounding of weights 'gptqq'.*gptq"):
+        load_recipe("tensorrt-int8").with_rounding("gptqq")
+    bad = DATA.copy()
+    bad[3, 0, 0, 0] = np.nan
+    model = load(network())
+    layers, _ = find_layers(model, make_plan(model, INT4))
+    with pytest.raises(StatisticsError, match="tensor 'x' NaN or infinities.*rounding: nearest"):
+        list(collect_moments(model, layers, [{"x": bad}]))
+
+
+def test_transposed_inputs():
+    """The rows of a Gemm with transA and of a MatMul's second operand are along the summed axis."""
+    x = DATA[0, 0]
+    assert (InputView("Gemm", 0).rows(x, 1, 100)[:, 0] == x.T).all()
+    assert (InputView("MatMul", -2).rows(x[None], 1, 100)[:, 0] == x.T).all()
+    assert partial(InputView("MatMul", -1).rows, x, 1)(100).shape == (9, 1, 9)
