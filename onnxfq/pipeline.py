@@ -24,6 +24,7 @@ from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.encoding_sources import Missing, plan_encodings
+from onnxfq.stages.equalize_inputs import equalize_inputs
 from onnxfq.stages.evaluate import compare_forms
 from onnxfq.stages.gather import gather_statistics
 from onnxfq.stages.half_scales import with_half_scales
@@ -114,6 +115,8 @@ def quantize(
     clock = _Clock()
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
+    inputs, equalized = equalize_inputs(inputs, chosen, options, encodings, statistics is not None)
+    clock.lap("equalize")
     planned = plan_encodings(inputs.ranked, chosen, encodings)
     if inputs.feeds is None and statistics is None:
         planned = planned.without_missing(missing)
@@ -133,6 +136,7 @@ def quantize(
     evaluation = compare_forms(inputs, simulation, cast.comparable, options)
     clock.lap("evaluate")
     write_model(qdq, output, inputs.kept, options.threads)
+    plan = plan.model_copy(update={"equalization": equalized})
     made = (plan, found, encoded, inputs.take_in(qdq), inputs.take_in(simulation), evaluation)
     ends = (cast.floats, planned.matched, clock.seconds, inputs.scratch, measured)
     return QuantizeResult(inputs.model, chosen, *made, *ends)

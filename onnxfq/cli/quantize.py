@@ -29,6 +29,7 @@ from onnxfq.cli.options import (
     RecipeOption,
     RequantizeOption,
     RuntimeOption,
+    SmoothOption,
     StatisticsOption,
     ThreadsOption,
     choose_recipe,
@@ -58,6 +59,7 @@ def quantize(
     recipe: RecipeOption = DEFAULT_RECIPE,
     calibrator: CalibratorOption = None,
     equalize: EqualizeOption = None,
+    smooth: SmoothOption = None,
     keep_existing: KeepOption = False,
     requantize: RequantizeOption = False,
     custom_ops: CustomOpsOption = None,
@@ -106,7 +108,7 @@ def quantize(
         _check_folder(artifacts)
         for path in _artifacts(artifacts, model.stem).values() if artifacts.exists() else ():
             check_model_output(path, model, output, data, statistics, encodings, recipe, report)
-    chosen = choose_recipe(recipe, keep_existing, requantize, equalize)
+    chosen = choose_recipe(recipe, keep_existing, requantize, equalize, smooth)
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
     with show_progress(batch, threads, quiet, described, device) as options:
