@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product as product_of
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,23 +87,39 @@ class Product:
         function.at(found, self.layout.reshape(-1), function.reduce(values, shared).reshape(-1))
         return found
 
+    @cached_property
+    def power(self) -> NDArray[np.float64]:
+        """Sum of the squared weights that meet each channel, [C]."""
+        return self.columns(np.square(self.weight), np.add)
+
+    @cached_property
+    def signal(self) -> float:
+        """Expected square of the output, summed over its channels."""
+        return float(self.square @ self.power)
+
     def noise(self, exponents: Exponents) -> float:
         """Return the expected squared error of the output over its expected square.
 
         Both errors are taken as independent of each other and of the values, and channels as uncorrelated.
         """
-        power = self.columns(np.square(self.weight), np.add)
-        signal = float(self.square @ power)
-        if not signal > 0.0:
+        if not self.signal > 0.0:
             return 0.0
         up = exponents[self.ids]
-        scaled = np.ldexp(self.weight, -up[self.layout] + exponents[self.made])
-        # In the channels' own scale, so that the factors of the output count for nothing.
-        restored = np.ldexp(self.constant.noise(np.abs(scaled)), -2 * exponents[self.made])
-        squares = np.ldexp(self.square, 2 * up)
-        from_weight = float((restored * squares[self.layout]).sum())
         grid = np.ldexp(self.activation.noise(np.ldexp(self.amax, up)), -2 * up)
-        return (from_weight + float(grid @ power)) / signal
+        return (float(self.weight_noise(exponents).sum()) + float(grid @ self.power)) / self.signal
+
+    def weight_noise(self, exponents: Exponents) -> NDArray[np.float64]:
+        """Return the expected squared error that each weight adds to its output, factors divided out."""
+        up, made = exponents[self.ids][self.layout], exponents[self.made]
+        noise = self.constant.noise(np.abs(np.ldexp(self.weight, made - up)))
+        return np.asarray(np.ldexp(noise, 2 * (up - made)) * self.square[self.layout])
+
+    def importance(self, count: int) -> NDArray[np.float64]:
+        """Return the share of the output's square that an error of 1 in each variable's channel makes."""
+        found = np.zeros(count)
+        if self.signal > 0.0:
+            np.add.at(found, self.ids, self.power / self.signal)
+        return found
 
 
 @dataclass(frozen=True)
@@ -124,6 +142,7 @@ class Choice:
 def choose_factors(
     classes: NDArray[np.int64],
     products: Sequence[Product],
+    writers: Sequence[Product],
     made_by: NDArray[np.float64],
     most: int,
     alphas: Sequence[float] = ALPHAS,
@@ -138,39 +157,45 @@ def choose_factors(
     Args:
         classes: the variables, ascending.
         products: what reads the group's channels.
-        made_by: largest magnitude of what makes each variable, for channels nothing was observed of.
+        writers: products that make the group's channels with weights whose error depends on the factors.
+        made_by: largest magnitude of the weights that make each variable, which may stand for the range of
+            the activations; zeros to go by activations alone.
         most: largest exponent, up or down from the middle.
         alphas: the grid.
         known: exponents of all variables that are chosen already; those of `classes` are replaced.
     """
-    count = 1 + max(int(ids.max(initial=0)) for p in products for ids in (p.ids, p.made))
+    count = 1 + max(int(ids.max(initial=0)) for p in (*products, *writers) for ids in (p.ids, p.made))
     base = np.zeros(max(count, int(classes.max(initial=0)) + 1), np.int64)
     if known is not None:
         base[: len(known)] = known[: len(base)]
     base[classes] = 0
-    top_x, top_w = made_by.copy(), np.zeros(len(classes))
+    top_x, top_w = np.zeros(len(classes)), np.zeros(len(classes))
     for product in products:
         mine = np.isin(product.ids, classes)
         at = np.searchsorted(classes, product.ids[mine])
         amax = product.columns(np.abs(product.weight), np.maximum)
         np.maximum.at(top_x, at, product.amax[mine])
         np.maximum.at(top_w, at, amax[mine] / max(float(amax.max(initial=0.0)), np.finfo(float).tiny))
-    before = sum(product.noise(base) for product in products)
+    importance = sum((product.importance(len(base)) for product in products), np.zeros(len(base)))
+
+    def expect(exponents: Exponents) -> float:
+        made = sum(float((w.weight_noise(exponents) * importance[w.made]).sum()) for w in writers)
+        return sum(product.noise(exponents) for product in products) + made
+
+    before = expect(base)
     best, least, chosen = np.zeros(len(classes), np.int64), before, None
-    for alpha in alphas:
-        candidate = _exponents(top_x, top_w, alpha, most)
+    for tops, alpha in product_of((top_x, made_by) if made_by.any() else (top_x,), alphas):
+        candidate = _exponents(tops, top_w, alpha, most)
         trial = base.copy()
         trial[classes] = candidate
-        noise = sum(product.noise(trial) for product in products)
+        noise = expect(trial)
         if noise < least:
             best, least, chosen = candidate, noise, alpha
     share = len(products)
     return Choice(best, chosen, ratio_db(share, before), ratio_db(share, least))
 
 
-def _exponents(
-    top_x: NDArray[np.float64], top_w: NDArray[np.float64], alpha: float, most: int
-) -> Exponents:
+def _exponents(top_x: NDArray[np.float64], top_w: NDArray[np.float64], alpha: float, most: int) -> Exponents:
     live = (top_x > 0.0) & (top_w > 0.0) & np.isfinite(top_x)
     if not live.any():
         return np.zeros(len(top_x), np.int64)

@@ -169,7 +169,11 @@ ShapeOption = Annotated[
 
 
 def choose_recipe(
-    recipe: str, keep_existing: bool, requantize: bool, equalize: Equalize | None = None, smooth: str | None = None
+    recipe: str,
+    keep_existing: bool,
+    requantize: bool,
+    equalize: Equalize | None = None,
+    smooth: str | None = None,
 ) -> Recipe:
     """Return the recipe with the options for quantized models and equalized channels applied."""
     if keep_existing and requantize:

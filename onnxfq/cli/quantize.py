@@ -157,6 +157,9 @@ def _fill(result: pipeline.QuantizeResult, paths: Mapping[str, Path]) -> None:
     if result.floats is not None:
         write_document(paths["floats"], result.floats)
     save(result.simulation, paths["simulation"])
+    done = result.plan.equalization
+    if done is not None and done.changed:
+        save(result.model.proto, paths["equalized"])
 
 
 def _artifacts(folder: Path, stem: str) -> dict[str, Path]:
@@ -168,5 +171,6 @@ def _artifacts(folder: Path, stem: str) -> dict[str, Path]:
         "evaluation": "evaluation.json",
         "floats": "floats.json",
         "simulation": "fakequant.onnx",
+        "equalized": "equalized.onnx",
     }
     return {kind: folder / f"{stem}.{ending}" for kind, ending in endings.items()}

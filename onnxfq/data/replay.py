@@ -32,7 +32,7 @@ class KeptFeeds:
         return self.read_ahead(1)[0]
 
     def read_ahead(self, count: int) -> list[Feed]:
-        """Return up to `count` feeds, at most CHECK_BYTES but one at least; the next pass still yields them."""
+        """Return up to `count` feeds, or CHECK_BYTES of them; the next pass still yields them."""
         begun = self._begun or iter(self._source)
         first: list[Feed] = []
         size = 0

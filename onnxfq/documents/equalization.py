@@ -70,13 +70,20 @@ class Equalization(Record):
     trials: tuple[Trial, ...] = ()
     why: str = ""
 
+    @property
+    def changed(self) -> bool:
+        """Tell whether any group has factors, so that the model differs from the given one."""
+        return any(not group.why for group in self.groups)
+
     def lines(self, shown: int = 6) -> list[str]:
         """Return a summary as lines of text."""
         if self.why:
             return [f"equalized  {self.why}"]
         changed = [group for group in self.groups if not group.why]
         added = sum(group.inserted for group in changed)
-        lines = [f"equalized  {len(changed)} of {len(self.groups)} groups of channels, {added} with a new Mul"]
+        lines = [
+            f"equalized  {len(changed)} of {len(self.groups)} groups of channels, {added} with a new Mul"
+        ]
         if self.trials:
             tried = (f"{' and '.join(one.methods) or 'none'} {one.sqnr_db:.1f} dB" for one in self.trials)
             lines.append(f"           on some samples: {', '.join(tried)}")

@@ -126,7 +126,7 @@ def _observe(
     model: Model, groups: Sequence[ChannelGroup], feeds: Sequence[Feed], threads: int
 ) -> dict[str, ChannelMoments]:
     """Return the moments of the channels that operators with weights sum over, by tensor."""
-    axes = {fold.summed: fold.axis for group in groups for fold in group.readers}
+    axes = {fold.summed: fold.axis for g in groups for fold in (*g.readers, *g.writers) if fold.summed}
     if not axes:
         return {}
     session = Session(with_outputs(model.proto, axes), threads)
@@ -151,21 +151,27 @@ class _Chooser:
         self._types = GraphIndex(model.proto.graph).types
         self._slots = {use: placement.spec for placement in plan.placements for use in placement.uses}
 
+    def _has_one_scale(self, fold: Fold) -> bool:
+        spec = self._slots.get(Use(fold.node, 1))
+        return spec is not None and spec.granularity.axis is None
+
     def choose(self, group: ChannelGroup, exponents: NDArray[np.int64]) -> EqualizedGroup:
         """Choose the factors of `group`, write them into `exponents` and describe them."""
+        count, classes = len(group.classes), group.classes
         observed = all(fold.summed in self._moments for fold in group.readers)
-        count = len(group.classes)
-        made_by = np.zeros(count) if observed else _ranges_of_writers(group, self._model)
-        products = [
-            _product(fold, self._model, self._slots, self._moments, group.classes, made_by)
-            for fold in group.readers
-        ]
+        # Scales by output channel follow the factors; the error of other weights depends on them.
+        coarse = [fold for fold in group.writers if fold.summed and self._has_one_scale(fold)]
+        made_by = _ranges_of_writers(group, self._model) if coarse or not observed else np.zeros(count)
+        products, writers = (
+            [_product(fold, self._model, self._slots, self._moments, classes, made_by) for fold in folds]
+            for folds in (group.readers, coarse)
+        )
         method = _method(group)
         fixed = self._methods.alpha if method == "smooth" else None
         alphas = ALPHAS if fixed is None else (fixed,)
         half = any(self._types[fold.constant] == TensorProto.FLOAT16 for fold in group.readers)
         most = _MOST_OCTAVES_OF_HALF if half else _MOST_OCTAVES
-        choice = choose_factors(group.classes, products, made_by, most, alphas, exponents)
+        choice = choose_factors(classes, products, writers, made_by, most, alphas, exponents)
         least = LEAST_GAIN_OF_NODE_DB if group.explicit else LEAST_GAIN_DB
         gain, why = choice.after_db - choice.before_db, ""
         if choice.alpha is None or gain < least:
@@ -197,14 +203,19 @@ def _extremes(amax: NDArray[np.float64]) -> tuple[float, float]:
 def _ranges_of_writers(group: ChannelGroup, model: Model) -> NDArray[np.float64]:
     """Return the largest magnitude of the constants that make each channel, each relative to its largest."""
     found = np.zeros(len(group.classes))
+    weighted = any(fold.summed for fold in group.writers)
     for fold in group.writers:
+        if weighted and not fold.summed:
+            continue  # biases say little about the range of what they are added to
         values = np.abs(np.asarray(initializer_array(model.proto, fold.constant), np.float64))
-        values = np.broadcast_to(values, np.broadcast_shapes(values.shape, fold.plus.shape))
-        ids = np.broadcast_to(fold.plus, values.shape)
-        mine = np.isin(ids, group.classes)
-        if fold.summed or not any(one.summed for one in group.writers):
-            largest = max(float(values.max(initial=0.0)), np.finfo(float).tiny)
-            np.maximum.at(found, np.searchsorted(group.classes, ids[mine]), values[mine] / largest)
+        made = fold.plus
+        if fold.op_type == "Div":
+            made, values = fold.minus, 1.0 / np.maximum(values, np.finfo(np.float32).tiny)
+        shape = np.broadcast_shapes(values.shape, made.shape)
+        values, made = np.broadcast_to(values, shape), np.broadcast_to(made, shape)
+        mine = np.isin(made, group.classes)
+        largest = max(float(values.max(initial=0.0)), np.finfo(np.float32).tiny)
+        np.maximum.at(found, np.searchsorted(group.classes, made[mine]), values[mine] / largest)
     return found
 
 
@@ -224,7 +235,10 @@ def _product(
         amax = np.full(len(fold.inputs), made_by.max(initial=0.0))
         amax[mine] = made_by[np.searchsorted(classes, fold.inputs[mine])]
         square = np.square(amax / 3.0)
-    formats = _activation_format(slots.get(Use(fold.node, 0)), fold.axis), _format(slots.get(Use(fold.node, 1)))
+    formats = (
+        _activation_format(slots.get(Use(fold.node, 0)), fold.axis),
+        _format(slots.get(Use(fold.node, 1))),
+    )
     return Product(fold.inputs, amax, square, weight, fold.layout, fold.plus, *formats)
 
 
@@ -238,7 +252,12 @@ def _activation_format(spec: QuantSpec | None, axis: int) -> Format:
         return Format(None)
     granularity, qtype = spec.granularity, spec.qtype
     if granularity.block_shape is not None:
-        return Format(qtype, Granularity(0, granularity.block_shape[axis]) if axis < len(granularity.block_shape) else PER_TENSOR)
+        return Format(
+            qtype,
+            Granularity(0, granularity.block_shape[axis])
+            if axis < len(granularity.block_shape)
+            else PER_TENSOR,
+        )
     if granularity.axis is None or granularity.axis not in (axis, axis - 4, -1):
         return Format(qtype)
     return Format(qtype, Granularity(0, granularity.block_size))
@@ -258,7 +277,10 @@ def _drop_inexact(
             if lost is not None and exponents[group.classes].any():
                 exponents[group.classes] = 0
                 why = f"constant {lost!r} would overflow or lose bits in its type"
-                same = {"after_db": found[number].before_db, "activations_after": found[number].activations_before}
+                same = {
+                    "after_db": found[number].before_db,
+                    "activations_after": found[number].activations_before,
+                }
                 found[number] = found[number].model_copy(
                     update={"alpha": None, "octaves": (0, 0), "inserted": False, "why": why, **same}
                 )

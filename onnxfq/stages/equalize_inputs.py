@@ -10,7 +10,7 @@ from itertools import chain, combinations
 import numpy as np
 
 from onnxfq.data import Feed
-from onnxfq.documents.equalization import METHODS, Equalization, Method, Trial
+from onnxfq.documents.equalization import METHODS, Equalization, EqualizedGroup, Method, Trial
 from onnxfq.documents.recipe import ChannelMethods, Recipe
 from onnxfq.errors import DataError
 from onnxfq.graph.external.scratch_file import weights_in
@@ -75,7 +75,8 @@ def equalize_inputs(
     choosing, confirming = feeds[::2], (feeds[1::2] or feeds)[:CONFIRMING]
     followed = with_run_ranks(inputs.ranked, feeds[0], everywhere=True) if feeds else inputs.ranked
     plan = plan_encodings(inputs.ranked, recipe).plan
-    best, trials, groups = inputs, [], ()
+    best, trials = inputs, list[Trial]()
+    groups: tuple[EqualizedGroup, ...] = ()
     reached = -np.inf
     with weights_in(inputs.scratch):
         for tried in _candidates(methods):
@@ -100,9 +101,8 @@ def _candidates(methods: ChannelMethods) -> list[ChannelMethods]:
     always = [name for name in asked if name not in methods.confirmed]
     free = [name for name in asked if name in methods.confirmed]
     chosen = chain.from_iterable(combinations(free, count) for count in range(len(free) + 1))
-    return [
-        methods._replace(**{name: name in always or name in more for name in METHODS}) for more in chosen
-    ]
+    tried = [{*always, *more} for more in chosen]
+    return [methods._replace(cross_layer="cross_layer" in one, smooth="smooth" in one) for one in tried]
 
 
 def _with_model(inputs: QuantizeInputs, model: Model, feeds: Sequence[Feed]) -> QuantizeInputs:

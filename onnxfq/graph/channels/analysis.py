@@ -79,12 +79,20 @@ def analyze_channels(model: Model, outside: frozenset[str] = frozenset()) -> Ana
     free = np.where(fixed[classes], FIXED, classes)
     folds = tuple(_with_classes(fold, free) for fold in context.folds)
     blocked = {
-        fold.summed: next((reasons[c] for c in classes[fold.inputs].tolist() if reasons.get(c)), "an input")
+        fold.summed: _explain(fold, index, classes, reasons)
         for fold in context.folds
         if fold.summed and (free[fold.inputs] == FIXED).all()
     }
     own = {name: free[ids] for name, ids in context.own.items()}
     return Analysis(context.ties.count, folds, tuple(_group(folds, own, len(free))), blocked, own)
+
+
+def _explain(fold: Fold, index: GraphIndex, classes: Ids, reasons: dict[int, str]) -> str:
+    """Return why the channels that `fold` sums over have the factor 1."""
+    if (fold.inputs == FIXED).all():
+        maker = index.makers.get(fold.summed)
+        return "it is an input" if maker is None else f"{maker.op_type} {maker.name!r} gives it the factor 1"
+    return next(reasons[c] for c in classes[fold.inputs].tolist() if c in reasons)
 
 
 def _with_classes(fold: Fold, classes: Ids) -> Fold:
@@ -127,8 +135,12 @@ def _group(folds: tuple[Fold, ...], own: dict[str, Ids], count: int) -> list[Cha
     for fold in folds:
         for found, ids in ((writers, fold.plus), (readers, fold.minus)):
             free = ids[ids != FIXED]
-            if free.size and (found is writers or fold.summed):
+            if not free.size:
+                continue
+            if found is writers or fold.summed:
                 found[int(joined[free[0]])].append(fold)
+            elif fold.op_type == "Div":  # a divisor makes the channels, by its inverse
+                writers[int(joined[free[0]])].append(fold)
     outer = {int(joined[ids[ids != FIXED][0]]) for ids in own.values() if (ids != FIXED).any()}
     made = []
     for number in sorted(readers):

@@ -200,7 +200,7 @@ def _concat(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bo
         shape = context.index.shape(name)
         assert shape is not None
         sizes.append(shape[axis])
-    shape = [max(part.shape[a] for part in parts) for a in range(parts[0].ndim)]
+    widest = [max(part.shape[a] for part in parts) for a in range(parts[0].ndim)]
     if all(part.shape[axis] == 1 for part in parts):  # not along the channels
         for part in parts[1:]:
             context.ties.tie(parts[0], part)
@@ -209,7 +209,7 @@ def _concat(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bo
     if any(size is None for size in sizes):
         return False
     full = [
-        np.broadcast_to(part, [*shape[:axis], size, *shape[axis + 1 :]])
+        np.broadcast_to(part, [*widest[:axis], size, *widest[axis + 1 :]])
         for part, size in zip(parts, sizes, strict=True)
     ]
     context.ids[node.output[0]] = np.concatenate(full, axis)
@@ -390,7 +390,9 @@ def _fold_elements(
         return False
     none = np.full((1,) * values.ndim, FIXED, np.int64)
     context.folds.append(
-        Fold(constant, node.name, node.op_type, _trim(_align(plus, max(plus.ndim, values.ndim)), values), none)
+        Fold(
+            constant, node.name, node.op_type, _trim(_align(plus, max(plus.ndim, values.ndim)), values), none
+        )
     )
     return True
 
