@@ -58,7 +58,7 @@ class Trial(Record):
 
 
 class Equalization(Record):
-    """What was done to the channels of a model.
+    """Equalization of the channels of a model.
 
     Attributes:
         groups: channels whose factors were chosen.

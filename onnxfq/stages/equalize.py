@@ -78,7 +78,7 @@ def equalize(
     """Return `model` with channel factors that lower the expected error under `plan`.
 
     The factors are powers of two, folded into weights, biases and vectors; the outputs stay what they were.
-    Without feeds the ranges of weights stand for those of activations.
+    Without feeds the ranges of weights replace the ranges of activations.
 
     Args:
         model: the normalised float model, as the target of the plan prepares it.

@@ -32,7 +32,7 @@ SAMPLES = 64
 CONFIRMING = 8
 """Most feeds that confirm."""
 
-LEAST_GAIN_DB = 0.1
+LEAST_GAIN_DB = 0.5
 """Gain of the outputs below which a method is left."""
 
 

@@ -52,7 +52,7 @@ class Analysis:
 
 
 def analyze_channels(model: Model, outside: frozenset[str] = frozenset()) -> Analysis:
-    """Return the channels of the main graph of `model` that may have factors of their own.
+    """Return the channels of the main graph of `model` with free factors.
 
     Cross-layer equalization (M. Nagel et al., 2019) and SmoothQuant (G. Xiao et al., 2023) choose such
     factors. One pass forward over the nodes gives every channel a variable: operators with weights,

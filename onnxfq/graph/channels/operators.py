@@ -398,7 +398,7 @@ def _fold_elements(
 
 
 def _linear(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
-    """Read a product with a constant weight: channels of input and output have factors of their own."""
+    """Read a product with a constant weight: channels of input and output have separate factors."""
     data, weight = node.input[0], node.input[1]
     if weight not in context.index.constants:
         return node.op_type == "MatMul" and _matmul(node, context)
