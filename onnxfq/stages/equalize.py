@@ -150,9 +150,10 @@ class _Chooser:
         self._model, self._methods, self._moments = model, methods, moments
         self._types = GraphIndex(model.proto.graph).types
         self._slots = {use: placement.spec for placement in plan.placements for use in placement.uses}
+        self._weights = {placement.tensor: placement.spec for placement in plan.weights}
 
     def _has_one_scale(self, fold: Fold) -> bool:
-        spec = self._slots.get(Use(fold.node, 1))
+        spec = self._weights.get(fold.constant)
         return spec is not None and spec.granularity.axis is None
 
     def choose(self, group: ChannelGroup, exponents: NDArray[np.int64]) -> EqualizedGroup:
@@ -163,8 +164,7 @@ class _Chooser:
         coarse = [fold for fold in group.writers if fold.summed and self._has_one_scale(fold)]
         made_by = _ranges_of_writers(group, self._model) if coarse or not observed else np.zeros(count)
         products, writers = (
-            [_product(fold, self._model, self._slots, self._moments, classes, made_by) for fold in folds]
-            for folds in (group.readers, coarse)
+            [self._product(fold, classes, made_by) for fold in folds] for folds in (group.readers, coarse)
         )
         method = _method(group)
         fixed = self._methods.alpha if method == "smooth" else None
@@ -193,6 +193,20 @@ class _Chooser:
             why=why,
         )
 
+    def _product(self, fold: Fold, classes: NDArray[np.int64], made_by: NDArray[np.float64]) -> Product:
+        """Return the product of `fold`; without feeds the ranges `made_by` stand for its input."""
+        weight = np.asarray(initializer_array(self._model.proto, fold.constant), np.float64)
+        if fold.summed in self._moments:
+            amax, square = self._moments[fold.summed].amax, self._moments[fold.summed].square
+        else:
+            mine = np.isin(fold.inputs, classes)
+            amax = np.full(len(fold.inputs), made_by.max(initial=0.0))
+            amax[mine] = made_by[np.searchsorted(classes, fold.inputs[mine])]
+            square = np.square(amax / 3.0)
+        activation = _activation_format(self._slots.get(Use(fold.node, 0)), fold.axis)
+        constant = _format(self._weights.get(fold.constant))
+        return Product(fold.inputs, amax, square, weight, fold.layout, fold.plus, activation, constant)
+
 
 def _extremes(amax: NDArray[np.float64]) -> tuple[float, float]:
     """Return the smallest and the largest magnitude of the channels that are not always 0."""
@@ -217,29 +231,6 @@ def _ranges_of_writers(group: ChannelGroup, model: Model) -> NDArray[np.float64]
         largest = max(float(values.max(initial=0.0)), np.finfo(np.float32).tiny)
         np.maximum.at(found, np.searchsorted(group.classes, made[mine]), values[mine] / largest)
     return found
-
-
-def _product(
-    fold: Fold,
-    model: Model,
-    slots: dict[Use, QuantSpec],
-    moments: dict[str, ChannelMoments],
-    classes: NDArray[np.int64],
-    made_by: NDArray[np.float64],
-) -> Product:
-    weight = np.asarray(initializer_array(model.proto, fold.constant), np.float64)
-    if fold.summed in moments:
-        amax, square = moments[fold.summed].amax, moments[fold.summed].square
-    else:
-        mine = np.isin(fold.inputs, classes)
-        amax = np.full(len(fold.inputs), made_by.max(initial=0.0))
-        amax[mine] = made_by[np.searchsorted(classes, fold.inputs[mine])]
-        square = np.square(amax / 3.0)
-    formats = (
-        _activation_format(slots.get(Use(fold.node, 0)), fold.axis),
-        _format(slots.get(Use(fold.node, 1))),
-    )
-    return Product(fold.inputs, amax, square, weight, fold.layout, fold.plus, *formats)
 
 
 def _format(spec: QuantSpec | None) -> Format:

@@ -174,8 +174,8 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Sur
         )
     if any(spoken.channel_methods[:2]):
         raise RecipeError(
-            f"recipe {recipe.name} equalizes or smooths channels, which rewrites ONNX models only; set smooth: "
-            "none and equalize: depthwise or none, or quantize the exported model"
+            f"recipe {recipe.name} equalizes or smooths channels, which rewrites ONNX models only; set "
+            "smooth: none and equalize: depthwise or none, or quantize the exported model"
         )
     placements: list[Placement] = []
     nodes, skipped = [], []

@@ -78,6 +78,11 @@ NETWORKS = {
     "flatten": (IMAGE, f"{CONV} d = Flatten (c) y = Gemm (d, wf)", 1),
     "mean": (IMAGE, f"{CONV} d = ReduceMean <axes = [2,3], keepdims = 0> (c) y = Gemm (d, m1)", 1),
     "mlp": (ROWS, f"{LINEAR} r = Relu (c) y = MatMul (r, m1)", 1),
+    "transposed weight": (
+        ROWS,
+        f"{LINEAR} r = Relu (c) m1t = Transpose <perm = [1,0]> (g2) y = MatMul (r, m1t)",
+        1,
+    ),
     "gate": (ROWS, f"{LINEAR} k = MatMul (x, m2) s = Sigmoid (k) r = Mul (c, s) y = MatMul (r, m1)", 1),
     "layer norm": (ROWS, f"{LINEAR} r = LayerNormalization (c, g, mb) y = MatMul (r, m1)", 1),
     "gelu": (

@@ -399,62 +399,75 @@ def _fold_elements(
 
 def _linear(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
     """Read a product with a constant weight: channels of input and output have separate factors."""
-    data, weight = node.input[0], node.input[1]
+    data, (weight, turned) = node.input[0], _weight(node.input[1], context)
     if weight not in context.index.constants:
         return node.op_type == "MatMul" and _matmul(node, context)
     rank, dims = context.rank(data), tuple(context.index.constants[weight].dims)
     if data in context.index.constants or rank is None or not context.is_weight(weight):
         return False
-    if node.op_type in ("MatMul", "Gemm"):
-        transposed = node.op_type == "Gemm" and attrs.get("transB", 0)
+    convolution, group = node.op_type in ("Conv", "ConvTranspose"), attrs.get("group", 1)
+    if convolution:
+        if len(dims) < 3 or rank != len(dims) or turned:
+            return False
+        first_in = node.op_type == "ConvTranspose"
+        axis, sizes = 1, (dims[0], dims[1] * group) if first_in else (dims[1] * group, dims[0])
+    else:
         if len(dims) != 2 or rank < 2 or attrs.get("transA", 0):
             return False
-        axis, inputs_at, outputs = rank - 1, int(bool(transposed)), dims[0 if transposed else 1]
-        channels, group = dims[inputs_at], 1
+        first_in = bool(attrs.get("transB", 0)) == turned
+        axis, sizes = rank - 1, dims if first_in else dims[::-1]
+    read = _read_channels(data, axis, sizes[0], context)
+    if read is None:
+        return False
+    made, places = context.ties.fresh(sizes[1:]), np.arange(sizes[0])
+    if convolution:
+        layout, plus = _conv_ids(places, made, dims, group, first_in)
+    elif first_in:
+        layout, plus = places[:, None], made[None, :]
     else:
-        if len(dims) < 3 or rank != len(dims):
-            return False
-        group = attrs.get("group", 1)
-        turned = node.op_type == "ConvTranspose"
-        axis, inputs_at = 1, 0 if turned else 1
-        channels = dims[0] if turned else dims[1] * group
-        outputs = dims[1] * group if turned else dims[0]
+        layout, plus = places[None, :], made[:, None]
+    if len(node.input) > 2 and node.input[2]:
+        _fold_bias(node, made, context)
+    fold = Fold(weight, node.name, node.op_type, plus, read[layout], data, read, layout, axis)
+    context.folds.append(fold)
+    shape = [1] * rank
+    shape[axis] = len(made)
+    context.ids[node.output[0]] = made.reshape(shape)
+    return True
+
+
+def _weight(tensor: str, context: Context) -> tuple[str, bool]:
+    """Return the constant behind `tensor`, and whether it is read through a Transpose of its two axes."""
+    maker = context.index.makers.get(tensor)
+    if maker is None or maker.op_type != "Transpose" or maker.input[0] not in context.index.constants:
+        return tensor, False
+    return maker.input[0], True
+
+
+def _read_channels(data: str, axis: int, channels: int, context: Context) -> Ids | None:
+    """Return the variables of the channels that are summed over, [channels]; None if other axes differ."""
     ids = context.of(data)
-    if data in context.outside:
-        # A Mul in front of the operator gives its input factors of their own.
+    if data in context.outside:  # a Mul in front of the operator gives its input new factors
         if data not in context.own:
             context.own[data] = context.ties.fresh((channels,))
-        read = context.own[data]
-    elif any(size != 1 for place, size in enumerate(ids.shape) if place != axis):
-        return False
-    else:
-        read = np.broadcast_to(ids.reshape(-1), (channels,))
-    made, places = context.ties.fresh((outputs,)), np.arange(channels)
-    if node.op_type in ("MatMul", "Gemm"):
-        layout, plus = (
-            (places[:, None], made[None, :]) if inputs_at == 0 else (places[None, :], made[:, None])
-        )
-    else:
-        layout, plus = _conv_ids(places, made, dims, group, node.op_type == "ConvTranspose")
-    bias = node.input[2] if len(node.input) > 2 else ""
-    shape = [1] * rank
-    shape[axis] = outputs
-    whole = made.reshape(shape)
-    if bias:
-        held = context.index.constants.get(bias)
-        fits = held is not None and held.dims and held.dims[-1] == outputs
-        values = context.constant(bias) if held is not None else None
-        zero = values is not None and not np.any(values)
-        if held is None or (not fits and not zero) or not (zero or context.is_weight(bias)):
-            context.ties.fix(made, f"the bias of {node.op_type} {node.name!r} cannot take factors")
-        elif not zero:
-            assert values is not None
-            own = made.reshape((1,) * (values.ndim - 1) + (outputs,))
-            none = np.full((1,) * values.ndim, FIXED, np.int64)
-            context.folds.append(Fold(bias, node.name, node.op_type, own, none))
-    context.folds.append(Fold(weight, node.name, node.op_type, plus, read[layout], data, read, layout, axis))
-    context.ids[node.output[0]] = whole
-    return True
+        return context.own[data]
+    if any(size != 1 for place, size in enumerate(ids.shape) if place != axis):
+        return None
+    return np.broadcast_to(ids.reshape(-1), (channels,))
+
+
+def _fold_bias(node: onnx.NodeProto, made: Ids, context: Context) -> None:
+    """Fold the factors of the output into the bias of `node`, or fix them to 1."""
+    bias = node.input[2]
+    values = context.constant(bias)
+    if values is not None and not np.any(values):
+        return
+    if values is None or not context.is_weight(bias) or values.shape[-1:] != made.shape:
+        context.ties.fix(made, f"the bias of {node.op_type} {node.name!r} cannot take factors")
+        return
+    own = made.reshape((1,) * (values.ndim - 1) + made.shape)
+    none = np.full((1,) * values.ndim, FIXED, np.int64)
+    context.folds.append(Fold(bias, node.name, node.op_type, own, none))
 
 
 def _conv_ids(read: Ids, made: Ids, dims: tuple[int, ...], group: int, turned: bool) -> tuple[Ids, Ids]:
