@@ -25,6 +25,7 @@ from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.encoding_sources import Missing, plan_encodings
+from onnxfq.stages.equalize_inputs import equalize_inputs
 from onnxfq.stages.evaluate import compare_forms
 from onnxfq.stages.gather import gather_statistics
 from onnxfq.stages.half_scales import with_half_scales
@@ -127,6 +128,8 @@ def quantize(
     clock = _Clock()
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
+    inputs, equalized = equalize_inputs(inputs, chosen, options, encodings, statistics is not None)
+    clock.lap("equalize")
     planned = plan_encodings(inputs.ranked, chosen, encodings)
     if inputs.feeds is None and statistics is None:
         planned = planned.without_missing(missing)
@@ -147,7 +150,7 @@ def quantize(
     return QuantizeResult(
         model=inputs.loaded(),
         recipe=kept.recipe,
-        plan=kept.plan,
+        plan=kept.plan.model_copy(update={"equalization": equalized}),
         statistics=kept.statistics,
         encodings=built.encodings,
         qdq=inputs.take_in(built.qdq),

@@ -76,7 +76,16 @@ EqualizeOption = Annotated[
     Equalize | None,
     typer.Option(
         "--equalize",
-        help="Equalize channel ranges of these inputs; overrides the recipe.",
+        help="Equalize channel ranges: of depthwise inputs, or across layers; overrides the recipe.",
+        show_default=False,
+    ),
+]
+SmoothOption = Annotated[
+    str | None,
+    typer.Option(
+        "--smooth",
+        metavar="none|auto|0.7",
+        help="Move differences between channels into weights, by this share; overrides the recipe.",
         show_default=False,
     ),
 ]
@@ -238,7 +247,11 @@ ShapeOption = Annotated[
 
 
 def choose_recipe(
-    recipe: str, keep_existing: bool, requantize: bool, equalize: Equalize | None = None
+    recipe: str,
+    keep_existing: bool,
+    requantize: bool,
+    equalize: Equalize | None = None,
+    smooth: str | None = None,
 ) -> Recipe:
     """Return the recipe with the options for quantized models and equalized channels applied."""
     if keep_existing and requantize:
@@ -246,6 +259,7 @@ def choose_recipe(
     chosen = load_recipe(recipe)
     asked = "keep" if keep_existing else "requantize" if requantize else chosen.existing
     chosen = chosen if equalize is None else chosen.with_equalize(equalize)
+    chosen = chosen if smooth is None else chosen.with_smooth(smooth)
     return chosen.model_copy(update={"existing": asked})
 
 

@@ -64,6 +64,12 @@ def plan(
             "--data infers ranks from one run",
             quiet,
         )
+    if any(chosen.channel_methods[:2]):
+        say(
+            "note       the plan is for the model as it is: `onnxfq quantize --artifacts` equalizes channels "
+            "across layers and writes the equalized model with its plan",
+            quiet,
+        )
     say(plan_summary(planned.plan), quiet)
     for line in planned.lines():
         say(line, quiet)

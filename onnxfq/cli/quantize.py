@@ -39,6 +39,7 @@ from onnxfq.cli.options import (
     RequantizeOption,
     RoundingOption,
     RuntimeOption,
+    SmoothOption,
     StatisticsOption,
     ThreadsOption,
     WeightBitsOption,
@@ -72,6 +73,7 @@ def quantize(
     calibrator: CalibratorOption = None,
     rounding: RoundingOption = None,
     equalize: EqualizeOption = None,
+    smooth: SmoothOption = None,
     keep_existing: KeepOption = False,
     requantize: RequantizeOption = False,
     custom_ops: CustomOpsOption = None,
@@ -127,7 +129,7 @@ def quantize(
         _check_folder(artifacts)
         for path in _artifacts(artifacts, model.stem).values() if artifacts.exists() else ():
             check_model_output(path, model, output, data, statistics, encodings, recipe, report)
-    chosen = choose_recipe(recipe, keep_existing, requantize, equalize)
+    chosen = choose_recipe(recipe, keep_existing, requantize, equalize, smooth)
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
     promise = read_promise(min_sqnr, max_drop, labels, metric, fallback, weight_bits)
@@ -193,6 +195,9 @@ def _fill(result: pipeline.QuantizeResult, paths: Mapping[str, Path]) -> None:
     if result.floats is not None:
         write_document(paths["floats"], result.floats)
     save(result.simulation, paths["simulation"])
+    done = result.plan.equalization
+    if done is not None and done.changed:
+        save(result.model.proto, paths["equalized"])
 
 
 def _artifacts(folder: Path, stem: str) -> dict[str, Path]:
@@ -204,5 +209,6 @@ def _artifacts(folder: Path, stem: str) -> dict[str, Path]:
         "evaluation": "evaluation.json",
         "floats": "floats.json",
         "simulation": "fakequant.onnx",
+        "equalized": "equalized.onnx",
     }
     return {kind: folder / f"{stem}.{ending}" for kind, ending in endings.items()}

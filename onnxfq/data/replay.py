@@ -34,9 +34,17 @@ class KeptFeeds:
 
     def read_first(self) -> Feed:
         """Return the first feed; the next pass still yields it."""
-        begun = iter(self.source)
-        first = next(begun)
-        self._begun = chain([first], begun)
+        return self.read_ahead(1)[0]
+
+    def read_ahead(self, count: int) -> list[Feed]:
+        """Return up to `count` feeds, or CHECK_BYTES of them; the next pass still yields them."""
+        begun = self._begun or iter(self.source)
+        first: list[Feed] = []
+        size = 0
+        while len(first) < count and size < CHECK_BYTES and (feed := next(begun, None)) is not None:
+            first.append({name: array.copy() for name, array in feed.items()})
+            size += sum(array.nbytes for array in feed.values())
+        self._begun = chain(first, begun)
         return first
 
     def __iter__(self) -> Iterator[Feed]:

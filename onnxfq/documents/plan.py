@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.documents.encodings import Encoding, lift_calibrator
+from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.rounding import NEAREST, RoundingMethod
 from onnxfq.errors import PlanError
 from onnxfq.graph.model import Existing
@@ -118,6 +119,8 @@ class Plan(Record):
     Attributes:
         existing: policy for loading a quantized model, from the recipe.
         bridges: operators that multiply nothing and run in low precision between quantized tensors.
+        equalization: what was done to the channels of the model before it was planned; None if nothing was
+            asked for.
     """
 
     format: Literal["onnxfq.plan/1"] = "onnxfq.plan/1"
@@ -129,6 +132,7 @@ class Plan(Record):
     skipped: tuple[Skipped, ...]
     existing: Existing = "refuse"
     bridges: tuple[Bridge, ...] = ()
+    equalization: Equalization | None = None
 
     @pydantic.model_validator(mode="after")
     def _placed_once(self) -> Plan:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 
@@ -25,7 +25,25 @@ ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", 
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
 SmallShapes = Literal["quantize", "convolutions", "float"]
 Choice = Literal["quantize", "float"]
-Equalize = Literal["none", "depthwise"]
+Equalize = Literal["none", "depthwise", "cross_layer", "auto"]
+Smooth = Literal["none", "auto"] | Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
+
+
+class ChannelMethods(NamedTuple):
+    """Which channels may get factors before a model is quantized.
+
+    Attributes:
+        cross_layer: channels that weights make.
+        smooth: channels that a normalization or a product makes, or a new Mul scales.
+        alpha: share of the difference between channels that weights take over in smoothing; None for the
+            share of the least expected error.
+        confirmed: those of these methods that have to raise the SQNR of the outputs.
+    """
+
+    cross_layer: bool = False
+    smooth: bool = False
+    alpha: float | None = None
+    confirmed: frozenset[str] = frozenset()
 
 
 def _parse_calibrator(value: Any) -> Calibrator:
@@ -102,7 +120,9 @@ class ActivationScheme(Scheme):
         equalize: depthwise gives inputs of depthwise convolutions a scale per channel instead of one scale,
             whatever the calibrator. The scales differ by powers of two; a Mul before the pair and the weight
             scales compensate, so that each channel uses the whole grid. It has no effect on inputs with
-            several scales or dynamic ones.
+            several scales or dynamic ones. cross_layer first equalizes channels between operators with
+            weights, in the weights themselves, in the whole model; auto does so if it raises the SQNR of the
+            outputs on some samples.
     """
 
     granularity: ActivationGranularity = "per_tensor"
@@ -223,6 +243,9 @@ class Recipe(Record):
         log_spectra: whether products of a spectrum whose logarithm is taken are quantized to integers of 8
             bits or less.
         conv_transpose: whether ConvTranspose is quantized for a target that may run it in float nevertheless.
+        smooth: whether differences between channels of activations move into the weights that read them, as
+            SmoothQuant does: a share of 0 to 1, or auto for the share of the least expected error, if that
+            raises the SQNR of the outputs on some samples.
         existing: for a partly quantized model, keep its quantizers and quantize the rest, or remove them
             first (requantize).
     """
@@ -237,8 +260,21 @@ class Recipe(Record):
     depthwise: Choice = "quantize"
     log_spectra: Choice = "float"
     conv_transpose: Choice = "float"
+    smooth: Smooth = "none"
     overrides: tuple[Override, ...] = ()
     existing: Existing = "refuse"
+
+    @property
+    def channel_methods(self) -> ChannelMethods:
+        """Which channels get factors before the model is quantized."""
+        equalize = "none" if self.activations is None else self.activations.equalize
+        asked = {"cross_layer": equalize, "smooth": self.smooth}
+        return ChannelMethods(
+            equalize in ("cross_layer", "auto"),
+            self.smooth != "none",
+            self.smooth if isinstance(self.smooth, float) else None,
+            frozenset(name for name, value in asked.items() if value == "auto"),
+        )
 
     def activation_for(self, node: str, op_type: str, tensor: str) -> ActivationScheme | None:
         """Return the activation scheme for input `tensor` of `node`, overrides applied; None: float."""
@@ -344,6 +380,11 @@ class Recipe(Record):
         )
         return made.model_copy(update={"overrides": plain})
 
+    def with_smooth(self, share: str) -> Recipe:
+        """Return this recipe with another share for smoothing. Raises RecipeError for another word."""
+        content = self.model_dump() | {"smooth": share if share in ("none", "auto") else _number(share)}
+        return parse(content, Recipe, RecipeError, self.name)
+
     def _match_overrides(self, node: str, op_type: str, tensor: str) -> Iterator[Override]:
         return (override for override in self.overrides if override.matches(node, op_type, tensor))
 
@@ -353,6 +394,13 @@ def _with_outer(path: str) -> Iterator[str]:
     while path:
         yield path
         path = path.rpartition(".")[0]
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _match(pattern: str, name: str) -> bool:
@@ -471,6 +519,7 @@ class _Document(Record):
     depthwise: Choice | None = None
     log_spectra: Choice | None = None
     conv_transpose: Choice | None = None
+    smooth: Smooth | None = None
     overrides: list[Override] = []
     existing: Existing = "refuse"
 
@@ -490,6 +539,7 @@ def _from_file(path: Path) -> Recipe:
         "activations": _apply_changes(base["activations"], document.activations),
         "weights": base["weights"] | document.weights,
         **{name: getattr(document, name) or base[name] for name in _CHOICES},
+        "smooth": base["smooth"] if document.smooth is None else document.smooth,
         "overrides": document.overrides,
         "existing": document.existing,
     }

@@ -61,7 +61,7 @@ def _reads_channels(
         return False
     scheme = recipe.activation_for(node.name, node.op, tensor)
     weight = weights.get(Use(node.name, 1))
-    if scheme is None or scheme.equalize != "depthwise" or weight is None:
+    if scheme is None or scheme.equalize == "none" or weight is None:
         return False
     shape = node.inputs[0].shape
     channels = node.attrs["group"]

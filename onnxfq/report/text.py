@@ -104,6 +104,7 @@ def quantize_summary(result: QuantizeResult) -> str:
     """Return the summary after `quantize`: notes, coverage, scores, time."""
     lines = [f"note       {note}" for note in result.model.notes]
     lines.append(plan_summary(result.plan))
+    lines += result.plan.equalization.lines() if result.plan.equalization is not None else []
     lines += result.fitted.lines() if result.fitted is not None else []
     lines += _protection_lines(result.sensitivity) if result.sensitivity is not None else []
     lines += result.rounding.lines() if result.rounding is not None else []

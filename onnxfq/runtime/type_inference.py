@@ -69,12 +69,22 @@ def lacks_ranks(model: Model) -> tuple[str, ...]:
     return tuple(_read_by_weighted(index, [name for name in index.values if index.shape(name) is not None]))
 
 
-def with_run_ranks(model: Model, feed: Feed) -> Model:
+def with_run_ranks(model: Model, feed: Feed, everywhere: bool = False) -> Model:
     """Return `model`, for a plan, with the ranks that a run on `feed` gives the tensors of `lacks_ranks`.
 
     Sizes stay open: the next feed may have others. Raises DataError if the model cannot run on `feed`.
+
+    Args:
+        model: the normalised model.
+        feed: the inputs.
+        everywhere: the ranks of all tensors that nodes of the main graph compute.
     """
     asked = lacks_ranks(model)
+    if everywhere:
+        index = GraphIndex(model.proto.graph)
+        asked = tuple(name for name in index.makers if index.shape(name) is None)
+    if not asked:
+        return model
     session = Session(with_outputs(model.proto, asked), 1)
     found = zip(asked, session.run(feed, asked), strict=True)
     kinds = {name: _FLOATS.get(session.output_types[name]) for name in asked}

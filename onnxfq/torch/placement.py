@@ -173,6 +173,11 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Sur
             f"recipe {recipe.name} leaves small shapes in float, but a module has no shapes before it runs; "
             "remove small_shapes and name layers to keep in float"
         )
+    if any(spoken.channel_methods[:2]):
+        raise RecipeError(
+            f"recipe {recipe.name} equalizes or smooths channels, which rewrites ONNX models only; set "
+            "smooth: none and equalize: depthwise or none, or quantize the exported model"
+        )
     placements: list[Placement] = []
     nodes, skipped = [], []
     decided = {site.name: _decide(site, spoken, around.made_by) for site in sites}

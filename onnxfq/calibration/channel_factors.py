@@ -1,0 +1,205 @@
+"""Factors of channels: powers of two that lower the expected error of quantized products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product as product_of
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
+from onnxfq.numerics.layout import Layout
+from onnxfq.numerics.metrics import ratio_db
+from onnxfq.numerics.qtypes import QType
+
+Exponents = NDArray[np.int64]
+"""log2 of the factor of every variable; 0 for the variable with the factor 1."""
+
+ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Shares of the difference between channels that weights take over from activations."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a tensor is quantized, as far as the expected error depends on it.
+
+    Attributes:
+        qtype: number format; None for a tensor in float.
+        granularity: elements that share a scale.
+    """
+
+    qtype: QType | None
+    granularity: Granularity = PER_TENSOR
+
+    def noise(self, magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the expected squared error of tensors with these largest magnitudes by element.
+
+        A uniform grid has the error step^2 / 12. A float of m bits after the point has one in proportion to
+        its value, which factors do not change, and a uniform grid below its smallest normal number.
+        """
+        if self.qtype is None:
+            return np.zeros_like(magnitudes)
+        layout = Layout(self.granularity, magnitudes.shape)
+        top = layout.expand(layout.reduce(np.maximum, magnitudes, 0.0))
+        steps = self.qtype.qmax
+        if self.qtype.layout is not None:
+            least = 1 - self.qtype.layout.bias - self.qtype.layout.mantissa_bits
+            steps = self.qtype.qmax * 2.0**-least
+        elif not self.qtype.signed:
+            steps = self.qtype.qmax / 2.0  # a range of both signs takes both halves
+        uniform = np.square(top / steps) / 12.0
+        if self.qtype.layout is None:
+            return uniform
+        return uniform + np.square(magnitudes * 2.0 ** -(self.qtype.layout.mantissa_bits + 1)) / 12.0
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product that sums over channels of a group.
+
+    Attributes:
+        ids: variable of each channel of the input, [C].
+        amax: largest magnitude of each channel, [C].
+        square: mean square of each channel, [C].
+        weight: the values.
+        layout: channel of each element of `weight`, broadcastable to it.
+        made: variable of each output channel of `weight`, likewise.
+        activation: format of the input.
+        constant: format of the weight.
+    """
+
+    ids: NDArray[np.int64]
+    amax: NDArray[np.float64]
+    square: NDArray[np.float64]
+    weight: NDArray[np.float64]
+    layout: NDArray[np.int64]
+    made: NDArray[np.int64]
+    activation: Format
+    constant: Format
+
+    def columns(self, values: NDArray[np.float64], function: np.ufunc) -> NDArray[np.float64]:
+        """Return `function` over the elements of `weight`-shaped `values` that meet each channel, [C]."""
+        shared = tuple(axis for axis, size in enumerate(self.layout.shape) if size == 1)
+        found = np.zeros(len(self.ids))
+        function.at(found, self.layout.reshape(-1), function.reduce(values, shared).reshape(-1))
+        return found
+
+    @cached_property
+    def power(self) -> NDArray[np.float64]:
+        """Sum of the squared weights that meet each channel, [C]."""
+        return self.columns(np.square(self.weight), np.add)
+
+    @cached_property
+    def signal(self) -> float:
+        """Expected square of the output, summed over its channels."""
+        return float(self.square @ self.power)
+
+    def noise(self, exponents: Exponents) -> float:
+        """Return the expected squared error of the output over its expected square.
+
+        Both errors are taken as independent of each other and of the values, and channels as uncorrelated.
+        """
+        if not self.signal > 0.0:
+            return 0.0
+        up = exponents[self.ids]
+        grid = np.ldexp(self.activation.noise(np.ldexp(self.amax, up)), -2 * up)
+        return (float(self.weight_noise(exponents).sum()) + float(grid @ self.power)) / self.signal
+
+    def weight_noise(self, exponents: Exponents) -> NDArray[np.float64]:
+        """Return the expected squared error that each weight adds to its output, factors divided out."""
+        up, made = exponents[self.ids][self.layout], exponents[self.made]
+        noise = self.constant.noise(np.abs(np.ldexp(self.weight, made - up)))
+        return np.asarray(np.ldexp(noise, 2 * (up - made)) * self.square[self.layout])
+
+    def importance(self, count: int) -> NDArray[np.float64]:
+        """Return the share of the output's square that an error of 1 in each variable's channel makes."""
+        found = np.zeros(count)
+        if self.signal > 0.0:
+            np.add.at(found, self.ids, self.power / self.signal)
+        return found
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The factors of a group.
+
+    Attributes:
+        exponents: of every variable of the group, in its order.
+        alpha: which share; None for none.
+        before_db: expected ratio of signal to noise of the group's products without factors.
+        after_db: the same with them.
+    """
+
+    exponents: Exponents
+    alpha: float | None
+    before_db: float
+    after_db: float
+
+
+def choose_factors(
+    classes: NDArray[np.int64],
+    products: Sequence[Product],
+    writers: Sequence[Product],
+    made_by: NDArray[np.float64],
+    most: int,
+    alphas: Sequence[float] = ALPHAS,
+    known: Exponents | None = None,
+) -> Choice:
+    """Return the factors of the least expected error among `alphas` and none at all.
+
+    Channel j is divided by max|x_j|^alpha / max|w_j|^(1 - alpha), SmoothQuant's formula (G. Xiao et al.,
+    2023), which is Cross-layer equalization (M. Nagel et al., 2019) for alpha 0.5. The factor is rounded down
+    to a power of two, which changes no bit of a float's fraction.
+
+    Args:
+        classes: the variables, ascending.
+        products: what reads the group's channels.
+        writers: products that make the group's channels with weights whose error depends on the factors.
+        made_by: largest magnitude of the weights that make each variable, which may stand for the range of
+            the activations; zeros to go by activations alone.
+        most: largest exponent, up or down from the middle.
+        alphas: the grid.
+        known: exponents of all variables that are chosen already; those of `classes` are replaced.
+    """
+    count = 1 + max(int(ids.max(initial=0)) for p in (*products, *writers) for ids in (p.ids, p.made))
+    base = np.zeros(max(count, int(classes.max(initial=0)) + 1), np.int64)
+    if known is not None:
+        base[: len(known)] = known[: len(base)]
+    base[classes] = 0
+    top_x, top_w = np.zeros(len(classes)), np.zeros(len(classes))
+    for product in products:
+        mine = np.isin(product.ids, classes)
+        at = np.searchsorted(classes, product.ids[mine])
+        amax = product.columns(np.abs(product.weight), np.maximum)
+        np.maximum.at(top_x, at, product.amax[mine])
+        np.maximum.at(top_w, at, amax[mine] / max(float(amax.max(initial=0.0)), np.finfo(float).tiny))
+    importance = sum((product.importance(len(base)) for product in products), np.zeros(len(base)))
+
+    def expect(exponents: Exponents) -> float:
+        made = sum(float((w.weight_noise(exponents) * importance[w.made]).sum()) for w in writers)
+        return sum(product.noise(exponents) for product in products) + made
+
+    before = expect(base)
+    best, least, chosen = np.zeros(len(classes), np.int64), before, None
+    for tops, alpha in product_of((top_x, made_by) if made_by.any() else (top_x,), alphas):
+        candidate = _exponents(tops, top_w, alpha, most)
+        trial = base.copy()
+        trial[classes] = candidate
+        noise = expect(trial)
+        if noise < least:
+            best, least, chosen = candidate, noise, alpha
+    share = len(products)
+    return Choice(best, chosen, ratio_db(share, before), ratio_db(share, least))
+
+
+def _exponents(top_x: NDArray[np.float64], top_w: NDArray[np.float64], alpha: float, most: int) -> Exponents:
+    live = (top_x > 0.0) & (top_w > 0.0) & np.isfinite(top_x)
+    if not live.any():
+        return np.zeros(len(top_x), np.int64)
+    wanted = (1.0 - alpha) * np.log2(np.where(live, top_w, 1.0)) - alpha * np.log2(np.where(live, top_x, 1.0))
+    middle = np.median(wanted[live])
+    rounded = np.floor(wanted - wanted[live].max()) - np.floor(middle - wanted[live].max())
+    return np.where(live, np.clip(rounded, -most, most), 0).astype(np.int64)

@@ -1,0 +1,587 @@
+"""How each operator passes the factor of a channel on: one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.graph.channels.reshape import reshape_ids
+from onnxfq.graph.channels.ties import FIXED, Ids, Ties
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.ops import SIZES, STANDARD_DOMAINS
+
+_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A constant that takes up factors: it is multiplied by `plus` and divided by `minus`.
+
+    Attributes:
+        constant: its name.
+        node: the node that reads it.
+        op_type: its operator.
+        plus: variables of the output channels, broadcastable to the constant.
+        minus: variables of the input channels, likewise.
+        summed: the tensor whose channels the node sums over with this constant; empty if it sums none.
+        inputs: variables of that tensor's channels, [C]; empty without it.
+        layout: index of that tensor's channel, of the shape of `minus`; empty without it.
+        axis: axis of these channels in that tensor.
+    """
+
+    constant: str
+    node: str
+    op_type: str
+    plus: Ids
+    minus: Ids
+    summed: str = ""
+    inputs: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+    layout: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+    axis: int = 0
+
+
+class Context:
+    """Variables of the tensors of one graph while its nodes are read in order."""
+
+    def __init__(self, index: GraphIndex, outside: frozenset[str]) -> None:
+        """Start without tensors; those in `outside` get a factor of their own from a new Mul."""
+        self.index, self.outside = index, outside
+        self.ties = Ties()
+        self.folds: list[Fold] = []
+        self.ids: dict[str, Ids] = {}
+        self.own: dict[str, Ids] = {}
+
+    def of(self, tensor: str) -> Ids:
+        """Return the variables of `tensor`; fixed ones if it is not followed."""
+        if tensor not in self.ids:
+            shape = self.index.shape(tensor)
+            self.ids[tensor] = np.full([1] * len(shape or ()), FIXED, np.int64)
+        return self.ids[tensor]
+
+    def constant(self, tensor: str) -> NDArray[Any] | None:
+        """Return the values of a constant of floats or integers, None for another tensor."""
+        found = self.index.constants.get(tensor)
+        return None if found is None else np.asarray(tensor_array(found))
+
+    def is_weight(self, tensor: str) -> bool:
+        """Tell whether `tensor` is a constant of floats that can take factors."""
+        found = self.index.constants.get(tensor)
+        return found is not None and found.data_type in _FLOATS and tensor not in self.index.outputs
+
+    def rank(self, tensor: str) -> int | None:
+        """Return the rank of `tensor`, None if unknown."""
+        shape = self.index.shape(tensor)
+        return None if shape is None else len(shape)
+
+
+Rule = Callable[[onnx.NodeProto, dict[str, Any], Context], bool]
+"""Reads a node: sets the variables of its outputs, ties and folds. False: it cannot pass factors on."""
+
+
+def read_node(node: onnx.NodeProto, context: Context) -> None:
+    """Apply the rule of `node`; without one, or if it refuses, fix its inputs to the factor 1."""
+    if node.op_type in SIZES:
+        return
+    rule = RULES.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
+    attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    known = all(context.rank(name) is not None for name in (*node.input, *node.output) if name)
+    if rule is None or not known or not rule(node, attrs, context):
+        why = f"{node.op_type} {node.name!r} does not pass factors of channels on"
+        for name in filter(None, node.input):
+            context.ties.fix(context.of(name), why)
+
+
+def _pass_on(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    """Read f with f(s x) = s f(x) for s > 0, element by element or within a channel."""
+    ids = context.of(node.input[0])
+    if ids.ndim != context.rank(node.output[0]):
+        return False
+    context.ids[node.output[0]] = ids
+    return True
+
+
+def _cast(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    return attrs["to"] in _FLOATS and _pass_on(node, attrs, context)
+
+
+def _clip(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    """Limits of 0 and infinity bind every multiple of a channel alike."""
+    limits = [attrs.get("min", -np.inf), attrs.get("max", np.inf)]
+    for place, name in enumerate(node.input[1:]):
+        value = context.constant(name) if name else None
+        if name and (value is None or value.size != 1):
+            return False
+        if value is not None:
+            limits[place] = float(value.reshape(-1)[0])
+    top = float(np.finfo(np.float32).max)
+    free = all(value == 0.0 or abs(value) >= top for value in limits)
+    return free and _pass_on(node, attrs, context)
+
+
+def _prelu(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    return context.constant(node.input[1]) is not None and _pass_on(node, attrs, context)
+
+
+def _pad(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    """Padding with 0 or with values of the same channel keeps the factor."""
+    ids, pads = context.of(node.input[0]), context.constant(node.input[1])
+    if pads is None or len(node.input) > 3 and node.input[3]:
+        return all(size == 1 for size in ids.shape) and _pass_on(node, attrs, context)
+    if attrs.get("mode", b"constant") == b"constant" and len(node.input) > 2 and node.input[2]:
+        value = context.constant(node.input[2])
+        if value is None or float(value.reshape(-1)[0]) != 0.0:
+            return False
+    before, after = pads.reshape(2, -1).tolist()
+    for axis, more in enumerate(zip(before, after, strict=True)):
+        if ids.shape[axis] == 1 or not any(more):
+            continue
+        if min(more) < 0 or attrs.get("mode", b"constant") != b"constant":
+            return False
+        # New channels of zeros may have any factor.
+        ends = [context.ties.fresh((*ids.shape[:axis], n, *ids.shape[axis + 1 :])) for n in more]
+        ids = np.concatenate([ends[0], ids, ends[1]], axis)
+    context.ids[node.output[0]] = ids
+    return True
+
+
+def _resize(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    outside = attrs.get("coordinate_transformation_mode", b"half_pixel") == b"tf_crop_and_resize"
+    before, after = context.index.shape(node.input[0]), context.index.shape(node.output[0])
+    assert before is not None and after is not None
+    ids = context.of(node.input[0])
+    sizes = zip(ids.shape, before, after, strict=True)
+    kept = all(size == 1 or (one is not None and one == other) for size, one, other in sizes)
+    return kept and not outside and _pass_on(node, attrs, context)
+
+
+def _reduce(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    """Sums, means and extremes within a channel keep its factor."""
+    ids, axes = context.of(node.input[0]), attrs.get("axes")
+    if len(node.input) > 1 and node.input[1]:
+        given = context.constant(node.input[1])
+        if given is None:
+            return False
+        axes = given.reshape(-1).tolist()
+    if not axes:
+        return False
+    over = {int(axis) % ids.ndim for axis in axes}
+    if any(ids.shape[axis] != 1 for axis in over):
+        return False
+    context.ids[node.output[0]] = ids if attrs.get("keepdims", 1) else np.squeeze(ids, tuple(over))
+    return True
+
+
+def _reshape(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    before, after = context.index.shape(node.input[0]), context.index.shape(node.output[0])
+    assert before is not None and after is not None
+    ids = reshape_ids(context.of(node.input[0]), before, after)
+    if ids is not None:
+        context.ids[node.output[0]] = ids
+    return ids is not None
+
+
+def _transpose(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    ids = context.of(node.input[0])
+    context.ids[node.output[0]] = np.transpose(ids, attrs.get("perm"))
+    return True
+
+
+def _concat(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    parts = [context.of(name) for name in node.input]
+    axis = attrs["axis"] % parts[0].ndim
+    sizes = []
+    for name in node.input:
+        shape = context.index.shape(name)
+        assert shape is not None
+        sizes.append(shape[axis])
+    widest = [max(part.shape[a] for part in parts) for a in range(parts[0].ndim)]
+    if all(part.shape[axis] == 1 for part in parts):  # not along the channels
+        for part in parts[1:]:
+            context.ties.tie(parts[0], part)
+        context.ids[node.output[0]] = np.broadcast_arrays(*parts)[0]
+        return True
+    if any(size is None for size in sizes):
+        return False
+    full = [
+        np.broadcast_to(part, [*widest[:axis], size, *widest[axis + 1 :]])
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    context.ids[node.output[0]] = np.concatenate(full, axis)
+    return True
+
+
+def _split(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    ids = context.of(node.input[0])
+    axis, start = attrs.get("axis", 0) % ids.ndim, 0
+    for name in node.output:
+        shape = context.index.shape(name)
+        assert shape is not None
+        size = shape[axis]
+        if ids.shape[axis] == 1:
+            context.ids[name] = ids
+        elif size is None:
+            return False
+        else:
+            context.ids[name] = np.take(ids, range(start, start + size), axis)
+            start += size
+    return True
+
+
+def _slice(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    ids = context.of(node.input[0])
+    if all(size == 1 for size in ids.shape):
+        return _pass_on(node, attrs, context)
+    given = [context.constant(name) if name else None for name in node.input[1:]]
+    if len(given) < 2 or given[0] is None or given[1] is None:
+        return False
+    count = given[0].size
+    axes = given[2].tolist() if len(given) > 2 and given[2] is not None else list(range(count))
+    if len(node.input) > 3 and node.input[3] and given[2] is None:
+        return False
+    if len(node.input) > 4 and node.input[4] and given[3] is None:
+        return False
+    steps = given[3].tolist() if len(given) > 3 and given[3] is not None else [1] * count
+    places: list[slice] = [slice(None)] * ids.ndim
+    for start, end, axis, step in zip(given[0].tolist(), given[1].tolist(), axes, steps, strict=True):
+        if ids.shape[axis % ids.ndim] != 1:
+            end = None if step < 0 and end < -ids.shape[axis % ids.ndim] else end
+            places[axis % ids.ndim] = slice(start, end, step)
+    context.ids[node.output[0]] = ids[tuple(places)]
+    return True
+
+
+def _gather(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    """Read a constant choice of channels, or any choice along an axis whose indices share a factor."""
+    ids, wanted = context.of(node.input[0]), context.constant(node.input[1])
+    axis = attrs.get("axis", 0) % ids.ndim
+    rank = context.rank(node.input[1])
+    if ids.shape[axis] == 1 and rank is not None:
+        shape = (*ids.shape[:axis], *(1,) * rank, *ids.shape[axis + 1 :])
+        context.ids[node.output[0]] = ids.reshape(shape)
+        return True
+    if wanted is None:
+        return False
+    context.ids[node.output[0]] = np.take(ids, wanted, axis)
+    return True
+
+
+def _expand(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    ids, rank = context.of(node.input[0]), context.rank(node.output[0])
+    assert rank is not None
+    context.ids[node.output[0]] = ids.reshape((1,) * (rank - ids.ndim) + ids.shape)
+    return rank >= ids.ndim
+
+
+def _depth_to_space(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    """Read a pixel shuffle: the channels that make one output channel share a factor."""
+    ids, size = context.of(node.input[0]), attrs["blocksize"] ** 2
+    if ids.shape[1] == 1:
+        return _pass_on(node, attrs, context)
+    column_first = attrs.get("mode", b"DCR") == b"CRD"
+    groups = ids.reshape(-1, size) if column_first else ids.reshape(size, -1).T
+    context.ties.tie(groups[:, :1], groups)
+    context.ids[node.output[0]] = groups[:, 0].reshape(1, -1, 1, 1)
+    return True
+
+
+def _add(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    """Make all terms share a factor; a constant term is multiplied by it."""
+    terms = [name for name in node.input if name not in context.index.constants]
+    rank = context.rank(node.output[0])
+    if not terms or rank is None:
+        return False
+    ids = [_align(context.of(name), rank) for name in terms]
+    for other in ids[1:]:
+        context.ties.tie(ids[0], other)
+    whole = np.broadcast_arrays(*ids)[0] if len(ids) > 1 else ids[0]
+    for name in node.input:
+        if name in context.index.constants and not _fold_elements(node, name, whole, None, context):
+            return False
+    context.ids[node.output[0]] = whole
+    return True
+
+
+def _mul(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    """Read a product: a constant factor takes any factors up; of two tensors one keeps the factor 1."""
+    rank = context.rank(node.output[0])
+    constants = [name for name in node.input if name in context.index.constants]
+    if len(constants) == 2 or rank is None or (node.op_type == "Div" and node.input[0] in constants):
+        return False
+    if constants:
+        (data,) = (name for name in node.input if name not in constants)
+        return _mul_constant(node, data, constants[0], context)
+    one, other = (_align(context.of(name), rank) for name in node.input)
+    if node.op_type == "Mul" and context.ties.is_fixed(one):
+        one, other = other, one
+    context.ties.fix(other, f"{node.op_type} {node.name!r} multiplies two tensors, and one of them keeps 1")
+    context.ids[node.output[0]] = one
+    return True
+
+
+def _mul_constant(node: onnx.NodeProto, data: str, constant: str, context: Context) -> bool:
+    ids, shape = context.of(data), context.index.shape(node.output[0])
+    assert shape is not None
+    values = context.constant(constant)
+    if values is None or len(shape) != ids.ndim:
+        return False
+    fitting = (1,) * (len(shape) - values.ndim) + values.shape
+    wide = [place for place, extent in enumerate(fitting) if extent != 1]
+    if len(fitting) > len(shape) or len(wide) > 1:
+        return False
+    axis = wide[0] if wide else _summed_axis(node.output[0], len(shape), context)
+    size = None if axis is None else shape[axis]
+    free = context.is_weight(constant) and size is not None
+    if not wide and not (free and context.ties.is_fixed(ids)):
+        context.ids[node.output[0]] = ids  # a single number passes every factor on
+        return True
+    if not free or (wide and fitting[axis or 0] != size):
+        return False
+    made = context.ties.fresh(tuple(size if place == axis else 1 for place in range(len(shape))))  # type: ignore[misc]
+    plus, minus = (made, ids) if node.op_type == "Mul" else (ids, made)
+    if wide:
+        plus, minus = _trim(plus, values), _trim(minus, values)
+    context.folds.append(Fold(constant, node.name, node.op_type, plus, minus))
+    context.ids[node.output[0]] = made
+    return True
+
+
+def _summed_axis(tensor: str, rank: int, context: Context) -> int | None:
+    """Return the axis that the readers of `tensor` with weights sum over; None if they differ."""
+    found = {
+        1 if node.op_type in ("Conv", "ConvTranspose") else rank - 1
+        for node in context.index.readers.get(tensor, ())
+        if node.op_type in ("Conv", "ConvTranspose", "MatMul", "Gemm") and node.input[0] == tensor
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _align(ids: Ids, rank: int) -> Ids:
+    return ids.reshape((1,) * (rank - ids.ndim) + ids.shape)
+
+
+def _trim(ids: Ids, values: NDArray[Any]) -> Ids:
+    """Return `ids` without leading axes that `values` lacks."""
+    return ids.reshape(ids.shape[ids.ndim - values.ndim :])
+
+
+def _fold_elements(
+    node: onnx.NodeProto, constant: str, plus: Ids, minus: Ids | None, context: Context
+) -> bool:
+    """Fold factors into a constant that is added or multiplied element by element."""
+    values = context.constant(constant)
+    if values is None:
+        return False
+    if (plus == FIXED).all() and (minus is None or (minus == FIXED).all()):
+        return True
+    if not np.any(values):
+        return True
+    lacking = plus.shape[: plus.ndim - values.ndim] if values.ndim < plus.ndim else ()
+    own = plus.shape[len(lacking) :]
+    fits = all(size == 1 for size in lacking) and all(
+        have == 1 or have == size for have, size in zip(own, values.shape[-len(own) or None :], strict=False)
+    )
+    if not fits or not context.is_weight(constant):
+        return False
+    none = np.full((1,) * values.ndim, FIXED, np.int64)
+    context.folds.append(
+        Fold(
+            constant, node.name, node.op_type, _trim(_align(plus, max(plus.ndim, values.ndim)), values), none
+        )
+    )
+    return True
+
+
+def _linear(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    """Read a product with a constant weight: channels of input and output have separate factors."""
+    data, (weight, turned) = node.input[0], _weight(node.input[1], context)
+    if weight not in context.index.constants:
+        return node.op_type == "MatMul" and _matmul(node, context)
+    rank, dims = context.rank(data), tuple(context.index.constants[weight].dims)
+    if data in context.index.constants or rank is None or not context.is_weight(weight):
+        return False
+    convolution, group = node.op_type in ("Conv", "ConvTranspose"), attrs.get("group", 1)
+    if convolution:
+        if len(dims) < 3 or rank != len(dims) or turned:
+            return False
+        first_in = node.op_type == "ConvTranspose"
+        axis, sizes = 1, (dims[0], dims[1] * group) if first_in else (dims[1] * group, dims[0])
+    else:
+        if len(dims) != 2 or rank < 2 or attrs.get("transA", 0):
+            return False
+        first_in = bool(attrs.get("transB", 0)) == turned
+        axis, sizes = rank - 1, dims if first_in else dims[::-1]
+    read = _read_channels(data, axis, sizes[0], context)
+    if read is None:
+        return False
+    made, places = context.ties.fresh(sizes[1:]), np.arange(sizes[0])
+    if convolution:
+        layout, plus = _conv_ids(places, made, dims, group, first_in)
+    elif first_in:
+        layout, plus = places[:, None], made[None, :]
+    else:
+        layout, plus = places[None, :], made[:, None]
+    if len(node.input) > 2 and node.input[2]:
+        _fold_bias(node, made, context)
+    fold = Fold(weight, node.name, node.op_type, plus, read[layout], data, read, layout, axis)
+    context.folds.append(fold)
+    shape = [1] * rank
+    shape[axis] = len(made)
+    context.ids[node.output[0]] = made.reshape(shape)
+    return True
+
+
+def _weight(tensor: str, context: Context) -> tuple[str, bool]:
+    """Return the constant behind `tensor`, and whether it is read through a Transpose of its two axes."""
+    maker = context.index.makers.get(tensor)
+    if maker is None or maker.op_type != "Transpose" or maker.input[0] not in context.index.constants:
+        return tensor, False
+    return maker.input[0], True
+
+
+def _read_channels(data: str, axis: int, channels: int, context: Context) -> Ids | None:
+    """Return the variables of the channels that are summed over, [channels]; None if other axes differ."""
+    ids = context.of(data)
+    if data in context.outside:  # a Mul in front of the operator gives its input new factors
+        if data not in context.own:
+            context.own[data] = context.ties.fresh((channels,))
+        return context.own[data]
+    if any(size != 1 for place, size in enumerate(ids.shape) if place != axis):
+        return None
+    return np.broadcast_to(ids.reshape(-1), (channels,))
+
+
+def _fold_bias(node: onnx.NodeProto, made: Ids, context: Context) -> None:
+    """Fold the factors of the output into the bias of `node`, or fix them to 1."""
+    bias = node.input[2]
+    values = context.constant(bias)
+    if values is not None and not np.any(values):
+        return
+    if values is None or not context.is_weight(bias) or values.shape[-1:] != made.shape:
+        context.ties.fix(made, f"the bias of {node.op_type} {node.name!r} cannot take factors")
+        return
+    own = made.reshape((1,) * (values.ndim - 1) + made.shape)
+    none = np.full((1,) * values.ndim, FIXED, np.int64)
+    context.folds.append(Fold(bias, node.name, node.op_type, own, none))
+
+
+def _conv_ids(read: Ids, made: Ids, dims: tuple[int, ...], group: int, turned: bool) -> tuple[Ids, Ids]:
+    """Return the channels of input and output of a weight, broadcastable to it."""
+    spatial = (1,) * (len(dims) - 2)
+    if turned:  # [channels in, channels out / group, ...]
+        minus = read.reshape(-1, 1, *spatial)
+        plus = np.repeat(made.reshape(group, -1), dims[0] // group, axis=0)
+        return minus, plus.reshape(dims[0], dims[1], *spatial)
+    plus = made.reshape(-1, 1, *spatial)
+    minus = np.repeat(read.reshape(group, -1), dims[0] // group, axis=0)
+    return minus.reshape(dims[0], dims[1], *spatial), plus
+
+
+def _matmul(node: onnx.NodeProto, context: Context) -> bool:
+    """Read attention times values: columns of the second tensor pass, the summed channels keep 1."""
+    one, other = (context.of(name) for name in node.input)
+    rank = context.rank(node.output[0])
+    if rank is None or other.ndim < 2 or other.shape[-2] != 1 or rank < other.ndim:
+        return False
+    why = f"MatMul {node.name!r} sums over its channels"
+    context.ties.fix(one, why)
+    context.ids[node.output[0]] = _align(other, rank)
+    return True
+
+
+def _normalize(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    """Read a normalization over the last axis: its scale and shift give the output any factors."""
+    rank = context.rank(node.input[0])
+    assert rank is not None
+    context.ties.fix(context.of(node.input[0]), f"{node.op_type} {node.name!r} compares its channels")
+    if attrs.get("axis", -1) not in (-1, rank - 1):
+        return False
+    return _affine(node, node.input[1:], rank - 1, context)
+
+
+def _normalize_channels(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    context.ties.fix(context.of(node.input[0]), f"{node.op_type} {node.name!r} compares its values")
+    return node.op_type == "InstanceNormalization" and _affine(node, node.input[1:], 1, context)
+
+
+def _affine(node: onnx.NodeProto, constants: Any, axis: int, context: Context) -> bool:
+    """Give the output of `node` new variables, folded into its vectors of scale and shift."""
+    names = [name for name in constants if name]
+    rank = context.rank(node.output[0])
+    if not names or rank is None or not all(context.is_weight(name) for name in names):
+        return False
+    dims = {tuple(context.index.constants[name].dims) for name in names}
+    if len(dims) != 1 or len(size := dims.pop()) != 1:
+        return False
+    made = context.ties.fresh(size)
+    for name in names:
+        context.folds.append(Fold(name, node.name, node.op_type, made, np.zeros(1, np.int64)))
+    shape = [1] * rank
+    shape[axis] = size[0]
+    context.ids[node.output[0]] = made.reshape(shape)
+    return True
+
+
+def _batch_norm(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+    """Read s (x - m) / sqrt(v + e) + b: m takes the factors of x, b the output's, s their quotient."""
+    scale, shift, mean, variance = node.input[1:5]
+    names = (scale, shift, mean)
+    if attrs.get("training_mode", 0) or not all(context.is_weight(name) for name in names):
+        return False
+    if context.constant(variance) is None or len(set(names)) < 3:
+        return False
+    size = tuple(context.index.constants[scale].dims)
+    ids = context.of(node.input[0])
+    if any(extent != 1 for place, extent in enumerate(ids.shape) if place != 1):
+        return False
+    read, made, none = np.broadcast_to(ids.reshape(-1), size), context.ties.fresh(size), np.zeros(1, np.int64)
+    context.folds.append(Fold(scale, node.name, node.op_type, made, read))
+    context.folds.append(Fold(shift, node.name, node.op_type, made, none))
+    context.folds.append(Fold(mean, node.name, node.op_type, read, none))
+    context.ids[node.output[0]] = made.reshape([1, -1, *(1,) * (ids.ndim - 2)])
+    return True
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(
+        (
+            "Abs",
+            "AveragePool",
+            "Dropout",
+            "GlobalAveragePool",
+            "GlobalMaxPool",
+            "Identity",
+            "LeakyRelu",
+            "MaxPool",
+            "Neg",
+            "Relu",
+        ),
+        _pass_on,
+    ),
+    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), _reduce),
+    **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _reshape),
+    **dict.fromkeys(("Add", "Sub", "Sum"), _add),
+    **dict.fromkeys(("Div", "Mul"), _mul),
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), _linear),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalize),
+    "BatchNormalization": _batch_norm,
+    "Cast": _cast,
+    "Clip": _clip,
+    "Concat": _concat,
+    "DepthToSpace": _depth_to_space,
+    "Expand": _expand,
+    "Gather": _gather,
+    "InstanceNormalization": _normalize_channels,
+    "PRelu": _prelu,
+    "Pad": _pad,
+    "Resize": _resize,
+    "Slice": _slice,
+    "Split": _split,
+    "Transpose": _transpose,
+}
+"""Op type -> its rule. Every other operator blocks: its inputs keep the factor 1."""

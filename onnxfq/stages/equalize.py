@@ -1,0 +1,278 @@
+"""`equalize`: a float model of the same function whose channels quantize with less error."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from onnxfq.calibration.channel_factors import ALPHAS, Choice, Format, Product, choose_factors
+from onnxfq.data import Feed
+from onnxfq.documents.equalization import EqualizedGroup, Method
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import ChannelMethods
+from onnxfq.graph.channels import Analysis, ChannelGroup, Fold, analyze_channels
+from onnxfq.graph.constants import initializer_array
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import Model
+from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.graph.signature import with_outputs
+from onnxfq.graph.slots import Use
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
+from onnxfq.numerics.spec import QuantSpec
+from onnxfq.passes.fold_factors import fold_factors, inexact_folds
+from onnxfq.runtime.session import Session
+
+LEAST_GAIN_DB = 0.1
+"""Expected gain of the products of a group below which its factors stay 1."""
+
+LEAST_GAIN_OF_NODE_DB = 1.0
+"""The same for a group that needs a new Mul."""
+
+_MOST_OCTAVES = 20
+_MOST_OCTAVES_OF_HALF = 5
+"""Largest exponents of factors; small numbers of float16 lose bits below 2^-14."""
+
+_ROUNDS = 3
+"""Times that the groups are chosen: a weight belongs to the groups of its inputs and of its outputs."""
+
+
+@dataclass(frozen=True)
+class Equalized:
+    """A model after equalization.
+
+    Attributes:
+        model: of the same function; the given model itself if nothing was changed.
+        groups: what was done, and what was left.
+    """
+
+    model: Model
+    groups: tuple[EqualizedGroup, ...]
+
+    @property
+    def changed(self) -> bool:
+        """Tell whether any group has factors."""
+        return any(not group.why for group in self.groups)
+
+
+@dataclass(frozen=True)
+class ChannelMoments:
+    """Largest magnitude and mean square of each channel of a tensor, float64 [C]."""
+
+    amax: NDArray[np.float64]
+    square: NDArray[np.float64]
+
+
+def equalize(
+    model: Model,
+    plan: Plan,
+    methods: ChannelMethods,
+    feeds: Sequence[Feed] = (),
+    threads: int = 0,
+    ranked: Model | None = None,
+) -> Equalized:
+    """Return `model` with channel factors that lower the expected error under `plan`.
+
+    The factors are powers of two, folded into weights, biases and vectors; the outputs stay what they were.
+    Without feeds the ranges of weights replace the ranges of activations.
+
+    Args:
+        model: the normalised float model, as the target of the plan prepares it.
+        plan: what is quantized, and how.
+        methods: which groups are tried.
+        feeds: for the ranges of channels.
+        threads: of the runs.
+        ranked: the same model with ranks that only a run finds.
+    """
+    shaped = model if ranked is None else ranked
+    outside: frozenset[str] = frozenset()
+    wanted = {name for name in ("cross_layer", "smooth") if getattr(methods, name)}
+    if methods.smooth and feeds:
+        # Only a new Mul can scale the tensors without free factors; an input is better scaled by its user.
+        inputs = {value.name for value in model.proto.graph.input}
+        outside = frozenset(analyze_channels(shaped).blocked).difference(inputs)
+    analysis = analyze_channels(shaped, outside)
+    groups = [group for group in analysis.groups if _method(group) in wanted]
+    moments = _observe(model, groups, feeds, threads) if feeds else {}
+    chooser = _Chooser(model, plan, methods, moments)
+    exponents = np.zeros(analysis.count, np.int64)
+    found: list[EqualizedGroup] = []
+    for _ in range(_ROUNDS):
+        before = exponents.copy()
+        found = [chooser.choose(group, exponents) for group in groups]
+        if np.array_equal(before, exponents):
+            break
+    found = _drop_inexact(model, analysis, groups, exponents, found)
+    if not exponents.any():
+        return Equalized(model, tuple(found))
+    made = fold_factors(model, analysis, exponents)
+    digest = hashlib.sha256(model.sha256.encode() + exponents.tobytes())
+    return Equalized(replace(made, sha256=digest.hexdigest()), tuple(found))
+
+
+_WEIGHTED = WEIGHTED_INPUTS.keys() | {"BatchNormalization"}  # its statistics are constants too
+
+
+def _method(group: ChannelGroup) -> Method:
+    by_weights = any(fold.op_type in _WEIGHTED for fold in group.writers) and not group.explicit
+    return "cross_layer" if by_weights else "smooth"
+
+
+def _observe(
+    model: Model, groups: Sequence[ChannelGroup], feeds: Sequence[Feed], threads: int
+) -> dict[str, ChannelMoments]:
+    """Return the moments of the channels that operators with weights sum over, by tensor."""
+    axes = {fold.summed: fold.axis for g in groups for fold in (*g.readers, *g.writers) if fold.summed}
+    if not axes:
+        return {}
+    session = Session(with_outputs(model.proto, axes), threads)
+    total: dict[str, tuple[NDArray[np.float64], NDArray[np.float64], int]] = {}
+    for feed in feeds:
+        for (name, axis), values in zip(axes.items(), session.run(feed, list(axes)), strict=True):
+            rows = np.moveaxis(np.asarray(values, np.float64), axis, -1)
+            rows = np.where(np.isfinite(rows), rows, 0.0).reshape(-1, rows.shape[-1])
+            amax, square, count = total.get(name, (np.zeros(rows.shape[1]), np.zeros(rows.shape[1]), 0))
+            amax = np.maximum(amax, np.abs(rows).max(axis=0, initial=0.0))
+            total[name] = (amax, square + np.square(rows).sum(axis=0), count + len(rows))
+    return {name: ChannelMoments(amax, square / max(n, 1)) for name, (amax, square, n) in total.items()}
+
+
+class _Chooser:
+    """Chooses the factors of one group after the other."""
+
+    def __init__(
+        self, model: Model, plan: Plan, methods: ChannelMethods, moments: dict[str, ChannelMoments]
+    ) -> None:
+        self._model, self._methods, self._moments = model, methods, moments
+        self._types = GraphIndex(model.proto.graph).types
+        self._slots = {use: placement.spec for placement in plan.placements for use in placement.uses}
+        self._weights = {placement.tensor: placement.spec for placement in plan.weights}
+
+    def _has_one_scale(self, fold: Fold) -> bool:
+        spec = self._weights.get(fold.constant)
+        return spec is not None and spec.granularity.axis is None
+
+    def choose(self, group: ChannelGroup, exponents: NDArray[np.int64]) -> EqualizedGroup:
+        """Choose the factors of `group`, write them into `exponents` and describe them."""
+        count, classes = len(group.classes), group.classes
+        observed = all(fold.summed in self._moments for fold in group.readers)
+        # Scales by output channel follow the factors; the error of other weights depends on them.
+        coarse = [fold for fold in group.writers if fold.summed and self._has_one_scale(fold)]
+        made_by = _ranges_of_writers(group, self._model) if coarse or not observed else np.zeros(count)
+        products, writers = (
+            [self._product(fold, classes, made_by) for fold in folds] for folds in (group.readers, coarse)
+        )
+        method = _method(group)
+        fixed = self._methods.alpha if method == "smooth" else None
+        alphas = ALPHAS if fixed is None else (fixed,)
+        half = any(self._types[fold.constant] == TensorProto.FLOAT16 for fold in group.readers)
+        most = _MOST_OCTAVES_OF_HALF if half else _MOST_OCTAVES
+        choice = choose_factors(classes, products, writers, made_by, most, alphas, exponents)
+        least = LEAST_GAIN_OF_NODE_DB if group.explicit else LEAST_GAIN_DB
+        gain, why = choice.after_db - choice.before_db, ""
+        if choice.alpha is None or gain < least:
+            why = f"its expected gain is {gain:.1f} dB, below {least:g}"
+            choice = Choice(np.zeros(count, np.int64), None, choice.before_db, choice.before_db)
+        exponents[group.classes] = choice.exponents
+        first = products[0]
+        return EqualizedGroup(
+            tensor=group.name,
+            method=method,
+            readers=tuple(dict.fromkeys(fold.constant for fold in group.readers)),
+            alpha=choice.alpha,
+            octaves=(int(choice.exponents.min()), int(choice.exponents.max())),
+            before_db=choice.before_db,
+            after_db=choice.after_db,
+            inserted=group.explicit and not why,
+            activations_before=_extremes(first.amax),
+            activations_after=_extremes(np.ldexp(first.amax, exponents[first.ids])),
+            why=why,
+        )
+
+    def _product(self, fold: Fold, classes: NDArray[np.int64], made_by: NDArray[np.float64]) -> Product:
+        """Return the product of `fold`; without feeds the ranges `made_by` stand for its input."""
+        weight = np.asarray(initializer_array(self._model.proto, fold.constant), np.float64)
+        if fold.summed in self._moments:
+            amax, square = self._moments[fold.summed].amax, self._moments[fold.summed].square
+        else:
+            mine = np.isin(fold.inputs, classes)
+            amax = np.full(len(fold.inputs), made_by.max(initial=0.0))
+            amax[mine] = made_by[np.searchsorted(classes, fold.inputs[mine])]
+            square = np.square(amax / 3.0)
+        activation = _activation_format(self._slots.get(Use(fold.node, 0)), fold.axis)
+        constant = _format(self._weights.get(fold.constant))
+        return Product(fold.inputs, amax, square, weight, fold.layout, fold.plus, activation, constant)
+
+
+def _extremes(amax: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the smallest and the largest magnitude of the channels that are not always 0."""
+    live = amax[amax > 0.0]
+    return (float(live.min()), float(live.max())) if live.size else (0.0, 0.0)
+
+
+def _ranges_of_writers(group: ChannelGroup, model: Model) -> NDArray[np.float64]:
+    """Return the largest magnitude of the constants that make each channel, each relative to its largest."""
+    found = np.zeros(len(group.classes))
+    weighted = any(fold.summed for fold in group.writers)
+    for fold in group.writers:
+        if weighted and not fold.summed:
+            continue  # biases say little about the range of what they are added to
+        values = np.abs(np.asarray(initializer_array(model.proto, fold.constant), np.float64))
+        made = fold.plus
+        if fold.op_type == "Div":
+            made, values = fold.minus, 1.0 / np.maximum(values, np.finfo(np.float32).tiny)
+        shape = np.broadcast_shapes(values.shape, made.shape)
+        values, made = np.broadcast_to(values, shape), np.broadcast_to(made, shape)
+        mine = np.isin(made, group.classes)
+        largest = max(float(values.max(initial=0.0)), np.finfo(np.float32).tiny)
+        np.maximum.at(found, np.searchsorted(group.classes, made[mine]), values[mine] / largest)
+    return found
+
+
+def _format(spec: QuantSpec | None) -> Format:
+    return Format(None) if spec is None else Format(spec.qtype, spec.granularity)
+
+
+def _activation_format(spec: QuantSpec | None, axis: int) -> Format:
+    """Return the format of the channels alone, [C]: rows and samples have the largest of them."""
+    if spec is None:
+        return Format(None)
+    granularity, qtype = spec.granularity, spec.qtype
+    if granularity.block_shape is not None:
+        return Format(
+            qtype,
+            Granularity(0, granularity.block_shape[axis])
+            if axis < len(granularity.block_shape)
+            else PER_TENSOR,
+        )
+    if granularity.axis is None or granularity.axis not in (axis, axis - 4, -1):
+        return Format(qtype)
+    return Format(qtype, Granularity(0, granularity.block_size))
+
+
+def _drop_inexact(
+    model: Model,
+    analysis: Analysis,
+    groups: Sequence[ChannelGroup],
+    exponents: NDArray[np.int64],
+    found: list[EqualizedGroup],
+) -> list[EqualizedGroup]:
+    """Set the factors of groups to 1, in place, whose constants lose bits; return `found` with the reason."""
+    while inexact := inexact_folds(model, analysis, exponents):
+        for number, group in enumerate(groups):
+            lost = next((f.constant for f in inexact if f in group.readers or f in group.writers), None)
+            if lost is not None and exponents[group.classes].any():
+                exponents[group.classes] = 0
+                why = f"constant {lost!r} would overflow or lose bits in its type"
+                same = {
+                    "after_db": found[number].before_db,
+                    "activations_after": found[number].activations_before,
+                }
+                found[number] = found[number].model_copy(
+                    update={"alpha": None, "octaves": (0, 0), "inserted": False, "why": why, **same}
+                )
+    return found

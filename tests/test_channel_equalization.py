@@ -1,0 +1,239 @@
+"""Cross-layer equalization and smoothing: what scaled channels cost is won back, and the rest stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, weights
+from numpy.typing import NDArray
+
+import onnxfq
+from onnxfq.calibration.channel_factors import Format, Product, choose_factors
+from onnxfq.cli.main import main
+from onnxfq.documents.equalization import Equalization
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import RECIPES, Recipe, load_recipe
+from onnxfq.errors import DataError, RecipeError
+from onnxfq.graph.channels import analyze_channels
+from onnxfq.graph.io.load import load
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.passes.fold_factors import fold_factors
+
+CHAIN = """g (float[N,3,12,12] x) => (float[N,8,1,1] y) {
+    c = Conv <pads = [1,1,1,1]> (x, w0, b) r = Relu (c)
+    d = Conv <pads = [1,1,1,1]> (r, w1) q = Relu (d)
+    e = Conv <pads = [1,1,1,1]> (q, w2) s = Add (e, r) t = Relu (s)
+    p = GlobalAveragePool (t) y = Conv (p, w3) }"""
+GATED = """g (float[N,9,16] x) => (float[N,9,8] y) {
+    u = MatMul (x, m0) k = MatMul (x, m1) s = Sigmoid (k) a = Mul (k, s) h = Mul (u, a)
+    y = MatMul (h, m2) }"""
+ATTENTION = """g (float[N,9,16] x) => (float[N,9,16] y) {
+    q0 = MatMul (x, m0) q1 = Reshape (q0, heads) q = Transpose <perm = [0,2,1,3]> (q1)
+    k0 = MatMul (x, m1) k1 = Reshape (k0, heads) k = Transpose <perm = [0,2,3,1]> (k1)
+    v0 = MatMul (x, m3) v1 = Reshape (v0, heads) v = Transpose <perm = [0,2,1,3]> (v1)
+    l = MatMul (q, k) p = Softmax (l) o = MatMul (p, v)
+    o1 = Transpose <perm = [0,2,1,3]> (o) o2 = Reshape (o1, whole) y = MatMul (o2, m4) }"""
+PRE_NORM = """g (float[N,9,16] x) => (float[N,9,8] y) {
+    n = LayerNormalization (x, g, gb) h = MatMul (n, m0) a = Relu (h) y = MatMul (a, m2) }"""
+POST_NORM = """g (float[N,9,16] x) => (float[N,9,16] y) {
+    n = LayerNormalization (x, g, gb) h = MatMul (n, m0) a = Relu (h) o = MatMul (a, m5) y = Add (n, o) }"""
+NETWORKS = {"chain": CHAIN, "gated": GATED, "attention": ATTENTION}
+
+
+def network(text: str, outliers: float = 1.0) -> onnx.ModelProto:
+    """Return a network with normal weights; some channels of a normalization are larger by `outliers`."""
+    scale = np.abs(weights(16, seed=5)) + 0.5
+    scale[[3, 11]] *= outliers
+    arrays = {
+        "w0": weights(8, 3, 3, 3),
+        "b": weights(8),
+        "w1": weights(8, 8, 3, 3, seed=1) / 8,
+        "w2": weights(8, 8, 3, 3, seed=2) / 8,
+        "w3": weights(8, 8, 1, 1, seed=3),
+        "m0": weights(16, 16) / 4,
+        "m1": weights(16, 16, seed=1) / 4,
+        "m2": weights(16, 8, seed=2),
+        "m3": weights(16, 16, seed=3),
+        "m4": weights(16, 16, seed=4),
+        "m5": weights(16, 16, seed=6) / 4,
+        "g": scale,
+        "gb": weights(16, seed=7) / 8,
+        "heads": np.asarray([0, 0, 4, 4], np.int64),
+        "whole": np.asarray([0, 0, 16], np.int64),
+    }
+    words = text.replace("(", " ").replace(")", " ").replace(",", " ").split()
+    return build(text, {name: value for name, value in arrays.items() if name in words})
+
+
+def feeds(proto: onnx.ModelProto, count: int = 24) -> list[dict[str, NDArray[np.float32]]]:
+    """Return normal inputs."""
+    rng = np.random.default_rng(1)
+    shape = [dim.dim_value or 2 for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+    return [{"x": rng.standard_normal(shape, dtype=np.float32)} for _ in range(count)]
+
+
+def recipe(equalize: str, smooth: str = "none", **weight: str) -> Recipe:
+    """Return tensorrt-int8 with these methods."""
+    base = RECIPES["tensorrt-int8"].with_equalize(equalize).with_smooth(smooth)
+    return base.model_copy(update={"weights": base.weights.model_copy(update=weight)})
+
+
+def sqnr(proto: onnx.ModelProto, chosen: Recipe) -> float:
+    """Return the SQNR of the output of the quantized model."""
+    result = onnxfq.quantize(proto, feeds(proto), recipe=chosen)
+    return min(output.sqnr_db for output in result.evaluation.candidates[-1].outputs)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_function_preserving_factors_cost_nothing(name: str) -> None:
+    """Random factors up to 2^11 ruin int8; cross-layer equalization is back within 0.5 dB."""
+    proto = network(NETWORKS[name])
+    model = load(proto)
+    analysis = analyze_channels(model)
+    exponents = np.zeros(analysis.count, np.int64)
+    rng = np.random.default_rng(0)
+    for group in analysis.groups:
+        exponents[group.classes] = rng.integers(-11, 12, len(group.classes))
+    scaled = fold_factors(model, analysis, exponents).proto
+    plain = sqnr(proto, recipe("none"))
+    assert sqnr(scaled, recipe("none")) < plain - 6
+    assert sqnr(scaled, recipe("cross_layer")) > plain - 0.5
+    one_scale = {"granularity": "per_tensor"}
+    if name != "chain":  # whose last weights have rows of other sizes, which no factor makes even
+        assert sqnr(scaled, recipe("cross_layer", **one_scale)) > sqnr(proto, recipe("none")) - 1
+
+
+def test_smoothing_wins_back_what_outliers_cost() -> None:
+    """Channels 50 times as large cost int8 4 dB; a normalization takes them up, without a new node."""
+    proto = network(PRE_NORM, 50.0)
+    outliers = sqnr(proto, recipe("none"))
+    result = onnxfq.quantize(proto, feeds(proto), recipe=recipe("none", "auto"))
+    smoothed = result.evaluation.candidates[-1].outputs[0].sqnr_db
+    assert smoothed > outliers + 3
+    assert len(result.model.proto.graph.node) == len(load(proto).proto.graph.node)
+    done = result.plan.equalization
+    assert done is not None and [group.method for group in done.groups if not group.why] == ["smooth"]
+    assert "smooth 'n'" in done.lines()[2]
+
+
+def test_a_new_mul_smooths_what_a_sum_reads_too() -> None:
+    """A tensor that a residual sum reads keeps its size; a Mul scales it for its other reader."""
+    proto = network(POST_NORM, 50.0)
+    result = onnxfq.quantize(proto, feeds(proto), recipe=recipe("none", "0.7"))
+    assert result.evaluation.candidates[-1].outputs[0].sqnr_db > sqnr(proto, recipe("none")) + 4
+    added = [node for node in result.model.proto.graph.node if node.op_type == "Mul"]
+    assert [(node.input[0], node.output[0]) for node in added] == [("n", "n/scaled")]
+    assert [node.input[0] for node in result.model.proto.graph.node if node.op_type == "Add"] == ["n"]
+    plain = onnxfq.quantize(network(POST_NORM), feeds(proto), recipe=recipe("none", "0.7"))
+    assert not any(node.op_type == "Mul" for node in plain.model.proto.graph.node)
+
+
+@pytest.mark.parametrize("name", ["tensorrt-fp8", "tensorrt-nvfp4", "tensorrt-int8-weights"])
+def test_other_formats_take_the_methods_too(name: str) -> None:
+    """Under every recipe the outputs do not lose 0.5 dB by the methods, and the float model is the same."""
+    proto = network(PRE_NORM, 50.0)
+    base = RECIPES[name]
+    if base.activations is not None and not base.activations.dynamic:
+        base = base.with_equalize("auto")
+    plain, smooth = (
+        onnxfq.quantize(proto, feeds(proto), recipe=r) for r in (RECIPES[name], base.with_smooth("auto"))
+    )
+    one, other = (min(o.sqnr_db for o in r.evaluation.candidates[0].outputs) for r in (plain, smooth))
+    assert other > one - 0.5
+
+
+def test_the_least_expected_error_is_a_search_over_the_grid() -> None:
+    """The choice has the least expected error of all shares and of none, by the formula in NumPy."""
+    rng = np.random.default_rng(0)
+    x = np.abs(rng.normal(size=16)) * 2.0 ** rng.integers(-5, 6, 16)
+    w = rng.normal(size=(16, 8))
+    ids = np.arange(1, 17)
+    int8 = qtype_by_name("int8")
+    one = Product(
+        ids,
+        x,
+        np.square(x / 3),
+        w,
+        np.arange(16)[:, None],
+        np.zeros((1, 1), int),
+        Format(int8),
+        Format(int8, Granularity(1)),
+    )
+    choice = choose_factors(ids, [one], [], np.zeros(16), 20)
+
+    def noise(exponents: NDArray[np.int64]) -> float:
+        up = np.ldexp(1.0, exponents)[:, None]
+        step = (x * up[:, 0]).max() / 127
+        column = np.abs(w / up).max(axis=0) / 127
+        own = (step**2 / 12 * np.square(w / up)).sum()
+        own += (column**2 / 12 * np.square(x[:, None] / 3 * up)).sum()
+        return own / (np.square(x / 3) @ np.square(w)).sum()
+
+    assert choice.alpha is not None
+    np.testing.assert_allclose(choice.after_db, -10 * np.log10(noise(choice.exponents)))
+    np.testing.assert_allclose(choice.before_db, -10 * np.log10(noise(np.zeros(16, int))))
+    assert choice.after_db > choice.before_db + 3
+
+
+def test_artifacts_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan says what was done, and plan and encodings are for the equalized float model."""
+    onnx.save(network(PRE_NORM, 50.0), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.concatenate([feed["x"] for feed in feeds(network(PRE_NORM))]))
+    argv = [
+        "quantize",
+        str(tmp_path / "m.onnx"),
+        "--data",
+        str(tmp_path / "d.npz"),
+        "-o",
+        str(tmp_path / "q.onnx"),
+    ]
+    folder = tmp_path / "a"
+    assert main([*argv, "--smooth", "auto", "--equalize", "auto", "--artifacts", str(folder)]) == 0
+    assert "equalized" in capsys.readouterr().out
+    plan = Plan.load(folder / "m.plan.json")
+    assert isinstance(plan.equalization, Equalization) and plan.equalization.trials
+    plan.check_model(load(folder / "m.equalized.onnx").sha256)
+    again = [
+        str(folder / "m.equalized.onnx"),
+        "--plan",
+        str(folder / "m.plan.json"),
+        "-o",
+        str(tmp_path / "i.onnx"),
+    ]
+    assert main(["insert", *again, "--encodings", str(folder / "m.encodings.json")]) == 0
+
+
+def test_what_lacks_data_is_refused_or_said() -> None:
+    """Smoothing by name needs data; a share beyond 1 is refused."""
+    proto = network(PRE_NORM)
+    with pytest.raises(DataError, match="needs data"):
+        onnxfq.quantize(proto, None, recipe=RECIPES["tensorrt-int8-weights"].with_smooth("0.5"))
+    with pytest.raises(DataError, match="statistics or encodings of the model"):
+        onnxfq.quantize(proto, feeds(proto), recipe=recipe("cross_layer"), encodings={"x": {"scale": 1.0}})
+    result = onnxfq.quantize(proto, None, recipe=RECIPES["tensorrt-int8-weights"].with_smooth("auto"))
+    assert result.plan.equalization is not None and result.plan.equalization.lines() == [
+        "equalized  left: no data given"
+    ]
+    with pytest.raises(RecipeError, match="smooth"):
+        recipe("none", "1.5")
+    with pytest.raises(RecipeError, match="smooth"):
+        recipe("none", "often")
+
+
+def test_a_recipe_file_names_the_methods(tmp_path: Path) -> None:
+    """The fields of a file are those of the recipe."""
+    path = tmp_path / "r.yaml"
+    path.write_text("smooth: 0.7\nactivations: {equalize: cross_layer}\n")
+    methods = load_recipe(path).channel_methods
+    assert (methods.cross_layer, methods.smooth, methods.alpha, methods.confirmed) == (
+        True,
+        True,
+        0.7,
+        frozenset(),
+    )
+    path.write_text("smooth: auto\n")
+    assert load_recipe(path).channel_methods.confirmed == {"smooth"}
