@@ -74,7 +74,16 @@ def test_nothing_is_written_without_an_output(workdir: Path) -> None:
     result = quantize("model.onnx", "data.npz")
     assert sorted(workdir.iterdir()) == before
     assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant"]
-    assert list(result.seconds) == ["plan", "observe", "calibrate", "round", "insert", "cast", "evaluate"]
+    assert list(result.seconds) == [
+        "equalize",
+        "plan",
+        "observe",
+        "calibrate",
+        "round",
+        "insert",
+        "cast",
+        "evaluate",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["list", "generator", "file", "folder"])

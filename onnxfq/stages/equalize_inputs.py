@@ -24,7 +24,7 @@ from onnxfq.stages.equalize import equalize
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
-from onnxfq.stages.sensitivity import Switchboard
+from onnxfq.stages.switchboard import Switchboard
 
 SAMPLES = 64
 """Feeds that are read ahead: half of them choose the factors, the other half confirm the methods."""
@@ -127,5 +127,5 @@ def _sqnr(
     observing = replace(options.observing, nonfinite=options.data.nonfinite)
     statistics = collect_statistics(inputs.model, planned.unknown, choosing, observing)
     plan, encodings = planned.encode(inputs.model, statistics)
-    board = Switchboard.open(inputs, plan, encodings, list(confirming), options)
-    return ratio_db(1.0, board.noise([board.enable(board.groups)])[0])
+    board = Switchboard.open(inputs, plan, encodings, options)
+    return ratio_db(1.0, board.noise(confirming, [board.everything])[0])
