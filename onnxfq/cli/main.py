@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -15,26 +16,23 @@ from onnxfq.cli.notes import show_notes
 from onnxfq.errors import OnnxfqError
 from onnxfq.version import VERSION
 
-COMMANDS = (
-    "quantize",
-    "sensitivity",
-    "evaluate",
-    "plan",
-    "observe",
-    "merge-statistics",
-    "calibrate",
-    "export-encodings",
-    "insert",
-    "check",
-    "convert",
-    "handoff",
-    "compare",
-    "inspect",
-    "diff",
-    "demo",
-    "doctor",
-)
-"""Subcommands, each a function in the module of its name."""
+PANELS = {
+    "Commands": ("quantize", "sensitivity", "evaluate", "check", "handoff"),
+    "Stages of quantize": ("plan", "observe", "merge-statistics", "calibrate", "insert"),
+    "Tools": (
+        "recipes",
+        "inspect",
+        "diff",
+        "compare",
+        "convert",
+        "export-encodings",
+        "demo",
+        "doctor",
+    ),
+}
+"""Subcommands by the panel of `--help`, each a function in the module of its name."""
+
+COMMANDS = tuple(name for names in PANELS.values() for name in names)
 
 # The class of wrong usage: click's in older releases of typer, typer's in newer ones.
 _UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
@@ -55,18 +53,27 @@ def _print_version(wanted: bool) -> None:
 def build_app(names: Sequence[str]) -> typer.Typer:
     """Return the command line with the subcommands of these names; each costs the imports of its stage."""
     app = typer.Typer(
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Quantize ONNX models with QuantizeLinear/DequantizeLinear, evaluate them, hand them over.",
     )
+    _hide_types_of_flags(_root)
     app.callback()(_root)
     for name in names:
         function = name.replace("-", "_")
         command = getattr(import_module(f"onnxfq.cli.{function}"), function)
         # Imported with the first command, because it reads models and --version does not.
-        app.command(name)(import_module("onnxfq.cli.guard").guard_files(command))
+        _hide_types_of_flags(command)
+        panel = next(title for title, held in PANELS.items() if name in held)
+        app.command(name, rich_help_panel=panel)(import_module("onnxfq.cli.guard").guard_files(command))
     return app
+
+
+def _hide_types_of_flags(command: Callable[..., None]) -> None:
+    """Let `--help` show flags without a type: they take no value."""
+    for hint in get_type_hints(command, include_extras=True).values():
+        if get_origin(hint) is Annotated and get_args(hint)[0] is bool:
+            get_args(hint)[1].metavar = ""
 
 
 def _root(
@@ -78,7 +85,12 @@ def _root(
 
 
 def _find_commands(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the subcommand that `arguments` begin with; all if they name none, as for --help."""
+    """Return the subcommand that `arguments` begin with; all if they name none, as for --help.
+
+    A shell that asks for completions gives the words of the line in a variable.
+    """
+    typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    arguments = [*typed.split()[1:2], *arguments]
     if arguments[0] in COMMANDS:
         return arguments[:1]
     return () if arguments[0] == "--version" else COMMANDS

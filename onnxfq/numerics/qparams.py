@@ -50,8 +50,8 @@ def choose_qparams(
     zero_point = rint(qmin - rmin / scale), so that 0.0 is exactly representable (ONNX's QuantizeLinear,
     gemmlowp).
     A range of zero width at 0 (a dead channel) gets scale 1; a scale below the smallest normal float32 is
-    raised to it, or to 2^-24 for float16. Raises SpecError for ranges that are no numbers, NaN, inverted or
-    beyond float32, for an asymmetric float type, and for a symmetric type without numbers on both sides of 0.
+    raised to it, or to 2^-24 for float16. Raises SpecError for ranges that are not numbers, are NaN,
+    inverted or beyond float32, for an asymmetric float type, and for a symmetric type without numbers on both sides of 0.
     """
     rules = rules or ParamRules()
     qtype = as_qtype(qtype)

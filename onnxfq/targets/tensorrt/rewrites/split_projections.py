@@ -125,18 +125,20 @@ def _maker(tensor: gs.Tensor) -> gs.Node | None:
 
 def _onnx_type(tensor: gs.Tensor) -> int:
     """Return the element type; graphsurgeon holds types that NumPy lacks as ONNX's number or as a dtype."""
-    return tensor.dtype if isinstance(tensor.dtype, int) else np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+    kind = tensor.dtype
+    return kind if isinstance(kind, int) else int(np_dtype_to_tensor_dtype(np.dtype(kind)))
 
 
 def _has_channels(weight: gs.Node, axis: int) -> bool:
-    """Tell whether every channel on `axis` of a DequantizeLinear [K, N] has scales of its own, or all one."""
+    """Tell whether the scales of a DequantizeLinear [K, N] belong to channels on `axis`, or to all of it."""
     codes, scale, *zero_points = weight.inputs
     if len(codes.shape) != 2 or not all(isinstance(one, gs.Constant) for one in zero_points):
         return False
-    along = weight.attrs.get("axis", 1) % 2
+    along = int(weight.attrs.get("axis", 1)) % 2
     if weight.attrs.get("block_size"):
         return _onnx_type(codes) == _FLOAT4 and along != axis
-    return isinstance(scale, gs.Constant) and (not scale.shape or (len(scale.shape) == 1 and along == axis))
+    by_channel = len(scale.shape) == 1 and along == axis
+    return isinstance(scale, gs.Constant) and (by_channel or not scale.shape)
 
 
 def _is_channel_constant(tensor: gs.Tensor, channels: int) -> bool:
