@@ -48,6 +48,9 @@ def _run(mask: set[int | signal.Signals] | None = None) -> int:
         signal.signal(number, _exit_interrupted)
     if mask is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    from onnxfq.support.memory import limit_memory
+
+    limit_memory()
     from onnxfq.cli.main import main as run
 
     for number in own:

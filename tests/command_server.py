@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import onnxfq
 
@@ -85,10 +85,13 @@ class CommandServer:
         """Talk to `process`, which writes into `folder`."""
         self._process, self._folder = process, folder
 
-    def run(self, arguments: Sequence[str], cwd: Path, seconds: float = SECONDS) -> Ended:
-        """Run `onnxfq ARGUMENTS` in the folder `cwd` and wait for its end, at most for `seconds`."""
+    def run(
+        self, arguments: Sequence[str], cwd: Path, seconds: float = SECONDS, memory: int = _ADDRESSES
+    ) -> Ended:
+        """Run `onnxfq ARGUMENTS` in the folder `cwd` to its end, for `seconds` and in `memory` at most."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        job = {"arguments": list(arguments), "cwd": str(cwd), "seconds": seconds, "to": str(self._folder)}
+        job = {"arguments": list(arguments), "cwd": str(cwd), "seconds": seconds, "memory": memory}
+        job["to"] = str(self._folder)
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
@@ -150,7 +153,7 @@ def _serve() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def _run(job: dict[str, str]) -> NoReturn:
+def _run(job: dict[str, Any]) -> NoReturn:
     import resource
 
     from onnxfq.__main__ import main
@@ -160,6 +163,7 @@ def _run(job: dict[str, str]) -> NoReturn:
         os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
+        resource.setrlimit(resource.RLIMIT_DATA, (job["memory"], job["memory"]))
         os.chdir(job["cwd"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, name in ((1, "out"), (2, "err")):

@@ -320,6 +320,11 @@ CASES: dict[str, tuple[Callable[[], object], str, str]] = {
         COMMANDS["merge"][0],
         "wanted is iu ['?']",
     ),
+    "statistics of another range": (
+        statistics(range=lambda limits: limits * 0.5),
+        COMMANDS["calibrate"][0],
+        "does not end in its first and last bins",
+    ),
     "function called QuantizeLinear": (
         local_function("QuantizeLinear"),
         "inspect m.onnx",
@@ -395,6 +400,69 @@ def test_one_line(
     assert ended.memory < 1 << 30
     after = {path: content for path, content in snapshot(tmp_path).items() if "__pycache__" not in path}
     assert after == before
+
+
+BODY = "<body = b ({0}) => (bool co, {1}) {{ co = Identity (ci) {2} }}>"
+GIGABYTES = {
+    "Range": graph(
+        "m = ReduceMax <keepdims = 0> (x) a = Abs (m) e = Mul (a, k) r = Range (z, e, o) "
+        "s = ReduceSum <keepdims = 0> (r) h = Add (x, s) y = MatMul (h, w)",
+        **{"w": weights(4, 4), "z": np.float32(0), "o": np.float32(1), "k": np.float32(4e9)},
+    ),
+    "Expand": graph(
+        "h = MatMul (x, w) s, v = Loop (m, t, z) "
+        + BODY.format(
+            "int64 i, bool ci, float s", "float so, float[1000000] e", "so = Identity (s) e = Expand (s, n)"
+        )
+        + "r = ReduceMax <keepdims = 0> (v) y = Add (h, r)",
+        **{"w": weights(4, 4), "m": 5000, "t": True, "z": np.float32(1), "n": [1000000]},
+    ),
+    "Concat": graph(
+        "h = MatMul (x, w) v = Loop (m, t, h) "
+        + BODY.format("int64 i, bool ci, float[K, 4] s", "float[L, 4] so", "so = Concat <axis = 0> (s, s)")
+        + "r = ReduceMax <keepdims = 0> (v) y = Add (h, r)",
+        **{"w": weights(4, 4), "m": 29, "t": True},
+    ),
+}
+RUNNING = [
+    "quantize m.onnx --data d.npz -o out.onnx",
+    "observe m.onnx --data d.npz -o out.npz",
+    "evaluate m.onnx m.onnx --data d.npz",
+    "sensitivity m.onnx --data d.npz",
+    "handoff m.onnx --data d.npz -o out",
+]
+
+
+@pytest.mark.parametrize("operator", GIGABYTES)
+def test_bomb_of_a_run(operator: str, server: CommandServer, tmp_path: Path) -> None:
+    """What a model makes only as it runs ends at the limit of memory, in a line with the operator."""
+    onnx.save(GIGABYTES[operator], tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.ones((2, 4), np.float32))
+    for line in RUNNING if operator == "Range" else RUNNING[:1]:
+        ended = server.run(line.split(), tmp_path, memory=1 << 30)
+        assert not ended.fault and ended.code == 1 and ended.memory < 3 << 29, (line, ended)
+        assert "the model cannot run on x [" in ended.errors[0], (line, ended)
+        assert f"{operator} '" in ended.errors[0] and "more than the free memory holds" in ended.errors[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.npz", "m.onnx"]
+
+
+def test_limit_of_memory() -> None:
+    """The limit is the memory that the system calls available; a lower one, of `ulimit -d`, stays."""
+    script = (
+        "import resource; from onnxfq.support.memory import limit_memory; limit_memory();"
+        "print(resource.getrlimit(resource.RLIMIT_DATA)[0])"
+    )
+    sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    most = sum(int(sizes[name].split()[0]) * 1024 for name in ("MemTotal", "SwapTotal"))
+
+    def limit(lower: str) -> int:
+        shell = f"{lower} exec '{sys.executable}' -c '{script}'"
+        home = {"PYTHONPATH": str(Path(onnxfq.__file__).parents[1])}
+        ended = subprocess.run(["sh", "-c", shell], env=os.environ | home, capture_output=True, check=True)
+        return int(ended.stdout)
+
+    assert 1 << 30 <= limit("") <= most
+    assert limit("ulimit -d 600000;") == 600000 * 1024
 
 
 GOOD = [name for name in COMMANDS if name not in ("compare.saved", "quantize.keep")]

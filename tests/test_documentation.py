@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import yaml
 from builders import build, weights
 from command_server import CommandServer, command_server
 
 from onnxfq.cli.demo import run_demo
 from onnxfq.pipeline import quantize
 from onnxfq.support.resources import package_file
+from onnxfq.version import VERSION
 
 pytestmark = pytest.mark.slow
 
@@ -195,3 +197,11 @@ def test_the_map_names_every_module() -> None:
             assert f"`{entry.name}`" in text, entry.name
         if entry.is_dir() and any(entry.glob("*.py")):
             assert f"`{entry.name}/`" in text, entry.name
+
+
+def test_the_citation_names_the_version() -> None:
+    """CITATION.cff has the fields that its format requires, and this version and licence."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert cited["version"] == VERSION and f'license = "{cited["license"]}"' in project

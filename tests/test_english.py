@@ -17,7 +17,16 @@ from onnxfq.cli.main import COMMANDS, build_app
 ROOT = Path(__file__).parent.parent
 PAGES = (
     *sorted((ROOT / "docs").glob("*.md")),
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "models/README.md")),
+    *(
+        ROOT / name
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "SECURITY.md",
+            "benchmarks/README.md",
+            "models/README.md",
+        )
+    ),
     *sorted((ROOT / "examples").glob("*/README.md")),
 )
 CODE = ""

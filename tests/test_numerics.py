@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.errors import SpecError
+from onnxfq.numerics import affine, qparams
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
@@ -252,3 +253,26 @@ def test_quantize_takes_the_blocks_of_fake_quantize(data):
     ]
     expected = (q.astype(np.float32) - spread[1].astype(np.float32)) * spread[0]
     np.testing.assert_array_equal(numerics.fake_quantize(x, scale, zero_point, **options), expected)
+
+
+NO_NUMBERS = ["a", None, [[1, 2], [3]], object(), {"a": 1}, [None], 1j, np.datetime64("2020"), ["x"]]
+ARRAYS = {"x": np.ones((4, 4), np.float32), "scale": 1.0, "zero_point": 0, "qtype": "int8"}
+RANGE = {"rmin": -1.0, "rmax": 1.0, "qtype": "int8", "symmetric": True}
+ARITHMETIC = [
+    (affine.quantize, {**ARRAYS, "rounding": "half_even", "arithmetic": "divide"}),
+    (affine.fake_quantize, {**ARRAYS, "rounding": "half_even", "arithmetic": "divide"}),
+    (affine.dequantize, {"q": np.ones(3, np.int8), "scale": 1.0, "zero_point": 0}),
+    (qparams.choose_qparams, RANGE),
+    (qparams.adjust_min_max, RANGE),
+]
+
+
+@pytest.mark.parametrize(("function", "sound"), ARITHMETIC, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize("wrong", NO_NUMBERS, ids=lambda value: type(value).__name__)
+def test_what_is_no_number_is_a_spec_error(function, sound, wrong):
+    """An argument that is not what it has to be is named in one line, whatever it is."""
+    function(**sound)
+    for name in sound.keys() - {"symmetric"}:
+        with pytest.raises(SpecError) as caught:
+            function(**{**sound, name: wrong})
+        assert name in str(caught.value) and "\n" not in str(caught.value)

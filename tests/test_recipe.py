@@ -7,6 +7,7 @@ import textwrap
 import pytest
 
 from onnxfq.documents.recipe import DEFAULT_RECIPE, RECIPES, Recipe, load_recipe
+from onnxfq.documents.recipe_schema import recipe_schema
 from onnxfq.errors import RecipeError, SpecError
 from onnxfq.numerics.spec import QuantSpec
 
@@ -437,3 +438,33 @@ def test_overrides_switch_activations_off(tmp_path):
     recipe = load_recipe(str(written(tmp_path, text)))
     assert recipe.activation_for("head", "Gemm", "x") is None
     assert recipe.activation_for("body", "Gemm", "x") == recipe.activations
+
+
+@pytest.mark.parametrize("short", ["int8", "fp8", "int4", "int8-weights"])
+def test_a_name_without_a_target(short):
+    """It is the recipe for TensorRT; a recipe of that very name, as nvfp4, comes first."""
+    assert load_recipe(short) is RECIPES[f"tensorrt-{short}"]
+    assert load_recipe("nvfp4").target == "simulation"
+
+
+def test_the_schema_of_recipe_files():
+    """By jsonschema: it takes every built-in recipe, refuses wrong names and types, and describes all."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = recipe_schema()
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.check_schema(schema)
+    for recipe in RECIPES.values():
+        validator.validate(recipe.model_dump(mode="json") | {"base": "tensorrt-int8"})
+    validator.validate({"weights": {"calibrator": "mse"}, "activations": None})
+    validator.validate({"overrides": [{"op_types": ["Conv"], "activations": {"qtype": "int8[-127,127]"}}]})
+    for wrong in (
+        {"activation": {}},
+        {"weights": {"qtyp": "int8"}},
+        {"weights": {"qtype": "int99"}},
+        {"overrides": [{"nodes": "conv"}]},
+        {"base": "tensorrt-int9"},
+    ):
+        assert not validator.is_valid(wrong), wrong
+    assert schema["properties"].keys() == {"base", *Recipe.model_fields}
+    for part in (schema, *schema["$defs"].values()):
+        assert all(field["description"] for field in part["properties"].values())

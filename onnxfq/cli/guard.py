@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from onnxfq.cli.artifacts import artifact_paths
 from onnxfq.documents.array_file import array_path
 from onnxfq.graph.io.data_paths import check_keeps_data, data_files
 from onnxfq.support.files import check_writable
@@ -36,13 +37,15 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
         outputs = [Path(given[name]) for name in OUTPUTS if given.get(name) is not None]
         data = data_files(given.get(_MODEL)) if outputs else []
         inputs = [*_list_inputs(given), *data] if outputs else []
-        for output in outputs:
+        folder = given.get("artifacts")
+        inside = list(artifact_paths(folder, given[_MODEL]).values()) if folder is not None else []
+        for output in (*outputs, *inside):
             check_apart(output, inputs)
+            check_keeps_data(output, data)
         for output in outputs if command.__name__ not in FOLDERS else ():
-            if output != given.get("artifacts"):
+            if output != folder:
                 check_writable(output)
-                check_keeps_data(output, data)
-        for one, other in combinations(outputs, 2):
+        for one, other in combinations([*outputs, *inside], 2):
             check_apart(one, [other])
         ended: typer.Exit | None = None
         with write_together(outputs, inputs):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -17,26 +18,23 @@ from onnxfq.cli.notes import show_notes
 from onnxfq.errors import OnnxfqError, join_lines
 from onnxfq.version import VERSION
 
-COMMANDS = (
-    "quantize",
-    "sensitivity",
-    "evaluate",
-    "plan",
-    "observe",
-    "merge-statistics",
-    "calibrate",
-    "export-encodings",
-    "insert",
-    "check",
-    "convert",
-    "handoff",
-    "compare",
-    "inspect",
-    "diff",
-    "demo",
-    "doctor",
-)
-"""Subcommands, each a function in the module of its name."""
+PANELS = {
+    "Commands": ("quantize", "sensitivity", "evaluate", "check", "handoff"),
+    "Stages of quantize": ("plan", "observe", "merge-statistics", "calibrate", "insert"),
+    "Tools": (
+        "recipes",
+        "inspect",
+        "diff",
+        "compare",
+        "convert",
+        "export-encodings",
+        "demo",
+        "doctor",
+    ),
+}
+"""Subcommands by the panel of `--help`, each a function in the module of its name."""
+
+COMMANDS = tuple(name for names in PANELS.values() for name in names)
 
 # The class of wrong usage: click's in older releases of typer, typer's in newer ones.
 _UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
@@ -60,20 +58,27 @@ def build_app(names: Sequence[str]) -> typer.Typer:
     Without names all subcommands are listed for --help and for wrong names, and none can run.
     """
     app = typer.Typer(
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Quantize ONNX models with QuantizeLinear/DequantizeLinear, evaluate them, hand them over.",
     )
+    _hide_types_of_flags(_root)
     app.callback()(_root)
     for name in names:
         function = name.replace("-", "_")
         command = getattr(import_module(f"onnxfq.cli.{function}"), function)
         # Imported with the first command, because it reads models and --version does not.
-        app.command(name)(import_module("onnxfq.cli.guard").guard_files(command))
+        _hide_types_of_flags(command)
+        app.command(name, rich_help_panel=_panel(name))(
+            import_module("onnxfq.cli.guard").guard_files(command)
+        )
     for name in () if names else COMMANDS:
-        app.command(name, help=_read_help(name))(lambda: None)
+        app.command(name, help=_read_help(name), rich_help_panel=_panel(name))(lambda: None)
     return app
+
+
+def _panel(name: str) -> str:
+    return next(title for title, held in PANELS.items() if name in held)
 
 
 def _read_help(name: str) -> str:
@@ -85,6 +90,13 @@ def _read_help(name: str) -> str:
     return ast.get_docstring(found) or ""
 
 
+def _hide_types_of_flags(command: Callable[..., None]) -> None:
+    """Let `--help` show flags without a type: they take no value."""
+    for hint in get_type_hints(command, include_extras=True).values():
+        if get_origin(hint) is Annotated and get_args(hint)[0] is bool:
+            get_args(hint)[1].metavar = ""
+
+
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -94,8 +106,12 @@ def _root(
 
 
 def _find_commands(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the subcommand that `arguments` name first; none for --help and wrong names."""
-    return [argument for argument in arguments if argument in COMMANDS][:1]
+    """Return the subcommand that `arguments` name first; none for --help and wrong names.
+
+    A shell that asks for completions gives the words of the line in a variable.
+    """
+    typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    return [argument for argument in [*typed.split()[1:2], *arguments] if argument in COMMANDS][:1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from onnxfq import pipeline
+from onnxfq.cli.artifacts import artifact_paths
 from onnxfq.cli.console import say, show_progress
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.options import (
@@ -51,7 +52,6 @@ from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.documents.sensitivity import FLOAT
 from onnxfq.errors import OutputError
-from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.save import save
 from onnxfq.numerics.float_types import FloatName
 from onnxfq.report.text import quantize_summary
@@ -127,8 +127,6 @@ def quantize(
         check_writable(report)
     if artifacts is not None:
         _check_folder(artifacts)
-        for path in _artifacts(artifacts, model.stem).values() if artifacts.exists() else ():
-            check_model_output(path, model, output, data, statistics, encodings, recipe, report)
     chosen = choose_recipe(recipe, keep_existing, requantize, equalize, smooth)
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
@@ -156,7 +154,7 @@ def quantize(
 
         write_report(result, report)
     if artifacts is not None:
-        _write_artifacts(result, artifacts, model.stem)
+        _write_artifacts(result, artifacts, model)
     say(quantize_summary(result), quiet)
     for written in (output, report, artifacts):
         if written is not None:
@@ -181,10 +179,10 @@ def _check_folder(folder: Path) -> None:
     check_writable(folder / "any" if folder.exists() else folder)
 
 
-def _write_artifacts(result: pipeline.QuantizeResult, folder: Path, stem: str) -> None:
+def _write_artifacts(result: pipeline.QuantizeResult, folder: Path, model: Path) -> None:
     """Write all artifacts: a new folder appears as a whole."""
     with nullcontext(folder) if folder.exists() else replace_folder(folder) as made:
-        _fill(result, _artifacts(made, stem))
+        _fill(result, artifact_paths(made, model))
 
 
 def _fill(result: pipeline.QuantizeResult, paths: Mapping[str, Path]) -> None:
@@ -198,17 +196,3 @@ def _fill(result: pipeline.QuantizeResult, paths: Mapping[str, Path]) -> None:
     done = result.plan.equalization
     if done is not None and done.changed:
         save(result.model.proto, paths["equalized"])
-
-
-def _artifacts(folder: Path, stem: str) -> dict[str, Path]:
-    """Return the files of --artifacts by content."""
-    endings = {
-        "plan": "plan.json",
-        "statistics": "stats.npz",
-        "encodings": "encodings.json",
-        "evaluation": "evaluation.json",
-        "floats": "floats.json",
-        "simulation": "fakequant.onnx",
-        "equalized": "equalized.onnx",
-    }
-    return {kind: folder / f"{stem}.{ending}" for kind, ending in endings.items()}

@@ -493,13 +493,15 @@ DEFAULT_RECIPE = "tensorrt-int8"
 def load_recipe(recipe: str | Path | Recipe) -> Recipe:
     """Return a recipe by name, from a YAML or JSON file, or as given.
 
+    A name without a target, such as `int8`, means `tensorrt-int8` unless a recipe has that name.
     A file has the fields of `Recipe`; with `base: NAME` it starts from that recipe and lists only the
     differences. Raises RecipeError in one line: unknown name (with the nearest), bad field, bad YAML.
     """
     if isinstance(recipe, Recipe):
         return recipe
-    if str(recipe) in RECIPES:
-        return RECIPES[str(recipe)]
+    for name in (str(recipe), f"tensorrt-{recipe}"):
+        if name in RECIPES:
+            return RECIPES[name]
     path = Path(recipe)
     if path.suffix in (".yaml", ".yml", ".json"):
         return _from_file(path)

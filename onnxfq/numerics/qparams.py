@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.errors import SpecError
+from onnxfq.numerics.affine import as_qtype, numbers
 from onnxfq.numerics.float_types import FLOATS, FloatType, round_scale
 from onnxfq.numerics.qtypes import QType
 
@@ -38,7 +39,7 @@ class ParamRules:
 
 
 def choose_qparams(
-    rmin: ArrayLike, rmax: ArrayLike, qtype: QType, symmetric: bool, rules: ParamRules | None = None
+    rmin: ArrayLike, rmax: ArrayLike, qtype: QType | str, symmetric: bool, rules: ParamRules | None = None
 ) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Return (scale float32, zero_point int32) of the shape of `rmin` and `rmax`.
 
@@ -49,13 +50,14 @@ def choose_qparams(
     zero_point = rint(qmin - rmin / scale), so that 0.0 is exactly representable (ONNX's QuantizeLinear,
     gemmlowp).
     A range of zero width at 0 (a dead channel) gets scale 1; a scale below the smallest normal float32 is
-    raised to it, or to 2^-24 for float16. Raises SpecError for ranges that are NaN, inverted or beyond
-    float32, for an asymmetric float type, and for a symmetric type without numbers on both sides of 0.
+    raised to it, or to 2^-24 for float16. Raises SpecError for ranges that are not numbers, are NaN,
+    inverted or beyond float32, for an asymmetric float type, and for a symmetric type without numbers on
+    both sides of 0.
     """
     rules = rules or ParamRules()
+    qtype = as_qtype(qtype)
     check_symmetry(qtype, symmetric)
-    low, high = np.asarray(rmin, np.float64), np.asarray(rmax, np.float64)
-    check_ranges(low, high)
+    low, high = _ends(rmin, rmax)
     most = reach(qtype, symmetric, rules.float_type)
     low, high = np.clip(low, -most, 0.0), np.clip(high, 0.0, most)
     if symmetric:
@@ -76,7 +78,7 @@ def choose_qparams(
 
 
 def adjust_min_max(
-    rmin: ArrayLike, rmax: ArrayLike, qtype: QType, symmetric: bool
+    rmin: ArrayLike, rmax: ArrayLike, qtype: QType | str, symmetric: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return (rmin, rmax) float32 as AIMET encodes them: the ends of the grid.
 
@@ -90,8 +92,8 @@ def adjust_min_max(
     Source: AIMET's StaticEncodingAnalyzer and aimet_torch.quantization.affine (Qualcomm, BSD-3-Clause).
     Raises SpecError as `choose_qparams` does, and for an unsigned symmetric range below 0.
     """
-    low, high = np.asarray(rmin, np.float64), np.asarray(rmax, np.float64)
-    check_ranges(low, high)
+    qtype = as_qtype(qtype)
+    low, high = _ends(rmin, rmax)
     unsigned = symmetric and qtype.qmin == 0 and not qtype.is_float
     if unsigned and (low < 0.0).any():
         raise SpecError(
@@ -108,6 +110,13 @@ def adjust_min_max(
     delta = _delta((high - low) / steps)
     offset = np.clip(np.rint(low.astype(np.float32) / delta), np.float32(-steps), np.float32(0))
     return offset * delta, (offset + np.float32(steps)) * delta
+
+
+def _ends(rmin: ArrayLike, rmax: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return both ends of ranges in float64. Raises SpecError as `choose_qparams` does."""
+    low, high = numbers(rmin, "rmin").astype(np.float64), numbers(rmax, "rmax").astype(np.float64)
+    check_ranges(low, high)
+    return low, high
 
 
 def _symmetric_step(low: NDArray[np.float64], high: NDArray[np.float64], qtype: QType) -> NDArray[np.float64]:

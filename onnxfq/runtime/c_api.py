@@ -13,7 +13,7 @@ from onnxfq.support.resources import custom_ops_library
 _ERROR_BYTES = 512
 _CUDA_FAULT = "CUDA cannot "
 # Messages of onnxruntime's allocator, of CUDA, and of cuDNN and cuBLAS.
-_NO_MEMORY = ("Failed to allocate memory", "out of memory", "ALLOC_FAILED")
+_NO_MEMORY = ("Failed to allocate memory", "out of memory", "ALLOC_FAILED", "bad_alloc")
 
 
 @cache

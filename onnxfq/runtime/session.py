@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -245,6 +246,13 @@ def _fault(device: Device, feed: Feed, error: Exception) -> OnnxfqError:
     if device == "cuda" and is_memory_fault(reason):
         remedy = "give a smaller batch, or run on the CPU"
         return DeviceMemoryError(f"the GPU has no room to run on {shapes}: {reason}; {remedy}")
+    if is_memory_fault(str(error)):
+        nodes = re.findall(r"running (\w+) node\. Name:'(.*?)'", reason)
+        where = " in ".join(f"{operator} {name!r}" for operator, name in reversed(nodes)) or "a node"
+        return DataError(
+            f"the model cannot run on {shapes}: {where} makes more than the free memory holds; give smaller "
+            "samples or a smaller batch, or look at the sizes that the model computes"
+        )
     return DataError(f"the model cannot run on {shapes}: {reason}")
 
 

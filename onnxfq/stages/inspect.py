@@ -210,5 +210,7 @@ def _zero_points(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -
     if len(node.input) < 3 or node.input[2] not in constants:
         return "0"
     values = tensor_array(constants[node.input[2]]).astype(np.float64)
+    if not values.size:
+        return "none"
     low, high = values.min(), values.max()
     return f"{low:g}" if low == high else f"{low:g} … {high:g}"

@@ -14,12 +14,15 @@ import onnx
 import pytest
 import typer
 from builders import build, conv_relu, feed_for, gemm, two_branch, weights
+from typer.testing import CliRunner
 
 import onnxfq
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.cli.main import COMMANDS, build_app, main
+from onnxfq.cli.main import COMMANDS, PANELS, build_app, main
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import RECIPES, load_recipe
+from onnxfq.documents.recipe_schema import recipe_schema
 from onnxfq.runtime.device_choice import gpu_problem
 from onnxfq.stages.inspect import inspect_model
 from onnxfq.version import VERSION
@@ -326,3 +329,43 @@ def test_devices(workplace: Path, capfd: pytest.CaptureFixture[str], line: str) 
     printed = capfd.readouterr()
     assert printed.err == "" and (printed.out == "" or line.startswith("evaluate"))
     assert main([*line.split(), "--device", "gpu"]) == 2
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_print_recipe_files(name: str, run: Run) -> None:
+    """What `recipes NAME` prints is a file of the same recipe; JSON has the same fields."""
+    Path("printed.yaml").write_text(run(f"recipes {name}"), encoding="utf-8")
+    assert load_recipe("printed.yaml") == RECIPES[name]
+    assert json.loads(run(f"recipes {name} --json")) == RECIPES[name].model_dump(mode="json")
+
+
+def test_recipes_lists_all(run: Run) -> None:
+    """A line for each recipe, JSON of all, and the schema."""
+    assert [line.split()[0] for line in run("recipes").splitlines()[1:]] == [*RECIPES]
+    assert json.loads(run("recipes --json")).keys() == RECIPES.keys()
+    assert json.loads(run("recipes --schema")) == recipe_schema()
+
+
+def test_help_in_panels() -> None:
+    """--help begins with what most users need; flags show no type."""
+    shown = CliRunner().invoke(build_app(COMMANDS), ["--help"]).output
+    places = [shown.index(title) for title in PANELS]
+    assert places == sorted(places) and shown.index("handoff") < places[1]
+    flags = CliRunner().invoke(build_app(["check"]), ["check", "--help"]).output
+    assert not [line for line in flags.splitlines() if "<bool>" in line and "--help" not in line]
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"), [("onnxfq ev", "evaluate"), ("onnxfq quantize --rec", "--recipe")]
+)
+def test_completion_of_the_shell(typed: str, found: str) -> None:
+    """In bash, a subcommand and an option of one are completed; the call imports only that subcommand."""
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    program = "import sys; sys.argv = ['onnxfq']; from onnxfq.__main__ import main; sys.exit(main())"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | words | {"_ONNXFQ_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout.split() == [found], ended.stderr

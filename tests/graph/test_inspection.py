@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from builders import build, conv_relu, linear, one_format, planned, qdq_of, stage, weights, with_weights
+from onnx import numpy_helper
 
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.graph.io.load import load
@@ -152,3 +153,12 @@ def test_fractional_zero_points_are_told() -> None:
     proto = insert_fake_quantize(staged.model, staged.plan, staged.encodings)
     (found,) = inspect_model(proto).quantized
     assert found.zero_points == f"{staged.encodings['x'].zero_point:g}" and "." in found.zero_points
+
+
+def test_zero_point_without_values() -> None:
+    """A quantizer whose zero point is an empty tensor is listed with none."""
+    proto = qdq_of(stage(conv_relu()))
+    for tensor in proto.graph.initializer:
+        if tensor.name in {node.input[2] for node in proto.graph.node if len(node.input) > 2}:
+            tensor.CopyFrom(numpy_helper.from_array(np.zeros(0, np.int8), tensor.name))
+    assert "none" in {one.zero_points for one in inspect_model(proto).quantized}

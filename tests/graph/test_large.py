@@ -26,12 +26,12 @@ from onnxfq.stages.check import check
 from onnxfq.targets.build_options import BuildOptions
 
 
-def two_layers(folder: Path, external: bool = True, opset: int = 17) -> Path:
-    """Write a model with two weights of 256 kB, in a data file when `external`."""
+def two_layers(folder: Path, external: bool = True, opset: int = 17, width: int = 256) -> Path:
+    """Write a model with two weights of [256, width], 256 kB, in a data file when `external`."""
     proto = build(
         """g (float[N,256] x) => (float[N,256] y) {
             [a] h = MatMul (x, w1) r = Relu (h) [b] y = MatMul (r, w2) }""",
-        {"w1": weights(256, 256), "w2": weights(256, 256, seed=1)},
+        {"w1": weights(256, width), "w2": weights(width, 256, seed=1)},
         opset=opset,
     )
     folder.mkdir(exist_ok=True)
@@ -155,14 +155,33 @@ def test_nothing_is_left_of_a_failure(
     assert list(out.iterdir()) == []
 
 
-def test_every_stage_takes_weights_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checking with the rules, converting, handing over and evaluating: as of a model with them inside."""
+@pytest.mark.parametrize("where", ["beside", "stored"])
+def test_every_stage_takes_weights_in_a_file(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every command takes a Q/DQ model whose weights and scales stay in a data file or in its own file.
+
+    The scales of 320 columns are over 1 KB. At full size: tests/slow/check_large_model.py.
+    """
     monkeypatch.chdir(tmp_path)
-    quantize(two_layers(tmp_path / "in"), feeds(), "inside.onnx")
+    source = two_layers(tmp_path / "in", width=320)
+    quantize(source, feeds(), "inside.onnx")
     proto = onnx.load("inside.onnx")
-    onnx.save(proto, "q.onnx", save_as_external_data=True, location="q.data", size_threshold=0)
+    assert any(len(tensor.raw_data) > 1024 for tensor in proto.graph.initializer if tensor.data_type == 1)
+    external = where == "beside"
+    onnx.save(proto, "q.onnx", save_as_external_data=external, location="q.data", size_threshold=0)
+    if not external:
+        monkeypatch.setattr(sizes, "IN_MEMORY", 1 << 14)
+        held = {tensor.name: is_external(tensor) for tensor in load("q.onnx").proto.graph.initializer}
+        assert sum(held.values()) >= 3  # the weights and the scale of 320 columns
     np.savez("d.npz", x=weights(8, 256))
     for line in (
+        "quantize q.onnx --data d.npz --requantize -o again.onnx --artifacts parts",
+        "plan q.onnx --requantize -o p.json",
+        "observe q.onnx --plan p.json --data d.npz -o s.npz",
+        "calibrate q.onnx --plan p.json --statistics s.npz -o e.json --table",
+        "export-encodings e.json --plan p.json --to aimet-1.0.0 -o aimet.json",
+        "insert q.onnx --plan p.json --encodings e.json -o r.onnx",
         "check q.onnx",
         "inspect q.onnx",
         "diff inside.onnx q.onnx",

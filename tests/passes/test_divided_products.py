@@ -10,12 +10,16 @@ import onnx
 import pytest
 from builders import Arrays, Staged, build, feed_for, stage, weights
 
+from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.qdq_form import QdqForm
+from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.check import check
 from onnxfq.stages.insert import insert_qdq
 from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.rewrites.block_formats import block_writer
 
 _HEADS = "".join(f"{n}2 = Reshape ({n}1, heads) " for n in "qkv")
 _TOKENS = "d = Shape (f) d2 = Gather <axis = 0> (d, last) "
@@ -32,6 +36,21 @@ SPLITS = {
     + "q1 = Slice (f, zero, e0, axis, one) k1 = Slice (f, e0, e1, axis, one) "
     "v1 = Slice (f, e1, e2, axis, one) ",
 }
+_PACKED = "h = Reshape (f, pack) t = Transpose <perm = [2,0,1,3,4]> (h) "
+_SQUEEZE = "".join(f"{n}2 = Squeeze ({n}1, zero) " for n in "qkv")
+PACKED = {
+    "Gather": _PACKED + "".join(f"{n}2 = Gather <axis = 0> (t, n{i}) " for i, n in enumerate("qkv")),
+    "no Transpose": "h = Reshape (f, pack) "
+    + "".join(f"{n}2 = Gather <axis = 2> (h, n{i}) " for i, n in enumerate("qkv")),
+    "packed Split": _PACKED + "q1, k1, v1 = Split <axis = 0, num_outputs = 3> (t) " + _SQUEEZE,
+    "packed Slice": _PACKED
+    + "".join(f"{n}1 = Slice (t, p{i}, p{i + 1}, zero) " for i, n in enumerate("qkv"))
+    + _SQUEEZE,
+    "open": "c = Shape (x) c2 = Gather <axis = 0> (c, places) pack = Concat <axis = 0> (c2, inner) "
+    + _PACKED
+    + "".join(f"{n}2 = Gather <axis = 0> (t, n{i}) " for i, n in enumerate("qkv")),
+}
+"""Reshaped to [.., 3, heads, size] before it is taken apart."""
 PRODUCTS = {
     "bias": "f0 = MatMul (x, w) f = Add (b, f0) ",
     "bare": "f = MatMul (x, w) ",
@@ -72,8 +91,14 @@ def attend(
         **{name: np.asarray(n, np.int64) for name, n in (("two", 2), ("three", 3))},
         **{name: np.asarray([n], np.int64) for name, n in (("zero", 0), ("one", 1))},
         **{f"i{i}": np.asarray([i * size], np.int64) for i in range(4)},
+        "pack": np.asarray([0, 8, 3, 4, 16], np.int64),
+        "inner": np.asarray([3, 4, 16], np.int64),
+        **{f"n{i}": np.asarray(i, np.int64) for i in range(3)},
+        **{f"p{i}": np.asarray([i], np.int64) for i in range(4)},
     }
-    text = f"{PRODUCTS[product]} {SPLITS[split]} {heads} {_REST}"
+    if split == "open":
+        del constants["pack"]
+    text = f"{PRODUCTS[product]} {PACKED[split] if split in PACKED else SPLITS[split] + heads} {_REST}"
     shape = "float[N,8,64]"
     made = build(f"g ({shape} x) => ({shape} y{outputs}) {{ {text} }}", opset=18)
     used = {name for node in made.graph.node for name in node.input}
@@ -104,14 +129,14 @@ def products(model: onnx.ModelProto) -> int:
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", [*SPLITS, *PACKED])
 def test_a_split_product_is_divided(split: str, product: str) -> None:
     """Each part has a product of its own, nothing is split or asked for its size, and numbers stay."""
     model = attend(split, product)
     staged, made = written(model)
     ops = Counter(node.op_type for node in made.graph.node)
     assert products(made) == 3
-    assert not ops["Split"] + ops["Slice"] and ops["Shape"] == (product == "joined")
+    assert not ops["Split"] + ops["Slice"] and ops["Shape"] == (product == "joined") + (split == "open")
     assert len({node.name for node in made.graph.node}) == len(made.graph.node)
     integers = [
         t for t in made.graph.initializer if t.data_type == onnx.TensorProto.INT8 and len(t.dims) == 2
@@ -122,6 +147,20 @@ def test_a_split_product_is_divided(split: str, product: str) -> None:
     expected = Session(plain, 1).run(feed)
     # Kernels add up products of other widths in another order, and a later pair may round the other way.
     np.testing.assert_allclose(Session(made, 1).run(feed)[0], expected[0], rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("split", ["Split", "Gather"])
+def test_nvfp4_is_divided(split: str) -> None:
+    """The codes and scales of blocks are cut, the global scale is shared, and the values are the whole's."""
+    staged, made = written(attend(split), "tensorrt-nvfp4")
+    codes = [t for t in made.graph.initializer if t.data_type == onnx.TensorProto.FLOAT4E2M1]
+    blocks = [t for t in made.graph.initializer if t.data_type == onnx.TensorProto.FLOAT8E4M3FN]
+    assert [list(t.dims) for t in codes] == [[64, 64]] * 3 and [list(t.dims) for t in blocks] == [[4, 64]] * 3
+    plain = InsertQdq(staged.plan, staged.encodings, form=QdqForm(block_writer)).run(staged.model)
+    for kind, parts in ((onnx.TensorProto.FLOAT4E2M1, codes), (onnx.TensorProto.FLOAT8E4M3FN, blocks)):
+        (whole,) = (t for t in plain.model.proto.graph.initializer if t.data_type == kind)
+        joined = np.concatenate([onnx.numpy_helper.to_array(t) for t in parts], axis=1)
+        np.testing.assert_array_equal(joined, onnx.numpy_helper.to_array(whole))
 
 
 @pytest.mark.parametrize("recipe", ["onnxruntime-int8", "tensorrt-int8", "tensorrt-fp8"])
@@ -149,11 +188,15 @@ def test_what_stays_whole(model: onnx.ModelProto, why: str) -> None:
 
 
 @pytest.mark.skipif(not builder_installed(), reason="needs tensorrt_rtx")
-@pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-int8-weights", "tensorrt-fp8"])
-def test_tensorrt_keeps_the_weights(recipe: str, tmp_path: Path) -> None:
-    """The builder keeps every promise of the divided products."""
+@pytest.mark.parametrize(
+    "recipe", ["tensorrt-int8", "tensorrt-int8-weights", "tensorrt-fp8", "tensorrt-nvfp4"]
+)
+@pytest.mark.parametrize("split", ["computed", "Gather", "open"])
+def test_tensorrt_keeps_the_weights(split: str, recipe: str, tmp_path: Path) -> None:
+    """The builder keeps every promise of the divided products, of a half model in NVFP4."""
     path = tmp_path / "q.onnx"
-    onnx.save(written(attend("computed"), recipe)[1], path)
+    floats = FloatOptions("fp16" if recipe == "tensorrt-nvfp4" else "fp32")
+    onnx.save(quantize(attend(split), [feed_for(attend(split))], recipe=recipe, floats=floats).qdq, path)
     result = check(path, build=BuildOptions())
     assert result.passed, result.findings
     assert len({node.node for node in result.engine}) >= 3

@@ -162,14 +162,14 @@ def encoder(batch: int | str) -> onnx.ModelProto:
     )
 
 
-def decode(tokens: int, cache: int = 31) -> onnx.ModelProto:
+def decode(tokens: int | str, cache: int | str = 31) -> onnx.ModelProto:
     """Attention of new tokens over themselves and a cache, 4 heads of 64, with its linear layers."""
     split = "".join(
         f"[{n}] {n}0 = MatMul (x, w{n}) {n}1 = Reshape ({n}0, heads) "
         f"{n}2 = Transpose <perm = [0,2,1,3]> ({n}1) "
         for n in "qkv"
     )
-    all_ = tokens + cache
+    all_ = "A" if isinstance(tokens, str) or isinstance(cache, str) else tokens + cache
     return build(
         f"g (float[1,{tokens},256] x, float[1,4,{cache},64] pk, float[1,4,{cache},64] pv)"
         f" => (float[1,{tokens},256] y, float[1,4,{all_},64] k3, float[1,4,{all_},64] v3) {{ {split}"
@@ -205,6 +205,12 @@ def test_a_decode_step_is_one_kernel(recipe: str, tokens: int, tmp_path: Path) -
         in_float = {"MatMul float as low": 2} if one and recipe == "tensorrt-fp8" else {}
         low = {"MatMul low as low": 4 if one else 6}
         assert row == low | in_float | {"attention in one kernel": 1}
+
+
+def test_an_open_number_of_queries_is_a_prompt():
+    """An attention whose number of queries is open is quantized as one of several queries."""
+    names = {use.node for p in planned(decode("T", "C"), "tensorrt-int8").placements for use in p.uses}
+    assert {"scores", "mix"} <= names
 
 
 def test_other_targets_are_left_alone():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from onnxfq.documents.plan import Plan
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.runtime.session import Session
 from onnxfq.stages.check import check
 from onnxfq.stages.convert import convert
@@ -148,17 +149,24 @@ def test_all_of_it_is_low(floats, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 def test_why_it_is_so(tmp_path: Path) -> None:
-    """With a pair for each part the builder makes the weight of the product float, and check warns of it."""
+    """With a pair for each part the builder makes the weight of the product float, and check warns of it.
+
+    That product is written as one for each part, of which all are low.
+    """
     kept = with_override(tensors=["f"], keep_float=True)
     proto = attend()
     assert activations(planned(proto, kept)) == APART
-    made = qdq_of(stage(proto, kept))
-    assert [(f.rule, f.severity, f.node) for f in check(made).findings] == [
+    staged = stage(proto, kept)
+    whole = InsertQdq(staged.plan, staged.encodings).run(staged.model).model.proto
+    assert [(f.rule, f.severity, f.node) for f in check(whole).findings] == [
         ("attention-parts", "warning", "qkv")
     ]
-    ((_, reports),) = build_all(tmp_path, {"m": made}).items()
-    for row in counts(made, reports).values():
-        assert row == {"MatMul low as low": 3, "MatMul mixed as low": 1, "attention in one kernel": 1}
+    made = {"whole": whole, "divided": qdq_of(staged)}
+    assert check(made["divided"]).findings == ()
+    low = {"whole": {"MatMul low as low": 3, "MatMul mixed as low": 1}, "divided": {"MatMul low as low": 6}}
+    for name, reports in build_all(tmp_path, made).items():
+        for row in counts(made[name], reports).values():
+            assert row == {**low[name], "attention in one kernel": 1}
 
 
 def outputs_too(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:

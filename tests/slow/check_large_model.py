@@ -3,8 +3,9 @@
     python tests/slow/check_large_model.py [RECIPE ...] [--gigabytes 2.6] [--kills 10] [--folder FOLDER]
 
 Not a pytest. Checks that the input files stay as they are, that onnxruntime reads and runs the output, that
-nothing else is left, that memory is at most 1.3 times the model, and that a run that is killed, at as many
-random moments as --kills says, leaves nothing; the exit code is 1 when not.
+nothing else is left, that memory is at most 1.3 times the model, that every command works with so much
+memory, also on a Q/DQ model that is one file over 128 MB with scales over 1 KB, and that a run that is
+killed, at as many random moments as --kills says, leaves nothing; the exit code is 1 when not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import hashlib
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -117,6 +119,48 @@ def check(recipe: str, gigabytes: float, folder: Path) -> bool:
     return all(right)
 
 
+COMMANDS = (
+    "quantize in/m.onnx --data d.npz -o q.onnx",
+    "check q.onnx",
+    "inspect q.onnx",
+    "diff q.onnx q.onnx",
+    "evaluate in/m.onnx q.onnx --data d.npz",
+    "compare q.onnx --data d.npz",
+    "convert q.onnx -o c.onnx --data d.npz",
+    "handoff q.onnx -o kit --data d.npz",
+)
+
+
+def check_commands(gigabytes: float, folder: Path) -> bool:
+    """Run every command with `MOST` times the model as the limit of memory, and print how it ended.
+
+    RLIMIT_DATA counts what a process allocates, touched or not; mapped files do not count.
+    """
+    (folder / "in").mkdir()
+    path, width = make_model(folder / "in", gigabytes)
+    most = int(MOST * (folder / "in" / "m.onnx.data").stat().st_size)
+    np.savez(folder / "d.npz", h0=np.random.default_rng(0).normal(size=(4, width)).astype(np.float32))
+    right = []
+    for line in COMMANDS:
+        start = time.perf_counter()
+        ended = subprocess.run(
+            [sys.executable, "-m", "onnxfq", *line.split()],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (most, most)),
+        )
+        seconds = time.perf_counter() - start
+        right.append(ended.returncode == 0)
+        said = ended.stderr.splitlines()[-1] if ended.stderr and not right[-1] else "works"
+        print(f"{line.split()[0]}: {said} in {most / 1e9:.1f} GB and {seconds:.0f} s", flush=True)
+    size = (folder / "q.onnx").stat().st_size
+    tensors = onnx.load(folder / "q.onnx", load_external_data=False).graph.initializer
+    scales = max(len(t.raw_data) for t in tensors if t.data_type == TensorProto.FLOAT)
+    print(f"Q/DQ file of {size / 1e6:.0f} MB with a scale of {scales / 1e3:.0f} kB")
+    return all(right) and size > 128 << 20 and scales > 1024
+
+
 def check_kills(recipe: str, gigabytes: float, kills: int, folder: Path) -> bool:
     """Kill runs at random moments; what they leave must be gone, at the latest with the next run."""
     source, target, place = (folder / name for name in ("in", "out", "tmp"))
@@ -164,6 +208,8 @@ def main() -> int:
     for recipe in asked.recipes:
         with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
             right.append(check(recipe, asked.gigabytes, Path(folder)))
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        right.append(check_commands(asked.gigabytes, Path(folder)))
     if asked.kills:
         with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
             right.append(check_kills(asked.recipes[0], asked.gigabytes, asked.kills, Path(folder)))

@@ -192,6 +192,9 @@ def _unpack(columns: Columns) -> dict[str, TensorStatistics]:
         counted = int(one.counts.sum()) + one.nans + one.infinities
         if not one.bins.size == one.counts.size == size or counted != one.elements:
             raise ValueError(f"the counts of tensor {str(name)!r} do not add up")
+        low, high = bin_edges(one.bins)
+        if low.size and not (low.min() <= rmin <= high.min() and low.max() <= rmax <= high.max()):
+            raise ValueError(f"the range of tensor {str(name)!r} does not end in its first and last bins")
         tensors[str(name)] = one
     return tensors
 

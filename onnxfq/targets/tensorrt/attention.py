@@ -5,7 +5,8 @@ the limits: NVIDIA, fused attention: pairs on queries, keys, the Softmax and val
 64 and up to 512 tokens, float8 heads of up to 256. An attention with one quantized product is not fused, and
 none is in MXFP8 or NVFP4. One query, as in a decode step over a cache, has its own kernel that multiplies in
 float: int8 pairs prevent it, and float8 pairs become part of it. In block formats, and in int8 with one
-query, both products stay in float, one kernel in a half type.
+query, both products stay in float, one kernel in a half type. An open number of queries counts as several: a
+prompt has the most of the work, and its int8 products are fused.
 """
 
 from __future__ import annotations

@@ -6,24 +6,30 @@ up into the weight. A weight behind DequantizeLinear then becomes float, and the
 mixed if its input has 8 bits. Divided here, each part has its own integers and scales and stays in low
 precision; the results are equal, because each output channel has a separate scale and sum. int4 in blocks,
 a product with a part that is not reshaped, and one with a pair behind it stay in low precision unchanged.
+NVFP4 becomes float in half models alone, but its casts are not yet there when this runs. A projection that is
+reshaped first, to [.., parts, heads, size], is divided too (`packed_parts`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
+from onnx.helper import np_dtype_to_tensor_dtype
 
 from onnxfq.graph.constant_integers import Numbers, evaluate_integers
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import list_graphs
 from onnxfq.graph.patterns.projections import only_readers
+from onnxfq.targets.tensorrt.rewrites.packed_parts import Packed, match_packed
 
-_TYPES = frozenset({np.dtype(np.int8), TensorProto.INT8, TensorProto.FLOAT8E4M3FN})
+_TYPES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
+_FLOAT4 = TensorProto.FLOAT4E2M1
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,19 +37,19 @@ class _Divisible:
     """Product of one weight, the nodes up to its split, and the parts.
 
     Attributes:
-        weight: the DequantizeLinear.
-        turn: the Transpose behind it.
+        weight: the nodes from the constants of the weight to the product, the last one its input.
         axis: channel axis of the weight.
         then: nodes after the product; the last one produces the tensor that is split.
-        splits: nodes that split this tensor.
+        packed: how this tensor is reshaped before it is split, if it is.
+        splits: nodes that split this tensor, or that make the parts of a packed one.
         parts: (first channel, end channel, tensor) of each part.
     """
 
     product: gs.Node
-    weight: gs.Node
-    turn: gs.Node | None
+    weight: tuple[gs.Node, ...]
     axis: int
     then: tuple[gs.Node, ...]
+    packed: Packed | None
     splits: tuple[gs.Node, ...]
     parts: tuple[tuple[int, int, gs.Tensor], ...]
 
@@ -64,40 +70,75 @@ def divide_products(editor: Editor) -> int:
 def _divisible(node: gs.Node, outputs: set[int]) -> _Divisible | None:
     if node.op not in ("Gemm", "MatMul") or len(node.inputs) < 2 or node.attrs.get("alpha", 1.0) != 1.0:
         return None
-    weight, turn = _maker(node.inputs[1]), None
-    if weight is not None and weight.op == "Transpose" and weight.attrs.get("perm") in (None, [1, 0]):
-        weight, turn = _maker(weight.inputs[0]), weight
-    if weight is None or weight.op != "DequantizeLinear" or not _is_plain(weight):
-        return None
-    if any(len(made.outputs[0].outputs) != 1 for made in (weight, turn) if made is not None):
+    weight = _weight_path(node.inputs[1])
+    if not weight or any(len(made.outputs[0].outputs) != 1 for made in weight):
         return None
     # Axis of N if the product reads [K, N]: Gemm may transpose it, and so may a Transpose.
-    axis = 1 ^ bool(node.attrs.get("transB", 0)) ^ (turn is not None)
-    channels = weight.inputs[0].shape[axis]
-    scale, zero_point = weight.inputs[1], weight.inputs[2:]
-    by_channel = len(scale.shape) == 1 and weight.attrs.get("axis", 1) % 2 == axis
-    if (len(scale.shape) and not by_channel) or not all(isinstance(z, gs.Constant) for z in zero_point):
+    axis = 1 ^ bool(node.attrs.get("transB", 0)) ^ (weight[-1].op == "Transpose")
+    dequantize = next(made for made in reversed(weight) if made.op == "DequantizeLinear")
+    if not _has_channels(dequantize, axis):
         return None
+    channels = dequantize.inputs[0].shape[axis]
     if node.op == "Gemm" and len(node.inputs) > 2 and not _is_channel_constant(node.inputs[2], channels):
         return None
     then, whole = _way(node, channels, outputs)
+    packed = match_packed(whole, channels, outputs)
+    if packed is not None:
+        width = channels // packed.count
+        found = sorted(packed.makers.items())
+        parts = tuple((i * width, (i + 1) * width, maker.outputs[0]) for i, maker in found)
+        return _Divisible(node, weight, axis, then, packed, tuple(maker for _, maker in found), parts)
     splits = _splits(whole)
     parts = _parts(splits, whole, channels)
     if len(parts) < 2 or id(whole) in outputs or not all(_is_reshaped(part[2], outputs) for part in parts):
         return None
-    return _Divisible(node, weight, turn, axis, then, splits, parts)
+    return _Divisible(node, weight, axis, then, None, splits, parts)
+
+
+def _weight_path(tensor: gs.Tensor) -> tuple[gs.Node, ...]:
+    """Return the nodes that dequantize a constant into `tensor`; empty if there are others.
+
+    8 bits: DequantizeLinear, Transpose. NVFP4: DequantizeLinear of the scales and of the codes, Cast in a
+    half model, Transpose.
+    """
+    path: list[gs.Node] = []
+    node = _maker(tensor)
+    if node is not None and node.op == "Transpose" and node.attrs.get("perm") in (None, [1, 0]):
+        path, node = [node], _maker(node.inputs[0])
+    if node is not None and node.op == "Cast":
+        path, node = [node, *path], _maker(node.inputs[0])
+    if node is None or node.op != "DequantizeLinear" or not isinstance(node.inputs[0], gs.Constant):
+        return ()
+    path = [node, *path]
+    scales = _maker(node.inputs[1])
+    if (scales is not None) != (_onnx_type(node.inputs[0]) == _FLOAT4):
+        return ()
+    if scales is None:
+        return tuple(path) if _onnx_type(node.inputs[0]) in _TYPES else ()
+    constants = scales.op == "DequantizeLinear" and all(isinstance(t, gs.Constant) for t in scales.inputs)
+    return (scales, *path) if constants else ()
 
 
 def _maker(tensor: gs.Tensor) -> gs.Node | None:
     return tensor.inputs[0] if tensor.inputs else None
 
 
-def _is_plain(weight: gs.Node) -> bool:
-    """Tell whether `weight` dequantizes an 8-bit constant [K, N] without blocks."""
-    constants = weight.inputs[:2]
-    if not all(isinstance(tensor, gs.Constant) for tensor in constants) or weight.attrs.get("block_size"):
+def _onnx_type(tensor: gs.Tensor) -> int:
+    """Return the element type; graphsurgeon holds types that NumPy lacks as ONNX's number or as a dtype."""
+    kind = tensor.dtype
+    return kind if isinstance(kind, int) else int(np_dtype_to_tensor_dtype(np.dtype(kind)))
+
+
+def _has_channels(weight: gs.Node, axis: int) -> bool:
+    """Tell whether the scales of a DequantizeLinear [K, N] belong to channels on `axis`, or to all of it."""
+    codes, scale, *zero_points = weight.inputs
+    if len(codes.shape) != 2 or not all(isinstance(one, gs.Constant) for one in zero_points):
         return False
-    return constants[0].dtype in _TYPES and len(constants[0].shape) == 2
+    along = int(weight.attrs.get("axis", 1)) % 2
+    if weight.attrs.get("block_size"):
+        return _onnx_type(codes) == _FLOAT4 and along != axis
+    by_channel = len(scale.shape) == 1 and along == axis
+    return isinstance(scale, gs.Constant) and (by_channel or not scale.shape)
 
 
 def _is_channel_constant(tensor: gs.Tensor, channels: int) -> bool:
@@ -237,10 +278,10 @@ def _make_part(
 ) -> list[gs.Node]:
     """Make the nodes that compute channels `start` to `end` of the whole into `out`."""
 
-    def piece(tensor: gs.Tensor, axis: int) -> gs.Constant:
-        values = np.take(constant_array(tensor), np.arange(start, end), axis) if tensor.shape else None
-        if values is None:
+    def piece(tensor: gs.Tensor, axis: int) -> gs.Tensor:
+        if not tensor.shape:
             return tensor
+        values = np.take(constant_array(tensor), np.arange(start, end), axis)
         return editor.constant(f"{tensor.name}/part_{number}", lambda name: make_constant(name, values))
 
     def follow(node: gs.Node, inputs: list[gs.Tensor]) -> gs.Tensor:
@@ -253,12 +294,16 @@ def _make_part(
         return result
 
     nodes: list[gs.Node] = []
-    quantized, *params = found.weight.inputs
-    weight = follow(found.weight, [piece(quantized, found.axis), *(piece(one, 0) for one in params)])
-    weight.shape = [end - start if axis == found.axis else size for axis, size in enumerate(quantized.shape)]
-    if found.turn is not None:
-        weight = follow(found.turn, [weight])
-        weight.shape = [weight.shape[0], end - start]
+    made: dict[int, gs.Tensor] = {}
+    for node in found.weight:
+        channel = found.axis ^ (node.op == "Transpose")
+        inputs = [
+            made[id(read)] if id(read) in made else piece(read, found.axis if len(read.shape) == 2 else 0)
+            for read in node.inputs
+        ]
+        weight = made[id(node.outputs[0])] = follow(node, inputs)
+        if weight.shape is not None:
+            weight.shape[channel] = end - start
     last = follow(
         found.product, [found.product.inputs[0], weight, *(piece(b, -1) for b in found.product.inputs[2:])]
     )
@@ -270,8 +315,50 @@ def _make_part(
             inputs = [last, _resize_shape(editor, node, number, end - start, nodes)]
         last.shape = _replace_width(last.shape, end - start)
         last = follow(node, inputs)
+    if found.packed is not None:
+        last.shape = _replace_width(last.shape, end - start)
+        last = _unpack(editor, found.packed, number, last, follow, nodes)
     last.dtype, last.shape = out.dtype, out.shape
     return nodes
+
+
+def _unpack(
+    editor: Editor,
+    packed: Packed,
+    number: int,
+    part: gs.Tensor,
+    follow: Callable[[gs.Node, list[gs.Tensor]], gs.Tensor],
+    nodes: list[gs.Node],
+) -> gs.Tensor:
+    """Return `part` reshaped and transposed like the whole, without the axis of the parts."""
+    shape = packed.reshape.inputs[1]
+    rank = len(evaluate_integers(shape) or ())
+    kept = [axis for axis in range(rank) if axis != packed.axis]
+    if isinstance(shape, gs.Constant):
+        values = np.asarray(constant_array(shape))[kept]
+        sizes = editor.constant(f"{shape.name}/part_{number}", lambda name: make_constant(name, values))
+    else:
+        places = editor.constant(
+            f"{shape.name}/places", lambda name: make_constant(name, np.asarray(kept, np.int64))
+        )
+        sizes = editor.variable(f"{shape.name}/part_{number}", shape)
+        sizes.shape = [rank - 1]
+        nodes.append(
+            gs.Node("Gather", f"{packed.reshape.name}/shape_{number}", {"axis": 0}, [shape, places], [sizes])
+        )
+    last = follow(packed.reshape, [part, sizes])
+    last.shape = _without(last.shape, packed.axis)
+    if packed.transpose is None:
+        return last
+    order = list(packed.transpose.attrs.get("perm", [*range(rank)][::-1]))
+    last = follow(packed.transpose, [last])
+    nodes[-1].attrs["perm"] = [axis - (axis > packed.axis) for axis in order if axis != packed.axis]
+    last.shape = _without(last.shape, order.index(packed.axis))
+    return last
+
+
+def _without(shape: list[int | str] | None, axis: int) -> list[int | str] | None:
+    return None if shape is None else [*shape[:axis], *shape[axis + 1 :]]
 
 
 def _replace_width(shape: list[int | str] | None, width: int) -> list[int | str] | None:

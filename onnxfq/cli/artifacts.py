@@ -1,0 +1,21 @@
+"""Files of `quantize --artifacts`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ENDINGS = {
+    "plan": "plan.json",
+    "statistics": "stats.npz",
+    "encodings": "encodings.json",
+    "evaluation": "evaluation.json",
+    "floats": "floats.json",
+    "simulation": "fakequant.onnx",
+    "equalized": "equalized.onnx",
+}
+"""Ending of each file by its content."""
+
+
+def artifact_paths(folder: Path, model: Path) -> dict[str, Path]:
+    """Return the files that `quantize` writes into `folder` for `model`, by content."""
+    return {kind: folder / f"{model.stem}.{ending}" for kind, ending in ENDINGS.items()}

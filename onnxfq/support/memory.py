@@ -1,0 +1,48 @@
+"""A limit on the memory of a process: what is free at its start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_LEAST = 1 << 30
+"""Least limit in bytes: imports and their threads need a part of it."""
+_GROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Limits of a container: cgroup v2, cgroup v1."""
+
+
+def limit_memory() -> None:
+    """Let this process and its children allocate what is free now, each at most; Linux only.
+
+    A model of some bytes, a Loop or a Range for example, may make any number of gigabytes. With the limit an
+    allocation fails, and the error names the node; without it the system ends this process or another one.
+    Mapped files do not count. A lower limit, of `ulimit -d`, stays.
+    """
+    free = free_memory()
+    if free is None:
+        return
+    import resource  # POSIX only
+
+    most = max(free, _LEAST)
+    now, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if now == resource.RLIM_INFINITY or now > most:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+def free_memory() -> int | None:
+    """Return the bytes that can be allocated without pushing out other processes; None if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        sizes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+        free = 1024 * (sizes["MemAvailable"] + sizes.get("SwapFree", 0))
+    except (OSError, ValueError, IndexError, KeyError):
+        return None
+    return min([free, *_group_limits()])
+
+
+def _group_limits() -> list[int]:
+    found = []
+    for path in _GROUP_LIMITS:
+        text = path.read_text("ascii").strip() if os.access(path, os.R_OK) else ""
+        found += [int(text)] if text.isdecimal() else []  # "max": no limit
+    return found
