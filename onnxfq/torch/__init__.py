@@ -13,6 +13,7 @@ for _package in ("torch", "onnxscript"):
         )
 
 # ruff: noqa: E402  torch is imported only after the check
+from onnxfq.torch.affine import fake_quantize_per_channel_affine, fake_quantize_per_tensor_affine
 from onnxfq.torch.batchnorm import freeze_batchnorm
 from onnxfq.torch.contexts import compute_encodings, is_initialized
 from onnxfq.torch.encodings import (
@@ -44,6 +45,8 @@ __all__ = [
     "fake_quantize",
     "fake_quantize_lsq",
     "fake_quantize_pact",
+    "fake_quantize_per_channel_affine",
+    "fake_quantize_per_tensor_affine",
     "fake_quantize_range",
     "encodings_from_onnx",
     "encodings_to_onnx",

@@ -27,7 +27,7 @@ from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.torch import kernels
 from onnxfq.torch.arithmetic import Grid, View, round_to_grid, scale_to_steps
-from onnxfq.torch.onnx_node import is_exporting, onnx_node
+from onnxfq.torch.onnx_node import has_node, is_exporting, onnx_node
 
 _TYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
 
@@ -73,9 +73,10 @@ def fake_quantize(
             f"x must be float32, float16, bfloat16 or float64, got {x.dtype}; convert it with float()"
         )
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
-    scales = torch.as_tensor(scale, device=x.device).to(work)
+    scales = scale if isinstance(scale, Tensor) else torch.tensor(scale)
+    scales = scales.to(x.device, work)
     zeros = _zero_points(zero_point, x, work)
-    if not torch.compiler.is_compiling() and scales.device.type == "cpu":
+    if not (torch.compiler.is_compiling() or is_exporting()) and scales.device.type == "cpu":
         check_values(scales, zeros, grid)
     return quantize_to(x, scales, zeros, grid, granularity)
 
@@ -84,8 +85,10 @@ def quantize_to(
     x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, granularity: Granularity
 ) -> Tensor:
     """Fake-quantize x with checked parameters that already have the computation type."""
-    if is_exporting():
+    if is_exporting() and has_node(grid):
         return onnx_node(x, scale, zero_point, grid, granularity)
+    if is_exporting():
+        return _write_out(x, scale, zero_point, grid, granularity)
     view = View.from_shapes(x.shape, scale.shape, granularity)
     seen, scales = view.see(x), view.see_param(scale)
     zeros = None
@@ -101,6 +104,20 @@ def quantize_to(
     else:
         y = _Fixed.apply(seen, scales, zeros, grid)
     return y if view.x is None else y.reshape(x.shape)
+
+
+def _write_out(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, granularity: Granularity
+) -> Tensor:
+    """Return the rounded x without reading a shape, which an exporter would take as a constant."""
+    if granularity.is_blocked:
+        raise SpecError(f"blocks of {grid.qtype} cannot be exported; use a type of up to 16 bits")
+    axis = granularity.axis
+    shape = [] if axis is None else [-1 if d == axis % x.ndim else 1 for d in range(x.ndim)]
+    scales = scale.reshape(shape)
+    zeros = None if zero_point is None else zero_point.reshape(shape if zero_point.ndim else [])
+    steps, _ = round_to_grid(scale_to_steps(x.to(scale.dtype), scales, grid), zeros, grid)
+    return (steps * scales).to(x.dtype)
 
 
 def _zero_points(zero_point: Tensor | float, x: Tensor, work: torch.dtype) -> Tensor | None:
