@@ -185,15 +185,15 @@ def qtype_by_name(name: str) -> QType:
 def qtype_of_integers(low: int, high: int) -> QType:
     """Return the integers from `low` to `high`: a named type if there is one, else one for simulation only.
 
-    Limits need not hold 0, and may have up to 63 bits. Raises SpecError if `low` is above `high`.
+    Limits need not hold 0, and may have up to 64 bits. Raises SpecError if `low` is above `high`.
     """
     low, high = int(low), int(high)
     if low > high:
         raise SpecError(f"quant_min must be at most quant_max, got {low} and {high}; swap them")
     signed = low < 0
     bits = max((~low if signed else 0).bit_length() + signed, max(high, 0).bit_length() + signed, 2)
-    if bits > 63:
-        raise SpecError(f"quant_min {low} and quant_max {high} need {bits} bits; use at most 63")
+    if bits > 64:
+        raise SpecError(f"quant_min {low} and quant_max {high} need {bits} bits; use at most 64")
     named = QTYPES.get(f"{'int' if signed else 'uint'}{bits}")
     if named is not None and low <= 0 <= high and low < high:
         return _with_limits(named, low, high)

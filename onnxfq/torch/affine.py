@@ -32,7 +32,7 @@ def fake_quantize_per_channel_affine(
         zero_point: of the same shape, int32 or a float type, within the limits.
         axis: counted from the front.
         quant_min: least integer of the grid; it may be above 0.
-        quant_max: largest integer; differences of up to 63 bits are possible.
+        quant_max: largest integer; up to 64 bits.
 
     Raises SpecError where torch raises RuntimeError.
     """
