@@ -100,9 +100,14 @@ class QType:
         elif self.bits in (2, 4) and self.has_kernel:
             found = getattr(ml_dtypes, self.base)
         else:
-            found = f"{'' if self.signed else 'u'}int{next(n for n in (8, 16, 32, 64) if n >= self.bits)}"
+            found = self.storage_dtype
         dtype: np.dtype[np.generic] = np.dtype(found)
         return dtype
+
+    @property
+    def storage_dtype(self) -> str:
+        """Name of the narrowest integer dtype of NumPy and torch that holds the integers."""
+        return f"{'' if self.signed else 'u'}int{next(n for n in (8, 16, 32, 64) if n >= self.bits)}"
 
     @property
     def min_opset(self) -> int | None:
@@ -198,6 +203,23 @@ def qtype_of_integers(low: int, high: int) -> QType:
     if named is not None and low <= 0 <= high and low < high:
         return _with_limits(named, low, high)
     return QType(f"integers[{low},{high}]", bits, signed, low, high)
+
+
+def float_qtype(exponent_bits: int, mantissa_bits: int) -> QType:
+    """Return the float of these widths with a sign, infinities and NaN, as IEEE 754 defines them.
+
+    For simulation only. Raises SpecError for fewer than 2 exponent bits or widths beyond float32's.
+    """
+    if not (2 <= exponent_bits <= 8 and 1 <= mantissa_bits <= 23):
+        raise SpecError(
+            "a float needs 2 to 8 exponent bits and 1 to 23 mantissa bits, got "
+            f"{exponent_bits} and {mantissa_bits}"
+        )
+    bias = (1 << (exponent_bits - 1)) - 1
+    largest = (2.0 - 2.0**-mantissa_bits) * 2.0**bias
+    return _float(
+        f"float_e{exponent_bits}m{mantissa_bits}", exponent_bits, mantissa_bits, bias, "ieee", largest
+    )
 
 
 def _with_limits(qtype: QType, qmin: int, qmax: int) -> QType:

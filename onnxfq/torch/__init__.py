@@ -33,13 +33,14 @@ from onnxfq.torch.functions import (
     range_to_params,
     scale_gradient,
 )
-from onnxfq.torch.observers import OBSERVERS
+from onnxfq.torch.observers import OBSERVERS, Observer
 from onnxfq.torch.quantize import quantize_module, remove_fake_quantize
 from onnxfq.torch.quantizer import FakeQuantize, learn_grids, quantizers
 
 __all__ = [
     "OBSERVERS",
     "FakeQuantize",
+    "Observer",
     "compute_encodings",
     "export_torch",
     "fake_quantize",

@@ -51,7 +51,14 @@ def onnx_node(
 
 
 def has_node(grid: Grid) -> bool:
-    """Tell whether a node can have this grid; warn if not: then the export holds plain arithmetic."""
+    """Tell whether a node can have this grid; warn if not: then the export holds plain arithmetic.
+
+    Raises SpecError for a float format without a name.
+    """
+    if grid.qtype.is_float and not grid.qtype.has_kernel:
+        raise SpecError(
+            f"{grid.qtype} is for simulation only; export a type of the guide, such as float8e4m3fn"
+        )
     width = grid.qtype.qmax - grid.qtype.qmin
     if grid.qtype.is_float or 0 < width < 1 << 16:
         return True
