@@ -50,6 +50,7 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
                 continue
             _calibrate(name, quantizer)
             follows = isinstance(quantizer.observer, Latest) and quantizer.observer.live
+            follows = follows or quantizer.training_only
             switches[name] = (follows and quantizer.learned == "nothing", *switches[name][1:])
     finally:
         for name, quantizer in observed.items():

@@ -36,7 +36,7 @@ class QuantizedTensor(_Encoded):
         """Return itself."""
         return self
 
-    def dequantize(self) -> DequantizedTensor:  # type: ignore[override]
+    def dequantize(self) -> DequantizedTensor:
         """Return the values of the integers."""
         values = self.encoding.quantizer.dequantize(self.as_subclass(Tensor) - self.encoding.centre)
         made: DequantizedTensor = DequantizedTensor.of(values, self.encoding)
@@ -60,7 +60,7 @@ class DequantizedTensor(_Encoded):
         made: QuantizedTensor = QuantizedTensor.of(integers.to(self.dtype), self.encoding)
         return made
 
-    def dequantize(self) -> DequantizedTensor:  # type: ignore[override]
+    def dequantize(self) -> DequantizedTensor:
         """Return itself."""
         return self
 
