@@ -155,3 +155,41 @@ def test_quantize_module_takes_moving_average_rounding_and_rule():
     assert torch.equal(found.scale, before)
     model.train()(x * 3)
     assert found.scale.item() == pytest.approx(2 * before.item())  # half way from 1 to 3
+
+
+def test_rounding_and_arithmetic_of_fake_quant_models():
+    """A fake-quant ONNX model rounds weights and activations as asked, with the bits of `fake_quantize`."""
+    import numpy as np
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    import onnxfq
+
+    weight = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 4]), ("y", [2, 3]))]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:], [numpy_helper.from_array(weight, "w")])
+    model = onnxfq.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    x = np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))
+    encodings = onnxfq.calibrate(model, plan, onnxfq.collect_statistics(model, plan, [{"x": x}]))
+    modes = {"rounding": "floor", "arithmetic": "reciprocal"}
+    made = onnxfq.insert_fake_quantize(model, plan, encodings, **modes)
+    options = onnxruntime.SessionOptions()
+    onnxfq.register_custom_ops(options)
+    found = onnxruntime.InferenceSession(made.SerializeToString(), options).run(None, {"x": x})[0]
+    sides = []
+    for values, name in ((x, "x"), (weight, "w")):
+        one = encodings[name]
+        sides.append(
+            onnxfq.fake_quantize(
+                values,
+                one.scale_array,
+                qtype=one.spec.qtype,
+                axis=one.spec.granularity.axis,
+                **modes,
+            )
+        )
+    assert np.allclose(found, sides[0] @ sides[1], rtol=0, atol=1e-6)  # the order of sums
+    with pytest.raises(errors.SpecError, match="unknown rounding"):
+        onnxfq.insert_fake_quantize(model, plan, encodings, rounding="flor")
