@@ -34,7 +34,7 @@ def commands() -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize(("page", "words"), commands(), ids=lambda value: str(value))
 def test_command_runs(page: str, words: list[str], tmp_path: Path) -> None:
-    """A command of a page ends well, started in an empty folder, and leaves a model there."""
+    """A command of a page ends well, started in an empty folder, and leaves a model or a picture there."""
     script, *arguments = words
     done = subprocess.run(
         [sys.executable, str(ROOT / script), *arguments, *SHORTER.get(script, [])],
@@ -44,4 +44,4 @@ def test_command_runs(page: str, words: list[str], tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert list(tmp_path.glob("*.onnx"))
+    assert [*tmp_path.glob("*.onnx"), *tmp_path.glob("*.png")]

@@ -98,7 +98,7 @@ def dequantize(
     Parameters are as in `quantize`. Raises SpecError if a scale is not finite and positive.
     """
     integers = numbers(q, "q").astype(np.float32)
-    scale = _check_scale(scale)
+    scale = check_scale(scale)
     offset = _expand_zero_point(
         numbers(zero_point, "zero_point").astype(np.float32), integers.shape, granularity
     )
@@ -220,7 +220,7 @@ def check_params(
     integer unless `fractions`, 0 for float types), and rounding and arithmetic are known.
     """
     check_names(rounding=rounding, arithmetic=arithmetic)
-    scales = _check_scale(scale)
+    scales = check_scale(scale)
     if arithmetic == "reciprocal":
         with np.errstate(over="ignore"):
             endless = np.isinf(np.float32(1) / scales)
@@ -243,7 +243,8 @@ def check_params(
     return scales, zero_points
 
 
-def _check_scale(scale: ArrayLike) -> Float32Array:
+def check_scale(scale: ArrayLike) -> Float32Array:
+    """Return `scale` in float32. Raises SpecError unless every scale is finite and positive."""
     given = numbers(scale, "scale")
     with np.errstate(over="ignore", under="ignore"):
         scales: Float32Array = given.astype(np.float32)

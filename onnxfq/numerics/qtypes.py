@@ -5,6 +5,7 @@
 | int2 ... int16, uint2 ... uint16  | integers of this width                                        |
 | int32                             | integers of biases only                                       |
 | int8[-127,127]                    | integers with custom limits, here the narrow range            |
+| integers[5,10]                    | any limits, by `qtype_of_integers`; for simulation in torch   |
 | float8e4m3fn, float8e5m2          | OCP 8-bit floats (FP8 formats for deep learning, 2022)        |
 | float8e4m3fnuz, float8e5m2fnuz    | 8-bit floats without negative zero (GraphCore, AMD)           |
 | float6e2m3, float6e3m2            | OCP MX 6-bit floats                                           |
@@ -84,6 +85,11 @@ class QType:
         return None if code is None else int(code)
 
     @property
+    def has_kernel(self) -> bool:
+        """Tell whether the custom-op library knows the format: limits that hold 0, of at most 16 bits."""
+        return self.base in QTYPES
+
+    @property
     def dtype(self) -> np.dtype[np.generic]:
         """NumPy dtype of quantized values, one element per item.
 
@@ -91,12 +97,17 @@ class QType:
         """
         if self.layout is not None:
             found: Any = getattr(ml_dtypes, _ML_DTYPES[self.base])
-        elif self.bits in (2, 4):
+        elif self.bits in (2, 4) and self.has_kernel:
             found = getattr(ml_dtypes, self.base)
         else:
-            found = f"{'' if self.signed else 'u'}int{next(n for n in (8, 16, 32) if n >= self.bits)}"
+            found = self.storage_dtype
         dtype: np.dtype[np.generic] = np.dtype(found)
         return dtype
+
+    @property
+    def storage_dtype(self) -> str:
+        """Name of the narrowest integer dtype of NumPy and torch that holds the integers."""
+        return f"{'' if self.signed else 'u'}int{next(n for n in (8, 16, 32, 64) if n >= self.bits)}"
 
     @property
     def min_opset(self) -> int | None:
@@ -155,6 +166,7 @@ QTYPES: dict[str, QType] = {q.name: q for q in _ALL}
 BIAS_QTYPE = QType("int32", 32, True, -(2**31), 2**31 - 128)
 """int32 for biases, up to the largest number below 2^31 in float32."""
 
+_FREE = re.compile(r"integers\[(-?\d+),(-?\d+)\]")
 _LIMITED = re.compile(r"(u?int\d+)\[(-?\d+),(-?\d+)\]")
 
 
@@ -167,10 +179,47 @@ def qtype_by_name(name: str) -> QType:
         return BIAS_QTYPE
     if name in QTYPES:
         return QTYPES[name]
+    if free := _FREE.fullmatch(name):
+        return qtype_of_integers(int(free[1]), int(free[2]))
     limited = _LIMITED.fullmatch(name)
     if limited and limited[1] in QTYPES:
         return _with_limits(QTYPES[limited[1]], int(limited[2]), int(limited[3]))
     raise SpecError(f"unknown qtype {name!r}{nearest(name, QTYPES)}")
+
+
+def qtype_of_integers(low: int, high: int) -> QType:
+    """Return the integers from `low` to `high`: a named type if there is one, else one for simulation only.
+
+    Limits need not hold 0, and may have up to 64 bits. Raises SpecError if `low` is above `high`.
+    """
+    low, high = int(low), int(high)
+    if low > high:
+        raise SpecError(f"quant_min must be at most quant_max, got {low} and {high}; swap them")
+    signed = low < 0
+    bits = max((~low if signed else 0).bit_length() + signed, max(high, 0).bit_length() + signed, 2)
+    if bits > 64:
+        raise SpecError(f"quant_min {low} and quant_max {high} need {bits} bits; use at most 64")
+    named = QTYPES.get(f"{'int' if signed else 'uint'}{bits}")
+    if named is not None and low <= 0 <= high and low < high:
+        return _with_limits(named, low, high)
+    return QType(f"integers[{low},{high}]", bits, signed, low, high)
+
+
+def float_qtype(exponent_bits: int, mantissa_bits: int) -> QType:
+    """Return the float of these widths with a sign, infinities and NaN, as IEEE 754 defines them.
+
+    For simulation only. Raises SpecError for fewer than 2 exponent bits or widths beyond float32's.
+    """
+    if not (2 <= exponent_bits <= 8 and 1 <= mantissa_bits <= 23):
+        raise SpecError(
+            "a float needs 2 to 8 exponent bits and 1 to 23 mantissa bits, got "
+            f"{exponent_bits} and {mantissa_bits}"
+        )
+    bias = (1 << (exponent_bits - 1)) - 1
+    largest = (2.0 - 2.0**-mantissa_bits) * 2.0**bias
+    return _float(
+        f"float_e{exponent_bits}m{mantissa_bits}", exponent_bits, mantissa_bits, bias, "ieee", largest
+    )
 
 
 def _with_limits(qtype: QType, qmin: int, qmax: int) -> QType:

@@ -11,10 +11,11 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
+from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.numerics.affine import fake_quantize
+from onnxfq.numerics.affine import check_names, fake_quantize
 from onnxfq.passes.base import Pass
 from onnxfq.passes.chunked_rounding import apply_in_chunks
 from onnxfq.passes.custom_domain import custom_node, import_domain
@@ -46,10 +47,25 @@ class InsertFakeQuantize(Pass):
     plan: Plan
     encodings: Encodings
     switches: Switches = "none"
+    rounding: str = "half_even"
+    arithmetic: str = "divide"
 
     def requires(self, model: Model) -> None:
         """Raise PlanError when plan or encodings belong to another model."""
         check_encodings(self.plan, self.encodings, model)
+        check_names(rounding=self.rounding, arithmetic=self.arithmetic)
+        dynamic = [placement.tensor for placement in self.plan.placements if placement.spec.dynamic]
+        if dynamic and self.modes:
+            raise PlanError(
+                f"tensor {dynamic[0]!r} has dynamic scales, which round half_even and divide; use a recipe "
+                "with constant scales"
+            )
+
+    @property
+    def modes(self) -> dict[str, str]:
+        """Rounding and arithmetic that are not the default, for the nodes and for `fake_quantize`."""
+        rounding = {} if self.rounding == "half_even" else {"rounding": self.rounding}
+        return rounding | ({} if self.arithmetic == "divide" else {"arithmetic": self.arithmetic})
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
         """Insert the nodes; remove float weights without readers."""
@@ -62,9 +78,10 @@ class InsertFakeQuantize(Pass):
             encoding = self.encodings[placement.tensor]
             for part in editor.split_by_scope(placement):
                 if isinstance(tensor, gs.Constant) and self.switches == "none":
-                    _round_weight(editor, part, tensor, encoding)
+                    _round_weight(editor, part, tensor, encoding, self.modes)
                 else:
-                    _insert_node(editor, part, tensor, encoding, switches.get(placement.tensor, []))
+                    enabled = switches.get(placement.tensor, [])
+                    _insert_node(editor, part, tensor, encoding, enabled, self.modes)
         import_domain(graph)
         return bool(self.plan.placements)
 
@@ -95,19 +112,25 @@ def _make_switches(
     return made
 
 
-def _round_weight(editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding) -> None:
+def _round_weight(
+    editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding, modes: dict[str, str]
+) -> None:
     def round_values(name: str) -> gs.Constant:
         values = np.asarray(constant_array(tensor))
         params = expand_to_one_axis(encoding, values.shape)
-        return make_constant(
-            name, apply_in_chunks(fake_quantize, values, params, encoding.spec.grid, values.dtype)
-        )
+        apply = partial(fake_quantize, **modes)
+        return make_constant(name, apply_in_chunks(apply, values, params, encoding.spec.grid, values.dtype))
 
     editor.rewire(placement, editor.constant(f"{tensor.name}/fq", round_values))
 
 
 def _insert_node(
-    editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, enabled: list[gs.Tensor]
+    editor: Editor,
+    placement: Placement,
+    tensor: gs.Tensor,
+    encoding: Encoding,
+    enabled: list[gs.Tensor],
+    modes: dict[str, str],
 ) -> None:
     name = tensor.name
     make = _dynamic if encoding.spec.dynamic else _static
@@ -118,7 +141,7 @@ def _insert_node(
     node = custom_node(
         op,
         f"{name}/fq",
-        attrs=attrs | encoding.spec.granularity.attributes,
+        attrs=attrs | modes | encoding.spec.granularity.attributes,
         inputs=[tensor, *(params if enabled else _drop_empty(params)), *enabled],
         outputs=[rounded],
     )

@@ -173,7 +173,7 @@ def _insert_on_activation(editor: Editor, placement: Placement, tensor: gs.Tenso
     pair = real.name
     params, carrier = expand_to_one_axis(encoding, tensor.shape), _carrier(encoding)
     if carrier is not encoding.spec.qtype:
-        nodes.append(_clip(editor, placement, real, encoding))
+        nodes += _clip(editor, placement, real, encoding)
         real = nodes[-1].outputs[0]
     constants = _parameters(editor, placement, params, carrier, written.opset)
     quantized = editor.variable(f"{pair}/q")
@@ -239,30 +239,47 @@ def _carrier(encoding: Encoding) -> QType:
     return carrier
 
 
-def _clip(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding) -> gs.Node:
-    """Make the node that clips `tensor` to the real numbers of the limits of its type."""
+def _clip(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding) -> list[gs.Node]:
+    """Make the nodes that clip `tensor` to the real numbers of the limits of its type."""
     qtype, name = encoding.spec.qtype, tensor.name
-    if encoding.param_shape:
-        raise PlanError(
-            f"tensor {name!r}: {qtype} activations are clipped per tensor, got {encoding.spec}; remove its "
-            "axis from the plan"
-        )
     offset, scale = encoding.zero_point_array, encoding.scale_array
     dtype = FLOATS[placement.float_type].dtype
     with np.errstate(over="ignore"):
         low, high = (np.asarray((q - offset) * scale, dtype) for q in (qtype.qmin, qtype.qmax))
         steps = [np.rint(real.astype(np.float32) / scale) + offset for real in (low, high)]
-    if placement.float_type != "float32" and steps != [qtype.qmin, qtype.qmax]:
+    if placement.float_type != "float32" and any(
+        (s != q).any() for s, q in zip(steps, (qtype.qmin, qtype.qmax), strict=True)
+    ):
         raise PlanError(
             f"tensor {name!r}: {placement.float_type} has no number that stands for the limits of {qtype}; "
             f"use {qtype.base} without limits, or a qtype of fewer bits"
         )
+    if encoding.param_shape:
+        low, high = (_along_axis(end, tensor, encoding) for end in (low, high))
     limits = [
         editor.constant(f"{name}/clip_min", lambda n: make_constant(n, low)),
         editor.constant(f"{name}/clip_max", lambda n: make_constant(n, high)),
     ]
     clipped = editor.variable(f"{name}/clip", tensor)
-    return gs.Node("Clip", f"{name}/clip", {}, [tensor, *limits], [clipped])
+    if not encoding.param_shape:
+        return [gs.Node("Clip", f"{name}/clip", {}, [tensor, *limits], [clipped])]
+    raised = editor.variable(f"{name}/clip_raised", tensor)  # Clip takes one value for each limit
+    return [
+        gs.Node("Max", f"{name}/clip_low", {}, [tensor, limits[0]], [raised]),
+        gs.Node("Min", f"{name}/clip", {}, [raised, limits[1]], [clipped]),
+    ]
+
+
+def _along_axis(ends: np.ndarray[Any, Any], tensor: gs.Tensor, encoding: Encoding) -> np.ndarray[Any, Any]:
+    """Return the limits of each index of the axis, shaped to broadcast against `tensor`."""
+    axis = encoding.spec.granularity.axis
+    if tensor.shape is None or axis is None or encoding.spec.granularity.is_blocked:
+        raise PlanError(
+            f"tensor {tensor.name!r}: limits of {encoding.spec.qtype} need one scale, or an axis of "
+            f"a tensor of known rank, got {encoding.spec}; use {encoding.spec.qtype.base} without limits"
+        )
+    rank = len(tensor.shape)
+    return ends.reshape([-1 if d == axis % rank else 1 for d in range(rank)])
 
 
 def _parameters(

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.numerics.qtypes import QTYPES, QType, qtype_by_name
+from onnxfq.numerics.qtypes import QType, qtype_of_integers
 from onnxfq.passes.base import Pass
 from onnxfq.passes.custom_domain import custom_node, import_domain
 
@@ -25,16 +25,8 @@ def qtype_of_limits(low: float, high: float) -> QType | None:
     """Return the integer type of exactly these limits, or the narrowest one that holds them, limited."""
     if low != int(low) or high != int(high) or not low <= 0 <= high or low == high:
         return None
-    integers = [qtype for qtype in QTYPES.values() if not qtype.is_float]
-    exact = [qtype for qtype in integers if (qtype.qmin, qtype.qmax) == (low, high)]
-    if exact:
-        return exact[0]
-    carriers = [q for q in integers if q.qmin <= low and high <= q.qmax and (q.signed or low == 0)]
-    carriers = [q for q in carriers if q.signed == (low < 0)]
-    if not carriers:
-        return None
-    base = min(carriers, key=lambda q: q.bits)
-    return qtype_by_name(f"{base.name}[{int(low)},{int(high)}]")
+    found = qtype_of_integers(int(low), int(high))
+    return found if found.has_kernel else None
 
 
 @dataclass(frozen=True)

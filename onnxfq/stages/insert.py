@@ -57,6 +57,8 @@ def insert_fake_quantize(
     *,
     switchable: bool = False,
     switches: Switches = "none",
+    rounding: str = "half_even",
+    arithmetic: str = "divide",
 ) -> onnx.ModelProto:
     """Return `model` with FakeQuantize nodes, to evaluate in ONNX Runtime with the custom-op library.
 
@@ -68,10 +70,13 @@ def insert_fake_quantize(
         switches: with "one" all nodes read the optional input `onnxfq/enabled`; with false the model computes
             in float. With "each" that input has an element for each tensor, in the order of the list in the
             metadata `onnxfq.switches`, a JSON list.
+        rounding: as in `fake_quantize`, of weights and nodes.
+        arithmetic: likewise.
     """
     plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
     chosen = "one" if switchable and switches == "none" else switches
-    made = InsertFakeQuantize(plan, encodings, chosen).run(prepare_model(model, plan.target))
+    inserted = InsertFakeQuantize(plan, encodings, chosen, rounding, arithmetic)
+    made = inserted.run(prepare_model(model, plan.target))
     proto = with_provenance(made.model.proto, plan, encodings)
     if chosen == "each":
         proto.metadata_props.add(key=SWITCHES_KEY, value=json.dumps(switched_tensors(plan)))

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 STABLE_DB = 1.0
 """Standard error of an SQNR over a few samples below which more samples are not worth their time."""
 
-LEAST_FEEDS = 8
+LEAST_FEEDS = 16
 """Feeds from which a standard error means something."""
 
 

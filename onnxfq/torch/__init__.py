@@ -13,6 +13,7 @@ for _package in ("torch", "onnxscript"):
         )
 
 # ruff: noqa: E402  torch is imported only after the check
+from onnxfq.torch.affine import fake_quantize_per_channel_affine, fake_quantize_per_tensor_affine
 from onnxfq.torch.batchnorm import freeze_batchnorm
 from onnxfq.torch.contexts import compute_encodings, is_initialized
 from onnxfq.torch.encodings import (
@@ -32,18 +33,21 @@ from onnxfq.torch.functions import (
     range_to_params,
     scale_gradient,
 )
-from onnxfq.torch.observers import OBSERVERS
+from onnxfq.torch.observers import OBSERVERS, Observer
 from onnxfq.torch.quantize import quantize_module, remove_fake_quantize
 from onnxfq.torch.quantizer import FakeQuantize, learn_grids, quantizers
 
 __all__ = [
     "OBSERVERS",
     "FakeQuantize",
+    "Observer",
     "compute_encodings",
     "export_torch",
     "fake_quantize",
     "fake_quantize_lsq",
     "fake_quantize_pact",
+    "fake_quantize_per_channel_affine",
+    "fake_quantize_per_tensor_affine",
     "fake_quantize_range",
     "encodings_from_onnx",
     "encodings_to_onnx",

@@ -6,6 +6,7 @@ It computes in float32, or in float64 if x is float64 (for gradient checks). Not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -58,22 +59,26 @@ class Grid:
         rounding: a key of `ROUNDINGS`.
         arithmetic: a key of `ARITHMETICS`.
         saturate: False lets gradients pass outside the grid, and a float type overflow to infinity or NaN.
+        packed_mask: whether the mask for the gradient has one bit an element.
     """
 
     qtype: QType
     rounding: str = "half_even"
     arithmetic: str = "divide"
     saturate: bool = True
+    packed_mask: bool = False
 
     @staticmethod
-    def from_names(qtype: QType | str, rounding: str, arithmetic: str, saturate: bool) -> Grid:
+    def from_names(
+        qtype: QType | str, rounding: str, arithmetic: str, saturate: bool, packed_mask: bool = False
+    ) -> Grid:
         """Return the grid of these names. Raises SpecError with the nearest names for an unknown one."""
         if rounding not in ROUNDINGS:
             raise SpecError(f"unknown rounding {rounding!r}{nearest(rounding, ROUNDINGS)}")
         if arithmetic not in ARITHMETICS:
             raise SpecError(f"unknown arithmetic {arithmetic!r}{nearest(arithmetic, ARITHMETICS)}")
         found = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
-        return Grid(found, rounding, arithmetic, saturate)
+        return Grid(found, rounding, arithmetic, saturate, packed_mask)
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,39 @@ class View:
             if times > 1:
                 param = param.repeat_interleave(times, dim=d).narrow(d, 0, size)
         return param.reshape(self.params)
+
+
+def granularity_of_shape(shape: Sequence[int], tensor: Sequence[int]) -> Granularity:
+    """Return the granularity by which scales of `shape` apply to a tensor.
+
+    Shapes are aligned at the last axis, as in broadcasting; a size that divides the tensor's makes blocks.
+    Raises SpecError with both shapes if they do not fit.
+    """
+    full = (1,) * (len(tensor) - len(shape)) + tuple(shape)[max(len(shape) - len(tensor), 0) :]
+    extra = tuple(shape)[: max(len(shape) - len(tensor), 0)]
+    if any(n != 1 for n in extra) or any(p < 1 or n % p for p, n in zip(full, tensor, strict=True)):
+        raise SpecError(
+            f"scales of shape {list(shape)} neither broadcast against nor divide a tensor of shape "
+            f"{list(tensor)}; give another shape"
+        )
+    blocks = tuple(-1 if p == 1 else n // p for p, n in zip(full, tensor, strict=True))
+    divided = [d for d, block in enumerate(blocks) if block != -1]
+    if not divided:
+        return PER_TENSOR
+    return Granularity(divided[0]) if [blocks[d] for d in divided] == [1] else Granularity(block_shape=blocks)
+
+
+def pack_mask(mask: Tensor) -> Tensor:
+    """Return a bool mask as bits, eight elements a byte."""
+    flat = mask.flatten().to(torch.uint8)
+    padded = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(-1, 8)
+    return (padded << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1, dtype=torch.uint8)
+
+
+def unpack_mask(bits: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the bool mask of `shape` from its bits."""
+    each = (bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
+    return each.flatten()[: math.prod(shape)].bool().reshape(tuple(shape))
 
 
 def scale_to_steps(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:

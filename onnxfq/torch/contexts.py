@@ -13,8 +13,11 @@ from onnxfq.torch.quantizer import FakeQuantize, quantizers
 
 
 @contextlib.contextmanager
-def compute_encodings(model: nn.Module) -> Iterator[None]:
+def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[None]:
     """Observe all tensors of `model` inside the block, in float; set every scale at its end.
+
+    With `quantized`, each quantizer passes on its input quantized by that input's own range, as AIMET does:
+    later layers then observe the errors of earlier ones.
 
     Each quantizer with an observer is reset. Afterwards quantizers of activations no longer observe;
     quantizers that follow a weight (observer `latest` with minmax) still do. Fake quantization is restored.
@@ -30,11 +33,15 @@ def compute_encodings(model: nn.Module) -> Iterator[None]:
                 "call its allow_overwrite(False) to keep it, or allow_overwrite() to replace it"
             )
     observed = {name: q for name, q in observed.items() if q.overwrite is not False or not q.is_initialized}
-    switches = {name: (q.observer_enabled, q.fake_quant_enabled) for name, q in observed.items()}
+    switches = {name: (q.observer_enabled, q.fake_quant_enabled, q.in_flight) for name, q in observed.items()}
     for quantizer in observed.values():
         assert quantizer.observer is not None
         quantizer.observer.reset()
-        quantizer.observer_enabled, quantizer.fake_quant_enabled = True, False
+        quantizer.observer_enabled = True
+        if quantized:
+            quantizer.in_flight = "always"
+        else:
+            quantizer.fake_quant_enabled = False
     try:
         yield
         for name, quantizer in observed.items():
@@ -43,10 +50,11 @@ def compute_encodings(model: nn.Module) -> Iterator[None]:
                 continue
             _calibrate(name, quantizer)
             follows = isinstance(quantizer.observer, Latest) and quantizer.observer.live
-            switches[name] = (follows and quantizer.learned == "nothing", switches[name][1])
+            follows = follows or quantizer.training_only
+            switches[name] = (follows and quantizer.learned == "nothing", *switches[name][1:])
     finally:
         for name, quantizer in observed.items():
-            quantizer.observer_enabled, quantizer.fake_quant_enabled = switches[name]
+            quantizer.observer_enabled, quantizer.fake_quant_enabled, quantizer.in_flight = switches[name]
 
 
 def _calibrate(name: str, quantizer: FakeQuantize) -> None:

@@ -19,7 +19,7 @@ from onnxfq.torch.exporters import EXPORTERS, quiet, reason, run
 from onnxfq.torch.held import freeze_grids
 from onnxfq.torch.lowering import lift, lower
 from onnxfq.torch.request import Request, bind, name_inputs
-from onnxfq.torch.torch_ops import disable_observers
+from onnxfq.torch.torch_ao import disable_observers
 
 
 def export_torch(

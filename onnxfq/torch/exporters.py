@@ -16,8 +16,8 @@ from torch import nn
 
 from onnxfq.errors import ModelError
 from onnxfq.support.temporary import scratch_folder
+from onnxfq.torch.affine import Redirect
 from onnxfq.torch.request import BATCH, Request
-from onnxfq.torch.torch_ops import TRANSLATIONS, shapes_known
 
 
 def export_with_dynamo(model: nn.Module, request: Request) -> onnx.ModelProto:
@@ -29,18 +29,16 @@ def export_with_dynamo(model: nn.Module, request: Request) -> onnx.ModelProto:
         return {0: BATCH} if value.ndim else None
 
     shapes = {name: dynamic(value) for name, value in request.arguments.items()}
-    with shapes_known():
-        program = torch.onnx.export(
-            model,
-            request.inputs,
-            dynamo=True,
-            verbose=False,
-            input_names=request.input_names,
-            output_names=request.output_names,
-            dynamic_shapes=shapes if request.dynamic_batch else None,
-            opset_version=request.opset,
-            custom_translation_table=TRANSLATIONS,
-        )
+    program = torch.onnx.export(
+        model,
+        request.inputs,
+        dynamo=True,
+        verbose=False,
+        input_names=request.input_names,
+        output_names=request.output_names,
+        dynamic_shapes=shapes if request.dynamic_batch else None,
+        opset_version=request.opset,
+    )
     assert program is not None  # torch returns None only with dynamo=False
     return program.model_proto
 
@@ -68,7 +66,8 @@ EXPORTERS = {"dynamo": export_with_dynamo, "torchscript": export_with_torchscrip
 def run(exporter: str, model: nn.Module, request: Request) -> onnx.ModelProto:
     """Return the exported module, unchecked."""
     try:
-        return EXPORTERS[exporter](model, request)
+        with Redirect():
+            return EXPORTERS[exporter](model, request)
     except Exception as error:  # an exporter traces the user's code, which may raise anything
         other = next(name for name in EXPORTERS if name != exporter)
         raise ModelError(

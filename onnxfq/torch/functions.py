@@ -26,8 +26,8 @@ from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.torch import kernels
-from onnxfq.torch.arithmetic import Grid, View, round_to_grid, scale_to_steps
-from onnxfq.torch.onnx_node import is_exporting, onnx_node
+from onnxfq.torch.arithmetic import Grid, View, pack_mask, round_to_grid, scale_to_steps, unpack_mask
+from onnxfq.torch.onnx_node import has_node, is_exporting, onnx_node
 
 _TYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
 
@@ -73,9 +73,10 @@ def fake_quantize(
             f"x must be float32, float16, bfloat16 or float64, got {x.dtype}; convert it with float()"
         )
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
-    scales = torch.as_tensor(scale, device=x.device).to(work)
+    scales = scale if isinstance(scale, Tensor) else torch.tensor(scale)
+    scales = scales.to(x.device, work)
     zeros = _zero_points(zero_point, x, work)
-    if not torch.compiler.is_compiling() and scales.device.type == "cpu":
+    if not (torch.compiler.is_compiling() or is_exporting()) and scales.device.type == "cpu":
         check_values(scales, zeros, grid)
     return quantize_to(x, scales, zeros, grid, granularity)
 
@@ -84,8 +85,10 @@ def quantize_to(
     x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, granularity: Granularity
 ) -> Tensor:
     """Fake-quantize x with checked parameters that already have the computation type."""
-    if is_exporting():
+    if is_exporting() and has_node(grid):
         return onnx_node(x, scale, zero_point, grid, granularity)
+    if is_exporting():
+        return _write_out(x, scale, zero_point, grid, granularity)
     view = View.from_shapes(x.shape, scale.shape, granularity)
     seen, scales = view.see(x), view.see_param(scale)
     zeros = None
@@ -101,6 +104,37 @@ def quantize_to(
     else:
         y = _Fixed.apply(seen, scales, zeros, grid)
     return y if view.x is None else y.reshape(x.shape)
+
+
+def quantize_integers(
+    x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, granularity: Granularity
+) -> Tensor:
+    """Return the integers of x: the steps from the zero point, plus the zero point.
+
+    Raises SpecError for a float grid, whose codes torch's integers do not hold.
+    """
+    if grid.qtype.is_float:
+        raise SpecError(f"{grid.qtype} has no integers; use an integer qtype")
+    view = View.from_shapes(x.shape, scale.shape, granularity)
+    zeros = view.see_param(zero_point)
+    v = scale_to_steps(view.see(x.to(scale.dtype)), view.see_param(scale), grid)
+    steps, _ = round_to_grid(v, zeros, grid)
+    integers = torch.nan_to_num(steps) + zeros
+    return integers.reshape(x.shape).to(getattr(torch, str(grid.qtype.storage_dtype)))
+
+
+def _write_out(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, granularity: Granularity
+) -> Tensor:
+    """Return the rounded x without reading a shape, which an exporter would take as a constant."""
+    if granularity.is_blocked:
+        raise SpecError(f"blocks of {grid.qtype} cannot be exported; use a type of up to 16 bits")
+    axis = granularity.axis
+    shape = [] if axis is None else [-1 if d == axis % x.ndim else 1 for d in range(x.ndim)]
+    scales = scale.reshape(shape)
+    zeros = None if zero_point is None else zero_point.reshape(shape if zero_point.ndim else [])
+    steps, _ = round_to_grid(scale_to_steps(x.to(scale.dtype), scales, grid), zeros, grid)
+    return (steps * scales).to(x.dtype)
 
 
 def _zero_points(zero_point: Tensor | float, x: Tensor, work: torch.dtype) -> Tensor | None:
@@ -147,21 +181,24 @@ def _mask_gradient(gradient: Tensor, inside: Tensor) -> Tensor:
 
 
 class _Fixed(torch.autograd.Function):
-    """Fake quantization with a fixed scale; it saves a mask, one byte an element, for the gradient."""
+    """Fake quantization with a fixed scale; it saves a mask for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
         y, inside = _forward(x, scale, zero_point, grid, mask=grid.saturate)
-        ctx.saturate = grid.saturate
+        ctx.grid = grid
         if grid.saturate:
-            ctx.save_for_backward(inside)
+            assert inside is not None
+            ctx.save_for_backward(pack_mask(inside) if grid.packed_mask else inside)
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if not ctx.saturate:
+        if not ctx.grid.saturate:
             return gradient, None, None, None
         (inside,) = ctx.saved_tensors
+        if ctx.grid.packed_mask:
+            inside = unpack_mask(inside, gradient.shape)
         return _mask_gradient(gradient, inside), None, None, None
 
 
@@ -352,6 +389,43 @@ def grid_ends_to_scale(rmin: Tensor, rmax: Tensor, qtype: QType, rules: ParamRul
     """
     low, high = rmin.double().clamp(max=0.0), rmax.double().clamp(min=0.0)
     return _step_to_scale((high - low) / (qtype.qmax - qtype.qmin), rules).float()
+
+
+def ends_by_rule(
+    rmin: Tensor, rmax: Tensor, qtype: QType, rule: str, shift: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return a range whose symmetric scale by `range_to_params` is the one of `rule`, see `FakeQuantize`."""
+    low, high = rmin.double().clamp(max=0.0), rmax.double().clamp(min=0.0)
+    amax = torch.maximum(-low, high)
+    if rule == "amax":
+        step = amax / qtype.qmax
+    elif rule == "width":
+        step = amax / ((qtype.qmax - qtype.qmin) / 2)
+    else:
+        step = torch.maximum(high / (qtype.qmax + shift), low / (qtype.qmin + shift))
+    return torch.zeros_like(step), step * qtype.qmax
+
+
+def group_scales(scale: Tensor, largest: int, sizes: Sequence[int]) -> Tensor:
+    """Return scales as integers in [1, largest] times one scale for each group, AIMET's LPBQ.
+
+    Args:
+        scale: one scale for each block, in the rank of the tensor.
+        largest: the integer of the largest block of a group.
+        sizes: blocks of a group along each axis, -1 for all; they divide the numbers of blocks.
+
+    Raises SpecError for sizes that do not.
+    """
+    full = [n if size == -1 else size for n, size in zip(scale.shape, sizes, strict=False)]
+    if len(sizes) != scale.ndim or any(n % size for n, size in zip(scale.shape, full, strict=True)):
+        raise SpecError(
+            f"groups of {list(sizes)} blocks do not divide scales of {list(scale.shape)}; give others"
+        )
+    parts = scale.reshape([m for n, size in zip(scale.shape, full, strict=True) for m in (n // size, size)])
+    inner = list(range(1, 2 * scale.ndim, 2))
+    unit = parts.amax(inner, keepdim=True) / largest
+    steps = round_straight_through(parts / unit).clamp(1, largest)
+    return (steps * unit).reshape(scale.shape)
 
 
 def _step_to_scale(step: Tensor, rules: ParamRules) -> Tensor:

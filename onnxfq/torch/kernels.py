@@ -1,8 +1,8 @@
 """CPU kernels of the library on torch tensors, bit-identical to `arithmetic.py` in one pass over memory.
 
 Each function returns None if the kernels do not apply, and torch's operations do the work: on other devices,
-in float64, with rounding other than half_even, while torch compiles, exports, traces, records, transforms or
-watches operations, and without the library.
+in float64, with rounding other than half_even or limits that the library lacks, while torch compiles,
+exports, traces, records, transforms or watches operations, and without the library.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def apply_mask(gradient: Tensor, inside: Tensor) -> Tensor | None:
 
 def usable(x: Tensor, grid: Grid) -> bool:
     """Tell whether the kernels can round x to this grid."""
-    return _plain(x) and x.dtype in _TYPES and grid.rounding == "half_even"
+    return _plain(x) and x.dtype in _TYPES and grid.rounding == "half_even" and grid.qtype.has_kernel
 
 
 def is_transforming() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from onnxfq.errors import SpecError
 from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.qtypes import qtype_of_integers
 from onnxfq.torch.arithmetic import Grid
 
 OPERATOR = "onnxfq::FakeQuantize"
@@ -31,6 +34,12 @@ def onnx_node(
             "x must be float32, float16 or bfloat16 to be exported, got float64; convert the module"
         )
     zeros = torch.zeros((), device=x.device) if zero_point is None else zero_point
+    qtype = grid.qtype
+    if not qtype.qmin <= 0 <= qtype.qmax:
+        # Only the distances of the limits from the zero point matter: a shift makes the limits hold 0.
+        shift = int(qtype.qmin if qtype.qmin > 0 else qtype.qmax)
+        grid = replace(grid, qtype=qtype_of_integers(int(qtype.qmin) - shift, int(qtype.qmax) - shift))
+        zeros = zeros - shift
     attributes = node_attributes(grid, granularity)
     if torch.jit.is_tracing():
         traced: Tensor = _Traced.apply(x, scale, zeros, attributes)
@@ -39,6 +48,26 @@ def onnx_node(
         OPERATOR, (x, scale, zeros), attributes, dtype=x.dtype, shape=x.shape, version=1
     )
     return made
+
+
+def has_node(grid: Grid) -> bool:
+    """Tell whether a node can have this grid; warn if not: then the export holds plain arithmetic.
+
+    Raises SpecError for a float format without a name.
+    """
+    if grid.qtype.is_float and not grid.qtype.has_kernel:
+        raise SpecError(
+            f"{grid.qtype} is for simulation only; export a type of the guide, such as float8e4m3fn"
+        )
+    width = grid.qtype.qmax - grid.qtype.qmin
+    if grid.qtype.is_float or 0 < width < 1 << 16:
+        return True
+    warnings.warn(
+        f"{grid.qtype} has no ONNX integer type of up to 16 bits and is exported as float arithmetic; no "
+        "engine runs it in integers",
+        stacklevel=2,
+    )
+    return False
 
 
 def node_attributes(grid: Grid, granularity: Granularity) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -21,7 +23,12 @@ from onnxfq.torch.traced import Traces, rewrite, successions
 
 
 def quantize_module(
-    model: nn.Module, recipe: str | Path | Recipe = "tensorrt-int8", *, fold_batchnorm: bool = True
+    model: nn.Module,
+    recipe: str | Path | Recipe = "tensorrt-int8",
+    *,
+    fold_batchnorm: bool = True,
+    observer: str | Callable[..., nn.Module] | None = None,
+    **settings: Any,
 ) -> Plan:
     """Insert fake quantizers into `model`, in place, as `recipe` says, and return the plan with its reasons.
 
@@ -40,6 +47,9 @@ def quantize_module(
         model: the module; it is unchanged if an error is raised.
         recipe: as for `onnxfq.quantize`; the same file places the same quantizers.
         fold_batchnorm: fold a BatchNorm right after a convolution into its weight.
+        observer: observer of activations in place of the calibrator of the recipe; their scales then follow
+            the data in training mode, as "moving_average:0.01" does in torch.ao and Horizon.
+        settings: rounding, arithmetic, saturate, scale_rule and in_flight of every `FakeQuantize`.
 
     Raises:
         RecipeError: for overrides that match nothing, with the nearest names, or that the target does not
@@ -61,7 +71,7 @@ def quantize_module(
     device = next((p.device for p in model.parameters()), None)
     for owner in dict.fromkeys(site.owner for site in sites):
         mine = [site for site in sites if site.owner == owner]
-        _insert(model.get_submodule(owner), mine, placed, traces, device)
+        _insert(model.get_submodule(owner), mine, placed, traces, device, observer, settings)
     switch_fused(model, fused=False)
     for layer, norm in pairs if fold_batchnorm else ():
         if isinstance(layer, Swapped):
@@ -70,7 +80,13 @@ def quantize_module(
 
 
 def _insert(
-    module: nn.Module, sites: list[Site], placed: dict[str, Placement], traces: Traces, device: object
+    module: nn.Module,
+    sites: list[Site],
+    placed: dict[str, Placement],
+    traces: Traces,
+    device: object,
+    observer: str | Callable[..., nn.Module] | None,
+    settings: Mapping[str, Any],
 ) -> None:
     made: dict[str, FakeQuantize] = {}
     where: dict[str, tuple[str, int]] = {}
@@ -78,7 +94,7 @@ def _insert(
         for name in (*site.activations, *site.weights):
             placement = placed.get(site.tensor(name))
             if placement is not None and placement.uses[0].node == site.name:
-                made[name] = _quantizer(placement).to(device)
+                made[name] = _quantizer(placement, observer, settings).to(device)
                 # In self-attention, keys and values are the queries and share one quantizer.
                 made[name].may_be_unused = name in ("key", "value")
         where |= site.at
@@ -90,12 +106,16 @@ def _insert(
         swap(module, made, SwappedAttention if isinstance(module, nn.MultiheadAttention) else Swapped)
 
 
-def _quantizer(placement: Placement) -> FakeQuantize:
+def _quantizer(
+    placement: Placement, asked: str | Callable[..., nn.Module] | None, settings: Mapping[str, Any]
+) -> FakeQuantize:
     calibrator = placement.calibrator
+    if asked is not None and placement.role != "weight":
+        return FakeQuantize(placement.spec, asked, training_only=True, **settings)
     # A moving average depends on the order of the tensors, which a histogram does not hold.
     observer = "minmax" if calibrator == MINMAX else str(calibrator) if calibrator.is_ordered else "histogram"
     observer = "latest" if placement.role == "weight" else observer
-    return FakeQuantize(placement.spec, observer, calibrator=calibrator)
+    return FakeQuantize(placement.spec, observer, calibrator=calibrator, **settings)
 
 
 def remove_fake_quantize(model: nn.Module) -> None:

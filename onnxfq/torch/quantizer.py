@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -15,22 +15,31 @@ from torch.ao.quantization.fake_quantize import FakeQuantizeBase
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.errors import SpecError, StatisticsError, nearest
 from onnxfq.numerics.float_types import FLOATS, HALF_TYPES, FloatType
+from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qparams import ParamRules
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.torch.arithmetic import Grid
+from onnxfq.torch.arithmetic import Grid, View, granularity_of_shape
+from onnxfq.torch.foreign_observer import ForeignObserver, open_observer
 from onnxfq.torch.functions import (
     check_values,
+    ends_by_rule,
     grid_ends_to_scale,
+    group_scales,
     lsq_factor,
     next_half,
+    quantize_integers,
     quantize_to,
     range_to_params,
     round_straight_through,
     scale_gradient,
 )
-from onnxfq.torch.observers import Observer, OwnTypes, copy_lasting, make_observer
+from onnxfq.torch.observers import OwnTypes, copy_lasting, group_limits
 from onnxfq.torch.onnx_node import is_exporting
 
+ScaleRule = Literal["ends", "amax", "width"]
+SCALE_RULES = ("ends", "amax", "width")
+InFlight = Literal["never", "uncalibrated", "always"]
+IN_FLIGHT = ("never", "uncalibrated", "always")
 Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
 LEARNED = ("nothing", "scale", "scale_zero_point", "range")
 _HALF_TYPES: dict[torch.dtype, FloatType] = {getattr(torch, h.name): h.name for h in HALF_TYPES.values()}
@@ -61,6 +70,7 @@ class FakeQuantize(OwnTypes):
         observer_enabled: plain bool that may change at any time; a tensor in the state dict.
         fake_quant_enabled: likewise.
         overwrite: whether `compute_encodings` may replace the scale, see `allow_overwrite`.
+        scale_groups: (largest integer, group sizes) of `group_scales`, for LPBQ; None without.
         may_be_unused: whether it may stay without a tensor, such as for the keys of self-attention.
     """
 
@@ -72,30 +82,59 @@ class FakeQuantize(OwnTypes):
     def __init__(
         self,
         spec: QuantSpec | str,
-        observer: str | Observer | None = "minmax",
+        observer: str | nn.Module | Callable[..., nn.Module] | None = "minmax",
         *,
         rounding: str = "half_even",
         arithmetic: str = "divide",
         saturate: bool = True,
         calibrator: str | Calibrator = MINMAX,
+        scale_rule: ScaleRule = "ends",
+        zero_point_shift: float = 0.0,
+        shape: Sequence[int] | None = None,
+        in_flight: InFlight = "never",
+        training_only: bool = False,
+        in_place: bool = False,
+        packed_mask: bool = False,
+        **observer_kwargs: Any,
     ) -> None:
         """Make a quantizer without a scale. Raises SpecError for unknown names.
 
         Args:
             spec: the spec, or the name of a number format for symmetric per-tensor quantization.
-            observer: a name of `onnxfq.torch.observers`, or None if scales come from elsewhere.
+            observer: a name of `onnxfq.torch.observers`, an observer, a class or factory of one, also of
+                torch.ao or with its two methods, or None if scales come from elsewhere.
             rounding: as in `fake_quantize`.
             arithmetic: as in `fake_quantize`.
             saturate: as in `fake_quantize`.
             calibrator: for the observers `latest` and `histogram`.
+            scale_rule: symmetric scale of a range: "ends", the finest grid that holds both ends; "amax",
+                amax / qmax (NVIDIA); "width", 2 amax / (qmax - qmin) (torch.ao, Horizon).
+            zero_point_shift: moves the grid by this part of a step, as AIMET's; for simulation only.
+            shape: shape of the scale, which broadcasts against the input or divides it into blocks; the
+                first input then decides the granularity, and that of the spec does not count.
+            in_flight: "uncalibrated" quantizes inputs by their own range while no scale is known, "always"
+                does so regardless.
+            training_only: observe in training mode only.
+            in_place: write the result over the input, where no gradient is recorded.
+            packed_mask: keep the mask for the gradient as one bit an element instead of one byte.
+            observer_kwargs: arguments for an observer class or factory.
         """
         super().__init__()
+        for name, value, known in (
+            ("scale_rule", scale_rule, SCALE_RULES),
+            ("in_flight", in_flight, IN_FLIGHT),
+        ):
+            if value not in known:
+                raise SpecError(f"unknown {name} {value!r}{nearest(value, known)}")
         self.spec = QuantSpec(qtype=spec) if isinstance(spec, str) else spec
-        self.grid = Grid.from_names(self.spec.qtype, rounding, arithmetic, saturate)
+        self.grid = Grid.from_names(self.spec.qtype, rounding, arithmetic, saturate, packed_mask)
+        self.scale_rule, self.zero_point_shift = scale_rule, zero_point_shift
+        self.in_flight, self.training_only, self.in_place = in_flight, training_only, in_place
+        self.shape = None if shape is None else tuple(shape)
+        self._fitted = shape is None
+        self.scale_groups: tuple[int, Sequence[int]] | None = None
         self.calibrator = Calibrator.parse(calibrator)
-        if isinstance(observer, str):
-            observer = make_observer(observer, self.spec, self.calibrator)
-        self.observer = observer
+        self.observer = open_observer(observer, self.spec, self.calibrator, observer_kwargs)
         self.observer_enabled = self.observer is not None
         self.fake_quant_enabled = True
         self.learned: Learned = "nothing"
@@ -130,6 +169,37 @@ class FakeQuantize(OwnTypes):
         return Factory(cls, args, keywords)
 
     @property
+    def quant_min(self) -> int:
+        """Least integer of the grid."""
+        return int(self.spec.qtype.qmin)
+
+    @property
+    def quant_max(self) -> int:
+        """Largest integer of the grid."""
+        return int(self.spec.qtype.qmax)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The quantized dtype of torch for the grid: qint8, quint8, or qint32 for wider ones."""
+        narrow = torch.qint8 if self.spec.qtype.signed else torch.quint8
+        return narrow if self.spec.qtype.bits <= 8 else torch.qint32
+
+    @property
+    def qscheme(self) -> torch.qscheme:
+        """The scheme of torch: per tensor or per channel, affine or symmetric."""
+        kind = "tensor" if self.spec.granularity.axis is None else "channel"
+        found: torch.qscheme = getattr(
+            torch, f"per_{kind}_{'symmetric' if self.spec.symmetric else 'affine'}"
+        )
+        return found
+
+    @property
+    def ch_axis(self) -> int:
+        """Axis with one scale per index; -1 without one, as in torch."""
+        axis = self.spec.granularity.axis
+        return -1 if axis is None else axis
+
+    @property
     def is_initialized(self) -> bool:
         """Tell whether scale and zero point are known."""
         return bool(self.scale.numel())
@@ -141,18 +211,62 @@ class FakeQuantize(OwnTypes):
         if x.numel() == 0:  # no range, and nothing to round
             return x
         self._take_type(x)
-        if self.observer_enabled and self.observer is not None:
+        if not self._fitted:
+            self._fit(x)
+        observes = self.observer_enabled and (self.training or not self.training_only)
+        if observes and self.observer is not None:
             self.observer(x)
             if self.observer.live and self.learned == "nothing":
-                self._store(*self._params_of(*self.observer.limits()))
+                self._store(*self._observed())
         if not self.fake_quant_enabled:
             return x
+        if self.in_flight == "always" or (self.in_flight == "uncalibrated" and not self.is_initialized):
+            return self._round(x, self._params_of(*group_limits(x, self.spec)))
         if not self.is_initialized:
             raise StatisticsError(
                 "a FakeQuantize has no scale yet; run data through the model inside compute_encodings, or "
                 "call set_qparams"
             )
-        return self._round(x)
+        y = self._round(x)
+        if self.in_place and not y.requires_grad and not x.requires_grad:
+            return x.copy_(y)
+        return y
+
+    def quantize(self, x: Tensor) -> Tensor:
+        """Return the integers of x, of the narrowest integer type of torch that holds the grid.
+
+        Raises StatisticsError if no scale is known, SpecError for a float grid.
+        """
+        if not self.is_initialized:
+            raise StatisticsError("a FakeQuantize has no scale yet; calibrate first, or call set_qparams")
+        if not self._fitted:
+            self._fit(x)
+        scale, zero_point = (value.detach() for value in self._params())
+        return quantize_integers(x.detach(), scale, zero_point, self.grid, self.spec.granularity)
+
+    def dequantize(self, integers: Tensor) -> Tensor:
+        """Return the float32 values of integers from `quantize`."""
+        scale, zero_point = (value.detach() for value in self._params())
+        view = View.from_shapes(integers.shape, scale.shape, self.spec.granularity)
+        seen = view.see(integers.float()) - view.see_param(zero_point)
+        return (seen * view.see_param(scale)).reshape(integers.shape)
+
+    def _params(self) -> tuple[Tensor, Tensor]:
+        scale, zero_point = self._effective()
+        return scale, torch.zeros_like(scale) if zero_point is None else zero_point.to(scale.dtype)
+
+    def _fit(self, x: Tensor) -> None:
+        """Take the granularity that gives scales of `shape` for x."""
+        assert self.shape is not None
+        granularity = granularity_of_shape(self.shape, x.shape)
+        spec = self.spec.model_copy(update={"granularity": granularity})
+        self.__dict__["spec"], self._fitted = spec, True
+        if self.observer is not None:
+            self.observer.spec = spec
+        target = Layout(granularity, x.shape).scale_shape
+        for tensor in (*self._parameters.values(), *self._buffers.values()):
+            if tensor is not None and tensor.numel():
+                tensor.data = tensor.data.expand(self.shape).reshape(target).clone()
 
     def _take_type(self, x: Tensor) -> None:
         """Restrict scales to numbers of the type of x, as in ONNX models of fp16 or bf16.
@@ -164,15 +278,27 @@ class FakeQuantize(OwnTypes):
         if found != self.float_type:
             self.float_type = found
 
-    def _round(self, x: Tensor) -> Tensor:
+    def _round(self, x: Tensor, params: tuple[Tensor, Tensor] | None = None) -> Tensor:
         count = max(x.numel() // max(self.scale.numel(), 1), 1) if self.learned != "nothing" else 0
-        scale, zero_point = self._effective(count)
+        scale, zero_point = self._effective(count) if params is None else params
+        if params is not None and self.zero_point_shift:
+            zero_point = params[1] - self.zero_point_shift
         work = torch.float64 if x.dtype == torch.float64 else torch.float32
         zeros = None if zero_point is None else zero_point.to(work)
         return quantize_to(x, scale.to(work), zeros, self.grid, self.spec.granularity)
 
     def _effective(self, elements: int = 0) -> tuple[Tensor, Tensor | None]:
         """Return (scale, zero point) as used; `elements` share one scale, for the gradients."""
+        scale, zero_point = self._unshifted(elements)
+        if self.scale_groups is not None:
+            scale = group_scales(scale, *self.scale_groups)
+        if self.zero_point_shift:
+            zero_point = (0.0 if zero_point is None else zero_point) - torch.full_like(
+                scale, self.zero_point_shift
+            )
+        return scale, zero_point
+
+    def _unshifted(self, elements: int) -> tuple[Tensor, Tensor | None]:
         if self.learned == "range":
             rules = ParamRules(float_type=self.float_type)
             if self.spec.symmetric:
@@ -195,7 +321,8 @@ class FakeQuantize(OwnTypes):
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def qparams(self) -> tuple[Tensor, Tensor]:
         """Return (scale float32, zero_point int32) as currently used, learned or not."""
-        scale, zero_point = self._effective()
+        scale, zero_point = self._unshifted(0)
+        scale = scale if self.scale_groups is None else group_scales(scale, *self.scale_groups)
         zeros = torch.zeros_like(scale) if zero_point is None else zero_point
         return scale.detach().float().clone(), zeros.detach().to(torch.int32).clone()
 
@@ -224,12 +351,21 @@ class FakeQuantize(OwnTypes):
         self._store(scales, zeros)
         self.disable_observer()
 
-    def set_range(self, rmin: Tensor | ArrayLike, rmax: Tensor | ArrayLike) -> None:
+    def set_range(self, rmin: Tensor | ArrayLike | None, rmax: Tensor | ArrayLike | None) -> None:
         """Set scale and zero point to span [rmin, rmax], widened to include 0, and switch the observer off.
 
-        The ends are finite, in the shape of the scale, and rmin <= rmax. Raises SpecError otherwise.
+        The ends are finite, broadcast to the shape of the scale, and rmin <= rmax; None keeps an end. Raises
+        SpecError otherwise.
         """
-        low, high = (torch.as_tensor(end, device=self.scale.device).detach() for end in (rmin, rmax))
+        ends: list[Any] = [rmin, rmax]
+        if rmin is None or rmax is None:
+            if not self.is_initialized:
+                raise SpecError("set_range needs both ends while no range is known; give both")
+            now = self._ends(*self.qparams())
+            ends = [own if end is None else end for end, own in zip(ends, now, strict=True)]
+        low, high = torch.broadcast_tensors(
+            *(torch.as_tensor(end, device=self.scale.device).detach() for end in ends)
+        )
         good = torch.isfinite(low) & torch.isfinite(high) & (low <= high)
         if low.shape != high.shape or not good.all():
             raise SpecError(
@@ -245,14 +381,26 @@ class FakeQuantize(OwnTypes):
             raise StatisticsError(
                 "the observer saw no finite value; run data through the model while it observes"
             )
+        if isinstance(self.observer, ForeignObserver):
+            self._store(*self._observed())
+            return
         rmin, rmax = self.observer.limits()
         if not (torch.isfinite(rmin).all() and torch.isfinite(rmax).all()):
             raise StatisticsError("NaN or infinite values were observed; remove the samples that cause them")
         self._store(*self._params_of(rmin, rmax))
 
+    def _observed(self) -> tuple[Tensor, Tensor]:
+        """Return (scale, zero point) of the observer, which may have its own rule."""
+        assert self.observer is not None
+        if isinstance(self.observer, ForeignObserver):
+            return self.observer.params()
+        return self._params_of(*self.observer.limits())
+
     def _params_of(self, rmin: Tensor, rmax: Tensor) -> tuple[Tensor, Tensor]:
         spec = self.spec
         with torch.no_grad():
+            if spec.symmetric and (self.scale_rule != "ends" or self.zero_point_shift):
+                rmin, rmax = ends_by_rule(rmin, rmax, spec.qtype, self.scale_rule, self.zero_point_shift)
             rules = spec.param_rules(self.float_type)
             scale, zero = range_to_params(rmin, rmax, spec.qtype, spec.symmetric, rules)
             return scale.float(), torch.zeros_like(scale) if zero is None else zero
@@ -272,7 +420,7 @@ class FakeQuantize(OwnTypes):
                 setattr(self, name, copy_lasting(value.to(held.dtype)))
 
     def _ends(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
-        qtype, zeros = self.spec.qtype, zero_point.float()
+        qtype, zeros = self.spec.qtype, zero_point.float() - self.zero_point_shift
         return (qtype.qmin - zeros) * scale, (qtype.qmax - zeros) * scale
 
     def learn(self, what: Learned = "scale") -> None:

@@ -16,6 +16,7 @@ from onnxfq.calibration.calibrators.minmax import minmax
 from onnxfq.calibration.calibrators.moving_average import average_ranges, check_constant
 from onnxfq.calibration.calibrators.mse import mse
 from onnxfq.calibration.calibrators.percentile import check_percent, percentile
+from onnxfq.calibration.calibrators.percentile_each_end import percentile_each_end
 from onnxfq.calibration.calibrators.sqnr import sqnr
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import SpecError, nearest
@@ -50,6 +51,7 @@ CALIBRATORS: dict[str, Method] = {
     "moving_average": Method(average_ranges, check_constant, "moving_average:0.1", ordered=True),
     "mse": Method(mse),
     "percentile": Method(percentile, check_percent, "percentile:99.9"),
+    "percentile_each_end": Method(percentile_each_end, check_percent, "percentile_each_end:99.9"),
     "sqnr": Method(sqnr),
     "range": Method(fix_range, check_range, "range:LOW,HIGH", fixed=True),
     "known": Method(known, check_known, "known:OP", fixed=True),

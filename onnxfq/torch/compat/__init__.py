@@ -1,0 +1,1 @@
+"""Interfaces of other libraries over the same quantizers, one document a file."""

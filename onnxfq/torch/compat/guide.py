@@ -1,0 +1,61 @@
+"""The PyTorch tensor-quantization guide: its functions under their names, over `onnxfq.quantize_array`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onnxfq.numerics.arrays import dequantize_array, quantize_array
+from onnxfq.numerics.arrays import quantization_error as both_errors
+
+
+def get_q_scale_and_zero_point(tensor: Tensor, dtype: torch.dtype = torch.int8) -> tuple[float, float]:
+    """Return scale and zero point of the range, the zero point a fraction."""
+    _, scale, zero_point = linear_quantization(tensor, dtype)
+    return scale, zero_point
+
+
+def get_q_scale_symmetric(tensor: Tensor, dtype: torch.dtype = torch.int8) -> float:
+    """Return the largest magnitude / the largest integer."""
+    return linear_q_symmetric(tensor, dtype)[1]
+
+
+def linear_q_with_scale_and_zero_point(
+    tensor: Tensor, scale: float | Tensor, zero_point: float | Tensor, dtype: torch.dtype = torch.int8
+) -> Tensor:
+    """Return the integers of `tensor`, as `dtype`."""
+    values: Tensor = quantize_array(tensor, scale, zero_point, dtype=dtype).values
+    return values
+
+
+def linear_quantization(tensor: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, float, float]:
+    """Return (integers, scale, zero point) of the range."""
+    made = quantize_array(tensor, dtype=dtype, fractional_zero_point=True)
+    return made.values, float(made.scale), float(made.zero_point)
+
+
+def linear_q_symmetric(tensor: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, float]:
+    """Return (integers, scale) with zero point 0."""
+    made = quantize_array(tensor, dtype=dtype, symmetric=True)
+    return made.values, float(made.scale)
+
+
+def linear_q_symmetric_per_channel(
+    r_tensor: Tensor, dim: int, dtype: torch.dtype = torch.int8
+) -> tuple[Tensor, Tensor]:
+    """Return (integers, scale) with one scale per index of `dim`, which broadcasts against the tensor."""
+    made = quantize_array(r_tensor, dtype=dtype, symmetric=True, axis=dim)
+    return made.values, made.scale
+
+
+def linear_dequantization(
+    quantized_tensor: Tensor, scale: float | Tensor, zero_point: float | Tensor
+) -> Tensor:
+    """Return the values of the integers."""
+    values: Tensor = dequantize_array(quantized_tensor, scale, zero_point)
+    return values
+
+
+def quantization_error(tensor: Tensor, dequantized_tensor: Tensor) -> float:
+    """Return the mean squared error."""
+    return both_errors(tensor, dequantized_tensor).mse

@@ -1,0 +1,195 @@
+"""Horizon's FakeQuantize: its formula, and the observers of torch.ao that are installed."""
+
+from __future__ import annotations
+
+import pytest
+
+nn = pytest.importorskip("torch.nn")
+pytest.importorskip("onnxscript")
+
+import torch  # noqa: E402  only once it is known to be there
+from torch.ao import quantization as peers
+
+from onnxfq import errors
+from onnxfq.torch import compute_encodings, quantize_module, quantizers
+from onnxfq.torch.compat.horizon import FakeQuantize
+
+
+def batches(count=4):
+    """Return batches whose range moves."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(64, generator=generator) * (i + 1) for i in range(count)]
+
+
+def test_the_formula_is_horizons():
+    """clamp(floor(x / scale + 0.5), quant_min, quant_max) * scale, with the scale of torch.ao's observer."""
+    ours, peer = (
+        FakeQuantize(),
+        peers.MovingAverageMinMaxObserver(
+            dtype=torch.qint8, qscheme=torch.per_tensor_symmetric, quant_min=-128, quant_max=127
+        ),
+    )
+    for x in batches():
+        y = ours(x)
+        peer(x)
+        scale, _ = peer.calculate_qparams()
+        assert torch.equal(ours.scale.reshape(1), scale)
+        assert torch.equal(y, torch.floor(x / scale + 0.5).clamp(-128, 127) * scale)
+
+
+def test_settings_are_readable():
+    """quant_min, quant_max, dtype, qscheme and ch_axis are those of torch.ao."""
+    ours = FakeQuantize(dtype="qint16", averaging_constant=0.5)
+    assert (ours.quant_min, ours.quant_max, ours.ch_axis) == (-32768, 32767, -1)
+    assert ours.qscheme == torch.per_tensor_symmetric and FakeQuantize().dtype == torch.qint8
+    with pytest.raises(errors.SpecError, match="setting quant_min of a FakeQuantize has no effect"):
+        ours.quant_min = 0
+    channels = FakeQuantize(ch_axis=0)
+    channels(torch.randn(3, 5))
+    assert channels.scale.shape == (3,) and channels.qscheme == torch.per_channel_symmetric
+
+
+def test_observers_of_torch_ao_and_of_a_user():
+    """A class with arguments, a factory, an instance, and a module of two methods."""
+    x = batches(1)[0]
+
+    class Fixed(nn.Module):
+        def forward(self, x):
+            return x
+
+        def calculate_qparams(self):
+            return torch.tensor([0.25]), None
+
+    for observer, keywords in (
+        (peers.MinMaxObserver, {}),
+        (peers.HistogramObserver, {"bins": 256}),
+        (peers.MovingAverageMinMaxObserver.with_args(averaging_constant=0.5), {}),
+        (peers.MinMaxObserver(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric), {}),
+    ):
+        ours = FakeQuantize(observer, **keywords)
+        ours(x)
+        scale, _ = ours.observer.inner.calculate_qparams()
+        assert torch.equal(ours.scale.reshape(1), scale)
+    ours = FakeQuantize(Fixed)
+    assert torch.equal(ours(x), torch.floor(x / 0.25 + 0.5).clamp(-128, 127) * 0.25)
+    with pytest.raises(errors.SpecError, match="has no calculate_qparams"):
+        FakeQuantize(nn.Identity)
+
+
+def test_scales_move_in_training_only():
+    """In evaluation mode the observer rests; set_qparams fixes the scale."""
+    ours = FakeQuantize()
+    first, second, *_ = batches()
+    ours(first)
+    before = ours.scale.clone()
+    ours.eval()(second)
+    assert torch.equal(ours.scale, before)
+    ours.train()(second)
+    assert not torch.equal(ours.scale, before)
+    ours.set_qparams(0.5)
+    ours(first)
+    assert ours.scale.item() == 0.5
+
+
+def test_torchs_switches_work():
+    """torch.ao's functions by module.apply switch observing and rounding."""
+    model = nn.Sequential(FakeQuantize())
+    x = batches(1)[0]
+    model(x)
+    model.apply(peers.disable_fake_quant)
+    assert torch.equal(model(x), x)
+    model.apply(peers.enable_fake_quant)
+    model.apply(peers.disable_observer)
+    before = model[0].scale.clone()
+    model(x * 10)
+    assert torch.equal(model[0].scale, before)
+    model.apply(peers.enable_observer)
+    model(x * 10)
+    assert not torch.equal(model[0].scale, before)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 65])
+def test_the_packed_mask_gives_the_same_gradient(count):
+    """compat_mask keeps one bit an element; saturate=False passes every gradient."""
+    gradients = []
+    for settings in ({"compat_mask": True}, {"compat_mask": False}, {"saturate": False}):
+        ours = FakeQuantize(**settings)
+        ours.set_qparams(0.01)
+        x = torch.linspace(-3, 3, count).requires_grad_()
+        ours(x).sum().backward()
+        gradients.append(x.grad)
+    assert torch.equal(gradients[0], gradients[1])
+    assert torch.equal(gradients[2], torch.ones(count))
+
+
+def test_in_place_writes_over_the_input():
+    """in_place returns the input with the result in it, without a gradient."""
+    ours = FakeQuantize(in_place=True)
+    ours.set_qparams(0.1)
+    x = batches(1)[0]
+    expected = torch.floor(x / torch.tensor(0.1) + 0.5).clamp(-128, 127) * torch.tensor(0.1)
+    assert ours(x) is x
+    assert torch.equal(x, expected)
+
+
+def test_factories_make_different_instances():
+    """with_args of the document."""
+    factory = FakeQuantize.with_args(averaging_constant=0.1).with_args(dtype="qint16")
+    first, second = factory(), factory()
+    assert first is not second and first.quant_max == 32767
+
+
+def test_quantize_module_takes_moving_average_rounding_and_rule():
+    """Scales of activations follow the data in training, by torch.ao's rule, with Horizon's rounding."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    quantize_module(model, observer="moving_average:0.5", rounding="half_up", scale_rule="width")
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), compute_encodings(model):
+        model(x)
+    found = quantizers(model)["0.input_quantizer"]
+    assert found.grid.rounding == "half_up" and found.scale.item() == pytest.approx(
+        x.abs().max().item() / 127.5
+    )
+    before = found.scale.clone()
+    model.eval()(x * 3)
+    assert torch.equal(found.scale, before)
+    model.train()(x * 3)
+    assert found.scale.item() == pytest.approx(2 * before.item())  # half way from 1 to 3
+
+
+def test_rounding_and_arithmetic_of_fake_quant_models():
+    """A fake-quant ONNX model rounds weights and activations as asked, with the bits of `fake_quantize`."""
+    import numpy as np
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    import onnxfq
+
+    weight = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 4]), ("y", [2, 3]))]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:], [numpy_helper.from_array(weight, "w")])
+    model = onnxfq.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    x = np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))
+    encodings = onnxfq.calibrate(model, plan, onnxfq.collect_statistics(model, plan, [{"x": x}]))
+    modes = {"rounding": "floor", "arithmetic": "reciprocal"}
+    made = onnxfq.insert_fake_quantize(model, plan, encodings, **modes)
+    options = onnxruntime.SessionOptions()
+    onnxfq.register_custom_ops(options)
+    found = onnxruntime.InferenceSession(made.SerializeToString(), options).run(None, {"x": x})[0]
+    sides = []
+    for values, name in ((x, "x"), (weight, "w")):
+        one = encodings[name]
+        sides.append(
+            onnxfq.fake_quantize(
+                values,
+                one.scale_array,
+                qtype=one.spec.qtype,
+                axis=one.spec.granularity.axis,
+                **modes,
+            )
+        )
+    assert np.allclose(found, sides[0] @ sides[1], rtol=0, atol=1e-6)  # the order of sums
+    with pytest.raises(errors.SpecError, match="unknown rounding"):
+        onnxfq.insert_fake_quantize(model, plan, encodings, rounding="flor")
