@@ -94,8 +94,9 @@ def _root(
 
 
 def _find_commands(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the subcommand that `arguments` name first; none for --help and wrong names."""
-    return [argument for argument in arguments if argument in COMMANDS][:1]
+    """Return the subcommand that `arguments` begin with; none for --help and wrong names."""
+    first = next((argument for argument in arguments if argument != "--"), "")
+    return [first] if first in COMMANDS else []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
