@@ -106,12 +106,14 @@ def _root(
 
 
 def _find_commands(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the subcommand that `arguments` name first; none for --help and wrong names.
+    """Return the subcommand that `arguments` begin with; none for --help and wrong names.
 
     A shell that asks for completions gives the words of the line in a variable.
     """
     typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
-    return [argument for argument in [*typed.split()[1:2], *arguments] if argument in COMMANDS][:1]
+    words = [*typed.split()[1:2], *arguments]
+    first = next((word for word in words if word != "--"), "")
+    return [first] if first in COMMANDS else []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

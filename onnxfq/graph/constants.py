@@ -50,22 +50,14 @@ def constant_array(tensor: gs.Constant) -> NDArray[np.generic]:
     return np.asarray(tensor.values)
 
 
-def initializer_array(proto: onnx.ModelProto, name: str) -> NDArray[np.generic] | None:
-    """Return the values of initializer `name`, or None when the model has no such initializer."""
-    for tensor in proto.graph.initializer:
-        if tensor.name == name:
-            return _array(tensor)
-    return None
-
-
 def weight_array(model: Model, name: str) -> NDArray[np.generic]:
     """Return the values of a constant that the plan calls a weight. Raises PlanError for any other tensor."""
-    values = initializer_array(model.proto, name)
-    if values is None:
+    tensor = model.constants.get(name)
+    if tensor is None:
         raise PlanError(
             f"the plan calls {name!r} a weight, but it is not a constant of {model.source}; make a new plan"
         )
-    return values
+    return _array(tensor)
 
 
 def _array(tensor: onnx.TensorProto) -> NDArray[np.generic]:

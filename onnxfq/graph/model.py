@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import onnx
@@ -49,6 +50,11 @@ class Model:
     def opset(self) -> int:
         """Version of the ai.onnx operator set."""
         return default_opset(self.proto)
+
+    @cached_property
+    def constants(self) -> dict[str, onnx.TensorProto]:
+        """Name -> initializer of the main graph."""
+        return {tensor.name: tensor for tensor in self.proto.graph.initializer}
 
     def graph(self) -> gs.Graph:
         """Return a new graphsurgeon graph to read or edit; weights stay in the proto."""

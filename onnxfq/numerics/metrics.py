@@ -79,8 +79,8 @@ def standard_error_db(signals: Sequence[float], noises: Sequence[float]) -> floa
 
     The ratio R = sum(noise) / sum(signal) has the standard error
     sqrt(n / (n - 1) * sum((noise - R * signal)^2)) / sum(signal) (Cochran, Sampling Techniques, 3rd edition,
-    1977, equation 2.46, without its correction for a finite population). The result belongs to
-    10*log10(R) to first order; 0 without noise, inf if the sums are not finite or there is one sample.
+    1977, equation 2.46, without its correction for a finite population). The result is the
+    standard error of 10*log10(R) to first order; 0 without noise, inf for one sample or infinite sums.
 
     Args:
         signals: sum of squares of the reference, by sample.

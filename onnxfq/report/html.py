@@ -29,7 +29,7 @@ def render_report(result: QuantizeResult) -> str:
     """Return the report of one quantization as HTML: coverage, scores, tensors, and reasons for float."""
     rows = tensor_errors(result.model, result.plan, result.statistics, result.encodings)
     coverage = result.plan.coverage()
-    # The last candidate is the written model, if ONNX Runtime can run it.
+    # The last candidate is the written model if it was run, else its simulation.
     candidate = next(reversed(result.evaluation.candidates), None)
     outputs = candidate.outputs if candidate is not None else ()
     agreements = [one.top1_agreement for one in outputs if one.top1_agreement is not None]

@@ -5,7 +5,7 @@ On a CPU the statistics of each feed are added up here; on a GPU the model itsel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -181,27 +181,13 @@ class Observer:
     def _gather(self, feeds: Iterable[Feed], tally: _Tally) -> dict[Key, Any]:
         """Return the totals over `feeds`, by tensor and kind."""
         sums = [(one, kind) for one in self._tensors for kind in kinds_of(one)]
-        totals = [(kind.empty(one), self._reader(one, kind)) for one, kind in sums]
+        places = {name: place for place, name in enumerate(self._outputs)}
+        totals = [(kind.empty(one), _reader(places, one, kind)) for one, kind in sums]
         for arrays in tally.over(self._runs.run(feeds)):
             for total, read in totals:
                 total.add(read(arrays), tally.number)
         # Popped, so that their memory is released.
         return {(one.tensor, kind.name): totals.pop(0)[0].result() for one, kind in sums}
-
-    def _reader(self, one: Observed, kind: Kind[Any]) -> Callable[[Results], Results]:
-        """Return a function from the outputs of a run to the arrays for `kind` of a tensor."""
-        places = {name: place for place, name in enumerate(self._outputs)}
-        state = places.get(observe_output(one.tensor, STATE_OUTPUT))
-        if state is not None:
-            columns = [OBSERVE_OUTPUTS.index(output) for output in kind.outputs]
-
-            def read(arrays: Results) -> Results:
-                results = read_state(arrays[state])
-                return [results[column] for column in columns]
-
-            return read
-        wanted = [places[observe_output(one.tensor, output)] for output in kind.outputs]
-        return lambda arrays: [arrays[place] for place in wanted]
 
     def _insert(self, plan: Plan, model: Model) -> onnx.ModelProto:
         """Return `model` with observers; its outputs are theirs, none if there is nothing to observe."""
@@ -303,6 +289,21 @@ class MergingObserver(Observer):
 
     def _session(self, threads: int) -> Session:
         return Session(self._observed, threads, device=self._device)
+
+
+def _reader(places: Mapping[str, int], one: Observed, kind: Kind[Any]) -> Callable[[Results], Results]:
+    """Return a function from the outputs of a run, at `places`, to the arrays for `kind` of a tensor."""
+    state = places.get(observe_output(one.tensor, STATE_OUTPUT))
+    if state is not None:
+        columns = [OBSERVE_OUTPUTS.index(output) for output in kind.outputs]
+
+        def read(arrays: Results) -> Results:
+            results = read_state(arrays[state])
+            return [results[column] for column in columns]
+
+        return read
+    wanted = [places[observe_output(one.tensor, output)] for output in kind.outputs]
+    return lambda arrays: [arrays[place] for place in wanted]
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.errors import PlanError, nearest
-from onnxfq.graph.constants import initializer_array
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.io.load import load
 from onnxfq.passes.extract_fake_quantize import has_fake_quantize
 from onnxfq.torch.export import export_nodes
@@ -65,8 +65,7 @@ def onnx_names(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> dict[str,
         return found
     for node in exported.proto.graph.node:
         if node.op_type == "FakeQuantize":
-            scale = initializer_array(exported.proto, node.input[1])
-            assert scale is not None
+            scale = tensor_array(exported.constants[node.input[1]])
             found[_tensor(named[int(np.asarray(scale).flat[0]) - 1])] = node.input[0]
     return found
 

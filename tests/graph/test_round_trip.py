@@ -9,7 +9,8 @@ import pytest
 from builders import BUILDERS, build, feed_for, if_body, planned, qdq_of, stage, weights
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from onnxfq.graph.constants import constant_array, initializer_array, make_constant
+from onnxfq.errors import PlanError
+from onnxfq.graph.constants import constant_array, make_constant, weight_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.runtime.session import Session
@@ -134,11 +135,12 @@ def test_graphs_are_copies() -> None:
     assert model.proto.SerializeToString(deterministic=True) == before
 
 
-def test_initializer_array() -> None:
-    """A constant is read by name; another name gives None."""
+def test_weight_array() -> None:
+    """A constant is read by name; another name is an error."""
     model = load(if_body())
-    np.testing.assert_array_equal(initializer_array(model.proto, "w"), weights(4, 4))
-    assert initializer_array(model.proto, "h") is None
+    np.testing.assert_array_equal(weight_array(model, "w"), weights(4, 4))
+    with pytest.raises(PlanError, match="the plan calls 'h' a weight"):
+        weight_array(model, "h")
 
 
 def test_bodies_keep_what_they_say() -> None:
@@ -179,7 +181,9 @@ def test_annotations_name_what_is_there(opset: int) -> None:
         note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="range")
     made = qdq_of(stage(proto))
     assert [note.tensor_name for note in made.graph.quantization_annotation] == ["h"]
-    np.testing.assert_array_equal(initializer_array(made, "range"), weights(2))
+    np.testing.assert_array_equal(
+        numpy_helper.to_array(next(t for t in made.graph.initializer if t.name == "range")), weights(2)
+    )
 
 
 def test_device_configurations_survive() -> None:
@@ -272,5 +276,5 @@ def test_sparse_initializers_are_made_dense_with_a_note() -> None:
     assert "1 sparse initializer(s) made dense" in model.notes
     want = np.zeros(16, np.float32)
     want[[0, 5]] = 2, 3
-    np.testing.assert_array_equal(initializer_array(model.proto, "w"), want.reshape(4, 4))
+    np.testing.assert_array_equal(weight_array(model, "w"), want.reshape(4, 4))
     assert_same(again(model), model.proto)

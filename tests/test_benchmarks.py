@@ -1,0 +1,32 @@
+"""`benchmarks/quantize.py` runs; its figures are for a quiet machine and not judged here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from builders import build, weights
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_whole_job_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each job runs in its own process on its network and gives one row of figures, no error."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delitem(sys.modules, "quantize", raising=False)
+    import quantize
+
+    network = build(
+        """g (float[1,3,224,224] x) => (float[1,4,55,55] y) {
+            h = Conv <strides = [4, 4]> (x, w) y = Relu (h) }""",
+        {"w": weights(4, 3, 7, 7)},
+    )
+    onnx.save(network, tmp_path / "tiny.onnx")
+    jobs = ["plain inference", "onnxfq", "onnxruntime minmax"]
+    rows = quantize.measure(tmp_path / "tiny.onnx", 2, jobs, threads=1, rounds=1)
+    assert [row[:3] for row in rows] == [["tiny", "2", job] for job in jobs]
+    assert all(float(cell) > 0 for row in rows for cell in row[3:])
+    assert (tmp_path / "onnxfq.onnx").exists() and (tmp_path / "onnxruntime.onnx").exists()
