@@ -16,7 +16,7 @@ from onnxfq.documents.equalization import EqualizedGroup, Method
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import ChannelMethods
 from onnxfq.graph.channels import Analysis, ChannelGroup, Fold, analyze_channels
-from onnxfq.graph.constants import initializer_array
+from onnxfq.graph.constants import weight_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.graph.ops import WEIGHTED_INPUTS
@@ -195,7 +195,7 @@ class _Chooser:
 
     def _product(self, fold: Fold, classes: NDArray[np.int64], made_by: NDArray[np.float64]) -> Product:
         """Return the product of `fold`; without feeds the ranges `made_by` stand for its input."""
-        weight = np.asarray(initializer_array(self._model.proto, fold.constant), np.float64)
+        weight = np.asarray(weight_array(self._model, fold.constant), np.float64)
         if fold.summed in self._moments:
             amax, square = self._moments[fold.summed].amax, self._moments[fold.summed].square
         else:
@@ -221,7 +221,7 @@ def _ranges_of_writers(group: ChannelGroup, model: Model) -> NDArray[np.float64]
     for fold in group.writers:
         if weighted and not fold.summed:
             continue  # biases say little about the range of what they are added to
-        values = np.abs(np.asarray(initializer_array(model.proto, fold.constant), np.float64))
+        values = np.abs(np.asarray(weight_array(model, fold.constant), np.float64))
         made = fold.plus
         if fold.op_type == "Div":
             made, values = fold.minus, 1.0 / np.maximum(values, np.finfo(np.float32).tiny)
