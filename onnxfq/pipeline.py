@@ -137,9 +137,12 @@ def quantize(
     found = gather_statistics(inputs, planned.unknown, statistics, options)
     clock.lap("observe")
     kept = Protected.of(inputs.model, chosen, planned, found)
+    clock.lap("calibrate")
+    kept = kept.rounded(round_given(inputs, kept.plan, kept.encodings, options))
+    clock.lap("round")
     if promise is not None:
         kept = keep_promise(inputs, kept, encodings, promise, options)
-    clock.lap("calibrate")
+        clock.lap("protect")
     built = _build(inputs, kept, floats, release, options, clock)
     if promise is None and encodings is None and protect is not None and is_low(built.evaluation, protect):
         quantized, kept = kept, protect_outputs(inputs, kept, protect, options)
@@ -161,14 +164,13 @@ def quantize(
         seconds=clock.seconds,
         scratch=inputs.scratch,
         sensitivity=kept.sensitivity,
-        rounding=built.rounding,
+        rounding=kept.rounding,
     )
 
 
 class _Built(NamedTuple):
     """The forms of a plan, compared."""
 
-    rounding: Rounding
     encodings: Encodings
     simulation: onnx.ModelProto
     qdq: onnx.ModelProto
@@ -185,17 +187,16 @@ def _build(
     clock: _Clock,
 ) -> _Built:
     """Return both forms of the plan of `kept`, compared with the float model."""
-    rounded = round_given(inputs, kept.plan, kept.encodings, options)
-    encoded = with_half_scales(rounded.encodings, floats.name)
-    clock.lap("round")
-    simulation, qdq = insert_forms(replace(inputs, model=rounded.model), kept.plan, encoded, floats)
+    encoded = with_half_scales(kept.encodings, floats.name)
+    model = inputs.model if kept.rounding is None else kept.rounding.model
+    simulation, qdq = insert_forms(replace(inputs, model=model), kept.plan, encoded, floats)
     clock.lap("insert")
     cast = cast_rest(inputs, qdq, floats, options)
     qdq = release.limit_model(cast.qdq, kept.recipe.name)
     clock.lap("cast")
     evaluation = compare_forms(inputs, simulation, cast.comparable, options, twins=cast.floats is None)
     clock.lap("evaluate")
-    return _Built(rounded, encoded, simulation, qdq, cast.floats, evaluation)
+    return _Built(encoded, simulation, qdq, cast.floats, evaluation)
 
 
 def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None, rounding: str | None) -> Recipe:

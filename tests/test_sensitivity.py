@@ -17,11 +17,13 @@ from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.module_paths import SCOPES_KEY
 from onnxfq.graph.patterns.logits import find_logits
-from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switched_tensors
+from onnxfq.passes.switch_weights import switch_weights
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.promise import Half
+from onnxfq.stages.round_weights import round_weights
 from onnxfq.stages.score import score_models
 
 LAYERS, WIDTH, FACTOR = 8, 24, 2000.0
@@ -55,6 +57,24 @@ def test_one_switch_is_a_plan_of_one_tensor() -> None:
         expected = Session(insert_fake_quantize(staged.model, alone, encoding), 1, exact=True).run(feed)
         enabled = np.arange(len(staged.plan.placements)) == number
         np.testing.assert_array_equal(session.run(feed | {ENABLED_INPUT: enabled})[0], expected[0])
+
+
+def test_rounded_weights_have_switches(data) -> None:
+    """A weight is the rounded one where it is switched on and the float one elsewhere, to the bit."""
+    recipe = onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq")
+    model, feeds = onnxfq.load(chain()), [{"x": feed["x"]} for feed in data]
+    plan = onnxfq.make_plan(model, recipe)
+    statistics = onnxfq.collect_statistics(model, plan, onnxfq.open_feeds(model.proto, feeds))
+    rounding = round_weights(model, plan, onnxfq.calibrate(model, plan, statistics), feeds)
+    whole = insert_fake_quantize(rounding.model, plan, rounding.encodings)
+    switched = insert_fake_quantize(model, plan, rounding.encodings, switches="each")
+    names = switched_tensors(plan)
+    session = Session(switch_weights(switched, rounding.tensors, names), 1, exact=True)
+    for on, reference in ((True, whole), (False, model.proto)):
+        got = session.run(feeds[0] | {ENABLED_INPUT: np.full(len(names), on)})
+        np.testing.assert_array_equal(got[0], Session(reference, 1, exact=True).run(feeds[0])[0])
+    same = rounding.for_plan(model, plan, onnxfq.calibrate(model, plan, statistics))
+    assert same.encodings == rounding.encodings and same.model.proto == rounding.model.proto
 
 
 def chain(planted: tuple[int, ...] = (), layers: int = LAYERS) -> onnx.ModelProto:
@@ -269,7 +289,7 @@ def test_halves_are_without_period() -> None:
 def test_fallbacks(data, fallback) -> None:
     """What is not quantized by the recipe gets quantized weights alone, or the wider format."""
     promise = onnxfq.Promise(min_sqnr=30, fallback=fallback)
-    kept = onnxfq.quantize(chain((3, 6)), data, recipe="onnxruntime-int8", promise=promise)
+    kept = onnxfq.quantize(chain((3, 6)), data, recipe="onnxruntime-int8", promise=promise, rounding="gptq")
     readers = {use.node: p for p in kept.plan.activations for use in p.uses}
     weights_of = {use.node for p in kept.plan.weights for use in p.uses}
     assert {"m3", "m6"} <= weights_of and output_db(kept) > 25

@@ -21,6 +21,7 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Promise, SqnrAim, open_aim
 from onnxfq.stages.quantize_inputs import QuantizeInputs
+from onnxfq.stages.round_weights import Rounding
 from onnxfq.stages.sensitivity import SAMPLES, find_remedy, next_count, rank_groups
 from onnxfq.stages.switchboard import Switchboard, spread_feeds
 
@@ -46,6 +47,7 @@ class Protected(NamedTuple):
         statistics: of all its activations.
         plan: the part of it that is encoded.
         encodings: of `plan`.
+        rounding: of its weights; None before they are rounded.
         sensitivity: the measurement that chose, or that found nothing to choose; None if none was needed.
     """
 
@@ -54,12 +56,22 @@ class Protected(NamedTuple):
     statistics: Statistics
     plan: Plan
     encodings: Encodings
+    rounding: Rounding | None = None
     sensitivity: Sensitivity | None = None
 
     @staticmethod
     def of(model: Model, recipe: Recipe, planned: PlannedEncodings, statistics: Statistics) -> Protected:
         """Return the plan of `recipe` with its encodings, not measured yet."""
         return Protected(recipe, planned, statistics, *planned.encode(model, statistics))
+
+    def rounded(self, rounding: Rounding) -> Protected:
+        """Return this with rounded weights."""
+        return self._replace(rounding=rounding, encodings=rounding.encodings)
+
+    def open_board(self, inputs: QuantizeInputs, options: RunOptions) -> Switchboard:
+        """Return the switchboard of this plan. Raises ModelError without an output of numbers."""
+        tensors = None if self.rounding is None else self.rounding.tensors
+        return Switchboard.open(inputs, self.plan, self.encodings, options, tensors)
 
 
 def keep_promise(
@@ -82,7 +94,7 @@ def keep_promise(
 
     Raises DataError without data, RecipeError if the promise cannot be kept, with the best that was reached.
     """
-    board = Switchboard.open(inputs, start.plan, start.encodings, options)
+    board = start.open_board(inputs, options)
     if promise.weight_bits is not None:
         return _widen_weights(inputs, start, board, encodings, promise, options)
     aim = open_aim(promise, board, inputs, options)
@@ -99,7 +111,7 @@ def keep_promise(
         if count == len(ranked.groups) and promise.fallback == FLOAT:
             break
         made = _leave_out(inputs, start, found, found.remedy, encodings, options)
-        after = Switchboard.open(inputs, made.plan, made.encodings, options)
+        after = made.open_board(inputs, options)
         reached = aim.prove(after, after.everything)
         if reached >= aim.wanted:
             kept = found.remedy.model_copy(update={"before": proven, "reached": reached})
@@ -156,7 +168,7 @@ def _widen_weights(
         weight_bits=used / total,
     )
     made = start if not kept else _leave_out(inputs, start, ranked, remedy, encodings, options)
-    after = Switchboard.open(inputs, made.plan, made.encodings, options)
+    after = made.open_board(inputs, options)
     remedy = remedy.model_copy(update={"reached": aim.prove(after, after.everything)})
     return made._replace(sensitivity=ranked.model_copy(update={"remedy": remedy}))
 
@@ -187,7 +199,7 @@ def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, opti
         least: dB of the outputs, of the logits where these are measured.
         options: threads and progress.
     """
-    board = Switchboard.open(inputs, start.plan, start.encodings, options)
+    board = start.open_board(inputs, options)
     aim = SqnrAim(least, inputs.kept)
     chosen, proven = (part(board, board.everything) for part in (aim.choose, aim.prove))
     if min(chosen, proven) >= least:
@@ -200,7 +212,7 @@ def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, opti
         assert remedy is not None
         if remedy.is_kept:
             made = _leave_out(inputs, start, ranked, remedy, None, options)
-            after = Switchboard.open(inputs, made.plan, made.encodings, options)
+            after = made.open_board(inputs, options)
             reached = aim.prove(after, after.everything)
             if reached >= min(least, proven + LEAST_GAIN_DB / 2):
                 remedy = remedy.model_copy(update={"wanted": least, "before": proven, "reached": reached})
@@ -243,4 +255,7 @@ def _leave_out(
     elif missing:
         why = "the data can be read only once, and nothing was observed here"
         planned = replace(planned, plan=planned.plan.without([p.tensor for p in missing], why))
-    return Protected.of(inputs.model, recipe, planned, statistics)
+    made = Protected.of(inputs.model, recipe, planned, statistics)
+    if start.rounding is None:
+        return made
+    return made.rounded(start.rounding.for_plan(inputs.model, made.plan, made.encodings))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,12 +54,36 @@ class Rounding:
         encodings: with the scales of the rounded weights, and of biases that depend on them.
         layers: in the order of rounding.
         nearest: reasons of the weights that keep the nearest numbers, by name.
+        tensors: the rounded weights by name.
     """
 
     model: Model
     encodings: Encodings
     layers: tuple[RoundedLayer, ...] = ()
     nearest: dict[str, str] = field(default_factory=dict)
+    tensors: dict[str, onnx.TensorProto] = field(default_factory=dict)
+
+    def for_plan(self, model: Model, plan: Plan, encodings: Encodings) -> Rounding:
+        """Return the same rounding for another plan of `model`: of the weights that kept their format.
+
+        Args:
+            model: the float model.
+            plan: the other plan.
+            encodings: of that plan, before rounding.
+        """
+        model = prepare_model(model, plan.target)
+        mine = {one.tensor: one for one in self.encodings.encodings}
+        kept = {
+            p.tensor: self.tensors[p.tensor]
+            for p in plan.weights
+            if p.tensor in self.tensors and mine[p.tensor].spec == encodings[p.tensor].spec
+        }
+        if not kept:
+            return Rounding(model, encodings, nearest=self.nearest)
+        known = {one.tensor: mine[one.tensor] if one.tensor in kept else one for one in encodings.encodings}
+        made = _join_encodings(model, plan, encodings, known, self.encodings.rounding)
+        layers = tuple(layer for layer in self.layers if layer.weight in kept)
+        return Rounding(_with_rounded(model, plan, kept), made, layers, self.nearest, kept)
 
     def lines(self, shown: int = 6) -> list[str]:
         """Return a summary: the layers of largest expected error, and the weights that stay at nearest."""
@@ -134,7 +158,7 @@ def round_weights(
             for layer in models.order(rest):
                 tensor = work.round(layer, models.moments(layer))
                 models.set_weight(tensor)
-    return Rounding(work.model(), work.all_encodings(), tuple(work.layers), refused)
+    return Rounding(work.model(), work.all_encodings(), tuple(work.layers), refused, work.tensors)
 
 
 class _Work:
@@ -171,18 +195,25 @@ class _Work:
 
     def model(self) -> Model:
         """Return the model with the rounded weights."""
-        return replace_weights(separate_float_readers(self._model, self._plan, self.tensors), self.tensors)
+        return _with_rounded(self._model, self._plan, self.tensors)
 
     def all_encodings(self) -> Encodings:
         """Return the encodings with the new scales, and the name of the methods."""
-        biases = encode_biases(self._model, self._plan, self.encodings.values())
-        known = self.encodings | {one.tensor: one for one in biases}
         methods = ", ".join(sorted({one.method for one in self.layers}))
-        changes = {
-            "encodings": tuple(known[one.tensor] for one in self._given.encodings),
-            "rounding": methods,
-        }
-        return self._given.model_copy(update=changes)
+        return _join_encodings(self._model, self._plan, self._given, self.encodings, methods)
+
+
+def _with_rounded(model: Model, plan: Plan, tensors: Mapping[str, onnx.TensorProto]) -> Model:
+    return replace_weights(separate_float_readers(model, plan, tensors), tensors)
+
+
+def _join_encodings(
+    model: Model, plan: Plan, given: Encodings, weights: Mapping[str, Encoding], methods: str
+) -> Encodings:
+    """Return `given` with the scales in `weights`, those of biases that depend on them, and the methods."""
+    known = {**weights, **{one.tensor: one for one in encode_biases(model, plan, weights.values())}}
+    changes = {"encodings": tuple(known[one.tensor] for one in given.encodings), "rounding": methods}
+    return given.model_copy(update=changes)
 
 
 def _with_scales(old: Encoding, scales: Scales) -> Encoding:

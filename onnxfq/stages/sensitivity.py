@@ -19,11 +19,13 @@ from onnxfq.documents.sensitivity import GroupNoise, Remedy, Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.encoding_sources import plan_encodings
+from onnxfq.stages.equalize_inputs import equalize_inputs
 from onnxfq.stages.gather import gather_statistics
 from onnxfq.stages.group_costs import measure_costs
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Aim, Promise, open_aim
 from onnxfq.stages.quantize_inputs import open_inputs
+from onnxfq.stages.round_weights import round_given
 from onnxfq.stages.switchboard import Switchboard, spread_feeds
 
 SAMPLES = 2
@@ -63,10 +65,12 @@ def sensitivity(
     if samples < 1:
         raise DataError(f"samples is {samples}; give at least 1")
     inputs = open_inputs(model, data, chosen, options, observed=statistics is not None)
+    inputs, _ = equalize_inputs(inputs, chosen, options, None, statistics is not None)
     planned = plan_encodings(inputs.ranked, chosen)
     found = gather_statistics(inputs, planned.unknown, statistics, options)
     plan, encodings = planned.encode(inputs.model, found)
-    board = Switchboard.open(inputs, plan, encodings, options)
+    rounding = round_given(inputs, plan, encodings, options)
+    board = Switchboard.open(inputs, plan, rounding.encodings, options, rounding.tensors)
     ranked = rank_groups(board, spread_feeds(inputs.kept, samples), chosen, options.stage("sensitivity"))
     if promise is None:
         return ranked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +21,7 @@ from onnxfq.graph.patterns.logits import measured_outputs
 from onnxfq.graph.signature import number_outputs, with_outputs
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switched_tensors
+from onnxfq.passes.switch_weights import switch_weights
 from onnxfq.runtime.parallel_runs import count_cores
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.stages.insert import insert_fake_quantize
@@ -70,12 +71,23 @@ class Switchboard:
         self._float: dict[int, tuple[Feed, list[NDArray[Any]]]] = {}
 
     @staticmethod
-    def open(inputs: QuantizeInputs, plan: Plan, encodings: Encodings, options: RunOptions) -> Switchboard:
-        """Return the switchboard of a plan. Raises ModelError without an output of numbers."""
+    def open(
+        inputs: QuantizeInputs,
+        plan: Plan,
+        encodings: Encodings,
+        options: RunOptions,
+        rounded: Mapping[str, onnx.TensorProto] | None = None,
+    ) -> Switchboard:
+        """Return the switchboard of a plan; the weights in `rounded` have these values if switched on.
+
+        Raises ModelError without an output of numbers.
+        """
         logits = measured_outputs(inputs.model.proto)
         if not logits:
             raise ModelError("the model has no output of numbers; there is nothing to measure")
         proto = insert_fake_quantize(inputs.model, plan, encodings, switches="each")
+        if rounded:
+            proto = switch_weights(proto, rounded, switched_tensors(plan))
         return Switchboard(proto, plan, logits, number_outputs(inputs.model.proto), options.threads)
 
     @cached_property
