@@ -217,7 +217,8 @@ def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, opti
             if reached >= min(least, proven + LEAST_GAIN_DB / 2):
                 remedy = remedy.model_copy(update={"wanted": least, "before": proven, "reached": reached})
                 return made._replace(sensitivity=ranked.model_copy(update={"remedy": remedy}))
-    none = Remedy(measure=aim.measure, wanted=least, reached=proven, before=proven, kept=())
+    worst = min(chosen, proven)
+    none = Remedy(measure=aim.measure, wanted=least, reached=worst, before=worst, kept=())
     return start._replace(sensitivity=ranked.model_copy(update={"remedy": none}))
 
 
