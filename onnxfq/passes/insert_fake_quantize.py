@@ -62,9 +62,9 @@ class InsertFakeQuantize(Pass):
             )
 
     @property
-    def modes(self) -> dict[str, str]:
+    def modes(self) -> dict[str, Any]:
         """Rounding and arithmetic that are not the default, for the nodes and for `fake_quantize`."""
-        rounding = {} if self.rounding == "half_even" else {"rounding": self.rounding}
+        rounding: dict[str, Any] = {} if self.rounding == "half_even" else {"rounding": self.rounding}
         return rounding | ({} if self.arithmetic == "divide" else {"arithmetic": self.arithmetic})
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
@@ -113,7 +113,7 @@ def _make_switches(
 
 
 def _round_weight(
-    editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding, modes: dict[str, str]
+    editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding, modes: dict[str, Any]
 ) -> None:
     def round_values(name: str) -> gs.Constant:
         values = np.asarray(constant_array(tensor))
@@ -130,7 +130,7 @@ def _insert_node(
     tensor: gs.Tensor,
     encoding: Encoding,
     enabled: list[gs.Tensor],
-    modes: dict[str, str],
+    modes: dict[str, Any],
 ) -> None:
     name = tensor.name
     make = _dynamic if encoding.spec.dynamic else _static
