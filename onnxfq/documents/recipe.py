@@ -90,6 +90,10 @@ class Scheme(NumberFormat):
     def _no_bias(self) -> Scheme:
         if self.qtype == BIAS_QTYPE:
             raise ValueError(f"qtype {self.qtype} is for biases, which targets decide on; use int8")
+        if not self.qtype.has_kernel:
+            raise ValueError(
+                f"qtype {self.qtype} is for torch modules only; use limits that hold 0, of up to 16 bits"
+            )
         return self
 
     @pydantic.model_validator(mode="after")

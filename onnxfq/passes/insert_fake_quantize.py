@@ -62,9 +62,9 @@ class InsertFakeQuantize(Pass):
             )
 
     @property
-    def modes(self) -> dict[str, str]:
+    def modes(self) -> dict[str, Any]:
         """Rounding and arithmetic that are not the default, for the nodes and for `fake_quantize`."""
-        rounding = {} if self.rounding == "half_even" else {"rounding": self.rounding}
+        rounding: dict[str, Any] = {} if self.rounding == "half_even" else {"rounding": self.rounding}
         return rounding | ({} if self.arithmetic == "divide" else {"arithmetic": self.arithmetic})
 
     def call(self, graph: gs.Graph, opset: int) -> bool:

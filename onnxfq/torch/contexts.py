@@ -34,10 +34,11 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
             )
     observed = {name: q for name, q in observed.items() if q.overwrite is not False or not q.is_initialized}
     switches = {name: (q.observer_enabled, q.fake_quant_enabled, q.in_flight) for name, q in observed.items()}
+    following = {name for name, q in observed.items() if q.training_only}
     for quantizer in observed.values():
         assert quantizer.observer is not None
         quantizer.observer.reset()
-        quantizer.observer_enabled = True
+        quantizer.observer_enabled, quantizer.training_only = True, False
         if quantized:
             quantizer.in_flight = "always"
         else:
@@ -50,11 +51,12 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
                 continue
             _calibrate(name, quantizer)
             follows = isinstance(quantizer.observer, Latest) and quantizer.observer.live
-            follows = follows or quantizer.training_only
+            follows = follows or name in following
             switches[name] = (follows and quantizer.learned == "nothing", *switches[name][1:])
     finally:
         for name, quantizer in observed.items():
             quantizer.observer_enabled, quantizer.fake_quant_enabled, quantizer.in_flight = switches[name]
+            quantizer.training_only = name in following
 
 
 def _calibrate(name: str, quantizer: FakeQuantize) -> None:

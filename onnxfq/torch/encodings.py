@@ -21,9 +21,16 @@ from onnxfq.torch.request import Request, bind, name_inputs
 
 
 def get_encodings(model: nn.Module) -> Encodings:
-    """Return the encodings of all fake quantizers with a scale, by the plan's names (stem.0.weight)."""
+    """Return the encodings of all fake quantizers with a scale, by the plan's names (stem.0.weight).
+
+    Raises PlanError for a quantizer with a zero_point_shift.
+    """
     made = []
     for name, quantizer in quantizers(model).items():
+        if quantizer.zero_point_shift:
+            raise PlanError(
+                f"quantizer {name!r} has a zero_point_shift, which encodings do not hold; make it without one"
+            )
         if quantizer.is_initialized:
             scale, zero_point = (value.cpu().numpy() for value in quantizer.qparams())
             one = Encoding.of(_tensor(name), quantizer.spec, scale, zero_point)

@@ -57,6 +57,7 @@ def quantize_module(
         ModelError: for a model that already has quantizers, or has nothing to quantize.
     """
     asked = load_recipe(recipe)
+    FakeQuantize("int8", "minmax" if observer is None else observer, **settings)  # refuses unknown settings
     if any(isinstance(module, Swapped) for module in model.modules()):
         raise ModelError(f"{type(model).__name__} is quantized already; call remove_fake_quantize first")
     if quantizers(model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -266,7 +267,9 @@ class FakeQuantize(OwnTypes):
         target = Layout(granularity, x.shape).scale_shape
         for tensor in (*self._parameters.values(), *self._buffers.values()):
             if tensor is not None and tensor.numel():
-                tensor.data = tensor.data.expand(self.shape).reshape(target).clone()
+                # A state that was saved after the first input has the shape already.
+                whole = tensor.numel() == math.prod(target)
+                tensor.data = (tensor.data if whole else tensor.data.expand(self.shape)).reshape(target)
 
     def _take_type(self, x: Tensor) -> None:
         """Restrict scales to numbers of the type of x, as in ONNX models of fp16 or bf16.

@@ -93,6 +93,8 @@ def test_float_widths_are_free():
     for name, expected in VECTORS["floats"].items():
         quantizer = aimet.FloatQuantizeDequantize(*map(int, name.split(",")))
         assert quantizer(torch.tensor([1e9, 0.3, 1.77, -5.3, 400.0])).tolist() == expected
+    # docs/migrating.md: below the smallest normal number, 2^-6 here, steps stay 2^-9, as IEEE 754 says.
+    assert aimet.FloatQuantizeDequantize(4, 3)(torch.tensor([0.001])).tolist() == [2.0**-9]
     with pytest.raises(errors.SpecError, match="2 to 8 exponent bits"):
         aimet.FloatQuantizeDequantize(1, 3)
 

@@ -32,6 +32,11 @@ def test_the_notebook_prints_the_guides_errors(tmp_path, monkeypatch, capsys):
     )
     assert made["get_q_scale_symmetric"](made["test_tensor"]) == pytest.approx(7.763242225947343, abs=1e-6)
     assert len(list(tmp_path.glob("*.png"))) == 4
+    integers_and_params = made["linear_quantization"](made["test_tensor"])
+    back = made["linear_dequantization"](*integers_and_params)
+    found = made["quantization_error"](made["test_tensor"], back)
+    page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+    assert f"| 4.747505 | {found:.6f}, from the tensor as printed" in page
 
 
 def test_the_figure_has_four_maps():

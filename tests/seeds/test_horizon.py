@@ -144,17 +144,38 @@ def test_quantize_module_takes_moving_average_rounding_and_rule():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     quantize_module(model, observer="moving_average:0.5", rounding="half_up", scale_rule="width")
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), compute_encodings(model):
+    with torch.no_grad(), compute_encodings(model.eval()):
         model(x)
     found = quantizers(model)["0.input_quantizer"]
     assert found.grid.rounding == "half_up" and found.scale.item() == pytest.approx(
         x.abs().max().item() / 127.5
     )
     before = found.scale.clone()
-    model.eval()(x * 3)
+    model(x * 3)
     assert torch.equal(found.scale, before)
     model.train()(x * 3)
     assert found.scale.item() == pytest.approx(2 * before.item())  # half way from 1 to 3
+
+
+def test_shapes_survive_a_state_dict():
+    """A scale of a given shape is saved as it is used, and loaded into a new quantizer."""
+    from onnxfq import torch as ours
+
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    first, second = (ours.FakeQuantize("int8", shape=(3, 1, 1)) for _ in range(2))
+    first(x)
+    second.load_state_dict(first.state_dict())
+    second.disable_observer()
+    assert torch.equal(second(x), first(x)) and second.scale.shape == (3,)
+
+
+def test_wrong_settings_leave_the_module_alone():
+    """An unknown rounding, or an argument that nothing takes, is an error before anything changes."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    for settings in ({"rounding": "flor"}, {"observe": "minmax"}):
+        with pytest.raises(errors.SpecError):
+            quantize_module(model, **settings)
+    assert not quantizers(model)
 
 
 def test_rounding_and_arithmetic_of_fake_quant_models():

@@ -96,6 +96,10 @@ def test_differences_of_the_table():
     steps = torch.fake_quantize_per_tensor_affine(wide, 0.05, 3, -128, 127)
     steps -= fake_quantize_per_tensor_affine(wide, 0.05, 3, -128, 127)
     assert float(steps.abs().max()) / 0.05 < 1e-4
+    x, scale, zero_point = draw(-(2**19), 2**19 - 1)
+    steps = torch.fake_quantize_per_channel_affine(x, scale, zero_point.float(), 1, -(2**19), 2**19 - 1)
+    steps -= fake_quantize_per_channel_affine(x, scale, zero_point.float(), 1, -(2**19), 2**19 - 1)
+    assert float((steps.abs() / scale[:, None]).max()) < 2
 
 
 class OneCall(nn.Module):
@@ -115,6 +119,7 @@ class OneCall(nn.Module):
         return x + self.function(given, self.scale, self.zero_point, 1, *self.limits)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:integers:UserWarning")
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
 @pytest.mark.parametrize("on_weight", [False, True], ids=["activation", "weight"])

@@ -53,6 +53,6 @@ class Dequantize(Calibrated):
         """Return a DequantizedTensor. Raises StatisticsError without a range."""
         encoding = self.get_encodings()
         if encoding is None:
-            raise StatisticsError("Dequantize has no range; call set_range with that of its Quantize")
+            raise StatisticsError("Dequantize has no range; call set_range with the range of its Quantize")
         made: Tensor = QuantizedTensor.of(plain(input), encoding).dequantize()
         return made
