@@ -51,7 +51,8 @@ def choose_qparams(
     gemmlowp).
     A range of zero width at 0 (a dead channel) gets scale 1; a scale below the smallest normal float32 is
     raised to it, or to 2^-24 for float16. Raises SpecError for ranges that are not numbers, are NaN,
-    inverted or beyond float32, for an asymmetric float type, and for a symmetric type without numbers on both sides of 0.
+    inverted or beyond float32, for an asymmetric float type, and for a symmetric type without numbers on both
+    sides of 0.
     """
     rules = rules or ParamRules()
     qtype = as_qtype(qtype)
