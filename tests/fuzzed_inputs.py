@@ -53,6 +53,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("export-encodings k.json --plan p.json --to aimet-1.0.0 -o out.json", "p.json k.json"),
     "insert": ("insert m.onnx --plan p.json --encodings k.json -o out.onnx", "p.json k.json m.onnx"),
     "insert.fake": ("insert m.onnx --plan p.json --encodings k.json --as fakequant -o out.onnx", "k.json"),
+    "sensitivity": ("sensitivity m.onnx --data d.npz", "m.onnx d.npz"),
+    "recipes": ("recipes r.yaml", "r.yaml"),
     "evaluate": ("evaluate m.onnx q.onnx --data d.npz", "q.onnx m.onnx d.npz"),
     "evaluate.labels": ("evaluate g.onnx g.onnx --data d.npy --labels l.npy", "l.npy"),
     "evaluate.text": ("evaluate g.onnx g.onnx --data d.npy --labels l.txt", "l.txt"),
