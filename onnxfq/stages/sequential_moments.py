@@ -7,7 +7,6 @@ sample, after the weights of all layers before it are final.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 
 import numpy as np
 import onnx
@@ -165,8 +164,14 @@ class _Course:
 
 def _spread(model: Model, feeds: Iterable[Feed]) -> list[Feed]:
     """Return the feeds whose tensors fit in MEMORY in both models, evenly spread over the data."""
-    read = list(islice(copy_feeds(feeds), 1 << 14))
-    alive = most_alive(model.proto.graph, {name: array.shape for name, array in read[0].items()})
-    count = MOST_FEEDS if alive is None else max(min(MEMORY // max(2 * alive, 1), MOST_FEEDS), 1)
-    places = np.linspace(0, len(read) - 1, min(count, len(read))).round().astype(int)
-    return [read[place] for place in places]
+    kept: list[Feed] = []
+    stride, count = 1, MOST_FEEDS
+    for number, feed in enumerate(copy_feeds(feeds)):
+        if number == 0:
+            alive = most_alive(model.proto.graph, {name: array.shape for name, array in feed.items()})
+            count = MOST_FEEDS if alive is None else max(min(MEMORY // max(2 * alive, 1), MOST_FEEDS), 1)
+        if number % stride == 0:
+            kept.append(feed)
+        if len(kept) > count:
+            kept, stride = kept[::2], 2 * stride
+    return kept
