@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from onnxfq.calibration.statistics.moments import MomentSums, choose_steps
+from onnxfq.calibration.statistics.moments import MomentAdder, choose_steps
 from onnxfq.calibration.weights import InputMoments
 from onnxfq.data import Feed, copy_feeds, digest_feed
 from onnxfq.data.model_inputs import input_specs
@@ -102,17 +102,16 @@ class SequentialModels:
         ]
         left, right = (first.view.spread(step) for step in steps)
         most = rows_per_sample(sum(self._samples))
-        totals: list[MomentSums] = []
-        for plain, quantized, samples in zip(x, z, self._samples, strict=True):
-            u, v = (first.view.rows(a, samples, most) for a in (plain, quantized))
-            found = [
-                MomentSums.of(u, u, left, left),
-                MomentSums.of(v, v, right, right),
-                MomentSums.of(u, v, left, right),
-            ]
-            totals = [a + b for a, b in zip(totals, found, strict=True)] if totals else found
-        plain_sum, quantized_sum, cross_sum = (total.matrix() for total in totals)
-        return InputMoments(plain_sum, totals[0].rows, quantized_sum, cross_sum)
+        plain, quantized, cross = (
+            MomentAdder(*steps) for steps in ((left, left), (right, right), (left, right))
+        )
+        for a, b, samples in zip(x, z, self._samples, strict=True):
+            u, v = (first.view.rows(one, samples, most) for one in (a, b))
+            plain.add(u, u)
+            quantized.add(v, v)
+            cross.add(u, v)
+        sums = plain.result()
+        return InputMoments(sums.matrix(), sums.rows, quantized.result().matrix(), cross.result().matrix())
 
 
 class _Course:
