@@ -27,9 +27,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.layer_inputs import Layer
 
 ROWS = 1 << 14
-"""Rows of each layer over the whole data; a sample gives at least LEAST_ROWS, or all that it has."""
-
-LEAST_ROWS = 32
+"""Rows of each layer over the whole data; a sample gives at least ROWS / 512, or all that it has."""
 
 MEMORY = 1 << 30
 """Bytes that the sums of a pass may take."""
@@ -38,9 +36,9 @@ Key = tuple[str, InputView]
 """Tensor and how a layer reads it: layers that share both share the moments."""
 
 
-def rows_per_sample(samples: int) -> int:
-    """Return how many rows each of `samples` samples gives to a layer."""
-    return max(-(-ROWS // max(samples, 1)), LEAST_ROWS)
+def rows_per_sample(samples: int, rows: int = ROWS) -> int:
+    """Return how many rows each of `samples` samples gives to a layer, for about `rows` in all."""
+    return max(-(-rows // max(samples, 1)), rows // 512)
 
 
 def collect_moments(

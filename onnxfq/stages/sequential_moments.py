@@ -27,7 +27,7 @@ from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.replace_weights import separate_float_readers, weight_tensor
 from onnxfq.runtime.session import Session
 from onnxfq.stages.layer_inputs import Layer
-from onnxfq.stages.moments import MEMORY, channel_amax, rows_per_sample
+from onnxfq.stages.moments import MEMORY, ROWS, channel_amax, rows_per_sample
 
 MOST_FEEDS = 1024
 """Most feeds whose tensors are kept."""
@@ -101,7 +101,7 @@ class SequentialModels:
             choose_steps(np.max([channel_amax(a, first.view) for a in arrays], axis=0)) for arrays in (x, z)
         ]
         left, right = (first.view.spread(step) for step in steps)
-        most = rows_per_sample(sum(self._samples))
+        most = rows_per_sample(sum(self._samples), 2 * ROWS)
         plain, quantized, cross = (
             MomentAdder(*steps) for steps in ((left, left), (right, right), (left, right))
         )
