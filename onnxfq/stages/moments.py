@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from onnxfq.calibration.statistics.moments import MomentSums, choose_steps
+from onnxfq.calibration.statistics.moments import MomentAdder, MomentSums, choose_steps
 from onnxfq.calibration.weights import InputMoments, InputView
 from onnxfq.data import Feed, copy_feeds, sample_count
 from onnxfq.data.model_inputs import input_specs
@@ -26,10 +26,8 @@ from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.session import Session
 from onnxfq.stages.layer_inputs import Layer
 
-ROWS = 1 << 15
-"""Rows of each layer over the whole data; a sample gives at least LEAST_ROWS, or all that it has."""
-
-LEAST_ROWS = 64
+ROWS = 1 << 14
+"""Rows of each layer over the whole data; a sample gives at least ROWS / 512, or all that it has."""
 
 MEMORY = 1 << 30
 """Bytes that the sums of a pass may take."""
@@ -38,9 +36,9 @@ Key = tuple[str, InputView]
 """Tensor and how a layer reads it: layers that share both share the moments."""
 
 
-def rows_per_sample(samples: int) -> int:
-    """Return how many rows each of `samples` samples gives to a layer."""
-    return max(-(-ROWS // max(samples, 1)), LEAST_ROWS)
+def rows_per_sample(samples: int, rows: int = ROWS) -> int:
+    """Return how many rows each of `samples` samples gives to a layer, for about `rows` in all."""
+    return max(-(-rows // max(samples, 1)), rows // 512)
 
 
 def collect_moments(
@@ -159,18 +157,18 @@ def _largest(
 
 def channel_amax(x: NDArray[np.float32], view: InputView) -> NDArray[np.float64]:
     """Return the largest magnitude of each channel of the input of a layer."""
-    moved = np.moveaxis(x, view.channel_axis, -1).reshape(-1, x.shape[view.channel_axis])
-    ends = moved.max(axis=0, initial=0.0), -moved.min(axis=0, initial=0.0)
+    channel = view.channel_axis % x.ndim
+    others = tuple(axis for axis in range(x.ndim) if axis != channel)
+    ends = x.max(axis=others, initial=0.0), -x.min(axis=others, initial=0.0)
     return np.asarray(np.maximum(*ends), np.float64)
 
 
 def _sums(
     runs: _Runs, feeds: Iterable[Feed], steps: dict[Key, NDArray[np.float64]], most: int
 ) -> dict[Key, MomentSums]:
-    totals: dict[Key, MomentSums] = {}
+    adders = {key: MomentAdder(step, step) for key, step in steps.items()}
     for arrays, count in runs.over(feeds):
-        for key, step in steps.items():
+        for key, adder in adders.items():
             rows = key[1].rows(arrays[key[0]], count, most)
-            found = MomentSums.of(rows, rows, step, step)
-            totals[key] = totals[key] + found if key in totals else found
-    return totals
+            adder.add(rows, rows)
+    return {key: adder.result() for key, adder in adders.items()}

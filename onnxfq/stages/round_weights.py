@@ -126,7 +126,9 @@ def round_weights(
 ) -> Rounding:
     """Round the weights of `plan` that ask for it by the second moments of their layers' inputs.
 
-    The result depends neither on the order of the data nor on batches and threads.
+    The result depends neither on the order of the data nor on batches and threads. A sequential method takes
+    only every second feed, or fewer, of data whose tensors need more memory than it may take; the order then
+    decides which.
 
     Args:
         model: the float model that the plan was made for.

@@ -7,14 +7,13 @@ sample, after the weights of all layers before it are final.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from onnxfq.calibration.statistics.moments import MomentSums, choose_steps
+from onnxfq.calibration.statistics.moments import MomentAdder, choose_steps
 from onnxfq.calibration.weights import InputMoments
 from onnxfq.data import Feed, copy_feeds, digest_feed
 from onnxfq.data.model_inputs import input_specs
@@ -28,7 +27,7 @@ from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.replace_weights import separate_float_readers, weight_tensor
 from onnxfq.runtime.session import Session
 from onnxfq.stages.layer_inputs import Layer
-from onnxfq.stages.moments import MEMORY, channel_amax, rows_per_sample
+from onnxfq.stages.moments import MEMORY, ROWS, channel_amax, rows_per_sample
 
 MOST_FEEDS = 1024
 """Most feeds whose tensors are kept."""
@@ -102,18 +101,17 @@ class SequentialModels:
             choose_steps(np.max([channel_amax(a, first.view) for a in arrays], axis=0)) for arrays in (x, z)
         ]
         left, right = (first.view.spread(step) for step in steps)
-        most = rows_per_sample(sum(self._samples))
-        totals: list[MomentSums] = []
-        for plain, quantized, samples in zip(x, z, self._samples, strict=True):
-            u, v = (first.view.rows(a, samples, most) for a in (plain, quantized))
-            found = [
-                MomentSums.of(u, u, left, left),
-                MomentSums.of(v, v, right, right),
-                MomentSums.of(u, v, left, right),
-            ]
-            totals = [a + b for a, b in zip(totals, found, strict=True)] if totals else found
-        plain_sum, quantized_sum, cross_sum = (total.matrix() for total in totals)
-        return InputMoments(plain_sum, totals[0].rows, quantized_sum, cross_sum)
+        most = rows_per_sample(sum(self._samples), 2 * ROWS)
+        plain, quantized, cross = (
+            MomentAdder(*steps) for steps in ((left, left), (right, right), (left, right))
+        )
+        for a, b, samples in zip(x, z, self._samples, strict=True):
+            u, v = (first.view.rows(one, samples, most) for one in (a, b))
+            plain.add(u, u)
+            quantized.add(v, v)
+            cross.add(u, v)
+        sums = plain.result()
+        return InputMoments(sums.matrix(), sums.rows, quantized.result().matrix(), cross.result().matrix())
 
 
 class _Course:
@@ -165,8 +163,14 @@ class _Course:
 
 def _spread(model: Model, feeds: Iterable[Feed]) -> list[Feed]:
     """Return the feeds whose tensors fit in MEMORY in both models, evenly spread over the data."""
-    read = list(islice(copy_feeds(feeds), 1 << 14))
-    alive = most_alive(model.proto.graph, {name: array.shape for name, array in read[0].items()})
-    count = MOST_FEEDS if alive is None else max(min(MEMORY // max(2 * alive, 1), MOST_FEEDS), 1)
-    places = np.linspace(0, len(read) - 1, min(count, len(read))).round().astype(int)
-    return [read[place] for place in places]
+    kept: list[Feed] = []
+    stride, count = 1, MOST_FEEDS
+    for number, feed in enumerate(copy_feeds(feeds)):
+        if number == 0:
+            alive = most_alive(model.proto.graph, {name: array.shape for name, array in feed.items()})
+            count = MOST_FEEDS if alive is None else max(min(MEMORY // max(2 * alive, 1), MOST_FEEDS), 1)
+        if number % stride == 0:
+            kept.append(feed)
+        if len(kept) > count:
+            kept, stride = kept[::2], 2 * stride
+    return kept

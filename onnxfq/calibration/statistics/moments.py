@@ -49,13 +49,9 @@ class MomentSums:
     @staticmethod
     def of(u: Rows, v: Rows, left: NDArray[np.float64], right: NDArray[np.float64]) -> MomentSums:
         """Return the sums over rows `u` and `v` on grids with the steps `left` and `right`."""
-        first = _to_integers(u, left)
-        second = first if v is u and right is left else _to_integers(v, right)
-        sums = np.zeros((*left.shape, right.shape[1]))
-        for start in range(0, len(u), PIECE):
-            at = slice(start, start + PIECE)
-            sums += np.matmul(first[at].transpose(1, 2, 0), second[at].transpose(1, 0, 2))
-        return MomentSums(sums, left, right, len(u))
+        adder = MomentAdder(left, right)
+        adder.add(u, v)
+        return adder.result()
 
     def __add__(self, other: MomentSums) -> MomentSums:
         """Return the sums over the rows of both. Raises ValueError for different grids."""
@@ -66,6 +62,46 @@ class MomentSums:
     def matrix(self) -> NDArray[np.float64]:
         """Return the sum of u v^T as real numbers."""
         return np.asarray(self.sums * self.left[:, :, None] * self.right[:, None, :])
+
+
+class MomentAdder:
+    """Sums over rows that come in parts; rows wait until there are enough for one product."""
+
+    def __init__(self, left: NDArray[np.float64], right: NDArray[np.float64]) -> None:
+        """Start without rows, with the steps of u and of v, [groups, inputs]."""
+        self._steps = left, right
+        self._sums = np.zeros((*left.shape, right.shape[1]))
+        self._waiting: list[tuple[Rows, Rows]] = []
+        self._rows = self._summed = 0
+
+    def add(self, u: Rows, v: Rows) -> None:
+        """Add rows `u` and `v`, [rows, groups, inputs]; the same array twice for plain moments."""
+        left, right = self._steps
+        first = _to_integers(u, left)
+        self._waiting.append((first, first if v is u and right is left else _to_integers(v, right)))
+        self._rows += len(u)
+        if self._rows - self._summed >= PIECE:
+            self._multiply()
+
+    def result(self) -> MomentSums:
+        """Return the sums over all rows."""
+        self._multiply()
+        return MomentSums(self._sums, *self._steps, self._rows)
+
+    def _multiply(self) -> None:
+        if not self._waiting:
+            return
+        same = all(u is v for u, v in self._waiting)
+        first = np.concatenate([u for u, _ in self._waiting])
+        second = first if same else np.concatenate([v for _, v in self._waiting])
+        self._waiting, self._summed = [], self._rows
+        for start in range(0, len(first), PIECE):
+            at = slice(start, start + PIECE)
+            if len(self._sums) == 1:  # NumPy computes only a half of one matrix times itself
+                left = first[at, 0]
+                self._sums[0] += left.T @ (left if same else second[at, 0])
+            else:
+                self._sums += np.matmul(first[at].transpose(1, 2, 0), second[at].transpose(1, 0, 2))
 
 
 def _to_integers(rows: Rows, steps: NDArray[np.float64]) -> NDArray[np.float32]:

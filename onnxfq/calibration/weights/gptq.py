@@ -9,7 +9,10 @@ rounding all inputs, for the inverse Hessian U^T U, is the sum over columns of (
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxfq.calibration.weights.grid import Grid, Matrices
 
@@ -32,21 +35,37 @@ def damp(moments: Matrices) -> Matrices:
     return np.asarray(moments + floor[:, None, None] * np.eye(count))
 
 
-def round_columns(weights: Matrices, grid: Grid, moments: Matrices) -> Matrices:
+class Factor(NamedTuple):
+    """Factors of damped moments, shared by all weights with these inputs.
+
+    Attributes:
+        order: inputs in the order of rounding, [groups, inputs].
+        upper: U with U^T U = H^-1 in this order, [groups, inputs, inputs].
+    """
+
+    order: NDArray[np.int64]
+    upper: Matrices
+
+
+def factorize(moments: Matrices) -> Factor:
+    """Return the factors of `moments`, the sum of x x^T over the inputs x, [groups, inputs, inputs]."""
+    damped = damp(moments)
+    order = np.argsort(-np.diagonal(damped, axis1=1, axis2=2), axis=1, kind="stable")
+    damped = np.take_along_axis(damped, order[:, None, :], axis=2)
+    return Factor(order, _inverse_factor(np.take_along_axis(damped, order[:, :, None], axis=1)))
+
+
+def round_columns(weights: Matrices, grid: Grid, moments: Factor) -> Matrices:
     """Return `weights` on `grid` with a small error of the outputs.
 
     Args:
         weights: [groups, outputs, inputs].
         grid: of these weights.
-        moments: sum of x x^T over the inputs x, [groups, inputs, inputs].
+        moments: of the inputs, from `factorize`.
     """
-    damped = damp(moments)
-    diagonal = np.diagonal(damped, axis1=1, axis2=2)
-    order = np.argsort(-diagonal, axis=1, kind="stable")
+    order, factor = moments
     at = order[:, None, :]
     w, sorted_grid = np.take_along_axis(weights, at, axis=2), grid.take(order)
-    damped = np.take_along_axis(np.take_along_axis(damped, at, axis=2), order[:, :, None], axis=1)
-    factor = _inverse_factor(damped)
     rounded, count = np.empty_like(w), w.shape[2]
     for start in range(0, count, BLOCK):
         stop = min(start + BLOCK, count)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators.constant_mse import least_error_ranges, least_error_scales
-from onnxfq.calibration.weights.gptq import round_columns
+from onnxfq.calibration.weights.gptq import factorize, round_columns
 from onnxfq.calibration.weights.grid import Grid, Matrices
 from onnxfq.calibration.weights.moments import InputMoments
 from onnxfq.calibration.weights.qronos import correct_weights
@@ -104,8 +104,9 @@ def round_weight(
     errors = moments.errors(weights, best)
     before = float(errors.sum())
     own = _owners(layout, view, errors.shape)
+    factor = factorize(moments.seen)
     for scales in _candidates(values, target, spec, nearest, view, moments, float_type):
-        found = round_columns(target, grid_of(scales), moments.seen)
+        found = round_columns(target, grid_of(scales), factor)
         reached = moments.errors(weights, found)
         if own is None:
             better = np.full(errors.shape, reached.sum() < errors.sum())
