@@ -145,8 +145,8 @@ def _likely_amax(tops: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Return the magnitude of each channel that further feeds are likely to stay in, [C].
 
     `tops` holds the magnitudes in each feed. A channel whose range in every other feed differs by over an
-    octave is taken as larger by the same ratio, up to the largest channel: one that is hardly ever active must
-    not get a factor that its next activity outgrows.
+    octave is taken as larger by the same ratio, up to the largest channel: one that is hardly ever active
+    must not get a factor that its next activity outgrows.
     """
     whole = np.max(tops, axis=0)
     if len(tops) < 2:
