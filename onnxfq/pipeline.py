@@ -129,7 +129,8 @@ def quantize(
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
     inputs, equalized = equalize_inputs(inputs, chosen, options, encodings, statistics is not None)
-    clock.lap("equalize")
+    if equalized is not None:
+        clock.lap("equalize")
     planned = plan_encodings(inputs.ranked, chosen, encodings)
     if inputs.feeds is None and statistics is None:
         planned = planned.without_missing(missing)

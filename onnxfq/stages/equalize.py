@@ -130,15 +130,32 @@ def _observe(
     if not axes:
         return {}
     session = Session(with_outputs(model.proto, axes), threads)
-    total: dict[str, tuple[NDArray[np.float64], NDArray[np.float64], int]] = {}
+    tops: dict[str, list[NDArray[np.float64]]] = {name: [] for name in axes}
+    squares: dict[str, list[NDArray[np.float64]]] = {name: [] for name in axes}
     for feed in feeds:
         for (name, axis), values in zip(axes.items(), session.run(feed, list(axes)), strict=True):
             rows = np.moveaxis(np.asarray(values, np.float64), axis, -1)
             rows = np.where(np.isfinite(rows), rows, 0.0).reshape(-1, rows.shape[-1])
-            amax, square, count = total.get(name, (np.zeros(rows.shape[1]), np.zeros(rows.shape[1]), 0))
-            amax = np.maximum(amax, np.abs(rows).max(axis=0, initial=0.0))
-            total[name] = (amax, square + np.square(rows).sum(axis=0), count + len(rows))
-    return {name: ChannelMoments(amax, square / max(n, 1)) for name, (amax, square, n) in total.items()}
+            tops[name].append(np.abs(rows).max(axis=0, initial=0.0))
+            squares[name].append(np.square(rows).sum(axis=0) / max(len(rows), 1))
+    return {name: ChannelMoments(_likely_amax(tops[name]), np.mean(squares[name], axis=0)) for name in axes}
+
+
+def _likely_amax(tops: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the magnitude of each channel that further feeds are likely to stay in, [C].
+
+    `tops` holds the magnitudes in each feed. A channel whose range in every other feed differs by over an
+    octave is taken as larger by the same ratio, up to the largest channel: one that is hardly ever active
+    must not get a factor that its next activity outgrows.
+    """
+    whole = np.max(tops, axis=0)
+    if len(tops) < 2:
+        return np.asarray(whole)
+    halves = np.minimum(np.max(tops[::2], axis=0), np.max(tops[1::2], axis=0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # Factors are powers of two: what stays within an octave is as good as equal.
+        likely = np.where(whole <= 2.0 * halves, whole, whole * (whole / halves))
+    return np.where(whole > 0.0, np.minimum(likely, whole.max(initial=0.0)), 0.0)
 
 
 class _Chooser:
