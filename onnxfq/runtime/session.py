@@ -106,6 +106,7 @@ class Session:
         as_written: bool = False,
         device: Device = "cpu",
         emulated: bool = True,
+        packed: bool = True,
     ) -> None:
         """Load `model`.
 
@@ -116,6 +117,7 @@ class Session:
             as_written: nothing is optimised, and nodes run in the order of the file.
             device: from `choose_device`.
             emulated: 16-bit floats are computed as in the class; False: as the model has them.
+            packed: weights are held once more, packed for kernels; slower without. Exact sessions never do.
 
         Raises ModelError if the model cannot be loaded, NoKernelError if the runtime lacks one of its
         operators in its types, RuntimeLibraryError if the device cannot be used,
@@ -140,12 +142,13 @@ class Session:
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         if exact:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            options.add_session_config_entry("session.disable_prepacking", "1")
         elif as_written:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         elif any(node.op_type in QDQ_OPS for node in list_nodes(proto.graph)):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        if exact or not packed:
+            options.add_session_config_entry("session.disable_prepacking", "1")
         try:
             with ExitStack() as files:
                 content = (

@@ -17,6 +17,7 @@ from onnxfq.data import Feed, copy_feeds
 from onnxfq.data.labels import count_right, count_rows, refuse_label_count
 from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
+from onnxfq.graph.external.sizes import limit_in_memory, weight_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import list_nodes
@@ -135,7 +136,10 @@ class _Side:
     exact: bool
 
     def session(self, threads: int, device: Device) -> Session:
-        return Session(with_outputs(self.proto, self.fetches), threads, self.exact, device=device)
+        # Two sessions at a time: packed, the weights of both would be in memory twice.
+        packed = weight_bytes(self.proto) <= limit_in_memory(None)
+        proto = with_outputs(self.proto, self.fetches)
+        return Session(proto, threads, self.exact, device=device, packed=packed)
 
 
 Results = list[list[NDArray[Any]]]
