@@ -32,6 +32,7 @@ from real_page import FORMS, MEASURED, OTHERS, Outcome, Row, numbers, page
 
 import onnxfq
 from onnxfq.calibration.calibrators.auto import METHODS as AUTOS
+from onnxfq.stages.round_weights import round_weights
 from onnxfq.support.files import write_text
 
 COMPARED_FEEDS = 8
@@ -121,12 +122,14 @@ def with_each_recipe(
 def simulated(
     model: Path, feeds: Sequence[dict[str, Any]], recipe: onnxfq.Recipe, statistics: onnxfq.Statistics
 ) -> onnx.ModelProto:
-    """Return the model with FakeQuantize nodes; observe again if the given statistics lack a tensor."""
+    """Return the fake-quant model, rounded as its recipe asks; observe again if statistics lack a tensor."""
     loaded = onnxfq.load(model)
     plan = onnxfq.make_plan(loaded, recipe)
     if not {placement.tensor for placement in plan.activations} <= statistics.tensors.keys():
         statistics = onnxfq.collect_statistics(loaded, plan, onnxfq.open_feeds(loaded.proto, feeds))
-    return onnxfq.insert_fake_quantize(loaded, plan, onnxfq.calibrate(loaded, plan, statistics))
+    encodings = onnxfq.calibrate(loaded, plan, statistics)
+    rounded = round_weights(loaded, plan, encodings, onnxfq.open_feeds(loaded.proto, feeds))
+    return onnxfq.insert_fake_quantize(rounded.model, plan, rounded.encodings)
 
 
 def largest_difference(files: dict[str, Path], feeds: Sequence[dict[str, Any]], packed: bool = True) -> float:

@@ -13,6 +13,7 @@ from onnxfq.calibration.statistics import Statistics
 from onnxfq.data import Data
 from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions, FloatPlan
 from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
@@ -32,7 +33,7 @@ from onnxfq.stages.half_scales import with_half_scales
 from onnxfq.stages.insert import insert_forms
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Promise
-from onnxfq.stages.protect import PROTECT_DB, Protected, is_low, keep_promise, protect_outputs
+from onnxfq.stages.protect import PROTECT_DB, Protected, is_low, keep_promise, lowest_sqnr, protect_outputs
 from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
 from onnxfq.stages.round_weights import Rounding, round_given
 from onnxfq.stages.write import write_model
@@ -114,9 +115,9 @@ def quantize(
         missing: treatment of activations without an entry if there are neither data nor statistics.
         floats: the type of the non-quantized part; tensors that do not fit in it stay in float32.
         promise: accuracy to keep; the cheapest groups of layers that do are not quantized.
-        protect: without a promise, dB of the outputs below which a few layers stay in float, up to one
-            percent of the multiply-adds for each missing dB, see `protect_outputs`; None for none. Encodings
-            of another tool are not protected.
+        protect: without a promise, dB of the outputs below which activations are smoothed if the data
+            can be read again, and a few layers stay in float, up to one percent of the multiply-adds for each
+            missing dB, see `protect_outputs`; None for none. Encodings of another tool are used as they are.
         runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
         options: batch, threads, device and how data is read.
 
@@ -128,28 +129,15 @@ def quantize(
     clock = _Clock()
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
-    inputs, equalized = equalize_inputs(inputs, chosen, options, encodings, statistics is not None)
-    if equalized is not None:
-        clock.lap("equalize")
-    planned = plan_encodings(inputs.ranked, chosen, encodings)
-    if inputs.feeds is None and statistics is None:
-        planned = planned.without_missing(missing)
-    clock.lap("plan")
-    found = gather_statistics(inputs, planned.unknown, statistics, options)
-    clock.lap("observe")
-    kept = Protected.of(inputs.model, chosen, planned, found)
-    clock.lap("calibrate")
-    kept = kept.rounded(round_given(inputs, kept.plan, kept.encodings, options))
-    clock.lap("round")
+    job = _Job(encodings, missing, statistics, floats, release, options, clock)
+    made = job.prepare(job.equalize(inputs, chosen), chosen)
     if promise is not None:
-        kept = keep_promise(inputs, kept, encodings, promise, options)
+        made = made._replace(kept=keep_promise(made.inputs, made.kept, encodings, promise, options))
         clock.lap("protect")
-    built = _build(inputs, kept, floats, release, options, clock)
-    if promise is None and encodings is None and protect is not None and is_low(built.evaluation, protect):
-        quantized, kept = kept, protect_outputs(inputs, kept, protect, options)
-        clock.lap("protect")
-        if kept.recipe != quantized.recipe:
-            built = _build(inputs, kept, floats, release, options, clock)
+    built = job.build(made)
+    if promise is None and encodings is None and protect is not None:
+        made, built = job.repair(inputs, made, built, protect)
+    inputs, equalized, kept = made
     write_model(built.qdq, output, inputs.kept, options.threads)
     return QuantizeResult(
         model=inputs.loaded(),
@@ -179,25 +167,94 @@ class _Built(NamedTuple):
     evaluation: Evaluation
 
 
-def _build(
-    inputs: QuantizeInputs,
-    kept: Protected,
-    floats: FloatOptions,
-    release: Release,
-    options: RunOptions,
-    clock: _Clock,
-) -> _Built:
-    """Return both forms of the plan of `kept`, compared with the float model."""
-    encoded = with_half_scales(kept.encodings, floats.name)
-    model = inputs.model if kept.rounding is None else kept.rounding.model
-    simulation, qdq = insert_forms(replace(inputs, model=model), kept.plan, encoded, floats)
-    clock.lap("insert")
-    cast = cast_rest(inputs, qdq, floats, options)
-    qdq = release.limit_model(cast.qdq, kept.recipe.name)
-    clock.lap("cast")
-    evaluation = compare_forms(inputs, simulation, cast.comparable, options, twins=cast.floats is None)
-    clock.lap("evaluate")
-    return _Built(encoded, simulation, qdq, cast.floats, evaluation)
+class _Made(NamedTuple):
+    """A plan with encodings, for a model whose channels may be equalized."""
+
+    inputs: QuantizeInputs
+    equalized: Equalization | None
+    kept: Protected
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Arguments of a call of `quantize` that all its attempts share."""
+
+    encodings: GivenFile | None
+    missing: Missing
+    statistics: str | Path | Statistics | None
+    floats: FloatOptions
+    release: Release
+    options: RunOptions
+    clock: _Clock
+
+    def equalize(self, inputs: QuantizeInputs, recipe: Recipe) -> tuple[QuantizeInputs, Equalization | None]:
+        """Return `inputs` with the model that the recipe wants equalized, and what was done."""
+        found = equalize_inputs(inputs, recipe, self.options, self.encodings, self.statistics is not None)
+        if found[1] is not None:
+            self.clock.lap("equalize")
+        return found
+
+    def prepare(self, equalized: tuple[QuantizeInputs, Equalization | None], recipe: Recipe) -> _Made:
+        """Return the plan, its statistics and encodings, and rounded weights."""
+        inputs, clock = equalized[0], self.clock
+        planned = plan_encodings(inputs.ranked, recipe, self.encodings)
+        if inputs.feeds is None and self.statistics is None:
+            planned = planned.without_missing(self.missing)
+        clock.lap("plan")
+        found = gather_statistics(inputs, planned.unknown, self.statistics, self.options)
+        clock.lap("observe")
+        kept = Protected.of(inputs.model, recipe, planned, found)
+        clock.lap("calibrate")
+        kept = kept.rounded(round_given(inputs, kept.plan, kept.encodings, self.options))
+        clock.lap("round")
+        return _Made(*equalized, kept)
+
+    def build(self, made: _Made) -> _Built:
+        """Return both forms of the plan, compared with the float model."""
+        inputs, _, kept = made
+        encoded = with_half_scales(kept.encodings, self.floats.name)
+        model = inputs.model if kept.rounding is None else kept.rounding.model
+        simulation, qdq = insert_forms(replace(inputs, model=model), kept.plan, encoded, self.floats)
+        self.clock.lap("insert")
+        cast = cast_rest(inputs, qdq, self.floats, self.options)
+        qdq = self.release.limit_model(cast.qdq, kept.recipe.name)
+        self.clock.lap("cast")
+        twins = cast.floats is None
+        evaluation = compare_forms(inputs, simulation, cast.comparable, self.options, twins=twins)
+        self.clock.lap("evaluate")
+        return _Built(encoded, simulation, qdq, cast.floats, evaluation)
+
+    def repair(
+        self, inputs: QuantizeInputs, made: _Made, built: _Built, least: float
+    ) -> tuple[_Made, _Built]:
+        """Return `made` and `built` themselves if all outputs have `least` dB, else what helps most.
+
+        Activations are smoothed first, which costs no layer; then a few layers may stay in float.
+        """
+        if not is_low(built.evaluation, least):
+            return made, built
+        smoothed = self._smooth(inputs, made)
+        if smoothed is not None:
+            other = self.build(smoothed)
+            if lowest_sqnr(other.evaluation) > lowest_sqnr(built.evaluation):
+                made, built = smoothed, other
+        if is_low(built.evaluation, least):
+            kept = protect_outputs(made.inputs, made.kept, least, self.options)
+            self.clock.lap("protect")
+            changed, made = kept.recipe != made.kept.recipe, made._replace(kept=kept)
+            built = self.build(made) if changed else built
+        return made, built
+
+    def _smooth(self, inputs: QuantizeInputs, made: _Made) -> _Made | None:
+        """Return the plan of the smoothed model; None if that is not possible or changes nothing."""
+        recipe, feeds = made.kept.recipe, inputs.feeds
+        asked = recipe.smooth != "none" or recipe.activations is None
+        if asked or self.statistics is not None or feeds is None or not feeds.source.repeats:
+            return None
+        recipe = recipe.with_smooth("auto")
+        equalized = self.equalize(inputs, recipe)
+        done = equalized[1]
+        return self.prepare(equalized, recipe) if done is not None and done.changed else None
 
 
 def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None, rounding: str | None) -> Recipe:

@@ -129,6 +129,20 @@ def test_smoothing_wins_back_what_outliers_cost() -> None:
     assert "smooth 'n'" in done.lines()[2]
 
 
+def test_low_outputs_are_smoothed() -> None:
+    """Outputs below what `protect` asks for are smoothed before a layer stays in float."""
+    proto = network(PRE_NORM, 50.0)
+    plain = quantize(proto, recipe("depthwise"))
+    options = onnxfq.RunOptions(exact=True)
+    repaired = onnxfq.quantize(proto, feeds(proto), protect=output_db(plain) + 3, options=options)
+    assert repaired.plan.equalization is not None and repaired.plan.equalization.changed
+    assert output_db(repaired) > output_db(plain) + 3 and not repaired.recipe.overrides
+    good = onnxfq.quantize(proto, feeds(proto), protect=output_db(plain), options=options)
+    assert good.plan.equalization is None and good.qdq == plain.qdq
+    once = onnxfq.quantize(proto, iter(feeds(proto)), protect=output_db(plain) + 3, options=options)
+    assert once.plan.equalization is None
+
+
 def test_a_new_mul_smooths_what_a_sum_reads_too() -> None:
     """A tensor that a residual sum reads keeps its size; a Mul scales it for its other reader."""
     proto = network(POST_NORM, 50.0)

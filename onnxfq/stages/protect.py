@@ -181,10 +181,15 @@ def _weight_sizes(model: Model, plan: Plan) -> dict[str, tuple[int, int]]:
     return {p.tensor: (counts[p.tensor], p.spec.qtype.bits) for p in plan.weights if p.tensor in counts}
 
 
+def lowest_sqnr(evaluation: Evaluation) -> float:
+    """Return the lowest SQNR in dB of the outputs of the fake-quant model; inf if nothing was compared."""
+    scores = [one.outputs for one in evaluation.candidates[:1]]
+    return min((score.sqnr_db for outputs in scores for score in outputs), default=math.inf)
+
+
 def is_low(evaluation: Evaluation, least: float) -> bool:
     """Tell whether an output of the fake-quant model has an SQNR below `least` dB."""
-    scores = [one.outputs for one in evaluation.candidates[:1]]
-    return any(score.sqnr_db < least for outputs in scores for score in outputs)
+    return lowest_sqnr(evaluation) < least
 
 
 def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, options: RunOptions) -> Protected:

@@ -212,7 +212,7 @@ def _with_rounded(model: Model, plan: Plan, tensors: Mapping[str, onnx.TensorPro
 def _join_encodings(
     model: Model, plan: Plan, given: Encodings, weights: Mapping[str, Encoding], methods: str
 ) -> Encodings:
-    """Return `given` with the scales in `weights`, those of biases that depend on them, and the methods."""
+    """Return `given` with the scales in `weights`, dependent scales of biases, and the methods."""
     known = {**weights, **{one.tensor: one for one in encode_biases(model, plan, weights.values())}}
     changes = {"encodings": tuple(known[one.tensor] for one in given.encodings), "rounding": methods}
     return given.model_copy(update=changes)
