@@ -108,6 +108,7 @@ def quantize_summary(result: QuantizeResult) -> str:
     lines += result.fitted.lines() if result.fitted is not None else []
     lines += _protection_lines(result.sensitivity) if result.sensitivity is not None else []
     lines += result.rounding.lines() if result.rounding is not None else []
+    lines += result.bias_correction.lines() if result.bias_correction is not None else []
     lines += float_lines(result.floats) if result.floats is not None else []
     lines.append("")
     evaluation = result.evaluation
