@@ -52,6 +52,7 @@ from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.documents.sensitivity import FLOAT
 from onnxfq.errors import OutputError
+from onnxfq.graph.io.data_paths import model_bytes
 from onnxfq.graph.io.save import save
 from onnxfq.numerics.float_types import FloatName
 from onnxfq.report.text import quantize_summary
@@ -155,7 +156,7 @@ def quantize(
         write_report(result, report)
     if artifacts is not None:
         _write_artifacts(result, artifacts, model)
-    say(quantize_summary(result), quiet)
+    say(quantize_summary(result, (model_bytes(model), model_bytes(output))), quiet)
     for written in (output, report, artifacts):
         if written is not None:
             say(f"wrote      {written}", quiet)

@@ -158,6 +158,21 @@ def test_quantize_prints_and_reports(run: Run, workplace: Path) -> None:
     assert Path("out.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize("stands_already", [False, True])
+def test_sizes_are_those_of_the_files(run: Run, stands_already: bool) -> None:
+    """The summary has the bytes of the model with its data, and of what is written, also over another file."""
+    onnx.save(
+        onnx.load("model.onnx"), "model.onnx", save_as_external_data=True, location="w", size_threshold=0
+    )
+    if stands_already:
+        Path("out.onnx").write_bytes(b"another")
+    text = run("quantize model.onnx --data data.npz -o out.onnx")
+    before, after = (
+        sum(os.stat(name).st_size for name in names) for names in (("model.onnx", "w"), ("out.onnx",))
+    )
+    assert f"\nsize       {before:,} -> {after:,} bytes (" in text
+
+
 QUIET = [
     "quantize model.onnx --data data.npz -o q.onnx -q",
     "plan model.onnx -o q.json --quiet",
