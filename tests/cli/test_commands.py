@@ -160,7 +160,7 @@ def test_quantize_prints_and_reports(run: Run, workplace: Path) -> None:
 
 @pytest.mark.parametrize("stands_already", [False, True])
 def test_sizes_are_those_of_the_files(run: Run, stands_already: bool) -> None:
-    """The summary has the bytes of the model with its data, and of what is written, also over another file."""
+    """The summary has the bytes of the model with its data, and of what it writes, also over a file."""
     onnx.save(
         onnx.load("model.onnx"), "model.onnx", save_as_external_data=True, location="w", size_threshold=0
     )
