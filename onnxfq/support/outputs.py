@@ -39,7 +39,8 @@ class WrittenFile:
 
     def size(self) -> int:
         """Return its bytes."""
-        return (os.stat(self.named) if self.handle is None or self.named else os.fstat(self.handle)).st_size
+        place = self.handle if self.named is None else self.named
+        return 0 if place is None else os.stat(place).st_size
 
     def close(self) -> None:
         """Remove what has not taken its name, and release the file."""
