@@ -139,7 +139,10 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
     evaluation = result.evaluation
     lines = _verdict_lines(result, sizes)
     if evaluation.candidates:
-        lines += ["", f"against the float model, {evaluation.feeds} of {result.statistics.feeds} feeds:"]
+        total = (
+            f" of {result.statistics.feeds}" if result.statistics.feeds else ""
+        )  # weight-only: not counted
+        lines += ["", f"against the float model, {evaluation.feeds}{total} feeds:"]
         lines += ["  " + line for line in evaluation.table().splitlines()]
     lines.append("")
     lines += _protection_lines(result.sensitivity) if result.sensitivity is not None else []
