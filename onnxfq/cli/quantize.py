@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from onnxfq import pipeline
 from onnxfq.cli.artifacts import artifact_paths
 from onnxfq.cli.console import say, show_progress
 from onnxfq.cli.data_options import with_data_options
+from onnxfq.cli.notes import show_notes
 from onnxfq.cli.options import (
     ACCURACY_PANEL,
     BATCH,
@@ -121,12 +123,17 @@ def quantize(
     device: DeviceOption = "auto",
     exact: ExactOption = False,
     as_json: JsonOption = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also print what the library logs at level INFO.")
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Quantize MODEL, compare it with the float model and write it with Q/DQ nodes.
 
     --data is optional with --statistics or --encodings, and for recipes that observe nothing.
     """
+    if verbose:
+        show_notes(logging.INFO)
     if report is not None:
         check_writable(report)
     if artifacts is not None:

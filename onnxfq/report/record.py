@@ -6,7 +6,7 @@ from onnxfq.pipeline import QuantizeResult
 
 
 def quantize_record(result: QuantizeResult, sizes: tuple[int, int]) -> dict[str, object]:
-    """Return the records of a result, without models, statistics and scales, which have files of their own.
+    """Return the records of a result, without models, statistics and scales: other files hold these.
 
     Args:
         result: of `quantize`.

@@ -52,7 +52,7 @@ _DETAILS = re.compile(r"\(read by .*?\)|'[^']*'|\d+")
 
 
 def _reason_lines(skipped: Sequence[Skipped], most: int) -> list[str]:
-    """Return a line for each of the most frequent reasons for float, those of nodes first.
+    """Return a line for each of the most frequent reasons for float, first for nodes, then for tensors.
 
     Reasons that differ in readers, names and numbers only share a line, which has the most frequent one.
     """
@@ -83,7 +83,7 @@ def _reason(group: Sequence[Skipped]) -> str:
 def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> list[str]:
     """Return what came of it: SQNR, coverage, size, and next steps if outputs are far from the float model's.
 
-    The outputs are those of the last candidate: the written model if it was run, else its simulation.
+    The last candidate counts: the written model if it was run, else its simulation.
     """
     evaluation = result.evaluation
     outputs = [score for candidate in evaluation.candidates[-1:] for score in candidate.outputs]

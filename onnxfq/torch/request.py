@@ -92,14 +92,14 @@ def bind(
     for parameter, value in bound.arguments.items():
         if isinstance(value, dict):  # torch.export takes no dynamic axes of them
             raise DataError(
-                f"input {next(iter(value))!r} of {name} is no parameter of forward but one of "
-                f"**{parameter}, which torch exports with fixed shapes only; make it a parameter"
+                f"{name}.forward takes input {next(iter(value))!r} by **{parameter}, which torch exports "
+                "with fixed shapes only; make it a parameter"
             )
     return bound
 
 
 def _flatten(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield each input with its default name: that of its parameter, for *parts part_0 and so on."""
+    """Yield each input with its default name: its parameter's, and parts_0, parts_1, ... for *parts."""
     for name, value in arguments.items():
         if isinstance(value, tuple):
             yield from ((f"{name}_{i}", x) for i, x in enumerate(value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import subprocess
@@ -272,6 +273,23 @@ def test_notes_stand_beside_json(run: Run, capfd: pytest.CaptureFixture[str]) ->
     printed = capfd.readouterr()
     assert json.loads(printed.out)["recipe"] == "tensorrt-int8"
     assert "note       the plan is for the model as it is" in printed.err
+
+
+def test_verbose_prints_information(
+    run: Run, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--verbose prints the library's INFO lines to standard error, and the next command is as ever."""
+    whole = onnxfq.quantize
+
+    def quantize(*given: object, **options: object) -> object:
+        logging.getLogger("onnxfq.stages").info("a detail")
+        return whole(*given, **options)
+
+    monkeypatch.setattr("onnxfq.pipeline.quantize", quantize)
+    assert main("quantize model.onnx --data data.npz -o q.onnx -v --json".split()) == 0
+    printed = capfd.readouterr()
+    assert "onnxfq: note: a detail" in printed.err.splitlines() and json.loads(printed.out)
+    run("quantize model.onnx --data data.npz -o q.onnx")
 
 
 def test_infinities_and_paths_are_json() -> None:
