@@ -25,6 +25,7 @@ from onnxfq.graph.model import Model
 from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted
 from onnxfq.stages.cast import cast_rest
+from onnxfq.stages.correct_biases import BiasCorrection, correct_biases
 from onnxfq.stages.encoding_sources import Missing, plan_encodings
 from onnxfq.stages.equalize_inputs import equalize_inputs
 from onnxfq.stages.evaluate import compare_forms
@@ -59,6 +60,7 @@ class QuantizeResult:
         sensitivity: the measurement that left layers in float, or found none worth it; None if the outputs
             were good enough.
         rounding: what rounding by moments gained; None if the recipe rounds all weights to nearest.
+        bias_correction: what corrected biases gain; None if the recipe does not ask for it.
     """
 
     model: Model
@@ -75,6 +77,7 @@ class QuantizeResult:
     scratch: Scratch | None = field(default=None, repr=False, compare=False)
     sensitivity: Sensitivity | None = None
     rounding: Rounding | None = field(default=None, repr=False, compare=False)
+    bias_correction: BiasCorrection | None = field(default=None, repr=False, compare=False)
 
 
 def quantize(
@@ -129,7 +132,7 @@ def quantize(
     clock = _Clock()
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
-    job = _Job(encodings, missing, statistics, floats, release, options, clock)
+    job = _Job(encodings, missing, statistics, floats, release, promise, options, clock)
     made = job.prepare(job.equalize(inputs, chosen), chosen)
     if promise is not None:
         made = made._replace(kept=keep_promise(made.inputs, made.kept, encodings, promise, options))
@@ -154,6 +157,7 @@ def quantize(
         scratch=inputs.scratch,
         sensitivity=kept.sensitivity,
         rounding=kept.rounding,
+        bias_correction=built.corrected,
     )
 
 
@@ -165,6 +169,7 @@ class _Built(NamedTuple):
     qdq: onnx.ModelProto
     floats: FloatPlan | None
     evaluation: Evaluation
+    corrected: BiasCorrection | None
 
 
 class _Made(NamedTuple):
@@ -184,6 +189,7 @@ class _Job:
     statistics: str | Path | Statistics | None
     floats: FloatOptions
     release: Release
+    promise: Promise | None
     options: RunOptions
     clock: _Clock
 
@@ -214,7 +220,14 @@ class _Job:
         inputs, _, kept = made
         encoded = with_half_scales(kept.encodings, self.floats.name)
         model = inputs.model if kept.rounding is None else kept.rounding.model
+        corrected = self._correct(inputs, model, kept, encoded)
+        if corrected is not None:
+            model = corrected.model
+            self.clock.lap("correct")
         simulation, qdq = insert_forms(replace(inputs, model=model), kept.plan, encoded, self.floats)
+        if corrected is not None:
+            for proto in (simulation, qdq):
+                corrected.mark(proto)
         self.clock.lap("insert")
         cast = cast_rest(inputs, qdq, self.floats, self.options)
         qdq = self.release.limit_model(cast.qdq, kept.recipe.name)
@@ -222,7 +235,17 @@ class _Job:
         twins = cast.floats is None
         evaluation = compare_forms(inputs, simulation, cast.comparable, self.options, twins=twins)
         self.clock.lap("evaluate")
-        return _Built(encoded, simulation, qdq, cast.floats, evaluation)
+        return _Built(encoded, simulation, qdq, cast.floats, evaluation, corrected)
+
+    def _correct(
+        self, inputs: QuantizeInputs, model: Model, kept: Protected, encodings: Encodings
+    ) -> BiasCorrection | None:
+        """Return what corrected biases gain; None if the recipe does not ask for it."""
+        if kept.recipe.bias_correction == "none":
+            return None
+        if self.promise is not None and self.promise.max_drop is not None:
+            return BiasCorrection(model, why="the promised metric was measured without it")
+        return correct_biases(inputs, model, kept.plan, encodings, self.options)
 
     def repair(
         self, inputs: QuantizeInputs, made: _Made, built: _Built, least: float

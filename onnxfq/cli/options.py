@@ -15,7 +15,7 @@ from onnxfq.cli.basic_options import JsonOption as JsonOption
 from onnxfq.cli.basic_options import ModelArgument as ModelArgument
 from onnxfq.cli.basic_options import QuietOption as QuietOption
 from onnxfq.data import DEFAULT_BATCH
-from onnxfq.documents.recipe import RECIPES, Equalize, Recipe, load_recipe
+from onnxfq.documents.recipe import RECIPES, BiasCorrectionChoice, Equalize, Recipe, load_recipe
 from onnxfq.documents.rounding import ROUNDINGS
 from onnxfq.documents.sensitivity import FLOAT
 from onnxfq.runtime.custom_ops import use_custom_ops
@@ -86,6 +86,14 @@ SmoothOption = Annotated[
         "--smooth",
         metavar="none|auto|0.7",
         help="Move differences between channels into weights, by this share; overrides the recipe.",
+        show_default=False,
+    ),
+]
+BiasCorrectionOption = Annotated[
+    BiasCorrectionChoice | None,
+    typer.Option(
+        "--bias-correction",
+        help="Let biases make up for the mean error of rounded weights; overrides the recipe.",
         show_default=False,
     ),
 ]

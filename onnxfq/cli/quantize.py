@@ -21,6 +21,7 @@ from onnxfq.cli.options import (
     ACCURACY_PANEL,
     BATCH,
     BatchOption,
+    BiasCorrectionOption,
     CalibratorOption,
     CustomOpsOption,
     DeviceOption,
@@ -79,6 +80,7 @@ def quantize(
     rounding: RoundingOption = None,
     equalize: EqualizeOption = None,
     smooth: SmoothOption = None,
+    bias_correction: BiasCorrectionOption = None,
     keep_existing: KeepOption = False,
     requantize: RequantizeOption = False,
     custom_ops: CustomOpsOption = None,
@@ -139,6 +141,8 @@ def quantize(
     if artifacts is not None:
         _check_folder(artifacts)
     chosen = choose_recipe(recipe, keep_existing, requantize, equalize, smooth)
+    if bias_correction is not None:
+        chosen = chosen.model_copy(update={"bias_correction": bias_correction})
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
     promise = read_promise(min_sqnr, max_drop, labels, metric, fallback, weight_bits)

@@ -26,6 +26,7 @@ WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
 SmallShapes = Literal["quantize", "convolutions", "float"]
 Choice = Literal["quantize", "float"]
 Equalize = Literal["none", "depthwise", "cross_layer", "auto"]
+BiasCorrectionChoice = Literal["none", "auto"]
 Smooth = Literal["none", "auto"] | Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
 
 
@@ -250,6 +251,8 @@ class Recipe(Record):
         smooth: whether differences between channels of activations move into the weights that read them, as
             SmoothQuant does: a share of 0 to 1, or auto for the share of the least expected error, if that
             raises the SQNR of the outputs on some samples.
+        bias_correction: whether biases make up for the mean error of rounded weights (Nagel et al., 2019);
+            auto if that raises the SQNR of the outputs on some samples.
         existing: for a partly quantized model, keep its quantizers and quantize the rest, or remove them
             first (requantize).
     """
@@ -265,6 +268,7 @@ class Recipe(Record):
     log_spectra: Choice = "float"
     conv_transpose: Choice = "float"
     smooth: Smooth = "none"
+    bias_correction: BiasCorrectionChoice = "none"
     overrides: tuple[Override, ...] = ()
     existing: Existing = "refuse"
 

@@ -45,13 +45,13 @@ def separate_float_readers(model: Model, plan: Plan, tensors: Iterable[str]) -> 
         if tensor.name in copies:
             proto.graph.initializer.add().CopyFrom(tensor)
             proto.graph.initializer[-1].name = copies[tensor.name]
-    return _like(model, proto)
+    return with_same_form(model, proto)
 
 
 def replace_weights(model: Model, values: Mapping[str, onnx.TensorProto]) -> Model:
     """Return `model` with the tensors `values`, of the same types and shapes, instead of the present ones."""
     tensors = (values.get(tensor.name, tensor) for tensor in model.proto.graph.initializer)
-    return _like(model, with_initializers(model.proto, tensors))
+    return with_same_form(model, with_initializers(model.proto, tensors))
 
 
 def weight_tensor(name: str, values: NDArray[np.float32], like: NDArray[np.generic]) -> onnx.TensorProto:
@@ -59,7 +59,8 @@ def weight_tensor(name: str, values: NDArray[np.float32], like: NDArray[np.gener
     return make_tensor(name, values.astype(like.dtype))
 
 
-def _like(model: Model, proto: onnx.ModelProto) -> Model:
+def with_same_form(model: Model, proto: onnx.ModelProto) -> Model:
+    """Return `model` with `proto`, which differs from its own in the values of constants alone."""
     made = replace(model, proto=proto)
     # Weights of other values need no other preparation.
     made.prepared.update(dict.fromkeys((t for t, one in model.prepared.items() if one is None), None))

@@ -139,9 +139,8 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
     evaluation = result.evaluation
     lines = _verdict_lines(result, sizes)
     if evaluation.candidates:
-        total = (
-            f" of {result.statistics.feeds}" if result.statistics.feeds else ""
-        )  # weight-only: not counted
+        # Recipes for weights alone observe nothing, and count no feeds.
+        total = f" of {result.statistics.feeds}" if result.statistics.feeds else ""
         lines += ["", f"against the float model, {evaluation.feeds}{total} feeds:"]
         lines += ["  " + line for line in evaluation.table().splitlines()]
     lines.append("")
@@ -149,6 +148,7 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
     lines += result.plan.equalization.lines() if result.plan.equalization is not None else []
     lines += result.fitted.lines() if result.fitted is not None else []
     lines += result.rounding.lines() if result.rounding is not None else []
+    lines += result.bias_correction.lines() if result.bias_correction is not None else []
     lines += _reason_lines(result.plan.skipped, reasons)
     lines += float_lines(result.floats) if result.floats is not None else []
     lines += [f"note       {note}" for note in result.model.notes]

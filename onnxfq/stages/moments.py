@@ -56,8 +56,8 @@ def collect_moments(
     Raises StatisticsError for an input that holds NaN or infinities.
     """
     wanted = {(one.tensor, one.view): None for layer in layers for one in layer.inputs}
-    with closing(_Runs(model, {tensor for tensor, _ in wanted}, threads, memory)) as runs:
-        amax, samples = _largest(runs, feeds, list(wanted))
+    with closing(FloatRuns(model, {tensor for tensor, _ in wanted}, threads, memory)) as runs:
+        amax, samples = largest_inputs(runs, feeds, list(wanted))
         most = rows_per_sample(samples)
         for part in _parts(layers, amax, memory):
             keys = {(one.tensor, one.view): None for layer in part for one in layer.inputs}
@@ -87,10 +87,18 @@ def _parts(layers: Sequence[Layer], amax: dict[Key, NDArray[np.float64]], memory
     return parts
 
 
-class _Runs:
+class FloatRuns:
     """Runs of the float model that return the inputs of layers."""
 
     def __init__(self, model: Model, tensors: set[str], threads: int, memory: int) -> None:
+        """Prepare the runs.
+
+        Args:
+            model: the float model.
+            tensors: to return.
+            threads: cores to use, 0 for all.
+            memory: bytes that runs side by side may take half of.
+        """
         self._names = sorted(tensors)
         proto = _with_values(model.proto, self._names)
         outputs = [_value_name(proto, name) for name in self._names]
@@ -117,6 +125,7 @@ class _Runs:
             yield found, samples
 
     def close(self) -> None:
+        """End the sessions."""
         self._runs.close()
 
 
@@ -136,10 +145,13 @@ def _value_name(proto: onnx.ModelProto, tensor: str) -> str:
     return tensor + _COPY if any(value.name == tensor for value in proto.graph.input) else tensor
 
 
-def _largest(
-    runs: _Runs, feeds: Iterable[Feed], keys: Sequence[Key]
+def largest_inputs(
+    runs: FloatRuns, feeds: Iterable[Feed], keys: Sequence[Key]
 ) -> tuple[dict[Key, NDArray[np.float64]], int]:
-    """Return the largest magnitude of each channel, and the number of samples."""
+    """Return the largest magnitude of each channel of the inputs of layers, and the number of samples.
+
+    Raises StatisticsError for an input that holds NaN or infinities.
+    """
     found: dict[Key, NDArray[np.float64]] = {}
     samples = 0
     for number, (arrays, count) in enumerate(runs.over(feeds)):
@@ -149,7 +161,7 @@ def _largest(
             if not np.isfinite(most).all():
                 raise StatisticsError(
                     f"feed {number} gives tensor {key[0]!r} NaN or infinities, which have no moments; remove "
-                    "them from the data, or use rounding: nearest"
+                    "them from the data, or use rounding: nearest and bias_correction: none"
                 )
             found[key] = np.maximum(found[key], most) if key in found else most
     return found, samples
@@ -164,7 +176,7 @@ def channel_amax(x: NDArray[np.float32], view: InputView) -> NDArray[np.float64]
 
 
 def _sums(
-    runs: _Runs, feeds: Iterable[Feed], steps: dict[Key, NDArray[np.float64]], most: int
+    runs: FloatRuns, feeds: Iterable[Feed], steps: dict[Key, NDArray[np.float64]], most: int
 ) -> dict[Key, MomentSums]:
     adders = {key: MomentAdder(step, step) for key, step in steps.items()}
     for arrays, count in runs.over(feeds):

@@ -178,6 +178,11 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Sur
             f"recipe {recipe.name} equalizes or smooths channels, which rewrites ONNX models only; set "
             "smooth: none and equalize: depthwise or none, or quantize the exported model"
         )
+    if spoken.bias_correction != "none":
+        raise RecipeError(
+            f"recipe {recipe.name} corrects biases, which quantize does for ONNX models only; set "
+            "bias_correction: none, or quantize the exported model"
+        )
     placements: list[Placement] = []
     nodes, skipped = [], []
     decided = {site.name: _decide(site, spoken, around.made_by) for site in sites}

@@ -22,9 +22,14 @@ Rows = NDArray[np.float32]
 """Inputs of a layer, one row for each output position: [rows, groups, inputs]."""
 
 
-def choose_steps(amax: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the step of each channel: the least power of two that reaches `amax`; 1 for zeros."""
-    fraction, exponent = np.frexp(amax / LARGEST)
+def choose_steps(amax: NDArray[np.float64], largest: int = LARGEST) -> NDArray[np.float64]:
+    """Return the step of each channel: the least power of two that reaches `amax`; 1 for zeros.
+
+    Args:
+        amax: largest magnitude of each channel.
+        largest: magnitude of the integers.
+    """
+    fraction, exponent = np.frexp(amax / largest)
     # Smaller steps, whose reciprocal float32 lacks, are for channels that are 0 in effect.
     exponent = np.maximum(exponent - (fraction == 0.5), -100)
     return np.where(amax > 0, np.ldexp(1.0, exponent), 1.0)

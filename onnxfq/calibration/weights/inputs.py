@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import gcd, prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,15 +69,42 @@ class InputView:
         each = moved.reshape(parts, count // parts, moved.shape[-1])
         return each[:, spread_positions(each.shape[1], most)].reshape(-1, 1, moved.shape[-1])
 
-    def _windows(self, x: NDArray[np.float32], most: int) -> NDArray[np.float32]:
-        """Return the windows of a convolution at some output positions of each image."""
-        sizes = x.shape[2:]
+    def sums(self, x: NDArray[Any]) -> tuple[NDArray[Any], int]:
+        """Return the sum over all rows of `x`, [groups, inputs], and their number; exact for integers.
+
+        Args:
+            x: the input of one run of a Conv, Gemm or MatMul.
+        """
+        if self.op_type != "Conv":
+            moved = np.moveaxis(x, self.axis, -1)
+            return moved.sum(axis=tuple(range(x.ndim - 1)))[None], prod(moved.shape[:-1])
+        pads, counts = self._positions(x.shape[2:])
+        image = x.sum(axis=0)
+        made = np.zeros((*self.kernel, len(image)), image.dtype)
+        dimensions = list(zip(x.shape[2:], pads, counts, self.strides, self.dilations, strict=True))
+        for place in product(*map(range, self.kernel)):
+            inside: list[slice] = []
+            for at, (size, pad, count, stride, dilation) in zip(place, dimensions, strict=True):
+                start = at * dilation - pad  # where the first window reads
+                first = max(-(start // stride), 0)
+                stop = min(count, -((start - size) // stride))  # the windows that read the image, not zeros
+                inside.append(slice(start + first * stride, start + max(stop, first) * stride, stride))
+            made[place] = image[(slice(None), *inside)].sum(axis=tuple(range(1, image.ndim)))
+        return np.moveaxis(made, -1, 0).reshape(self.group, -1), len(x) * prod(counts)
+
+    def _positions(self, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], list[int]]:
+        """Return the zeros in front of an image and the number of windows along each dimension."""
         pads, ends = self._padding(sizes)
         reach = [d * (k - 1) for d, k in zip(self.dilations, self.kernel, strict=True)]
-        counts = [
+        return pads, [
             max((n + p + e - r - 1) // s + 1, 0)
             for n, p, e, r, s in zip(sizes, pads, ends, reach, self.strides, strict=True)
         ]
+
+    def _windows(self, x: NDArray[np.float32], most: int) -> NDArray[np.float32]:
+        """Return the windows of a convolution at some output positions of each image."""
+        sizes = x.shape[2:]
+        pads, counts = self._positions(sizes)
         places = np.unravel_index(spread_positions(prod(counts), most), counts)
         rank = len(sizes)
         inside = np.ones((1,) * (rank + 1), bool)

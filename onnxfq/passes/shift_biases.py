@@ -1,0 +1,146 @@
+"""Constants that layers add to their products, and other values for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.documents.plan import Plan
+from onnxfq.graph.constants import make_tensor, weight_array
+from onnxfq.graph.external.weightless import with_initializers
+from onnxfq.graph.model import Model, list_graphs, list_nodes
+from onnxfq.graph.names import Names
+from onnxfq.graph.slots import Use
+from onnxfq.passes.replace_weights import with_same_form
+
+_BIAS = 2
+"""Slot of the bias of Conv and Gemm."""
+
+
+@dataclass(frozen=True)
+class BiasPlace:
+    """Constant that is added to the products of a layer.
+
+    Attributes:
+        node: that reads it: the layer's node, or the Add behind a MatMul.
+        slot: of the constant.
+        tensor: its name; empty if the node has none yet.
+        gain: change of the output for a change of the constant by 1, over that for a change of the products.
+        like: a constant with the type of a new one.
+    """
+
+    node: str
+    slot: int
+    tensor: str
+    gain: float
+    like: str
+
+
+class BiasFinder:
+    """Search for the biases of layers in the outermost graph of a model."""
+
+    def __init__(self, model: Model, plan: Plan, quantized: bool) -> None:
+        """Start with a model and its plan.
+
+        Args:
+            model: the float model.
+            plan: the tensors to quantize.
+            quantized: whether the target quantizes biases, so that a new one in float would cost its kernel.
+        """
+        graph = model.proto.graph
+        self._model, self._quantized = model, quantized
+        self._given = {value.name for value in graph.input}
+        self._nodes = {node.name: node for node in graph.node}
+        self._placed = {use for placement in plan.placements for use in placement.uses}
+        self._reads = Counter(name for node in list_nodes(graph) for name in node.input)
+        self._reads.update(value.name for inner in list_graphs(graph) for value in inner.output)
+        self._readers = {name: (node, at) for node in graph.node for at, name in enumerate(node.input)}
+
+    def find(self, name: str, slot: int, weight: str, outputs: int) -> BiasPlace | str:
+        """Return where the bias of a layer is, or the reason why it cannot change.
+
+        Args:
+            name: of the layer's node.
+            slot: of its input that is not the weight.
+            weight: its weight.
+            outputs: number of its output channels.
+        """
+        node = self._nodes[name]
+        if node.op_type not in ("Conv", "Gemm", "MatMul"):
+            return f"{node.op_type} has other inputs at each position of its output"
+        if slot != 0:
+            return "its weight multiplies from the left, and its bias has no value for each row"
+        if node.op_type == "MatMul":
+            return self._behind(node, outputs, weight)
+        attributes = {one.name: one.f for one in node.attribute}
+        alpha, beta = (
+            attributes.get(key, 1.0) if node.op_type == "Gemm" else 1.0 for key in ("alpha", "beta")
+        )
+        if not beta or not alpha:
+            return f"it has alpha {alpha:g} and beta {beta:g}, and both must differ from 0"
+        bias = node.input[_BIAS] if len(node.input) > _BIAS else ""
+        if not bias and self._quantized:
+            return "it has no bias, and a new one in float would not fit the integer kernel of the target"
+        if bias:
+            fault = self._fault(bias, outputs)
+            if fault:
+                return fault
+        return BiasPlace(name, _BIAS, bias, beta / alpha, weight)
+
+    def _behind(self, node: onnx.NodeProto, outputs: int, weight: str) -> BiasPlace | str:
+        """Return the constant of the Add that alone reads the output of `node`."""
+        product = node.output[0]
+        add, at = self._readers.get(product, (None, 0))
+        if add is None or self._reads[product] != 1 or add.op_type != "Add":
+            return "no Add of a constant alone reads its output"
+        bias = add.input[1 - at]
+        if Use(add.name, 1 - at) in self._placed:
+            return f"the other input of {add.name!r} is quantized"
+        return self._fault(bias, outputs) or BiasPlace(add.name, 1 - at, bias, 1.0, weight)
+
+    def _fault(self, bias: str, outputs: int) -> str:
+        tensor = self._model.constants.get(bias)
+        if tensor is None or bias in self._given:
+            return f"its bias {bias!r} is computed while the model runs"
+        shape = list(tensor.dims)
+        if not shape or shape[-1] != outputs or np.prod(shape) != outputs:
+            return f"its bias {bias!r} has shape {shape}, not one value for each of {outputs} output channels"
+        return ""
+
+
+def shift_biases(model: Model, shifts: Mapping[BiasPlace, NDArray[np.float64]]) -> Model:
+    """Return `model` whose layers add other constants.
+
+    A constant with several readers stays as it is for the others; this reader gets a copy.
+
+    Args:
+        model: the float model.
+        shifts: what the outputs of the products change by, [output channels].
+    """
+    proto = with_initializers(model.proto, model.proto.graph.initializer)
+    nodes = {node.name: node for node in proto.graph.node}
+    everything = list_nodes(proto.graph)
+    taken = Names(name for node in everything for name in (*node.input, *node.output))
+    taken.update(tensor.name for tensor in proto.graph.initializer)
+    reads = Counter(name for node in everything for name in node.input)
+    reads.update(value.name for graph in list_graphs(proto.graph) for value in graph.output)
+    changed: dict[str, onnx.TensorProto] = {}
+    added = []
+    for place, shift in shifts.items():
+        like = weight_array(model, place.tensor or place.like)
+        old = like.astype(np.float64) if place.tensor else np.zeros(len(shift))
+        values = (old + (shift / place.gain).reshape(old.shape)).astype(like.dtype)
+        if place.tensor and reads[place.tensor] == 1:
+            changed[place.tensor] = make_tensor(place.tensor, values)
+            continue
+        node, name = nodes[place.node], taken.claim(f"{place.node}/bias")
+        node.input.extend([""] * (place.slot + 1 - len(node.input)))
+        node.input[place.slot] = name
+        added.append(make_tensor(name, values))
+    tensors = [changed.get(tensor.name, tensor) for tensor in proto.graph.initializer]
+    return with_same_form(model, with_initializers(proto, [*tensors, *added]))

@@ -1,0 +1,271 @@
+"""Bias correction: the mean error of rounded weights goes into biases, and the rest stays with a reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from builders import Arrays, build, weights
+
+from onnxfq import RunOptions, quantize
+from onnxfq.calibration.weights import InputView
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.recipe import RECIPES, Recipe
+from onnxfq.graph.constants import weight_array
+from onnxfq.graph.io.load import load
+from onnxfq.passes.shift_biases import BiasFinder, BiasPlace, shift_biases
+from onnxfq.report.text import quantize_summary
+from onnxfq.stages.correct_biases import BiasCorrection, InputMeans, correct_biases, find_targets
+from onnxfq.stages.encoding_sources import plan_encodings
+from onnxfq.stages.gather import gather_statistics
+from onnxfq.stages.insert import insert_fake_quantize
+from onnxfq.stages.options import open_feeds
+from onnxfq.stages.plan import make_plan
+from onnxfq.stages.quantize_inputs import open_inputs
+from onnxfq.targets.registry import prepare_model
+
+RNG = np.random.default_rng(5)
+DATA = (RNG.normal(size=(40, 4, 9, 8)) ** 2).astype(np.float32)
+ROWS = (RNG.normal(size=(40, 64)) * 0.3 + RNG.uniform(1, 3, 64)).astype(np.float32)
+INT4 = Recipe.model_validate(
+    {
+        "name": "int4",
+        "target": "simulation",
+        "activations": None,
+        "weights": {"qtype": "int4"},
+        "bias_correction": "auto",
+    }
+)
+
+
+def image_layer(attributes: str, inputs: str, shape: tuple[int, ...]) -> onnx.ModelProto:
+    """One Conv on DATA."""
+    text = f"g (float[N,4,9,8] x) => (float[N,M,H,W] y) {{ [conv] y = Conv <{attributes}> ({inputs}) }}"
+    return build(text, {"w": weights(*shape), **({"b": weights(shape[0])} if "b" in inputs else {})})
+
+
+def row_layer(text: str, **constants: np.ndarray) -> onnx.ModelProto:
+    """One matrix product on ROWS."""
+    return build(f"g (float[N,64] x) => (float[N,6] y) {{ {text} }}", constants)
+
+
+LAYERS = {
+    "conv": image_layer("pads = [1,2,0,1], strides = [2,1], dilations = [1,2]", "x, w, b", (6, 4, 3, 3)),
+    "groups, no bias": image_layer('group = 2, auto_pad = "SAME_LOWER"', "x, w", (6, 2, 2, 4)),
+    "gemm": row_layer(
+        "[fc] y = Gemm <transB = 1, alpha = 0.5, beta = 4.0> (x, w, b)", w=weights(6, 64), b=weights(6)
+    ),
+    "gemm, no bias": row_layer("[fc] y = Gemm <alpha = 3.0> (x, w)", w=weights(64, 6)),
+    "matmul": row_layer("[fc] h = MatMul (x, w) [add] y = Add (b, h)", w=weights(64, 6), b=weights(1, 6)),
+}
+
+
+def run(proto: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    """Return the output `y` of a standard model."""
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(["y"], {"x": x})[0]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A correction, and the fake-quant models without and with it."""
+
+    made: BiasCorrection
+    encodings: Encodings
+    plain: onnx.ModelProto
+    corrected: onnx.ModelProto
+
+
+def correct(proto: onnx.ModelProto, data: object, batch: int = 1) -> Quantized:
+    """Quantize the weights of `proto` and correct its biases."""
+    options = RunOptions(threads=1, batch=batch)
+    inputs = open_inputs(proto, data, INT4, options)
+    found = plan_encodings(inputs.ranked, INT4)
+    plan, encodings = found.encode(inputs.model, gather_statistics(inputs, found.unknown, None, options))
+    made = correct_biases(inputs, inputs.model, plan, encodings, options)
+    models = (insert_fake_quantize(model, plan, encodings) for model in (inputs.model, made.model))
+    return Quantized(made, encodings, *models)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_outputs_keep_their_means(name: str) -> None:
+    """The mean of each output channel of a corrected layer is that of the float layer, in ONNX Runtime."""
+    proto = LAYERS[name]
+    x = DATA if "conv" in name or "groups" in name else ROWS
+    result = correct(proto, x)
+    made, wanted, found = result.made, run(proto, x), run(result.corrected, x)
+    axes = tuple(axis for axis in range(wanted.ndim) if axis != 1)
+    assert made.is_kept and not made.left
+    assert np.abs(found - wanted).max() > 0.01
+    # Biases and outputs are float32 numbers of up to about 100.
+    np.testing.assert_allclose(found.mean(axis=axes), wanted.mean(axis=axes), rtol=0, atol=3e-5)
+
+
+def test_a_bias_gets_the_formula() -> None:
+    """The bias of MatMul and Add grows by (W - Wq) E[x], computed by NumPy."""
+    proto = LAYERS["matmul"]
+    result = correct(proto, ROWS)
+    lost = weights(64, 6).astype(np.float64) - result.encodings["w"].fake_quantize(weights(64, 6))
+    wanted = weights(1, 6) + ROWS.astype(np.float64).mean(axis=0) @ lost
+    # Inputs are rounded to 24 bits of the largest one of a channel, and the bias to float32.
+    np.testing.assert_allclose(weight_array(result.made.model, "b"), wanted, rtol=0, atol=1e-6)
+    assert (weight_array(result.made.model, "w") == weights(64, 6)).all()
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_sums_are_those_of_the_rows(rank: int) -> None:
+    """Sums of an input by slices are the sums of all its rows, for any window and padding."""
+    rng = np.random.default_rng(rank)
+    for _ in range(60):
+        kernel, strides, dilations, pads, ends = (
+            tuple(int(n) for n in rng.integers(low, high, rank))
+            for low, high in ((1, 5), (1, 4), (1, 4), (0, 6), (0, 6))
+        )
+        padding = str(rng.choice(["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]))
+        view = InputView("Conv", -1, 2, kernel, strides, dilations, pads, ends, padding)
+        x = rng.integers(-9, 10, (3, 4, *rng.integers(10, 15, rank))).astype(np.float32)
+        rows = view.rows(x, 3, 10**6)
+        sums, count = view.sums(x)
+        assert count == len(rows)
+        assert (sums == rows.sum(axis=0)).all()
+
+
+def means_of(data: object, batch: int = 1, threads: int = 1) -> list[bytes]:
+    """Return the means of the inputs of a small network as bytes."""
+    model = prepare_model(load(network()), INT4.target)
+    targets, _ = find_targets(model, model, make_plan(model, INT4))
+    means = InputMeans(model, [one.key for one in targets], open_feeds(model.proto, data, batch), threads)
+    return [means.of_all(one.key).tobytes() for one in targets]
+
+
+def network() -> onnx.ModelProto:
+    """Layers with and without biases, one shared bias, and layers that stay."""
+    constants: Arrays = {
+        "w1": weights(8, 4, 3, 3),
+        "w2": weights(8, 1, 3, 3),
+        "w3": weights(8, 8, 2, 2),
+        "w4": weights(8, 8, 1, 1),
+        "w5": weights(8, 12),
+        "w6": weights(12, 5),
+        "b": weights(8),
+        "b5": weights(1),
+    }
+    return build(
+        """g (float[N,4,9,8] x) => (float[N,5] y) {
+            [c1] a = Conv <pads = [1,1,1,1], strides = [2,2]> (x, w1, b)
+            [r1] r = Relu (a)
+            [c2] d = Conv <pads = [1,1,1,1], group = 8> (r, w2)
+            [up] u = ConvTranspose <strides = [2,2]> (d, w3, b)
+            [c4] e = Conv (u, w4, b)
+            [pool] p = GlobalAveragePool (e)
+            [flat] f = Flatten (p)
+            [fc5] h = MatMul (f, w5)
+            [a5] k = Add (h, b5)
+            [fc6] y = MatMul (k, w6) }""",
+        constants,
+    )
+
+
+def test_means_do_not_depend_on_the_way_of_feeding() -> None:
+    """Order, batches and threads change no bit of the means."""
+    wanted = means_of(DATA)
+    ways = {
+        "batches of 7": means_of(DATA, batch=7),
+        "all at once": means_of([{"x": DATA}], batch=0),
+        "shuffled": means_of(DATA[RNG.permutation(len(DATA))], batch=5),
+        "two threads": means_of(DATA, threads=2),
+    }
+    assert {way for way, found in ways.items() if found != wanted} == set()
+
+
+def test_what_stays_has_a_reason() -> None:
+    """Layers without a bias that can change are named; a bias that others read stays as it is for them."""
+    result = correct(network(), DATA)
+    made, float_outputs = result.made, run(network(), DATA)
+    assert made.layers == ("c1", "c2", "c4")
+    assert made.left == {
+        "up": "ConvTranspose has other inputs at each position of its output",
+        "fc5": "its bias 'b5' has shape [1], not one value for each of 12 output channels",
+        "fc6": "no Add of a constant alone reads its output",
+    }
+    assert made.is_kept
+    assert (weight_array(made.model, "b") == weights(8)).all()
+    biases = {
+        node.name: list(node.input)[2:] for node in made.model.proto.graph.node if node.name in "c1 c2 c4 up"
+    }
+    assert biases == {"c1": ["c1/bias"], "c2": ["c2/bias"], "up": ["b"], "c4": ["c4/bias"]}
+    before, after = (
+        ((run(one, DATA) - float_outputs) ** 2).sum() for one in (result.plain, result.corrected)
+    )
+    assert after < before
+    assert "biases     corrected: 3 layers" in made.lines()[0]
+
+
+def test_no_float_bias_beside_integer_ones() -> None:
+    """Where the target quantizes biases, an old one changes under its name; a layer without is left."""
+    model = load(LAYERS["conv"])
+    place = BiasFinder(model, make_plan(model, INT4), True).find("conv", 0, "w", 6)
+    assert isinstance(place, BiasPlace)
+    assert (place.tensor, place.gain) == ("b", 1.0)
+    shifted = shift_biases(model, {place: np.full(6, 0.5)})
+    assert (weight_array(shifted, "b") == weights(6) + np.float32(0.5)).all()
+    model = load(LAYERS["groups, no bias"])
+    assert BiasFinder(model, make_plan(model, INT4), True).find("conv", 0, "w", 6) == (
+        "it has no bias, and a new one in float would not fit the integer kernel of the target"
+    )
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("[fc] y = Gemm <beta = 0.0> (x, w, b)", "it has alpha 1 and beta 0, and both must differ from 0"),
+        ("t = Neg (b) [fc] y = Gemm (x, w, t)", "its bias 't' is computed while the model runs"),
+        ("[fc] h = MatMul (x, w) t = Neg (h) y = Add (h, t)", "no Add of a constant alone reads its output"),
+        (
+            "[fc] h = MatMul (x, w) t = Neg (x) s = ReduceSum (t) y = Add (h, s)",
+            "its bias 's' is computed while",
+        ),
+    ],
+)
+def test_refusals(text: str, why: str) -> None:
+    """Each form whose bias cannot change gives its reason."""
+    model = load(row_layer(text, w=weights(64, 6), b=weights(6)))
+    targets, left = find_targets(model, model, make_plan(model, INT4))
+    assert not targets
+    assert left["fc"].startswith(why)
+
+
+def test_quantize_keeps_only_a_gain() -> None:
+    """`quantize` names the correction in file and summary; without a gain it changes no bit of the model."""
+    recipe = RECIPES["tensorrt-int4"].with_rounding("nearest")
+    recipe = recipe.model_copy(update={"bias_correction": "auto"})
+    proto = row_layer("[fc] h = MatMul (x, w) [add] y = Add (h, b)", w=weights(64, 6), b=weights(6))
+    made = quantize(proto, ROWS, recipe=recipe, protect=None)
+    none = quantize(proto, ROWS, recipe=recipe.model_copy(update={"bias_correction": "none"}), protect=None)
+    assert none.bias_correction is None
+    assert made.bias_correction is not None and made.bias_correction.is_kept
+    assert {p.key: p.value for p in made.qdq.metadata_props}["onnxfq.bias_correction"] == "auto"
+    assert "biases     corrected: 1 layers" in quantize_summary(made)
+    before, after = (one.evaluation.candidates[0].outputs[0].sqnr_db for one in (none, made))
+    assert after > before + 0.1
+    centred = ROWS * np.where(RNG.random(ROWS.shape) < 0.5, -1, 1).astype(np.float32)
+    centred = np.concatenate([centred, -centred])  # means of 0
+    left = quantize(proto, centred, recipe=recipe, protect=None, options=RunOptions(batch=40))
+    same = quantize(
+        proto, centred, recipe=recipe.model_copy(update={"bias_correction": "none"}), protect=None
+    )
+    assert left.bias_correction is not None and not left.bias_correction.is_kept
+    assert left.qdq.SerializeToString() == same.qdq.SerializeToString()
+    assert "gain too little" in quantize_summary(left)
+
+
+def test_no_correction_without_other_feeds() -> None:
+    """One feed cannot confirm its own means, and no data has none."""
+    made = correct(LAYERS["conv"], [{"x": DATA}], batch=0).made
+    assert made.lines() == ["biases     not corrected: the data has one feed, and none is left to confirm"]
+    recipe = RECIPES["tensorrt-int4"].model_copy(update={"bias_correction": "auto"})
+    result = quantize(LAYERS["matmul"], None, recipe=recipe)
+    assert "biases     not corrected: no data was given" in quantize_summary(result)
