@@ -257,10 +257,12 @@ class _Job:
         if not is_low(built.evaluation, least):
             return made, built
         smoothed = self._smooth(inputs, made)
-        if smoothed is not None:
+        if smoothed.kept is not made.kept:
             other = self.build(smoothed)
             if lowest_sqnr(other.evaluation) > lowest_sqnr(built.evaluation):
                 made, built = smoothed, other
+        else:
+            made = smoothed
         if is_low(built.evaluation, least):
             kept = protect_outputs(made.inputs, made.kept, least, self.options)
             self.clock.lap("protect")
@@ -268,16 +270,18 @@ class _Job:
             built = self.build(made) if changed else built
         return made, built
 
-    def _smooth(self, inputs: QuantizeInputs, made: _Made) -> _Made | None:
-        """Return the plan of the smoothed model; None if that is not possible or changes nothing."""
+    def _smooth(self, inputs: QuantizeInputs, made: _Made) -> _Made:
+        """Return the plan of the smoothed model, or `made` with the record that smoothing changes nothing."""
         recipe, feeds = made.kept.recipe, inputs.feeds
         asked = recipe.smooth != "none" or recipe.activations is None
         if asked or self.statistics is not None or feeds is None or not feeds.source.repeats:
-            return None
+            return made
         recipe = recipe.with_smooth("auto")
         equalized = self.equalize(inputs, recipe)
         done = equalized[1]
-        return self.prepare(equalized, recipe) if done is not None and done.changed else None
+        if done is None or not done.changed:
+            return made._replace(equalized=done)
+        return self.prepare(equalized, recipe)
 
 
 def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None, rounding: str | None) -> Recipe:

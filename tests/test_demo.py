@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -42,6 +43,17 @@ def test_accuracies(demo: tuple[DemoResult, Path]) -> None:
     assert all(round(accuracies[name] * 1500) >= 1488 for name in (PER_TENSOR, PER_AXIS))
     scores = {c.candidate: c.outputs[0].sqnr_db for c in demo[0].evaluation.candidates}
     assert scores[PER_AXIS] > scores[PER_TENSOR] > 25
+
+
+def test_json(
+    demo: tuple[DemoResult, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--json prints the evaluation, files and seconds of the result."""
+    monkeypatch.setattr("onnxfq.cli.demo.run_demo", lambda folder: demo[0])
+    assert main(["demo", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content.pop("evaluation") == json.loads(demo[0].evaluation.model_dump_json())
+    assert content == {"files": [str(path) for path in demo[0].files], "seconds": demo[0].seconds}
 
 
 def test_coverage(demo: tuple[DemoResult, Path]) -> None:

@@ -196,17 +196,20 @@ def test_refused_opset(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_clipped_per_tensor_only() -> None:
-    """An edited plan that asks a clipped activation for a scale per index is refused."""
+def test_clipped_per_axis() -> None:
+    """An edited plan that gives a clipped activation a scale per index writes a clip for each index."""
     staged = stage(linear(4, 4), one_format("int5"))
     placement = staged.plan.activations[0]
     spec = placement.spec.model_copy(update={"granularity": Granularity(1)})
     changed = placement.model_copy(update={"spec": spec})
     plan = staged.plan.model_copy(update={"placements": (changed, *staged.plan.weights)})
-    many = Encoding.of("x", spec, np.ones(4, np.float32), np.zeros(4, np.int32))
+    many = Encoding.of("x", spec, np.float32([0.05, 0.1, 0.2, 0.4]), np.zeros(4, np.int32))
     encodings = Encodings(model_sha256=staged.model.sha256, encodings=(many, staged.encodings["w"]))
-    with pytest.raises(PlanError, match="tensor 'x': int5 activations are clipped per tensor, got int5"):
-        qdq_pass(plan, encodings).run(staged.model)
+    written = qdq_pass(plan, encodings).run(staged.model).model.proto
+    simulated = InsertFakeQuantize(plan, encodings).run(staged.model).model.proto
+    feed = {"x": np.linspace(-9, 9, 12, dtype=np.float32).reshape(3, 4)}
+    want, got = (Session(proto, 1, exact=True).run(feed)[0] for proto in (simulated, written))
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("calibrator", ["minmax", "percentile", "entropy", "mse"])

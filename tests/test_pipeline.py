@@ -75,7 +75,6 @@ def test_nothing_is_written_without_an_output(workdir: Path) -> None:
     assert sorted(workdir.iterdir()) == before
     assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant"]
     assert list(result.seconds) == [
-        "equalize",
         "plan",
         "observe",
         "calibrate",

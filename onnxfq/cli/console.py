@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from onnxfq.stages.options import RunOptions
 
 
-def say(text: str, quiet: bool = False) -> None:
-    """Print a result without markup and wrapping."""
+def say(text: str, quiet: bool = False, err: bool = False) -> None:
+    """Print a result without markup and wrapping; with `err` to standard error, next to JSON."""
     if not quiet:
-        typer.echo(text)
+        typer.echo(text, err=err)
 
 
 @contextmanager

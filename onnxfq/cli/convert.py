@@ -12,6 +12,7 @@ from onnxfq.cli.options import (
     BATCH,
     BatchOption,
     DeviceOption,
+    JsonOption,
     ModelArgument,
     OptionalDataOption,
     OutputOption,
@@ -21,6 +22,7 @@ from onnxfq.cli.options import (
 from onnxfq.data import DataOptions
 from onnxfq.report.conversion import conversion_summary
 from onnxfq.stages.convert import convert as convert_model
+from onnxfq.support.records import to_json
 from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts
 
 
@@ -41,13 +43,17 @@ def convert(
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
     device: DeviceOption = "auto",
+    as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Convert a quantized MODEL to one that TensorRT takes, and measure the loss.
 
     --data is for the comparison with the source, and turns dynamic scales into constants.
     """
-    with show_progress(batch, threads, quiet, described, device) as options:
+    with show_progress(batch, threads, quiet or as_json, described, device) as options:
         result = convert_model(model, output, target=target, data=data, options=options)
+    if as_json:
+        say(to_json({name: value for name, value in vars(result).items() if name != "qdq"}))
+        return
     say(conversion_summary(result), quiet)
     say(f"wrote      {output}", quiet)

@@ -11,6 +11,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from onnxfq.cli.basic_options import JsonOption
 from onnxfq.cli.console import say
 from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.documents.scores import Evaluation
@@ -23,6 +24,7 @@ from onnxfq.report.tensor_errors import tensor_errors
 from onnxfq.report.text import coverage_line
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.options import RunOptions
+from onnxfq.support.records import to_json
 from onnxfq.support.resources import package_file
 
 # The split of models/digits.py: the network was trained on the images before these.
@@ -53,9 +55,13 @@ def demo(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="Write to this folder.")
     ] = Path("onnxfq-demo"),
+    as_json: JsonOption = False,
 ) -> None:
     """Quantize a trained digit network and measure it on 1,500 unseen digits."""
     result = run_demo(output)
+    if as_json:
+        say(to_json({name: value for name, value in vars(result).items() if name != "results"}))
+        return
     best = result.results[PER_AXIS]
     say("model      depthwise-separable residual CNN, trained on 8,000 MNIST digits")
     calibrator = best.plan.activations[0].calibrator

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import typer
 
+from onnxfq.cli.basic_options import JsonOption
 from onnxfq.cli.console import say
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.runtime.custom_ops import custom_ops_path
@@ -16,6 +17,7 @@ from onnxfq.runtime.gpus import Gpu, cuda_built, gpus, use_gpu
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.providers import cuda_problem
 from onnxfq.runtime.self_test import Outcome, self_test
+from onnxfq.support.records import to_json
 from onnxfq.support.tables import table_lines
 from onnxfq.version import VERSION
 
@@ -23,18 +25,18 @@ OK = "ok"
 _PACKAGES = ("onnx", "numpy", "ml-dtypes", "onnx-graphsurgeon", "torch", "ray", "tensorrt-rtx")
 
 
-def doctor() -> None:
+def doctor(as_json: JsonOption = False) -> None:
     """Print versions, library, providers and devices; test every kernel on every usable device.
 
     Exit with 0 if all tests pass, otherwise with 1.
     """
     problem = cuda_problem()
     found, gpu_fault = _gpus()
-    outcomes = [_row(outcome) for outcome in self_test("cpu")]
+    outcomes = self_test("cpu")
     on_gpus = [_test_gpu(gpu, found, problem) for gpu in found]
-    outcomes += [row for rows in on_gpus for row in rows]
+    outcomes += [outcome for tested in on_gpus for outcome in tested]
     # Sessions run on the first GPU.
-    fit = bool(found) and not problem and all(row[-1] == OK for row in on_gpus[0])
+    fit = bool(found) and not problem and not any(outcome.fault for outcome in on_gpus[0])
     rows = [
         ["onnxfq", f"{VERSION}, Python {platform.python_version()}, {platform.platform()}"],
         ["packages", ", ".join(_versions())],
@@ -45,9 +47,13 @@ def doctor() -> None:
         ["sessions", _sessions(problem, gpu_fault)],
         ["device auto", "cuda" if fit else "cpu"],
     ]
-    for line in [*table_lines(rows), "", *table_lines(outcomes)]:
-        say(line)
-    if any(row[-1] != OK for row in outcomes):
+    if as_json:
+        say(to_json({"facts": rows, "tests": outcomes}))
+    else:
+        tests = [[outcome.device, outcome.kernel, outcome.fault or OK] for outcome in outcomes]
+        for line in [*table_lines(rows), "", *table_lines(tests)]:
+            say(line)
+    if any(outcome.fault for outcome in outcomes):
         raise typer.Exit(1)
 
 
@@ -58,16 +64,16 @@ def _sessions(problem: str, gpu_fault: str) -> str:
     return "on the CPU" if problem == gpu_fault else f"on the CPU; {problem}"
 
 
-def _test_gpu(gpu: Gpu, among: Sequence[Gpu], problem: str) -> list[list[str]]:
+def _test_gpu(gpu: Gpu, among: Sequence[Gpu], problem: str) -> list[Outcome]:
     """Test the kernels on one GPU; on the first also in sessions if onnxruntime can use it."""
     if len(among) == 1:
-        return [_row(outcome) for outcome in self_test("cuda", in_sessions=not problem)]
+        return self_test("cuda", in_sessions=not problem)
     use_gpu(gpu.index)
     try:
         outcomes = self_test("cuda", in_sessions=not problem and gpu is among[0])
     finally:
         use_gpu(among[0].index)
-    return [_row(replace(outcome, device=f"cuda:{gpu.index}")) for outcome in outcomes]
+    return [replace(outcome, device=f"cuda:{gpu.index}") for outcome in outcomes]
 
 
 def _onnxruntime() -> str:
@@ -87,7 +93,3 @@ def _gpus() -> tuple[tuple[Gpu, ...], str]:
         return gpus(), "no GPU is visible"
     except RuntimeLibraryError as error:
         return (), str(error)
-
-
-def _row(outcome: Outcome) -> list[str]:
-    return [outcome.device, outcome.kernel, outcome.fault or OK]

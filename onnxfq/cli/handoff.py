@@ -13,6 +13,7 @@ from onnxfq.cli.options import (
     BATCH,
     BatchOption,
     BuildOption,
+    JsonOption,
     ModelArgument,
     OptionalDataOption,
     QuietOption,
@@ -22,6 +23,7 @@ from onnxfq.cli.options import (
 )
 from onnxfq.data import DataOptions
 from onnxfq.stages.handoff import handoff as write_folder
+from onnxfq.support.records import to_json
 from onnxfq.targets.build_options import BuildOptions
 
 ShapesOption = Annotated[
@@ -49,6 +51,7 @@ def handoff(
     max_shapes: ShapesOption = None,
     batch: BatchOption = BATCH,
     threads: ThreadsOption = 0,
+    as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Write a Q/DQ MODEL with shapes, commands, samples and findings to a folder.
@@ -57,7 +60,7 @@ def handoff(
     """
     shapes = read_shapes(shape)
     ends = {"min": read_shapes(min_shapes), "opt": read_shapes(opt_shapes), "max": read_shapes(max_shapes)}
-    with show_progress(batch, threads, quiet, described, "cpu") as options:
+    with show_progress(batch, threads, quiet or as_json, described, "cpu") as options:
         result = write_folder(
             model,
             output,
@@ -67,6 +70,9 @@ def handoff(
             ends=ends,
             options=options,
         )
+    if as_json:
+        say(to_json(result))
+        return
     for note in result.notes:
         say(f"note       {note}", quiet)
     say(result.check.table(), quiet)

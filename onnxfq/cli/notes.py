@@ -15,10 +15,11 @@ class _Notes(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-def show_notes() -> None:
-    """Print the warnings of the library in lines that begin with `onnxfq: note:`."""
+def show_notes(level: int = logging.WARNING) -> None:
+    """Print what the library logs at this level or above, in lines that begin with `onnxfq: note:`."""
     handler = _Notes()
     handler.setFormatter(logging.Formatter("onnxfq: note: %(message)s"))
     logger = logging.getLogger("onnxfq")
     logger.handlers[:] = [handler]
+    logger.setLevel(level)
     logger.propagate = False

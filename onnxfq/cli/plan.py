@@ -10,6 +10,7 @@ from onnxfq.cli.options import (
     CustomOpsOption,
     EqualizeOption,
     GivenOption,
+    JsonOption,
     KeepOption,
     ModelArgument,
     OptionalDataOption,
@@ -42,6 +43,7 @@ def plan(
     keep_existing: KeepOption = False,
     requantize: RequantizeOption = False,
     custom_ops: CustomOpsOption = None,
+    as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Write a plan: a JSON file to read, edit and pass to the next stages.
@@ -55,22 +57,24 @@ def plan(
     ranked = with_run_ranks(loaded, next(iter(feeds))) if unknown and feeds is not None else loaded
     planned = plan_encodings(ranked, chosen, encodings)
     planned.plan.save(output)
-    for note in loaded.notes:
-        say(f"note       {note}", quiet)
+    notes = list(loaded.notes)
     if unknown and feeds is None:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        say(
-            f"note       no rank is known of {unknown[0]!r}{more}; rules by axis do not apply there; "
-            "--data infers ranks from one run",
-            quiet,
+        notes.append(
+            f"no rank is known of {unknown[0]!r}{more}; rules by axis do not apply there; "
+            "--data infers ranks from one run"
         )
     if any(chosen.channel_methods[:2]):
-        say(
-            "note       the plan is for the model as it is: `onnxfq quantize --artifacts` equalizes channels "
-            "across layers and writes the equalized model with its plan",
-            quiet,
+        notes.append(
+            "the plan is for the model as it is: `onnxfq quantize --artifacts` equalizes channels "
+            "across layers and writes the equalized model with its plan"
         )
-    say(plan_summary(planned.plan), quiet)
+    for note in notes:
+        say(f"note       {note}", quiet, err=as_json)
+    if as_json:
+        say(planned.plan.model_dump_json(indent=2))
+    else:
+        say(plan_summary(planned.plan), quiet)
     for line in planned.lines():
-        say(line, quiet)
-    say(f"wrote      {output}", quiet)
+        say(line, quiet, err=as_json)
+    say(f"wrote      {output}", quiet or as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from onnxfq import pipeline
 from onnxfq.cli.artifacts import artifact_paths
 from onnxfq.cli.console import say, show_progress
 from onnxfq.cli.data_options import with_data_options
+from onnxfq.cli.notes import show_notes
 from onnxfq.cli.options import (
     ACCURACY_PANEL,
     BATCH,
@@ -27,6 +29,7 @@ from onnxfq.cli.options import (
     ExactOption,
     FallbackOption,
     GivenOption,
+    JsonOption,
     KeepOption,
     LabelsOption,
     MaxDropOption,
@@ -53,12 +56,14 @@ from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.documents.sensitivity import FLOAT
 from onnxfq.errors import OutputError
+from onnxfq.graph.io.data_paths import model_bytes
 from onnxfq.graph.io.save import save
 from onnxfq.numerics.float_types import FloatName
+from onnxfq.report.record import quantize_record
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.protect import PROTECT_DB
 from onnxfq.support.files import check_writable, replace_folder
-from onnxfq.support.records import write_document
+from onnxfq.support.records import to_json, write_document
 
 
 @with_data_options
@@ -119,12 +124,18 @@ def quantize(
     threads: ThreadsOption = 0,
     device: DeviceOption = "auto",
     exact: ExactOption = False,
+    as_json: JsonOption = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also print what the library logs at level INFO.")
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Quantize MODEL, compare it with the float model and write it with Q/DQ nodes.
 
     --data is optional with --statistics or --encodings, and for recipes that observe nothing.
     """
+    if verbose:
+        show_notes(logging.INFO)
     if report is not None:
         check_writable(report)
     if artifacts is not None:
@@ -136,7 +147,7 @@ def quantize(
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
     promise = read_promise(min_sqnr, max_drop, labels, metric, fallback, weight_bits)
     least = _read_least(protect)
-    with show_progress(batch, threads, quiet, described, device) as options:
+    with show_progress(batch, threads, quiet or as_json, described, device) as options:
         result = pipeline.quantize(
             model,
             data,
@@ -159,7 +170,11 @@ def quantize(
         write_report(result, report)
     if artifacts is not None:
         _write_artifacts(result, artifacts, model)
-    say(quantize_summary(result), quiet)
+    sizes = model_bytes(model), model_bytes(output)
+    if as_json:
+        say(to_json(quantize_record(result, sizes)))
+        return
+    say(quantize_summary(result, sizes), quiet)
     for written in (output, report, artifacts):
         if written is not None:
             say(f"wrote      {written}", quiet)

@@ -83,6 +83,8 @@ class Equalization(Record):
         added = sum(group.inserted for group in changed)
         lines = [
             f"equalized  {len(changed)} of {len(self.groups)} groups of channels, {added} with a new Mul"
+            if changed
+            else "equalized  nothing: no method gains enough"
         ]
         if self.trials:
             tried = (f"{' and '.join(one.methods) or 'none'} {one.sqnr_db:.1f} dB" for one in self.trials)

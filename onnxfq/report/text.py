@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.documents.plan import Plan, Skipped
-from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation
+from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.documents.sensitivity import GroupNoise, Sensitivity
 from onnxfq.pipeline import QuantizeResult
 
@@ -19,13 +20,14 @@ def coverage_line(plan: Plan) -> str:
 
 def plan_summary(plan: Plan, reasons: int = 6) -> str:
     """Return coverage, counts, and the most frequent reasons for float."""
-    lines = [
+    return "\n".join([*_plan_lines(plan), *_reason_lines(plan.skipped, reasons)])
+
+
+def _plan_lines(plan: Plan) -> list[str]:
+    return [
         f"quantized  {coverage_line(plan)}",
         f"tensors    {_activations(plan)}, {len(plan.weights)} weights",
     ]
-    for kind in ("node", "tensor"):
-        lines += _float_lines([skipped for skipped in plan.skipped if skipped.kind == kind], reasons)
-    return "\n".join(lines)
 
 
 def float_lines(floats: FloatPlan, reasons: int = 6) -> list[str]:
@@ -45,37 +47,63 @@ def _activations(plan: Plan) -> str:
     return f"{len(dynamic)} activations{f' ({sum(dynamic)} dynamic)' if any(dynamic) else ''}"
 
 
-def _float_lines(skipped: Sequence[Skipped], reasons: int) -> list[str]:
-    """Return a line for each of the most frequent reasons, with the name if it has one tensor or node."""
-    by_reason: dict[tuple[str, str], list[str]] = {}
+_DETAILS = re.compile(r"\(read by .*?\)|'[^']*'|\d+")
+"""Readers, names and numbers: the parts in which sentences of one reason differ."""
+
+
+def _reason_lines(skipped: Sequence[Skipped], most: int) -> list[str]:
+    """Return a line for each of the most frequent reasons for float, first for nodes, then for tensors.
+
+    Reasons that differ in readers, names and numbers only share a line, which has the most frequent one.
+    """
+    groups: dict[str, list[Skipped]] = {}
     for one in skipped:
-        what = one.op_type if one.kind == "node" else "tensor"
-        by_reason.setdefault((what, one.why), []).append(one.name)
-    ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    lines = [
-        f"float      {what} {names[0]!r}: {why}"
-        if len(names) == 1
-        else f"float      {len(names)} {what}s: {why}"
-        for (what, why), names in ordered[:reasons]
-    ]
-    left = sum(len(names) for _, names in ordered[reasons:])
+        groups.setdefault(_DETAILS.sub("", one.why), []).append(one)
+    ordered = sorted(groups.values(), key=lambda group: (all(x.kind == "tensor" for x in group), -len(group)))
+    lines = [f"float      {_reason(group)}" for group in ordered[:most]]
+    left = Counter(one.kind for group in ordered[most:] for one in group)
     if left:
-        lines.append(f"           and {left} more {skipped[0].kind}s; the plan file and the report list all")
+        more = ", ".join(f"{count} more {kind}{'s' * (count > 1)}" for kind, count in sorted(left.items()))
+        lines.append(f"           and {more}; the plan file and the report list all")
     return lines
 
 
-def _low_lines(evaluation: Evaluation) -> list[str]:
-    """Return next steps if outputs of the last candidate are far from the float model's."""
+def _reason(group: Sequence[Skipped]) -> str:
+    """Return the tensors and nodes of one reason by number and operator, and the reason."""
+    counts = Counter(one.op_type if one.kind == "node" else "tensor" for one in group)
+    whys = Counter(one.why for one in group)
+    why = whys.most_common(1)[0][0]
+    first = next(one.name for one in group if one.why == why)
+    if len(group) == 1:
+        return f"{next(iter(counts))} {first!r}: {why}"
+    named = ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counts.most_common())
+    return f"{named}{f', such as {first!r}' if len(whys) > 1 else ''}: {why}"
+
+
+def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> list[str]:
+    """Return what came of it: SQNR, coverage, size, and next steps if outputs are far from the float model's.
+
+    The last candidate counts: the written model if it was run, else its simulation.
+    """
+    evaluation = result.evaluation
     outputs = [score for candidate in evaluation.candidates[-1:] for score in candidate.outputs]
     low = [score for score in outputs if score.sqnr_db < LOW_SQNR_DB]
-    if not low:
-        return []
-    worst = min(low, key=lambda score: score.sqnr_db)
-    return [
-        f"low SQNR   {len(low)} of {len(outputs)} output(s) below {LOW_SQNR_DB} dB, worst {worst.output!r}:",
-        "           measure the accuracy; `onnxfq sensitivity` names the layers that cost most, and",
-        "           --max-drop or --min-sqnr promises an accuracy and keeps in float what that takes",
-    ]
+    verdict = f"SQNR       not compared with the float model: {', '.join(evaluation.notes)}"
+    if outputs:
+        worst = min(outputs, key=lambda score: score.sqnr_db)
+        among = "" if len(outputs) == 1 else f", the worst of {len(outputs)} outputs"
+        verdict = f"SQNR       {worst.sqnr_db:.1f} dB at {worst.output!r}{among}"
+    lines = [verdict, *_plan_lines(result.plan)]
+    if sizes is not None:
+        before, after = sizes
+        lines.append(f"size       {before:,} -> {after:,} bytes ({after / before:.0%})")
+    if low:
+        lines += [
+            f"low SQNR   {len(low)} of {len(outputs)} output(s) below {LOW_SQNR_DB} dB:",
+            "           measure the accuracy; `onnxfq sensitivity` names the layers that cost most, and",
+            "           --max-drop or --min-sqnr promises an accuracy and keeps in float what that takes",
+        ]
+    return lines
 
 
 def _protection_lines(found: Sensitivity, shown: int = 6) -> list[str]:
@@ -100,25 +128,30 @@ def _layers(group: GroupNoise) -> str:
     return f"{', '.join(group.op_types)} {named}"
 
 
-def quantize_summary(result: QuantizeResult) -> str:
-    """Return the summary after `quantize`: notes, coverage, scores, time."""
-    lines = [f"note       {note}" for note in result.model.notes]
-    lines.append(plan_summary(result.plan))
+def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = None, reasons: int = 6) -> str:
+    """Return the summary after `quantize`: verdict, scores, what was done to get there, reasons for float.
+
+    Args:
+        result: of `quantize`.
+        sizes: bytes of the files of the float model and of the written model; None if none was written.
+        reasons: number of reasons for float.
+    """
+    evaluation = result.evaluation
+    lines = _verdict_lines(result, sizes)
+    if evaluation.candidates:
+        # Recipes for weights alone observe nothing, and count no feeds.
+        total = f" of {result.statistics.feeds}" if result.statistics.feeds else ""
+        lines += ["", f"against the float model, {evaluation.feeds}{total} feeds:"]
+        lines += ["  " + line for line in evaluation.table().splitlines()]
+    lines.append("")
+    lines += _protection_lines(result.sensitivity) if result.sensitivity is not None else []
     lines += result.plan.equalization.lines() if result.plan.equalization is not None else []
     lines += result.fitted.lines() if result.fitted is not None else []
-    lines += _protection_lines(result.sensitivity) if result.sensitivity is not None else []
     lines += result.rounding.lines() if result.rounding is not None else []
     lines += result.bias_correction.lines() if result.bias_correction is not None else []
+    lines += _reason_lines(result.plan.skipped, reasons)
     lines += float_lines(result.floats) if result.floats is not None else []
-    lines.append("")
-    evaluation = result.evaluation
-    if evaluation.candidates:
-        lines.append(f"against the float model, {evaluation.feeds} of {result.statistics.feeds} feeds:")
-        lines += ["  " + line for line in evaluation.table().splitlines()]
-    else:
-        lines.append(f"not compared with the float model: {', '.join(evaluation.notes)}")
-    lines += _low_lines(evaluation)
-    lines.append("")
+    lines += [f"note       {note}" for note in result.model.notes]
     lines.append(
         "time       " + ", ".join(f"{stage} {s:.2f} s" for stage, s in result.seconds.items() if s >= 0.005)
     )

@@ -41,7 +41,7 @@ LEAST_GAIN_DB = 0.1
 """Gain of the outputs below which no bias changes."""
 
 CONFIRMING = 32
-"""Most feeds that confirm the gain. They are not among those of the means that they confirm."""
+"""Most feeds that confirm the gain; the means come from others."""
 
 LARGEST = 1 << 23
 """Largest magnitude of an input in steps: sums of 2^30 such integers are exact in float64."""

@@ -119,6 +119,10 @@ class Aim(Protocol):
     def prove(self, board: Switchboard, state: State) -> float:
         """Return the value on the other part."""
 
+    @staticmethod
+    def join(chosen: float, proven: float) -> float:
+        """Return the value on all data, given both parts, for a model that no part has chosen."""
+
 
 class SqnrAim:
     """SQNR of the outputs in dB on a few of the kept feeds."""
@@ -140,6 +144,11 @@ class SqnrAim:
     def prove(self, board: Switchboard, state: State) -> float:
         """Return the SQNR on the feeds that prove."""
         return ratio_db(1.0, board.noise(self.proving, [state])[0])
+
+    @staticmethod
+    def join(chosen: float, proven: float) -> float:
+        """Return the worse part."""
+        return min(chosen, proven)
 
 
 class MetricAim:
@@ -205,6 +214,11 @@ class MetricAim:
     def prove(self, board: Switchboard, state: State) -> float:
         """Return the metric on the half that proves, less the float model's."""
         return self._rise(board, state, 1)
+
+    @staticmethod
+    def join(chosen: float, proven: float) -> float:
+        """Return the mean: the halves have the same size, and together they tell more."""
+        return (chosen + proven) / 2
 
     def _rise(self, board: Switchboard, state: State, half: int) -> float:
         before = self._float[half]

@@ -83,7 +83,7 @@ def keep_promise(
 ) -> Protected:
     """Return `start` itself if it keeps `promise`, else with the cheapest groups not quantized that do.
 
-    Part of the data chooses, the other part proves.
+    All of the data proves `start`. For others a part of it chooses, and the other part proves.
 
     Args:
         inputs: the model, and the data.
@@ -99,11 +99,11 @@ def keep_promise(
         return _widen_weights(inputs, start, board, encodings, promise, options)
     aim = open_aim(promise, board, inputs, options)
     chosen, proven = (part(board, board.everything) for part in (aim.choose, aim.prove))
-    if min(chosen, proven) >= aim.wanted:
+    best, count = aim.join(chosen, proven), 0
+    if best >= aim.wanted:
         return start
     progress = options.stage("protect")
     ranked = rank_groups(board, spread_feeds(inputs.kept, SAMPLES), start.recipe, progress)
-    best, count = min(chosen, proven), 0
     for _ in range(_ROUNDS):
         found = find_remedy(board, ranked, aim, least=count, fallback=promise.fallback)
         assert found.remedy is not None

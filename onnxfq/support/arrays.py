@@ -181,7 +181,8 @@ def _open_member(path: str | Path, name: str) -> tuple[IO[bytes], _Header]:
     """Return (stream at the values, header) of one array of an .npz."""
     with _open_zip(path) as packed:
         info = packed.getinfo(f"{name}.npy" if f"{name}.npy" in packed.namelist() else name)
-    stream = zipfile.ZipFile(path).open(info)  # it holds the file open, and closes it
+    with zipfile.ZipFile(path) as packed:
+        stream = packed.open(info)  # it holds the file open, and closes it
     try:
         return stream, _read_header(stream, info.file_size, f"{name!r} in it is not an array")
     except BaseException:

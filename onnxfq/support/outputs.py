@@ -37,6 +37,11 @@ class WrittenFile:
         if self.named is not None:
             self.named.replace(self.path)
 
+    def size(self) -> int:
+        """Return its bytes."""
+        place = self.handle if self.named is None else self.named
+        return 0 if place is None else os.stat(place).st_size
+
     def close(self) -> None:
         """Remove what has not taken its name, and release the file."""
         if self.handle is not None:
@@ -112,6 +117,12 @@ def finish_or_wait(written: WrittenFile) -> bool:
         return False
     group.files.append(written)
     return True
+
+
+def pending_sizes() -> dict[Path, int]:
+    """Return the bytes of the files that wait for the end of the running command, by their paths."""
+    group = _group.get()
+    return {} if group is None else {written.path: written.size() for written in group.files}
 
 
 def act_after_writing(path: Path, act: Callable[[], None]) -> None:

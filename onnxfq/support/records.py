@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin
 import pydantic
 import yaml
 from pydantic._internal._model_construction import ModelMetaclass
+from pydantic_core import to_json as to_json_bytes
 
 from onnxfq.errors import OnnxfqError, nearest
 from onnxfq.errors import join_lines as join_lines
@@ -187,6 +188,11 @@ def _record_at(record: type[Record], where: tuple[int | str, ...]) -> type[Recor
                 if get_origin(inner) is None and isinstance(inner, type) and issubclass(inner, Record):
                     record = inner
     return record
+
+
+def to_json(value: object) -> str:
+    """Return records, dataclasses and containers of them as indented JSON; infinities and NaN as strings."""
+    return to_json_bytes(value, indent=2, inf_nan_mode="strings").decode()
 
 
 def write_document(path: str | Path, record: Record) -> None:

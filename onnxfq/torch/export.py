@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from onnxfq.support.files import check_writable, replace_file
 from onnxfq.torch.exporters import EXPORTERS, quiet, reason, run
 from onnxfq.torch.held import freeze_grids
 from onnxfq.torch.lowering import lift, lower
-from onnxfq.torch.request import Request, bind, name_inputs
+from onnxfq.torch.request import Request, bind, name_inputs, read_dynamic_shapes
 from onnxfq.torch.torch_ao import disable_observers
 
 
@@ -27,9 +28,11 @@ def export_torch(
     inputs: Tensor | Sequence[Tensor],
     path: str | os.PathLike[str] | None = None,
     *,
+    kwargs: Mapping[str, Tensor] | None = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     dynamic_batch: bool = True,
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
     opset: int | None = None,
     exporter: str = "dynamo",
 ) -> onnx.ModelProto:
@@ -39,9 +42,12 @@ def export_torch(
         model: the module; every submodule keeps its training mode.
         inputs: example tensors in the order of forward's parameters; only their shapes and types matter.
         path: the file to write; None writes no file.
+        kwargs: example tensors by name, for parameters that `inputs` leaves out; forward's order holds.
         input_names: default are the names of forward's parameters.
         output_names: default are the names that the exporter chooses.
-        dynamic_batch: axis 0 of every input becomes the dynamic axis "batch".
+        dynamic_batch: axis 0 of every input becomes the dynamic axis "batch"; without `dynamic_shapes` only.
+        dynamic_shapes: dynamic axes as torch.onnx.export takes them, by "dynamo" only: for each parameter
+            {axis: torch.export.Dim, or the name of the axis}. Parameters left out keep the example's shape.
         opset: default is torch's choice.
         exporter: "dynamo", or "torchscript" for modules that "dynamo" refuses.
 
@@ -65,9 +71,14 @@ def export_torch(
         raise ModelError(f"unknown exporter {exporter!r}{nearest(exporter, EXPORTERS)}")
     if path is not None:
         check_writable(Path(path))  # before the work, which may take minutes
-    arguments = bind(model, (inputs,) if isinstance(inputs, Tensor) else inputs)
+    if dynamic_shapes is not None and exporter != "dynamo":
+        raise ModelError(
+            f"dynamic_shapes needs exporter='dynamo', found {exporter!r}; use dynamic_batch instead"
+        )
+    arguments = bind(model, (inputs,) if isinstance(inputs, Tensor) else inputs, kwargs)
     names = name_inputs(arguments, input_names, output_names)
-    request = Request(arguments, names, output_names, dynamic_batch, opset)
+    shapes = read_dynamic_shapes(arguments, dynamic_shapes)
+    request = Request(arguments, names, output_names, dynamic_batch, opset, shapes)
     exported = export_nodes(model, request, exporter)
     lifted = lift(exported)
     if lifted is not None:
@@ -107,18 +118,18 @@ def try_forward(model: nn.Module, request: Request) -> None:
     A dynamic batch is also run at twice its size: the older exporter would not notice that forward takes one
     size only, and would write a wrong model.
     """
-    inputs = dict(zip(request.input_names, request.inputs, strict=True))
-    doubled = {name: torch.cat([x, x]) if name in request.dynamic_names else x for name, x in inputs.items()}
-    tried = inputs
+    doubled = request.map_inputs(lambda name, x: torch.cat([x, x]) if name in request.dynamic_names else x)
+    tried = request.arguments
     try:
         with torch.no_grad():
-            model(*inputs.values())
+            model(*tried.args, **tried.kwargs)
             if request.dynamic_names:
                 tried = doubled
-                model(*doubled.values())
+                model(*tried.args, **tried.kwargs)
     except Exception as error:  # forward is the user's code and may raise anything
-        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in tried.items())
-        remedy = "pass inputs that it takes" if tried is inputs else "fix axis 0 by dynamic_batch=False"
+        inputs = dict(zip(request.input_names, replace(request, arguments=tried).inputs, strict=True))
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in inputs.items())
+        remedy = "fix axis 0 by dynamic_batch=False" if tried is doubled else "pass inputs that it takes"
         name = type(model).__name__
         raise DataError(f"{name}.forward fails on {shapes}: {reason(error)}; {remedy}") from error
 
@@ -168,6 +179,7 @@ def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
             f"the {exporter} exporter dropped input {missing[0]!r}, which forward does not use; "
             "take it out of forward, or try exporter='dynamo'"
         )
+    check_dynamic(model, request)
     outputs = [value.name for value in model.graph.output]
     if request.output_names is not None and outputs != list(request.output_names):
         raise ModelError(f"output_names {list(request.output_names)} do not fit the {len(outputs)} outputs")
@@ -178,6 +190,18 @@ def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
             "or try the other exporter"
         )
     _check_valid(model, f"the {exporter} exporter made an invalid model", "try the other exporter")
+
+
+def check_dynamic(model: onnx.ModelProto, request: Request) -> None:
+    """Raise ModelError if an axis with a name is fixed: torch fixes some without an error."""
+    inputs = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
+    for name, axes in zip(request.input_names, request.dynamic_shapes or (), strict=False):
+        for axis, dim in axes.items():
+            if isinstance(dim, (str, torch.export.Dim)) and inputs[name][axis].HasField("dim_value"):
+                raise ModelError(
+                    f"axis {axis} of input {name!r} is dynamic in dynamic_shapes, and forward takes size "
+                    f"{inputs[name][axis].dim_value} only; take the axis out of dynamic_shapes"
+                )
 
 
 def _check_valid(model: onnx.ModelProto, what: str, remedy: str) -> None:

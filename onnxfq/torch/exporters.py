@@ -8,7 +8,6 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import onnx
 import torch
@@ -22,21 +21,18 @@ from onnxfq.torch.request import BATCH, Request
 
 def export_with_dynamo(model: nn.Module, request: Request) -> onnx.ModelProto:
     """Export with torch.export, torch's current exporter."""
-
-    def dynamic(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(dynamic(x) for x in value)
-        return {0: BATCH} if value.ndim else None
-
-    shapes = {name: dynamic(value) for name, value in request.arguments.items()}
+    axes = dict(zip(request.input_names, request.dynamic_shapes or (), strict=False))
+    axes |= {name: {0: BATCH} for name in request.dynamic_names}
+    shapes = request.map_inputs(lambda name, _: axes.get(name)).arguments
     program = torch.onnx.export(
         model,
-        request.inputs,
+        request.arguments.args,
+        kwargs=request.arguments.kwargs,
         dynamo=True,
         verbose=False,
         input_names=request.input_names,
         output_names=request.output_names,
-        dynamic_shapes=shapes if request.dynamic_batch else None,
+        dynamic_shapes=shapes if any(axes.values()) else None,
         opset_version=request.opset,
     )
     assert program is not None  # torch returns None only with dynamo=False
@@ -49,8 +45,9 @@ def export_with_torchscript(model: nn.Module, request: Request) -> onnx.ModelPro
         file = folder / "model.onnx"
         torch.onnx.export(
             model,
-            request.inputs,
+            request.arguments.args,
             file,
+            kwargs=request.arguments.kwargs or None,
             dynamo=False,
             input_names=request.input_names,
             output_names=request.output_names,
@@ -70,9 +67,9 @@ def run(exporter: str, model: nn.Module, request: Request) -> onnx.ModelProto:
             return EXPORTERS[exporter](model, request)
     except Exception as error:  # an exporter traces the user's code, which may raise anything
         other = next(name for name in EXPORTERS if name != exporter)
+        remedy = f"try exporter={other!r}" if request.dynamic_shapes is None else "change dynamic_shapes"
         raise ModelError(
-            f"the {exporter} exporter cannot export {type(model).__name__}: {reason(error)}; "
-            f"try exporter={other!r}"
+            f"the {exporter} exporter cannot export {type(model).__name__}: {reason(error)}; {remedy}"
         ) from error
 
 
@@ -102,8 +99,9 @@ def quiet() -> Iterator[None]:
             warnings.filterwarnings("ignore", ".*legacy TorchScript-based ONNX export", DeprecationWarning)
             # Raised inside copyreg, while torch copies its description of the arguments.
             warnings.filterwarnings("ignore", r".*LeafSpec.* is deprecated", FutureWarning)
-            # "batch" already names an axis of the first input, and torch does not use it for a second one.
-            warnings.filterwarnings("ignore", r"# The axis name: .* will not be used", UserWarning)
+            # An axis of an earlier input already has this name, and torch does not set it a second time.
+            again = r"# The axis name: (.*) will not be used, .* another axis: \1\.$"
+            warnings.filterwarnings("ignore", again, UserWarning)
             yield
     finally:
         logging.disable(disabled)

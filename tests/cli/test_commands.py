@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 import subprocess
 import sys
@@ -23,8 +25,10 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import RECIPES, load_recipe
 from onnxfq.documents.recipe_schema import recipe_schema
+from onnxfq.documents.scores import OutputScore
 from onnxfq.runtime.device_choice import gpu_problem
 from onnxfq.stages.inspect import inspect_model
+from onnxfq.support.records import to_json
 from onnxfq.version import VERSION
 
 Run = Callable[..., str]
@@ -158,6 +162,21 @@ def test_quantize_prints_and_reports(run: Run, workplace: Path) -> None:
     assert Path("out.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize("stands_already", [False, True])
+def test_sizes_are_those_of_the_files(run: Run, stands_already: bool) -> None:
+    """The summary has the bytes of the model with its data, and of what it writes, also over a file."""
+    onnx.save(
+        onnx.load("model.onnx"), "model.onnx", save_as_external_data=True, location="w", size_threshold=0
+    )
+    if stands_already:
+        Path("out.onnx").write_bytes(b"another")
+    text = run("quantize model.onnx --data data.npz -o out.onnx")
+    before, after = (
+        sum(os.stat(name).st_size for name in names) for names in (("model.onnx", "w"), ("out.onnx",))
+    )
+    assert f"\nsize       {before:,} -> {after:,} bytes (" in text
+
+
 QUIET = [
     "quantize model.onnx --data data.npz -o q.onnx -q",
     "plan model.onnx -o q.json --quiet",
@@ -225,6 +244,60 @@ def test_switchable(run: Run) -> None:
     """--switchable adds the optional input."""
     stages(run, form="fakequant", more="--switchable")
     assert [value.name for value in onnx.load("staged.onnx").graph.input] == ["x", "onnxfq/enabled"]
+
+
+def test_json_is_what_was_written(run: Run) -> None:
+    """--json prints nothing but the records of the result, as their files and the library have them."""
+    content = json.loads(run("plan model.onnx -o p.json --json -q"))
+    assert content == json.loads(Path("p.json").read_text(encoding="utf-8"))
+    content = json.loads(run("quantize model.onnx --data data.npz -o q.onnx --artifacts kept --json"))
+    for kind in ("plan", "evaluation"):
+        assert content[kind] == json.loads(Path(f"kept/model.{kind}.json").read_text(encoding="utf-8"))
+    assert content["recipe"] == json.loads(run("recipes tensorrt-int8 --json"))
+    assert content["coverage"] == [{"op_type": "Conv", "quantized": 1, "total": 1}]
+    assert content["bytes"] == {"before": os.stat("model.onnx").st_size, "after": os.stat("q.onnx").st_size}
+    content = json.loads(run("handoff q.onnx -o folder --data data.npz --json"))
+    assert content["check"] == json.loads(run("check q.onnx --json"))
+    assert all((Path("folder") / name).is_file() for name in content["files"]) and content["files"]
+    run("quantize model.onnx --data data.npz --recipe onnxruntime-int8 -o ort.onnx")
+    content = json.loads(run("convert ort.onnx -o c.onnx --data data.npz --json"))
+    same = onnxfq.convert("ort.onnx", data="data.npz")
+    assert content["plan"] == json.loads(same.plan.model_dump_json())
+    assert content["evaluation"] == json.loads(same.evaluation.model_dump_json())
+    assert (content["changes"], content["notes"]) == (same.changes, list(same.notes))
+
+
+def test_notes_stand_beside_json(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    """What text has as notes goes to standard error, so that standard output is JSON."""
+    assert main("plan model.onnx -o p.json --equalize cross_layer --json".split()) == 0
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["recipe"] == "tensorrt-int8"
+    assert "note       the plan is for the model as it is" in printed.err
+
+
+def test_verbose_prints_information(
+    run: Run, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--verbose prints the library's INFO lines to standard error, and the next command is as ever."""
+    whole = onnxfq.quantize
+
+    def quantize(*given: object, **options: object) -> object:
+        logging.getLogger("onnxfq.stages").info("a detail")
+        return whole(*given, **options)
+
+    monkeypatch.setattr("onnxfq.pipeline.quantize", quantize)
+    assert main("quantize model.onnx --data data.npz -o q.onnx -v --json".split()) == 0
+    printed = capfd.readouterr()
+    assert "onnxfq: note: a detail" in printed.err.splitlines() and json.loads(printed.out)
+    run("quantize model.onnx --data data.npz -o q.onnx")
+
+
+def test_infinities_and_paths_are_json() -> None:
+    """to_json writes infinities, also in records, and paths as strings."""
+    score = OutputScore(output="y", sqnr_db=math.inf, cosine=1, largest_error=0)
+    content = json.loads(to_json({"score": score, "alone": math.inf, "path": Path("a")}))
+    assert (content["score"]["sqnr_db"], content["alone"]) == ("Infinity", "Infinity")
+    assert content["path"] == "a"
 
 
 def test_evaluate_with_labels(run: Run) -> None:

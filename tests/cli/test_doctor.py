@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from onnxfq.cli import doctor
@@ -51,6 +53,11 @@ def test_a_fault_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert "a GPU, sm_75, 16 GB, driver for CUDA 12.4, kernels of CUDA 13.0" in out
     assert "cuda  Kernel  3 of 9 values differ" in out
+    assert main(["doctor", "--json"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    fault = "3 of 9 values differ"
+    assert content["tests"] == [{"device": d, "kernel": "Kernel", "fault": fault} for d in ("cpu", "cuda")]
+    assert content["facts"][0][0] == "onnxfq" and all(value in out for _, value in content["facts"])
 
 
 def test_every_gpu_is_tested(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

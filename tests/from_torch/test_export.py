@@ -135,6 +135,78 @@ def test_variadic_forward(exporter):
     assert [shape(value) for value in model.graph.input] == [["batch", 3]] * 2
 
 
+class Masked(nn.Module):
+    """Optional, keyword-only and further inputs: x and bias are needed."""
+
+    def forward(self, x, mask=None, factor=None, *, bias, **more):
+        """Return a tensor like x."""
+        y = x + bias if mask is None else x * mask + bias
+        return y if factor is None else y * factor
+
+
+def test_keyword_inputs():
+    """Inputs by keyword stand in forward's order, with their axes, and the model computes forward of them."""
+    x, kwargs = torch.randn(2, 5), {"bias": torch.randn(2, 5), "factor": torch.full((2, 1), 3.0)}
+    model = export_torch(Masked(), x, kwargs=kwargs)
+    assert names(model.graph.input) == ["x", "factor", "bias"]
+    assert [shape(value) for value in model.graph.input] == [["batch", n] for n in (5, 1, 5)]
+    x, factor, bias = (torch.cat([value, -value]) for value in (x, kwargs["factor"], kwargs["bias"]))
+    (found,) = run(model, x, factor, bias)
+    np.testing.assert_array_equal(found, Masked()(x, factor=factor, bias=bias).numpy())
+
+
+@both
+def test_inputs_by_keyword_alone(exporter):
+    """Both exporters take inputs by keyword, also with a default parameter left out between them."""
+    module = Function(lambda a, b=None, c=None: a + c if b is None else b)
+    model = export_torch(module, (), kwargs={"c": torch.ones(2, 3), "a": torch.ones(2, 3)}, exporter=exporter)
+    assert names(model.graph.input) == ["a", "c"]
+    assert [shape(value) for value in model.graph.input] == [["batch", 3]] * 2
+    np.testing.assert_array_equal(run(model, torch.ones(5, 3), torch.ones(5, 3))[0], np.full((5, 3), 2.0))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"x": {0: "n", 1: torch.export.Dim("length", min=2)}, "mask": {1: "length"}},
+        ({0: "n", 1: "length"}, (None, "length", None)),
+        {"mask": {1: "length"}, "x": ["n", "length", 4]},
+    ],
+)
+def test_dynamic_shapes(asked):
+    """Axes are dynamic as torch.onnx.export takes them: names or Dims, by parameter or in order."""
+    module = Function(lambda x, mask: x * mask)
+    model = export_torch(module, (torch.ones(2, 5, 4), torch.ones(1, 5, 1)), dynamic_shapes=asked)
+    inputs = [shape(value) for value in model.graph.input]
+    assert inputs == [["n", "length", 4], [1, "length", 1]]
+    (found,) = run(model, torch.ones(3, 7, 4), torch.full((1, 7, 1), 2.0))
+    np.testing.assert_array_equal(found, np.full((3, 7, 4), 2.0))
+
+
+def test_no_dynamic_shapes():
+    """Parameters that dynamic_shapes leaves out keep the shape of the example, whatever dynamic_batch is."""
+    model = export_torch(Network(), (pictures(2),), dynamic_shapes={})
+    assert shape(model.graph.input[0]) == [2, 2, 6, 6]
+
+
+def test_dynamic_shapes_of_a_variadic_parameter():
+    """The tensors of *parts have an entry each."""
+    module = Function(lambda *parts: parts[0] * parts[1])
+    asked = {"parts": ({0: "n"}, None)}
+    model = export_torch(module, (torch.ones(2, 3), torch.ones(3)), dynamic_shapes=asked)
+    assert [shape(value) for value in model.graph.input] == [["n", 3], [3]]
+
+
+def test_unequal_names_of_one_axis_are_told():
+    """Torch gives equal axes one name; its warning that another is not used reaches the user."""
+    with pytest.warns(UserWarning, match="The axis name: m will not be used"):
+        export_torch(
+            Function(lambda a, b: a + b),
+            (torch.ones(2, 3), torch.ones(2, 3)),
+            dynamic_shapes={"a": {0: "n"}, "b": {0: "m"}},
+        )
+
+
 @both
 def test_input_named_like_a_weight(exporter):
     """An input keeps its name where a parameter of the module has the same one."""
@@ -246,8 +318,14 @@ def fix_batch(x):
     return x + torch.arange(2.0).reshape(2, 1)
 
 
+def shapes(asked):
+    """Return the option of export_torch."""
+    return {"dynamic_shapes": asked}
+
+
 NETWORK, TWO = Network(), pictures(2)
 EIGENVALUES, MATRICES = Function(lambda x: torch.linalg.eigvals(x)), torch.ones(2, 3, 3)
+FIXED, DIM = Function(lambda x: x + torch.arange(2.0).reshape(2, 1, 1)), torch.export.Dim("n")
 UNUSED, TRACED = Function(lambda x, y: x * 2), {"exporter": "torchscript"}
 
 
@@ -270,6 +348,25 @@ def test_inputs_that_do_not_fit(message, module, inputs):
 
 
 @pytest.mark.parametrize(
+    ("message", "kwargs"),
+    [
+        ("keyword input 'bias' of Masked must be a tensor, found float; set other", {"bias": 1.0}),
+        (r"Masked.forward\(.*\) does not take 1 inputs and mask: missing .*'bias'", {"mask": TWO}),
+        (
+            "Masked.forward takes input 'bais' by ..more, which torch exports with fixed shapes only; make",
+            {"bias": TWO, "bais": TWO},
+        ),
+        (r"fails on x \[2, 2, 6, 6\], bias \[5\]: .*; pass inputs that it takes", {"bias": torch.ones(5)}),
+    ],
+)
+def test_keyword_inputs_that_do_not_fit(message, kwargs):
+    """Keyword inputs that forward does not take are a DataError in one line too."""
+    with pytest.raises(DataError, match=message) as raised:
+        export_torch(Masked(), TWO, kwargs=kwargs)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
     ("message", "module", "inputs", "options"),
     [
         pytest.param("takes a torch.nn.Module, not builtin", torch.relu, TWO, {}, id="not a module"),
@@ -281,6 +378,13 @@ def test_inputs_that_do_not_fit(message, module, inputs):
         pytest.param("opset version 99", NETWORK, TWO, {"opset": 99} | TRACED, id="opset, traced"),
         pytest.param("No ONNX function.*linalg_eig.*'torchscript'", EIGENVALUES, MATRICES, {}, id="operator"),
         pytest.param("linalg_eigvals.*'dynamo'", EIGENVALUES, MATRICES, TRACED, id="operator, traced"),
+        pytest.param("takes size 2 only; take", FIXED, MATRICES, shapes({"x": {0: DIM}}), id="fixed, Dim"),
+        pytest.param("static shape of 2.*change", FIXED, MATRICES, shapes({"x": {0: "n"}}), id="fixed, name"),
+        pytest.param("'y' of forward, which has x;", FIXED, MATRICES, shapes({"y": None}), id="parameter"),
+        pytest.param("names 3 of x, which has 0, 1, 2", FIXED, MATRICES, shapes({"x": {3: "n"}}), id="axis"),
+        pytest.param(r"has \(\) for forward, .*1 entries", FIXED, MATRICES, shapes(()), id="entries"),
+        pytest.param("has 'n' for x, which has 3 ent", FIXED, MATRICES, shapes({"x": "n"}), id="no axes"),
+        pytest.param("needs exporter='dynamo'", FIXED, MATRICES, shapes({}) | TRACED, id="shapes, traced"),
         pytest.param("dropped input 'y'", UNUSED, (MATRICES, MATRICES), TRACED, id="unused, traced"),
     ],
 )

@@ -14,6 +14,7 @@ from builders import build, conv_relu, feed_for, two_branch, weights, with_overr
 from keyword_numerics import fake_quantize
 
 from onnxfq.calibration.calibrators.grid_error import estimate_sqnr_db
+from onnxfq.documents.plan import Skipped
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.errors import PlanError
@@ -182,12 +183,54 @@ def test_figures_are_deterministic(result: QuantizeResult, tmp_path: Path) -> No
 
 
 def test_text(result: QuantizeResult) -> None:
-    """The summary has coverage, counts, reasons, scores and times, a line each."""
-    text = quantize_summary(result)
+    """The summary has verdict, coverage and counts first, then the scores, then reasons and times."""
+    lines = quantize_summary(result, (3000, 1200)).splitlines()
     assert coverage_line(result.plan) == "Conv 3/3, Add (residual) 1/1"
-    assert "quantized  Conv 3/3, Add (residual) 1/1" in text
-    assert "tensors    3 activations, 3 weights" in text
-    assert "against the float model, 4 of 4 feeds:" in text
+    (score,) = result.evaluation.candidates[-1].outputs
+    assert lines[:7] == [
+        f"SQNR       {score.sqnr_db:.1f} dB at {score.output!r}",
+        "quantized  Conv 3/3, Add (residual) 1/1",
+        "tensors    3 activations, 3 weights",
+        "size       3,000 -> 1,200 bytes (40%)",
+        "",
+        "against the float model, 4 of 4 feeds:",
+        *("  " + line for line in result.evaluation.table().splitlines()[:1]),
+    ]
+    reasons = [number for number, line in enumerate(lines) if line.startswith("float  ")]
+    assert reasons and reasons[0] > 7 and lines[-1].startswith("time  ")
+    assert not any(line.startswith("size") for line in quantize_summary(result).splitlines())
+
+
+def test_worst_output_is_the_verdict(result: QuantizeResult) -> None:
+    """Of several outputs the summary begins with the one of lowest SQNR."""
+    (candidate,) = result.evaluation.candidates[-1:]
+    scores = [candidate.outputs[0].model_copy(update={"output": f"o{db}", "sqnr_db": db}) for db in (31, 24)]
+    scores = candidate.model_copy(update={"outputs": tuple(scores)})
+    other = replace(result, evaluation=result.evaluation.model_copy(update={"candidates": (scores,)}))
+    assert quantize_summary(other).startswith("SQNR       24.0 dB at 'o24', the worst of 2 outputs\n")
+
+
+def test_reasons_share_lines(result: QuantizeResult) -> None:
+    """Reasons that differ in readers, names and numbers are one line, nodes first, and all are counted."""
+    whys = {
+        "a": "no quantized operator reads it (read by Relu)",
+        "b": "no quantized operator reads it (read by Add, Mul)",
+        "c": "no quantized operator reads it (read by Add, Mul)",
+        "d": "output of the model",
+    }
+    skipped = [Skipped(name=name, kind="tensor", op_type="activation", why=why) for name, why in whys.items()]
+    small = "float8 gains from more than 16 channels: {} in and 4 out"
+    skipped += [Skipped(name=f"n{n}", kind="node", op_type="Conv", why=small.format(n)) for n in (8, 16)]
+    skipped += [Skipped(name="g", kind="node", op_type="Gemm", why=small.format(16))]
+    plan = result.plan.model_copy(update={"skipped": tuple(skipped)})
+    assert plan_summary(plan).splitlines()[2:] == [
+        f"float      2 Convs, 1 Gemm, such as 'n16': {small.format(16)}",
+        "float      3 tensors, such as 'b': no quantized operator reads it (read by Add, Mul)",
+        "float      tensor 'd': output of the model",
+    ]
+    assert plan_summary(plan, reasons=0).splitlines()[2:] == [
+        "           and 3 more nodes, 4 more tensors; the plan file and the report list all"
+    ]
 
 
 def test_long_summaries_are_cut() -> None:

@@ -15,6 +15,7 @@ from onnxfq.graph.external import sizes
 from onnxfq.graph.external.streaming import read_without_values
 from onnxfq.graph.external.tensor import SCRATCH, ExternalTensor, attach, is_external, list_tensors
 from onnxfq.support.files import check_output
+from onnxfq.support.outputs import pending_sizes
 
 _FIELDS = frozenset({"location", "offset", "length", "checksum", "basepath"})
 """Fields of a reference to a data file."""
@@ -81,6 +82,16 @@ def data_files(model: object) -> list[Path]:
 def own_data(path: Path) -> re.Pattern[str]:
     """Return the pattern of the names of data files written for a model at `path`."""
     return re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{16}}\.data")
+
+
+def model_bytes(model: Path) -> int:
+    """Return the bytes of the model at `model` with its data, as the running command leaves them."""
+    path, written = _real(model), {_real(file): size for file, size in pending_sizes().items()}
+    if path not in written:
+        return sum(file.stat().st_size for file in {path, *map(_real, data_files(model))})
+    own = own_data(path)
+    data = [file for file in written if file.parent == path.parent and own.fullmatch(file.name)]
+    return sum(written[file] for file in (path, *data))
 
 
 def check_model_output(output: str | Path | None, model: object, *others: object) -> None:
