@@ -530,12 +530,13 @@ class _Document(Record):
     log_spectra: Choice | None = None
     conv_transpose: Choice | None = None
     smooth: Smooth | None = None
+    bias_correction: BiasCorrectionChoice | None = None
     overrides: list[Override] = []
     existing: Existing = "refuse"
 
 
-# Fields of a recipe that are a Choice.
-_CHOICES = ("small_shapes", "depthwise", "log_spectra", "conv_transpose")
+# Fields of a recipe that are one of a few words.
+_CHOICES = ("small_shapes", "depthwise", "log_spectra", "conv_transpose", "bias_correction")
 
 
 def _from_file(path: Path) -> Recipe:
