@@ -301,7 +301,7 @@ def _add(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
         context.ties.tie(ids[0], other)
     whole = np.broadcast_arrays(*ids)[0] if len(ids) > 1 else ids[0]
     for name in node.input:
-        if name in context.index.constants and not _fold_elements(node, name, whole, None, context):
+        if name in context.index.constants and not _fold_elements(node, name, whole, context):
             return False
     context.ids[node.output[0]] = whole
     return True
@@ -370,16 +370,12 @@ def _trim(ids: Ids, values: NDArray[Any]) -> Ids:
     return ids.reshape(ids.shape[ids.ndim - values.ndim :])
 
 
-def _fold_elements(
-    node: onnx.NodeProto, constant: str, plus: Ids, minus: Ids | None, context: Context
-) -> bool:
-    """Fold factors into a constant that is added or multiplied element by element."""
+def _fold_elements(node: onnx.NodeProto, constant: str, plus: Ids, context: Context) -> bool:
+    """Fold factors into a constant that is added element by element."""
     values = context.constant(constant)
     if values is None:
         return False
-    if (plus == FIXED).all() and (minus is None or (minus == FIXED).all()):
-        return True
-    if not np.any(values):
+    if (plus == FIXED).all() or not np.any(values):
         return True
     lacking = plus.shape[: plus.ndim - values.ndim] if values.ndim < plus.ndim else ()
     own = plus.shape[len(lacking) :]
@@ -388,12 +384,9 @@ def _fold_elements(
     )
     if not fits or not context.is_weight(constant):
         return False
+    taken = _trim(_align(plus, max(plus.ndim, values.ndim)), values)
     none = np.full((1,) * values.ndim, FIXED, np.int64)
-    context.folds.append(
-        Fold(
-            constant, node.name, node.op_type, _trim(_align(plus, max(plus.ndim, values.ndim)), values), none
-        )
-    )
+    context.folds.append(Fold(constant, node.name, node.op_type, taken, none))
     return True
 
 
