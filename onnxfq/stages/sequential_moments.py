@@ -15,7 +15,7 @@ from onnx import helper
 
 from onnxfq.calibration.statistics.moments import MomentAdder, choose_steps
 from onnxfq.calibration.weights import InputMoments
-from onnxfq.data import Feed, copy_feeds, digest_feed
+from onnxfq.data import Feed, copy_feeds, sample_count
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
@@ -55,7 +55,7 @@ class SequentialModels:
         part = plan.model_copy(update={"placements": tuple(activations), "bridges": ()})
         made = InsertFakeQuantize(part, encodings).run(separate).model if activations else separate
         kept = _spread(model, feeds)
-        self._samples = [digest_feed(feed, input_specs(model.proto)).samples for feed in kept]
+        self._samples = [sample_count(feed, input_specs(model.proto)) for feed in kept]
         self._float = _Course(model.proto, kept, threads)
         self._quantized = _Course(made.proto, kept, threads)
         self._at = {node.name: number for number, node in enumerate(model.proto.graph.node)}
