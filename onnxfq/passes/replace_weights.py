@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import make_tensor
 from onnxfq.graph.external.weightless import with_initializers
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model, list_graphs, list_nodes
-from onnxfq.graph.names import pick_name
 from onnxfq.graph.slots import Use
 
 
@@ -24,13 +24,12 @@ def separate_float_readers(model: Model, plan: Plan, tensors: Iterable[str]) -> 
     """
     uses = {p.tensor: set(p.uses) for p in plan.weights if p.tensor in set(tensors)}
     proto = with_initializers(model.proto, model.proto.graph.initializer)
-    taken = {name for node in list_nodes(proto.graph) for name in (*node.input, *node.output)}
+    taken = GraphIndex(proto.graph).names
     copies: dict[str, str] = {}
 
     def copy_of(name: str) -> str:
         if name not in copies:
-            copies[name] = pick_name(f"{name}/float", taken)
-            taken.add(copies[name])
+            copies[name] = taken.claim(f"{name}/float")
         return copies[name]
 
     for node in list_nodes(proto.graph):

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import make_tensor, weight_array
 from onnxfq.graph.external.weightless import with_initializers
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model, list_graphs, list_nodes
-from onnxfq.graph.names import Names
 from onnxfq.graph.slots import Use
 from onnxfq.passes.replace_weights import with_same_form
 
@@ -57,8 +57,7 @@ class BiasFinder:
         self._given = {value.name for value in graph.input}
         self._nodes = {node.name: node for node in graph.node}
         self._placed = {use for placement in plan.placements for use in placement.uses}
-        self._reads = Counter(name for node in list_nodes(graph) for name in node.input)
-        self._reads.update(value.name for inner in list_graphs(graph) for value in inner.output)
+        self._reads = _count_reads(graph)
         self._readers = {name: (node, at) for node in graph.node for at, name in enumerate(node.input)}
 
     def find(self, name: str, slot: int, weight: str, outputs: int) -> BiasPlace | str:
@@ -113,6 +112,13 @@ class BiasFinder:
         return ""
 
 
+def _count_reads(graph: onnx.GraphProto) -> Counter[str]:
+    """Return how often each tensor is read, in bodies too; being an output counts."""
+    reads = Counter(name for node in list_nodes(graph) for name in node.input)
+    reads.update(value.name for inner in list_graphs(graph) for value in inner.output)
+    return reads
+
+
 def shift_biases(model: Model, shifts: Mapping[BiasPlace, NDArray[np.float64]]) -> Model:
     """Return `model` whose layers add other constants.
 
@@ -124,11 +130,7 @@ def shift_biases(model: Model, shifts: Mapping[BiasPlace, NDArray[np.float64]]) 
     """
     proto = with_initializers(model.proto, model.proto.graph.initializer)
     nodes = {node.name: node for node in proto.graph.node}
-    everything = list_nodes(proto.graph)
-    taken = Names(name for node in everything for name in (*node.input, *node.output))
-    taken.update(tensor.name for tensor in proto.graph.initializer)
-    reads = Counter(name for node in everything for name in node.input)
-    reads.update(value.name for graph in list_graphs(proto.graph) for value in graph.output)
+    taken, reads = GraphIndex(proto.graph).names, _count_reads(proto.graph)
     changed: dict[str, onnx.TensorProto] = {}
     added = []
     for place, shift in shifts.items():
