@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
+import numpy as np
+
 from onnxfq.data.feeds import Feeds
 from onnxfq.data.inputs import Feed
 
@@ -61,6 +63,11 @@ class KeptFeeds:
 
     def _bytes(self) -> int:
         return sum(array.nbytes for feed in self.feeds for array in feed.values())
+
+
+def spread_places(total: int, count: int) -> list[int]:
+    """Return `count` of the numbers below `total`, evenly spread with both ends, or all if they are fewer."""
+    return [int(place) for place in np.linspace(0, total - 1, min(count, total)).round()]
 
 
 def spread_order(feeds: Sequence[Feed]) -> list[Feed]:

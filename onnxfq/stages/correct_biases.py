@@ -15,10 +15,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics.moments import choose_steps
+from onnxfq.calibration.statistics.moments import choose_steps, to_integers
 from onnxfq.calibration.weights import InputView, MatrixView
 from onnxfq.data import Feed
 from onnxfq.data.feeds import copy_feeds
+from onnxfq.data.replay import spread_places
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import weight_array
@@ -216,8 +217,7 @@ class InputMeans:
     def _held(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
         """Yield the feeds, and keep some of the odd ones, evenly spread."""
         odd = range(1, self._count, 2)
-        places = np.linspace(0, len(odd) - 1, min(len(odd), CONFIRMING)).round().astype(int)
-        chosen = {odd[place] for place in places}
+        chosen = {odd[place] for place in spread_places(len(odd), CONFIRMING)}
         for number, feed in enumerate(copy_feeds(feeds)):
             if number in chosen:
                 self.confirming.append(feed)
@@ -227,8 +227,7 @@ class InputMeans:
 def _to_integers(x: NDArray[np.float32], view: InputView, steps: NDArray[np.float64]) -> NDArray[np.float64]:
     shape = [1] * x.ndim
     shape[view.channel_axis] = len(steps)
-    # Exact: the steps are powers of two.
-    return np.asarray(np.rint(x * (1 / steps).astype(np.float32).reshape(shape)), np.float64)
+    return np.asarray(to_integers(x, steps.reshape(shape), LARGEST), np.float64)
 
 
 def _shift(

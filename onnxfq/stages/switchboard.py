@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
+from onnxfq.data.replay import spread_places
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, ModelError
@@ -36,8 +37,7 @@ def spread_feeds(kept: Sequence[Feed], count: int) -> list[Feed]:
     """Return `count` of the feeds, evenly spread, or all if they are fewer. Raises DataError without."""
     if not kept:
         raise DataError("measuring the noise of layers needs data; give data")
-    places = np.linspace(0, len(kept) - 1, min(count, len(kept))).round().astype(int)
-    return [kept[place] for place in places]
+    return [kept[place] for place in spread_places(len(kept), count)]
 
 
 @dataclass(frozen=True)

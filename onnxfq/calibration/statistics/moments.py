@@ -82,8 +82,8 @@ class MomentAdder:
     def add(self, u: Rows, v: Rows) -> None:
         """Add rows `u` and `v`, [rows, groups, inputs]; the same array twice for plain moments."""
         left, right = self._steps
-        first = _to_integers(u, left)
-        self._waiting.append((first, first if v is u and right is left else _to_integers(v, right)))
+        first = to_integers(u, left)
+        self._waiting.append((first, first if v is u and right is left else to_integers(v, right)))
         self._rows += len(u)
         if self._rows - self._summed >= PIECE:
             self._multiply()
@@ -109,6 +109,9 @@ class MomentAdder:
                 self._sums += np.matmul(first[at].transpose(1, 2, 0), second[at].transpose(1, 0, 2))
 
 
-def _to_integers(rows: Rows, steps: NDArray[np.float64]) -> NDArray[np.float32]:
+def to_integers(
+    values: NDArray[np.float32], steps: NDArray[np.float64], largest: int = LARGEST
+) -> NDArray[np.float32]:
+    """Return `values` in whole steps, of a magnitude up to `largest`; the steps broadcast to them."""
     # Exact: the steps are powers of two.
-    return np.clip(np.rint(rows * (1 / steps).astype(np.float32)), -LARGEST, LARGEST)
+    return np.clip(np.rint(values * (1 / steps).astype(np.float32)), -largest, largest)
