@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,15 +17,15 @@ from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import ChannelMethods
 from onnxfq.graph.channels import Analysis, ChannelGroup, Fold, analyze_channels
 from onnxfq.graph.constants import weight_array
+from onnxfq.graph.external.streaming import hash_model
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.graph.signature import with_outputs
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.fold_factors import fold_factors, inexact_folds
-from onnxfq.runtime.session import Session
+from onnxfq.stages.moments import MEMORY, FloatRuns
 
 LEAST_GAIN_DB = 0.1
 """Expected gain of the products of a group below which its factors stay 1."""
@@ -46,7 +46,8 @@ class Equalized:
     """A model after equalization.
 
     Attributes:
-        model: of the same function; the given model itself if nothing was changed.
+        model: of the same function, under the SHA-256 of its file; the given model itself if nothing was
+            changed.
         groups: what was done, and what was left.
     """
 
@@ -110,8 +111,7 @@ def equalize(
     if not exponents.any():
         return Equalized(model, tuple(found))
     made = fold_factors(model, analysis, exponents)
-    digest = hashlib.sha256(model.sha256.encode() + exponents.tobytes())
-    return Equalized(replace(made, sha256=digest.hexdigest()), tuple(found))
+    return Equalized(replace(made, sha256=hash_model(made.proto)), tuple(found))
 
 
 _WEIGHTED = WEIGHTED_INPUTS.keys() | {"BatchNormalization"}  # its statistics are constants too
@@ -129,15 +129,15 @@ def _observe(
     axes = {fold.summed: fold.axis for g in groups for fold in (*g.readers, *g.writers) if fold.summed}
     if not axes:
         return {}
-    session = Session(with_outputs(model.proto, axes), threads)
     tops: dict[str, list[NDArray[np.float64]]] = {name: [] for name in axes}
     squares: dict[str, list[NDArray[np.float64]]] = {name: [] for name in axes}
-    for feed in feeds:
-        for (name, axis), values in zip(axes.items(), session.run(feed, list(axes)), strict=True):
-            rows = np.moveaxis(np.asarray(values, np.float64), axis, -1)
-            rows = np.where(np.isfinite(rows), rows, 0.0).reshape(-1, rows.shape[-1])
-            tops[name].append(np.abs(rows).max(axis=0, initial=0.0))
-            squares[name].append(np.square(rows).sum(axis=0) / max(len(rows), 1))
+    with closing(FloatRuns(model, set(axes), threads, MEMORY)) as runs:
+        for values, _ in runs.over(feeds):
+            for name, axis in axes.items():
+                rows = np.moveaxis(np.asarray(values[name], np.float64), axis, -1)
+                rows = np.where(np.isfinite(rows), rows, 0.0).reshape(-1, rows.shape[-1])
+                tops[name].append(np.abs(rows).max(axis=0, initial=0.0))
+                squares[name].append(np.square(rows).sum(axis=0) / max(len(rows), 1))
     return {name: ChannelMoments(_likely_amax(tops[name]), np.mean(squares[name], axis=0)) for name in axes}
 
 

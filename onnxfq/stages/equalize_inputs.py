@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, combinations
@@ -14,13 +13,12 @@ from onnxfq.documents.equalization import METHODS, Equalization, EqualizedGroup,
 from onnxfq.documents.recipe import ChannelMethods, Recipe
 from onnxfq.errors import DataError
 from onnxfq.graph.external.scratch_file import weights_in
-from onnxfq.graph.external.streaming import serialize
 from onnxfq.graph.model import Model
 from onnxfq.interchange import GivenFile
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.encoding_sources import plan_encodings
-from onnxfq.stages.equalize import equalize
+from onnxfq.stages.equalize import Equalized, equalize
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
@@ -60,7 +58,6 @@ def equalize_inputs(
     methods = recipe.channel_methods
     if not (methods.cross_layer or methods.smooth):
         return inputs, None
-    feeds = [] if inputs.feeds is None else inputs.feeds.read_ahead(SAMPLES)
     lacks = "statistics or encodings of the model as it is" if observed or encodings is not None else ""
     named = [name for name in _names(methods) if name not in methods.confirmed]
     if lacks and named:
@@ -68,6 +65,7 @@ def equalize_inputs(
             f"recipe {recipe.name} changes channels ({', '.join(named)}), and {lacks} are given; give data "
             "alone, or equalize: depthwise and smooth: none"
         )
+    feeds = [] if lacks or inputs.feeds is None else inputs.feeds.read_ahead(SAMPLES)
     if not feeds and "smooth" in named:
         raise DataError(f"recipe {recipe.name} smooths activations and needs data for it; give data")
     if lacks or (not feeds and not named):
@@ -78,16 +76,23 @@ def equalize_inputs(
     best, trials = inputs, list[Trial]()
     groups: tuple[EqualizedGroup, ...] = ()
     reached = -np.inf
+    waiting: list[tuple[ChannelMethods, Equalized]] = []
     with weights_in(inputs.scratch):
         for tried in _candidates(methods):
             found = equalize(inputs.model, plan, tried, choosing, options.threads, followed)
-            if trials and not found.changed:
+            if not found.changed:
+                # The first, without methods, is measured only beside another.
+                waiting += [] if waiting or trials else [(tried, found)]
                 continue
-            made = inputs if not found.changed else _with_model(inputs, found.model, feeds)
-            sqnr = _sqnr(made, recipe, choosing, confirming, options) if methods.confirmed else 0.0
-            trials.append(Trial(methods=_names(tried), sqnr_db=sqnr))
-            if sqnr >= reached + LEAST_GAIN_DB:
-                reached, best, groups = sqnr, made, found.groups
+            for one, result in (*waiting, (tried, found)):
+                made = inputs if not result.changed else _with_model(inputs, result.model, feeds)
+                sqnr = _sqnr(made, recipe, choosing, confirming, options) if methods.confirmed else 0.0
+                trials.append(Trial(methods=_names(one), sqnr_db=sqnr))
+                if sqnr >= reached + LEAST_GAIN_DB:
+                    reached, best, groups = sqnr, made, result.groups
+            waiting = []
+    if waiting:
+        groups = waiting[0][1].groups
     return best, Equalization(groups=groups, trials=tuple(trials) if methods.confirmed else ())
 
 
@@ -106,11 +111,7 @@ def _candidates(methods: ChannelMethods) -> list[ChannelMethods]:
 
 
 def _with_model(inputs: QuantizeInputs, model: Model, feeds: Sequence[Feed]) -> QuantizeInputs:
-    """Return `inputs` with another model of the same function, under the SHA-256 of its file."""
-    digest = hashlib.sha256()
-    for part in serialize(model.proto):
-        digest.update(part)
-    model = replace(model, sha256=digest.hexdigest())
+    """Return `inputs` with another model of the same function."""
     ranked = with_run_ranks(model, feeds[0]) if feeds and lacks_ranks(model) else model
     return replace(inputs, model=model, ranked=ranked)
 

@@ -6,6 +6,7 @@ Only the needed part of protobuf's encoding is implemented. A message is a seque
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,6 +61,14 @@ def serialize(proto: onnx.ModelProto) -> Iterator[bytes | memoryview]:
         else:
             yield tensor.SerializeToString(deterministic=True)
     yield tail + _fields_where(light, lambda number: number > _GRAPH)
+
+
+def hash_model(proto: onnx.ModelProto) -> str:
+    """Return the SHA-256 of `proto` as one message with all its values inside."""
+    digest = hashlib.sha256()
+    for part in serialize(proto):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _fields_where(message: Any, wanted: Callable[[int], bool]) -> bytes:

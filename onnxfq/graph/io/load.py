@@ -14,7 +14,7 @@ from onnx import shape_inference
 from onnxfq.errors import ModelError
 from onnxfq.graph.external import sizes
 from onnxfq.graph.external.scratch_file import current_scratch
-from onnxfq.graph.external.streaming import read_without_values, serialize
+from onnxfq.graph.external.streaming import hash_model, read_without_values
 from onnxfq.graph.external.tensor import ExternalTensor, embed, is_external, list_tensors
 from onnxfq.graph.external.weightless import check_model, move_weights
 from onnxfq.graph.io.check_sizes import check_operands, check_sizes, check_unfolded
@@ -119,7 +119,7 @@ def read_model(
 
 
 def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
-    digest, scratch = hashlib.sha256(), current_scratch.get()
+    scratch = current_scratch.get()
     try:
         inside = 0
         for tensor in list_tensors(proto):
@@ -135,13 +135,12 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
                 "the given model holds over 2 GB, more than one message can; save it with external data and "
                 "give its path"
             )
-        for part in serialize(proto):
-            digest.update(part)
+        digest = hash_model(proto)
         if scratch is not None:
-            return move_weights(proto, scratch), digest.hexdigest(), _GIVEN
+            return move_weights(proto, scratch), digest, _GIVEN
         copy = onnx.ModelProto()
         copy.CopyFrom(proto)
-        return copy, digest.hexdigest(), _GIVEN
+        return copy, digest, _GIVEN
     except ValueError as fault:
         raise ModelError(f"{_GIVEN} is damaged: {join_lines(fault)[:200]}; export it again") from None
 
