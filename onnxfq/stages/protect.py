@@ -19,7 +19,7 @@ from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.stages.encoding_sources import PlannedEncodings, plan_encodings
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
-from onnxfq.stages.promise import Promise, SqnrAim, open_aim
+from onnxfq.stages.promise import Aim, Promise, SqnrAim, open_aim
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.round_weights import Rounding
 from onnxfq.stages.sensitivity import SAMPLES, find_remedy, next_count, rank_groups
@@ -73,6 +73,11 @@ class Protected(NamedTuple):
         tensors = None if self.rounding is None else self.rounding.tensors
         return Switchboard.open(inputs, self.plan, self.encodings, options, tensors)
 
+    def prove(self, aim: Aim, inputs: QuantizeInputs, options: RunOptions) -> float:
+        """Return the value of this plan on the part of the data that proves."""
+        board = self.open_board(inputs, options)
+        return aim.prove(board, board.everything)
+
 
 def keep_promise(
     inputs: QuantizeInputs,
@@ -104,15 +109,15 @@ def keep_promise(
         return start
     progress = options.stage("protect")
     ranked = rank_groups(board, spread_feeds(inputs.kept, SAMPLES), start.recipe, progress)
+    known = {0: chosen}
     for _ in range(_ROUNDS):
-        found = find_remedy(board, ranked, aim, least=count, fallback=promise.fallback)
+        found = find_remedy(board, ranked, aim, least=count, known=known, fallback=promise.fallback)
         assert found.remedy is not None
         count = len(found.remedy.kept)
         if count == len(ranked.groups) and promise.fallback == FLOAT:
             break
         made = _leave_out(inputs, start, found, found.remedy, encodings, options)
-        after = made.open_board(inputs, options)
-        reached = aim.prove(after, after.everything)
+        reached = made.prove(aim, inputs, options)
         if reached >= aim.wanted:
             kept = found.remedy.model_copy(update={"before": proven, "reached": reached})
             return made._replace(sensitivity=found.model_copy(update={"remedy": kept}))
@@ -168,8 +173,7 @@ def _widen_weights(
         weight_bits=used / total,
     )
     made = start if not kept else _leave_out(inputs, start, ranked, remedy, encodings, options)
-    after = made.open_board(inputs, options)
-    remedy = remedy.model_copy(update={"reached": aim.prove(after, after.everything)})
+    remedy = remedy.model_copy(update={"reached": made.prove(aim, inputs, options)})
     return made._replace(sensitivity=ranked.model_copy(update={"remedy": remedy}))
 
 
@@ -212,13 +216,14 @@ def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, opti
     progress = options.stage("protect")
     ranked = rank_groups(board, spread_feeds(aim.choosing, SAMPLES), start.recipe, progress)
     affordable = _affordable(ranked, MULTIPLIES_PER_DB * (least - min(chosen, proven)))
+    known = {0: chosen}
     for wanted in (aim, SqnrAim(chosen + LEAST_GAIN_DB, inputs.kept)):
-        remedy = find_remedy(board, ranked, wanted, among=affordable, fallback=FLOAT).remedy
+        found = find_remedy(board, ranked, wanted, among=affordable, known=known, fallback=FLOAT)
+        remedy = found.remedy
         assert remedy is not None
         if remedy.is_kept:
             made = _leave_out(inputs, start, ranked, remedy, None, options)
-            after = made.open_board(inputs, options)
-            reached = aim.prove(after, after.everything)
+            reached = made.prove(aim, inputs, options)
             if reached >= min(least, proven + LEAST_GAIN_DB / 2):
                 remedy = remedy.model_copy(update={"wanted": least, "before": proven, "reached": reached})
                 return made._replace(sensitivity=ranked.model_copy(update={"remedy": remedy}))

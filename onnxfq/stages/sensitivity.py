@@ -118,6 +118,7 @@ def find_remedy(
     *,
     least: int = 0,
     among: Sequence[int] | None = None,
+    known: dict[int, float] | None = None,
     fallback: str,
 ) -> Sensitivity:
     """Return `ranked` with the cheapest of its groups in float that reach what `aim` wants.
@@ -132,12 +133,13 @@ def find_remedy(
         aim: what is measured, on the part of the data that chooses.
         least: number of groups that are not quantized in any case.
         among: groups that may be left in float, in this order; None for all.
+        known: values by number of groups, for calls with the same groups and data; it is filled.
         fallback: see `Promise`; noted in the remedy.
     """
     by_tensors = {group.tensors: group for group in board.groups}
     order = ranked.by_gain() if among is None else list(among)
     groups = [by_tensors[ranked.groups[at].tensors] for at in order]
-    known: dict[int, float] = {}
+    known = {} if known is None else known
 
     def measure(count: int) -> float:
         if count not in known:
