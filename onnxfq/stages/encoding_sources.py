@@ -15,7 +15,7 @@ from onnxfq.interchange import GivenFile, read_given
 from onnxfq.interchange.apply import Fitted, fit
 from onnxfq.interchange.external import Given
 from onnxfq.interchange.recipe_overrides import recipe_with
-from onnxfq.stages.calibrate import calibrate, select_calibrated_part
+from onnxfq.stages.calibrate import choose_encodings, select_calibrated_part
 from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.registry import prepare_model
@@ -85,14 +85,14 @@ class PlannedEncodings:
     ) -> tuple[Plan, Encodings]:
         """Return the plan that is really encoded, and its encodings in the order of `calibrate`.
 
-        Encodings of the file are used unchanged; `calibrate` makes the others and raises its errors. The plan
-        lacks activations without a value in any run.
+        Encodings of the file are used unchanged; `choose_encodings` makes the others and raises its errors.
+        The plan lacks activations without a value in any run.
         """
         if self.matched is None:
-            made = calibrate(model, self.plan, statistics, calibrator)
+            made = choose_encodings(model, self.plan, statistics, calibrator)
             return select_calibrated_part(self.plan, made.without_values, made.unshared), made
         unknown = self.unknown
-        made = calibrate(model, unknown, statistics, calibrator)
+        made = choose_encodings(model, unknown, statistics, calibrator)
         plan = select_calibrated_part(self.plan, made.without_values, made.unshared)
         known = self.own | {encoding.tensor: encoding for encoding in made.encodings}
         known |= {one.tensor: one for one in encode_biases(model, plan, known.values())}
