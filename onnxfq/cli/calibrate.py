@@ -9,14 +9,13 @@ import typer
 
 from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.cli.console import say
+from onnxfq.cli.console import PrintingText
 from onnxfq.cli.options import (
     CalibratorOption,
     GivenOption,
     ModelArgument,
     OutputOption,
     PlanOption,
-    QuietOption,
     StatisticsOption,
 )
 from onnxfq.documents.plan import Plan
@@ -42,9 +41,10 @@ def calibrate(
     ] = False,
     table_csv: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.csv", help="Write that table as CSV.", show_default=False),
+        typer.Option(metavar="FILE.csv", help="Write that table as CSV."),
     ] = None,
-    quiet: QuietOption = False,
+    *,
+    printer: PrintingText,
 ) -> None:
     """Write the encodings (JSON): scale and zero point of every quantized tensor.
 
@@ -67,12 +67,9 @@ def calibrate(
     if observed is not None and (table or table_csv is not None):
         rows = calibrator_rows(matched.unknown, observed, calibrator)
         if table:
-            say(calibrator_table(rows))
+            typer.echo(calibrator_table(rows))
         if table_csv is not None:
             write_text(table_csv, calibrator_csv(rows))
-    for line in matched.lines():
-        say(line, quiet)
-    say(f"calibrated {len(made.encodings)} tensors", quiet)
-    for written in (*files, table_csv):
-        if written is not None:
-            say(f"wrote      {written}", quiet)
+    for line in [*matched.lines(), f"calibrated {len(made.encodings)} tensors"]:
+        printer.say(line)
+    printer.wrote(*files, table_csv)

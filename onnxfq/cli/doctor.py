@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import typer
 
-from onnxfq.cli.basic_options import JsonOption
-from onnxfq.cli.console import say
+from onnxfq.cli.console import PrintingAll
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.runtime.custom_ops import custom_ops_path
 from onnxfq.runtime.gpus import Gpu, cuda_built, gpus, use_gpu
@@ -25,7 +24,7 @@ OK = "ok"
 _PACKAGES = ("onnx", "numpy", "ml-dtypes", "onnx-graphsurgeon", "torch", "ray", "tensorrt-rtx")
 
 
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(*, printer: PrintingAll) -> None:
     """Print versions, library, providers and devices; test every kernel on every usable device.
 
     Exit with 0 if all tests pass, otherwise with 1.
@@ -47,12 +46,11 @@ def doctor(as_json: JsonOption = False) -> None:
         ["sessions", _sessions(problem, gpu_fault)],
         ["device auto", "cuda" if fit else "cpu"],
     ]
-    if as_json:
-        say(to_json({"facts": rows, "tests": outcomes}))
-    else:
-        tests = [[outcome.device, outcome.kernel, outcome.fault or OK] for outcome in outcomes]
-        for line in [*table_lines(rows), "", *table_lines(tests)]:
-            say(line)
+    if printer.as_json:
+        typer.echo(to_json({"facts": rows, "tests": outcomes}))
+    tests = [[outcome.device, outcome.kernel, outcome.fault or OK] for outcome in outcomes]
+    for line in [*table_lines(rows), "", *table_lines(tests)]:
+        printer.say(line)
     if any(outcome.fault for outcome in outcomes):
         raise typer.Exit(1)
 

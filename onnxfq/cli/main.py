@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 
 from onnxfq.cli.notes import show_notes
+from onnxfq.cli.option_groups import expand_groups
 from onnxfq.errors import OnnxfqError, join_lines
 from onnxfq.version import VERSION
 
@@ -66,7 +67,7 @@ def build_app(names: Sequence[str]) -> typer.Typer:
     app.callback()(_root)
     for name in names:
         function = name.replace("-", "_")
-        command = getattr(import_module(f"onnxfq.cli.{function}"), function)
+        command = expand_groups(getattr(import_module(f"onnxfq.cli.{function}"), function))
         # Imported with the first command, because it reads models and --version does not.
         _hide_types_of_flags(command)
         app.command(name, rich_help_panel=_panel(name))(
