@@ -9,7 +9,7 @@ import typer
 
 from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.cli.console import PrintingText
+from onnxfq.cli.console import Printing
 from onnxfq.cli.options import (
     CalibratorOption,
     GivenOption,
@@ -44,7 +44,7 @@ def calibrate(
         typer.Option(metavar="FILE.csv", help="Write that table as CSV."),
     ] = None,
     *,
-    printer: PrintingText,
+    printer: Printing,
 ) -> None:
     """Write the encodings (JSON): scale and zero point of every quantized tensor.
 
@@ -64,12 +64,13 @@ def calibrate(
     encoded, made = matched.encode(loaded, found, calibrator)
     tell_lost_values(find_lost_values(encoded, found, made))
     files = made.save(output)
-    if observed is not None and (table or table_csv is not None):
-        rows = calibrator_rows(matched.unknown, observed, calibrator)
-        if table:
-            typer.echo(calibrator_table(rows))
-        if table_csv is not None:
-            write_text(table_csv, calibrator_csv(rows))
-    for line in [*matched.lines(), f"calibrated {len(made.encodings)} tensors"]:
-        printer.say(line)
+    compared = observed is not None and (table or table_csv is not None)
+    rows = calibrator_rows(matched.unknown, observed, calibrator) if observed and compared else []
+    if table and not printer.as_json:
+        typer.echo(calibrator_table(rows))
+    if table_csv is not None:
+        write_text(table_csv, calibrator_csv(rows))
+    count, notes = len(made.encodings), matched.lines()
+    record = {"tensors": count, "notes": notes, "table": rows, "files": files}
+    printer.report(record, *notes, f"calibrated {count} tensors")
     printer.wrote(*files, table_csv)

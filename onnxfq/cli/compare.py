@@ -29,7 +29,7 @@ def compare(
         typer.Option("--tolerance", metavar="DB", min=0.0, help="Report tensors with an SQNR below this."),
     ] = TOLERANCE_DB,
     feeds: Annotated[
-        int, typer.Option("--feeds", min=1, help="Compare this many feeds of the data.")
+        int, typer.Option("--feeds", metavar="N", min=1, help="Compare this many feeds of the data.")
     ] = FEEDS,
     *,
     running: RunningOnCpu,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Protocol
 
 import typer
 
+from onnxfq.cli.notes import show_notes
 from onnxfq.cli.option_groups import Group
+from onnxfq.support.records import to_json
 
 
 class Shown(Protocol):
@@ -26,7 +29,17 @@ class Printer:
     """Output of a command, without markup and wrapping."""
 
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also print what the library logs at level INFO.")
+    ] = False
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False
+
+    def __post_init__(self) -> None:
+        """Let the library log what `verbose` asks for."""
+        if self.verbose and self.quiet:
+            raise typer.BadParameter("--verbose and --quiet exclude each other; give one")
+        if self.verbose:
+            show_notes(logging.INFO)
 
     @property
     def silent(self) -> bool:
@@ -49,6 +62,13 @@ class Printer:
         if not self.quiet:
             typer.echo(text, err=self.as_json)
 
+    def report(self, record: object, *lines: str) -> None:
+        """Print a result as JSON, or in lines of text."""
+        if self.as_json:
+            typer.echo(to_json(record))
+        for line in lines:
+            self.say(line)
+
     def show(self, result: Shown, hidden: bool = False) -> None:
         """Print a result as JSON or, unless `hidden`, as a table."""
         if self.as_json:
@@ -59,5 +79,4 @@ class Printer:
 
 Printing = Annotated[Printer, Group(Printer)]
 PrintingAll = Annotated[Printer, Group(Printer, quiet=False)]
-PrintingText = Annotated[Printer, Group(Printer, as_json=False)]
-"""Printers of commands that write files, of commands that only print, and of those that have no JSON."""
+"""Printers of commands that write files, and of commands that only print."""

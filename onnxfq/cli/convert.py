@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
 from onnxfq.cli.options import ModelArgument, OutputOption, target_option
 from onnxfq.cli.run_options import RunningFast
 from onnxfq.report.conversion import conversion_summary
 from onnxfq.stages.convert import convert as convert_model
-from onnxfq.support.records import to_json
 from onnxfq.targets.registry import DEFAULT_TARGET
 
 
@@ -33,8 +30,6 @@ def convert(
     """
     with running.progress(printer) as options:
         result = convert_model(model, output, target=target, data=data, options=options)
-    if printer.as_json:
-        typer.echo(to_json({name: value for name, value in vars(result).items() if name != "qdq"}))
-        return
-    printer.say(conversion_summary(result))
+    record = {name: value for name, value in vars(result).items() if name != "qdq"}
+    printer.report(record, conversion_summary(result))
     printer.wrote(output)

@@ -49,7 +49,7 @@ def _describe(
         str | None,
         _option(metavar="FILE", help="Check the data against a known-good sample; reject a different scale."),
     ] = None,
-    limit: Annotated[int | None, _option(min=1, help="Read only this many samples.")] = None,
+    limit: Annotated[int | None, _option(metavar="N", min=1, help="Read only this many samples.")] = None,
     nonfinite: Annotated[Nonfinite, _option(help="Stop at NaN and infinities, or skip them.")] = "stop",
 ) -> DataOptions:
     return DataOptions(

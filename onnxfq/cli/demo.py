@@ -23,7 +23,6 @@ from onnxfq.report.tensor_errors import tensor_errors
 from onnxfq.report.text import coverage_line
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.options import RunOptions
-from onnxfq.support.records import to_json
 from onnxfq.support.resources import package_file
 
 # The split of models/digits.py: the network was trained on the images before these.
@@ -59,13 +58,13 @@ def demo(
 ) -> None:
     """Quantize a trained digit network and measure it on 1,500 unseen digits."""
     result = run_demo(output)
-    if printer.as_json:
-        typer.echo(to_json({name: value for name, value in vars(result).items() if name != "results"}))
-        return
     best = result.results[PER_AXIS]
-    printer.say("model      depthwise-separable residual CNN, trained on 8,000 MNIST digits")
     calibrator = best.plan.activations[0].calibrator
-    printer.say(f"quantized  {coverage_line(best.plan)}, calibrated on 500 digits with {calibrator}")
+    printer.report(
+        {name: value for name, value in vars(result).items() if name != "results"},
+        "model      depthwise-separable residual CNN, trained on 8,000 MNIST digits",
+        f"quantized  {coverage_line(best.plan)}, calibrated on 500 digits with {calibrator}",
+    )
     printer.wrote(*result.files)
     printer.say(f"time       {result.seconds:.1f} s")
     printer.say("")

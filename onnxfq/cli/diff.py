@@ -16,7 +16,7 @@ def diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="A quantized model.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Another quantized model.")],
     tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Accept scales that differ by at most this fraction.")
+        float, typer.Option(metavar="X", min=0.0, help="Accept scales that differ by at most this fraction.")
     ] = 0.0,
     *,
     printer: PrintingAll,

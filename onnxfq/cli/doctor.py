@@ -16,7 +16,6 @@ from onnxfq.runtime.gpus import Gpu, cuda_built, gpus, use_gpu
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.providers import cuda_problem
 from onnxfq.runtime.self_test import Outcome, self_test
-from onnxfq.support.records import to_json
 from onnxfq.support.tables import table_lines
 from onnxfq.version import VERSION
 
@@ -46,11 +45,8 @@ def doctor(*, printer: PrintingAll) -> None:
         ["sessions", _sessions(problem, gpu_fault)],
         ["device auto", "cuda" if fit else "cpu"],
     ]
-    if printer.as_json:
-        typer.echo(to_json({"facts": rows, "tests": outcomes}))
     tests = [[outcome.device, outcome.kernel, outcome.fault or OK] for outcome in outcomes]
-    for line in [*table_lines(rows), "", *table_lines(tests)]:
-        printer.say(line)
+    printer.report({"facts": rows, "tests": outcomes}, *table_lines(rows), "", *table_lines(tests))
     if any(outcome.fault for outcome in outcomes):
         raise typer.Exit(1)
 

@@ -24,9 +24,13 @@ def evaluate(
     data: DataOption,
     labels: Annotated[
         Path | None,
-        typer.Option(help="Compute accuracy with class numbers, one per row: .npy, .npz or text."),
+        typer.Option(
+            metavar="FILE", help="Compute accuracy with class numbers, one per row: .npy, .npz or text."
+        ),
     ] = None,
-    per_tensor: Annotated[bool, typer.Option(help="Also score every quantized inner tensor.")] = False,
+    per_tensor: Annotated[
+        bool, typer.Option("--per-tensor", help="Also score every quantized inner tensor.")
+    ] = False,
     kernels: Annotated[
         Kernels,
         typer.Option(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from onnxfq import interchange
-from onnxfq.cli.console import PrintingText
+from onnxfq.cli.console import Printing
 from onnxfq.cli.options import OutputOption, PlanOption
 from onnxfq.documents.plan import Plan
 from onnxfq.interchange import WRITERS, load_encodings
@@ -27,13 +27,15 @@ def export_encodings(
         typer.Option("--to", metavar="NAME", help=f"Write this format: {', '.join(WRITERS)}."),
     ],
     *,
-    printer: PrintingText,
+    printer: Printing,
 ) -> None:
     """Write encodings in the format of another tool, and list the encodings that do not fit."""
     written = interchange.export_encodings(load_encodings(encodings), Plan.load(plan), to)
     write_text(output, written.text)
-    printer.say(f"exported   {written.tensors} of {written.tensors + len(written.lost)} tensors as {to}")
+    lines = [f"exported   {written.tensors} of {written.tensors + len(written.lost)} tensors as {to}"]
     for why in dict.fromkeys(written.lost.values()):
         names = [name for name, its in written.lost.items() if its == why]
-        printer.say(f"left out   {', '.join(names)}: {why}")
+        lines.append(f"left out   {', '.join(names)}: {why}")
+    record = {"format": to, "tensors": written.tensors, "left_out": written.lost, "files": [output]}
+    printer.report(record, *lines)
     printer.wrote(output)

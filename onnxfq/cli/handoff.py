@@ -12,7 +12,6 @@ from onnxfq.cli.data_options import OptionalDataOption
 from onnxfq.cli.options import BuildChoice, ModelArgument, read_shapes
 from onnxfq.cli.run_options import RunningOnCpu
 from onnxfq.stages.handoff import handoff as write_folder
-from onnxfq.support.records import to_json
 
 ShapesOption = Annotated[
     list[str] | None,
@@ -50,10 +49,5 @@ def handoff(
             ends=ends,
             options=options,
         )
-    if printer.as_json:
-        typer.echo(to_json(result))
-        return
-    for note in result.notes:
-        printer.say(f"note       {note}")
-    printer.say(result.check.table())
+    printer.report(result, *(f"note       {note}" for note in result.notes), result.check.table())
     printer.say(f"wrote      {output}: {len(result.files)} files, described in its README.md")

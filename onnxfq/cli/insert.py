@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.cli.console import PrintingText
+from onnxfq.cli.console import Printing
 from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.external.scratch_file import scratch_for, weights_in
@@ -43,10 +43,13 @@ def insert(
         typer.Option("--as", help="Insert Q/DQ to hand over, or FakeQuantize nodes to evaluate."),
     ] = Form.qdq,
     switchable: Annotated[
-        bool, typer.Option(help="With --as fakequant, add the input onnxfq/enabled that switches to float.")
+        bool,
+        typer.Option(
+            "--switchable", help="With --as fakequant, add the input onnxfq/enabled that switches to float."
+        ),
     ] = False,
     *,
-    printer: PrintingText,
+    printer: Printing,
 ) -> None:
     """Insert the planned quantizers into MODEL and write it."""
     if switchable and form is Form.qdq:
@@ -59,5 +62,7 @@ def insert(
         else:
             made = insert_fake_quantize(loaded, planned, encoded, switchable=switchable)
         save(made, output)
-    printer.say(f"inserted   {form.value}: {coverage_line(planned)}")
+    coverage = [row._asdict() for row in planned.coverage()]
+    record = {"form": form.value, "coverage": coverage, "files": [output]}
+    printer.report(record, f"inserted   {form.value}: {coverage_line(planned)}")
     printer.wrote(output)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.cli.console import PrintingText
+from onnxfq.cli.console import Printing
 from onnxfq.cli.options import OutputOption
 
 
@@ -20,10 +20,12 @@ def merge_statistics(
     ],
     output: OutputOption,
     *,
-    printer: PrintingText,
+    printer: Printing,
 ) -> None:
     """Merge the statistics of several data sets; the order of FILEs does not matter."""
     merged = reduce(Statistics.merge, (Statistics.load(part) for part in parts))
     merged.save(output)
-    printer.say(f"merged     {len(parts)} files: {len(merged.tensors)} tensors over {merged.feeds} feeds")
+    tensors, feeds = len(merged.tensors), merged.feeds
+    record = {"parts": parts, "tensors": tensors, "feeds": feeds, "files": [output]}
+    printer.report(record, f"merged     {len(parts)} files: {tensors} tensors over {feeds} feeds")
     printer.wrote(output)

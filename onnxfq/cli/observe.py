@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.cli.console import PrintingText
+from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
 from onnxfq.cli.options import CustomOpsOption, ModelArgument, OptionalPlanOption, OutputOption
 from onnxfq.cli.run_options import RunningFast
@@ -45,7 +45,7 @@ def observe(
     custom_ops: CustomOpsOption = None,
     *,
     running: RunningFast,
-    printer: PrintingText,
+    printer: Printing,
 ) -> None:
     """Write the statistics for all calibrators (.stats.npz) in one pass.
 
@@ -74,12 +74,14 @@ def observe(
             else:
                 statistics = collect_statistics(loaded, wanted, feeds, how, start)
         except ObservationInterrupted as stop:
-            so_far = stop.statistics
-            so_far.save(output)
-            printer.say(f"interrupted after {so_far.feeds} feeds; wrote {output}; continue with --resume")
-            raise typer.Exit(INTERRUPTED) from None
+            statistics = stop.statistics
     statistics.save(output)
-    printer.say(f"observed   {len(statistics.tensors)} tensors over {statistics.feeds} feeds")
+    tensors, runs = len(statistics.tensors), statistics.feeds
+    record = {"tensors": tensors, "feeds": runs, "complete": statistics.complete, "files": [output]}
+    if not statistics.complete:
+        printer.report(record, f"interrupted after {runs} feeds; wrote {output}; continue with --resume")
+        raise typer.Exit(INTERRUPTED)
+    printer.report(record, f"observed   {tensors} tensors over {runs} feeds")
     printer.wrote(output)
 
 

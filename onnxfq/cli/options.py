@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -16,7 +16,6 @@ from onnxfq.cli.basic_options import ModelArgument as ModelArgument
 from onnxfq.cli.option_groups import Group
 from onnxfq.documents.recipe import (
     DEFAULT_RECIPE,
-    RECIPES,
     BiasCorrectionChoice,
     Equalize,
     Recipe,
@@ -44,7 +43,7 @@ StatisticsOption = Annotated[
 RecipeOption = Annotated[
     str,
     typer.Option(
-        "--recipe", metavar="NAME|FILE", help=f"Use this recipe: {', '.join(RECIPES)}, or a YAML file."
+        "--recipe", metavar="NAME|FILE", help="Use this recipe of `onnxfq recipes`, or this YAML file."
     ),
 ]
 CalibratorOption = Annotated[
@@ -95,7 +94,8 @@ class RecipeChoice:
     equalize: Annotated[
         Equalize | None,
         typer.Option(
-            help="Equalize channel ranges: of depthwise inputs, or across layers; overrides the recipe."
+            metavar="NAME",
+            help=f"Equalize channel ranges: {', '.join(get_args(Equalize))}; overrides the recipe.",
         ),
     ] = None
     smooth: Annotated[

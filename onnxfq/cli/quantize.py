@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -15,7 +14,6 @@ from onnxfq import pipeline
 from onnxfq.cli.artifacts import artifact_paths
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
-from onnxfq.cli.notes import show_notes
 from onnxfq.cli.options import (
     ACCURACY_PANEL,
     ChosenRecipe,
@@ -37,7 +35,7 @@ from onnxfq.report.text import quantize_summary
 from onnxfq.stages.encoding_sources import Missing
 from onnxfq.stages.protect import PROTECT_DB
 from onnxfq.support.files import check_writable, replace_folder
-from onnxfq.support.records import to_json, write_document
+from onnxfq.support.records import write_document
 
 
 def quantize(
@@ -87,17 +85,12 @@ def quantize(
         ),
     ] = None,
     running: Running,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also print what the library logs at level INFO.")
-    ] = False,
     printer: Printing,
 ) -> None:
     """Quantize MODEL, compare it with the float model and write it with Q/DQ nodes.
 
     --data is optional with --statistics or --encodings, and for recipes that observe nothing.
     """
-    if verbose:
-        show_notes(logging.INFO)
     if report is not None:
         check_writable(report)
     if artifacts is not None:
@@ -130,10 +123,7 @@ def quantize(
     if artifacts is not None:
         _write_artifacts(result, artifacts, model)
     sizes = model_bytes(model), model_bytes(output)
-    if printer.as_json:
-        typer.echo(to_json(quantize_record(result, sizes)))
-        return
-    printer.say(quantize_summary(result, sizes))
+    printer.report(quantize_record(result, sizes), quantize_summary(result, sizes))
     printer.wrote(output, report, artifacts)
 
 

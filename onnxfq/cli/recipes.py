@@ -30,21 +30,12 @@ def recipes(
         typer.echo(json.dumps(recipe_schema(), indent=2))
     elif name is not None:
         fields = load_recipe(name).model_dump(mode="json")
-        typer.echo(
-            json.dumps(fields, indent=2)
-            if printer.as_json
-            else yaml.safe_dump(fields, sort_keys=False).rstrip()
-        )
-    elif printer.as_json:
-        typer.echo(
-            json.dumps({one: recipe.model_dump(mode="json") for one, recipe in RECIPES.items()}, indent=2)
-        )
+        printer.report(fields, yaml.safe_dump(fields, sort_keys=False).rstrip())
     else:
         rows = [["recipe", "target", "activations", "weights"]]
         for one, recipe in RECIPES.items():
             rows.append([one, recipe.target, _describe(recipe.activations), _describe(recipe.weights)])
-        for line in table_lines(rows):
-            typer.echo(line)
+        printer.report(RECIPES, *table_lines(rows))
 
 
 def _describe(scheme: ActivationScheme | WeightScheme | None) -> str:

@@ -24,6 +24,7 @@ def _option(*names: str, **given: Any) -> Any:
 BatchOption = Annotated[
     int,
     _option(
+        metavar="N",
         min=0,
         help="Run this many samples at once if the batch axis is open; 0 keeps the batches of the data.",
     ),
@@ -37,7 +38,7 @@ class Run:
     described: Described
     batch: BatchOption = DEFAULT_BATCH
     threads: Annotated[
-        int, _option(min=0, max=MOST_THREADS, help="Use this many threads; 0 for one per core.")
+        int, _option(metavar="N", min=0, max=MOST_THREADS, help="Use this many threads; 0 for one per core.")
     ] = 0
     device: Annotated[
         DeviceChoice, _option(help="Run models on this device; auto: on a GPU if one works and has room.")

@@ -27,7 +27,7 @@ def sensitivity(
     data: DataOption,
     recipe: RecipeOption = DEFAULT_RECIPE,
     statistics: StatisticsOption = None,
-    samples: Annotated[int, typer.Option(min=1, help="Measure this many samples.")] = SAMPLES,
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Measure this many samples.")] = SAMPLES,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE.json", help="Write all groups."),
