@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,15 +82,19 @@ class PlannedEncodings:
         return PlannedEncodings(part, self.matched)
 
     def encode(
-        self, model: Model, statistics: Statistics, calibrator: str | None = None
+        self,
+        model: Model,
+        statistics: Statistics,
+        calibrator: str | None = None,
+        weights: Sequence[Encoding] | None = None,
     ) -> tuple[Plan, Encodings]:
         """Return the plan that is really encoded, and its encodings in the order of `calibrate`.
 
         Encodings of the file are used unchanged; `choose_encodings` makes the others and raises its errors.
-        The plan lacks activations without a value in any run.
+        The plan lacks activations without a value in any run. `weights` are for plans without a file.
         """
         if self.matched is None:
-            made = choose_encodings(model, self.plan, statistics, calibrator)
+            made = choose_encodings(model, self.plan, statistics, calibrator, weights)
             return select_calibrated_part(self.plan, made.without_values, made.unshared), made
         unknown = self.unknown
         made = choose_encodings(model, unknown, statistics, calibrator)

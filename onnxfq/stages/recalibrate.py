@@ -86,7 +86,13 @@ def _is_open(recipe: Recipe) -> bool:
 def _calibrated_by(name: str, inputs: QuantizeInputs, start: Protected) -> Protected:
     """Return the plan of `start` with another calibrator; rounded weights stay."""
     recipe = start.recipe.with_calibrator(name)
-    made = Protected.of(inputs.model, recipe, plan_encodings(inputs.ranked, recipe), start.statistics)
-    if start.rounding is None:
-        return made
-    return made.rounded(start.rounding.for_plan(inputs.model, made.plan, made.encodings))
+    planned = plan_encodings(inputs.ranked, recipe)
+    rounding = start.rounding
+    # Rounded weights may have other scales than those of the nearest values.
+    weights = None if rounding is not None and rounding.tensors else start.encodings.encodings
+    made = Protected(
+        recipe, planned, start.statistics, *planned.encode(inputs.model, start.statistics, weights=weights)
+    )
+    return (
+        made if rounding is None else made.rounded(rounding.for_plan(inputs.model, made.plan, made.encodings))
+    )
