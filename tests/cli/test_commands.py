@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 import typer
+import yaml
 from builders import build, conv_relu, feed_for, gemm, two_branch, weights
 from typer.testing import CliRunner
 
@@ -288,6 +289,63 @@ def test_json_of_the_stages(run: Run) -> None:
     line = "export-encodings e.json --plan p.json --to tensorrt-cache -o out.cache --json"
     content = json.loads(run(line))
     assert (content["tensors"], list(content["left_out"])) == (1, ["w"])
+
+
+JOBS = [
+    "--data data.npz --recipe recipe.yaml --scale 1/2 --mean 0.1 --limit 33 --batch 5 --exact",
+    "--data data.npz --float fp16 --float-io --min-sqnr 20 --protect none --runtime onnxruntime==1.20.1",
+    "--encodings calib.cache",
+]
+
+
+@pytest.mark.parametrize("options", JOBS)
+def test_a_job_reproduces_the_command(options: str, run: Run, workplace: Path) -> None:
+    """`run` writes the bytes of the command line that wrote the job, from another folder too."""
+    jsonschema = pytest.importorskip("jsonschema")
+    Path("calib.cache").write_text(CACHE, encoding="utf-8")
+    Path("jobs").mkdir()
+    line = f"quantize model.onnx {options} -o out.onnx --artifacts kept"
+    assert "wrote      jobs/job.yaml" in run(f"{line} --write-job jobs/job.yaml")
+    written = [Path("out.onnx"), *sorted(Path("kept").iterdir())]
+    before = {path: path.read_bytes() for path in written}
+    for path in written:
+        path.unlink()
+    assert "wrote      ../out.onnx" in run("run jobs/job.yaml")
+    assert {path: path.read_bytes() for path in written} == before
+    assert json.loads(run("run jobs/job.yaml --json"))["source"] == "../model.onnx"
+    assert Path.cwd() == workplace
+    schema = json.loads(run("run --schema"))
+    job = yaml.safe_load(Path("jobs/job.yaml").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(job)
+    assert all(schema["properties"][name]["description"] for name in schema["properties"])
+    command = typer.main.get_command(build_app(["quantize"])).commands["quantize"]  # type: ignore[attr-defined]
+    options_of_command = {name for one in command.params for name in one.opts} - {"MODEL", "-o", "-v", "-q"}
+    known = {"--" + name.replace("_", "-") for name in schema["properties"]}
+    assert known ^ options_of_command <= {"--model", "model"} | {
+        "--write-job",
+        "--json",
+        "--verbose",
+        "--quiet",
+    }
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ("{model: model.onnx, output: o.onnx, dta: data.npz}", "dta: no such field; nearest: data"),
+        ("{output: o.onnx}", "model: Field required"),
+        ("{model: model.onnx, output: o.onnx, data: no.npz}", "no such file or folder: no.npz"),
+        ("{model: model.onnx, output: o.onnx, exact: perhaps}", "exact: Input should be a valid boolean"),
+        ("{model: model.onnx, output: job.yaml, data: data.npz}", "is another file of this command"),
+    ],
+)
+def test_mistakes_in_jobs(job: str, message: str, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A wrong field, value or file is one line that names the job, and nothing is written."""
+    Path("job.yaml").write_text(job, encoding="utf-8")
+    assert main(["run", "job.yaml"]) == 1
+    printed = capfd.readouterr().err
+    assert "job.yaml" in printed and message in printed and printed.count("\n") == 1
+    assert not Path("o.onnx").exists() and Path("job.yaml").read_text(encoding="utf-8") == job
 
 
 def test_notes_stand_beside_json(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
