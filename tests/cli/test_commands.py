@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import typer
 import yaml
@@ -398,6 +399,35 @@ def test_evaluate_with_labels(run: Run) -> None:
     content = json.loads(run("evaluate model.onnx q.onnx --data data.npz --labels labels.txt --json"))
     assert (content["accuracy"], content["reference"]) == (0.5, "model.onnx")
     assert content["candidates"][0]["candidate"] == "q.onnx"
+
+
+def test_evaluate_of_several_candidates(
+    run: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each candidate has the scores of a run of its own, from one run of the float model per feed."""
+    Path("other").mkdir()
+    stages(run)
+    run("quantize model.onnx --data data.npz --recipe onnxruntime-int8 -o other/staged.onnx")
+    run("quantize model.onnx --data data.npz --calibrator minmax -o q.onnx")
+    names = ["staged.onnx", "other/staged.onnx", "q.onnx"]
+    alone = [json.loads(run(f"evaluate model.onnx {name} --data data.npz --json")) for name in names]
+    opened: list[str] = []
+    whole = onnxruntime.InferenceSession
+
+    def session(*given: object, **options: object) -> object:
+        opened.append("one")
+        return whole(*given, **options)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    together = json.loads(run(f"evaluate model.onnx {' '.join(names)} --data data.npz --json"))
+    assert len(opened) == 1 + len(names)
+    assert [one["candidate"] for one in together["candidates"]] == names
+    assert [one["outputs"] for one in together["candidates"]] == [
+        one["candidates"][0]["outputs"] for one in alone
+    ]
+    assert len(run(f"evaluate model.onnx {' '.join(names)} --data data.npz").splitlines()) == 1 + len(names)
+    assert main("evaluate model.onnx q.onnx q.onnx --data data.npz".split()) == 2
+    assert "candidate q.onnx appears twice" in capfd.readouterr().err
 
 
 def test_evaluate_per_tensor(run: Run) -> None:
