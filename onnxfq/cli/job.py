@@ -12,12 +12,16 @@ import pydantic
 import typer
 import yaml
 
+from onnxfq.documents.recipe import RECIPES
 from onnxfq.errors import RecipeError
 from onnxfq.support.files import write_text
 from onnxfq.support.records import Record, read_document
 
 _LEFT_OUT = ("write_job", "as_json", "verbose", "quiet")
 """Options that choose what is printed, and where the job is written; they do not change results."""
+
+_NAMES_OR_PATHS = ("data", "example", "recipe")
+"""Options whose text may name a file or something else."""
 
 WriteJobOption = Annotated[
     Path | None,
@@ -87,20 +91,28 @@ def job_arguments(job: dict[str, Any]) -> Iterator[str]:
 def write_job(path: Path, context: typer.Context) -> None:
     """Write the options of the command line of `context`, with paths relative to the folder of `path`."""
     folder = path.absolute().parent
-
-    def relative(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [relative(one) for one in value]
-        if isinstance(value, Path) or (isinstance(value, str) and os.path.exists(value)):
-            return Path(os.path.relpath(value, folder)).as_posix()
-        return value
-
     options = {
-        _key(one.name, one.opts): relative(context.params[one.name])
+        _key(one.name, one.opts): _relative(context.params[one.name], one, folder)
         for one in context.command.params
         if one.name in context.params and one.name not in _LEFT_OUT and _is_given(context, one.name)
     }
     write_text(path, yaml.safe_dump(options, sort_keys=False))
+
+
+def _relative(value: Any, option: Any, folder: Path) -> Any:
+    """Return the value of an option for a job in `folder`; a path is made relative."""
+    if isinstance(value, (list, tuple)):
+        return [_relative(one, option, folder) for one in value]
+    # Older releases of typer hold paths as text with a type here.
+    is_path = isinstance(value, Path) or getattr(getattr(option, "type", None), "name", "") == "path"
+    if is_path or (option.name in _NAMES_OR_PATHS and _is_path(value)):
+        return Path(os.path.relpath(value, folder)).as_posix()
+    return value
+
+
+def _is_path(text: str) -> bool:
+    """Tell files and folders from the name of a recipe and from module:function, as the options do."""
+    return Path(text).suffix in (".yaml", ".yml", ".json") or (text not in RECIPES and os.path.exists(text))
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -295,7 +295,7 @@ def test_json_of_the_stages(run: Run) -> None:
 JOBS = [
     "--data data.npz --recipe recipe.yaml --scale 1/2 --mean 0.1 --limit 33 --batch 5 --exact",
     "--data data.npz --float fp16 --float-io --min-sqnr 20 --protect none --runtime onnxruntime==1.20.1",
-    "--encodings calib.cache",
+    "--encodings calib.cache --recipe tensorrt-int8",
 ]
 
 
@@ -304,7 +304,8 @@ def test_a_job_reproduces_the_command(options: str, run: Run, workplace: Path) -
     """`run` writes the bytes of the command line that wrote the job, from another folder too."""
     jsonschema = pytest.importorskip("jsonschema")
     Path("calib.cache").write_text(CACHE, encoding="utf-8")
-    Path("jobs").mkdir()
+    for name in ("jobs", "int8", "fp16", "none"):
+        Path(name).mkdir()
     line = f"quantize model.onnx {options} -o out.onnx --artifacts kept"
     assert "wrote      jobs/job.yaml" in run(f"{line} --write-job jobs/job.yaml")
     written = [Path("out.onnx"), *sorted(Path("kept").iterdir())]
