@@ -22,6 +22,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.graph.io.load import load
 from onnxfq.report.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
 from onnxfq.stages.encoding_sources import match_encodings
+from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.support.files import write_text
 
 
@@ -60,7 +61,8 @@ def calibrate(
     if observed is None:
         matched.refuse_missing("give statistics from `onnxfq observe` with this plan")
     found = Statistics(loaded.sha256, 0, {}) if observed is None else observed
-    _, made = matched.encode(loaded, found, calibrator)
+    encoded, made = matched.encode(loaded, found, calibrator)
+    tell_lost_values(find_lost_values(encoded, found, made))
     files = made.save(output)
     compared = observed is not None and (table or table_csv is not None)
     rows = calibrator_rows(matched.unknown, observed, calibrator) if observed and compared else []
