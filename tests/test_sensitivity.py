@@ -146,7 +146,7 @@ def test_the_command(tmp_path: Path, data, capfd: pytest.CaptureFixture[str]) ->
     np.savez(tmp_path / "d.npz", x=np.concatenate([feed["x"] for feed in data]))
     files = [str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz")]
     written = ["-o", str(tmp_path / "s.json"), "--recipe-out", str(tmp_path / "fix.yaml")]
-    assert main(["sensitivity", *files, *written, "--samples", "4"]) == 0
+    assert main(["sensitivity", *files, *written, "--samples", "4", "--recipe", "int8"]) == 0
     text = capfd.readouterr().out
     assert (
         "all quantized:" in text and "remedy     2 of 8 groups in float, 25.0% of the multiply-adds" in text

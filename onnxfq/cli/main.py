@@ -24,6 +24,7 @@ PANELS = {
     "Commands": ("quantize", "sensitivity", "evaluate", "check", "handoff"),
     "Stages of quantize": ("plan", "observe", "merge-statistics", "calibrate", "insert"),
     "Tools": (
+        "run",
         "recipes",
         "inspect",
         "diff",

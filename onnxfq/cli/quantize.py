@@ -11,9 +11,11 @@ from typing import Annotated
 import typer
 
 from onnxfq import pipeline
+from onnxfq.cli import job as jobs
 from onnxfq.cli.artifacts import artifact_paths
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
+from onnxfq.cli.job import WriteJobOption
 from onnxfq.cli.options import (
     ACCURACY_PANEL,
     ChosenRecipe,
@@ -84,6 +86,8 @@ def quantize(
             help="Write plan, statistics, encodings, evaluation and fake-quant model to this folder.",
         ),
     ] = None,
+    write_job: WriteJobOption = None,
+    context: typer.Context,
     running: Running,
     printer: Printing,
 ) -> None:
@@ -122,9 +126,11 @@ def quantize(
         write_report(result, report)
     if artifacts is not None:
         _write_artifacts(result, artifacts, model)
+    if write_job is not None:
+        jobs.write_job(write_job, context)
     sizes = model_bytes(model), model_bytes(output)
     printer.report(quantize_record(result, sizes), quantize_summary(result, sizes))
-    printer.wrote(output, report, artifacts)
+    printer.wrote(output, report, artifacts, write_job)
 
 
 def _read_least(text: str) -> float | None:

@@ -12,7 +12,7 @@ from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
 from onnxfq.cli.options import AccuracyOptions, CustomOpsOption, ModelArgument, RecipeOption, StatisticsOption
 from onnxfq.cli.run_options import RunningOnCpu
-from onnxfq.documents.recipe import DEFAULT_RECIPE, RECIPES
+from onnxfq.documents.recipe import DEFAULT_RECIPE, RECIPES, load_recipe
 from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import RecipeError
@@ -47,7 +47,7 @@ def sensitivity(
     Every group of quantizers is switched on alone, in one session, and the worst are also left out. The
     remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """
-    if recipe_out is not None and recipe not in RECIPES:
+    if recipe_out is not None and load_recipe(recipe) not in RECIPES.values():
         raise RecipeError(
             f"--recipe-out changes a built-in recipe, got {recipe}; add its overrides to that file"
         )
