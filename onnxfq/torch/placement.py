@@ -209,6 +209,7 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Sur
         placements=tuple(placements),
         nodes=tuple(nodes),
         skipped=tuple(skipped),
+        simulation=recipe.simulation,
     )
 
 

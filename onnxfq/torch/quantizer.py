@@ -72,6 +72,8 @@ class FakeQuantize(OwnTypes):
         fake_quant_enabled: likewise.
         overwrite: whether `compute_encodings` may replace the scale, see `allow_overwrite`.
         scale_groups: (largest integer, group sizes) of `group_scales`, for LPBQ; None without.
+        calibrating_observer: name of the observer that `compute_encodings` uses in place of `observer`; empty
+            for `observer` itself. The scale is then fixed until `enable_observer` is called.
         may_be_unused: whether it may stay without a tensor, such as for the keys of self-attention.
     """
 
@@ -140,6 +142,7 @@ class FakeQuantize(OwnTypes):
         self.fake_quant_enabled = True
         self.learned: Learned = "nothing"
         self.overwrite: bool | None = None
+        self.calibrating_observer = ""
         self.may_be_unused = False
         self.float_type: FloatType = "float32"
         self.register_buffer("scale", torch.zeros(0))
@@ -378,19 +381,23 @@ class FakeQuantize(OwnTypes):
         self._store(*self._params_of(low.float(), high.float()))
         self.disable_observer()
 
-    def calibrate(self) -> None:
-        """Set scale and zero point from the observer. Raises StatisticsError if it saw no finite value."""
+    def calibrate(self) -> tuple[Tensor, Tensor]:
+        """Set scale and zero point from the observer, and return the range.
+
+        Raises StatisticsError if it saw no finite value.
+        """
         if self.observer is None or not self.observer.seen:
             raise StatisticsError(
                 "the observer saw no finite value; run data through the model while it observes"
             )
         if isinstance(self.observer, ForeignObserver):
             self._store(*self._observed())
-            return
+            return self._ends(*self.qparams())
         rmin, rmax = self.observer.limits()
         if not (torch.isfinite(rmin).all() and torch.isfinite(rmax).all()):
             raise StatisticsError("NaN or infinite values were observed; remove the samples that cause them")
         self._store(*self._params_of(rmin, rmax))
+        return rmin.float(), rmax.float()
 
     def _observed(self) -> tuple[Tensor, Tensor]:
         """Return (scale, zero point) of the observer, which may have its own rule."""
