@@ -45,7 +45,7 @@ class Calibration(Wrapper):
         return largest_magnitude(x, self.axes)
 
     def load_calib_amax(self, *args: Any, **keywords: Any) -> None:
-        """Set amax from what was observed; the arguments are those of the calibrator's `compute_amax`."""
+        """Set amax from what was observed, with arguments of the calibrator's `compute_amax`."""
         if isinstance(self._calibrator, MaxCalibrator) and (args or keywords):
             given = [*args, *keywords][0]
             raise SpecError(f"calibrator max takes no {given!r}: it has one method; remove it")
