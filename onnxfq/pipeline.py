@@ -18,6 +18,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.simulation import explain_mode
 from onnxfq.errors import RecipeError
 from onnxfq.graph.external.scratch_file import Scratch
 from onnxfq.graph.io.data_paths import check_model_output
@@ -308,13 +309,15 @@ class _Job:
 
 
 def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None, rounding: str | None) -> Recipe:
-    """Return the loaded recipe. Raises RecipeError if its target has no written form."""
+    """Return the loaded recipe. Raises RecipeError if its target or its rounding has no written form."""
     chosen = load_recipe(recipe)
     if not target_by_name(chosen.target).is_written:
         raise RecipeError(
             f"recipe {chosen.name}: quantize writes a Q/DQ model, and target {chosen.target} has no form for "
             "it; choose another target, or insert fake-quant nodes with the stages"
         )
+    for name, value in chosen.simulation.changes.items():
+        raise RecipeError(f"recipe {chosen.name}: {explain_mode(name, value)}")
     chosen = chosen if calibrator is None else chosen.with_calibrator(calibrator)
     return chosen if rounding is None else chosen.with_rounding(rounding)
 
