@@ -10,7 +10,8 @@ from typing import NamedTuple
 import onnx
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.data import Data
+from onnxfq.data import Data, Feed
+from onnxfq.data.replay import spread_places
 from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions, FloatPlan
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.equalization import Equalization
@@ -37,6 +38,7 @@ from onnxfq.stages.promise import Promise
 from onnxfq.stages.protect import PROTECT_DB, Protected, is_low, keep_promise, lowest_sqnr, protect_outputs
 from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
 from onnxfq.stages.round_weights import Rounding, round_given
+from onnxfq.stages.sensitivity import SAMPLES
 from onnxfq.stages.write import write_model
 from onnxfq.targets.onnxruntime.releases import Release, release_of
 from onnxfq.targets.registry import target_by_name
@@ -61,6 +63,7 @@ class QuantizeResult:
             were good enough.
         rounding: what rounding by moments gained; None if the recipe rounds all weights to nearest.
         bias_correction: what corrected biases gain; None if the recipe does not ask for it.
+        samples: a few feeds of the data, for reports that run the models again.
     """
 
     model: Model
@@ -78,6 +81,7 @@ class QuantizeResult:
     sensitivity: Sensitivity | None = None
     rounding: Rounding | None = field(default=None, repr=False, compare=False)
     bias_correction: BiasCorrection | None = field(default=None, repr=False, compare=False)
+    samples: tuple[Feed, ...] = field(default=(), repr=False, compare=False)
 
 
 def quantize(
@@ -158,6 +162,7 @@ def quantize(
         sensitivity=kept.sensitivity,
         rounding=kept.rounding,
         bias_correction=built.corrected,
+        samples=tuple(inputs.kept[at] for at in spread_places(len(inputs.kept), SAMPLES)),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from onnxfq.cli.command_line import keep_arguments
 from onnxfq.cli.notes import show_notes
 from onnxfq.errors import OnnxfqError, join_lines
 from onnxfq.version import VERSION
@@ -28,6 +29,7 @@ PANELS = {
         "compare",
         "convert",
         "export-encodings",
+        "report",
         "demo",
         "doctor",
     ),
@@ -119,6 +121,7 @@ def _find_commands(arguments: Sequence[str]) -> Sequence[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 for an error, 2 for wrong usage, 3 for a difference, 130: Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    keep_arguments(given)
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _interrupt)

@@ -14,6 +14,7 @@ import typer
 
 from onnxfq import pipeline
 from onnxfq.cli.artifacts import artifact_paths
+from onnxfq.cli.command_line import command_line
 from onnxfq.cli.console import say, show_progress
 from onnxfq.cli.data_options import with_data_options
 from onnxfq.cli.notes import show_notes
@@ -62,7 +63,7 @@ from onnxfq.numerics.float_types import FloatName
 from onnxfq.report.record import quantize_record
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.protect import PROTECT_DB
-from onnxfq.support.files import check_writable, replace_folder
+from onnxfq.support.files import check_writable, replace_folder, write_text
 from onnxfq.support.records import to_json, write_document
 
 
@@ -164,15 +165,17 @@ def quantize(
             protect=least,
             options=replace(options, exact=exact),
         )
-    if report is not None:
-        from onnxfq.report.html import write_report  # with jinja2, which only reports need
-
-        write_report(result, report)
-    if artifacts is not None:
-        _write_artifacts(result, artifacts, model)
     sizes = model_bytes(model), model_bytes(output)
+    if report is not None or as_json:
+        record = quantize_record(result, sizes, command_line())
+    if report is not None:
+        from onnxfq.report.html import render_page  # with jinja2, which only pages need
+
+        write_text(report, render_page([(model.stem, record)]))
+    if artifacts is not None:  # last, because a folder cannot wait for the other files
+        _write_artifacts(result, artifacts, model)
     if as_json:
-        say(to_json(quantize_record(result, sizes)))
+        say(to_json(record))
         return
     say(quantize_summary(result, sizes), quiet)
     for written in (output, report, artifacts):

@@ -62,6 +62,10 @@ def sensitivity(
             metavar="FILE.yaml", help="Write a recipe with the remedy as an override.", show_default=False
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write an HTML page of all layers.", show_default=False),
+    ] = None,
     as_json: JsonOption = False,
     custom_ops: CustomOpsOption = None,
     batch: BatchOption = BATCH,
@@ -92,9 +96,13 @@ def sensitivity(
         found.save(output)
     if recipe_out is not None:
         write_text(recipe_out, recipe_text(found))
+    if report is not None:
+        from onnxfq.report.html import render_page  # with jinja2, which only pages need
+
+        write_text(report, render_page([(model.stem, found)]))
     say(found.model_dump_json(indent=2) if as_json else found.table(), quiet and output is not None)
     say(f"remedy     {found.remedy_text()}", quiet or as_json)
-    for written in (output, recipe_out):
+    for written in (output, recipe_out, report):
         if written is not None:
             say(f"wrote      {written}", quiet or as_json)
 

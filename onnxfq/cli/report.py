@@ -1,0 +1,35 @@
+"""`onnxfq report`: results as one HTML page, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfq.cli.basic_options import QuietOption
+from onnxfq.cli.console import say
+from onnxfq.support.files import write_text
+
+
+def report(
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RESULT...",
+            help="JSON files of quantize, evaluate or sensitivity, as --json prints them.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE.html", help="Write this page.")
+    ] = Path("report.html"),
+    quiet: QuietOption = False,
+) -> None:
+    """Write one HTML page of results, side by side: verdicts, noise along the graph, and layers."""
+    from onnxfq.report.contents import read_result
+    from onnxfq.report.html import render_page  # with jinja2, which only pages need
+
+    read = [(path.stem, read_result(path)) for path in results]
+    write_text(output, render_page(read))
+    say(f"wrote      {output}", quiet)
