@@ -10,6 +10,7 @@ ENDINGS = {
     "encodings": "encodings.json",
     "evaluation": "evaluation.json",
     "floats": "floats.json",
+    "result": "result.json",
     "simulation": "fakequant.onnx",
     "equalized": "equalized.onnx",
 }

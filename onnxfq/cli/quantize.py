@@ -60,7 +60,7 @@ from onnxfq.errors import OutputError
 from onnxfq.graph.io.data_paths import model_bytes
 from onnxfq.graph.io.save import save
 from onnxfq.numerics.float_types import FloatName
-from onnxfq.report.record import quantize_record
+from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.protect import PROTECT_DB
 from onnxfq.support.files import check_writable, replace_folder, write_text
@@ -117,7 +117,7 @@ def quantize(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write plan, statistics, encodings, evaluation and fake-quant model to this folder.",
+            help="Write plan, statistics, encodings, result and fake-quant model to this folder.",
             show_default=False,
         ),
     ] = None,
@@ -166,14 +166,14 @@ def quantize(
             options=replace(options, exact=exact),
         )
     sizes = model_bytes(model), model_bytes(output)
-    if report is not None or as_json:
+    if report is not None or artifacts is not None or as_json:
         record = quantize_record(result, sizes, command_line())
     if report is not None:
         from onnxfq.report.html import render_page  # with jinja2, which only pages need
 
         write_text(report, render_page([(model.stem, record)]))
     if artifacts is not None:  # last, because a folder cannot wait for the other files
-        _write_artifacts(result, artifacts, model)
+        _write_artifacts(result, record, artifacts, model)
     if as_json:
         say(to_json(record))
         return
@@ -201,10 +201,14 @@ def _check_folder(folder: Path) -> None:
     check_writable(folder / "any" if folder.exists() else folder)
 
 
-def _write_artifacts(result: pipeline.QuantizeResult, folder: Path, model: Path) -> None:
+def _write_artifacts(
+    result: pipeline.QuantizeResult, record: ResultRecord, folder: Path, model: Path
+) -> None:
     """Write all artifacts: a new folder appears as a whole."""
     with nullcontext(folder) if folder.exists() else replace_folder(folder) as made:
-        _fill(result, artifact_paths(made, model))
+        paths = artifact_paths(made, model)
+        _fill(result, paths)
+        write_document(paths["result"], record)
 
 
 def _fill(result: pipeline.QuantizeResult, paths: Mapping[str, Path]) -> None:

@@ -17,7 +17,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RESULT...",
-            help="JSON files of quantize, evaluate or sensitivity, as --json prints them.",
+            help="JSON files that quantize, evaluate or sensitivity print with --json or write.",
             show_default=False,
         ),
     ],
@@ -30,6 +30,8 @@ def report(
     from onnxfq.report.contents import read_result
     from onnxfq.report.html import render_page  # with jinja2, which only pages need
 
-    read = [(path.stem, read_result(path)) for path in results]
+    stems = [path.stem for path in results]
+    labels = stems if len(set(stems)) == len(stems) else [str(path.with_suffix("")) for path in results]
+    read = [(label, read_result(path)) for label, path in zip(labels, results, strict=True)]
     write_text(output, render_page(read))
     say(f"wrote      {output}", quiet)

@@ -1,4 +1,4 @@
-"""The page of results in a real browser: sorted, filtered, opened, printed, in both themes, without a network.
+"""The page of results in a real browser: sorted, filtered, opened, printed, in both themes.
 
 The tests need the package playwright and an installed Chromium, and are skipped elsewhere.
 """
@@ -171,7 +171,7 @@ def test_two_results_side_by_side(tab: Tab, files: dict[str, Path]) -> None:
     assert tab.texts("#verdict h2") == ["Aprotected", "Bplain"]
     assert page.locator("#noise polyline").count() == 2
     heads = [" ".join(text.split()) for text in page.locator("#layers th").all_inner_texts()]
-    assert {"A running dB", "B running dB", "A alone dB"} <= set(heads) and "B alone dB" not in heads
+    assert {"Arunning dB", "Brunning dB", "Aalone dB"} <= set(heads) and "Balone dB" not in heads
     assert page.locator("tr.layer").count() == LAYERS
     first = page.locator("tr.layer").first
     first.click()

@@ -39,7 +39,7 @@ const shared = [
 ];
 const measured = [
   { title: "alone dB", value: (row) => number(row.alone_db), text: (row) => db(row.alone_db), kind: "n", low: true, both: true, hint: "SQNR of the outputs with only this group of layers quantized: its sensitivity" },
-  { title: "adds dB", value: (row) => number(row.added_db), text: (row) => db(row.added_db), kind: "n", low: true, both: true, hint: "SQNR of the layer's output with only the noise that the layer itself adds" },
+  { title: "adds dB", value: (row) => number(row.added_db), text: (row) => db(row.added_db), kind: several ? "n medium" : "n", low: true, both: true, hint: "SQNR of the layer's output with only the noise that the layer itself adds" },
   { title: "running dB", value: (row) => number(row.output_db), text: (row) => db(row.output_db), kind: "n", low: true, both: true, hint: "SQNR of the layer's output in the running model: all noise so far" },
   { title: "own dB", value: (row, at) => lowest(row, at, "sqnr_db"), text: (row, at) => db(lowest(row, at, "sqnr_db")), kind: "n medium", hint: "SQNR of the quantized inputs by themselves, the lowest" },
   { title: "middle dB", value: (row, at) => lowest(row, at, "middle_db"), text: (row, at) => db(lowest(row, at, "middle_db")), kind: "n medium", low: true, hint: "the same for the values of middle size; low: typical values are lost" },
@@ -158,7 +158,7 @@ function toggle(node, open) {
   if (open === shown) return;
   row.classList.toggle("open", open);
   row.querySelector(".open-layer").setAttribute("aria-expanded", String(open));
-  if (open) body.append(make("tr", { class: "detail" }, make("td", { colspan: row.children.length }, ...detail(node))));
+  if (open) body.append(make("tr", { class: "detail" }, make("td", { colspan: row.children.length }, make("div", { class: "inner" }, ...detail(node)))));
   else body.lastChild.remove();
 }
 function reveal(node) {
