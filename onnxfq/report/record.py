@@ -101,7 +101,7 @@ def quantize_record(
     """
     before, after = sizes or (weight_bytes(result.model.proto), weight_bytes(result.qdq))
     fitted, rounding, biases = result.fitted, result.rounding, result.bias_correction
-    done = result.plan.equalization
+    done, recalibrated = result.plan.equalization, result.recalibration
     return ResultRecord(
         source=result.model.source,
         recipe=result.recipe,
@@ -119,6 +119,7 @@ def quantize_record(
         bytes=Sizes(before=before, after=after),
         notes=(
             *result.model.notes,
+            *(recalibrated.lines() if recalibrated is not None else ()),
             *(fitted.lines() if fitted is not None else ()),
             *(rounding.lines() if rounding is not None else ()),
         ),
