@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from onnxfq.errors import RecipeError
 from onnxfq.graph.external.scratch_file import Scratch
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.model import Model
+from onnxfq.graph.node_notes import NodeNotes, note_nodes
 from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted
 from onnxfq.stages.cast import cast_rest
@@ -104,6 +106,7 @@ def quantize(
     protect: float | None = PROTECT_DB,
     runtime: str | None = None,
     options: RunOptions | None = None,
+    notes: Callable[[QuantizeResult], NodeNotes] | None = None,
 ) -> QuantizeResult:
     """Quantize `model` with `data` and write the Q/DQ model to `output`.
 
@@ -132,6 +135,8 @@ def quantize(
             of another tool are used as they are.
         runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
         options: batch, threads, device and how data is read.
+        notes: called with the result; what it returns becomes metadata of nodes of the Q/DQ model. The bits
+            of the model then depend on all that the notes depend on.
 
     Raises an OnnxfqError in one line, and writes nothing, if a stage fails.
     """
@@ -153,8 +158,7 @@ def quantize(
         made, built = job.repair(inputs, made, built, protect)
     inputs, equalized, kept, recalibration = made
     tell_lost_values(find_lost_values(kept.plan, kept.statistics, built.encodings))
-    write_model(built.qdq, output, inputs.kept, options.threads)
-    return QuantizeResult(
+    result = QuantizeResult(
         model=inputs.loaded(),
         recipe=kept.recipe,
         plan=kept.plan.model_copy(update={"equalization": equalized}),
@@ -173,6 +177,12 @@ def quantize(
         samples=tuple(inputs.kept[at] for at in spread_places(len(inputs.kept), SAMPLES)),
         recalibration=recalibration,
     )
+    if notes is not None:
+        noted = notes(result)
+        for proto in {id(proto): proto for proto in (built.qdq, result.qdq)}.values():
+            note_nodes(proto, noted)
+    write_model(built.qdq, output, inputs.kept, options.threads)
+    return result
 
 
 class _Built(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from onnxfq import pipeline
-from onnxfq.cli.artifacts import artifact_paths
+from onnxfq.cli.artifacts import artifact_paths, node_data_paths
 from onnxfq.cli.command_line import command_line
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
@@ -31,6 +31,7 @@ from onnxfq.errors import OutputError
 from onnxfq.graph.io.data_paths import model_bytes
 from onnxfq.graph.io.save import save
 from onnxfq.numerics.float_types import FloatName
+from onnxfq.report.node_data import node_notes, write_node_data
 from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.encoding_sources import Missing
@@ -78,6 +79,14 @@ def quantize(
         Path | None,
         typer.Option(metavar="FILE.html", help="Write an HTML report."),
     ] = None,
+    node_data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Write the noise of layers for Model Explorer, sensitivity and bits next to it, and note "
+            "them on the nodes of OUT, which Netron shows.",
+        ),
+    ] = None,
     artifacts: Annotated[
         Path | None,
         typer.Option(
@@ -116,18 +125,22 @@ def quantize(
             promise=promise,
             protect=least,
             options=options,
+            notes=None if node_data is None else node_notes,
         )
     sizes = model_bytes(model), model_bytes(output)
-    asked = report is not None or artifacts is not None or printer.as_json
+    asked = printer.as_json or any(one is not None for one in (report, artifacts, node_data))
     record = quantize_record(result, sizes, command_line()) if asked else None
     if report is not None and record is not None:
         from onnxfq.report.html import render_page  # with jinja2, which only pages need
 
         write_text(report, render_page([(model.stem, record)]))
+    overlays: list[Path] = []
+    if node_data is not None and record is not None:
+        overlays = write_node_data(record.table, node_data_paths(node_data))
     if artifacts is not None and record is not None:  # last: a folder cannot wait for the other files
         _write_artifacts(result, record, artifacts, model)
     printer.report(record, quantize_summary(result, sizes))
-    printer.wrote(output, report, artifacts)
+    printer.wrote(output, report, *overlays, artifacts)
 
 
 def _read_least(text: str) -> float | None:

@@ -53,6 +53,7 @@ class LayerRow(Record):
 
     Attributes:
         node: its name.
+        output: name of its first output.
         module: path of its torch module; empty if the model has none.
         position: place in the graph, from 0.
         quantized: whether it runs in low precision.
@@ -70,6 +71,7 @@ class LayerRow(Record):
 
     node: str
     op_type: str
+    output: str = ""
     module: str = ""
     position: int
     quantized: bool

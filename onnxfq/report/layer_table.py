@@ -64,6 +64,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
             LayerRow(
                 node=node.name,
                 op_type=kinds[node.name],
+                output=node.output[0],
                 module=paths.get(node.name, ""),
                 position=position,
                 quantized=node.name in quantized,
