@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ from onnxfq.targets.onnxruntime.releases import Release, release_of
 from onnxfq.targets.registry import target_by_name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class QuantizeResult:
     """Result of `quantize`.
 
@@ -88,6 +89,28 @@ class QuantizeResult:
     bias_correction: BiasCorrection | None = field(default=None, repr=False, compare=False)
     samples: tuple[Feed, ...] = field(default=(), repr=False, compare=False)
     recalibration: Recalibration | None = None
+
+    def _facts(self) -> dict[str, str]:
+        """Return the verdict in a few words by name."""
+        scores = [(s.sqnr_db, s.output) for one in self.evaluation.candidates[-1:] for s in one.outputs]
+        noise = "{0:.1f} dB at {1}".format(*min(scores)) if scores else "not compared"
+        placed = len(self.plan.placements), len(self.plan.weights)
+        return {
+            "model": Path(self.model.source).name,
+            "recipe": self.recipe.name,
+            "SQNR": noise,
+            "quantized": ", ".join(map(str, self.plan.coverage())),
+            "tensors": f"{placed[0]}, of these {placed[1]} weights",
+        }
+
+    def __repr__(self) -> str:
+        """Return the verdict in one line; models and statistics have no readable form."""
+        return f"QuantizeResult({', '.join(f'{name}: {text}' for name, text in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        """Return the verdict as a small table, for notebooks."""
+        rows = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self._facts().items())
+        return f"<table>{''.join(rows)}</table>"
 
 
 def quantize(

@@ -150,6 +150,9 @@ def test_module_paths(data) -> None:
     found = onnxfq.sensitivity(proto, data, samples=4)
     assert {path for group in found.groups[:2] for path in group.modules} == {"blocks.0.fc3", "blocks.1.fc6"}
     assert "blocks.0.fc3" in found.table()
+    (axes,) = onnxfq.plot.sensitivity(found, shown=3).axes
+    assert [one.get_text() for one in axes.get_yticklabels()][0] in ("blocks.0.fc3", "blocks.1.fc6")
+    assert [bar.get_width() for bar in axes.patches] == [group.alone_db for group in found.groups[:3]]
     recipe = onnxfq.load_recipe("tensorrt-int8")
     for modules, float_nodes in (
         (("blocks.1",), {"m4", "m5", "m6", "m7"}),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +14,7 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.passes.equalize import channel_factors
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.report.calibrator_table import CalibratorRow, tensor_rows
-from onnxfq.report.tensor_errors import TensorError, tensor_errors
+from onnxfq.report.tensor_errors import tensor_error
 from onnxfq.stages.lost_values import middle_sqnr_db
 
 BINS = 60
@@ -34,19 +32,15 @@ def quantized_tensors(result: QuantizeResult) -> tuple[TensorRow, ...]:
 
     Dynamic tensors, and tensors with external scales that were not observed, have no noise and no histogram.
     """
-    errors = {
-        row.tensor: row
-        for row in tensor_errors(result.model, result.plan, result.statistics, result.encodings)
-    }
-    done = result.plan.equalization
-    equalized = {group.tensor: group.line() for group in done.groups if not group.why} if done else {}
-    return tuple(_row(result, p, errors.get(p.tensor), equalized) for p in result.plan.placements)
+    return tuple(tensor_row(result, placement) for placement in result.plan.placements)
 
 
-def _row(
-    result: QuantizeResult, placement: Placement, error: TensorError | None, equalized: Mapping[str, str]
-) -> TensorRow:
-    name, spec = placement.tensor, placement.spec
+def tensor_row(result: QuantizeResult, placement: Placement) -> TensorRow:
+    """Return the row of one placement of the plan."""
+    name, spec, done = placement.tensor, placement.spec, result.plan.equalization
+    by_factors = (
+        [group.line() for group in done.groups if group.tensor == name and not group.why] if done else []
+    )
     plain = TensorRow(
         tensor=name,
         role=placement.role,
@@ -54,8 +48,10 @@ def _row(
         bits=spec.qtype.bits,
         calibrator=_calibrator(result, placement),
         why=placement.why,
-        equalization=equalized.get(name, "each channel has its part of the grid" if spec.equalized else ""),
+        equalization=", ".join(by_factors)
+        or ("each channel has its part of the grid" if spec.equalized else ""),
     )
+    error = tensor_error(result.model, placement, result.statistics, result.encodings)
     if error is None:
         return plain
     tried = _tried(result, placement)

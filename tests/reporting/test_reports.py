@@ -16,6 +16,7 @@ from builders import build, conv_relu, feed_for, two_branch, weights, with_overr
 from keyword_numerics import fake_quantize
 from planted_chain import LAYERS, WIDTH, chain, with_modules
 
+from onnxfq import plot
 from onnxfq.calibration.calibrators.grid_error import estimate_sqnr_db
 from onnxfq.documents.plan import Skipped
 from onnxfq.documents.recipe import load_recipe
@@ -25,7 +26,6 @@ from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.report.html import render_report, write_report
-from onnxfq.report.plot import MAX_ROWS, error_figure, save_figure
 from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.tensor_errors import TensorError, tensor_errors
 from onnxfq.report.tensor_rows import quantized_tensors
@@ -164,8 +164,7 @@ def test_any_name_is_shown_as_it_is(name: str) -> None:
     assert page.count("<script") == page.count("</script>") == 2 and "<b>" not in page
     (shown,) = contents(page)
     assert shown["tensors"][0]["tensor"] == name and f"recipe {name} " in shown["subtitle"]
-    row = rows_of(result)[0]
-    assert len(error_figure({"a": [row]}, name).axes[0].get_yticklabels()) == 1
+    assert name in plot.histogram(result, name).axes[0].get_title()
 
 
 @pytest.mark.parametrize("protect", [20.0, None], ids=["protected", "all quantized"])
@@ -211,31 +210,59 @@ def test_histograms_count_all_values(result: QuantizeResult) -> None:
 
 
 def test_exact_tensors_have_a_place(tmp_path: Path) -> None:
-    """A weight on the grid has endless SQNR: it is drawn, printed and written all the same."""
+    """A weight on the grid has endless SQNR: it is drawn and written all the same."""
     proto = build(
         "g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": 127 * np.eye(4, dtype=np.float32)}
     )
     result = quantize(proto, [feed_for(proto)])
     assert math.isinf(next(row for row in rows_of(result) if row.tensor == "w").sqnr_db)
     write_report(result, tmp_path / "r.html")
-    save_figure(error_figure({"all": rows_of(result)}, "t"), tmp_path / "r.png")
-    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    assert "inf dB" in plot.histogram(result, "w").axes[0].get_title()
 
 
-def test_large_models_show_the_worst(result: QuantizeResult) -> None:
-    """Of many tensors those with the most noise are drawn, and the title tells how many are not."""
-    one = rows_of(result)[0]
-    rows = [TensorError(f"t{i}", one.role, one.encoding, float(i), -1, 1, "") for i in range(MAX_ROWS + 5)]
-    axes = error_figure({"a": rows}, "Title").axes[0]
-    assert len(axes.get_yticks()) == MAX_ROWS
-    assert axes.get_title() == "Title\n5 better tensors not shown"
+def test_figures_show_the_rows(result: QuantizeResult) -> None:
+    """A histogram has the counts, the grid and every calibrator; an unknown tensor gets the nearest names."""
+    (row,) = [row for row in quantized_tensors(result) if row.tensor == "h"]
+    axes = plot.histogram(result, "h").axes[0]
+    counts, edges, _ = axes.patches[0].get_data()
+    assert tuple(counts) == row.counts and (edges[0], edges[-1]) == row.edges
+    assert {text.get_text() for text in axes.texts} == set(row.thresholds)
+    assert tuple(line.get_xdata()[0] for line in axes.lines[:2]) == row.grid
+    with pytest.raises(PlanError, match="'h1' is not quantized; nearest: .*h"):
+        plot.histogram(result, "h1")
+    with pytest.raises(PlanError, match="'h' has no ranges of channels: it was not equalized"):
+        plot.channel_ranges(result, "h")
 
 
-def test_figures_are_deterministic(result: QuantizeResult, tmp_path: Path) -> None:
-    """The same rows give the same PNG bytes."""
-    for name in ("a.png", "b.png"):
-        save_figure(error_figure({"a": rows_of(result)}, "t"), tmp_path / name)
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+def test_channels_are_drawn_before_and_after() -> None:
+    """Of a depthwise input each channel has a bar as observed, and one divided by its power of two."""
+    proto = build(
+        "g (float[N,8,6,6] x) => (float[N,8,6,6] y) { y = Conv <group = 8, pads = [1,1,1,1]> (x, w) }",
+        {"w": weights(8, 1, 3, 3)},
+    )
+    sizes = np.float32(2.0) ** np.arange(8, dtype=np.float32).reshape(1, 8, 1, 1)
+    feed = {"x": weights(4, 8, 6, 6) * sizes}
+    result = quantize(proto, [feed])
+    (row,) = [row for row in quantized_tensors(result) if row.tensor == "x"]
+    wanted = np.abs(feed["x"]).max(axis=(0, 2, 3))
+    assert np.allclose(row.channels, wanted, rtol=1e-3)  # a report keeps four digits
+    spread = [max(bars) / min(bars) for bars in (row.channels, row.equalized_channels)]
+    assert spread[0] > 30 and spread[1] < 4 and row.calibrator == "by channel"
+    bars = [bar.get_height() for bar in plot.channel_ranges(result, "x").axes[0].patches]
+    assert bars == [*row.channels, *row.equalized_channels]
+
+
+def test_results_are_short_in_notebooks(result: QuantizeResult) -> None:
+    """A result is a small table in a notebook and one line elsewhere, and names in it are text."""
+    shown = result._repr_html_()
+    assert (
+        len(shown) < 2000
+        and "Conv 3/3" in shown
+        and f"{result.evaluation.candidates[0].outputs[0].sqnr_db:.1f} dB" in shown
+    )
+    assert len(repr(result)) < 200 and "tensorrt-int8" in repr(result)
+    odd = replace(result, recipe=result.recipe.model_copy(update={"name": "<b>"}))
+    assert "<b>" not in odd._repr_html_()
 
 
 def test_text(result: QuantizeResult) -> None:
