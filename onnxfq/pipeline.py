@@ -93,7 +93,7 @@ class QuantizeResult:
     def _facts(self) -> dict[str, str]:
         """Return the verdict in a few words by name."""
         scores = [(s.sqnr_db, s.output) for one in self.evaluation.candidates[-1:] for s in one.outputs]
-        noise = "{0:.1f} dB at {1}".format(*min(scores)) if scores else "not compared"
+        noise = "{:.1f} dB at {}".format(*min(scores)) if scores else "not compared"
         placed = len(self.plan.placements), len(self.plan.weights)
         return {
             "model": Path(self.model.source).name,
