@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 
 from onnxfq.calibration.calibrators import Calibrator, observing_names
-from onnxfq.calibration.calibrators.auto import METHODS
+from onnxfq.calibration.calibrators.auto import METHODS, choose_range
 from onnxfq.calibration.calibrators.grid_error import range_sqnr_db
 from onnxfq.calibration.calibrators.groups import calibrate_groups, group_sqnr_db
 from onnxfq.calibration.statistics import GroupStatistics, Statistics, TensorStatistics
@@ -75,9 +75,9 @@ def tensor_rows(placement: Placement, statistics: TensorStatistics) -> list[Cali
         if calibrator.name != "auto" and (calibrator == planned or not unrecorded):
             ranges[str(calibrator)] = calibrator(statistics, spec)
     chosen = str(planned)
-    if planned.name == "auto":
-        wanted = planned(statistics, spec)
-        chosen = next((name for name in METHODS if ranges[name] == wanted), chosen)
+    if planned.name == "auto" and statistics.counts.size:
+        names = list(METHODS)
+        chosen = names[choose_range(statistics, spec, [ranges[name] for name in names])]
     return [
         CalibratorRow(placement.tensor, name, *ends, range_sqnr_db(statistics, ends, spec), name == chosen)
         for name, ends in ranges.items()
