@@ -15,8 +15,9 @@ from onnx import helper
 
 from onnxfq.calibration.statistics.moments import MomentAdder, choose_steps
 from onnxfq.calibration.weights import InputMoments
-from onnxfq.data import Feed, copy_feeds, sample_count
+from onnxfq.data import Feed, sample_count
 from onnxfq.data.model_inputs import input_specs
+from onnxfq.data.replay import EvenSelection
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import weight_array
@@ -54,7 +55,7 @@ class SequentialModels:
         activations = [p for p in plan.placements if p.role == "activation"]
         part = plan.model_copy(update={"placements": tuple(activations), "bridges": ()})
         made = InsertFakeQuantize(part, encodings).run(separate).model if activations else separate
-        kept = _spread(model, feeds)
+        kept = _select_feeds(model, feeds)
         self._samples = [sample_count(feed, input_specs(model.proto)) for feed in kept]
         self._float = _Course(model.proto, kept, threads)
         self._quantized = _Course(made.proto, kept, threads)
@@ -161,16 +162,13 @@ class _Course:
                 del tensors[one]
 
 
-def _spread(model: Model, feeds: Iterable[Feed]) -> list[Feed]:
+def _select_feeds(model: Model, feeds: Iterable[Feed]) -> list[Feed]:
     """Return the feeds whose tensors fit in MEMORY in both models, evenly spread over the data."""
-    kept: list[Feed] = []
-    stride, count = 1, MOST_FEEDS
-    for number, feed in enumerate(copy_feeds(feeds)):
+    count = MOST_FEEDS
+    selection = EvenSelection(lambda kept: len(kept) <= count)
+    for number, feed in enumerate(feeds):
         if number == 0:
             alive = most_alive(model.proto.graph, {name: array.shape for name, array in feed.items()})
             count = MOST_FEEDS if alive is None else max(min(MEMORY // max(2 * alive, 1), MOST_FEEDS), 1)
-        if number % stride == 0:
-            kept.append(feed)
-        if len(kept) > count:
-            kept, stride = kept[::2], 2 * stride
-    return kept
+        selection.add(feed)
+    return selection.feeds
