@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -15,9 +17,10 @@ from onnxfq import quantize
 from onnxfq.calibration.statistics.moments import LARGEST, MomentAdder, choose_steps
 from onnxfq.calibration.weights.inputs import InputView, spread_positions
 from onnxfq.documents.recipe import Recipe, load_recipe
-from onnxfq.errors import RecipeError, StatisticsError
+from onnxfq.errors import OutputError, RecipeError, StatisticsError
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
+from onnxfq.stages.array_store import ArrayStore
 from onnxfq.stages.layer_inputs import find_layers
 from onnxfq.stages.moments import collect_moments
 from onnxfq.stages.options import RunOptions, open_feeds
@@ -322,6 +325,30 @@ def test_refusals():
     layers, _ = find_layers(model, make_plan(model, INT4))
     with pytest.raises(StatisticsError, match="tensor 'x' NaN or infinities.*rounding: nearest"):
         list(collect_moments(model, layers, [{"x": bad}]))
+
+
+def test_arrays_come_back_from_files():
+    """Every type and shape, strings and empty arrays too, are stored to the bit; a full disk is one line."""
+    arrays = [
+        DATA[:2].transpose(3, 1, 0, 2),
+        np.float64(3.5),
+        np.zeros((0, 4), bool),
+        np.asarray(["a", None], object),
+        RNG.normal(size=5).astype(ml_dtypes.bfloat16),
+    ]
+    with closing(ArrayStore()) as store:
+        for array in arrays:
+            store.append("mixed", np.asarray(array))
+        store.append("other", DATA)
+        store.discard("other")
+        assert "other" not in store
+        for found, wanted in zip(store.read("mixed"), map(np.asarray, arrays), strict=True):
+            assert (found.dtype, found.shape, found.tolist()) == (wanted.dtype, wanted.shape, wanted.tolist())
+        store.append("full", DATA[:0])
+        store._columns["full"].path.unlink()
+        store._columns["full"].path.symlink_to("/dev/full")
+        with pytest.raises(OutputError, match="cannot write temporary files.*TMPDIR"):
+            store.append("full", DATA)
 
 
 def test_transposed_inputs():

@@ -25,8 +25,8 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.signature import with_outputs
 from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.session import Session
+from onnxfq.stages.array_store import ArrayStore, free_room
 from onnxfq.stages.layer_inputs import Layer
-from onnxfq.stages.row_store import RowStore, free_room
 
 ROWS = 1 << 14
 """Rows of each layer over the whole data; a sample gives at least ROWS / 512, or all that it has."""
@@ -82,7 +82,7 @@ class _Pass:
         self._samples, self._room = samples, room
         self._most = rows_per_sample(samples)
         self._amax: dict[Key, NDArray[np.float64]] = {}
-        self._rows = RowStore[Key]()
+        self._rows = ArrayStore[Key]()
 
     def close(self) -> None:
         self._rows.close()
