@@ -171,12 +171,7 @@ def quantize(
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
     job = _Job(encodings, missing, statistics, floats, release, promise, options, clock)
-    made = job.prepare(job.equalize(inputs, chosen), chosen)
-    if promise is not None:
-        if promise.min_sqnr is not None and encodings is None:
-            made = job.recalibrate(made, promise.min_sqnr)
-        made = made._replace(kept=keep_promise(made.inputs, made.kept, encodings, promise, options))
-        clock.lap("protect")
+    made = job.keep(job.prepare(job.equalize(inputs, chosen), chosen))
     built = job.build(made)
     if promise is None and encodings is None and protect is not None:
         made, built = job.repair(inputs, made, built, protect)
@@ -263,6 +258,17 @@ class _Job:
         kept = kept.rounded(round_given(inputs, kept.plan, kept.encodings, self.options))
         clock.lap("round")
         return _Made(*equalized, kept)
+
+    def keep(self, made: _Made) -> _Made:
+        """Return `made` itself if nothing is promised, else the plan that keeps the promise."""
+        promise = self.promise
+        if promise is None:
+            return made
+        if promise.min_sqnr is not None and self.encodings is None:
+            made = self.recalibrate(made, promise.min_sqnr)
+        kept = keep_promise(made.inputs, made.kept, self.encodings, promise, self.options)
+        self.clock.lap("protect")
+        return made._replace(kept=kept)
 
     def build(self, made: _Made) -> _Built:
         """Return both forms of the plan, compared with the float model."""
