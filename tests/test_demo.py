@@ -18,6 +18,10 @@ FILES = {
     "digits_fakequant.onnx",
     "report.html",
     "errors.png",
+    "digits.onnx",
+    "calibration.npz",
+    "test.npz",
+    "labels.npy",
 }
 
 

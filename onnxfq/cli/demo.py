@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from onnxfq.report.tensor_errors import tensor_errors
 from onnxfq.report.text import coverage_line
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.options import RunOptions
+from onnxfq.support.files import replace_file
 from onnxfq.support.records import to_json
 from onnxfq.support.resources import package_file
 
@@ -114,7 +116,21 @@ def run_demo(folder: str | Path) -> DemoResult:
     rows = {name: tensor_errors(r.model, r.plan, r.statistics, r.encodings) for name, r in results.items()}
     save_figure(error_figure(rows, "Digit network: noise of each quantized tensor"), folder / "errors.png")
     files += [folder / name for name in ("digits_fakequant.onnx", "report.html", "errors.png")]
+    files += _write_inputs(folder, images, labels)
     return DemoResult(results, evaluation, tuple(files), time.perf_counter() - start)
+
+
+def _write_inputs(folder: Path, images: NDArray[np.float32], labels: NDArray[np.int64]) -> list[Path]:
+    """Write the float network, its data and labels, as the other commands read them; return the files."""
+    arrays = {"calibration.npz": images[CALIBRATION], "test.npz": images[SCORING]}
+    for name, array in arrays.items():
+        with replace_file(folder / name) as temporary, open(temporary, "wb") as file:
+            np.savez_compressed(file, image=array)
+    with replace_file(folder / "labels.npy") as temporary, open(temporary, "wb") as file:
+        np.save(file, labels[SCORING])
+    with replace_file(folder / "digits.onnx") as temporary:
+        shutil.copyfile(package_file("digits", "digits_cnn.onnx"), temporary)
+    return [folder / name for name in ("digits.onnx", *arrays, "labels.npy")]
 
 
 def _recipes() -> dict[str, Recipe]:
