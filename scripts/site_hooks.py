@@ -94,8 +94,9 @@ def fields() -> str:
         lines += [f"## {heading}\n", "| field | values | meaning |", "|---|---|---|"]
         for name, field in parts[part]["properties"].items():
             values = ", ".join(dict.fromkeys(_values(field)))
-            default = f"; default `{field['default']}`" if field.get("default") not in (None, []) else ""
-            lines.append(f"| `{name}` | {values} | {_escape(field['description'] + default)} |")
+            text = field["description"].rstrip(".").replace("None", "`null`").replace("|", "\\|")
+            default = f"; default: `{field['default']}`" if field.get("default") not in (None, []) else ""
+            lines.append(f"| `{name}` | {values} | {text}{default} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -135,10 +136,6 @@ WORDS = {
     "null": "`null`",
     "array": "list",
 }
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def names() -> str:
