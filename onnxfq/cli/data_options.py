@@ -1,22 +1,27 @@
-"""Options of data preprocessing, shared by every command that reads data."""
+"""Options of data and its preprocessing, shared by every command that reads data."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
-from onnxfq.cli.options import DATA_PANEL
+from onnxfq.cli.option_groups import Group
 from onnxfq.data import DataOptions
 from onnxfq.data.options import Nonfinite
 
 
-def _option(**given: Any) -> Any:
-    """Return an option in the data panel of `--help`."""
-    return typer.Option(rich_help_panel=DATA_PANEL, **given)
+def _option(*names: str, **given: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Data", **given)
+
+
+_DATA = _option(
+    "--data",
+    metavar="DATA",
+    help="Read an .npz keyed by input name, an .npy, a folder of these or of images, or module:function.",
+)
+DataOption = Annotated[str, _DATA]
+OptionalDataOption = Annotated[str | None, _DATA]
 
 
 def _describe(
@@ -44,7 +49,7 @@ def _describe(
         str | None,
         _option(metavar="FILE", help="Check the data against a known-good sample; reject a different scale."),
     ] = None,
-    limit: Annotated[int | None, _option(min=1, help="Read only this many samples.")] = None,
+    limit: Annotated[int | None, _option(metavar="N", min=1, help="Read only this many samples.")] = None,
     nonfinite: Annotated[Nonfinite, _option(help="Stop at NaN and infinities, or skip them.")] = "stop",
 ) -> DataOptions:
     return DataOptions(
@@ -60,29 +65,7 @@ def _describe(
     )
 
 
-def with_data_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the data options after `data` of `command`; it gets them as the DataOptions `described`."""
-    options = _parameters(_describe)
-    own = [parameter for parameter in _parameters(command) if parameter.name != "described"]
-    behind = [parameter.name for parameter in own].index("data") + 1
-    parameters = [*own[:behind], *options, *own[behind:]]
-
-    @functools.wraps(command)
-    def run_command(**given: Any) -> None:
-        described = _describe(**{option.name: given.pop(option.name) for option in options})
-        command(**given, described=described)
-
-    run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run_command
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of `function` with evaluated annotations, as keyword-only parameters."""
-    hints = get_type_hints(function, include_extras=True)
-    given = inspect.signature(function).parameters.values()
-    # Keyword-only, because a default could not precede a parameter without one.
-    return [p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in given]
+Described = Annotated[DataOptions, Group(_describe)]
 
 
 def _number(text: str, option: str) -> float:

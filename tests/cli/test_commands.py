@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import math
@@ -267,6 +268,28 @@ def test_json_is_what_was_written(run: Run) -> None:
     assert (content["changes"], content["notes"]) == (same.changes, list(same.notes))
 
 
+def test_json_of_the_stages(run: Run) -> None:
+    """Each stage counts in JSON what its file holds."""
+    run("plan model.onnx -o p.json")
+    content = json.loads(run("observe model.onnx --plan p.json --data data.npz -o s.npz --json"))
+    seen = Statistics.load("s.npz")
+    assert content == {"tensors": len(seen.tensors), "feeds": 40, "complete": True, "files": ["s.npz"]}
+    content = json.loads(run("merge-statistics s.npz s.npz -o m.npz --json"))
+    assert (content["parts"], content["feeds"], content["files"]) == (["s.npz", "s.npz"], 80, ["m.npz"])
+    line = "calibrate model.onnx --plan p.json --statistics s.npz -o e.json --table --table-csv t.csv --json"
+    content = json.loads(run(line))
+    assert content["tensors"] == len(Encodings.load("e.json").encodings)
+    assert [list(map(str, row.values())) for row in content["table"]] == list(
+        csv.reader(Path("t.csv").read_text(encoding="utf-8").splitlines()[1:])
+    )
+    content = json.loads(run("insert model.onnx --plan p.json --encodings e.json -o q.onnx --json"))
+    assert (content["form"], content["files"]) == ("qdq", ["q.onnx"])
+    assert content["coverage"] == [row._asdict() for row in Plan.load("p.json").coverage()]
+    line = "export-encodings e.json --plan p.json --to tensorrt-cache -o out.cache --json"
+    content = json.loads(run(line))
+    assert (content["tensors"], list(content["left_out"])) == (1, ["w"])
+
+
 def test_notes_stand_beside_json(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     """What text has as notes goes to standard error, so that standard output is JSON."""
     assert main("plan model.onnx -o p.json --equalize cross_layer --json".split()) == 0
@@ -289,6 +312,8 @@ def test_verbose_prints_information(
     assert main("quantize model.onnx --data data.npz -o q.onnx -v --json".split()) == 0
     printed = capfd.readouterr()
     assert "onnxfq: note: a detail" in printed.err.splitlines() and json.loads(printed.out)
+    assert main("inspect model.onnx -v".split()) == 0 and main("plan model.onnx -o p.json -v -q".split()) == 2
+    assert "--verbose and --quiet exclude each other" in capfd.readouterr().err
     run("quantize model.onnx --data data.npz -o q.onnx")
 
 
@@ -419,13 +444,27 @@ def test_recipes_lists_all(run: Run) -> None:
     assert json.loads(run("recipes --schema")) == recipe_schema()
 
 
-def test_help_in_panels() -> None:
-    """--help begins with what most users need; flags show no type."""
-    shown = CliRunner().invoke(build_app(COMMANDS), ["--help"]).output
+def test_help_in_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--help begins with what most users need; flags show no type, and 80 columns break no word."""
+    monkeypatch.setenv("COLUMNS", "80")
+    app = build_app(COMMANDS)
+    shown = CliRunner().invoke(app, ["--help"]).output
     places = [shown.index(title) for title in PANELS]
     assert places == sorted(places) and shown.index("handoff") < places[1]
-    flags = CliRunner().invoke(build_app(["check"]), ["check", "--help"]).output
-    assert not [line for line in flags.splitlines() if "<bool>" in line and "--help" not in line]
+    for name in COMMANDS:
+        page = CliRunner().invoke(app, [name, "--help"]).output
+        assert "bool" not in page and "…" not in page
+        command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+        for parameter in command.params:
+            words = [*(parameter.metavar or "").split(), *parameter.help.split()]
+            assert [word for word in words if word not in page] == [], name
+
+
+def test_every_command_prints_json(workplace: Path) -> None:
+    """Each command has --json and --verbose."""
+    for name, command in typer.main.get_command(build_app(COMMANDS)).commands.items():  # type: ignore[attr-defined]
+        names = {name for parameter in command.params for name in parameter.opts}
+        assert {"--json", "--verbose", "-v"} <= names, name
 
 
 @pytest.mark.parametrize(
