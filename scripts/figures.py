@@ -43,7 +43,7 @@ def draw_grids() -> Figure:
     scale, _ = onnxfq.choose_qparams(-1.0, 1.0, int4, symmetric=True)
     uneven, zero_point = onnxfq.choose_qparams(-1 / 3, 1.0, int4, symmetric=False)
     y = onnxfq.fake_quantize(x, scale, qtype="int4")
-    figure, (steps, numbers) = _figure(2, (8.4, 3.2), [1, 1.15])
+    figure, (steps, numbers) = _figure(2, (6.8, 2.9), [1, 1.15])
     steps.plot(x, x, color=INK, linewidth=0.8)
     steps.plot(x, y, color=COLOURS[0], linewidth=1.8, label="x on the grid")
     steps.plot(x, y - x, color=COLOURS[1], linewidth=1.2, label="error")
@@ -70,7 +70,7 @@ def draw_calibration(result: onnxfq.QuantizeResult) -> tuple[Figure, dict[str, f
     edges = np.linspace(0, seen.rmax, 80)
     low, high = bin_edges(seen.bins)
     values = (low + high) / 2
-    figure, (counts, noise) = _figure(2, (8.4, 3.2), [1, 1.15])
+    figure, (counts, noise) = _figure(2, (6.8, 2.9), [1, 1.15])
     counts.hist(values, bins=edges, weights=seen.counts, color=COLOURS[0], alpha=0.75)
     counts.set_yscale("log")
     counts.set_xlabel(f"value of activation {TENSOR}")
@@ -96,7 +96,7 @@ def draw_noise(result: onnxfq.QuantizeResult, scores: CandidateScore) -> Figure:
     }
     running = {one.output: one.sqnr_db for one in scores.tensors}
     names = [name for name in running if name in alone]
-    figure, (axes,) = _figure(1, (8.4, 3.4), [1])
+    figure, (axes,) = _figure(1, (6.8, 3.0), [1])
     axes.plot(names, [alone[name] for name in names], "o", color=COLOURS[0], label="rounded alone")
     axes.plot(
         names,
