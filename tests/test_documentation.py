@@ -31,8 +31,9 @@ NAMED_FILE = re.compile(r"`(\S+\.(?:yaml|py))`:\n\n```\w+\n(.*?)^```", re.MULTIL
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Installing is what the whole check does; it would replace the package under test.
 INSTALLS = ("pip install . && onnxfq demo", 'pip install ".[test]" && pytest')
+CPU_INSTALL = "pip install -r requirements-cpu.txt && pip install --no-deps ."
 # The extra `test` has all that the extra of the tutorial has.
-NOT_RUN = (*INSTALLS, 'pip install ".[torch]"')
+NOT_RUN = (*INSTALLS, CPU_INSTALL, 'pip install ".[torch]"')
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -169,6 +170,14 @@ def test_install_commands_are_those_of_the_check() -> None:
     for command in INSTALLS:
         assert f"```sh\n{command}\n```" in readme
         assert f"\n{command}\n" in check
+
+
+def test_requirements_without_a_gpu() -> None:
+    """requirements-cpu.txt is the dependencies with onnxruntime instead of onnxruntime-gpu."""
+    listed = (ROOT / "requirements-cpu.txt").read_text(encoding="utf-8").splitlines()[1:]
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("dependencies = [")[1].split("\n]")[0]
+    wanted = re.findall(r'^  "([^";]+)', text, re.MULTILINE)
+    assert wanted[0].startswith("onnxruntime-gpu") and listed == wanted[1:]
 
 
 def test_figures_of_the_demo(demo: DemoResult) -> None:
