@@ -24,6 +24,7 @@ from onnxfq import errors
 from onnxfq.cli.main import COMMANDS, PANELS, build_app
 from onnxfq.documents.recipe_schema import recipe_schema
 from onnxfq.errors import OnnxfqError
+from onnxfq.numerics.qtypes import QTYPES
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
@@ -90,43 +91,36 @@ def fields() -> str:
     schema = recipe_schema()
     parts = {"Recipe": schema, **schema["$defs"]}
     lines = []
-    for heading, part in HEADINGS.items():
-        lines += [f"## {heading}\n", "| field | values | meaning |", "|---|---|---|"]
-        for name, field in parts[part]["properties"].items():
+    for part, held in parts.items():
+        lines += [f"## {_heading(part)}\n", "| field | values | meaning |", "|---|---|---|"]
+        for name, field in held["properties"].items():
             values = ", ".join(dict.fromkeys(_values(field)))
             text = field["description"].rstrip(".").replace("None", "`null`").replace("|", "\\|")
-            default = f"; default: `{field['default']}`" if field.get("default") not in (None, []) else ""
+            value = field.get("default")
+            default = f"; default: `{value}`" if isinstance(value, str) else ""
             lines.append(f"| `{name}` | {values} | {text}{default} |")
         lines.append("")
     return "\n".join(lines)
 
 
-HEADINGS = {
-    "Recipe": "Recipe",
-    "Activations": "ActivationScheme",
-    "Weights": "WeightScheme",
-    "Overrides": "Override",
-}
+def _heading(part: str) -> str:
+    return part.removesuffix("Scheme")
 
 
 def _values(field: dict[str, Any]) -> Iterator[str]:
     """Yield the values that a field of a JSON schema takes, in words."""
     for choice in field.get("anyOf", ()):
         yield from _values(choice)
-    if len(field.get("enum", ())) > MOST_VALUES:
+    if field.get("enum") == list(QTYPES):
         yield "a [number format](#number-formats)"
     else:
         yield from (f"`{value}`" for value in field.get("enum", ()))
     if "$ref" in field:
-        yield next(
-            f"[{text.lower()}](#{text.lower()})" for text, part in HEADINGS.items() if part in field["$ref"]
-        )
+        heading = _heading(field["$ref"].rpartition("/")[2])
+        yield f"[{heading.lower()}](#{heading.lower()})"
     elif "enum" not in field and "type" in field:
         yield WORDS[field["type"]]
 
-
-MOST_VALUES = 15
-"""Most values of a field that a table lists."""
 
 WORDS = {
     "string": "text",
