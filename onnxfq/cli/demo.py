@@ -11,18 +11,19 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from onnxfq.cli.command_line import command_line
 from onnxfq.cli.console import PrintingAll
 from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import OutputError
 from onnxfq.graph.io.save import save
 from onnxfq.pipeline import QuantizeResult, quantize
-from onnxfq.report.html import write_report
-from onnxfq.report.plot import error_figure, save_figure
-from onnxfq.report.tensor_errors import tensor_errors
+from onnxfq.report.html import render_page
+from onnxfq.report.record import quantize_record
 from onnxfq.report.text import coverage_line
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.options import RunOptions
+from onnxfq.support.files import write_text
 from onnxfq.support.resources import package_file
 
 # The split of models/digits.py: the network was trained on the images before these.
@@ -108,10 +109,9 @@ def run_demo(folder: str | Path) -> DemoResult:
     )
     best = results[PER_AXIS]
     save(best.simulation, folder / "digits_fakequant.onnx")
-    write_report(best, folder / "report.html")
-    rows = {name: tensor_errors(r.model, r.plan, r.statistics, r.encodings) for name, r in results.items()}
-    save_figure(error_figure(rows, "Digit network: noise of each quantized tensor"), folder / "errors.png")
-    files += [folder / name for name in ("digits_fakequant.onnx", "report.html", "errors.png")]
+    records = [(name, quantize_record(made, command=command_line())) for name, made in results.items()]
+    write_text(folder / "report.html", render_page(records))
+    files += [folder / name for name in ("digits_fakequant.onnx", "report.html")]
     return DemoResult(results, evaluation, tuple(files), time.perf_counter() - start)
 
 

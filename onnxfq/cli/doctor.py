@@ -72,12 +72,19 @@ def _test_gpu(gpu: Gpu, among: Sequence[Gpu], problem: str) -> list[Outcome]:
 
 def _onnxruntime() -> str:
     built_for = getattr(onnxruntime, "cuda_version", "")
-    return f"{onnxruntime.__version__} for CUDA {built_for}" if built_for else str(onnxruntime.__version__)
+    version = f"{onnxruntime.__version__} for CUDA {built_for}" if built_for else str(onnxruntime.__version__)
+    both = {"onnxruntime", "onnxruntime-gpu"} <= _installed().keys()
+    fault = " (onnxruntime and onnxruntime-gpu overwrite each other: uninstall both and install one)"
+    return version + (fault if both else "")
+
+
+def _installed() -> dict[str, str]:
+    found = importlib.metadata.distributions()
+    return {d.name.lower().replace("_", "-"): d.version for d in found if d.name}
 
 
 def _versions() -> list[str]:
-    found = importlib.metadata.distributions()
-    installed = {d.name.lower().replace("_", "-"): d.version for d in found if d.name}
+    installed = _installed()
     return [f"{package} {installed[package]}" for package in _PACKAGES if package in installed]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +18,9 @@ from onnxfq.stages.evaluate import evaluate as evaluate_models
 
 def evaluate(
     reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="The float model.")],
-    candidate: Annotated[
-        Path,
-        typer.Argument(metavar="CANDIDATE", help="The Q/DQ or fake-quant model."),
+    candidates: Annotated[
+        list[Path],
+        typer.Argument(metavar="CANDIDATE...", help="The Q/DQ or fake-quant models."),
     ],
     data: DataOption,
     labels: Annotated[
@@ -44,12 +45,12 @@ def evaluate(
 ) -> None:
     """Print SQNR, cosine, largest error and top-1 agreement of each output; with --labels the accuracy.
 
-    With --limit the first labels count.
+    REFERENCE runs once for all candidates. With --limit the first labels count.
     """
     with running.progress(printer) as options:
         result = evaluate_models(
             reference,
-            candidate,
+            _name_candidates(candidates),
             data,
             labels=labels,
             per_tensor=per_tensor,
@@ -57,3 +58,15 @@ def evaluate(
             options=options,
         )
     printer.show(result)
+
+
+def _name_candidates(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the candidates by file name, or by path where two files have one name.
+
+    Raises BadParameter for a repeated path.
+    """
+    repeated = next((path for number, path in enumerate(paths) if path in paths[:number]), None)
+    if repeated is not None:
+        raise typer.BadParameter(f"candidate {repeated} appears twice; give it once")
+    names = [path.name for path in paths]
+    return {path.name if names.count(path.name) == 1 else str(path): path for path in paths}

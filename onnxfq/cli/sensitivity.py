@@ -12,7 +12,7 @@ from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
 from onnxfq.cli.options import AccuracyOptions, CustomOpsOption, ModelArgument, RecipeOption, StatisticsOption
 from onnxfq.cli.run_options import RunningOnCpu
-from onnxfq.documents.recipe import DEFAULT_RECIPE, RECIPES
+from onnxfq.documents.recipe import DEFAULT_RECIPE, RECIPES, load_recipe
 from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import RecipeError
@@ -36,6 +36,10 @@ def sensitivity(
         Path | None,
         typer.Option(metavar="FILE.yaml", help="Write a recipe with the remedy as an override."),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write an HTML page of all layers."),
+    ] = None,
     custom_ops: CustomOpsOption = None,
     *,
     promise: AccuracyOptions,
@@ -47,7 +51,7 @@ def sensitivity(
     Every group of quantizers is switched on alone, in one session, and the worst are also left out. The
     remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """
-    if recipe_out is not None and recipe not in RECIPES:
+    if recipe_out is not None and load_recipe(recipe) not in RECIPES.values():
         raise RecipeError(
             f"--recipe-out changes a built-in recipe, got {recipe}; add its overrides to that file"
         )
@@ -65,9 +69,13 @@ def sensitivity(
         found.save(output)
     if recipe_out is not None:
         write_text(recipe_out, recipe_text(found))
+    if report is not None:
+        from onnxfq.report.html import render_page  # with jinja2, which only pages need
+
+        write_text(report, render_page([(model.stem, found)]))
     printer.show(found, hidden=printer.quiet and output is not None)
     printer.say(f"remedy     {found.remedy_text()}")
-    printer.wrote(output, recipe_out)
+    printer.wrote(output, recipe_out, report)
 
 
 def recipe_text(found: Sensitivity) -> str:

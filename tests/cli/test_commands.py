@@ -14,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import typer
+import yaml
 from builders import build, conv_relu, feed_for, gemm, two_branch, weights
 from typer.testing import CliRunner
 
@@ -290,6 +292,64 @@ def test_json_of_the_stages(run: Run) -> None:
     assert (content["tensors"], list(content["left_out"])) == (1, ["w"])
 
 
+JOBS = [
+    "--data data.npz --recipe recipe.yaml --scale 1/2 --mean 0.1 --limit 33 --batch 5 --exact",
+    "--data data.npz --float fp16 --float-io --min-sqnr 20 --protect none --runtime onnxruntime==1.20.1",
+    "--encodings calib.cache --recipe tensorrt-int8",
+]
+
+
+@pytest.mark.parametrize("options", JOBS)
+def test_a_job_reproduces_the_command(options: str, run: Run, workplace: Path) -> None:
+    """`run` writes the bytes of the command line that wrote the job, from another folder too."""
+    jsonschema = pytest.importorskip("jsonschema")
+    Path("calib.cache").write_text(CACHE, encoding="utf-8")
+    for name in ("jobs", "int8", "fp16", "none"):
+        Path(name).mkdir()
+    line = f"quantize model.onnx {options} -o out.onnx --artifacts kept"
+    assert "wrote      jobs/job.yaml" in run(f"{line} --write-job jobs/job.yaml")
+    written = [Path("out.onnx"), *sorted(Path("kept").iterdir())]
+    before = {path: path.read_bytes() for path in written}
+    for path in written:
+        path.unlink()
+    assert "wrote      ../out.onnx" in run("run jobs/job.yaml")
+    assert {path: path.read_bytes() for path in written} == before
+    assert json.loads(run("run jobs/job.yaml --json"))["source"] == "../model.onnx"
+    assert Path.cwd() == workplace
+    schema = json.loads(run("run --schema"))
+    job = yaml.safe_load(Path("jobs/job.yaml").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(job)
+    assert all(schema["properties"][name]["description"] for name in schema["properties"])
+    command = typer.main.get_command(build_app(["quantize"])).commands["quantize"]  # type: ignore[attr-defined]
+    options_of_command = {name for one in command.params for name in one.opts} - {"MODEL", "-o", "-v", "-q"}
+    known = {"--" + name.replace("_", "-") for name in schema["properties"]}
+    assert known ^ options_of_command <= {"--model", "model"} | {
+        "--write-job",
+        "--json",
+        "--verbose",
+        "--quiet",
+    }
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ("{model: model.onnx, output: o.onnx, dta: data.npz}", "dta: no such field; nearest: data"),
+        ("{output: o.onnx}", "model: Field required"),
+        ("{model: model.onnx, output: o.onnx, data: no.npz}", "no such file or folder: no.npz"),
+        ("{model: model.onnx, output: o.onnx, exact: perhaps}", "exact: Input should be a valid boolean"),
+        ("{model: model.onnx, output: job.yaml, data: data.npz}", "is another file of this command"),
+    ],
+)
+def test_mistakes_in_jobs(job: str, message: str, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A wrong field, value or file is one line that names the job, and nothing is written."""
+    Path("job.yaml").write_text(job, encoding="utf-8")
+    assert main(["run", "job.yaml"]) == 1
+    printed = capfd.readouterr().err
+    assert "job.yaml" in printed and message in printed and printed.count("\n") == 1
+    assert not Path("o.onnx").exists() and Path("job.yaml").read_text(encoding="utf-8") == job
+
+
 def test_notes_stand_beside_json(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     """What text has as notes goes to standard error, so that standard output is JSON."""
     assert main("plan model.onnx -o p.json --equalize cross_layer --json".split()) == 0
@@ -340,6 +400,35 @@ def test_evaluate_with_labels(run: Run) -> None:
     content = json.loads(run("evaluate model.onnx q.onnx --data data.npz --labels labels.txt --json"))
     assert (content["accuracy"], content["reference"]) == (0.5, "model.onnx")
     assert content["candidates"][0]["candidate"] == "q.onnx"
+
+
+def test_evaluate_of_several_candidates(
+    run: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each candidate has the scores of a run of its own, from one run of the float model per feed."""
+    Path("other").mkdir()
+    stages(run)
+    run("quantize model.onnx --data data.npz --recipe onnxruntime-int8 -o other/staged.onnx")
+    run("quantize model.onnx --data data.npz --calibrator minmax -o q.onnx")
+    names = ["staged.onnx", "other/staged.onnx", "q.onnx"]
+    alone = [json.loads(run(f"evaluate model.onnx {name} --data data.npz --json")) for name in names]
+    opened: list[str] = []
+    whole = onnxruntime.InferenceSession
+
+    def session(*given: object, **options: object) -> object:
+        opened.append("one")
+        return whole(*given, **options)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    together = json.loads(run(f"evaluate model.onnx {' '.join(names)} --data data.npz --json"))
+    assert len(opened) == 1 + len(names)
+    assert [one["candidate"] for one in together["candidates"]] == names
+    assert [one["outputs"] for one in together["candidates"]] == [
+        one["candidates"][0]["outputs"] for one in alone
+    ]
+    assert len(run(f"evaluate model.onnx {' '.join(names)} --data data.npz").splitlines()) == 1 + len(names)
+    assert main("evaluate model.onnx q.onnx q.onnx --data data.npz".split()) == 2
+    assert "candidate q.onnx appears twice" in capfd.readouterr().err
 
 
 def test_evaluate_per_tensor(run: Run) -> None:
@@ -481,3 +570,37 @@ def test_completion_of_the_shell(typed: str, found: str) -> None:
         text=True,
     )
     assert ended.stdout.split() == [found], ended.stderr
+
+
+def test_reports_of_all_results(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    """Results of three commands share a page, under names that differ; any other file is one line."""
+    run("quantize model.onnx --data data.npz -o q.onnx --artifacts one --node-data nodes.json -q")
+    run("quantize model.onnx --data data.npz -o r.onnx --artifacts two --calibrator minmax -q")
+    Path("e.json").write_text(run("evaluate model.onnx q.onnx --data data.npz --per-tensor --json"))
+    run("sensitivity model.onnx --data data.npz -o s.json --report s.html -q")
+    files = "one/model.result.json two/model.result.json e.json s.json"
+    shown = json.loads(run(f"report {files} -o page.html --json"))
+    assert [one["label"] for one in shown] == ["one/model.result", "two/model.result", "e", "s"]
+    calibrators = [{row["calibrator"] for row in one["tensors"]} for one in shown[:2]]
+    assert any(name.startswith("auto: ") for name in calibrators[0]) and calibrators[1] == {"minmax"}
+    command = dict(shown[0]["facts"])["command"]
+    assert (
+        command
+        == "onnxfq quantize model.onnx --data data.npz -o q.onnx --artifacts one --node-data nodes.json -q"
+    )
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert all(label in page for label in ("one/model.result", "two/model.result"))
+    before = Path("page.html").read_bytes()
+    plan = Path("one/model.plan.json").read_text(encoding="utf-8")
+    damaged = Path("e.json").read_text().replace('"feeds":', '"fed": 1, "feeds":')
+    for content, reason in (
+        (plan, "holds no result: its format is 'onnxfq.plan/1', wanted is one of onnxfq.result/1"),
+        ("[1]", "holds no result: its format is None"),
+        (damaged, "fed: no such field; nearest: feeds"),
+        ("{", "is not valid json"),
+    ):
+        Path("bad.json").write_text(content, encoding="utf-8")
+        assert main(["report", "e.json", "bad.json", "-o", "page.html"]) == 1
+        text = capfd.readouterr().err
+        assert reason in text and text.count("\n") == 1
+    assert Path("page.html").read_bytes() == before
