@@ -1,4 +1,4 @@
-"""`benchmarks/quantize.py` runs; its figures are for a quiet machine and not judged here."""
+"""`benchmarks/quantize.py` and `moments.py` run; figures are for a quiet machine and not judged."""
 
 from __future__ import annotations
 
@@ -30,3 +30,17 @@ def test_the_whole_job_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [row[:3] for row in rows] == [["tiny", "2", job] for job in jobs]
     assert all(float(cell) > 0 for row in rows for cell in row[3:])
     assert (tmp_path / "onnxfq.onnx").exists() and (tmp_path / "onnxruntime.onnx").exists()
+
+
+def test_moments_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments and observing take turns on a network and give one row of figures."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import moments
+
+    network = build(
+        """g (float[1,3,8,8] x) => (float[1,4,6,6] y) { h = Conv (x, w) y = Relu (h) }""",
+        {"w": weights(4, 3, 3, 3)},
+    )
+    layers, observing, taken, ratio = moments.measure(network, 3, threads=1, rounds=1)
+    assert layers == "1"
+    assert min(map(float, (observing, taken, ratio))) > 0

@@ -14,6 +14,7 @@ from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.documents.encodings import Encoding, lift_calibrator
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.rounding import NEAREST, RoundingMethod
+from onnxfq.documents.simulation import Simulation
 from onnxfq.errors import PlanError
 from onnxfq.graph.model import Existing
 from onnxfq.graph.slots import TensorUses, Use
@@ -121,6 +122,7 @@ class Plan(Record):
         bridges: operators that multiply nothing and run in low precision between quantized tensors.
         equalization: what was done to the channels of the model before it was planned; None if nothing was
             asked for.
+        simulation: rounding mode and arithmetic of fake-quant models, from the recipe.
     """
 
     format: Literal["onnxfq.plan/1"] = "onnxfq.plan/1"
@@ -133,6 +135,7 @@ class Plan(Record):
     existing: Existing = "refuse"
     bridges: tuple[Bridge, ...] = ()
     equalization: Equalization | None = None
+    simulation: Simulation = Simulation()
 
     @pydantic.model_validator(mode="after")
     def _placed_once(self) -> Plan:
@@ -161,14 +164,20 @@ class Plan(Record):
         """Placements whose scales follow from an input and a weight."""
         return tuple(p for p in self.placements if p.role == "bias")
 
+    @property
+    def quantized_nodes(self) -> frozenset[str]:
+        """Names of the quantizable nodes whose inputs are all quantized."""
+        placed = {use for p in self.placements for use in p.uses}
+        return frozenset(n.node for n in self.nodes if n.needs and placed.issuperset(n.needs))
+
     def coverage(self) -> list[Coverage]:
         """Return the coverage of each quantizable op type, most frequent first."""
-        placed = {use for p in self.placements for use in p.uses}
+        quantized = self.quantized_nodes
         count: dict[str, list[int]] = {}
         for node in self.nodes:
             entry = count.setdefault(node.op_type, [0, 0])
             entry[1] += 1
-            entry[0] += bool(node.needs) and all(use in placed for use in node.needs)
+            entry[0] += node.node in quantized
         rows = [Coverage(op_type, *numbers) for op_type, numbers in count.items()]
         return sorted(rows, key=lambda row: (-row.total, row.op_type))
 

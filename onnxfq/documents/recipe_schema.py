@@ -8,6 +8,7 @@ from typing import Any
 
 from onnxfq.calibration.calibrators import spellings
 from onnxfq.documents.recipe import RECIPES, ActivationScheme, Override, Recipe, WeightScheme
+from onnxfq.documents.simulation import Simulation
 from onnxfq.numerics.qtypes import QTYPES
 
 _OTHERS = {
@@ -15,7 +16,8 @@ _OTHERS = {
     "base": "built-in recipe to start from; the file lists only what differs from it",
     "weights": "scheme of constants",
     "overrides": "changes for some tensors or nodes; later ones win",
-    "block_size": "number of elements that share a scale, for granularity blocked",
+    "block_size": "number of elements that share a scale, for granularity blocked; default: 32 with "
+    "scale_type e8m0, 16 with e4m3",
     "calibrator": "method that finds the range: " + ", ".join(spellings()),
     "tensors": "names or globs of tensors",
     "nodes": "names or globs of nodes",
@@ -38,7 +40,7 @@ def recipe_schema() -> dict[str, Any]:
         schemes["Override"]["properties"][name] = {"anyOf": [{"$ref": f"#/$defs/{scheme}"}, {"type": "null"}]}
     for part, kind in (
         (schema, Recipe),
-        *((schemes[one.__name__], one) for one in (ActivationScheme, WeightScheme, Override)),
+        *((schemes[one.__name__], one) for one in (ActivationScheme, WeightScheme, Override, Simulation)),
     ):
         texts = _OTHERS | _describe(kind)
         part["description"] = (inspect.getdoc(kind) or "").partition("\n")[0]

@@ -87,7 +87,7 @@ def rank_groups(
     worst = order[:MEASURED]
     without = board.noise(feeds, [board.enable([groups[at]], on=False) for at in worst])
     rest = dict(zip(worst, without, strict=True))
-    costs = measure_costs(board, feeds[0])
+    costs = measure_costs(board.proto, board.plan, feeds[0])
     made = tuple(
         GroupNoise(
             tensors=groups[at].tensors,
