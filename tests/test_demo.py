@@ -17,6 +17,10 @@ FILES = {
     "digits_int8_per_axis.onnx",
     "digits_fakequant.onnx",
     "report.html",
+    "digits.onnx",
+    "calibration.npz",
+    "test.npz",
+    "labels.npy",
 }
 
 

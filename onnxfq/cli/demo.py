@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from onnxfq.report.record import quantize_record
 from onnxfq.report.text import coverage_line
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.options import RunOptions
-from onnxfq.support.files import write_text
+from onnxfq.support.files import replace_file, write_text
 from onnxfq.support.resources import package_file
 
 # The split of models/digits.py: the network was trained on the images before these.
@@ -112,7 +113,21 @@ def run_demo(folder: str | Path) -> DemoResult:
     records = [(name, quantize_record(made, command=command_line())) for name, made in results.items()]
     write_text(folder / "report.html", render_page(records))
     files += [folder / name for name in ("digits_fakequant.onnx", "report.html")]
+    files += _write_inputs(folder, images, labels)
     return DemoResult(results, evaluation, tuple(files), time.perf_counter() - start)
+
+
+def _write_inputs(folder: Path, images: NDArray[np.float32], labels: NDArray[np.int64]) -> list[Path]:
+    """Write the float network, its data and labels, as the other commands read them; return the files."""
+    arrays = {"calibration.npz": images[CALIBRATION], "test.npz": images[SCORING]}
+    for name, array in arrays.items():
+        with replace_file(folder / name) as temporary, open(temporary, "wb") as file:
+            np.savez_compressed(file, image=array)
+    with replace_file(folder / "labels.npy") as temporary, open(temporary, "wb") as file:
+        np.save(file, labels[SCORING])
+    with replace_file(folder / "digits.onnx") as temporary:
+        shutil.copyfile(package_file("digits", "digits_cnn.onnx"), temporary)
+    return [folder / name for name in ("digits.onnx", *arrays, "labels.npy")]
 
 
 def _recipes() -> dict[str, Recipe]:
