@@ -131,8 +131,8 @@ def main() -> None:
     table = markdown_table(["network", "bits", "%", *seeds, "mean"], rows)
     text = (
         f"{TITLE}\n\nAccuracy on the scoring digits in percent, by `benchmarks/training_accuracy.py --out "
-        f"docs/qat-results.md`.\nEpochs of the float network: {options.epochs}. Steps with fake quantization: "
-        f"{options.steps}, without calibration and far\nfrom the end of training. {NOTE}\n\n{table}\n"
+        f"docs/qat-results.md`.\nEpochs of the float network: {options.epochs}. "
+        f"Steps with fake quantization: {options.steps}, without calibration.\n{NOTE}\n\n{table}\n"
     )
     print(text)
     if options.out:
