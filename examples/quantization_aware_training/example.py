@@ -92,4 +92,6 @@ rows += [[name, *(f"{scores[name]:.2f}" for scores in results)] for name in resu
 table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
 print(table)
 if options.out:
-    options.out.write_text(f"{TITLE.format(epochs=options.epochs, steps=options.steps)}\n{table}\n")
+    later = options.out.read_text().partition("\n## ")[1:] if options.out.exists() else ()
+    title = TITLE.format(epochs=options.epochs, steps=options.steps)
+    options.out.write_text(f"{title}\n{table}\n{''.join(later)}")
