@@ -13,7 +13,7 @@ from builders import BUILDERS, build, conv_relu, feed_for, stage, weights
 
 import onnxfq
 from onnxfq.cli.main import main
-from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.sensitivity import MetricValues, Sensitivity
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.module_paths import SCOPES_KEY
 from onnxfq.graph.patterns.logits import find_logits
@@ -22,9 +22,9 @@ from onnxfq.passes.switch_weights import switch_weights
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_fake_quantize
-from onnxfq.stages.promise import Half
 from onnxfq.stages.round_weights import round_weights
 from onnxfq.stages.score import score_models
+from onnxfq.stages.task_metric import Half
 
 LAYERS, WIDTH, FACTOR = 8, 24, 2000.0
 
@@ -276,6 +276,75 @@ def test_a_promised_drop_is_kept(data, labels) -> None:
         assert kept.sensitivity.remedy.before < kept.sensitivity.remedy.reached >= -promise.max_drop
     sound = onnxfq.quantize(chain(), data, promise=onnxfq.Promise(max_drop=0, labels=labels))
     assert sound.sensitivity is None
+
+
+def two_branches() -> onnx.ModelProto:
+    """A large output with little relative noise next to a tiny one that int8 ruins."""
+    rng = np.random.default_rng(5)
+    large, tiny = rng.normal(size=(2, WIDTH, WIDTH)).astype(np.float32)
+    tiny[3] /= FACTOR
+    text = f"""g (float[N,{WIDTH}] x, float[N,{WIDTH}] z) => (float[N,{2 * WIDTH}] y) {{
+        [large] a = MatMul (x, w0) [tiny] b = MatMul (z, w1) y = Concat <axis = 1> (a, b) }}"""
+    return build(text, {"w0": large * 1000, "w1": tiny})
+
+
+def tiny_class(outputs, labels) -> float:
+    """A metric of the user: the share of right classes of the tiny output."""
+    made = [one["y"][:, WIDTH:].argmax(1) for one in outputs]
+    return float(np.mean(np.concatenate(made) == labels))
+
+
+def test_ranked_by_a_metric(tmp_path: Path, data, capfd: pytest.CaptureFixture[str]) -> None:
+    """The metric of each group is that of a model with it alone, or all but it; it goes before the SQNR."""
+    proto, session = two_branches(), Session(two_branches(), 1)
+    feeds = [{"x": feed["x"], "z": feed["x"] * np.where(np.arange(WIDTH) == 3, FACTOR, 1)} for feed in data]
+    feeds = [{name: array.astype(np.float32) for name, array in feed.items()} for feed in feeds]
+    labels = np.array([session.run(feed)[0][0, WIDTH:].argmax() for feed in feeds])
+    options = onnxfq.RunOptions(batch=1)
+    found = onnxfq.sensitivity(proto, feeds, metric=tiny_class, labels=labels, options=options)
+    assert [group.nodes for group in found.groups] == [("tiny",), ("large",)]
+    assert found.groups[0].noise < found.groups[1].noise and found.by_gain(by_metric=True) == [0, 1]
+    assert found.by_gain() == [1, 0] and found.metric is not None and found.metric.reference == 1
+    half = [feeds[at] for at in Half(range(len(feeds)), 0)]
+    truth = labels[list(Half(range(len(feeds)), 0))]
+    for group in found.groups:
+        for value, nodes in (
+            (group.metric_rest, group.nodes),
+            (group.metric, {"tiny", "large"} - {*group.nodes}),
+        ):
+            override = onnxfq.Override(nodes=tuple(nodes), keep_float=True)
+            recipe = onnxfq.load_recipe("tensorrt-int8").model_copy(update={"overrides": (override,)})
+            made = Session(
+                onnxfq.quantize(proto, feeds, recipe=recipe, protect=None, options=options).simulation
+            )
+            outputs = ({"y": made.run(feed)[0]} for feed in half)
+            assert value == pytest.approx(tiny_class(outputs, truth))
+    same = onnxfq.sensitivity(proto, feeds, metric=lambda outputs, feeds: len([*outputs]), options=options)
+    assert [group.nodes for group in same.groups] == [("large",), ("tiny",)]
+    with pytest.raises(DataError, match="the promise has a metric already"):
+        promise = onnxfq.Promise(max_drop=1, labels=labels)
+        onnxfq.sensitivity(proto, feeds, promise=promise, labels=labels)
+
+    onnx.save(proto, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **{n: np.concatenate([feed[n] for feed in feeds]) for n in "xz"})
+    np.save(tmp_path / "l.npy", labels)
+    line = ["sensitivity", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz"), "--batch", "1"]
+    named = ["--labels", str(tmp_path / "l.npy"), "--metric", f"{__name__}:tiny_class"]
+    assert main([*line, *named, "-o", str(tmp_path / "s.json")]) == 0
+    text = capfd.readouterr().out
+    assert f"metric {__name__}:tiny_class: float 1, all quantized" in text and "1 of 2 groups drop" in text
+    document = json.loads((tmp_path / "s.json").read_text())
+    assert [g["metric"] for g in document["groups"]] == [g.metric for g in found.groups]
+    assert Sensitivity.model_validate(document).metric.quantized == found.metric.quantized
+    assert main([*line, *named, "--max-drop", "0.1", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["remedy"]["kept"] == [0]
+    assert main([*line, "--metric", "no:where"]) == 1 and "cannot import 'no'" in capfd.readouterr().err
+
+
+def test_a_rise_of_the_metric_is_chance() -> None:
+    """Drops up to the largest rise rank nothing."""
+    values = MetricValues(name="m", reference=0.8, quantized=0.7, chance=0.02)
+    assert [values.clear_drop(v) > 0 for v in (None, 0.82, 0.8, 0.781, 0.77)] == [False] * 4 + [True]
 
 
 def test_halves_are_without_period() -> None:

@@ -70,14 +70,17 @@ def sensitivity(
 ) -> None:
     """Rank the quantized layers of MODEL by the noise that each adds to the outputs.
 
-    Every group of quantizers is switched on alone, in one session, and the worst are also left out. The
-    remedy is for --min-sqnr or --max-drop; 20 dB without them.
+    Every group of quantizers is switched on alone, in one session, and the worst are also left out. --metric
+    or --labels measure the task as well, on half of the data for each group: they rank the groups that they
+    separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """
     if recipe_out is not None and recipe not in RECIPES:
         raise RecipeError(
             f"--recipe-out changes a built-in recipe, got {recipe}; add its overrides to that file"
         )
-    promise = read_promise(min_sqnr, max_drop, labels, metric, fallback) or Promise(min_sqnr=LOW_SQNR_DB)
+    given, none = (labels, metric), (None, None)
+    promised, ranking = (none, given) if max_drop is None else (given, none)
+    promise = read_promise(min_sqnr, max_drop, *promised, fallback) or Promise(min_sqnr=LOW_SQNR_DB)
     with show_progress(batch, threads, quiet or as_json, described, "cpu") as options:
         found = measure(
             model,
@@ -86,6 +89,8 @@ def sensitivity(
             statistics=statistics,
             samples=samples,
             promise=promise,
+            labels=ranking[0],
+            metric=ranking[1],
             options=options,
         )
     if output is not None:
