@@ -24,6 +24,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.round_weights import round_weights
 from onnxfq.stages.score import score_models
+from onnxfq.stages.switched_segments import SwitchedSegments
 from onnxfq.stages.task_metric import Half
 
 LAYERS, WIDTH, FACTOR = 8, 24, 2000.0
@@ -44,6 +45,37 @@ def test_each_switch_by_itself(name: str) -> None:
         expected = Session(reference, 1, exact=True).run(feed)
         for got, want in zip(session.run(feed | {ENABLED_INPUT: enabled}), expected, strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", sorted(BUILDERS))
+def test_segments_compute_what_the_whole_computes(name: str) -> None:
+    """In segments, from the start and from the trace of the float model: as onnxruntime in one session."""
+    proto = BUILDERS[name]()
+    staged, feed = stage(proto), feed_for(proto)
+    switched = insert_fake_quantize(staged.model, staged.plan, staged.encodings, switches="each")
+    outputs = [value.name for value in proto.graph.output]
+    whole, cut = Session(switched, 1), SwitchedSegments(switched, outputs, parts=3)
+    count = len(switched_tensors(staged.plan))
+    trace = cut.trace(feed, np.zeros(count, bool))
+    for state in (*np.eye(count, dtype=bool), np.ones(count, bool), np.zeros(count, bool)):
+        start = cut.first(state)
+        runs = cut.run(feed, state), cut.run(trace[start], state, start)
+        for output, want in zip(outputs, whole.run(feed | {ENABLED_INPUT: state}, outputs), strict=True):
+            # Float segments have constant weights, which onnxruntime may sum in another order.
+            np.testing.assert_allclose(runs[0][output], want, rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(runs[0][output], runs[1][output])
+
+
+def test_a_run_begins_at_the_first_switch_that_is_on() -> None:
+    """Every segment of a long chain has its share of the switches, in the order of computation."""
+    staged = stage(chain(layers=30))
+    switched = insert_fake_quantize(staged.model, staged.plan, staged.encodings, switches="each")
+    cut = SwitchedSegments(switched, ["y"], parts=5)
+    names = switched_tensors(staged.plan)
+    firsts = {name: cut.first(np.array(names) == name) for name in names}
+    assert sorted(firsts[f"w{n}"] for n in range(30)) == [firsts[f"w{n}"] for n in range(30)]
+    assert [sum(first == part for first in firsts.values()) for part in range(5)] == [12] * 5
+    assert cut.first(np.zeros(60, bool)) == 5 and len(cut.trace(feed_for(chain()), np.zeros(60, bool))) == 6
 
 
 def test_one_switch_is_a_plan_of_one_tensor() -> None:

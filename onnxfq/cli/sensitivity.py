@@ -70,7 +70,7 @@ def sensitivity(
 ) -> None:
     """Rank the quantized layers of MODEL by the noise that each adds to the outputs.
 
-    Every group of quantizers is switched on alone, in one session, and the worst are also left out. --metric
+    Every group of quantizers is switched on alone, in a model that is loaded once, and the worst are also left out. --metric
     or --labels measure the task as well, on half of the data for each group: they rank the groups that they
     separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """

@@ -23,7 +23,8 @@ from onnxfq.errors import DataError
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.stages.quantize_inputs import QuantizeInputs
-from onnxfq.stages.switchboard import State, Switchboard, spread_feeds
+from onnxfq.stages.switchboard import Switchboard, spread_feeds
+from onnxfq.stages.switched_segments import State
 from onnxfq.stages.task_metric import Metric, TaskMetric, check_metric_name
 
 CHOICES = 8

@@ -1,4 +1,4 @@
-"""`sensitivity`: which quantizers cost the accuracy, measured in one session.
+"""`sensitivity`: which quantizers cost the accuracy, measured in a model that is loaded once.
 
 Every group of quantizers is switched on alone. One layer left in float finds nothing when two are fatal; one
 layer quantized alone finds both. Squared errors and signals are summed over samples before they are divided.
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.data import Data, Feed
+from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.documents.sensitivity import GroupNoise, MetricValues, Remedy, Sensitivity
 from onnxfq.errors import DataError
@@ -26,9 +27,10 @@ from onnxfq.stages.gather import gather_statistics
 from onnxfq.stages.group_costs import measure_costs
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Aim, Promise, open_aim
-from onnxfq.stages.quantize_inputs import open_inputs
-from onnxfq.stages.round_weights import round_given
-from onnxfq.stages.switchboard import State, Switchboard, spread_feeds
+from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
+from onnxfq.stages.round_weights import Rounding, round_given
+from onnxfq.stages.switchboard import Switchboard, spread_feeds
+from onnxfq.stages.switched_segments import State
 from onnxfq.stages.task_metric import Metric, TaskMetric, check_metric_name
 
 SAMPLES = 2
@@ -78,12 +80,7 @@ def sensitivity(
     check_metric_name(metric)
     if samples < 1:
         raise DataError(f"samples is {samples}; give at least 1")
-    inputs = open_inputs(model, data, chosen, options, observed=statistics is not None)
-    inputs, _ = equalize_inputs(inputs, chosen, options, None, statistics is not None)
-    planned = plan_encodings(inputs.ranked, chosen)
-    found = gather_statistics(inputs, planned.unknown, statistics, options)
-    plan, encodings = planned.encode(inputs.model, found)
-    rounding = round_given(inputs, plan, encodings, options)
+    inputs, plan, rounding = _encode(model, data, chosen, statistics, options)
     board = Switchboard.open(inputs, plan, rounding.encodings, options, rounding.tensors)
     task = None
     if metric is not None or labels is not None:
@@ -93,6 +90,22 @@ def sensitivity(
     if promise is None:
         return ranked
     return find_remedy(board, ranked, open_aim(promise, inputs, task), fallback=promise.fallback)
+
+
+def _encode(
+    model: str | Path | onnx.ModelProto,
+    data: Data,
+    recipe: Recipe,
+    statistics: str | Path | Statistics | None,
+    options: RunOptions,
+) -> tuple[QuantizeInputs, Plan, Rounding]:
+    """Return the inputs, and the encoded part of the plan with its weights; statistics are freed."""
+    inputs = open_inputs(model, data, recipe, options, observed=statistics is not None)
+    inputs, _ = equalize_inputs(inputs, recipe, options, None, statistics is not None)
+    planned = plan_encodings(inputs.ranked, recipe)
+    found = gather_statistics(inputs, planned.unknown, statistics, options)
+    plan, encodings = planned.encode(inputs.model, found)
+    return inputs, plan, round_given(inputs, plan, encodings, options)
 
 
 def rank_groups(

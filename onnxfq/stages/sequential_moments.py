@@ -22,7 +22,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import Model
-from onnxfq.graph.segments import SegmentedGraph, list_reads
+from onnxfq.graph.segments import SegmentedGraph, segment_model
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.replace_weights import separate_float_readers, weight_tensor
 from onnxfq.runtime.session import Session
@@ -139,20 +139,9 @@ class _Course:
 
     def _run(self, name: str) -> None:
         segment = self._graph.cut([name])
-        read = {text for node in segment.nodes for text in list_reads(node)}
         held = self._tensors[0]
-        inputs = [
-            helper.make_tensor_value_info(one, helper.np_dtype_to_tensor_dtype(held[one].dtype), None)
-            for one in segment.inputs
-        ]
-        outputs = [helper.make_empty_tensor_value_info(one) for one in segment.outputs]
-        model = onnx.ModelProto()
-        model.ir_version = self._proto.ir_version
-        model.opset_import.extend(self._proto.opset_import)
-        model.functions.extend(self._proto.functions)
-        constants = [tensor for text, tensor in self.constants.items() if text in read]
-        model.graph.CopyFrom(helper.make_graph(segment.nodes, "segment", inputs, outputs))
-        model.graph.initializer.extend(constants)
+        types = {one: helper.np_dtype_to_tensor_dtype(held[one].dtype) for one in segment.inputs}
+        model = segment_model(segment, self._proto, types, self.constants.values())
         session = Session(model, self._threads)
         for tensors in self._tensors:
             found = session.run({one: tensors[one] for one in segment.inputs}, list(segment.outputs))

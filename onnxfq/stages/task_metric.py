@@ -18,7 +18,8 @@ from onnxfq.data.functions import FUNCTION_NAME, faults_of, import_function
 from onnxfq.data.labels import count_right, count_rows, read_labels, refuse_label_count
 from onnxfq.errors import DataError
 from onnxfq.stages.quantize_inputs import QuantizeInputs
-from onnxfq.stages.switchboard import State, Switchboard
+from onnxfq.stages.switchboard import Switchboard
+from onnxfq.stages.switched_segments import State
 
 Outputs = Mapping[str, NDArray[Any]]
 Metric = Callable[[Iterator[Outputs], Any], float]
