@@ -1,6 +1,6 @@
 """Cost of ranking layers: processor time relative to a calibration of the same run, and peak memory.
 
-    python benchmarks/sensitivity.py [--networks NAME ...] [--samples N] [--threads N] [--rounds N] [--out FILE]
+    python benchmarks/sensitivity.py [--networks NAME ...] [--samples N] [--rounds N] [--out FILE]
 
 Calibration observes all samples of a file and computes the encodings. The ranking starts from a file and
 its statistics, as `onnxfq sensitivity --statistics` does, and measures two samples: every group of quantizers

@@ -23,7 +23,7 @@ from torch.ao.quantization.backend_config import get_tensorrt_backend_config
 from torch.ao.quantization.quantize_fx import prepare_qat_fx
 from torch.nn import functional as F
 
-from onnxfq.torch import FakeQuantize, compute_encodings, learn_grids, quantize_module, quantizers
+from onnxfq.torch import compute_encodings, learn_grids, quantize_module, quantizers
 
 CLASSES = 1000
 # Ratios to a float step that may not be passed, and the peer that must be slower.
@@ -80,8 +80,7 @@ def ours(model: nn.Module, x: Tensor, learned: str = "nothing", observed: bool =
     learn_grids(model, learned)
     for name, quantizer in quantizers(model).items():
         if observed and "weight" not in name:
-            moving = FakeQuantize(quantizer.spec, "moving_average:0.01")
-            model.set_submodule(name, moving)
+            quantizer.enable_observer()
     return model.train()
 
 

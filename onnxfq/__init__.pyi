@@ -2,6 +2,7 @@
 
 from .calibration.statistics import Statistics as Statistics
 from .data import DataOptions as DataOptions
+from .data.preprocessor import read_preprocessor as read_preprocessor
 from .documents.cast_plan import FloatOptions as FloatOptions
 from .documents.encodings import Encoding as Encoding
 from .documents.encodings import Encodings as Encodings

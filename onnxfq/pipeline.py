@@ -18,6 +18,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.simulation import explain_mode
 from onnxfq.errors import RecipeError
 from onnxfq.graph.external.scratch_file import Scratch
 from onnxfq.graph.io.data_paths import check_model_output
@@ -32,10 +33,12 @@ from onnxfq.stages.evaluate import compare_forms
 from onnxfq.stages.gather import gather_statistics
 from onnxfq.stages.half_scales import with_half_scales
 from onnxfq.stages.insert import insert_forms
+from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Promise
 from onnxfq.stages.protect import PROTECT_DB, Protected, is_low, keep_promise, lowest_sqnr, protect_outputs
 from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
+from onnxfq.stages.recalibrate import Recalibration, recalibrate
 from onnxfq.stages.round_weights import Rounding, round_given
 from onnxfq.stages.write import write_model
 from onnxfq.targets.onnxruntime.releases import Release, release_of
@@ -61,6 +64,7 @@ class QuantizeResult:
             were good enough.
         rounding: what rounding by moments gained; None if the recipe rounds all weights to nearest.
         bias_correction: what corrected biases gain; None if the recipe does not ask for it.
+        recalibration: what another calibrator than `auto` gains; None if none was tried.
     """
 
     model: Model
@@ -78,6 +82,7 @@ class QuantizeResult:
     sensitivity: Sensitivity | None = None
     rounding: Rounding | None = field(default=None, repr=False, compare=False)
     bias_correction: BiasCorrection | None = field(default=None, repr=False, compare=False)
+    recalibration: Recalibration | None = None
 
 
 def quantize(
@@ -118,9 +123,10 @@ def quantize(
         missing: treatment of activations without an entry if there are neither data nor statistics.
         floats: the type of the non-quantized part; tensors that do not fit in it stay in float32.
         promise: accuracy to keep; the cheapest groups of layers that do are not quantized.
-        protect: without a promise, dB of the outputs below which activations are smoothed if the data
-            can be read again, and a few layers stay in float, up to one percent of the multiply-adds for each
-            missing dB, see `protect_outputs`; None for none. Encodings of another tool are used as they are.
+        protect: without a promise, dB of the outputs below which another calibrator than `auto` is tried,
+            activations are smoothed if the data can be read again, and a few layers stay in float, up to one
+            percent of the multiply-adds for each missing dB, see `protect_outputs`; None for none. Encodings
+            of another tool are used as they are.
         runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
         options: batch, threads, device and how data is read.
 
@@ -135,12 +141,15 @@ def quantize(
     job = _Job(encodings, missing, statistics, floats, release, promise, options, clock)
     made = job.prepare(job.equalize(inputs, chosen), chosen)
     if promise is not None:
+        if promise.min_sqnr is not None and encodings is None:
+            made = job.recalibrate(made, promise.min_sqnr)
         made = made._replace(kept=keep_promise(made.inputs, made.kept, encodings, promise, options))
         clock.lap("protect")
     built = job.build(made)
     if promise is None and encodings is None and protect is not None:
         made, built = job.repair(inputs, made, built, protect)
-    inputs, equalized, kept = made
+    inputs, equalized, kept, recalibration = made
+    tell_lost_values(find_lost_values(kept.plan, kept.statistics, built.encodings))
     write_model(built.qdq, output, inputs.kept, options.threads)
     return QuantizeResult(
         model=inputs.loaded(),
@@ -158,6 +167,7 @@ def quantize(
         sensitivity=kept.sensitivity,
         rounding=kept.rounding,
         bias_correction=built.corrected,
+        recalibration=recalibration,
     )
 
 
@@ -178,6 +188,7 @@ class _Made(NamedTuple):
     inputs: QuantizeInputs
     equalized: Equalization | None
     kept: Protected
+    recalibration: Recalibration | None = None
 
 
 @dataclass(frozen=True)
@@ -217,7 +228,7 @@ class _Job:
 
     def build(self, made: _Made) -> _Built:
         """Return both forms of the plan, compared with the float model."""
-        inputs, _, kept = made
+        inputs, kept = made.inputs, made.kept
         encoded = with_half_scales(kept.encodings, self.floats.name)
         model = inputs.model if kept.rounding is None else kept.rounding.model
         corrected = self._correct(inputs, model, kept, encoded)
@@ -252,8 +263,15 @@ class _Job:
     ) -> tuple[_Made, _Built]:
         """Return `made` and `built` themselves if all outputs have `least` dB, else what helps most.
 
-        Activations are smoothed first, which costs no layer; then a few layers may stay in float.
+        Another calibrator is tried first, which costs nothing at run time; then activations are smoothed,
+        which costs no layer; then a few layers may stay in float.
         """
+        if not is_low(built.evaluation, least):
+            return made, built
+        recalibrated = self.recalibrate(made, least)
+        if recalibrated.kept is not made.kept:
+            built = self.build(recalibrated)
+        made = recalibrated
         if not is_low(built.evaluation, least):
             return made, built
         smoothed = self._smooth(inputs, made)
@@ -270,6 +288,12 @@ class _Job:
             built = self.build(made) if changed else built
         return made, built
 
+    def recalibrate(self, made: _Made, least: float) -> _Made:
+        """Return `made` with the calibrator of the best outputs, if one restores `least` dB or gains much."""
+        kept, found = recalibrate(made.inputs, made.kept, least, self.options)
+        self.clock.lap("recalibrate")
+        return made._replace(kept=kept, recalibration=found)
+
     def _smooth(self, inputs: QuantizeInputs, made: _Made) -> _Made:
         """Return the plan of the smoothed model, or `made` with the record that smoothing changes nothing."""
         recipe, feeds = made.kept.recipe, inputs.feeds
@@ -281,17 +305,19 @@ class _Job:
         done = equalized[1]
         if done is None or not done.changed:
             return made._replace(equalized=done)
-        return self.prepare(equalized, recipe)
+        return self.prepare(equalized, recipe)._replace(recalibration=made.recalibration)
 
 
 def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None, rounding: str | None) -> Recipe:
-    """Return the loaded recipe. Raises RecipeError if its target has no written form."""
+    """Return the loaded recipe. Raises RecipeError if its target or its rounding has no written form."""
     chosen = load_recipe(recipe)
     if not target_by_name(chosen.target).is_written:
         raise RecipeError(
             f"recipe {chosen.name}: quantize writes a Q/DQ model, and target {chosen.target} has no form for "
             "it; choose another target, or insert fake-quant nodes with the stages"
         )
+    for name, value in chosen.simulation.changes.items():
+        raise RecipeError(f"recipe {chosen.name}: {explain_mode(name, value)}")
     chosen = chosen if calibrator is None else chosen.with_calibrator(calibrator)
     return chosen if rounding is None else chosen.with_rounding(rounding)
 

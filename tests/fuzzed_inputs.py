@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "quantize.cache": ("quantize m.onnx --encodings given.cache --missing float -o out.onnx", "given.cache"),
     "quantize.npy": ("quantize g.onnx --data d.npy -o out.onnx", "d.npy g.onnx"),
     "quantize.images": ("quantize c.onnx --data images -o out.onnx --scale 1/255", "images/0.png c.onnx"),
+    "quantize.preprocessor": ("quantize c.onnx --data images --preprocessor h.json -o out.onnx", "h.json"),
     "quantize.example": ("quantize m.onnx --data d.npz --example e.npz -o out.onnx", "e.npz"),
     "quantize.again": ("quantize q.onnx --data d.npz --requantize -o out.onnx", "q.onnx"),
     "quantize.keep": ("quantize q.onnx --data d.npz --keep-existing -o out.onnx", "q.onnx"),
@@ -159,6 +160,14 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
 
     for number in range(2):
         Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(folder / f"images/{number}.png")
+    step = {
+        "size": {"shortest_edge": 8},
+        "crop_size": 6,
+        "resample": 2,
+        "image_mean": [0.5],
+        "image_std": [0.5],
+    }
+    (folder / "h.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"} | step))
     (folder / "r.yaml").write_text(
         "base: tensorrt-int8\nname: mine\nactivations: {calibrator: percentile}\n"
         "overrides:\n  - nodes: ['*']\n    activations: &a {symmetric: true}\n  - tensors: [x]\n"

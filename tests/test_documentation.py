@@ -30,6 +30,7 @@ NAMED_RECIPE = re.compile(r"`(\S+\.yaml)`:\n\n```yaml\n(.*?)^```", re.MULTILINE 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Installing is what the whole check does; it would replace the package under test.
 INSTALLS = ("pip install . && onnxfq demo", 'pip install ".[test]" && pytest')
+CPU_INSTALL = "pip install -r requirements-cpu.txt && pip install --no-deps ."
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -93,7 +94,7 @@ def test_commands_and_code_run(page: Path, workdir: Path, server: CommandServer)
         if kind == "python":
             run(text, workdir)
         for line in text.splitlines() if kind == "sh" else ():
-            if line in INSTALLS:
+            if line in (*INSTALLS, CPU_INSTALL):
                 continue
             words = shlex.split(line)
             assert words[0] == "onnxfq", f"no test runs {line!r}"
@@ -134,6 +135,14 @@ def test_install_commands_are_those_of_the_check() -> None:
     for command in INSTALLS:
         assert f"```sh\n{command}\n```" in readme
         assert f"\n{command}\n" in check
+
+
+def test_requirements_without_a_gpu() -> None:
+    """requirements-cpu.txt is the dependencies with onnxruntime instead of onnxruntime-gpu."""
+    listed = (ROOT / "requirements-cpu.txt").read_text(encoding="utf-8").splitlines()[1:]
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("dependencies = [")[1].split("\n]")[0]
+    wanted = re.findall(r'^  "([^";]+)', text, re.MULTILINE)
+    assert wanted[0].startswith("onnxruntime-gpu") and listed == wanted[1:]
 
 
 def test_figures_of_the_demo(tmp_path: Path) -> None:

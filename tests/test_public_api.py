@@ -66,6 +66,7 @@ NAMES = [
     "quantization_error",
     "quantize",
     "quantize_array",
+    "read_preprocessor",
     "register_custom_ops",
     "save",
     "sensitivity",

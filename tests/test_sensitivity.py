@@ -178,7 +178,7 @@ def test_the_command(tmp_path: Path, data, capfd: pytest.CaptureFixture[str]) ->
     np.savez(tmp_path / "d.npz", x=np.concatenate([feed["x"] for feed in data]))
     files = [str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz")]
     written = ["-o", str(tmp_path / "s.json"), "--recipe-out", str(tmp_path / "fix.yaml")]
-    assert main(["sensitivity", *files, *written, "--samples", "4"]) == 0
+    assert main(["sensitivity", *files, *written, "--samples", "4", "--recipe", "int8"]) == 0
     text = capfd.readouterr().out
     assert (
         "all quantized:" in text and "remedy     2 of 8 groups in float, 25.0% of the multiply-adds" in text
@@ -265,6 +265,28 @@ def test_protected_by_default(data) -> None:
     )
     sound = onnxfq.quantize(chain((), 30), data)
     assert sound.qdq == onnxfq.quantize(chain((), 30), data, protect=None).qdq and sound.sensitivity is None
+
+
+def test_another_calibrator_first() -> None:
+    """A rare value that no output depends on: the outputs tell what no statistics can."""
+    rng, size = np.random.default_rng(0), 4096
+    weight = rng.normal(size=(size, 8)).astype(np.float32)
+    weight[0] = 0
+    model = build(f"g (float[1,{size}] x) => (float[1,8] y) {{ [mm] y = MatMul (x, w) }}", {"w": weight})
+    data = [{"x": rng.normal(size=(1, size)).astype(np.float32)} for _ in range(32)]
+    for feed in data:
+        feed["x"][0, 0] = 60
+    asked = onnxfq.quantize(model, data, calibrator="mse")
+    assert asked.recalibration is None and output_db(asked) < 20
+    chosen = onnxfq.quantize(model, iter(data))  # read only once
+    assert chosen.recalibration.calibrator == "entropy" and output_db(chosen) > 30
+    assert chosen.recipe.activations.calibrator.name == "entropy" and not chosen.recipe.overrides
+    assert chosen.encodings == onnxfq.quantize(model, data, calibrator="entropy").encodings
+    assert "calibrated by entropy: 38." in quantize_summary(chosen)
+    promised = onnxfq.quantize(model, data, promise=onnxfq.Promise(min_sqnr=25))
+    assert promised.qdq == chosen.qdq and promised.sensitivity is None
+    sound = onnxfq.quantize(model, data, protect=None)
+    assert sound.recalibration is None and output_db(sound) < 20
 
 
 def test_protection_that_does_not_help(data) -> None:

@@ -8,7 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from onnxfq.torch import export_torch
-from onnxfq.torch.compat.nvidia import QuantConv2d, QuantDescriptor, QuantLinear, TensorQuantizer
+from onnxfq.torch.compat.nvidia import (
+    MaxCalibrator,
+    QuantConv2d,
+    QuantDescriptor,
+    QuantLinear,
+    TensorQuantizer,
+)
 
 
 class QuantLeNet(nn.Module):
@@ -43,7 +49,10 @@ for quantizer in quantizers:
 with torch.no_grad():
     float_output = model(images)
 for quantizer in quantizers:
-    quantizer.load_calib_amax("entropy")
+    if isinstance(quantizer._calibrator, MaxCalibrator):
+        quantizer.load_calib_amax()
+    else:
+        quantizer.load_calib_amax("entropy", stride=2, start_bin=256)
     quantizer.disable_calib()
     quantizer.enable_quant()
 with torch.no_grad():

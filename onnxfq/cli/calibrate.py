@@ -9,20 +9,20 @@ import typer
 
 from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.cli.console import say
+from onnxfq.cli.console import Printing
 from onnxfq.cli.options import (
     CalibratorOption,
     GivenOption,
     ModelArgument,
     OutputOption,
     PlanOption,
-    QuietOption,
     StatisticsOption,
 )
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.io.load import load
 from onnxfq.report.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
 from onnxfq.stages.encoding_sources import match_encodings
+from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.support.files import write_text
 
 
@@ -41,9 +41,10 @@ def calibrate(
     ] = False,
     table_csv: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.csv", help="Write that table as CSV.", show_default=False),
+        typer.Option(metavar="FILE.csv", help="Write that table as CSV."),
     ] = None,
-    quiet: QuietOption = False,
+    *,
+    printer: Printing,
 ) -> None:
     """Write the encodings (JSON): scale and zero point of every quantized tensor.
 
@@ -60,17 +61,16 @@ def calibrate(
     if observed is None:
         matched.refuse_missing("give statistics from `onnxfq observe` with this plan")
     found = Statistics(loaded.sha256, 0, {}) if observed is None else observed
-    _, made = matched.encode(loaded, found, calibrator)
+    encoded, made = matched.encode(loaded, found, calibrator)
+    tell_lost_values(find_lost_values(encoded, found, made))
     files = made.save(output)
-    if observed is not None and (table or table_csv is not None):
-        rows = calibrator_rows(matched.unknown, observed, calibrator)
-        if table:
-            say(calibrator_table(rows))
-        if table_csv is not None:
-            write_text(table_csv, calibrator_csv(rows))
-    for line in matched.lines():
-        say(line, quiet)
-    say(f"calibrated {len(made.encodings)} tensors", quiet)
-    for written in (*files, table_csv):
-        if written is not None:
-            say(f"wrote      {written}", quiet)
+    compared = observed is not None and (table or table_csv is not None)
+    rows = calibrator_rows(matched.unknown, observed, calibrator) if observed and compared else []
+    if table and not printer.as_json:
+        typer.echo(calibrator_table(rows))
+    if table_csv is not None:
+        write_text(table_csv, calibrator_csv(rows))
+    count, notes = len(made.encodings), matched.lines()
+    record = {"tensors": count, "notes": notes, "table": rows, "files": files}
+    printer.report(record, *notes, f"calibrated {count} tensors")
+    printer.wrote(*files, table_csv)

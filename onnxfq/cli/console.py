@@ -1,42 +1,82 @@
-"""Console output: results to standard output, progress and notes to standard error."""
+"""Console output: results to standard output, notes next to JSON to standard error."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Protocol
 
 import typer
 
-if TYPE_CHECKING:
-    from onnxfq.data import DataOptions
-    from onnxfq.runtime.device_choice import DeviceChoice
-    from onnxfq.stages.options import RunOptions
+from onnxfq.cli.notes import show_notes
+from onnxfq.cli.option_groups import Group
+from onnxfq.support.records import to_json
 
 
-def say(text: str, quiet: bool = False, err: bool = False) -> None:
-    """Print a result without markup and wrapping; with `err` to standard error, next to JSON."""
-    if not quiet:
-        typer.echo(text, err=err)
+class Shown(Protocol):
+    """Result that is printed as a table or as JSON."""
+
+    def table(self) -> str:
+        """Return the text."""
+
+    def model_dump_json(self, *, indent: int) -> str:
+        """Return the JSON."""
 
 
-@contextmanager
-def show_progress(
-    batch: int, threads: int, quiet: bool, data: DataOptions, device: DeviceChoice
-) -> Iterator[RunOptions]:
-    """Yield RunOptions that show progress on standard error, unless quiet."""
-    from rich.console import Console  # these imports cost as much as a small command that needs none
+@dataclass(frozen=True)
+class Printer:
+    """Output of a command, without markup and wrapping."""
 
-    from onnxfq.cli.progress import Bar, Lines
-    from onnxfq.stages.options import RunOptions
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also print what the library logs at level INFO.")
+    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False
 
-    console = Console(stderr=True)
-    if quiet:
-        yield RunOptions(batch, threads, None, data, device)
-    elif console.is_terminal:
-        bar = Bar(console)
-        with bar.progress:
-            yield RunOptions(batch, threads, bar, data, device)
-    else:
-        lines = Lines(lambda line: typer.echo(f"onnxfq: {line}", err=True))
-        yield RunOptions(batch, threads, lines, data, device)
+    def __post_init__(self) -> None:
+        """Let the library log what `verbose` asks for."""
+        if self.verbose and self.quiet:
+            raise typer.BadParameter("--verbose and --quiet exclude each other; give one")
+        if self.verbose:
+            show_notes(logging.INFO)
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is printed but errors and JSON."""
+        return self.quiet or self.as_json
+
+    def say(self, text: str) -> None:
+        """Print a line of a result in text."""
+        if not self.silent:
+            typer.echo(text)
+
+    def wrote(self, *files: Path | None) -> None:
+        """Name the written files; None is a file that was not asked for."""
+        for file in files:
+            if file is not None:
+                self.say(f"wrote      {file}")
+
+    def note(self, text: str) -> None:
+        """Print a line of text, next to JSON to standard error."""
+        if not self.quiet:
+            typer.echo(text, err=self.as_json)
+
+    def report(self, record: object, *lines: str) -> None:
+        """Print a result as JSON, or in lines of text."""
+        if self.as_json:
+            typer.echo(to_json(record))
+        for line in lines:
+            self.say(line)
+
+    def show(self, result: Shown, hidden: bool = False) -> None:
+        """Print a result as JSON or, unless `hidden`, as a table."""
+        if self.as_json:
+            typer.echo(result.model_dump_json(indent=2))
+        elif not hidden:
+            typer.echo(result.table())
+
+
+Printing = Annotated[Printer, Group(Printer)]
+PrintingAll = Annotated[Printer, Group(Printer, quiet=False)]
+"""Printers of commands that write files, and of commands that only print."""

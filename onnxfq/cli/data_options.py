@@ -1,22 +1,30 @@
-"""Options of data preprocessing, shared by every command that reads data."""
+"""Options of data and its preprocessing, shared by every command that reads data."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from onnxfq.cli.options import DATA_PANEL
+from onnxfq.cli.option_groups import Group
 from onnxfq.data import DataOptions
-from onnxfq.data.options import Nonfinite
+from onnxfq.data.options import RESAMPLES, Nonfinite
+from onnxfq.data.preprocessor import read_preprocessor
 
 
-def _option(**given: Any) -> Any:
-    """Return an option in the data panel of `--help`."""
-    return typer.Option(rich_help_panel=DATA_PANEL, **given)
+def _option(*names: str, **given: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Data", **given)
+
+
+_DATA = _option(
+    "--data",
+    metavar="DATA",
+    help="Read an .npz keyed by input name, an .npy, a folder of these or of images, or module:function.",
+)
+DataOption = Annotated[str, _DATA]
+OptionalDataOption = Annotated[str | None, _DATA]
 
 
 def _describe(
@@ -32,7 +40,20 @@ def _describe(
         str | None, _option(metavar="NUMBERS", help="Then divide by this: one number, or one per channel.")
     ] = None,
     resize: Annotated[
-        str | None, _option(metavar="WxH", help="Resize images to this size; default: the input's size.")
+        str | None,
+        _option(
+            metavar="WxH|N", help="Resize images to this size or shorter side; default: the input's size."
+        ),
+    ] = None,
+    crop: Annotated[
+        str | None, _option(metavar="WxH", help="Then keep this size of the middle of images.")
+    ] = None,
+    resample: Annotated[
+        str | None, _option(metavar="NAME", help=f"Resize with this filter: {', '.join(RESAMPLES)}.")
+    ] = None,
+    preprocessor: Annotated[
+        Path | None,
+        _option(metavar="FILE", help="Prepare images as this preprocessor_config.json of Hugging Face says."),
     ] = None,
     layout: Annotated[
         str | None, _option(metavar="nchw|nhwc", help="Set the layout of images if the input is open.")
@@ -44,45 +65,28 @@ def _describe(
         str | None,
         _option(metavar="FILE", help="Check the data against a known-good sample; reject a different scale."),
     ] = None,
-    limit: Annotated[int | None, _option(min=1, help="Read only this many samples.")] = None,
+    limit: Annotated[int | None, _option(metavar="N", min=1, help="Read only this many samples.")] = None,
     nonfinite: Annotated[Nonfinite, _option(help="Stop at NaN and infinities, or skip them.")] = "stop",
 ) -> DataOptions:
-    return DataOptions(
-        scale=None if scale is None else _number(scale, "--scale"),
-        mean=_numbers(mean, "--mean"),
-        std=_numbers(std, "--std"),
-        resize=_size(resize),
-        layout=layout,
-        color=color,
-        example=example,
-        limit=limit,
-        nonfinite=nonfinite,
-    )
+    prepared = {
+        "scale": None if scale is None else _number(scale, "--scale"),
+        "mean": _numbers(mean, "--mean"),
+        "std": _numbers(std, "--std"),
+        "resize": _side(resize) if resize and resize.isdecimal() else _size(resize, "--resize"),
+        "crop": _size(crop, "--crop"),
+        "resample": resample,
+    }
+    given = {name: value for name, value in prepared.items() if value is not None}
+    if preprocessor is not None and given:
+        raise typer.BadParameter(
+            f"--preprocessor sets {', '.join(prepared)}; leave --{next(iter(given))} out"
+        )
+    base = DataOptions() if preprocessor is None else read_preprocessor(preprocessor)
+    rest = {"layout": layout, "color": color, "example": example, "limit": limit, "nonfinite": nonfinite}
+    return replace(base, **given, **rest)  # type: ignore[arg-type]
 
 
-def with_data_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the data options after `data` of `command`; it gets them as the DataOptions `described`."""
-    options = _parameters(_describe)
-    own = [parameter for parameter in _parameters(command) if parameter.name != "described"]
-    behind = [parameter.name for parameter in own].index("data") + 1
-    parameters = [*own[:behind], *options, *own[behind:]]
-
-    @functools.wraps(command)
-    def run_command(**given: Any) -> None:
-        described = _describe(**{option.name: given.pop(option.name) for option in options})
-        command(**given, described=described)
-
-    run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run_command
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of `function` with evaluated annotations, as keyword-only parameters."""
-    hints = get_type_hints(function, include_extras=True)
-    given = inspect.signature(function).parameters.values()
-    # Keyword-only, because a default could not precede a parameter without one.
-    return [p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in given]
+Described = Annotated[DataOptions, Group(_describe)]
 
 
 def _number(text: str, option: str) -> float:
@@ -100,10 +104,16 @@ def _numbers(text: str | None, option: str) -> float | tuple[float, ...] | None:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-def _size(text: str | None) -> tuple[int, int] | None:
+def _side(text: str) -> int:
+    if len(text) > 15:
+        raise typer.BadParameter(f"--resize is {text!r:.40}; give fewer digits")
+    return int(text)
+
+
+def _size(text: str | None, option: str) -> tuple[int, int] | None:
     if text is None:
         return None
     parts = text.lower().split("x")
     if len(parts) != 2 or not all(part.isdecimal() and len(part) < 16 for part in parts):
-        raise typer.BadParameter(f"--resize is {text!r:.40}; give width and height, as 224x224")
+        raise typer.BadParameter(f"{option} is {text!r:.40}; give width and height, as 224x224")
     return int(parts[0]), int(parts[1])

@@ -11,8 +11,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from onnxfq.cli.basic_options import JsonOption
-from onnxfq.cli.console import say
+from onnxfq.cli.console import PrintingAll
 from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import OutputError
@@ -24,7 +23,6 @@ from onnxfq.report.tensor_errors import tensor_errors
 from onnxfq.report.text import coverage_line
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.options import RunOptions
-from onnxfq.support.records import to_json
 from onnxfq.support.resources import package_file
 
 # The split of models/digits.py: the network was trained on the images before these.
@@ -55,26 +53,26 @@ def demo(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="Write to this folder.")
     ] = Path("onnxfq-demo"),
-    as_json: JsonOption = False,
+    *,
+    printer: PrintingAll,
 ) -> None:
     """Quantize a trained digit network and measure it on 1,500 unseen digits."""
     result = run_demo(output)
-    if as_json:
-        say(to_json({name: value for name, value in vars(result).items() if name != "results"}))
-        return
     best = result.results[PER_AXIS]
-    say("model      depthwise-separable residual CNN, trained on 8,000 MNIST digits")
     calibrator = best.plan.activations[0].calibrator
-    say(f"quantized  {coverage_line(best.plan)}, calibrated on 500 digits with {calibrator}")
-    for path in result.files:
-        say(f"wrote      {path}")
-    say(f"time       {result.seconds:.1f} s")
-    say("")
-    say("accuracy on 1,500 unseen digits")
+    printer.report(
+        {name: value for name, value in vars(result).items() if name != "results"},
+        "model      depthwise-separable residual CNN, trained on 8,000 MNIST digits",
+        f"quantized  {coverage_line(best.plan)}, calibrated on 500 digits with {calibrator}",
+    )
+    printer.wrote(*result.files)
+    printer.say(f"time       {result.seconds:.1f} s")
+    printer.say("")
+    printer.say("accuracy on 1,500 unseen digits")
     scores = {c.candidate: c.outputs[0].sqnr_db for c in result.evaluation.candidates}
     for name, accuracy in result.accuracies().items():
         noise = f"   logits {scores[name]:.1f} dB SQNR" if name in scores else ""
-        say(f"  {name:<26}{accuracy:7.2%}{noise}")
+        printer.say(f"  {name:<26}{accuracy:7.2%}{noise}")
 
 
 def run_demo(folder: str | Path) -> DemoResult:

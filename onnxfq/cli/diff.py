@@ -7,21 +7,22 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.cli.basic_options import DIFFERENT, JsonOption
-from onnxfq.cli.console import say
+from onnxfq.cli.basic_options import DIFFERENT
+from onnxfq.cli.console import PrintingAll
 from onnxfq.stages.diff import diff_models
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A quantized model.", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Another quantized model.", show_default=False)],
+    first: Annotated[Path, typer.Argument(metavar="A", help="A quantized model.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another quantized model.")],
     tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Accept scales that differ by at most this fraction.")
+        float, typer.Option(metavar="X", min=0.0, help="Accept scales that differ by at most this fraction.")
     ] = 0.0,
-    as_json: JsonOption = False,
+    *,
+    printer: PrintingAll,
 ) -> None:
     """Print differences in opset, placement, types, scales, zero points; exit with 3 if there are any."""
     found = diff_models(first, second, tolerance)
-    say(found.model_dump_json(indent=2) if as_json else found.table())
+    printer.show(found)
     if not found.equal:
         raise typer.Exit(DIFFERENT)

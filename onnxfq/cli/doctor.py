@@ -9,15 +9,13 @@ from dataclasses import replace
 
 import typer
 
-from onnxfq.cli.basic_options import JsonOption
-from onnxfq.cli.console import say
+from onnxfq.cli.console import PrintingAll
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.runtime.custom_ops import custom_ops_path
 from onnxfq.runtime.gpus import Gpu, cuda_built, gpus, use_gpu
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.providers import cuda_problem
 from onnxfq.runtime.self_test import Outcome, self_test
-from onnxfq.support.records import to_json
 from onnxfq.support.tables import table_lines
 from onnxfq.version import VERSION
 
@@ -25,7 +23,7 @@ OK = "ok"
 _PACKAGES = ("onnx", "numpy", "ml-dtypes", "onnx-graphsurgeon", "torch", "ray", "tensorrt-rtx")
 
 
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(*, printer: PrintingAll) -> None:
     """Print versions, library, providers and devices; test every kernel on every usable device.
 
     Exit with 0 if all tests pass, otherwise with 1.
@@ -47,12 +45,8 @@ def doctor(as_json: JsonOption = False) -> None:
         ["sessions", _sessions(problem, gpu_fault)],
         ["device auto", "cuda" if fit else "cpu"],
     ]
-    if as_json:
-        say(to_json({"facts": rows, "tests": outcomes}))
-    else:
-        tests = [[outcome.device, outcome.kernel, outcome.fault or OK] for outcome in outcomes]
-        for line in [*table_lines(rows), "", *table_lines(tests)]:
-            say(line)
+    tests = [[outcome.device, outcome.kernel, outcome.fault or OK] for outcome in outcomes]
+    printer.report({"facts": rows, "tests": outcomes}, *table_lines(rows), "", *table_lines(tests))
     if any(outcome.fault for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -78,12 +72,19 @@ def _test_gpu(gpu: Gpu, among: Sequence[Gpu], problem: str) -> list[Outcome]:
 
 def _onnxruntime() -> str:
     built_for = getattr(onnxruntime, "cuda_version", "")
-    return f"{onnxruntime.__version__} for CUDA {built_for}" if built_for else str(onnxruntime.__version__)
+    version = f"{onnxruntime.__version__} for CUDA {built_for}" if built_for else str(onnxruntime.__version__)
+    both = {"onnxruntime", "onnxruntime-gpu"} <= _installed().keys()
+    fault = " (onnxruntime and onnxruntime-gpu overwrite each other: uninstall both and install one)"
+    return version + (fault if both else "")
+
+
+def _installed() -> dict[str, str]:
+    found = importlib.metadata.distributions()
+    return {d.name.lower().replace("_", "-"): d.version for d in found if d.name}
 
 
 def _versions() -> list[str]:
-    found = importlib.metadata.distributions()
-    installed = {d.name.lower().replace("_", "-"): d.version for d in found if d.name}
+    installed = _installed()
     return [f"{package} {installed[package]}" for package in _PACKAGES if package in installed]
 
 

@@ -2,74 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from onnxfq.cli.console import say, show_progress
-from onnxfq.cli.data_options import with_data_options
-from onnxfq.cli.options import (
-    BATCH,
-    BatchOption,
-    CustomOpsOption,
-    DataOption,
-    DeviceOption,
-    ExactOption,
-    JsonOption,
-    QuietOption,
-    ThreadsOption,
-)
-from onnxfq.data import DataOptions
+from onnxfq.cli.console import Printing
+from onnxfq.cli.data_options import DataOption
+from onnxfq.cli.options import CustomOpsOption
+from onnxfq.cli.run_options import Running
 from onnxfq.stages.evaluate import Kernels
 from onnxfq.stages.evaluate import evaluate as evaluate_models
 
 
-@with_data_options
 def evaluate(
-    reference: Annotated[
-        Path, typer.Argument(metavar="REFERENCE", help="The float model.", show_default=False)
-    ],
-    candidate: Annotated[
-        Path,
-        typer.Argument(metavar="CANDIDATE", help="The Q/DQ or fake-quant model.", show_default=False),
+    reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="The float model.")],
+    candidates: Annotated[
+        list[Path],
+        typer.Argument(metavar="CANDIDATE...", help="The Q/DQ or fake-quant models."),
     ],
     data: DataOption,
-    described: DataOptions,
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="Compute accuracy with class numbers, one per row: .npy, .npz or text.", show_default=False
+            metavar="FILE", help="Compute accuracy with class numbers, one per row: .npy, .npz or text."
         ),
     ] = None,
-    per_tensor: Annotated[bool, typer.Option(help="Also score every quantized inner tensor.")] = False,
+    per_tensor: Annotated[
+        bool, typer.Option("--per-tensor", help="Also score every quantized inner tensor.")
+    ] = False,
     kernels: Annotated[
         Kernels,
         typer.Option(
             metavar="float|integer", help="Sum int8 products in float, or in integers as TensorRT does."
         ),
     ] = "float",
-    as_json: JsonOption = False,
     custom_ops: CustomOpsOption = None,
-    batch: BatchOption = BATCH,
-    threads: ThreadsOption = 0,
-    device: DeviceOption = "auto",
-    exact: ExactOption = False,
-    quiet: QuietOption = False,
+    *,
+    running: Running,
+    printer: Printing,
 ) -> None:
     """Print SQNR, cosine, largest error and top-1 agreement of each output; with --labels the accuracy.
 
-    With --limit the first labels count.
+    REFERENCE runs once for all candidates. With --limit the first labels count.
     """
-    with show_progress(batch, threads, quiet or as_json, described, device) as options:
+    with running.progress(printer) as options:
         result = evaluate_models(
             reference,
-            candidate,
+            _name_candidates(candidates),
             data,
             labels=labels,
             per_tensor=per_tensor,
             kernels=kernels,
-            options=replace(options, exact=exact),
+            options=options,
         )
-    say(result.model_dump_json(indent=2) if as_json else result.table())
+    printer.show(result)
+
+
+def _name_candidates(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the candidates by file name, or by path where two files have one name.
+
+    Raises BadParameter for a repeated path.
+    """
+    repeated = next((path for number, path in enumerate(paths) if path in paths[:number]), None)
+    if repeated is not None:
+        raise typer.BadParameter(f"candidate {repeated} appears twice; give it once")
+    names = [path.name for path in paths]
+    return {path.name if names.count(path.name) == 1 else str(path): path for path in paths}

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from onnxfq import interchange
-from onnxfq.cli.console import say
-from onnxfq.cli.options import OutputOption, PlanOption, QuietOption
+from onnxfq.cli.console import Printing
+from onnxfq.cli.options import OutputOption, PlanOption
 from onnxfq.documents.plan import Plan
 from onnxfq.interchange import WRITERS, load_encodings
 from onnxfq.support.files import write_text
@@ -18,23 +18,24 @@ from onnxfq.support.files import write_text
 def export_encodings(
     encodings: Annotated[
         Path,
-        typer.Argument(metavar="ENCODINGS", help="The encodings of `onnxfq calibrate`.", show_default=False),
+        typer.Argument(metavar="ENCODINGS", help="The encodings of `onnxfq calibrate`."),
     ],
     plan: PlanOption,
     output: OutputOption,
     to: Annotated[
         str,
-        typer.Option(
-            "--to", metavar="NAME", help=f"Write this format: {', '.join(WRITERS)}.", show_default=False
-        ),
+        typer.Option("--to", metavar="NAME", help=f"Write this format: {', '.join(WRITERS)}."),
     ],
-    quiet: QuietOption = False,
+    *,
+    printer: Printing,
 ) -> None:
     """Write encodings in the format of another tool, and list the encodings that do not fit."""
     written = interchange.export_encodings(load_encodings(encodings), Plan.load(plan), to)
     write_text(output, written.text)
-    say(f"exported   {written.tensors} of {written.tensors + len(written.lost)} tensors as {to}", quiet)
+    lines = [f"exported   {written.tensors} of {written.tensors + len(written.lost)} tensors as {to}"]
     for why in dict.fromkeys(written.lost.values()):
         names = [name for name, its in written.lost.items() if its == why]
-        say(f"left out   {', '.join(names)}: {why}", quiet)
-    say(f"wrote      {output}", quiet)
+        lines.append(f"left out   {', '.join(names)}: {why}")
+    record = {"format": to, "tensors": written.tensors, "left_out": written.lost, "files": [output]}
+    printer.report(record, *lines)
+    printer.wrote(output)

@@ -17,7 +17,7 @@ from onnxfq.graph.io.data_paths import check_keeps_data, data_files
 from onnxfq.support.files import check_writable
 from onnxfq.support.outputs import check_apart, write_together
 
-OUTPUTS = ("output", "report", "artifacts", "table_csv", "recipe_out")
+OUTPUTS = ("output", "report", "artifacts", "table_csv", "recipe_out", "write_job")
 """Parameters of commands that name files and folders to write; all others name inputs, if files."""
 
 FOLDERS = ("handoff", "demo")

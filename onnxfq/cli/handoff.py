@@ -7,73 +7,47 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.cli.console import say, show_progress
-from onnxfq.cli.data_options import with_data_options
-from onnxfq.cli.options import (
-    BATCH,
-    BatchOption,
-    BuildOption,
-    JsonOption,
-    ModelArgument,
-    OptionalDataOption,
-    QuietOption,
-    ShapeOption,
-    ThreadsOption,
-    read_shapes,
-)
-from onnxfq.data import DataOptions
+from onnxfq.cli.console import Printing
+from onnxfq.cli.data_options import OptionalDataOption
+from onnxfq.cli.options import BuildChoice, ModelArgument, read_shapes
+from onnxfq.cli.run_options import RunningOnCpu
 from onnxfq.stages.handoff import handoff as write_folder
-from onnxfq.support.records import to_json
-from onnxfq.targets.build_options import BuildOptions
 
 ShapesOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME:1x3x224x224",
         help="Set this end of the shapes of an input with open dimensions (repeatable, or with commas).",
-        show_default=False,
     ),
 ]
 
 
-@with_data_options
 def handoff(
     model: ModelArgument,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Write this new folder.", show_default=False)
-    ],
-    described: DataOptions,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Write this new folder.")],
     data: OptionalDataOption = None,
-    build: BuildOption = False,
-    shape: ShapeOption = None,
+    *,
+    building: BuildChoice,
     min_shapes: ShapesOption = None,
     opt_shapes: ShapesOption = None,
     max_shapes: ShapesOption = None,
-    batch: BatchOption = BATCH,
-    threads: ThreadsOption = 0,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    running: RunningOnCpu,
+    printer: Printing,
 ) -> None:
     """Write a Q/DQ MODEL with shapes, commands, samples and findings to a folder.
 
     The first feeds of --data are the samples, and all of them make the shapes; without it both are guessed.
     """
-    shapes = read_shapes(shape)
     ends = {"min": read_shapes(min_shapes), "opt": read_shapes(opt_shapes), "max": read_shapes(max_shapes)}
-    with show_progress(batch, threads, quiet or as_json, described, "cpu") as options:
+    with running.progress(printer) as options:
         result = write_folder(
             model,
             output,
             data=data,
-            build=BuildOptions(shapes) if build else None,
-            shapes=shapes,
+            build=building.options,
+            shapes=read_shapes(building.shape),
             ends=ends,
             options=options,
         )
-    if as_json:
-        say(to_json(result))
-        return
-    for note in result.notes:
-        say(f"note       {note}", quiet)
-    say(result.check.table(), quiet)
-    say(f"wrote      {output}: {len(result.files)} files, described in its README.md", quiet)
+    printer.report(result, *(f"note       {note}" for note in result.notes), result.check.table())
+    printer.say(f"wrote      {output}: {len(result.files)} files, described in its README.md")

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.cli.console import say
-from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption, QuietOption
+from onnxfq.cli.console import Printing
+from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.external.scratch_file import scratch_for, weights_in
 from onnxfq.graph.io.load import load
@@ -35,7 +35,6 @@ def insert(
             "--encodings",
             metavar="FILE",
             help="Use these encodings.",
-            show_default=False,
         ),
     ],
     output: OutputOption,
@@ -44,9 +43,13 @@ def insert(
         typer.Option("--as", help="Insert Q/DQ to hand over, or FakeQuantize nodes to evaluate."),
     ] = Form.qdq,
     switchable: Annotated[
-        bool, typer.Option(help="With --as fakequant, add the input onnxfq/enabled that switches to float.")
+        bool,
+        typer.Option(
+            "--switchable", help="With --as fakequant, add the input onnxfq/enabled that switches to float."
+        ),
     ] = False,
-    quiet: QuietOption = False,
+    *,
+    printer: Printing,
 ) -> None:
     """Insert the planned quantizers into MODEL and write it."""
     if switchable and form is Form.qdq:
@@ -59,5 +62,7 @@ def insert(
         else:
             made = insert_fake_quantize(loaded, planned, encoded, switchable=switchable)
         save(made, output)
-    say(f"inserted   {form.value}: {coverage_line(planned)}", quiet)
-    say(f"wrote      {output}", quiet)
+    coverage = [row._asdict() for row in planned.coverage()]
+    record = {"form": form.value, "coverage": coverage, "files": [output]}
+    printer.report(record, f"inserted   {form.value}: {coverage_line(planned)}")
+    printer.wrote(output)

@@ -7,14 +7,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from onnxfq.cli.notes import show_notes
+from onnxfq.cli.option_groups import expand_groups
 from onnxfq.errors import OnnxfqError, join_lines
 from onnxfq.version import VERSION
 
@@ -22,6 +24,7 @@ PANELS = {
     "Commands": ("quantize", "sensitivity", "evaluate", "check", "handoff"),
     "Stages of quantize": ("plan", "observe", "merge-statistics", "calibrate", "insert"),
     "Tools": (
+        "run",
         "recipes",
         "inspect",
         "diff",
@@ -62,19 +65,40 @@ def build_app(names: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Quantize ONNX models with QuantizeLinear/DequantizeLinear, evaluate them, hand them over.",
     )
-    _hide_types_of_flags(_root)
-    app.callback()(_root)
+    app.callback(cls=_Group)(_root)
     for name in names:
         function = name.replace("-", "_")
-        command = getattr(import_module(f"onnxfq.cli.{function}"), function)
+        command = expand_groups(getattr(import_module(f"onnxfq.cli.{function}"), function))
         # Imported with the first command, because it reads models and --version does not.
-        _hide_types_of_flags(command)
-        app.command(name, rich_help_panel=_panel(name))(
-            import_module("onnxfq.cli.guard").guard_files(command)
-        )
+        guarded = import_module("onnxfq.cli.guard").guard_files(command)
+        text = _unwrap(command.__doc__ or "")
+        app.command(name, cls=_Command, help=text, rich_help_panel=_panel(name))(guarded)
     for name in () if names else COMMANDS:
         app.command(name, help=_read_help(name), rich_help_panel=_panel(name))(lambda: None)
     return app
+
+
+class _Group(typer.core.TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_types_of_flags(super().get_params(ctx))
+
+
+class _Command(typer.core.TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_types_of_flags(super().get_params(ctx))
+
+
+def _hide_types_of_flags(parameters: list[Any]) -> list[Any]:
+    """Let `--help` show flags without a type: they take no value."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+def _unwrap(docstring: str) -> str:
+    """Return the paragraphs of a docstring without its line breaks: `--help` has its own."""
+    return "\n\n".join(" ".join(part.split()) for part in docstring.split("\n\n"))
 
 
 def _panel(name: str) -> str:
@@ -87,14 +111,7 @@ def _read_help(name: str) -> str:
     loader: Any = getattr(find_spec(f"onnxfq.cli.{function}"), "loader", None)
     tree = ast.parse(loader.get_source(f"onnxfq.cli.{function}"))
     found = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function)
-    return ast.get_docstring(found) or ""
-
-
-def _hide_types_of_flags(command: Callable[..., None]) -> None:
-    """Let `--help` show flags without a type: they take no value."""
-    for hint in get_type_hints(command, include_extras=True).values():
-        if get_origin(hint) is Annotated and get_args(hint)[0] is bool:
-            get_args(hint)[1].metavar = ""
+    return _unwrap(ast.get_docstring(found) or "")
 
 
 def _root(

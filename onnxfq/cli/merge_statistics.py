@@ -9,20 +9,23 @@ from typing import Annotated
 import typer
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.cli.console import say
-from onnxfq.cli.options import OutputOption, QuietOption
+from onnxfq.cli.console import Printing
+from onnxfq.cli.options import OutputOption
 
 
 def merge_statistics(
     parts: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="Statistics from `onnxfq observe`.", show_default=False),
+        typer.Argument(metavar="FILE...", help="Statistics from `onnxfq observe`."),
     ],
     output: OutputOption,
-    quiet: QuietOption = False,
+    *,
+    printer: Printing,
 ) -> None:
     """Merge the statistics of several data sets; the order of FILEs does not matter."""
     merged = reduce(Statistics.merge, (Statistics.load(part) for part in parts))
     merged.save(output)
-    say(f"merged     {len(parts)} files: {len(merged.tensors)} tensors over {merged.feeds} feeds", quiet)
-    say(f"wrote      {output}", quiet)
+    tensors, feeds = len(merged.tensors), merged.feeds
+    record = {"parts": parts, "tensors": tensors, "feeds": feeds, "files": [output]}
+    printer.report(record, f"merged     {len(parts)} files: {tensors} tensors over {feeds} feeds")
+    printer.wrote(output)

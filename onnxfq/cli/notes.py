@@ -8,11 +8,21 @@ from typing import TextIO
 
 
 class _Notes(logging.StreamHandler[TextIO]):
-    """Handler that writes to the current standard error, which a live progress bar may replace."""
+    """Handler that writes to the current standard error, which a live progress bar may replace.
+
+    Every note is written once: stages that try several plans say the same of each.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
-        super().emit(record)
+        text = self.format(record)
+        if text not in self._written:
+            self._written.add(text)
+            super().emit(record)
 
 
 def show_notes(level: int = logging.WARNING) -> None:

@@ -8,21 +8,10 @@ from typing import Annotated
 import typer
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.cli.console import say, show_progress
-from onnxfq.cli.data_options import with_data_options
-from onnxfq.cli.options import (
-    BATCH,
-    BatchOption,
-    CustomOpsOption,
-    DataOption,
-    DeviceOption,
-    ModelArgument,
-    OptionalPlanOption,
-    OutputOption,
-    QuietOption,
-    ThreadsOption,
-)
-from onnxfq.data import DataOptions
+from onnxfq.cli.console import Printing
+from onnxfq.cli.data_options import DataOption
+from onnxfq.cli.options import CustomOpsOption, ModelArgument, OptionalPlanOption, OutputOption
+from onnxfq.cli.run_options import RunningFast
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import StatisticsError
 from onnxfq.graph.io.load import load
@@ -35,16 +24,11 @@ from onnxfq.stages.plan import observation_plan
 INTERRUPTED = 130
 
 
-@with_data_options
 def observe(
     model: ModelArgument,
     data: DataOption,
     output: OutputOption,
-    described: DataOptions,
     plan: OptionalPlanOption = None,
-    batch: BatchOption = BATCH,
-    threads: ThreadsOption = 0,
-    device: DeviceOption = "auto",
     memory: Annotated[
         int, typer.Option(min=1, metavar="MB", help="Limit the memory of observing, beyond the model's own.")
     ] = DEFAULT_MEMORY >> 20,
@@ -56,12 +40,12 @@ def observe(
     ] = False,
     ray: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDRESS|local", help="Distribute samples over a Ray cluster.", show_default=False
-        ),
+        typer.Option(metavar="ADDRESS|local", help="Distribute samples over a Ray cluster."),
     ] = None,
     custom_ops: CustomOpsOption = None,
-    quiet: QuietOption = False,
+    *,
+    running: RunningFast,
+    printer: Printing,
 ) -> None:
     """Write the statistics for all calibrators (.stats.npz) in one pass.
 
@@ -74,15 +58,15 @@ def observe(
     else:
         wanted = Plan.load(plan)
         loaded = load(model, wanted.existing)
-    feeds = open_feeds(loaded.proto, data, batch, described)
-    with show_progress(batch, threads, quiet, described, device) as options:
+    feeds = open_feeds(loaded.proto, data, running.batch, running.described)
+    with running.progress(printer) as options:
         how = ObserveOptions(
-            threads,
+            running.threads,
             memory << 20,
-            described.nonfinite,
+            running.described.nonfinite,
             feed_ranges,
             options.stage("observe", feeds.runs),
-            device,
+            running.device,
         )
         try:
             if ray is not None:
@@ -90,13 +74,15 @@ def observe(
             else:
                 statistics = collect_statistics(loaded, wanted, feeds, how, start)
         except ObservationInterrupted as stop:
-            so_far = stop.statistics
-            so_far.save(output)
-            say(f"interrupted after {so_far.feeds} feeds; wrote {output}; continue with --resume", quiet)
-            raise typer.Exit(INTERRUPTED) from None
+            statistics = stop.statistics
     statistics.save(output)
-    say(f"observed   {len(statistics.tensors)} tensors over {statistics.feeds} feeds", quiet)
-    say(f"wrote      {output}", quiet)
+    tensors, runs = len(statistics.tensors), statistics.feeds
+    record = {"tensors": tensors, "feeds": runs, "complete": statistics.complete, "files": [output]}
+    if not statistics.complete:
+        printer.report(record, f"interrupted after {runs} feeds; wrote {output}; continue with --resume")
+        raise typer.Exit(INTERRUPTED)
+    printer.report(record, f"observed   {tensors} tensors over {runs} feeds")
+    printer.wrote(output)
 
 
 def _load_interrupted(path: Path) -> Statistics:

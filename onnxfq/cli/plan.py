@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from onnxfq.cli.console import say
-from onnxfq.cli.data_options import with_data_options
-from onnxfq.cli.options import (
-    BATCH,
-    BatchOption,
-    CustomOpsOption,
-    EqualizeOption,
-    GivenOption,
-    JsonOption,
-    KeepOption,
-    ModelArgument,
-    OptionalDataOption,
-    OutputOption,
-    QuietOption,
-    RecipeOption,
-    RequantizeOption,
-    choose_recipe,
-)
-from onnxfq.data import DataOptions
-from onnxfq.documents.recipe import DEFAULT_RECIPE
+import typer
+
+from onnxfq.cli.console import Printing
+from onnxfq.cli.data_options import Described, OptionalDataOption
+from onnxfq.cli.options import CustomOpsOption, GivenOption, ModelArgument, OutputOption, PlannedRecipe
+from onnxfq.cli.run_options import BatchOption
+from onnxfq.data import DEFAULT_BATCH
 from onnxfq.graph.io.load import load
 from onnxfq.report.text import plan_summary
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
@@ -30,27 +17,23 @@ from onnxfq.stages.options import open_feeds
 from onnxfq.targets.registry import prepare_model
 
 
-@with_data_options
 def plan(
     model: ModelArgument,
     output: OutputOption,
-    described: DataOptions,
     data: OptionalDataOption = None,
-    batch: BatchOption = BATCH,
-    recipe: RecipeOption = DEFAULT_RECIPE,
+    batch: BatchOption = DEFAULT_BATCH,
     encodings: GivenOption = None,
-    equalize: EqualizeOption = None,
-    keep_existing: KeepOption = False,
-    requantize: RequantizeOption = False,
     custom_ops: CustomOpsOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    *,
+    described: Described,
+    recipe: PlannedRecipe,
+    printer: Printing,
 ) -> None:
     """Write a plan: a JSON file to read, edit and pass to the next stages.
 
     --data provides one feed to infer the tensor ranks that ONNX cannot infer.
     """
-    chosen = choose_recipe(recipe, keep_existing, requantize, equalize)
+    chosen = recipe.load()
     loaded = prepare_model(load(model, chosen.existing), chosen.target)
     unknown = lacks_ranks(loaded)
     feeds = None if data is None else open_feeds(loaded.proto, data, batch, described)
@@ -70,11 +53,10 @@ def plan(
             "across layers and writes the equalized model with its plan"
         )
     for note in notes:
-        say(f"note       {note}", quiet, err=as_json)
-    if as_json:
-        say(planned.plan.model_dump_json(indent=2))
-    else:
-        say(plan_summary(planned.plan), quiet)
+        printer.note(f"note       {note}")
+    if printer.as_json:
+        typer.echo(planned.plan.model_dump_json(indent=2))
+    printer.say(plan_summary(planned.plan))
     for line in planned.lines():
-        say(line, quiet, err=as_json)
-    say(f"wrote      {output}", quiet or as_json)
+        printer.note(line)
+    printer.wrote(output)

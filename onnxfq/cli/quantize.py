@@ -2,87 +2,56 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from onnxfq import pipeline
+from onnxfq.cli import job as jobs
 from onnxfq.cli.artifacts import artifact_paths
-from onnxfq.cli.console import say, show_progress
-from onnxfq.cli.data_options import with_data_options
-from onnxfq.cli.notes import show_notes
+from onnxfq.cli.console import Printing
+from onnxfq.cli.data_options import OptionalDataOption
+from onnxfq.cli.job import WriteJobOption
 from onnxfq.cli.options import (
     ACCURACY_PANEL,
-    BATCH,
-    BatchOption,
-    BiasCorrectionOption,
-    CalibratorOption,
+    ChosenRecipe,
     CustomOpsOption,
-    DeviceOption,
-    EqualizeOption,
-    ExactOption,
-    FallbackOption,
     GivenOption,
-    JsonOption,
-    KeepOption,
-    LabelsOption,
-    MaxDropOption,
-    MetricOption,
-    MinSqnrOption,
-    MissingOption,
     ModelArgument,
-    OptionalDataOption,
     OutputOption,
-    QuietOption,
-    RecipeOption,
-    RequantizeOption,
-    RoundingOption,
-    RuntimeOption,
-    SmoothOption,
+    PromiseOptions,
     StatisticsOption,
-    ThreadsOption,
-    WeightBitsOption,
-    choose_recipe,
-    read_promise,
 )
-from onnxfq.data import DataOptions
+from onnxfq.cli.run_options import Running
 from onnxfq.documents.cast_plan import FloatOptions
-from onnxfq.documents.recipe import DEFAULT_RECIPE
-from onnxfq.documents.sensitivity import FLOAT
 from onnxfq.errors import OutputError
 from onnxfq.graph.io.data_paths import model_bytes
 from onnxfq.graph.io.save import save
 from onnxfq.numerics.float_types import FloatName
 from onnxfq.report.record import quantize_record
 from onnxfq.report.text import quantize_summary
+from onnxfq.stages.encoding_sources import Missing
 from onnxfq.stages.protect import PROTECT_DB
 from onnxfq.support.files import check_writable, replace_folder
-from onnxfq.support.records import to_json, write_document
+from onnxfq.support.records import write_document
 
 
-@with_data_options
 def quantize(
     model: ModelArgument,
     output: OutputOption,
-    described: DataOptions,
     data: OptionalDataOption = None,
     statistics: StatisticsOption = None,
     encodings: GivenOption = None,
-    missing: MissingOption = "stop",
-    recipe: RecipeOption = DEFAULT_RECIPE,
-    calibrator: CalibratorOption = None,
-    rounding: RoundingOption = None,
-    equalize: EqualizeOption = None,
-    smooth: SmoothOption = None,
-    bias_correction: BiasCorrectionOption = None,
-    keep_existing: KeepOption = False,
-    requantize: RequantizeOption = False,
+    missing: Annotated[
+        Missing,
+        typer.Option(help="Without data, stop at activations that --encodings lacks, or keep them in float."),
+    ] = "stop",
+    *,
+    recipe: ChosenRecipe,
     custom_ops: CustomOpsOption = None,
     float_type: Annotated[
         FloatName,
@@ -93,12 +62,7 @@ def quantize(
     float_io: Annotated[
         bool, typer.Option("--float-io", help="Cast inputs and outputs to the type of --float too.")
     ] = False,
-    min_sqnr: MinSqnrOption = None,
-    max_drop: MaxDropOption = None,
-    labels: LabelsOption = None,
-    metric: MetricOption = None,
-    weight_bits: WeightBitsOption = None,
-    fallback: FallbackOption = FLOAT,
+    promise: PromiseOptions,
     protect: Annotated[
         str,
         typer.Option(
@@ -107,54 +71,46 @@ def quantize(
             rich_help_panel=ACCURACY_PANEL,
         ),
     ] = f"{PROTECT_DB:g}",
-    runtime: RuntimeOption = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(metavar="onnxruntime==X", help="Write opset and IR version for this release, or fail."),
+    ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Write an HTML report.", show_default=False),
+        typer.Option(metavar="FILE.html", help="Write an HTML report."),
     ] = None,
     artifacts: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             help="Write plan, statistics, encodings, evaluation and fake-quant model to this folder.",
-            show_default=False,
         ),
     ] = None,
-    batch: BatchOption = BATCH,
-    threads: ThreadsOption = 0,
-    device: DeviceOption = "auto",
-    exact: ExactOption = False,
-    as_json: JsonOption = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also print what the library logs at level INFO.")
-    ] = False,
-    quiet: QuietOption = False,
+    write_job: WriteJobOption = None,
+    context: typer.Context,
+    running: Running,
+    printer: Printing,
 ) -> None:
     """Quantize MODEL, compare it with the float model and write it with Q/DQ nodes.
 
     --data is optional with --statistics or --encodings, and for recipes that observe nothing.
     """
-    if verbose:
-        show_notes(logging.INFO)
     if report is not None:
         check_writable(report)
     if artifacts is not None:
         _check_folder(artifacts)
-    chosen = choose_recipe(recipe, keep_existing, requantize, equalize, smooth)
-    if bias_correction is not None:
-        chosen = chosen.model_copy(update={"bias_correction": bias_correction})
+    chosen = recipe.load()
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
-    promise = read_promise(min_sqnr, max_drop, labels, metric, fallback, weight_bits)
     least = _read_least(protect)
-    with show_progress(batch, threads, quiet or as_json, described, device) as options:
+    with running.progress(printer) as options:
         result = pipeline.quantize(
             model,
             data,
             output,
             recipe=chosen,
-            calibrator=calibrator,
-            rounding=rounding,
+            calibrator=recipe.calibrator,
+            rounding=recipe.rounding,
             statistics=statistics,
             encodings=encodings,
             missing=missing,
@@ -162,7 +118,7 @@ def quantize(
             floats=FloatOptions(float_type, float_io),
             promise=promise,
             protect=least,
-            options=replace(options, exact=exact),
+            options=options,
         )
     if report is not None:
         from onnxfq.report.html import write_report  # with jinja2, which only reports need
@@ -170,14 +126,11 @@ def quantize(
         write_report(result, report)
     if artifacts is not None:
         _write_artifacts(result, artifacts, model)
+    if write_job is not None:
+        jobs.write_job(write_job, context)
     sizes = model_bytes(model), model_bytes(output)
-    if as_json:
-        say(to_json(quantize_record(result, sizes)))
-        return
-    say(quantize_summary(result, sizes), quiet)
-    for written in (output, report, artifacts):
-        if written is not None:
-            say(f"wrote      {written}", quiet)
+    printer.report(quantize_record(result, sizes), quantize_summary(result, sizes))
+    printer.wrote(output, report, artifacts, write_job)
 
 
 def _read_least(text: str) -> float | None:

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 import yaml
 
-from onnxfq.cli.console import say
-from onnxfq.cli.options import JsonOption
+from onnxfq.cli.console import PrintingAll
 from onnxfq.documents.recipe import RECIPES, ActivationScheme, WeightScheme, load_recipe
 from onnxfq.documents.recipe_schema import recipe_schema
 from onnxfq.support.tables import table_lines
@@ -18,27 +17,25 @@ from onnxfq.support.tables import table_lines
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="Print this recipe or recipe file.", show_default=False),
+        typer.Argument(metavar="[NAME]", help="Print this recipe or recipe file."),
     ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of recipe files, for editors.")
     ] = False,
-    as_json: JsonOption = False,
+    *,
+    printer: PrintingAll,
 ) -> None:
     """List the built-in recipes, or print all fields of one as YAML, to edit and give to --recipe."""
     if schema:
-        say(json.dumps(recipe_schema(), indent=2))
+        typer.echo(json.dumps(recipe_schema(), indent=2))
     elif name is not None:
         fields = load_recipe(name).model_dump(mode="json")
-        say(json.dumps(fields, indent=2) if as_json else yaml.safe_dump(fields, sort_keys=False).rstrip())
-    elif as_json:
-        say(json.dumps({one: recipe.model_dump(mode="json") for one, recipe in RECIPES.items()}, indent=2))
+        printer.report(fields, yaml.safe_dump(fields, sort_keys=False).rstrip())
     else:
         rows = [["recipe", "target", "activations", "weights"]]
         for one, recipe in RECIPES.items():
             rows.append([one, recipe.target, _describe(recipe.activations), _describe(recipe.weights)])
-        for line in table_lines(rows):
-            say(line)
+        printer.report(RECIPES, *table_lines(rows))
 
 
 def _describe(scheme: ActivationScheme | WeightScheme | None) -> str:

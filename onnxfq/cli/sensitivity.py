@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import yaml
 
-from onnxfq.cli.console import say, show_progress
-from onnxfq.cli.data_options import with_data_options
-from onnxfq.cli.options import (
-    BATCH,
-    BatchOption,
-    CustomOpsOption,
-    DataOption,
-    FallbackOption,
-    JsonOption,
-    LabelsOption,
-    MaxDropOption,
-    MetricOption,
-    MinSqnrOption,
-    ModelArgument,
-    QuietOption,
-    RecipeOption,
-    StatisticsOption,
-    ThreadsOption,
-    read_promise,
-)
-from onnxfq.data import DataOptions
-from onnxfq.documents.recipe import DEFAULT_RECIPE, RECIPES
+from onnxfq.cli.console import Printing
+from onnxfq.cli.data_options import DataOption
+from onnxfq.cli.options import AccuracyOptions, CustomOpsOption, ModelArgument, RecipeOption, StatisticsOption
+from onnxfq.cli.run_options import RunningOnCpu
+from onnxfq.documents.recipe import DEFAULT_RECIPE, RECIPES, load_recipe
 from onnxfq.documents.scores import LOW_SQNR_DB
-from onnxfq.documents.sensitivity import FLOAT, Sensitivity
+from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import RecipeError
 from onnxfq.stages.promise import Promise
 from onnxfq.stages.sensitivity import SAMPLES
@@ -39,69 +23,58 @@ from onnxfq.stages.sensitivity import sensitivity as measure
 from onnxfq.support.files import write_text
 
 
-@with_data_options
 def sensitivity(
     model: ModelArgument,
     data: DataOption,
-    described: DataOptions,
     recipe: RecipeOption = DEFAULT_RECIPE,
     statistics: StatisticsOption = None,
-    samples: Annotated[int, typer.Option(min=1, help="Measure this many samples.")] = SAMPLES,
-    min_sqnr: MinSqnrOption = None,
-    max_drop: MaxDropOption = None,
-    labels: LabelsOption = None,
-    metric: MetricOption = None,
-    fallback: FallbackOption = FLOAT,
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Measure this many samples.")] = SAMPLES,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE.json", help="Write all groups.", show_default=False),
+        typer.Option("--output", "-o", metavar="FILE.json", help="Write all groups."),
     ] = None,
     recipe_out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.yaml", help="Write a recipe with the remedy as an override.", show_default=False
-        ),
+        typer.Option(metavar="FILE.yaml", help="Write a recipe with the remedy as an override."),
     ] = None,
-    as_json: JsonOption = False,
     custom_ops: CustomOpsOption = None,
-    batch: BatchOption = BATCH,
-    threads: ThreadsOption = 0,
-    quiet: QuietOption = False,
+    *,
+    accuracy: AccuracyOptions,
+    running: RunningOnCpu,
+    printer: Printing,
 ) -> None:
     """Rank the quantized layers of MODEL by the noise that each adds to the outputs.
 
-    Every group of quantizers is switched on alone, in a model that is loaded once, and the worst are also left out. --metric
-    or --labels measure the task as well, on half of the data for each group: they rank the groups that they
-    separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
+    Every group of quantizers is switched on alone, in a model that is loaded once, and the worst are also
+    left out. --metric or --labels measure the task as well, on half of the data for each group: they rank
+    the groups that they separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """
-    if recipe_out is not None and recipe not in RECIPES:
+    if recipe_out is not None and load_recipe(recipe) not in RECIPES.values():
         raise RecipeError(
             f"--recipe-out changes a built-in recipe, got {recipe}; add its overrides to that file"
         )
-    given, none = (labels, metric), (None, None)
-    promised, ranking = (none, given) if max_drop is None else (given, none)
-    promise = read_promise(min_sqnr, max_drop, *promised, fallback) or Promise(min_sqnr=LOW_SQNR_DB)
-    with show_progress(batch, threads, quiet or as_json, described, "cpu") as options:
+    unmeasured = replace(accuracy, labels=None, metric=None)
+    # Without a promised drop, labels and a metric only rank.
+    promised, ranking = (unmeasured, accuracy) if accuracy.max_drop is None else (accuracy, unmeasured)
+    with running.progress(printer) as options:
         found = measure(
             model,
             data,
             recipe=recipe,
             statistics=statistics,
             samples=samples,
-            promise=promise,
-            labels=ranking[0],
-            metric=ranking[1],
+            promise=promised.promise or Promise(min_sqnr=LOW_SQNR_DB),
+            metric=ranking.metric,
+            labels=ranking.labels,
             options=options,
         )
     if output is not None:
         found.save(output)
     if recipe_out is not None:
         write_text(recipe_out, recipe_text(found))
-    say(found.model_dump_json(indent=2) if as_json else found.table(), quiet and output is not None)
-    say(f"remedy     {found.remedy_text()}", quiet or as_json)
-    for written in (output, recipe_out):
-        if written is not None:
-            say(f"wrote      {written}", quiet or as_json)
+    printer.show(found, hidden=printer.quiet and output is not None)
+    printer.say(f"remedy     {found.remedy_text()}")
+    printer.wrote(output, recipe_out)
 
 
 def recipe_text(found: Sensitivity) -> str:

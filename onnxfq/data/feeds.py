@@ -116,7 +116,7 @@ class Feeds:
 
     def _open(self, begun: bool) -> Source:
         source = open_source(self.data, Reading(self.inputs, self.batch, self.options), begun)
-        for option in ("resize", "color"):
+        for option in ("resize", "crop", "resample", "color"):
             if getattr(self.options, option) is not None and not source.images:
                 raise DataError(
                     f"{option} is for image files, and {source.name} holds arrays; prepare them where they "

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data.inputs import Inputs, InputSpec
-from onnxfq.data.options import DataOptions
+from onnxfq.data.options import MOST_PIXELS, RESAMPLES, DataOptions
 from onnxfq.data.preprocess import image_layout
 from onnxfq.errors import DataError
 from onnxfq.support.reading import open_input
@@ -34,12 +34,11 @@ def image_input(inputs: Inputs, options: DataOptions) -> InputSpec:
 def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArray[np.uint8], str]:
     """Return one image as uint8 [1, channels, height, width], or with the channels last, and a note.
 
-    Options for size and channels take precedence over the input's fixed ones. Resizing uses Pillow's bilinear
-    filter without cropping, and a resize without an option gives a note. Raises DataError for an unreadable
-    image.
+    Options for size and channels take precedence over the input's fixed ones. Resizing uses Pillow's filters,
+    bilinear by default; a resize without an option gives a note. Raises DataError for an unreadable image,
+    and for one that is smaller than the crop.
     """
     color = _color(spec, options)
-    size = options.resize or _size(spec, options)
     pillow = _pillow()
     try:
         with open_input(path) as stream, warnings.catch_warnings():
@@ -56,16 +55,42 @@ def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArr
         raise DataError(
             f"{path} is not a readable image ({join_lines(fault)}); remove or repair it"
         ) from None
-    note = ""
+    note, asked = "", options.resize or options.crop
+    size = _resized(pixels.size, options.resize) if asked else _size(spec, options)
     if size is not None and pixels.size != size:
-        pixels = pixels.resize(size, pillow.Resampling.BILINEAR)
-        note = "" if options.resize else f"images are resized to the input's {size[0]}x{size[1]}, not cropped"
+        if size[0] * size[1] > MOST_PIXELS:
+            raise DataError(
+                f"{path} would be resized to {size[0]}x{size[1]}, more than {MOST_PIXELS:,} pixels; remove it"
+            )
+        pixels = pixels.resize(size, RESAMPLES.index(options.resample or "bilinear"))
+        note = "" if asked else f"images are resized to the input's {size[0]}x{size[1]}, not cropped"
+    if options.crop is not None:
+        pixels = pixels.crop(_middle(pixels.size, options.crop, path))
     array: NDArray[np.uint8] = np.array(pixels, np.uint8).reshape(pixels.height, pixels.width, -1)
     if color == "bgr":
         array = array[..., ::-1]
     if image_layout(spec, options) == "nchw":
         array = array.transpose(2, 0, 1)
     return np.ascontiguousarray(array)[np.newaxis], note
+
+
+def _resized(size: tuple[int, int], wanted: tuple[int, int] | int | None) -> tuple[int, int]:
+    """Return width and height of an image of `size` after the option `resize`."""
+    if wanted is None or isinstance(wanted, tuple):
+        return wanted or size
+    width, height = (side * wanted // min(size) for side in size)
+    return width, height
+
+
+def _middle(size: tuple[int, int], crop: tuple[int, int], path: Path) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of the crop. Raises DataError if the image is smaller."""
+    if crop[0] > size[0] or crop[1] > size[1]:
+        raise DataError(
+            f"{path} is {size[0]}x{size[1]}, smaller than the crop {crop[0]}x{crop[1]}; "
+            f"give a smaller --crop, or --resize {max(crop)}"
+        )
+    left, top = ((side - part) // 2 for side, part in zip(size, crop, strict=True))
+    return left, top, left + crop[0], top + crop[1]
 
 
 def _color(spec: InputSpec, options: DataOptions) -> str:

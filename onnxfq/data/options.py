@@ -15,7 +15,15 @@ from onnxfq.errors import DataError, nearest
 Numbers = float | tuple[float, ...]
 Nonfinite = Literal["stop", "skip"]
 
-CHOICES = {"layout": ("nchw", "nhwc"), "color": ("rgb", "bgr", "gray"), "nonfinite": ("stop", "skip")}
+RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""Filters of resizing, at the places of Pillow's numbers."""
+
+CHOICES = {
+    "layout": ("nchw", "nhwc"),
+    "color": ("rgb", "bgr", "gray"),
+    "resample": RESAMPLES,
+    "nonfinite": ("stop", "skip"),
+}
 
 
 MOST_PIXELS = 1 << 26
@@ -32,7 +40,10 @@ class DataOptions:
         scale: factor of the values.
         mean: one number, or one per channel of an image.
         std: one number, or one per channel of an image.
-        resize: (width, height) of images.
+        resize: (width, height) of images, or the length of their shorter side; the longer one follows in
+            proportion, rounded down.
+        crop: (width, height) of the middle of images, after resizing; left and top margins are rounded down.
+        resample: filter of resizing, one of RESAMPLES; None is bilinear.
         layout: `nchw` or `nhwc`, if the shape of the model's input does not show it.
         color: channels of images, `rgb`, `bgr` or `gray`.
         example: a known-good sample, as a dict or a file; data whose range differs more than eightfold is
@@ -45,7 +56,9 @@ class DataOptions:
     scale: float | None = None
     mean: Numbers | None = None
     std: Numbers | None = None
-    resize: tuple[int, int] | None = None
+    resize: tuple[int, int] | int | None = None
+    crop: tuple[int, int] | None = None
+    resample: str | None = None
     layout: str | None = None
     color: str | None = None
     example: str | Path | Mapping[str, NDArray[Any]] | None = None
@@ -61,14 +74,13 @@ class DataOptions:
                 raise DataError(f"unknown {option} {value!r}{nearest(str(value), known)}")
         if self.limit is not None and self.limit < 1:
             raise DataError(f"limit is {self.limit}; read at least 1 sample")
-        if self.resize is not None and min(self.resize) < 1:
-            raise DataError(
-                f"resize is {self.resize[0]}x{self.resize[1]}; give a width and height of at least 1"
-            )
-        if self.resize is not None and self.resize[0] * self.resize[1] > MOST_PIXELS:
-            raise DataError(
-                f"resize is {self.resize[0]}x{self.resize[1]}, more than {MOST_PIXELS:,} pixels; give less"
-            )
+        for option in ("resize", "crop"):
+            size = getattr(self, option)
+            width, height = (1, 1) if size is None else size if isinstance(size, tuple) else (size, size)
+            if min(width, height) < 1:
+                raise DataError(f"{option} is {width}x{height}; give a width and height of at least 1")
+            if width * height > MOST_PIXELS:
+                raise DataError(f"{option} is {width}x{height}, more than {MOST_PIXELS:,} pixels; give less")
         for option in ("scale", "mean", "std"):
             value = getattr(self, option)
             if value is not None and not np.isfinite(value).all():

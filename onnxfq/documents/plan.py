@@ -14,6 +14,7 @@ from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.documents.encodings import Encoding, lift_calibrator
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.rounding import NEAREST, RoundingMethod
+from onnxfq.documents.simulation import Simulation
 from onnxfq.errors import PlanError
 from onnxfq.graph.model import Existing
 from onnxfq.graph.slots import TensorUses, Use
@@ -121,6 +122,7 @@ class Plan(Record):
         bridges: operators that multiply nothing and run in low precision between quantized tensors.
         equalization: what was done to the channels of the model before it was planned; None if nothing was
             asked for.
+        simulation: rounding mode and arithmetic of fake-quant models, from the recipe.
     """
 
     format: Literal["onnxfq.plan/1"] = "onnxfq.plan/1"
@@ -133,6 +135,7 @@ class Plan(Record):
     existing: Existing = "refuse"
     bridges: tuple[Bridge, ...] = ()
     equalization: Equalization | None = None
+    simulation: Simulation = Simulation()
 
     @pydantic.model_validator(mode="after")
     def _placed_once(self) -> Plan:

@@ -14,6 +14,7 @@ import pydantic
 from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, MSE, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents.rounding import NEAREST, RoundingMethod
+from onnxfq.documents.simulation import Simulation
 from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.graph.model import Existing
 from onnxfq.numerics.granularity import Granularity
@@ -253,6 +254,8 @@ class Recipe(Record):
             raises the SQNR of the outputs on some samples.
         bias_correction: whether biases make up for the mean error of rounded weights (Nagel et al., 2019);
             auto if that raises the SQNR of the outputs on some samples.
+        simulation: rounding mode and arithmetic of fake-quant models and torch modules; a recipe that changes
+            them writes no Q/DQ model.
         existing: for a partly quantized model, keep its quantizers and quantize the rest, or remove them
             first (requantize).
     """
@@ -269,6 +272,7 @@ class Recipe(Record):
     conv_transpose: Choice = "float"
     smooth: Smooth = "none"
     bias_correction: BiasCorrectionChoice = "none"
+    simulation: Simulation = Simulation()
     overrides: tuple[Override, ...] = ()
     existing: Existing = "refuse"
 
@@ -531,6 +535,7 @@ class _Document(Record):
     conv_transpose: Choice | None = None
     smooth: Smooth | None = None
     bias_correction: BiasCorrectionChoice | None = None
+    simulation: Simulation = Simulation()
     overrides: list[Override] = []
     existing: Existing = "refuse"
 
@@ -551,6 +556,7 @@ def _from_file(path: Path) -> Recipe:
         "weights": base["weights"] | document.weights,
         **{name: getattr(document, name) or base[name] for name in _CHOICES},
         "smooth": base["smooth"] if document.smooth is None else document.smooth,
+        "simulation": document.simulation,
         "overrides": document.overrides,
         "existing": document.existing,
     }

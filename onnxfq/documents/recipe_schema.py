@@ -8,6 +8,7 @@ from typing import Any
 
 from onnxfq.calibration.calibrators import spellings
 from onnxfq.documents.recipe import RECIPES, ActivationScheme, Override, Recipe, WeightScheme
+from onnxfq.documents.simulation import Simulation
 from onnxfq.numerics.qtypes import QTYPES
 
 _OTHERS = {
@@ -38,7 +39,7 @@ def recipe_schema() -> dict[str, Any]:
         schemes["Override"]["properties"][name] = {"anyOf": [{"$ref": f"#/$defs/{scheme}"}, {"type": "null"}]}
     for part, kind in (
         (schema, Recipe),
-        *((schemes[one.__name__], one) for one in (ActivationScheme, WeightScheme, Override)),
+        *((schemes[one.__name__], one) for one in (ActivationScheme, WeightScheme, Override, Simulation)),
     ):
         texts = _OTHERS | _describe(kind)
         part["description"] = (inspect.getdoc(kind) or "").partition("\n")[0]

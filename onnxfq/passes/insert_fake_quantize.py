@@ -15,7 +15,7 @@ from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.numerics.affine import check_names, fake_quantize
+from onnxfq.numerics.affine import fake_quantize
 from onnxfq.passes.base import Pass
 from onnxfq.passes.chunked_rounding import apply_in_chunks
 from onnxfq.passes.custom_domain import custom_node, import_domain
@@ -47,25 +47,26 @@ class InsertFakeQuantize(Pass):
     plan: Plan
     encodings: Encodings
     switches: Switches = "none"
-    rounding: str = "half_even"
-    arithmetic: str = "divide"
 
     def requires(self, model: Model) -> None:
-        """Raise PlanError when plan or encodings belong to another model."""
+        """Raise PlanError when plan or encodings belong to another model, or a mode has no effect."""
         check_encodings(self.plan, self.encodings, model)
-        check_names(rounding=self.rounding, arithmetic=self.arithmetic)
         dynamic = [placement.tensor for placement in self.plan.placements if placement.spec.dynamic]
         if dynamic and self.modes:
             raise PlanError(
                 f"tensor {dynamic[0]!r} has dynamic scales, which round half_even and divide; use a recipe "
                 "with constant scales"
             )
+        if "saturate" in self.modes and not any(p.spec.qtype.is_float for p in self.plan.placements):
+            raise PlanError(
+                "saturate: false of a fake-quant model lets float types overflow, and the plan has integers "
+                "only; remove it"
+            )
 
     @property
     def modes(self) -> dict[str, Any]:
-        """Rounding and arithmetic that are not the default, for the nodes and for `fake_quantize`."""
-        rounding: dict[str, Any] = {} if self.rounding == "half_even" else {"rounding": self.rounding}
-        return rounding | ({} if self.arithmetic == "divide" else {"arithmetic": self.arithmetic})
+        """Modes that are not the default, for the nodes and for `fake_quantize`."""
+        return self.plan.simulation.changes
 
     def call(self, graph: gs.Graph, opset: int) -> bool:
         """Insert the nodes; remove float weights without readers."""
@@ -133,6 +134,7 @@ def _insert_node(
     modes: dict[str, Any],
 ) -> None:
     name = tensor.name
+    modes = modes | ({"saturate": 0} if "saturate" in modes else {})
     make = _dynamic if encoding.spec.dynamic else _static
     op, attrs, params = make(editor, name, encoding)
     rounded = editor.variable(f"{name}/fq", tensor)

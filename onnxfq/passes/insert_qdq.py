@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
+from onnxfq.documents.simulation import explain_mode
 from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
@@ -71,8 +72,10 @@ class InsertQdq(Pass):
         return max(needs)
 
     def requires(self, model: Model) -> None:
-        """Raise PlanError when plan or encodings belong to another model, or onnx lacks a tensor's type."""
+        """Raise PlanError when plan or encodings belong to another model, or ONNX lacks a type or mode."""
         check_encodings(self.plan, self.encodings, model)
+        for name, value in self.plan.simulation.changes.items():
+            raise PlanError(f"recipe {self.plan.recipe}: {explain_mode(name, value)}")
         for placement in self.plan.placements:
             spec = placement.spec
             if find_storage_qtype(spec.qtype) is None:

@@ -15,10 +15,11 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.placement.node_decision import NodeDecision
 
-_WHY = (
+WHY_FLOAT = (
     "a depthwise convolution, which sums over no channels; to quantize it, set depthwise: quantize in the "
     "recipe"
 )
+"""Reason for float."""
 
 
 def is_depthwise(node: gs.Node) -> bool:
@@ -33,6 +34,8 @@ def leave_out_depthwise(decisions: list[NodeDecision], nodes: Iterable[gs.Node])
     """Return `decisions`, in float with a reason for depthwise convolutions."""
     found = {node.name for node in nodes if is_depthwise(node)}
     return [
-        decision.leave_out("depthwise", _WHY) if decision.node in found and decision.placements else decision
+        decision.leave_out("depthwise", WHY_FLOAT)
+        if decision.node in found and decision.placements
+        else decision
         for decision in decisions
     ]

@@ -20,6 +20,7 @@ def quantize_record(result: QuantizeResult, sizes: tuple[int, int]) -> dict[str,
         "bytes": {"before": sizes[0], "after": sizes[1]},
         "notes": [
             *result.model.notes,
+            *(result.recalibration.lines() if result.recalibration is not None else ()),
             *(result.fitted.lines() if result.fitted is not None else ()),
             *(result.rounding.lines() if result.rounding is not None else ()),
         ],

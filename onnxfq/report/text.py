@@ -144,6 +144,7 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
         lines += ["", f"against the float model, {evaluation.feeds}{total} feeds:"]
         lines += ["  " + line for line in evaluation.table().splitlines()]
     lines.append("")
+    lines += result.recalibration.lines() if result.recalibration is not None else []
     lines += _protection_lines(result.sensitivity) if result.sensitivity is not None else []
     lines += result.plan.equalization.lines() if result.plan.equalization is not None else []
     lines += result.fitted.lines() if result.fitted is not None else []

@@ -54,6 +54,19 @@ def calibrate(
 
     Raises PlanError or StatisticsError if plan, statistics and model do not belong together.
     """
+    made = choose_encodings(model, plan, statistics, calibrator, weights)
+    tell_lost_values(find_lost_values(plan, statistics, made))
+    return made
+
+
+def choose_encodings(
+    model: Model,
+    plan: Plan,
+    statistics: Statistics,
+    calibrator: str | None = None,
+    weights: Sequence[Encoding] | None = None,
+) -> Encodings:
+    """Return the encodings of `calibrate`, without its warning about ranges that lose typical values."""
     plan.check_model(model.sha256)
     statistics.check_model(model.sha256)
     chosen = None if calibrator is None else Calibrator.parse(calibrator)
@@ -72,7 +85,7 @@ def calibrate(
     encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += encode_weights(model, plan) if weights is None else _select_weights(plan, weights)
     encodings += encode_biases(model, plan, encodings)
-    made = Encodings(
+    return Encodings(
         model_sha256=model.sha256,
         encodings=tuple(encodings),
         without_values=absent,
@@ -80,8 +93,6 @@ def calibrate(
         statistics_sha256=statistics.sha256,
         data_sha256=statistics.data.hex if statistics.data.samples else "",
     )
-    tell_lost_values(find_lost_values(plan, statistics, made))
-    return made
 
 
 def encode_weights(model: Model, plan: Plan) -> tuple[Encoding, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from onnxfq.interchange import GivenFile, read_given
 from onnxfq.interchange.apply import Fitted, fit
 from onnxfq.interchange.external import Given
 from onnxfq.interchange.recipe_overrides import recipe_with
-from onnxfq.stages.calibrate import calibrate, select_calibrated_part
+from onnxfq.stages.calibrate import choose_encodings, select_calibrated_part
 from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.registry import prepare_model
@@ -81,18 +82,22 @@ class PlannedEncodings:
         return PlannedEncodings(part, self.matched)
 
     def encode(
-        self, model: Model, statistics: Statistics, calibrator: str | None = None
+        self,
+        model: Model,
+        statistics: Statistics,
+        calibrator: str | None = None,
+        weights: Sequence[Encoding] | None = None,
     ) -> tuple[Plan, Encodings]:
         """Return the plan that is really encoded, and its encodings in the order of `calibrate`.
 
-        Encodings of the file are used unchanged; `calibrate` makes the others and raises its errors. The plan
-        lacks activations without a value in any run.
+        Encodings of the file are used unchanged; `choose_encodings` makes the others and raises its errors.
+        The plan lacks activations without a value in any run. `weights` are for plans without a file.
         """
         if self.matched is None:
-            made = calibrate(model, self.plan, statistics, calibrator)
+            made = choose_encodings(model, self.plan, statistics, calibrator, weights)
             return select_calibrated_part(self.plan, made.without_values, made.unshared), made
         unknown = self.unknown
-        made = calibrate(model, unknown, statistics, calibrator)
+        made = choose_encodings(model, unknown, statistics, calibrator)
         plan = select_calibrated_part(self.plan, made.without_values, made.unshared)
         known = self.own | {encoding.tensor: encoding for encoding in made.encodings}
         known |= {one.tensor: one for one in encode_biases(model, plan, known.values())}

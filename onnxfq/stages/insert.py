@@ -57,25 +57,21 @@ def insert_fake_quantize(
     *,
     switchable: bool = False,
     switches: Switches = "none",
-    rounding: str = "half_even",
-    arithmetic: str = "divide",
 ) -> onnx.ModelProto:
     """Return `model` with FakeQuantize nodes, to evaluate in ONNX Runtime with the custom-op library.
 
     Args:
         model: the float model that the plan was made for.
-        plan: the tensors to quantize.
+        plan: the tensors to quantize, and the rounding mode and arithmetic of weights and nodes.
         encodings: of these tensors.
         switchable: the same as switches="one".
         switches: with "one" all nodes read the optional input `onnxfq/enabled`; with false the model computes
             in float. With "each" that input has an element for each tensor, in the order of the list in the
             metadata `onnxfq.switches`, a JSON list.
-        rounding: as in `fake_quantize`, of weights and nodes.
-        arithmetic: likewise.
     """
     plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
     chosen = "one" if switchable and switches == "none" else switches
-    inserted = InsertFakeQuantize(plan, encodings, chosen, rounding, arithmetic)
+    inserted = InsertFakeQuantize(plan, encodings, chosen)
     made = inserted.run(prepare_model(model, plan.target))
     proto = with_provenance(made.model.proto, plan, encodings)
     if chosen == "each":

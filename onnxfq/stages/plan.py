@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import RECIPES, Recipe
+from onnxfq.documents.rounding import NEAREST
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import Model
 from onnxfq.graph.module_paths import module_paths
@@ -69,6 +70,7 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     considered = {d.node for d in decisions} | {bridge.node for bridge in bridges}
     if strict:
         _refuse_idle_overrides(graph, recipe, considered, {p.tensor for p in placements})
+    _refuse_moved_weights(placements, recipe)
     biases = list(place_biases(placements, graph, recipe, policy))
     placements += biases
     opaque = list(opaque_operators(graph))
@@ -96,6 +98,7 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
             + [QuantizableNode(node=s.name, op_type=s.op_type, needs=()) for s in opaque]
         ),
         existing=recipe.existing,
+        simulation=recipe.simulation,
         bridges=tuple(bridges),
         skipped=tuple(skipped + opaque + list(float_tensors(graph, placements, kept, policy))),
     )
@@ -213,6 +216,23 @@ def _merge(decisions: list[NodeDecision]) -> list[Placement]:
             known = merged.get(placement.tensor)
             merged[placement.tensor] = placement if known is None else _join(known, placement, decision)
     return list(merged.values())
+
+
+def _refuse_moved_weights(placements: Sequence[Placement], recipe: Recipe) -> None:
+    """Raise RecipeError if the simulation would round weights again that moments put on their grid.
+
+    A number of the grid divided by its scale may be just below its integer: only rounding to the nearest
+    gives that integer.
+    """
+    if recipe.simulation.rounding.startswith("half_"):
+        return
+    for placement in placements:
+        if placement.rounding != NEAREST:
+            raise RecipeError(
+                f"recipe {recipe.name}: simulation.rounding {recipe.simulation.rounding} may move weight "
+                f"{placement.tensor!r}, which {placement.rounding} puts on its grid; use weights.rounding "
+                "nearest"
+            )
 
 
 def _note_float_readers(placement: Placement, tensors: dict[str, gs.Tensor]) -> Placement:

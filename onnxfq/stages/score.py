@@ -37,8 +37,14 @@ log = logging.getLogger(__name__)
 STABLE_DB = 1.0
 """Standard error of an SQNR over a few samples below which more samples are not worth their time."""
 
-LEAST_FEEDS = 16
+LEAST_FEEDS = 8
 """Feeds from which a standard error means something."""
+
+SURE_FEEDS = 16
+"""Feeds from which STABLE_DB itself is enough; half as many must agree twice as well.
+
+Fewer feeds easily miss rare large errors, which the standard error then does not show either.
+"""
 
 
 def score_models(
@@ -75,7 +81,8 @@ def score_models(
         device: of all sessions; "auto" is a GPU if one works and has room.
         exact: run candidates without graph optimisation, so that equal models give equal bits; otherwise
             optimised where that is right.
-        until_stable: stop before the end once the SQNR of every output has a standard error below STABLE_DB.
+        until_stable: stop before the end once the SQNR of every output has a standard error below STABLE_DB,
+            or less by as much as the feeds are fewer than SURE_FEEDS.
 
     Raises:
         ModelError: if a candidate's outputs differ from the reference's.
@@ -251,7 +258,11 @@ class _Run:
     @property
     def is_stable(self) -> bool:
         """Whether more feeds would hardly change the SQNR of any output."""
-        return all(standard_error_db(*zip(*pairs, strict=True)) < STABLE_DB for pairs in self.powers if pairs)
+        return all(
+            standard_error_db(*zip(*pairs, strict=True)) < STABLE_DB * min(1.0, len(pairs) / SURE_FEEDS)
+            for pairs in self.powers
+            if pairs
+        )
 
     def _is_open(self, name: str, want: Sequence[int], have: Sequence[int]) -> bool:
         """Tell whether two shapes of `name` differ only along axes that the reference leaves open."""

@@ -251,6 +251,29 @@ class Histogram(Observer):
         return self.rmin.new_tensor(low, dtype=torch.float64), self.rmin.new_tensor(high, dtype=torch.float64)
 
 
+class Fixed(Observer):
+    """Range of a calibrator that reads no data, the same for every tensor."""
+
+    def __init__(self, spec: QuantSpec, calibrator: Calibrator) -> None:
+        """Take the range of `calibrator`, which `is_fixed`."""
+        super().__init__(spec)
+        self.ends = calibrator(TensorStatistics.from_results(*_NOTHING), spec)
+
+    def forward(self, x: Tensor) -> None:
+        """Store the range on the device of x."""
+        low, high = (torch.tensor(end, dtype=torch.float64, device=x.device) for end in self.ends)
+        self.keep((low, high))
+
+
+_NOTHING: tuple[Any, ...] = (
+    (float("inf"), float("-inf")),
+    [0, 0, 0, 0],
+    np.zeros(0, np.int32),
+    np.zeros(0, np.int64),
+    np.zeros((0, 2), np.float32),
+)
+"""Results of a histogram of no tensor."""
+
 OBSERVERS: dict[str, Callable[..., Observer]] = {
     "minmax": MinMax,
     "moving_average": MovingAverage,

@@ -8,7 +8,7 @@ types (Conv2d) and the ONNX operators they become (Conv): a recipe by operators 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,10 +19,12 @@ from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
+from onnxfq.documents.rounding import NEAREST
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
+from onnxfq.placement.depthwise import WHY_FLOAT
 from onnxfq.placement.target_policy import Operands
 from onnxfq.placement.weighted_ops import explain_transposed, refuse
 from onnxfq.targets.registry import target_by_name
@@ -64,6 +66,7 @@ class Site:
         why_float: why it cannot be quantized; empty if it can.
         at: for operations, (operation, argument) that reads each tensor.
         residual: whether it is a residual sum.
+        depthwise: whether it is a layer whose groups read one channel each.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Site:
     why_float: str = ""
     at: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     residual: bool = False
+    depthwise: bool = False
 
     def tensor(self, name: str) -> str:
         """Return the full name of a tensor of the owner."""
@@ -110,7 +114,9 @@ def _layer_site(path: str, module: nn.Module, kind: LayerKind) -> Site:
         )
     reason = reason or _explain_unquantized(parameters)
     base = type(module).__name__
-    return Site(path, path, base, kind.op_types, activations, weights, parameters, kind, reason)
+    depthwise = kind.op_types == ("Conv",) and 1 < module.groups == module.in_channels
+    site = Site(path, path, base, kind.op_types, activations, weights, parameters, kind, reason)
+    return replace(site, depthwise=depthwise)
 
 
 def _explain_unquantized(weights: Mapping[str, Tensor]) -> str:
@@ -209,6 +215,7 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Sur
         placements=tuple(placements),
         nodes=tuple(nodes),
         skipped=tuple(skipped),
+        simulation=recipe.simulation,
     )
 
 
@@ -230,6 +237,8 @@ def _decide(site: Site, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[lis
     """Return the placements of one site, and why it nevertheless stays float; empty if it does not."""
     names = [(name, "activation") for name in site.activations] + [(name, "weight") for name in site.weights]
     op_type, placed, kept = site.type_name, [], site.why_float
+    if not kept and site.depthwise and recipe.depthwise == "float":
+        kept = WHY_FLOAT
     for slot, (name, role) in enumerate(names):
         tensor = site.tensor(name)
         if not kept and recipe.keeps_float(site.name, op_type, tensor):
@@ -242,11 +251,15 @@ def _decide(site: Site, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[lis
             instead = target_by_name(recipe.target).policy.per_tensor_weights.get(site.op_types[0], "")
             spec, why = _weight_spec(weights, common, site.kind, site.parameters[name].ndim, instead)
             why = f"weight of {op_type}, {why}"
+            if weights.rounding != NEAREST:
+                why += f"; rounded to nearest: rounding {weights.rounding} is for ONNX models"
         else:
             scheme = recipe.activation_for(site.name, op_type, tensor)
             spec = None if scheme is None else QuantSpec(**_numbers(scheme, recipe))
             calibrator = MINMAX if scheme is None else scheme.calibrator
             why = "skip branch of a residual Add" if site.residual else f"input of {op_type}"
+            if site.depthwise and scheme is not None and scheme.equalize == "depthwise":
+                why += "; one scale for all channels: equalize depthwise is for ONNX models"
             producer = made_by.get(tensor, "")
             if spec is not None and scheme is not None and producer in scheme.known_ranges:
                 low, high = KNOWN_RANGES[producer]

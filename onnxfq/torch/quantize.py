@@ -16,10 +16,14 @@ from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.batchnorm import fold, is_foldable
 from onnxfq.torch.fused_attention import attentions
 from onnxfq.torch.layers import Swapped, restore, swap
+from onnxfq.torch.observers import Fixed
 from onnxfq.torch.placement import Site, Surroundings, find_sites, plan_module
 from onnxfq.torch.producers import producers
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.traced import Traces, rewrite, successions
+
+TRAINING_OBSERVER = "moving_average:0.01"
+"""Observer of activations in training, as in torch.ao's and Horizon's QAT."""
 
 
 def quantize_module(
@@ -41,15 +45,18 @@ def quantize_module(
       them, or for target simulation.
 
     Parameters stay the same objects under the same names. Run data through the model in `compute_encodings`
-    next.
+    next, or train it.
 
     Args:
         model: the module; it is unchanged if an error is raised.
         recipe: as for `onnxfq.quantize`; the same file places the same quantizers.
         fold_batchnorm: fold a BatchNorm right after a convolution into its weight.
-        observer: observer of activations in place of the calibrator of the recipe; their scales then follow
-            the data in training mode, as "moving_average:0.01" does in torch.ao and Horizon.
-        settings: rounding, arithmetic, saturate, scale_rule and in_flight of every `FakeQuantize`.
+        observer: observer of activations, also in `compute_encodings`, in place of the calibrator of the
+            recipe. None is the calibrator in `compute_encodings`, which fixes the scales. Without
+            `compute_encodings` they follow the data in training mode, by "moving_average:0.01" as in torch.ao
+            and Horizon, or by the moving average of the recipe.
+        settings: rounding, arithmetic, saturate, scale_rule and in_flight of every `FakeQuantize`; the first
+            three override the recipe's `simulation`.
 
     Raises:
         RecipeError: for overrides that match nothing, with the nearest names, or that the target does not
@@ -57,6 +64,7 @@ def quantize_module(
         ModelError: for a model that already has quantizers, or has nothing to quantize.
     """
     asked = load_recipe(recipe)
+    settings = asked.simulation.changes | settings
     FakeQuantize("int8", "minmax" if observer is None else observer, **settings)  # refuses unknown settings
     if any(isinstance(module, Swapped) for module in model.modules()):
         raise ModelError(f"{type(model).__name__} is quantized already; call remove_fake_quantize first")
@@ -110,13 +118,20 @@ def _insert(
 def _quantizer(
     placement: Placement, asked: str | Callable[..., nn.Module] | None, settings: Mapping[str, Any]
 ) -> FakeQuantize:
-    calibrator = placement.calibrator
-    if asked is not None and placement.role != "weight":
-        return FakeQuantize(placement.spec, asked, training_only=True, **settings)
+    spec, calibrator = placement.spec, placement.calibrator
+    if placement.role == "weight":
+        return FakeQuantize(spec, "latest", calibrator=calibrator, **settings)
+    if calibrator.is_fixed:
+        return FakeQuantize(spec, Fixed(spec, calibrator), calibrator=calibrator, **settings)
+    if asked is not None:
+        return FakeQuantize(spec, asked, training_only=True, **settings)
     # A moving average depends on the order of the tensors, which a histogram does not hold.
-    observer = "minmax" if calibrator == MINMAX else str(calibrator) if calibrator.is_ordered else "histogram"
-    observer = "latest" if placement.role == "weight" else observer
-    return FakeQuantize(placement.spec, observer, calibrator=calibrator, **settings)
+    exact = "minmax" if calibrator == MINMAX else str(calibrator) if calibrator.is_ordered else "histogram"
+    training = str(calibrator) if calibrator.is_ordered else TRAINING_OBSERVER
+    made = FakeQuantize(spec, training, calibrator=calibrator, training_only=True, **settings)
+    made.calibrating_observer = exact
+    made.observer_enabled = made.in_flight == "never"
+    return made
 
 
 def remove_fake_quantize(model: nn.Module) -> None:

@@ -1,11 +1,10 @@
-"""`FakeQuantize`: observer, rounding and learned grid of one tensor."""
+"""`FakeQuantize`: observing and rounding of one tensor."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, Literal
 
 import torch
@@ -15,49 +14,32 @@ from torch.ao.quantization.fake_quantize import FakeQuantizeBase
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.errors import SpecError, StatisticsError, nearest
-from onnxfq.numerics.float_types import FLOATS, HALF_TYPES, FloatType
+from onnxfq.numerics.float_types import HALF_TYPES, FloatType
 from onnxfq.numerics.layout import Layout
-from onnxfq.numerics.qparams import ParamRules
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import Grid, View, granularity_of_shape
 from onnxfq.torch.foreign_observer import ForeignObserver, open_observer
 from onnxfq.torch.functions import (
     check_values,
     ends_by_rule,
-    grid_ends_to_scale,
-    group_scales,
-    lsq_factor,
-    next_half,
     quantize_integers,
     quantize_to,
     range_to_params,
-    round_straight_through,
-    scale_gradient,
 )
-from onnxfq.torch.observers import OwnTypes, copy_lasting, group_limits
+from onnxfq.torch.learned_grid import Learned, LearnedGrid
+from onnxfq.torch.observers import group_limits
 from onnxfq.torch.onnx_node import is_exporting
+from onnxfq.torch.quantizer_attributes import QuantizerAttributes
 
 ScaleRule = Literal["ends", "amax", "width"]
 SCALE_RULES = ("ends", "amax", "width")
 InFlight = Literal["never", "uncalibrated", "always"]
 IN_FLIGHT = ("never", "uncalibrated", "always")
-Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
-LEARNED = ("nothing", "scale", "scale_zero_point", "range")
 _HALF_TYPES: dict[torch.dtype, FloatType] = {getattr(torch, h.name): h.name for h in HALF_TYPES.values()}
 _SWITCHES = ("observer_enabled", "fake_quant_enabled")
-_FIXED = ("spec", "grid", "calibrator")
-_REMEDIES = {
-    "make a new FakeQuantize with another spec": (
-        *("bitwidth", "bits", "num_bits", "symmetric", "signed", "unsigned", "qtype", "dtype", "qscheme"),
-        *("quant_min", "quant_max", "qmin", "qmax", "axis", "ch_axis", "block_size", "narrow_range"),
-    ),
-    "use set_range(min, max)": ("min", "max", "rmin", "rmax", "amax", "min_val", "max_val"),
-    "use set_qparams(scale, zero_point)": ("offset", "zero_points", "scales"),
-}
-"""Remedies for setting an attribute that other libraries have."""
 
 
-class FakeQuantize(OwnTypes):
+class FakeQuantize(QuantizerAttributes, LearnedGrid):
     """Rounding of the input to the grid of a `QuantSpec`, with the gradients of `onnxfq.torch.functions`.
 
     An "up to date" observer sets scale and zero point at every input; the histogram sets them in `calibrate`,
@@ -72,13 +54,10 @@ class FakeQuantize(OwnTypes):
         fake_quant_enabled: likewise.
         overwrite: whether `compute_encodings` may replace the scale, see `allow_overwrite`.
         scale_groups: (largest integer, group sizes) of `group_scales`, for LPBQ; None without.
+        calibrating_observer: name of the observer that `compute_encodings` uses in place of `observer`; empty
+            for `observer` itself. The scale is then fixed until `enable_observer` is called.
         may_be_unused: whether it may stay without a tensor, such as for the keys of self-attention.
     """
-
-    scale: Tensor
-    zero_point: Tensor
-    rmin: Tensor
-    rmax: Tensor
 
     def __init__(
         self,
@@ -120,90 +99,33 @@ class FakeQuantize(OwnTypes):
             packed_mask: keep the mask for the gradient as one bit an element instead of one byte.
             observer_kwargs: arguments for an observer class or factory.
         """
-        super().__init__()
         for name, value, known in (
             ("scale_rule", scale_rule, SCALE_RULES),
             ("in_flight", in_flight, IN_FLIGHT),
         ):
             if value not in known:
                 raise SpecError(f"unknown {name} {value!r}{nearest(value, known)}")
-        self.spec = QuantSpec(qtype=spec) if isinstance(spec, str) else spec
-        self.grid = Grid.from_names(self.spec.qtype, rounding, arithmetic, saturate, packed_mask)
-        self.scale_rule, self.zero_point_shift = scale_rule, zero_point_shift
+        spec = QuantSpec(qtype=spec) if isinstance(spec, str) else spec
+        grid = Grid.from_names(spec.qtype, rounding, arithmetic, saturate, packed_mask)
+        super().__init__(spec, grid, zero_point_shift)
+        self.scale_rule = scale_rule
         self.in_flight, self.training_only, self.in_place = in_flight, training_only, in_place
         self.shape = None if shape is None else tuple(shape)
         self._fitted = shape is None
-        self.scale_groups: tuple[int, Sequence[int]] | None = None
         self.calibrator = Calibrator.parse(calibrator)
         self.observer = open_observer(observer, self.spec, self.calibrator, observer_kwargs)
         self.observer_enabled = self.observer is not None
         self.fake_quant_enabled = True
-        self.learned: Learned = "nothing"
         self.overwrite: bool | None = None
+        self.calibrating_observer = ""
         self.may_be_unused = False
-        self.float_type: FloatType = "float32"
-        self.register_buffer("scale", torch.zeros(0))
-        self.register_buffer("zero_point", torch.zeros(0, dtype=torch.int32))
         self._by_hand = False
         self._made = True
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. Raises SpecError for settings of other libraries, and for misspelled ones.
-
-        Other names are free, as in all modules, because torch's tools set attributes on modules.
-        """
-        if "_made" in self.__dict__ and not name.startswith("_"):
-            remedy = next((how for how, names in _REMEDIES.items() if name in names), "")
-            if name in _FIXED:
-                raise SpecError(f"{name} of a FakeQuantize is fixed; make a new one with the other {name}")
-            if remedy and not (name in ("rmin", "rmax") and self.learned == "range"):
-                raise SpecError(f"setting {name} of a FakeQuantize has no effect; {remedy}")
-            own = (*_SWITCHES, "observer", "overwrite", "scale", "zero_point")
-            near = [] if hasattr(self, name) or name in own else get_close_matches(name, own, 1, 0.8)
-            if near:
-                raise SpecError(f"a FakeQuantize has no {name} to set; nearest: {near[0]}")
-        super().__setattr__(name, value)
 
     @classmethod
     def with_args(cls, *args: Any, **keywords: Any) -> Factory:
         """Return a factory of this module with these arguments; it has `with_args` too."""
         return Factory(cls, args, keywords)
-
-    @property
-    def quant_min(self) -> int:
-        """Least integer of the grid."""
-        return int(self.spec.qtype.qmin)
-
-    @property
-    def quant_max(self) -> int:
-        """Largest integer of the grid."""
-        return int(self.spec.qtype.qmax)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The quantized dtype of torch for the grid: qint8, quint8, or qint32 for wider ones."""
-        narrow = torch.qint8 if self.spec.qtype.signed else torch.quint8
-        return narrow if self.spec.qtype.bits <= 8 else torch.qint32
-
-    @property
-    def qscheme(self) -> torch.qscheme:
-        """The scheme of torch: per tensor or per channel, affine or symmetric."""
-        kind = "tensor" if self.spec.granularity.axis is None else "channel"
-        found: torch.qscheme = getattr(
-            torch, f"per_{kind}_{'symmetric' if self.spec.symmetric else 'affine'}"
-        )
-        return found
-
-    @property
-    def ch_axis(self) -> int:
-        """Axis with one scale per index; -1 without one, as in torch."""
-        axis = self.spec.granularity.axis
-        return -1 if axis is None else axis
-
-    @property
-    def is_initialized(self) -> bool:
-        """Tell whether scale and zero point are known."""
-        return bool(self.scale.numel())
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe and round x, if each is enabled. Raises StatisticsError if no scale is known."""
@@ -252,10 +174,6 @@ class FakeQuantize(OwnTypes):
         seen = view.see(integers.float()) - view.see_param(zero_point)
         return (seen * view.see_param(scale)).reshape(integers.shape)
 
-    def _params(self) -> tuple[Tensor, Tensor]:
-        scale, zero_point = self._effective()
-        return scale, torch.zeros_like(scale) if zero_point is None else zero_point.to(scale.dtype)
-
     def _fit(self, x: Tensor) -> None:
         """Take the granularity that gives scales of `shape` for x."""
         assert self.shape is not None
@@ -289,45 +207,6 @@ class FakeQuantize(OwnTypes):
         work = torch.float64 if x.dtype == torch.float64 else torch.float32
         zeros = None if zero_point is None else zero_point.to(work)
         return quantize_to(x, scale.to(work), zeros, self.grid, self.spec.granularity)
-
-    def _effective(self, elements: int = 0) -> tuple[Tensor, Tensor | None]:
-        """Return (scale, zero point) as used; `elements` share one scale, for the gradients."""
-        scale, zero_point = self._unshifted(elements)
-        if self.scale_groups is not None:
-            scale = group_scales(scale, *self.scale_groups)
-        if self.zero_point_shift:
-            zero_point = (0.0 if zero_point is None else zero_point) - torch.full_like(
-                scale, self.zero_point_shift
-            )
-        return scale, zero_point
-
-    def _unshifted(self, elements: int) -> tuple[Tensor, Tensor | None]:
-        if self.learned == "range":
-            rules = ParamRules(float_type=self.float_type)
-            if self.spec.symmetric:
-                return grid_ends_to_scale(self.rmin, self.rmax, self.spec.qtype, rules), None
-            return range_to_params(self.rmin, self.rmax, self.spec.qtype, self.spec.symmetric, rules)
-        scale, zero_point = self.scale, None if self.spec.symmetric else self.zero_point
-        if self.learned == "nothing":
-            return scale, zero_point
-        factor = lsq_factor(elements, self.spec.qtype)
-        # A training step may move a scale through 0: its magnitude counts, at least the smallest scale.
-        scale = scale_gradient(scale, factor).abs().clamp(min=FLOATS[self.float_type].smallest_scale)
-        if self.float_type != "float32":  # the difference is exact, and so is the sum
-            scale = scale + (next_half(scale.detach(), self.float_type) - scale.detach())
-        if zero_point is not None and self.learned == "scale_zero_point":
-            qtype = self.spec.qtype
-            zero_point = round_straight_through(scale_gradient(zero_point, factor))
-            zero_point = zero_point.clamp(qtype.qmin, qtype.qmax)
-        return scale, zero_point
-
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def qparams(self) -> tuple[Tensor, Tensor]:
-        """Return (scale float32, zero_point int32) as currently used, learned or not."""
-        scale, zero_point = self._unshifted(0)
-        scale = scale if self.scale_groups is None else group_scales(scale, *self.scale_groups)
-        zeros = torch.zeros_like(scale) if zero_point is None else zero_point
-        return scale.detach().float().clone(), zeros.detach().to(torch.int32).clone()
 
     def set_qparams(self, scale: Tensor | ArrayLike, zero_point: Tensor | ArrayLike = 0) -> None:
         """Set scale and zero point and switch the observer off; one zero point fits any scale.
@@ -378,19 +257,23 @@ class FakeQuantize(OwnTypes):
         self._store(*self._params_of(low.float(), high.float()))
         self.disable_observer()
 
-    def calibrate(self) -> None:
-        """Set scale and zero point from the observer. Raises StatisticsError if it saw no finite value."""
+    def calibrate(self) -> tuple[Tensor, Tensor]:
+        """Set scale and zero point from the observer, and return the range.
+
+        Raises StatisticsError if it saw no finite value.
+        """
         if self.observer is None or not self.observer.seen:
             raise StatisticsError(
                 "the observer saw no finite value; run data through the model while it observes"
             )
         if isinstance(self.observer, ForeignObserver):
             self._store(*self._observed())
-            return
+            return self._ends(*self.qparams())
         rmin, rmax = self.observer.limits()
         if not (torch.isfinite(rmin).all() and torch.isfinite(rmax).all()):
             raise StatisticsError("NaN or infinite values were observed; remove the samples that cause them")
         self._store(*self._params_of(rmin, rmax))
+        return rmin.float(), rmax.float()
 
     def _observed(self) -> tuple[Tensor, Tensor]:
         """Return (scale, zero point) of the observer, which may have its own rule."""
@@ -408,59 +291,11 @@ class FakeQuantize(OwnTypes):
             scale, zero = range_to_params(rmin, rmax, spec.qtype, spec.symmetric, rules)
             return scale.float(), torch.zeros_like(scale) if zero is None else zero
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _store(self, scale: Tensor, zero_point: Tensor) -> None:
-        if self.learned == "range":
-            low, high = self._ends(scale, zero_point)
-            self.rmin.data, self.rmax.data = low, high
-        for name, value in (("scale", scale), ("zero_point", zero_point)):
-            held: Tensor = getattr(self, name)
-            if held.shape == value.shape and self.is_initialized:
-                held.copy_(value)
-            elif isinstance(held, nn.Parameter):
-                held.data = value.to(held.dtype)
-            else:
-                setattr(self, name, copy_lasting(value.to(held.dtype)))
-
-    def _ends(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
-        qtype, zeros = self.spec.qtype, zero_point.float() - self.zero_point_shift
-        return (qtype.qmin - zeros) * scale, (qtype.qmax - zeros) * scale
-
     def learn(self, what: Learned = "scale") -> None:
-        """Make the grid a parameter: "scale" (LSQ), "scale_zero_point" (LSQ+), "range" (AIMET's min and max).
-
-        "nothing" fixes it at its current value. Call it after the scale is known and before the optimizer is
-        made. Raises SpecError for a grid that cannot be learned, StatisticsError if no scale is known.
-        """
-        if what not in LEARNED:
-            raise SpecError(f"unknown thing to learn {what!r}{nearest(what, LEARNED)}")
-        if not self.is_initialized:
-            raise StatisticsError("learning a grid needs a known scale; calibrate first")
-        if what == "scale_zero_point" and self.spec.symmetric:
-            raise SpecError(f"the zero point of {self.spec} is 0; learn the scale alone")
-        if what != "nothing" and self.spec.power_of_two:
-            raise SpecError(f"power-of-two scales cannot be learned, got {self.spec}; remove power_of_two")
-        scale, zero_point = self.qparams()
-        for name in ("scale", "zero_point", "rmin", "rmax"):
-            self.__dict__["_parameters"].pop(name, None)
-            self.__dict__["_buffers"].pop(name, None)
-        self.learned = what
-        self._declare(what, scale, zero_point)
+        """Make the grid a parameter, as `LearnedGrid.learn`, and stop observing if it changes in training."""
+        super().learn(what)
         if what != "nothing":
             self.observer_enabled = False
-
-    def _declare(self, what: Learned, scale: Tensor, zero_point: Tensor) -> None:
-        if what in ("scale", "scale_zero_point"):
-            self.scale = nn.Parameter(scale.clone())
-        else:
-            self.register_buffer("scale", scale.clone())
-        if what == "scale_zero_point":
-            self.zero_point = nn.Parameter(zero_point.float())
-        else:
-            self.register_buffer("zero_point", zero_point.to(torch.int32))
-        if what == "range":
-            low, high = self._ends(scale, zero_point)
-            self.rmin, self.rmax = nn.Parameter(low), nn.Parameter(high)
 
     def allow_overwrite(self, allowed: bool = True) -> None:
         """Say whether `compute_encodings` may replace a known scale, as AIMET's method of this name.
@@ -528,27 +363,12 @@ class FakeQuantize(OwnTypes):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in _SWITCHES:
             destination[prefix + name] = torch.tensor(getattr(self, name))
-        destination[prefix + "learned"] = torch.tensor(LEARNED.index(self.learned))
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         state = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
         for name in _SWITCHES:
             if prefix + name in state:
                 setattr(self, name, bool(state.pop(prefix + name)))
-        if prefix + "learned" in state:
-            learned = LEARNED[int(state.pop(prefix + "learned"))]
-            if learned != self.learned:
-                for name in ("scale", "zero_point", "rmin", "rmax"):
-                    for kind in ("_parameters", "_buffers"):
-                        self.__dict__[kind].pop(name, None)
-                self.learned = learned  # type: ignore[assignment]
-                device = state[prefix + "scale"]
-                self._declare(self.learned, torch.zeros_like(device), torch.zeros_like(device))
-        # The state gives the shapes of scales: nothing has run yet when it is loaded.
-        for name, tensor in [*self._buffers.items(), *self._parameters.items()]:
-            given = state.get(prefix + name)
-            if tensor is not None and given is not None and tensor.shape != given.shape:
-                tensor.data = torch.zeros(given.shape, dtype=tensor.dtype, device=tensor.device)
         super()._load_from_state_dict(state, prefix, *args)
         if self.observer is not None and self.observer.rmin.is_meta and not self.scale.is_meta:
             # A module made on the meta device, materialized by load_state_dict(assign=True).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import math
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import typer
+import yaml
 from builders import build, conv_relu, feed_for, gemm, two_branch, weights
 from typer.testing import CliRunner
 
@@ -267,6 +270,86 @@ def test_json_is_what_was_written(run: Run) -> None:
     assert (content["changes"], content["notes"]) == (same.changes, list(same.notes))
 
 
+def test_json_of_the_stages(run: Run) -> None:
+    """Each stage counts in JSON what its file holds."""
+    run("plan model.onnx -o p.json")
+    content = json.loads(run("observe model.onnx --plan p.json --data data.npz -o s.npz --json"))
+    seen = Statistics.load("s.npz")
+    assert content == {"tensors": len(seen.tensors), "feeds": 40, "complete": True, "files": ["s.npz"]}
+    content = json.loads(run("merge-statistics s.npz s.npz -o m.npz --json"))
+    assert (content["parts"], content["feeds"], content["files"]) == (["s.npz", "s.npz"], 80, ["m.npz"])
+    line = "calibrate model.onnx --plan p.json --statistics s.npz -o e.json --table --table-csv t.csv --json"
+    content = json.loads(run(line))
+    assert content["tensors"] == len(Encodings.load("e.json").encodings)
+    assert [list(map(str, row.values())) for row in content["table"]] == list(
+        csv.reader(Path("t.csv").read_text(encoding="utf-8").splitlines()[1:])
+    )
+    content = json.loads(run("insert model.onnx --plan p.json --encodings e.json -o q.onnx --json"))
+    assert (content["form"], content["files"]) == ("qdq", ["q.onnx"])
+    assert content["coverage"] == [row._asdict() for row in Plan.load("p.json").coverage()]
+    line = "export-encodings e.json --plan p.json --to tensorrt-cache -o out.cache --json"
+    content = json.loads(run(line))
+    assert (content["tensors"], list(content["left_out"])) == (1, ["w"])
+
+
+JOBS = [
+    "--data data.npz --recipe recipe.yaml --scale 1/2 --mean 0.1 --limit 33 --batch 5 --exact",
+    "--data data.npz --float fp16 --float-io --min-sqnr 20 --protect none --runtime onnxruntime==1.20.1",
+    "--encodings calib.cache --recipe tensorrt-int8",
+]
+
+
+@pytest.mark.parametrize("options", JOBS)
+def test_a_job_reproduces_the_command(options: str, run: Run, workplace: Path) -> None:
+    """`run` writes the bytes of the command line that wrote the job, from another folder too."""
+    jsonschema = pytest.importorskip("jsonschema")
+    Path("calib.cache").write_text(CACHE, encoding="utf-8")
+    for name in ("jobs", "int8", "fp16", "none"):
+        Path(name).mkdir()
+    line = f"quantize model.onnx {options} -o out.onnx --artifacts kept"
+    assert "wrote      jobs/job.yaml" in run(f"{line} --write-job jobs/job.yaml")
+    written = [Path("out.onnx"), *sorted(Path("kept").iterdir())]
+    before = {path: path.read_bytes() for path in written}
+    for path in written:
+        path.unlink()
+    assert "wrote      ../out.onnx" in run("run jobs/job.yaml")
+    assert {path: path.read_bytes() for path in written} == before
+    assert json.loads(run("run jobs/job.yaml --json"))["source"] == "../model.onnx"
+    assert Path.cwd() == workplace
+    schema = json.loads(run("run --schema"))
+    job = yaml.safe_load(Path("jobs/job.yaml").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(job)
+    assert all(schema["properties"][name]["description"] for name in schema["properties"])
+    command = typer.main.get_command(build_app(["quantize"])).commands["quantize"]  # type: ignore[attr-defined]
+    options_of_command = {name for one in command.params for name in one.opts} - {"MODEL", "-o", "-v", "-q"}
+    known = {"--" + name.replace("_", "-") for name in schema["properties"]}
+    assert known ^ options_of_command <= {"--model", "model"} | {
+        "--write-job",
+        "--json",
+        "--verbose",
+        "--quiet",
+    }
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ("{model: model.onnx, output: o.onnx, dta: data.npz}", "dta: no such field; nearest: data"),
+        ("{output: o.onnx}", "model: Field required"),
+        ("{model: model.onnx, output: o.onnx, data: no.npz}", "no such file or folder: no.npz"),
+        ("{model: model.onnx, output: o.onnx, exact: perhaps}", "exact: Input should be a valid boolean"),
+        ("{model: model.onnx, output: job.yaml, data: data.npz}", "is another file of this command"),
+    ],
+)
+def test_mistakes_in_jobs(job: str, message: str, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A wrong field, value or file is one line that names the job, and nothing is written."""
+    Path("job.yaml").write_text(job, encoding="utf-8")
+    assert main(["run", "job.yaml"]) == 1
+    printed = capfd.readouterr().err
+    assert "job.yaml" in printed and message in printed and printed.count("\n") == 1
+    assert not Path("o.onnx").exists() and Path("job.yaml").read_text(encoding="utf-8") == job
+
+
 def test_notes_stand_beside_json(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     """What text has as notes goes to standard error, so that standard output is JSON."""
     assert main("plan model.onnx -o p.json --equalize cross_layer --json".split()) == 0
@@ -289,6 +372,8 @@ def test_verbose_prints_information(
     assert main("quantize model.onnx --data data.npz -o q.onnx -v --json".split()) == 0
     printed = capfd.readouterr()
     assert "onnxfq: note: a detail" in printed.err.splitlines() and json.loads(printed.out)
+    assert main("inspect model.onnx -v".split()) == 0 and main("plan model.onnx -o p.json -v -q".split()) == 2
+    assert "--verbose and --quiet exclude each other" in capfd.readouterr().err
     run("quantize model.onnx --data data.npz -o q.onnx")
 
 
@@ -315,6 +400,35 @@ def test_evaluate_with_labels(run: Run) -> None:
     content = json.loads(run("evaluate model.onnx q.onnx --data data.npz --labels labels.txt --json"))
     assert (content["accuracy"], content["reference"]) == (0.5, "model.onnx")
     assert content["candidates"][0]["candidate"] == "q.onnx"
+
+
+def test_evaluate_of_several_candidates(
+    run: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each candidate has the scores of a run of its own, from one run of the float model per feed."""
+    Path("other").mkdir()
+    stages(run)
+    run("quantize model.onnx --data data.npz --recipe onnxruntime-int8 -o other/staged.onnx")
+    run("quantize model.onnx --data data.npz --calibrator minmax -o q.onnx")
+    names = ["staged.onnx", "other/staged.onnx", "q.onnx"]
+    alone = [json.loads(run(f"evaluate model.onnx {name} --data data.npz --json")) for name in names]
+    opened: list[str] = []
+    whole = onnxruntime.InferenceSession
+
+    def session(*given: object, **options: object) -> object:
+        opened.append("one")
+        return whole(*given, **options)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    together = json.loads(run(f"evaluate model.onnx {' '.join(names)} --data data.npz --json"))
+    assert len(opened) == 1 + len(names)
+    assert [one["candidate"] for one in together["candidates"]] == names
+    assert [one["outputs"] for one in together["candidates"]] == [
+        one["candidates"][0]["outputs"] for one in alone
+    ]
+    assert len(run(f"evaluate model.onnx {' '.join(names)} --data data.npz").splitlines()) == 1 + len(names)
+    assert main("evaluate model.onnx q.onnx q.onnx --data data.npz".split()) == 2
+    assert "candidate q.onnx appears twice" in capfd.readouterr().err
 
 
 def test_evaluate_per_tensor(run: Run) -> None:
@@ -419,13 +533,27 @@ def test_recipes_lists_all(run: Run) -> None:
     assert json.loads(run("recipes --schema")) == recipe_schema()
 
 
-def test_help_in_panels() -> None:
-    """--help begins with what most users need; flags show no type."""
-    shown = CliRunner().invoke(build_app(COMMANDS), ["--help"]).output
+def test_help_in_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--help begins with what most users need; flags show no type, and 80 columns break no word."""
+    monkeypatch.setenv("COLUMNS", "80")
+    app = build_app(COMMANDS)
+    shown = CliRunner().invoke(app, ["--help"]).output
     places = [shown.index(title) for title in PANELS]
     assert places == sorted(places) and shown.index("handoff") < places[1]
-    flags = CliRunner().invoke(build_app(["check"]), ["check", "--help"]).output
-    assert not [line for line in flags.splitlines() if "<bool>" in line and "--help" not in line]
+    for name in COMMANDS:
+        page = CliRunner().invoke(app, [name, "--help"]).output
+        assert "bool" not in page and "…" not in page
+        command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+        for parameter in command.params:
+            words = [*(parameter.metavar or "").split(), *parameter.help.split()]
+            assert [word for word in words if word not in page] == [], name
+
+
+def test_every_command_prints_json(workplace: Path) -> None:
+    """Each command has --json and --verbose."""
+    for name, command in typer.main.get_command(build_app(COMMANDS)).commands.items():  # type: ignore[attr-defined]
+        names = {name for parameter in command.params for name in parameter.opts}
+        assert {"--json", "--verbose", "-v"} <= names, name
 
 
 @pytest.mark.parametrize(

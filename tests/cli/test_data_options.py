@@ -16,6 +16,8 @@ from onnxfq.pipeline import quantize
 from onnxfq.stages.options import RunOptions
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 3, 6, 6)).astype(np.uint8)
+PREPROCESSOR = """{"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 8}, "resample": 3,
+  "crop_size": {"height": 6, "width": 6}, "do_rescale": false, "do_normalize": false}"""
 MODULE = "import numpy as np\ndef feeds():\n    yield {'x': np.load('pixels.npy') / np.float32(255)}\n"
 
 
@@ -47,6 +49,13 @@ def test_every_source_that_a_string_names(workplace: Path) -> None:
         observed(f"--data {data}")
         files.append(Path("s.npz").read_bytes())
     assert files[0] == files[1]
+    crop = "--data images --scale 1 --resize 8 --crop 6x6 --resample bicubic"
+    Path("clip.json").write_text(PREPROCESSOR, encoding="utf-8")
+    for data in (crop, "--data images --preprocessor clip.json"):
+        assert observed(data)["x"].rmax == 255.0
+        files.append(Path("s.npz").read_bytes())
+    assert files[2] == files[3] != files[0]
+    assert main("observe model.onnx -o s.npz --data images --preprocessor clip.json --std 2".split()) == 2
     # A true division by 255 and the product with 1/255 round differently.
     one, other = observed("--data data_of_test:feeds"), Statistics.load("s.npz")
     assert one["x"].rmax == other["x"].rmax == 1.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +60,20 @@ def test_a_fault_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     fault = "3 of 9 values differ"
     assert content["tests"] == [{"device": d, "kernel": "Kernel", "fault": fault} for d in ("cpu", "cuda")]
     assert content["facts"][0][0] == "onnxfq" and all(value in out for _, value in content["facts"])
+
+
+def test_both_builds_of_onnxruntime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two packages that write the same files are named, one alone is not."""
+    monkeypatch.setattr(doctor, "self_test", lambda device, in_sessions=True: [Outcome(device, "Kernel", "")])
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name, fault in (("onnxruntime_gpu", False), ("onnxruntime", True)):
+        folder = tmp_path / f"{name}-1.20.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.20.0\n")
+        main(["doctor"])
+        assert ("uninstall both and install one" in capsys.readouterr().out) == fault
 
 
 def test_every_gpu_is_tested(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

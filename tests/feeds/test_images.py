@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from onnxfq.data import DataOptions, Feeds, InputSpec
+from onnxfq.data.preprocessor import read_preprocessor
 from onnxfq.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
@@ -99,6 +101,119 @@ def test_kinds_of_files(tmp_path: Path, suffix: str) -> None:
         for mode in ("RGBA", "P"):
             Image.fromarray(PIXELS[0]).convert(mode).save(path)
             assert read(path, spec(None, 6, 9, 3)).shape == (1, 6, 9, 3)
+
+
+def reference(path: Path, size: tuple[int, int], crop: tuple[int, int], resample: int) -> np.ndarray:
+    """Pillow's resize to (width, height), then the middle of the array, as [1, 3, height, width]."""
+    pixels = np.asarray(Image.open(path).convert("RGB").resize(size, resample))
+    top, left = (size[1] - crop[1]) // 2, (size[0] - crop[0]) // 2
+    return pixels[top : top + crop[1], left : left + crop[0]].transpose(2, 0, 1)[np.newaxis]
+
+
+OPEN = spec(None, 3, None, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "crop", "resample"),
+    [
+        pytest.param({"crop": (5, 4)}, (9, 6), (5, 4), Image.Resampling.BILINEAR, id="crop"),
+        pytest.param({"resize": 5}, (7, 5), (7, 5), Image.Resampling.BILINEAR, id="shorter side"),
+        pytest.param(
+            {"resize": 8, "crop": (5, 7), "resample": "bicubic"},
+            (12, 8),
+            (5, 7),
+            Image.Resampling.BICUBIC,
+            id="both",
+        ),
+        pytest.param(
+            {"resize": (4, 9), "resample": "nearest"}, (4, 9), (4, 9), Image.Resampling.NEAREST, id="filter"
+        ),
+    ],
+)
+def test_crop_and_filter(
+    folder: Path,
+    options: dict[str, object],
+    size: tuple[int, int],
+    crop: tuple[int, int],
+    resample: int,
+) -> None:
+    """Resizing is Pillow's, and the crop is the middle of what it gives."""
+    for path in (folder / "00.png", folder / "01.png"):
+        wanted = reference(path, size, crop, resample)
+        np.testing.assert_array_equal(read(path, OPEN, **options), wanted)
+    with pytest.raises(DataError, match=r"00.png is 9x6, smaller than the crop 5x7; give .* --resize 7"):
+        read(folder, OPEN, crop=(5, 7))
+
+
+VIT = {
+    "image_processor_type": "ViTImageProcessorFast",
+    "do_resize": True,
+    "size": {"height": 7, "width": 8},
+    "resample": 2,
+    "do_rescale": True,
+    "rescale_factor": 0.00392156862745098,
+    "do_normalize": True,
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.5, 0.25, 0.2],
+    "do_convert_rgb": None,
+}
+CLIP = VIT | {
+    "image_processor_type": "CLIPImageProcessor",
+    "size": {"shortest_edge": 8},
+    "resample": 3,
+    "do_center_crop": True,
+    "crop_size": {"height": 7, "width": 5},
+}
+CONVNEXT = VIT | {"image_processor_type": "ConvNextImageProcessor", "crop_pct": 0.875, "resample": 3}
+PREPROCESSORS = {
+    "size": (VIT, (8, 7), (8, 7)),
+    "shorter side and crop": (CLIP, (12, 8), (5, 7)),
+    "crop_pct": (CONVNEXT | {"size": {"shortest_edge": 7}}, (12, 8), (7, 7)),
+    "crop_pct, large": (CONVNEXT | {"size": {"shortest_edge": 384}}, (384, 384), (384, 384)),
+    "of an older release": (
+        {name: CLIP[name] for name in ("do_normalize", "do_resize", "image_mean", "image_std", "resample")}
+        | {"feature_extractor_type": "CLIPFeatureExtractor", "size": 8, "crop_size": 6},
+        (12, 8),
+        (6, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PREPROCESSORS)
+def test_preprocessors(folder: Path, case: str) -> None:
+    """A preprocessor_config.json gives Pillow's resize and crop, then (value / 255 - mean) / std."""
+    config, size, crop = PREPROCESSORS[case]
+    (folder / "preprocessor_config.json").write_text(json.dumps(config), encoding="utf-8")
+    options = read_preprocessor(folder / "preprocessor_config.json")
+    (feed,) = Feeds(folder / "00.png", OPEN, 1, options)
+    pixels = reference(folder / "00.png", size, crop, config["resample"]).astype(np.float64)
+    mean, std = (np.reshape(config[name], (3, 1, 1)) for name in ("image_mean", "image_std"))
+    # Three roundings of float32, of values up to 2.
+    np.testing.assert_allclose(feed["x"], (pixels / 255 - mean) / std, rtol=0, atol=2**-21)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"image_processor_type": "LevitImageProcessor"}, "unknown image processor 'LevitImageProcessor'"),
+        ({"image_processor_type": "CLPImageProcessor"}, "nearest: CLIP"),
+        ({"image_mean": None}, "image_mean is missing; add it"),
+        ({"do_flip_channel_order": True}, "do_flip_channel_order: no such field"),
+        ({"do_pad": True}, "do_pad: "),
+        ({"crop_pct": 0.9}, "only ConvNext's processor takes it"),
+        ({"size": {"longest_edge": 9}}, "longest_edge"),
+        ({"size": {"width": 9}}, "a size is {height, width} or {shortest_edge}"),
+        ({"resample": None}, "resample is missing"),
+    ],
+)
+def test_other_preprocessors_are_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    """A processor, field or step that is not known is one line that names it."""
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps(CLIP | change), encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        read_preprocessor(path)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert "preprocessor_config.json" in str(caught.value)
 
 
 def test_images_of_several_sizes(folder: Path) -> None:

@@ -10,7 +10,7 @@ pytest.importorskip("onnxscript")
 import torch  # noqa: E402  only once it is known to be there
 from torch.ao import quantization as peers
 
-from onnxfq import errors
+from onnxfq import errors, load_recipe
 from onnxfq.torch import compute_encodings, quantize_module, quantizers
 from onnxfq.torch.compat.horizon import FakeQuantize
 
@@ -157,6 +157,40 @@ def test_quantize_module_takes_moving_average_rounding_and_rule():
     assert found.scale.item() == pytest.approx(2 * before.item())  # half way from 1 to 3
 
 
+@pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])
+@pytest.mark.parametrize("calibrator", ["mse", "minmax", "moving_average:0.25"])
+def test_training_without_calibration_moves_scales_as_torch_ao(recipe, calibrator):
+    """The QAT default is torch.ao's moving average in training; `compute_encodings` fixes the scales."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    quantize_module(model, load_recipe(recipe).with_calibrator(calibrator), scale_rule="width")
+    found = quantizers(model)["0.input_quantizer"]
+    peer = peers.MovingAverageMinMaxObserver(
+        averaging_constant=0.25 if "moving" in calibrator else 0.01,
+        dtype=found.dtype,
+        qscheme=found.qscheme,
+        quant_min=found.quant_min,
+        quant_max=found.quant_max,
+    )
+    with pytest.raises(errors.StatisticsError, match="no scale yet"):
+        model.eval()(torch.ones(1, 4))
+    generator = torch.Generator().manual_seed(0)
+    for i in range(4):
+        x = torch.randn(16, 4, generator=generator) * (i + 1)
+        model.train()(x)
+        peer(x)
+        scale, zero_point = peer.calculate_qparams()
+        assert torch.equal(found.scale.reshape(1), scale)
+        assert torch.equal(found.zero_point.reshape(1), zero_point)
+    with torch.no_grad(), compute_encodings(model.eval()):
+        model(x)
+    fixed = found.scale.clone()
+    model.train()(x * 9)
+    assert torch.equal(found.scale, fixed)
+    found.enable_observer()
+    model(x * 9)
+    assert found.scale > fixed
+
+
 def test_shapes_survive_a_state_dict():
     """A scale of a given shape is saved as it is used, and loaded into a new quantizer."""
     from onnxfq import torch as ours
@@ -178,8 +212,8 @@ def test_wrong_settings_leave_the_module_alone():
     assert not quantizers(model)
 
 
-def test_rounding_and_arithmetic_of_fake_quant_models():
-    """A fake-quant ONNX model rounds weights and activations as asked, with the bits of `fake_quantize`."""
+def test_rounding_and_arithmetic_of_recipes(tmp_path):
+    """A recipe's simulation rounds in fake-quant models and modules; a Q/DQ model refuses it."""
     import numpy as np
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
@@ -192,10 +226,12 @@ def test_rounding_and_arithmetic_of_fake_quant_models():
     graph = helper.make_graph([node], "g", ends[:1], ends[1:], [numpy_helper.from_array(weight, "w")])
     model = onnxfq.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
     x = np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
-    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))
-    encodings = onnxfq.calibrate(model, plan, onnxfq.collect_statistics(model, plan, [{"x": x}]))
     modes = {"rounding": "floor", "arithmetic": "reciprocal"}
-    made = onnxfq.insert_fake_quantize(model, plan, encodings, **modes)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"simulation: {modes}")
+    plan = onnxfq.make_plan(model, load_recipe(recipe))
+    encodings = onnxfq.calibrate(model, plan, onnxfq.collect_statistics(model, plan, [{"x": x}]))
+    made = onnxfq.insert_fake_quantize(model, plan, encodings)
     options = onnxruntime.SessionOptions()
     onnxfq.register_custom_ops(options)
     found = onnxruntime.InferenceSession(made.SerializeToString(), options).run(None, {"x": x})[0]
@@ -212,5 +248,28 @@ def test_rounding_and_arithmetic_of_fake_quant_models():
             )
         )
     assert np.allclose(found, sides[0] @ sides[1], rtol=0, atol=1e-6)  # the order of sums
-    with pytest.raises(errors.SpecError, match="unknown rounding"):
-        onnxfq.insert_fake_quantize(model, plan, encodings, rounding="flor")
+    layer = nn.Linear(4, 3, bias=False)
+    layer.weight.data = torch.from_numpy(weight.T.copy())
+    module = nn.Sequential(layer)
+    quantize_module(module, recipe)
+    with torch.no_grad(), compute_encodings(module):
+        module(torch.from_numpy(x))
+    assert np.allclose(module(torch.from_numpy(x)).detach(), found, rtol=0, atol=1e-6)
+    refused = "simulation.rounding is floor, and QuantizeLinear has half_even only"
+    with pytest.raises(errors.PlanError, match=refused):
+        onnxfq.insert_qdq(model, plan, encodings)
+    with pytest.raises(errors.RecipeError, match=refused):
+        onnxfq.quantize("absent.onnx", None, recipe=recipe)
+    for content, message in (
+        ("simulation: {rounding: flor}", "unknown rounding 'flor'.*floor"),
+        ("simulation: {saturated: false}", "saturate"),
+    ):
+        recipe.write_text(content)
+        with pytest.raises(errors.RecipeError, match=message):
+            load_recipe(recipe)
+    recipe.write_text("simulation: {saturate: false}")
+    with pytest.raises(errors.PlanError, match="integers only"):
+        onnxfq.insert_fake_quantize(model, onnxfq.make_plan(model, load_recipe(recipe)), encodings)
+    recipe.write_text("simulation: {rounding: floor}\nweights: {rounding: gptq}")
+    with pytest.raises(errors.RecipeError, match="may move weight 'w', which gptq"):
+        onnxfq.make_plan(model, load_recipe(recipe))

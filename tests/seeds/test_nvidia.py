@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 nn = pytest.importorskip("torch.nn")
@@ -82,10 +83,44 @@ def test_calibration(method, how):
     quantizer.enable_quant()
     quantizer.load_calib_amax(*([how] if how else []))
     assert 2.0 < float(quantizer.amax) <= float(x.abs().max())
-    with pytest.raises(errors.SpecError, match="takes no stride: bins are fixed"):
-        quantizer.load_calib_amax("entropy", stride=2)
+    if method == "max":
+        with pytest.raises(errors.SpecError, match="calibrator max takes no 'stride'"):
+            quantizer.load_calib_amax(stride=2)
     quantizer.reset_amax()
     assert quantizer.amax is None
+
+
+def test_histograms_grow_and_are_searched_in_strides():
+    """Counts are NumPy's after bins were appended; amax is the best of the candidates that stride leaves."""
+    generator = np.random.default_rng(0)
+    batches = [generator.normal(size=3000).astype(np.float32) * factor for factor in (1, 2.5, 0.5)]
+    made = nvidia.HistogramCalibrator(num_bins=300)
+    for batch in batches:
+        made.collect(torch.from_numpy(batch))
+    values = np.abs(np.concatenate(batches)).astype(np.float64)
+    width = np.abs(batches[0]).max() / 300
+    assert made.edges[-1] >= values.max() and made.edges[-2] < values.max()
+    assert np.allclose(np.diff(made.edges), width)
+    counted = np.histogram(values, made.edges)[0]
+    assert np.abs(made.counts - counted).sum() <= 2  # the first tensor's largest value lies on an edge
+    low = float(made.compute_amax("percentile", percentile=90))
+    assert low <= np.quantile(values, 0.9, method="inverted_cdf") <= low + width
+    centres = torch.from_numpy((made.edges[1:] + made.edges[:-1]) / 2)
+    tried = centres[100::7]
+    errors_of = [
+        ((torch.fake_quantize_per_tensor_affine(centres, float(a) / 127, 0, -127, 127) - centres) ** 2)
+        .mul(torch.from_numpy(made.counts)).sum()
+        for a in tried
+    ]  # fmt: skip
+    found = made.compute_amax("mse", start_bin=100, stride=7)
+    assert float(found) == pytest.approx(float(tried[int(torch.stack(errors_of).argmin())]))
+    everywhere, few = (float(made.compute_amax(stride=n, start_bin=130)) for n in (1, 200))
+    assert everywhere < values.max() and few in made.edges[130::200].astype(np.float32)
+    for wrong in ({"stride": 0}, {"start_bin": 10**6}, {"method": "entrpy"}, {"percentile": 0}):
+        with pytest.raises(errors.SpecError):
+            made.compute_amax(**wrong)
+    with pytest.raises(errors.SpecError, match="has one amax, got axis 0"):
+        nvidia.HistogramCalibrator(axis=0)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +135,8 @@ def test_calibration(method, how):
         ("ConvTranspose3d", (2, 3, 2), (1, 2, 3, 3, 3)),
         ("MaxPool2d", (2,), (1, 2, 6, 6)),
         ("AdaptiveAvgPool1d", (2,), (1, 2, 6)),
+        ("LayerNorm", (6,), (1, 2, 6)),
+        ("InstanceNorm2d", (2,), (1, 2, 6, 6)),
     ],
 )
 def test_layers_quantize_input_and_weight(name, arguments, shape):
@@ -110,7 +147,7 @@ def test_layers_quantize_input_and_weight(name, arguments, shape):
     x = torch.randn(shape)
     plain = getattr(nn, name)(*arguments)
     expected_input = formula(x, x.abs().max())
-    if hasattr(plain, "weight"):
+    if hasattr(layer, "weight_quantizer"):
         weight = layer._parameters["weight"].detach()
         axis = 1 if "Transpose" in name else 0
         rest = [d for d in range(weight.ndim) if d != axis]

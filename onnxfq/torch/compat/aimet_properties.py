@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from onnxfq.torch.compat.aimet_settings import AffineQuantizer
+
+
+def _end_property(name: str, other: str) -> property:
+    return property(
+        lambda self: self._end(name),
+        lambda self, value: self._set_end(name, value),
+        doc=f"Parameter from which scale and offset follow, as `{other}`.",
+    )
 
 
 class AffineQuantizerBase(AffineQuantizer):
     """Properties of a quantizer; a new width or symmetry keeps min and max."""
 
-    @property
-    def min(self) -> Tensor:
-        """Parameter from which scale and offset follow, as `max`."""
-        return self._end("min")
-
-    @min.setter
-    def min(self, value: Tensor) -> None:
-        self._set_end("min", value)
-
-    @property
-    def max(self) -> Tensor:
-        """Parameter from which scale and offset follow, as `min`."""
-        return self._end("max")
-
-    @max.setter
-    def max(self, value: Tensor) -> None:
-        self._set_end("max", value)
+    min, max = _end_property("min", "max"), _end_property("max", "min")
 
     @property
     def qmin(self) -> int:

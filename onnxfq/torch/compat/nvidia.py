@@ -1,15 +1,24 @@
-"""NVIDIA's document, pytorch-quantization: its layers, `QuantDescriptor`, `TensorQuantizer`, `initialize`."""
+"""NVIDIA's document, pytorch-quantization: layers, descriptor, calibrators, `initialize`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from onnxfq.torch.compat.nvidia_descriptor import QuantDescriptor
+from onnxfq.torch.compat.nvidia_histogram import HistogramCalibrator
 from onnxfq.torch.compat.nvidia_initialize import initialize
+from onnxfq.torch.compat.nvidia_max import MaxCalibrator
 from onnxfq.torch.compat.nvidia_modules import QUANTIZED
 from onnxfq.torch.compat.nvidia_quantizer import TensorQuantizer
 
-__all__ = ["QuantDescriptor", "TensorQuantizer", "initialize", *(f"Quant{name}" for name in QUANTIZED)]
+__all__ = [
+    "HistogramCalibrator",
+    "MaxCalibrator",
+    "QuantDescriptor",
+    "TensorQuantizer",
+    "initialize",
+    *(f"Quant{name}" for name in QUANTIZED),
+]
 
 
 def __getattr__(name: str) -> Any:

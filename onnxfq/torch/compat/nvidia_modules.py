@@ -48,11 +48,12 @@ FLOAT = {base: getattr(nn, base) for base in (
     *("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),
     *("MaxPool1d", "MaxPool2d", "MaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d"),
     *("AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d"),
+    *("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LayerNorm", "GroupNorm"),
 )}  # fmt: skip
 
 
 def _make(name: str) -> type[nn.Module]:
-    mixin = QuantInput if "Pool" in name else QuantWeighted
+    mixin = QuantInput if "Pool" in name or "Norm" in name else QuantWeighted
     body: dict[str, Any] = {"__doc__": f"Quantized {name}.", "__module__": __name__}
     if "Transpose" in name:
         body["default_quant_desc_weight"] = QuantDescriptor(axis=1)

@@ -24,7 +24,7 @@ class TensorQuantizer(Switches):
     ) -> None:  # fmt: skip
         """Make a quantizer of these settings and switches."""
         desc = quant_desc or QuantDescriptor()
-        super().__init__(desc.calib_method, desc.axis, desc.unsigned)
+        super().__init__(desc)
         self.desc, self.disabled, self.if_quant, self.if_calib = desc, disabled, if_quant, if_calib
         if desc.amax is not None:
             self.amax = desc.amax
@@ -38,7 +38,7 @@ class TensorQuantizer(Switches):
         if self.disabled or inputs.numel() == 0:
             return inputs
         if self.if_calib:
-            self.observe(inputs)
+            self._calibrator.collect(inputs)
         if not self.if_quant:
             return inputs
         if self.desc.unsigned and not is_exporting() and (inputs < 0).any():

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from onnxfq.torch.compat.nvidia_calibration import Calibration
+
+
+def _setter(name: str, value: bool, text: str) -> Callable[[Switches], None]:
+    def change(self: Switches) -> None:
+        setattr(self, name, value)
+
+    change.__doc__ = text
+    return change
 
 
 class Switches(Calibration):
@@ -12,29 +22,12 @@ class Switches(Calibration):
     if_quant = True
     if_calib = False
 
-    def enable_calib(self) -> None:
-        """Observe inputs."""
-        self.if_calib = True
-
-    def disable_calib(self) -> None:
-        """Stop observing."""
-        self.if_calib = False
-
-    def enable_quant(self) -> None:
-        """Quantize inputs."""
-        self.if_quant = True
-
-    def disable_quant(self) -> None:
-        """Pass inputs on."""
-        self.if_quant = False
-
-    def disable(self) -> None:
-        """Neither observe nor quantize."""
-        self.disabled = True
-
-    def enable(self) -> None:
-        """Do as the other switches say."""
-        self.disabled = False
+    enable_calib = _setter("if_calib", True, "Observe inputs.")
+    disable_calib = _setter("if_calib", False, "Stop observing.")
+    enable_quant = _setter("if_quant", True, "Quantize inputs.")
+    disable_quant = _setter("if_quant", False, "Pass inputs on.")
+    disable = _setter("disabled", True, "Neither observe nor quantize.")
+    enable = _setter("disabled", False, "Do as the other switches say.")
 
     def reset_amax(self) -> None:
         """Forget amax: each batch has its own from here on."""

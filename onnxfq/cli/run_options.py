@@ -1,0 +1,80 @@
+"""Options of commands that run models on data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from onnxfq.cli.console import Printer
+from onnxfq.cli.data_options import Described
+from onnxfq.cli.option_groups import Group
+from onnxfq.data import DEFAULT_BATCH
+from onnxfq.runtime.device_choice import DeviceChoice
+from onnxfq.stages.options import MOST_THREADS, RunOptions
+
+
+def _option(*names: str, **given: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Running", **given)
+
+
+BatchOption = Annotated[
+    int,
+    _option(
+        metavar="N",
+        min=0,
+        help="Run this many samples at once if the batch axis is open; 0 keeps the batches of the data.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Run:
+    """How models run, and how their data is read."""
+
+    described: Described
+    batch: BatchOption = DEFAULT_BATCH
+    threads: Annotated[
+        int, _option(metavar="N", min=0, max=MOST_THREADS, help="Use this many threads; 0 for one per core.")
+    ] = 0
+    device: Annotated[
+        DeviceChoice, _option(help="Run models on this device; auto: on a GPU if one works and has room.")
+    ] = "auto"
+    exact: Annotated[
+        bool,
+        _option(
+            "--exact",
+            help="Compare without graph optimisation, bit for bit: slower; quantize compares both forms.",
+        ),
+    ] = False
+
+    @contextmanager
+    def progress(self, printer: Printer) -> Iterator[RunOptions]:
+        """Yield options that show progress on standard error, unless the printer is silent."""
+        from rich.console import Console  # these imports cost as much as a small command that needs none
+
+        from onnxfq.cli.progress import Bar, Lines
+
+        def options(progress: Bar | Lines | None) -> RunOptions:
+            return RunOptions(
+                self.batch, self.threads, progress, self.described, self.device, exact=self.exact
+            )
+
+        console = Console(stderr=True)
+        if printer.silent:
+            yield options(None)
+        elif console.is_terminal:
+            bar = Bar(console)
+            with bar.progress:
+                yield options(bar)
+        else:
+            yield options(Lines(lambda line: typer.echo(f"onnxfq: {line}", err=True)))
+
+
+Running = Annotated[Run, Group(Run)]
+RunningFast = Annotated[Run, Group(Run, exact=False)]
+RunningOnCpu = Annotated[Run, Group(Run, device="cpu", exact=False)]
+"""Run options of commands that compare without graph optimisation on request, never do, and need no GPU."""

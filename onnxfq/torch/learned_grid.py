@@ -1,0 +1,169 @@
+"""Scale and zero point of a fake quantizer: buffers, or parameters that training learns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from onnxfq.errors import SpecError, StatisticsError, nearest
+from onnxfq.numerics.float_types import FLOATS, FloatType
+from onnxfq.numerics.qparams import ParamRules
+from onnxfq.numerics.spec import QuantSpec
+from onnxfq.torch.arithmetic import Grid
+from onnxfq.torch.functions import (
+    grid_ends_to_scale,
+    group_scales,
+    lsq_factor,
+    next_half,
+    range_to_params,
+    round_straight_through,
+    scale_gradient,
+)
+from onnxfq.torch.observers import OwnTypes, copy_lasting
+
+Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
+LEARNED = ("nothing", "scale", "scale_zero_point", "range")
+
+
+class LearnedGrid(OwnTypes):
+    """Scale and zero point as they are stored, used, learned and saved; see `FakeQuantize`."""
+
+    scale: Tensor
+    zero_point: Tensor
+    rmin: Tensor
+    rmax: Tensor
+
+    def __init__(self, spec: QuantSpec, grid: Grid, zero_point_shift: float) -> None:
+        """Make a grid without a scale."""
+        super().__init__()
+        self.spec, self.grid, self.zero_point_shift = spec, grid, zero_point_shift
+        self.scale_groups: tuple[int, Sequence[int]] | None = None
+        self.learned: Learned = "nothing"
+        self.float_type: FloatType = "float32"
+        self.register_buffer("scale", torch.zeros(0))
+        self.register_buffer("zero_point", torch.zeros(0, dtype=torch.int32))
+
+    @property
+    def is_initialized(self) -> bool:
+        """Tell whether scale and zero point are known."""
+        return bool(self.scale.numel())
+
+    def _params(self) -> tuple[Tensor, Tensor]:
+        scale, zero_point = self._effective()
+        return scale, torch.zeros_like(scale) if zero_point is None else zero_point.to(scale.dtype)
+
+    def _effective(self, elements: int = 0) -> tuple[Tensor, Tensor | None]:
+        """Return (scale, zero point) as used; `elements` share one scale, for the gradients."""
+        scale, zero_point = self._unshifted(elements)
+        if self.scale_groups is not None:
+            scale = group_scales(scale, *self.scale_groups)
+        if self.zero_point_shift:
+            zero_point = (0.0 if zero_point is None else zero_point) - torch.full_like(
+                scale, self.zero_point_shift
+            )
+        return scale, zero_point
+
+    def _unshifted(self, elements: int) -> tuple[Tensor, Tensor | None]:
+        if self.learned == "range":
+            rules = ParamRules(float_type=self.float_type)
+            if self.spec.symmetric:
+                return grid_ends_to_scale(self.rmin, self.rmax, self.spec.qtype, rules), None
+            return range_to_params(self.rmin, self.rmax, self.spec.qtype, self.spec.symmetric, rules)
+        scale, zero_point = self.scale, None if self.spec.symmetric else self.zero_point
+        if self.learned == "nothing":
+            return scale, zero_point
+        factor = lsq_factor(elements, self.spec.qtype)
+        # A training step may move a scale through 0: its magnitude counts, at least the smallest scale.
+        scale = scale_gradient(scale, factor).abs().clamp(min=FLOATS[self.float_type].smallest_scale)
+        if self.float_type != "float32":  # the difference is exact, and so is the sum
+            scale = scale + (next_half(scale.detach(), self.float_type) - scale.detach())
+        if zero_point is not None and self.learned == "scale_zero_point":
+            qtype = self.spec.qtype
+            zero_point = round_straight_through(scale_gradient(zero_point, factor))
+            zero_point = zero_point.clamp(qtype.qmin, qtype.qmax)
+        return scale, zero_point
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def qparams(self) -> tuple[Tensor, Tensor]:
+        """Return (scale float32, zero_point int32) as currently used, learned or not."""
+        scale, zero_point = self._unshifted(0)
+        scale = scale if self.scale_groups is None else group_scales(scale, *self.scale_groups)
+        zeros = torch.zeros_like(scale) if zero_point is None else zero_point
+        return scale.detach().float().clone(), zeros.detach().to(torch.int32).clone()
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _store(self, scale: Tensor, zero_point: Tensor) -> None:
+        if self.learned == "range":
+            low, high = self._ends(scale, zero_point)
+            self.rmin.data, self.rmax.data = low, high
+        for name, value in (("scale", scale), ("zero_point", zero_point)):
+            held: Tensor = getattr(self, name)
+            if held.shape == value.shape and self.is_initialized:
+                held.copy_(value)
+            elif isinstance(held, nn.Parameter):
+                held.data = value.to(held.dtype)
+            else:
+                setattr(self, name, copy_lasting(value.to(held.dtype)))
+
+    def _ends(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
+        qtype, zeros = self.spec.qtype, zero_point.float() - self.zero_point_shift
+        return (qtype.qmin - zeros) * scale, (qtype.qmax - zeros) * scale
+
+    def learn(self, what: Learned = "scale") -> None:
+        """Make the grid a parameter: "scale" (LSQ), "scale_zero_point" (LSQ+), "range" (AIMET's min and max).
+
+        "nothing" fixes it at its current value. Call it after the scale is known and before the optimizer is
+        made. Raises SpecError for a grid that cannot be learned, StatisticsError if no scale is known.
+        """
+        if what not in LEARNED:
+            raise SpecError(f"unknown thing to learn {what!r}{nearest(what, LEARNED)}")
+        if not self.is_initialized:
+            raise StatisticsError("learning a grid needs a known scale; calibrate first")
+        if what == "scale_zero_point" and self.spec.symmetric:
+            raise SpecError(f"the zero point of {self.spec} is 0; learn the scale alone")
+        if what != "nothing" and self.spec.power_of_two:
+            raise SpecError(f"power-of-two scales cannot be learned, got {self.spec}; remove power_of_two")
+        scale, zero_point = self.qparams()
+        for name in ("scale", "zero_point", "rmin", "rmax"):
+            self.__dict__["_parameters"].pop(name, None)
+            self.__dict__["_buffers"].pop(name, None)
+        self.learned = what
+        self._declare(what, scale, zero_point)
+
+    def _declare(self, what: Learned, scale: Tensor, zero_point: Tensor) -> None:
+        if what in ("scale", "scale_zero_point"):
+            self.scale = nn.Parameter(scale.clone())
+        else:
+            self.register_buffer("scale", scale.clone())
+        if what == "scale_zero_point":
+            self.zero_point = nn.Parameter(zero_point.float())
+        else:
+            self.register_buffer("zero_point", zero_point.to(torch.int32))
+        if what == "range":
+            low, high = self._ends(scale, zero_point)
+            self.rmin, self.rmax = nn.Parameter(low), nn.Parameter(high)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "learned"] = torch.tensor(LEARNED.index(self.learned))
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        state = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
+        if prefix + "learned" in state:
+            learned = LEARNED[int(state.pop(prefix + "learned"))]
+            if learned != self.learned:
+                for name in ("scale", "zero_point", "rmin", "rmax"):
+                    for kind in ("_parameters", "_buffers"):
+                        self.__dict__[kind].pop(name, None)
+                self.learned = learned  # type: ignore[assignment]
+                device = state[prefix + "scale"]
+                self._declare(self.learned, torch.zeros_like(device), torch.zeros_like(device))
+        # The state gives the shapes of scales: nothing has run yet when it is loaded.
+        for name, tensor in [*self._buffers.items(), *self._parameters.items()]:
+            given = state.get(prefix + name)
+            if tensor is not None and given is not None and tensor.shape != given.shape:
+                tensor.data = torch.zeros(given.shape, dtype=tensor.dtype, device=tensor.device)
+        super()._load_from_state_dict(state, prefix, *args)

@@ -1,0 +1,78 @@
+"""Attributes of a fake quantizer with torch's names, and errors for settings that have no effect."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from onnxfq.errors import SpecError
+from onnxfq.numerics.spec import QuantSpec
+from onnxfq.torch.learned_grid import Learned
+
+_FIXED = ("spec", "grid", "calibrator")
+_REMEDIES = {
+    "make a new FakeQuantize with another spec": (
+        *("bitwidth", "bits", "num_bits", "symmetric", "signed", "unsigned", "qtype", "dtype", "qscheme"),
+        *("quant_min", "quant_max", "qmin", "qmax", "axis", "ch_axis", "block_size", "narrow_range"),
+    ),
+    "use set_range(min, max)": ("min", "max", "rmin", "rmax", "amax", "min_val", "max_val"),
+    "use set_qparams(scale, zero_point)": ("offset", "zero_points", "scales"),
+}
+"""Remedies for setting an attribute that other libraries have."""
+
+
+class QuantizerAttributes:
+    """Read-only attributes that follow from the spec, and a guard over the others."""
+
+    spec: QuantSpec
+    learned: Learned
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Raises SpecError for settings of other libraries, and for misspelled ones.
+
+        Other names are free, as in all modules, because torch's tools set attributes on modules.
+        """
+        if "_made" in self.__dict__ and not name.startswith("_"):
+            remedy = next((how for how, names in _REMEDIES.items() if name in names), "")
+            if name in _FIXED:
+                raise SpecError(f"{name} of a FakeQuantize is fixed; make a new one with the other {name}")
+            if remedy and not (name in ("rmin", "rmax") and self.learned == "range"):
+                raise SpecError(f"setting {name} of a FakeQuantize has no effect; {remedy}")
+            own = ("observer_enabled", "fake_quant_enabled", "observer", "overwrite", "scale", "zero_point")
+            near = [] if hasattr(self, name) or name in own else get_close_matches(name, own, 1, 0.8)
+            if near:
+                raise SpecError(f"a FakeQuantize has no {name} to set; nearest: {near[0]}")
+        super().__setattr__(name, value)
+
+    @property
+    def quant_min(self) -> int:
+        """Least integer of the grid."""
+        return int(self.spec.qtype.qmin)
+
+    @property
+    def quant_max(self) -> int:
+        """Largest integer of the grid."""
+        return int(self.spec.qtype.qmax)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The quantized dtype of torch for the grid: qint8, quint8, or qint32 for wider ones."""
+        narrow = torch.qint8 if self.spec.qtype.signed else torch.quint8
+        return narrow if self.spec.qtype.bits <= 8 else torch.qint32
+
+    @property
+    def qscheme(self) -> torch.qscheme:
+        """The scheme of torch: per tensor or per channel, affine or symmetric."""
+        kind = "tensor" if self.spec.granularity.axis is None else "channel"
+        found: torch.qscheme = getattr(
+            torch, f"per_{kind}_{'symmetric' if self.spec.symmetric else 'affine'}"
+        )
+        return found
+
+    @property
+    def ch_axis(self) -> int:
+        """Axis with one scale per index; -1 without one, as in torch."""
+        axis = self.spec.granularity.axis
+        return -1 if axis is None else axis
