@@ -10,7 +10,7 @@ QUICK := tests/test_layers.py tests/test_english.py tests/test_public_api.py tes
   tests/feeds/test_batches.py tests/test_planning.py tests/test_qparams.py tests/test_node_vectors.py \
   tests/targets/test_toy_target.py tests/calibrators/test_own_calibrator.py
 
-.PHONY: install lib lint types quick test warnings sanitize runtimes demo gpu clean
+.PHONY: install lib lint types quick test warnings sanitize runtimes demo site gpu clean
 
 install:  ## the package with all that developing needs
 	$(PYTHON) -m pip install ".[test,dev]"
@@ -47,6 +47,9 @@ runtimes:  ## the library in the oldest, a middle and the newest onnxruntime (do
 
 gpu:  ## on a machine with a GPU: the CUDA kernels against the CPU's, then their speed
 	scripts/gpu_check.sh
+
+site:  ## the pages of docs/ as a site that needs no network
+	$(PYTHON) -m mkdocs build
 
 demo:
 	$(PYTHON) -m onnxfq demo

@@ -1,5 +1,6 @@
 """The public names of onnxfq and where they are defined; `__init__.py` loads each when it is first used."""
 
+from . import plot as plot
 from .calibration.statistics import Statistics as Statistics
 from .data import DataOptions as DataOptions
 from .data.preprocessor import read_preprocessor as read_preprocessor

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
 import onnx
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.data import Data
+from onnxfq.data import Data, Feed
+from onnxfq.data.replay import spread_places
 from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions, FloatPlan
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.equalization import Equalization
@@ -23,6 +26,7 @@ from onnxfq.errors import RecipeError
 from onnxfq.graph.external.scratch_file import Scratch
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.model import Model
+from onnxfq.graph.node_notes import NodeNotes, note_nodes
 from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted
 from onnxfq.stages.cast import cast_rest
@@ -40,12 +44,13 @@ from onnxfq.stages.protect import PROTECT_DB, Protected, is_low, keep_promise, l
 from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
 from onnxfq.stages.recalibrate import Recalibration, recalibrate
 from onnxfq.stages.round_weights import Rounding, round_given
+from onnxfq.stages.sensitivity import SAMPLES
 from onnxfq.stages.write import write_model
 from onnxfq.targets.onnxruntime.releases import Release, release_of
 from onnxfq.targets.registry import target_by_name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class QuantizeResult:
     """Result of `quantize`.
 
@@ -64,6 +69,7 @@ class QuantizeResult:
             were good enough.
         rounding: what rounding by moments gained; None if the recipe rounds all weights to nearest.
         bias_correction: what corrected biases gain; None if the recipe does not ask for it.
+        samples: a few feeds of the data, for reports that run the models again.
         recalibration: what another calibrator than `auto` gains; None if none was tried.
     """
 
@@ -82,7 +88,30 @@ class QuantizeResult:
     sensitivity: Sensitivity | None = None
     rounding: Rounding | None = field(default=None, repr=False, compare=False)
     bias_correction: BiasCorrection | None = field(default=None, repr=False, compare=False)
+    samples: tuple[Feed, ...] = field(default=(), repr=False, compare=False)
     recalibration: Recalibration | None = None
+
+    def _facts(self) -> dict[str, str]:
+        """Return the verdict in a few words by name."""
+        scores = [(s.sqnr_db, s.output) for one in self.evaluation.candidates[-1:] for s in one.outputs]
+        noise = "{:.1f} dB at {}".format(*min(scores)) if scores else "not compared"
+        placed = len(self.plan.placements), len(self.plan.weights)
+        return {
+            "model": Path(self.model.source).name,
+            "recipe": self.recipe.name,
+            "SQNR": noise,
+            "quantized": ", ".join(map(str, self.plan.coverage())),
+            "tensors": f"{placed[0]}, of these {placed[1]} weights",
+        }
+
+    def __repr__(self) -> str:
+        """Return the verdict in one line; models and statistics have no readable form."""
+        return f"QuantizeResult({', '.join(f'{name}: {text}' for name, text in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        """Return the verdict as a small table, for notebooks."""
+        rows = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self._facts().items())
+        return f"<table>{''.join(rows)}</table>"
 
 
 def quantize(
@@ -101,6 +130,7 @@ def quantize(
     protect: float | None = PROTECT_DB,
     runtime: str | None = None,
     options: RunOptions | None = None,
+    notes: Callable[[QuantizeResult], NodeNotes] | None = None,
 ) -> QuantizeResult:
     """Quantize `model` with `data` and write the Q/DQ model to `output`.
 
@@ -129,6 +159,8 @@ def quantize(
             of another tool are used as they are.
         runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
         options: batch, threads, device and how data is read.
+        notes: called with the result; what it returns becomes metadata of nodes of the Q/DQ model. The bits
+            of the model then depend on all that the notes depend on.
 
     Raises an OnnxfqError in one line, and writes nothing, if a stage fails.
     """
@@ -139,19 +171,13 @@ def quantize(
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
     job = _Job(encodings, missing, statistics, floats, release, promise, options, clock)
-    made = job.prepare(job.equalize(inputs, chosen), chosen)
-    if promise is not None:
-        if promise.min_sqnr is not None and encodings is None:
-            made = job.recalibrate(made, promise.min_sqnr)
-        made = made._replace(kept=keep_promise(made.inputs, made.kept, encodings, promise, options))
-        clock.lap("protect")
+    made = job.keep(job.prepare(job.equalize(inputs, chosen), chosen))
     built = job.build(made)
     if promise is None and encodings is None and protect is not None:
         made, built = job.repair(inputs, made, built, protect)
     inputs, equalized, kept, recalibration = made
     tell_lost_values(find_lost_values(kept.plan, kept.statistics, built.encodings))
-    write_model(built.qdq, output, inputs.kept, options.threads)
-    return QuantizeResult(
+    result = QuantizeResult(
         model=inputs.loaded(),
         recipe=kept.recipe,
         plan=kept.plan.model_copy(update={"equalization": equalized}),
@@ -167,8 +193,15 @@ def quantize(
         sensitivity=kept.sensitivity,
         rounding=kept.rounding,
         bias_correction=built.corrected,
+        samples=tuple(inputs.kept[at] for at in spread_places(len(inputs.kept), SAMPLES)),
         recalibration=recalibration,
     )
+    if notes is not None:
+        noted = notes(result)
+        for proto in {id(proto): proto for proto in (built.qdq, result.qdq)}.values():
+            note_nodes(proto, noted)
+    write_model(built.qdq, output, inputs.kept, options.threads)
+    return result
 
 
 class _Built(NamedTuple):
@@ -225,6 +258,17 @@ class _Job:
         kept = kept.rounded(round_given(inputs, kept.plan, kept.encodings, self.options))
         clock.lap("round")
         return _Made(*equalized, kept)
+
+    def keep(self, made: _Made) -> _Made:
+        """Return `made` itself if nothing is promised, else the plan that keeps the promise."""
+        promise = self.promise
+        if promise is None:
+            return made
+        if promise.min_sqnr is not None and self.encodings is None:
+            made = self.recalibrate(made, promise.min_sqnr)
+        kept = keep_promise(made.inputs, made.kept, self.encodings, promise, self.options)
+        self.clock.lap("protect")
+        return made._replace(kept=kept)
 
     def build(self, made: _Made) -> _Built:
         """Return both forms of the plan, compared with the float model."""

@@ -1,4 +1,4 @@
-"""`benchmarks/quantize.py` and `sensitivity.py` run; figures are for a quiet machine and not judged here."""
+"""`quantize.py`, `sensitivity.py` and `moments.py` of benchmarks run; their figures are not judged here."""
 
 from __future__ import annotations
 
@@ -50,3 +50,17 @@ def test_the_ranking_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [row[1] for row in rows] == ["plain inference", "calibration", "ranking"]
     assert all(float(row[2]) > 0 and float(row[4]) > 0 for row in rows)
     assert json.loads((tmp_path / "tiny.groups.json").read_text())["samples"] == 2
+
+
+def test_moments_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments and observing take turns on a network and give one row of figures."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import moments
+
+    network = build(
+        """g (float[1,3,8,8] x) => (float[1,4,6,6] y) { h = Conv (x, w) y = Relu (h) }""",
+        {"w": weights(4, 3, 3, 3)},
+    )
+    layers, observing, taken, ratio = moments.measure(network, 3, threads=1, rounds=1)
+    assert layers == "1"
+    assert min(map(float, (observing, taken, ratio))) > 0

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import yaml
 from builders import build, weights
 from command_server import CommandServer, command_server
 
-from onnxfq.cli.demo import run_demo
+from onnxfq.cli.demo import DemoResult, run_demo
 from onnxfq.pipeline import quantize
 from onnxfq.support.resources import package_file
 from onnxfq.version import VERSION
@@ -26,11 +26,14 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NAMED_RECIPE = re.compile(r"`(\S+\.yaml)`:\n\n```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+NAMED_FILE = re.compile(r"`(\S+\.(?:yaml|py))`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Installing is what the whole check does; it would replace the package under test.
 INSTALLS = ("pip install . && onnxfq demo", 'pip install ".[test]" && pytest')
 CPU_INSTALL = "pip install -r requirements-cpu.txt && pip install --no-deps ."
+# The extra `test` has all that the extra of the tutorial has.
+NOT_RUN = (*INSTALLS, CPU_INSTALL, 'pip install ".[torch]"')
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -39,9 +42,15 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that the pages speak of: the shipped digits, and two layers as of a decoder."""
-    folder = tmp_path_factory.mktemp("pages")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
+    """The demo, in its folder below that of the pages."""
+    return run_demo(tmp_path_factory.mktemp("pages") / "onnxfq-demo")
+
+
+@pytest.fixture(scope="module")
+def workdir(demo: DemoResult) -> Path:
+    """A folder with the files that pages begin with: the demo's, its digits, and two layers of a decoder."""
+    folder = demo.files[0].parent.parent
     shutil.copy(package_file("digits", "digits_cnn.onnx"), folder / "model.onnx")
     with np.load(package_file("digits", "mnist_t10k.npz")) as data:
         images = data["images"].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
@@ -74,58 +83,84 @@ def server() -> Iterator[CommandServer]:
         yield made
 
 
-def run(code: str, folder: Path) -> None:
-    """Run Python code in `folder`; fail with its output."""
+def run(arguments: Sequence[str], folder: Path) -> None:
+    """Run Python in `folder`; fail with its output."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-W", "error", *arguments], cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_and_code_run(page: Path, workdir: Path, server: CommandServer) -> None:
-    """Every onnxfq command and every Python block of a page works as written, in the page's order.
+def run_page(page: Path, folder: Path, server: CommandServer) -> str:
+    """Run every command and every Python block of a page in `folder`, in order; return what commands print.
 
-    A YAML block behind the name of a file is that file.
+    A block behind the name of a file is that file.
     """
-    for name, recipe in NAMED_RECIPE.findall(page.read_text(encoding="utf-8")):
-        (workdir / name).write_text(recipe, encoding="utf-8")
-    for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")):
-        if kind == "python":
-            run(text, workdir)
-        for line in text.splitlines() if kind == "sh" else ():
-            if line in (*INSTALLS, CPU_INSTALL):
-                continue
+    text = page.read_text(encoding="utf-8")
+    files = NAMED_FILE.findall(text)
+    for name, content in files:
+        (folder / name).write_text(content, encoding="utf-8")
+    printed = ""
+    for kind, block in BLOCK.findall(text):
+        if kind == "python" and block not in dict(files).values():
+            run(["-c", block], folder)
+        for line in block.splitlines() if kind == "sh" else ():
             words = shlex.split(line)
-            assert words[0] == "onnxfq", f"no test runs {line!r}"
-            done = server.run(words[1:], workdir, seconds=600)
-            assert done.code == 0, (line, done.out + done.err)
+            if words[0] == "python":
+                run(words[1:], folder)
+            elif line not in NOT_RUN:
+                assert words[0] == "onnxfq", f"no test runs {line!r}"
+                done = server.run(words[1:], folder, seconds=600)
+                assert done.code == 0, (line, done.out + done.err)
+                printed += done.out
+    return printed
 
 
-def test_recipes_of_the_guide_are_valid(workdir: Path) -> None:
-    """The first two YAML recipes of the guide quantize a model, the third is simulated stage by stage."""
-    recipe, channels, simulated = blocks(ROOT / "docs" / "guide.md", "yaml")
+@pytest.mark.parametrize("page", [page for page in PAGES if page != TUTORIAL], ids=lambda page: page.name)
+def test_commands_and_code_run(page: Path, workdir: Path, tmp_path: Path, server: CommandServer) -> None:
+    """Every command and every Python block of a page works as written, without those of another page."""
+    run_page(page, shutil.copytree(workdir, tmp_path / "page"), server)
+
+
+def test_the_tutorial_leads_to_a_checked_model(tmp_path: Path, server: CommandServer) -> None:
+    """A newcomer's path: from an empty folder, through the tutorial as written, to what its text shows.
+
+    The network has learned its task, int8 keeps it within a point, and onnx's checker accepts the model.
+    """
+    printed = run_page(TUTORIAL, tmp_path, server)
+    shown = "".join(blocks(TUTORIAL, "text")).splitlines()
+    assert shown and set(shown) <= set(printed.splitlines())
+    onnx.checker.check_model(onnx.load(tmp_path / "for-the-gpu" / "model.onnx"), full_check=True)
+    accuracies = re.findall(r"^model\S* .* ([01]\.\d{4})$", printed, re.MULTILINE)
+    reference, quantized = map(float, accuracies)
+    assert reference > 0.9 and quantized >= reference - 0.01
+
+
+def test_recipes_are_valid(workdir: Path) -> None:
+    """The recipes of their page and for channels quantize a model, the one in blocks is simulated."""
+    (recipe,) = blocks(ROOT / "docs" / "recipes.md", "yaml")
+    channels, simulated = blocks(ROOT / "docs" / "block-scales.md", "yaml")
     (workdir / "simulated.yaml").write_text(simulated, encoding="utf-8")
-    run(
+    code = (
         "import onnxfq; m = onnxfq.load('model.onnx');"
         "p = onnxfq.make_plan(m, onnxfq.load_recipe('simulated.yaml'));"
         "s = onnxfq.collect_statistics(m, p, onnxfq.open_feeds(m.proto, 'calibration.npz'));"
         "c = onnxfq.insert_fake_quantize(m, p, onnxfq.calibrate(m, p, s));"
-        "assert onnxfq.evaluate('model.onnx', c, 'test.npz').candidates",
-        workdir,
+        "assert onnxfq.evaluate('model.onnx', c, 'test.npz').candidates"
     )
+    run(["-c", code], workdir)
     (workdir / "recipe.yaml").write_text(recipe, encoding="utf-8")
-    run(
+    code = (
         "import onnxfq; r = onnxfq.quantize('model.onnx', 'calibration.npz', recipe='recipe.yaml');"
-        "assert [str(row) for row in r.plan.coverage()][-1] == 'Gemm 0/1', r.plan.coverage()",
-        workdir,
+        "assert [str(row) for row in r.plan.coverage()][-1] == 'Gemm 0/1', r.plan.coverage()"
     )
+    run(["-c", code], workdir)
     (workdir / "channels.yaml").write_text(channels, encoding="utf-8")
-    run(
+    code = (
         "import onnxfq; r = onnxfq.quantize('model.onnx', 'calibration.npz', recipe='channels.yaml');"
-        "assert all(len(r.encodings[p.tensor].scale) > 1 for p in r.plan.activations[1:]), r.encodings",
-        workdir,
+        "assert all(len(r.encodings[p.tensor].scale) > 1 for p in r.plan.activations[1:]), r.encodings"
     )
+    run(["-c", code], workdir)
 
 
 def test_install_commands_are_those_of_the_check() -> None:
@@ -145,7 +180,7 @@ def test_requirements_without_a_gpu() -> None:
     assert wanted[0].startswith("onnxruntime-gpu") and listed == wanted[1:]
 
 
-def test_figures_of_the_demo(tmp_path: Path) -> None:
+def test_figures_of_the_demo(demo: DemoResult) -> None:
     """README shows what the demo prints.
 
     Accuracies within 0.1 points, which is one digit, SQNR within 0.15 dB: another processor sums in another
@@ -153,13 +188,37 @@ def test_figures_of_the_demo(tmp_path: Path) -> None:
     """
     (shown,) = blocks(ROOT / "README.md", "text")
     figures = re.compile(r"^  (\S.*?)\s+([\d.]+)%(?:\s+logits ([\d.]+) dB SQNR)?$", re.MULTILINE)
-    result = run_demo(tmp_path)
-    noise = {c.candidate: c.outputs[0].sqnr_db for c in result.evaluation.candidates}
+    noise = {c.candidate: c.outputs[0].sqnr_db for c in demo.evaluation.candidates}
     rows = figures.findall(shown)
-    assert [name for name, _, _ in rows] == list(result.accuracies())
+    assert [name for name, _, _ in rows] == list(demo.accuracies())
     for name, accuracy, sqnr in rows:
-        assert abs(float(accuracy) - 100 * result.accuracies()[name]) <= 0.1
+        assert abs(float(accuracy) - 100 * demo.accuracies()[name]) <= 0.1
         assert not sqnr or abs(float(sqnr) - noise[name]) <= 0.15
+
+
+QUOTED = {
+    "calibration": r"(?P<mse>[\d.]+) dB, against (?P<minmax>[\d.]+) for `minmax` and (?P<entropy>[\d.]+) for",
+    "noise": r"weights alone leave (?P<weights>[\d.]+) dB, and everything together (?P<all>[\d.]+) dB",
+}
+
+
+def test_pictures_are_drawn_and_quoted(
+    demo: DemoResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script draws every picture of docs, each is on a page, and pages quote its SQNR within 0.15 dB."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import figures
+
+    found = figures.write_figures(tmp_path, demo)
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {path.name for path in (ROOT / "docs" / "figures").iterdir()}
+    texts = {page.stem: " ".join(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    assert all(any(f"figures/{name})" in text for text in texts.values()) for name in drawn)
+    for page, pattern in QUOTED.items():
+        quoted = re.search(pattern, texts[page])
+        assert quoted
+        for name, value in quoted.groupdict().items():
+            assert abs(float(value) - found[name]) <= 0.15, (page, name, found)
 
 
 LINKS = re.compile(r"\]\(([^)\s]+)\)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -45,3 +46,23 @@ def test_command_runs(page: str, words: list[str], tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert [*tmp_path.glob("*.onnx"), *tmp_path.glob("*.png")]
+
+
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    """The code cells run in order and leave a model and a report; no outputs are stored."""
+    content = json.loads((ROOT / "examples/notebook/quantize.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+    assert content["nbformat"] == 4 and not any(cell["outputs"] for cell in cells)
+    # A line of IPython, which shows figures, is no Python.
+    lines = [line for cell in cells for line in "".join(cell["source"]).splitlines() if line[:1] != "%"]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "\n".join(lines)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "same top-1" in done.stdout and {"model.int8.onnx", "report.html"} <= {
+        path.name for path in tmp_path.iterdir()
+    }

@@ -34,6 +34,7 @@ ROOMS = (
     "stages",
     "pipeline",
     "report",
+    "plot",
     "cli",
     "__main__",
     "",
@@ -130,6 +131,7 @@ def test_modules_have_no_cycle() -> None:
         ("from onnxfq.cli.main import main; main(['--wrong'])", "numpy onnx onnxruntime pydantic"),
         ("from onnxfq.cli import inspect, diff", "onnxruntime rich matplotlib"),
         ("from onnxfq.cli import quantize", "matplotlib jinja2"),
+        ("import onnxfq; onnxfq.plot.histogram; onnxfq.write_report", "matplotlib"),
     ],
 )
 def test_slow_libraries_are_not_imported(statement: str, libraries: str) -> None:

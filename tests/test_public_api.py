@@ -62,6 +62,7 @@ NAMES = [
     "observation_plan",
     "open_feeds",
     "plan_encodings",
+    "plot",
     "plot_quantization_errors",
     "quantization_error",
     "quantize",

@@ -1,4 +1,4 @@
-"""One calibration, fed in many ways: the statistics' file and the models made from it are the same bytes."""
+"""One calibration, fed in many ways: statistics' files, models and moments are the same bytes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.insert import insert_qdq
+from onnxfq.stages.layer_inputs import find_layers
+from onnxfq.stages.moments import collect_moments
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import MergingObserver, ObserveOptions
 from onnxfq.stages.options import open_feeds
@@ -157,3 +159,25 @@ def test_however_it_is_fed(network: str, tmp_path: Path) -> None:
             whole.update(insert_qdq(model, plan, encodings).SerializeToString(deterministic=True))
         digests[way] = whole.hexdigest()
     assert len(set(digests.values())) == 1, digests
+
+
+@pytest.mark.parametrize("network", ["digits", "tokens"])
+def test_moments_however_they_are_fed(network: str, tmp_path: Path) -> None:
+    """Batches, order, sources that can be read again, threads and passes change no bit of the moments."""
+    path, data = {"digits": digits, "tokens": lambda: tokens(tmp_path)}[network]()
+    model = load(path)
+    layers, refused = find_layers(model, make_plan(model, load_recipe("tensorrt-int8")))
+    assert not refused
+
+    def digest(feeds: object, threads: int = 1, room: int | None = None) -> str:
+        source = open_feeds(model.proto, feeds)
+        found = hashlib.sha256()
+        for layer, moments in collect_moments(model, layers, source, threads, room):
+            found.update(f"{layer.placement.tensor} {moments.rows}".encode() + moments.plain.tobytes())
+        return found.hexdigest()
+
+    again = {way: make for way, make in WAYS.items() if make is not one_by_one}
+    found = {way: digest(make(data)) for way, make in again.items()}
+    found |= {f"{threads} threads": digest(parts(data, 8), threads) for threads in (2, 4)}
+    found["several passes"] = digest(parts(data, 8), room=1 << 20)
+    assert len(set(found.values())) == 1, found

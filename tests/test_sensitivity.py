@@ -10,12 +10,12 @@ import onnx
 import pytest
 import yaml
 from builders import BUILDERS, build, conv_relu, feed_for, stage, weights
+from planted_chain import FACTOR, LAYERS, WIDTH, chain, with_modules
 
 import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.documents.sensitivity import MetricValues, Sensitivity
 from onnxfq.errors import DataError, RecipeError
-from onnxfq.graph.module_paths import SCOPES_KEY
 from onnxfq.graph.patterns.logits import find_logits
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switched_tensors
 from onnxfq.passes.switch_weights import switch_weights
@@ -26,8 +26,6 @@ from onnxfq.stages.round_weights import round_weights
 from onnxfq.stages.score import score_models
 from onnxfq.stages.switched_segments import SwitchedSegments
 from onnxfq.stages.task_metric import Half
-
-LAYERS, WIDTH, FACTOR = 8, 24, 2000.0
 
 
 @pytest.mark.parametrize("name", sorted(BUILDERS))
@@ -109,22 +107,6 @@ def test_rounded_weights_have_switches(data) -> None:
     assert same.encodings == rounding.encodings and same.model.proto == rounding.model.proto
 
 
-def chain(planted: tuple[int, ...] = (), layers: int = LAYERS) -> onnx.ModelProto:
-    """MatMul with Relu between; planted layers read a channel times 2000, the function is the same."""
-    rng = np.random.default_rng(5)
-    made = [rng.normal(0, 1.4 / np.sqrt(WIDTH), (WIDTH, WIDTH)).astype(np.float32) for _ in range(layers)]
-    for layer in planted:
-        made[layer - 1][:, 3] *= FACTOR
-        made[layer][3] /= FACTOR
-    lines = ["h0 = Identity (x)"]
-    for layer in range(layers):
-        lines += [f"[m{layer}] a{layer} = MatMul (h{layer}, w{layer})", f"h{layer + 1} = Relu (a{layer})"]
-    text = (
-        f"g (float[N,{WIDTH}] x) => (float[N,{WIDTH}] y) {{ {' '.join(lines)} y = Softmax (a{layers - 1}) }}"
-    )
-    return build(text, {f"w{layer}": made[layer] for layer in range(layers)})
-
-
 @pytest.fixture(scope="module")
 def data() -> list[dict[str, np.ndarray]]:
     """Sixteen samples."""
@@ -196,13 +178,13 @@ def test_the_command(tmp_path: Path, data, capfd: pytest.CaptureFixture[str]) ->
 
 def test_module_paths(data) -> None:
     """Rows have the module paths of torch's exporter, and overrides take modules with all inside them."""
-    proto = chain((3, 6))
-    for number, node in enumerate(node for node in proto.graph.node if node.op_type == "MatMul"):
-        scopes = ["", f"blocks.{number // 4}", f"blocks.{number // 4}.fc{number}", f"linear_{number}"]
-        node.metadata_props.add(key=SCOPES_KEY, value=repr(scopes))
+    proto = with_modules(chain((3, 6)))
     found = onnxfq.sensitivity(proto, data, samples=4)
     assert {path for group in found.groups[:2] for path in group.modules} == {"blocks.0.fc3", "blocks.1.fc6"}
     assert "blocks.0.fc3" in found.table()
+    (axes,) = onnxfq.plot.sensitivity(found, shown=3).axes
+    assert [one.get_text() for one in axes.get_yticklabels()][0] in ("blocks.0.fc3", "blocks.1.fc6")
+    assert [bar.get_width() for bar in axes.patches] == [group.alone_db for group in found.groups[:3]]
     recipe = onnxfq.load_recipe("tensorrt-int8")
     for modules, float_nodes in (
         (("blocks.1",), {"m4", "m5", "m6", "m7"}),

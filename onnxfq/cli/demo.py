@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +12,19 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from onnxfq.cli.command_line import command_line
 from onnxfq.cli.console import PrintingAll
 from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import OutputError
 from onnxfq.graph.io.save import save
 from onnxfq.pipeline import QuantizeResult, quantize
-from onnxfq.report.html import write_report
-from onnxfq.report.plot import error_figure, save_figure
-from onnxfq.report.tensor_errors import tensor_errors
+from onnxfq.report.html import render_page
+from onnxfq.report.record import quantize_record
 from onnxfq.report.text import coverage_line
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.options import RunOptions
+from onnxfq.support.files import replace_file, write_text
 from onnxfq.support.resources import package_file
 
 # The split of models/digits.py: the network was trained on the images before these.
@@ -108,11 +110,24 @@ def run_demo(folder: str | Path) -> DemoResult:
     )
     best = results[PER_AXIS]
     save(best.simulation, folder / "digits_fakequant.onnx")
-    write_report(best, folder / "report.html")
-    rows = {name: tensor_errors(r.model, r.plan, r.statistics, r.encodings) for name, r in results.items()}
-    save_figure(error_figure(rows, "Digit network: noise of each quantized tensor"), folder / "errors.png")
-    files += [folder / name for name in ("digits_fakequant.onnx", "report.html", "errors.png")]
+    records = [(name, quantize_record(made, command=command_line())) for name, made in results.items()]
+    write_text(folder / "report.html", render_page(records))
+    files += [folder / name for name in ("digits_fakequant.onnx", "report.html")]
+    files += _write_inputs(folder, images, labels)
     return DemoResult(results, evaluation, tuple(files), time.perf_counter() - start)
+
+
+def _write_inputs(folder: Path, images: NDArray[np.float32], labels: NDArray[np.int64]) -> list[Path]:
+    """Write the float network, its data and labels, as the other commands read them; return the files."""
+    arrays = {"calibration.npz": images[CALIBRATION], "test.npz": images[SCORING]}
+    for name, array in arrays.items():
+        with replace_file(folder / name) as temporary, open(temporary, "wb") as file:
+            np.savez_compressed(file, image=array)
+    with replace_file(folder / "labels.npy") as temporary, open(temporary, "wb") as file:
+        np.save(file, labels[SCORING])
+    with replace_file(folder / "digits.onnx") as temporary:
+        shutil.copyfile(package_file("digits", "digits_cnn.onnx"), temporary)
+    return [folder / name for name in ("digits.onnx", *arrays, "labels.npy")]
 
 
 def _recipes() -> dict[str, Recipe]:

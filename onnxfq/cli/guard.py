@@ -11,13 +11,13 @@ from typing import Any
 
 import typer
 
-from onnxfq.cli.artifacts import artifact_paths
+from onnxfq.cli.artifacts import artifact_paths, node_data_paths
 from onnxfq.documents.array_file import array_path
 from onnxfq.graph.io.data_paths import check_keeps_data, data_files
 from onnxfq.support.files import check_writable
 from onnxfq.support.outputs import check_apart, write_together
 
-OUTPUTS = ("output", "report", "artifacts", "table_csv", "recipe_out", "write_job")
+OUTPUTS = ("output", "report", "artifacts", "table_csv", "recipe_out", "write_job", "node_data")
 """Parameters of commands that name files and folders to write; all others name inputs, if files."""
 
 FOLDERS = ("handoff", "demo")
@@ -39,6 +39,8 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
         inputs = [*_list_inputs(given), *data] if outputs else []
         folder = given.get("artifacts")
         inside = list(artifact_paths(folder, given[_MODEL]).values()) if folder is not None else []
+        if given.get("node_data") is not None:
+            inside += list(node_data_paths(given["node_data"]).values())[1:]
         for output in (*outputs, *inside):
             check_apart(output, inputs)
             check_keeps_data(output, data)

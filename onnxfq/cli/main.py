@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from onnxfq.cli.command_line import keep_arguments
 from onnxfq.cli.notes import show_notes
 from onnxfq.cli.option_groups import expand_groups
 from onnxfq.errors import OnnxfqError, join_lines
@@ -31,6 +32,7 @@ PANELS = {
         "compare",
         "convert",
         "export-encodings",
+        "report",
         "demo",
         "doctor",
     ),
@@ -136,6 +138,7 @@ def _find_commands(arguments: Sequence[str]) -> Sequence[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 for an error, 2 for wrong usage, 3 for a difference, 130: Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    keep_arguments(given)
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _interrupt)

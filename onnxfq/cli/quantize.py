@@ -12,7 +12,8 @@ import typer
 
 from onnxfq import pipeline
 from onnxfq.cli import job as jobs
-from onnxfq.cli.artifacts import artifact_paths
+from onnxfq.cli.artifacts import artifact_paths, node_data_paths
+from onnxfq.cli.command_line import command_line
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
 from onnxfq.cli.job import WriteJobOption
@@ -32,11 +33,12 @@ from onnxfq.errors import OutputError
 from onnxfq.graph.io.data_paths import model_bytes
 from onnxfq.graph.io.save import save
 from onnxfq.numerics.float_types import FloatName
-from onnxfq.report.record import quantize_record
+from onnxfq.report.node_data import node_notes, write_node_data
+from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.encoding_sources import Missing
 from onnxfq.stages.protect import PROTECT_DB
-from onnxfq.support.files import check_writable, replace_folder
+from onnxfq.support.files import check_writable, replace_folder, write_text
 from onnxfq.support.records import write_document
 
 
@@ -79,11 +81,19 @@ def quantize(
         Path | None,
         typer.Option(metavar="FILE.html", help="Write an HTML report."),
     ] = None,
+    node_data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Write the noise of layers for Model Explorer, sensitivity and bits next to it, and note "
+            "them on the nodes of OUT, which Netron shows.",
+        ),
+    ] = None,
     artifacts: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write plan, statistics, encodings, evaluation and fake-quant model to this folder.",
+            help="Write plan, statistics, encodings, result and fake-quant model to this folder.",
         ),
     ] = None,
     write_job: WriteJobOption = None,
@@ -119,18 +129,24 @@ def quantize(
             promise=promise,
             protect=least,
             options=options,
+            notes=None if node_data is None else node_notes,
         )
-    if report is not None:
-        from onnxfq.report.html import write_report  # with jinja2, which only reports need
+    sizes = model_bytes(model), model_bytes(output)
+    asked = printer.as_json or any(one is not None for one in (report, artifacts, node_data))
+    record = quantize_record(result, sizes, command_line()) if asked else None
+    if report is not None and record is not None:
+        from onnxfq.report.html import render_page  # with jinja2, which only pages need
 
-        write_report(result, report)
-    if artifacts is not None:
-        _write_artifacts(result, artifacts, model)
+        write_text(report, render_page([(model.stem, record)]))
+    overlays: list[Path] = []
+    if node_data is not None and record is not None:
+        overlays = write_node_data(record.table, node_data_paths(node_data))
     if write_job is not None:
         jobs.write_job(write_job, context)
-    sizes = model_bytes(model), model_bytes(output)
-    printer.report(quantize_record(result, sizes), quantize_summary(result, sizes))
-    printer.wrote(output, report, artifacts, write_job)
+    if artifacts is not None and record is not None:  # last: a folder cannot wait for the other files
+        _write_artifacts(result, record, artifacts, model)
+    printer.report(record, quantize_summary(result, sizes))
+    printer.wrote(output, report, *overlays, artifacts, write_job)
 
 
 def _read_least(text: str) -> float | None:
@@ -151,10 +167,14 @@ def _check_folder(folder: Path) -> None:
     check_writable(folder / "any" if folder.exists() else folder)
 
 
-def _write_artifacts(result: pipeline.QuantizeResult, folder: Path, model: Path) -> None:
+def _write_artifacts(
+    result: pipeline.QuantizeResult, record: ResultRecord, folder: Path, model: Path
+) -> None:
     """Write all artifacts: a new folder appears as a whole."""
     with nullcontext(folder) if folder.exists() else replace_folder(folder) as made:
-        _fill(result, artifact_paths(made, model))
+        paths = artifact_paths(made, model)
+        _fill(result, paths)
+        write_document(paths["result"], record)
 
 
 def _fill(result: pipeline.QuantizeResult, paths: Mapping[str, Path]) -> None:

@@ -37,6 +37,10 @@ def sensitivity(
         Path | None,
         typer.Option(metavar="FILE.yaml", help="Write a recipe with the remedy as an override."),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write an HTML page of all layers."),
+    ] = None,
     custom_ops: CustomOpsOption = None,
     *,
     accuracy: AccuracyOptions,
@@ -72,9 +76,13 @@ def sensitivity(
         found.save(output)
     if recipe_out is not None:
         write_text(recipe_out, recipe_text(found))
+    if report is not None:
+        from onnxfq.report.html import render_page  # with jinja2, which only pages need
+
+        write_text(report, render_page([(model.stem, found)]))
     printer.show(found, hidden=printer.quiet and output is not None)
     printer.say(f"remedy     {found.remedy_text()}")
-    printer.wrote(output, recipe_out)
+    printer.wrote(output, recipe_out, report)
 
 
 def recipe_text(found: Sensitivity) -> str:

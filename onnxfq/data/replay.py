@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -15,11 +15,30 @@ CHECK_BYTES = 64 << 20
 CHECK_FEEDS = 128
 
 
-class KeptFeeds:
-    """Feeds that keep an even selection of themselves: a one-shot iterator also serves the comparison.
+class EvenSelection:
+    """An even selection of feeds that come one after the other.
 
     Every `_stride`-th feed is kept; if these are too many, every other one is dropped and the stride doubles.
     """
+
+    def __init__(self, fits: Callable[[Sequence[Feed]], bool]) -> None:
+        """Start without feeds; `fits` tells whether several may be kept."""
+        self._fits = fits
+        self._stride, self._number = 1, 0
+        self.feeds: list[Feed] = []
+
+    def add(self, feed: Feed) -> None:
+        """Keep a copy of `feed` if it is one of the selection."""
+        if self._number % self._stride == 0:
+            self.feeds.append({name: np.array(array) for name, array in feed.items()})
+            while len(self.feeds) > 1 and not self._fits(self.feeds):
+                self.feeds = self.feeds[::2]
+                self._stride *= 2
+        self._number += 1
+
+
+class KeptFeeds:
+    """Feeds that keep an even selection of themselves: a one-shot iterator also serves the comparison."""
 
     lasting = True  # its sources, Feeds or nothing, are lasting
 
@@ -27,7 +46,6 @@ class KeptFeeds:
         """Start without kept feeds; `feeds` has them after a pass."""
         self.source = source
         self._begun: Iterator[Feed] | None = None
-        self._stride = 1
         self.feeds: list[Feed] = []
 
     def again(self) -> Iterable[Feed]:
@@ -51,18 +69,18 @@ class KeptFeeds:
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield all feeds; the feeds kept by an earlier pass are dropped."""
-        self._stride, self.feeds = 1, []
+        kept = EvenSelection(_fit_check)
+        self.feeds = kept.feeds
         source, self._begun = self._begun or self.source, None
-        for number, feed in enumerate(source):
-            if number % self._stride == 0:
-                self.feeds.append({name: array.copy() for name, array in feed.items()})
-                while len(self.feeds) > 1 and (len(self.feeds) > CHECK_FEEDS or self._bytes() > CHECK_BYTES):
-                    self.feeds = self.feeds[::2]
-                    self._stride *= 2
+        for feed in source:
+            kept.add(feed)
+            self.feeds = kept.feeds
             yield feed
 
-    def _bytes(self) -> int:
-        return sum(array.nbytes for feed in self.feeds for array in feed.values())
+
+def _fit_check(feeds: Sequence[Feed]) -> bool:
+    size = sum(array.nbytes for feed in feeds for array in feed.values())
+    return len(feeds) <= CHECK_FEEDS and size <= CHECK_BYTES
 
 
 def spread_places(total: int, count: int) -> list[int]:

@@ -164,14 +164,20 @@ class Plan(Record):
         """Placements whose scales follow from an input and a weight."""
         return tuple(p for p in self.placements if p.role == "bias")
 
+    @property
+    def quantized_nodes(self) -> frozenset[str]:
+        """Names of the quantizable nodes whose inputs are all quantized."""
+        placed = {use for p in self.placements for use in p.uses}
+        return frozenset(n.node for n in self.nodes if n.needs and placed.issuperset(n.needs))
+
     def coverage(self) -> list[Coverage]:
         """Return the coverage of each quantizable op type, most frequent first."""
-        placed = {use for p in self.placements for use in p.uses}
+        quantized = self.quantized_nodes
         count: dict[str, list[int]] = {}
         for node in self.nodes:
             entry = count.setdefault(node.op_type, [0, 0])
             entry[1] += 1
-            entry[0] += bool(node.needs) and all(use in placed for use in node.needs)
+            entry[0] += node.node in quantized
         rows = [Coverage(op_type, *numbers) for op_type, numbers in count.items()]
         return sorted(rows, key=lambda row: (-row.total, row.op_type))
 

@@ -248,7 +248,8 @@ class Recipe(Record):
         depthwise: whether depthwise convolutions are quantized.
         log_spectra: whether products of a spectrum whose logarithm is taken are quantized to integers of 8
             bits or less.
-        conv_transpose: whether ConvTranspose is quantized for a target that may run it in float nevertheless.
+        conv_transpose: whether ConvTranspose is quantized for a target that may run it in float nevertheless,
+            as TensorRT for RTX does; pairs then only add noise.
         smooth: whether differences between channels of activations move into the weights that read them, as
             SmoothQuant does: a share of 0 to 1, or auto for the share of the least expected error, if that
             raises the SQNR of the outputs on some samples.

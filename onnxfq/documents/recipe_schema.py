@@ -16,7 +16,8 @@ _OTHERS = {
     "base": "built-in recipe to start from; the file lists only what differs from it",
     "weights": "scheme of constants",
     "overrides": "changes for some tensors or nodes; later ones win",
-    "block_size": "number of elements that share a scale, for granularity blocked",
+    "block_size": "number of elements that share a scale, for granularity blocked; default: 32 with "
+    "scale_type e8m0, 16 with e4m3",
     "calibrator": "method that finds the range: " + ", ".join(spellings()),
     "tensors": "names or globs of tensors",
     "nodes": "names or globs of nodes",

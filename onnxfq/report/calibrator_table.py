@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 
 from onnxfq.calibration.calibrators import Calibrator, observing_names
+from onnxfq.calibration.calibrators.auto import METHODS, choose_range
 from onnxfq.calibration.calibrators.grid_error import range_sqnr_db
 from onnxfq.calibration.calibrators.groups import calibrate_groups, group_sqnr_db
 from onnxfq.calibration.statistics import GroupStatistics, Statistics, TensorStatistics
@@ -59,25 +60,28 @@ def calibrator_rows(plan: Plan, statistics: Statistics, calibrator: str | None =
         if placement.spec.equalized:
             continue
         if granularity == PER_TENSOR:
-            rows += _rows(placement, statistics[placement.tensor])
+            rows += tensor_rows(placement, statistics[placement.tensor])
         else:
             rows += _group_rows(placement, statistics.of_groups(placement.tensor, granularity))
     return rows
 
 
-def _rows(placement: Placement, statistics: TensorStatistics) -> Iterator[CalibratorRow]:
+def tensor_rows(placement: Placement, statistics: TensorStatistics) -> list[CalibratorRow]:
+    """Return a row for each calibrator of an activation with one range."""
     spec, planned = placement.spec, placement.calibrator
-    wanted = planned(statistics, spec)
-    chosen = None if planned.name == "auto" else planned
+    ranges: dict[str, tuple[float, float]] = {}
     for calibrator in _candidates(planned):
         unrecorded = calibrator.is_ordered and not statistics.feed_ranges.size
-        if calibrator.name == "auto" or (unrecorded and calibrator != planned):
-            continue
-        limits = calibrator(statistics, spec)
-        if chosen is None and limits == wanted:
-            chosen = calibrator
-        sqnr_db = range_sqnr_db(statistics, limits, spec)
-        yield CalibratorRow(placement.tensor, str(calibrator), *limits, sqnr_db, calibrator == chosen)
+        if calibrator.name != "auto" and (calibrator == planned or not unrecorded):
+            ranges[str(calibrator)] = calibrator(statistics, spec)
+    chosen = str(planned)
+    if planned.name == "auto" and statistics.counts.size:
+        names = list(METHODS)
+        chosen = names[choose_range(statistics, spec, [ranges[name] for name in names])]
+    return [
+        CalibratorRow(placement.tensor, name, *ends, range_sqnr_db(statistics, ends, spec), name == chosen)
+        for name, ends in ranges.items()
+    ]
 
 
 def _group_rows(placement: Placement, groups: GroupStatistics) -> Iterator[CalibratorRow]:

@@ -1,123 +1,126 @@
-"""SQNR plot of quantized tensors."""
+"""Figures of results in matplotlib."""
 
 from __future__ import annotations
 
-import io
-import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxfq.report.tensor_errors import TensorError
-from onnxfq.support.files import replace_file
+import numpy as np
+
+from onnxfq.documents.layers import TensorRow
+from onnxfq.documents.scores import LOW_SQNR_DB
+from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.errors import PlanError, RuntimeLibraryError, nearest
+from onnxfq.pipeline import QuantizeResult
+from onnxfq.report.tensor_rows import tensor_row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_ROWS = 60
-"""Limit of tensors; the ones with the most noise are shown."""
-
-_COLOURS = ("#d95f02", "#2b7bba", "#3f9b46", "#8064a2")
-_MARKS = ("o", "s", "^", "D")
-# A grey used nowhere else: in a page the colour of the surrounding text replaces it.
-_INK = "#202122"
+_GRID, _OTHERS, _VALUES = "#2b7bba", "#d95f02", "#59636e"
 
 
-def error_figure(series: Mapping[str, Sequence[TensorError]], title: str = "") -> Figure:
-    """Draw one mark per tensor and series: dB on the x axis, tensors in graph order on the y axis.
-
-    A mark further left means more noise. A single series marks activations and weights differently; several
-    series use letters after the names.
-
-    Args:
-        series: rows by label; rows of one tensor share a line.
-        title: heading of the figure.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, and not for every command
-    from matplotlib.figure import Figure
-
-    worst: dict[str, float] = {}
-    roles: dict[str, str] = {}
-    for rows in series.values():
-        for row in rows:
-            worst[row.tensor] = min(worst.get(row.tensor, math.inf), row.sqnr_db)
-            roles[row.tensor] = row.role
-    shown = set(sorted(worst, key=lambda name: worst[name])[:MAX_ROWS])
-    names = [name for name in worst if name in shown]
-    figure = Figure(figsize=(9, 1.6 + 0.24 * len(names)), layout="constrained")
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches. Raises RuntimeLibraryError without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow, and not for every command
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise RuntimeLibraryError(
+            "figures need matplotlib, which is not installed; run pip install 'onnxfq[plot]'"
+        ) from None
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    position = {name: index for index, name in enumerate(names)}
-    finite = [row.sqnr_db for rows in series.values() for row in rows if math.isfinite(row.sqnr_db)]
-    # A tensor without error has infinite SQNR; its mark is at the right edge.
-    edge = max(finite, default=0.0) + 5.0
-    single = len(series) == 1
-    drawn = _group_by_role(next(iter(series.values()))) if single else series
-    for number, (label, rows) in enumerate(drawn.items()):
-        points = [(row.sqnr_db, position[row.tensor]) for row in rows if row.tensor in shown]
-        if not points:
-            continue
-        colour = _COLOURS[number % len(_COLOURS)]
-        axes.scatter(
-            [min(x, edge) for x, _ in points],
-            [y for _, y in points],
-            label=_short(label),
-            # If marks coincide, the first is a ring around the others.
-            s=58 if not number else 26,
-            marker=_MARKS[number % len(_MARKS)],
-            facecolor="none" if not number else colour,
-            edgecolor=colour,
-            linewidths=1.5,
-            zorder=3,
-        )
-    labels = [_short(name) + ("" if single else f"  [{roles[name][0].upper()}]") for name in names]
-    # A name may hold dollar signs, which matplotlib would parse as mathematics.
-    axes.set_yticks(range(len(names)), labels, fontsize=8, parse_math=False)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.grid(color=_INK, alpha=0.15)
-    letters = "" if single else "      [A] activation  [W] weight"
-    axes.set_xlabel(f"signal to quantization noise, dB (left is worse){letters}")
-    hidden = len(worst) - len(names)
-    heading = [title, f"{hidden} better tensors not shown" if hidden else ""]
-    axes.set_title("\n".join(filter(None, heading)), fontsize=11)
-    legend = figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    for text in (axes.title, axes.xaxis.label, *legend.get_texts()):
-        text.set_color(_INK)
-    axes.tick_params(colors=_INK, length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
     return figure
 
 
-def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write the figure as PNG, whole or not at all."""
-    with replace_file(path) as temporary:
-        figure.savefig(temporary, dpi=120, format="png", metadata={"Software": None})
+def histogram(result: QuantizeResult, tensor: str) -> Figure:
+    """Draw the values of a quantized tensor with its grid, and the range of every calibrator.
 
+    The counts are on a logarithmic axis. Lines mark the range that was taken, dots the ranges of others.
 
-def figure_svg(figure: Figure) -> str:
-    """Return the figure as an <svg> element for a page, in the colour of the page's text.
+    Args:
+        result: of `quantize`.
+        tensor: name of an observed activation or of a weight.
 
-    Its letters are text, so that they can be searched and copied. Equal figures give equal bytes.
+    Raises PlanError for a tensor that is not quantized or has no values, with the nearest names.
     """
-    import matplotlib
+    row = _find_row(result, tensor)
+    if row.edges is None or row.grid is None or not row.counts:
+        raise PlanError(f"tensor {tensor!r} has no histogram: it was not observed; quantize with data")
+    figure = new_figure(8, 3.6)
+    axes = figure.add_subplot()
+    edges = np.linspace(*row.edges, len(row.counts) + 1)
+    axes.stairs(row.counts, edges, fill=True, color=_VALUES)
+    axes.set_yscale("symlog")
+    axes.axvspan(*row.grid, color=_GRID, alpha=0.12, label=f"grid, {row.format}")
+    for end in row.grid:
+        axes.axvline(end, color=_GRID, linestyle="--", linewidth=1.2)
+    taken = row.calibrator.removeprefix("auto: ")
+    for number, (name, ends) in enumerate(row.thresholds.items()):
+        colour = _GRID if name == taken else _OTHERS
+        height = 0.97 - 0.05 * number
+        axes.plot(ends, [height] * 2, "|", color=colour, transform=axes.get_xaxis_transform())
+        axes.annotate(
+            name, (ends[1], height), xycoords=axes.get_xaxis_transform(), fontsize=7, ha="right", va="center"
+        )
+    title = f"{tensor}: {row.calibrator}" + ("" if row.sqnr_db is None else f", {row.sqnr_db:.1f} dB")
+    axes.set_title(title, fontsize=10, parse_math=False)
+    axes.legend(loc="upper left", fontsize=8)
+    return figure
 
-    stream = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "onnxfq"}):
-        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = stream.getvalue()
-    return text[text.index("<svg") :].replace(_INK, "currentColor")
+
+def channel_ranges(result: QuantizeResult, tensor: str) -> Figure:
+    """Draw the largest magnitude of each channel of an equalized tensor, before and after.
+
+    Args:
+        result: of `quantize`.
+        tensor: name of an activation with a scale for each channel.
+
+    Raises PlanError for a tensor whose channels were not observed.
+    """
+    row = _find_row(result, tensor)
+    if not row.channels:
+        known = [name for name in result.statistics.channels if name in result.encodings]
+        hint = nearest(tensor, known) or "; none was equalized"
+        raise PlanError(f"tensor {tensor!r} has no ranges of channels: it was not equalized{hint}")
+    figure = new_figure(8, 3.2)
+    axes = figure.add_subplot()
+    places = np.arange(len(row.channels))
+    axes.bar(places - 0.2, row.channels, 0.4, color=_VALUES, label="as observed")
+    axes.bar(places + 0.2, row.equalized_channels, 0.4, color=_GRID, label="equalized")
+    axes.set_yscale("log")
+    axes.set_xlabel("channel, or run of channels")
+    axes.set_ylabel("largest magnitude")
+    axes.set_title(tensor, fontsize=10, parse_math=False)
+    axes.legend(fontsize=8)
+    return figure
 
 
-def _group_by_role(rows: Sequence[TensorError]) -> dict[str, list[TensorError]]:
-    return {
-        f"{role}s": [row for row in rows if row.role == role] for role in dict.fromkeys(r.role for r in rows)
-    }
+def sensitivity(found: Sensitivity, shown: int = 30) -> Figure:
+    """Draw the SQNR of the outputs with each group of layers quantized alone, the worst first.
+
+    Args:
+        found: of `onnxfq.sensitivity`, or of a result that has one.
+        shown: number of groups.
+    """
+    groups = found.groups[:shown]
+    figure = new_figure(8, 1.2 + 0.24 * len(groups))
+    axes = figure.add_subplot()
+    finite = [group.alone_db for group in groups if np.isfinite(group.alone_db)]
+    edge = max(finite, default=0.0) + 5.0
+    values = [min(group.alone_db, edge) for group in groups]
+    colours = [_OTHERS if value < LOW_SQNR_DB else _GRID for value in values]
+    axes.barh(range(len(groups)), values, color=colours)
+    names = [", ".join(group.modules or group.nodes)[-60:] for group in groups]
+    axes.set_yticks(range(len(groups)), names, fontsize=8, parse_math=False)
+    axes.set_ylim(len(groups) - 0.5, -0.5)
+    axes.axvline(found.sqnr_db if np.isfinite(found.sqnr_db) else edge, color=_VALUES, linestyle="--")
+    axes.set_xlabel("SQNR of the outputs with only this group quantized, dB; the line: with all")
+    return figure
 
 
-def _short(name: str, length: int = 44) -> str:
-    """Return the end of `name`, in letters of matplotlib's font: Latin, Greek, Cyrillic."""
-    shown = "".join(c if c < "\u0500" and c.isprintable() else ascii(c)[1:-1] for c in name)
-    return shown if len(shown) <= length else "…" + shown[1 - length :]
+def _find_row(result: QuantizeResult, tensor: str) -> TensorRow:
+    placements = {placement.tensor: placement for placement in result.plan.placements}
+    if tensor not in placements:
+        raise PlanError(f"tensor {tensor!r} is not quantized{nearest(tensor, placements)}")
+    return tensor_row(result, placements[tensor])

@@ -1,31 +1,144 @@
-"""Result of `quantize` as a record for programs."""
+"""Result of `quantize` as a record for programs and pages."""
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+from typing import Literal
+
+import numpy as np
+import onnx
+
+from onnxfq.documents.cast_plan import FloatPlan
+from onnxfq.documents.layers import LayerTable
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import Recipe
+from onnxfq.documents.scores import Evaluation
+from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.graph.external.sizes import weight_bytes
 from onnxfq.pipeline import QuantizeResult
+from onnxfq.report.layer_table import layer_table
+from onnxfq.report.text import protection_lines
+from onnxfq.runtime.ort import onnxruntime
+from onnxfq.support.records import Record
+from onnxfq.version import VERSION
 
 
-def quantize_record(result: QuantizeResult, sizes: tuple[int, int]) -> dict[str, object]:
-    """Return the records of a result, without models, statistics and scales: other files hold these.
+class CoverageCount(Record):
+    """Low-precision nodes of one operator, out of all."""
+
+    op_type: str
+    quantized: int
+    total: int
+
+
+class Sizes(Record):
+    """Bytes before and after: of the files, or of the weights if nothing was written."""
+
+    before: int
+    after: int
+
+
+class Origin(Record):
+    """Origin of a result.
+
+    Attributes:
+        command: the command line; empty from Python.
+        date: of the record, in UTC.
+        versions: of the libraries.
+        model_sha256: of the float model.
+        data_sha256: sum of the SHA-256 of the calibration samples; empty if unknown.
+        feeds: number of observed feeds.
+        encodings: kind of the file that gave encodings; empty without one.
+    """
+
+    command: str = ""
+    date: str
+    versions: dict[str, str]
+    model_sha256: str
+    data_sha256: str = ""
+    feeds: int
+    encodings: str = ""
+
+
+class ResultRecord(Record):
+    """Result of `quantize` without models, statistics and scales: other files hold these (`.json`).
+
+    Attributes:
+        notes: changes made by loading, and what was done with external encodings and rounded weights.
+        protected: the layers that were left in float for the accuracy; empty if that was not needed.
+        equalized: what was done to channels; empty if nothing was asked for.
+        corrected: what was done to biases; likewise.
+        table: layers and tensors with their noise.
+    """
+
+    format: Literal["onnxfq.result/1"] = "onnxfq.result/1"
+    source: str
+    recipe: Recipe
+    origin: Origin
+    evaluation: Evaluation
+    coverage: tuple[CoverageCount, ...]
+    bytes: Sizes
+    notes: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
+    equalized: tuple[str, ...] = ()
+    corrected: tuple[str, ...] = ()
+    plan: Plan
+    floats: FloatPlan | None = None
+    sensitivity: Sensitivity | None = None
+    seconds: dict[str, float]
+    table: LayerTable
+
+
+def quantize_record(
+    result: QuantizeResult, sizes: tuple[int, int] | None = None, command: str = ""
+) -> ResultRecord:
+    """Return the record of a result; both models run again on its samples.
 
     Args:
         result: of `quantize`.
-        sizes: bytes of the files of the float model and of the written model.
+        sizes: bytes of the files of the float model and of the written model; None takes the weights.
+        command: the command line.
     """
-    return {
-        "source": result.model.source,
-        "recipe": result.recipe,
-        "evaluation": result.evaluation,
-        "coverage": [row._asdict() for row in result.plan.coverage()],
-        "bytes": {"before": sizes[0], "after": sizes[1]},
-        "notes": [
+    before, after = sizes or (weight_bytes(result.model.proto), weight_bytes(result.qdq))
+    fitted, rounding, biases = result.fitted, result.rounding, result.bias_correction
+    done, recalibrated = result.plan.equalization, result.recalibration
+    return ResultRecord(
+        source=result.model.source,
+        recipe=result.recipe,
+        origin=Origin(
+            command=command,
+            date=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
+            versions=library_versions(),
+            model_sha256=result.model.sha256,
+            data_sha256=result.encodings.data_sha256,
+            feeds=result.statistics.feeds,
+            encodings=result.encodings.source,
+        ),
+        evaluation=result.evaluation,
+        coverage=tuple(CoverageCount(**row._asdict()) for row in result.plan.coverage()),
+        bytes=Sizes(before=before, after=after),
+        notes=(
             *result.model.notes,
-            *(result.recalibration.lines() if result.recalibration is not None else ()),
-            *(result.fitted.lines() if result.fitted is not None else ()),
-            *(result.rounding.lines() if result.rounding is not None else ()),
-        ],
-        "plan": result.plan,
-        "floats": result.floats,
-        "sensitivity": result.sensitivity,
-        "seconds": result.seconds,
+            *(recalibrated.lines() if recalibrated is not None else ()),
+            *(fitted.lines() if fitted is not None else ()),
+            *(rounding.lines() if rounding is not None else ()),
+        ),
+        protected=tuple(protection_lines(result.sensitivity)) if result.sensitivity is not None else (),
+        equalized=tuple(done.lines()) if done is not None else (),
+        corrected=tuple(biases.lines()) if biases is not None else (),
+        plan=result.plan,
+        floats=result.floats,
+        sensitivity=result.sensitivity,
+        seconds=result.seconds,
+        table=layer_table(result),
+    )
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of onnxfq and of the libraries that compute."""
+    return {
+        "onnxfq": VERSION,
+        "onnxruntime": onnxruntime.__version__,
+        "onnx": onnx.__version__,
+        "numpy": np.__version__,
     }

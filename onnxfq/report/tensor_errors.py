@@ -48,15 +48,18 @@ def tensor_errors(
     Dynamic ones have no row, because they have no fixed grid. Tensors with scales from a file have none
     either, because they were not observed.
     """
-    return [
-        _row(model, placement, statistics, encodings[placement.tensor])
-        for placement in plan.placements
-        if not placement.spec.dynamic
-        and (placement.role != "activation" or placement.tensor in statistics.tensors)
-    ]
+    found = (tensor_error(model, placement, statistics, encodings) for placement in plan.placements)
+    return [row for row in found if row is not None]
 
 
-def _row(model: Model, placement: Placement, statistics: Statistics, encoding: Encoding) -> TensorError:
+def tensor_error(
+    model: Model, placement: Placement, statistics: Statistics, encodings: Encodings
+) -> TensorError | None:
+    """Return the row of one placement; None for those that `tensor_errors` leaves out."""
+    observed = placement.role != "activation" or placement.tensor in statistics.tensors
+    if placement.spec.dynamic or not observed:
+        return None
+    encoding = encodings[placement.tensor]
     if placement.role == "activation":
         seen = statistics[placement.tensor]
         sqnr_db = _estimate_sqnr_db(statistics, encoding)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from onnxfq.errors import SpecError
+from onnxfq.report.plot import new_figure
 from onnxfq.support.files import replace_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MAX_LABELLED = 256
 """Elements up to which each cell shows its value."""
@@ -29,15 +31,15 @@ def plot_quantization_errors(
         dequantized: their values.
         path: image file to write, of any type that Matplotlib knows; None writes none.
 
-    Raises SpecError for different shapes, OutputError if the file cannot be written.
+    Raises SpecError for different shapes, OutputError if the file cannot be written,
+    RuntimeLibraryError without matplotlib.
     """
     arrays = [_matrix(one) for one in (original, quantized, dequantized)]
     if len({array.shape for array in arrays}) != 1:
         shapes = ", ".join(str(list(array.shape)) for array in arrays)
         raise SpecError(f"the three tensors must have one shape, got {shapes}")
     arrays.append(np.abs(arrays[0] - arrays[2]))
-    figure = Figure(figsize=(14, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(14, 3.8)
     titles = ("original", "quantized", "dequantized", "absolute error")
     for axes, array, title in zip(figure.subplots(1, 4), arrays, titles, strict=True):
         image = axes.imshow(array, cmap="viridis" if title != "absolute error" else "magma", aspect="auto")

@@ -106,7 +106,7 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
     return lines
 
 
-def _protection_lines(found: Sensitivity, shown: int = 6) -> list[str]:
+def protection_lines(found: Sensitivity, shown: int = 6) -> list[str]:
     """Return the layers that were left in float, one line each, the worst first; or that none helps."""
     remedy = found.remedy
     assert remedy is not None
@@ -145,7 +145,7 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
         lines += ["  " + line for line in evaluation.table().splitlines()]
     lines.append("")
     lines += result.recalibration.lines() if result.recalibration is not None else []
-    lines += _protection_lines(result.sensitivity) if result.sensitivity is not None else []
+    lines += protection_lines(result.sensitivity) if result.sensitivity is not None else []
     lines += result.plan.equalization.lines() if result.plan.equalization is not None else []
     lines += result.fitted.lines() if result.fitted is not None else []
     lines += result.rounding.lines() if result.rounding is not None else []

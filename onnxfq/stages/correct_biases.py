@@ -185,7 +185,7 @@ class InputMeans:
         self._count = 0
         keys = list(dict.fromkeys(keys))
         with closing(FloatRuns(model, {tensor for tensor, _ in keys}, threads, MEMORY)) as runs:
-            amax, _ = largest_inputs(runs, self._counted(feeds), keys)
+            amax = largest_inputs(runs, self._counted(feeds), keys)
             steps = {key: choose_steps(amax[key], LARGEST) for key in keys}
             self._steps = {key: key[1].spread(steps[key]) for key in keys}
             self._sums = [{key: np.zeros_like(self._steps[key]) for key in keys} for _ in range(2)]

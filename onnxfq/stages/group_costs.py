@@ -9,19 +9,20 @@ from math import prod
 import onnx
 
 from onnxfq.data import Feed
+from onnxfq.documents.plan import Plan
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.module_paths import module_paths
 from onnxfq.graph.signature import with_outputs
 from onnxfq.runtime.session import Session
-from onnxfq.stages.switchboard import Group, Switchboard
+from onnxfq.stages.switchboard import Group
 
 
-def _run_shapes(board: Switchboard, feed: Feed, tensors: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def _run_shapes(given: onnx.ModelProto, feed: Feed, tensors: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of computed `tensors` of the main graph on `feed`, without their values."""
     proto = onnx.ModelProto()
-    proto.CopyFrom(board.proto)
+    proto.CopyFrom(given)
     taken = GraphIndex(proto.graph).names
     names = {tensor: taken.claim(f"{tensor}/shape") for tensor in tensors}
     proto.graph.node.extend(onnx.helper.make_node("Shape", [t], [n], n) for t, n in names.items())
@@ -69,9 +70,9 @@ class Costs:
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
-def measure_costs(board: Switchboard, feed: Feed) -> Costs:
-    """Return the costs, with the shapes of a run on `feed`."""
-    graph = board.proto.graph
+def measure_costs(proto: onnx.ModelProto, plan: Plan, feed: Feed) -> Costs:
+    """Return the costs of the weights of `plan`, and of the nodes of `proto`, with the shapes of a run."""
+    graph = proto.graph
     index = GraphIndex(graph)
     products = [node for node in graph.node if node.op_type in _PRODUCTS]
     tensors = list(dict.fromkeys(name for node in products for name in (*node.input[:2], node.output[0])))
@@ -79,7 +80,7 @@ def measure_costs(board: Switchboard, feed: Feed) -> Costs:
     shapes = {name: tuple(filter(None, dims)) for name, dims in known.items() if dims and all(dims)}
     shapes |= {name: array.shape for name, array in feed.items()}
     shapes |= _run_shapes(
-        board, feed, [name for name in tensors if name not in shapes and name in index.makers]
+        proto, feed, [name for name in tensors if name not in shapes and name in index.makers]
     )
     sizes = {tensor.name: tensor_bytes(tensor) for one in list_graphs(graph) for tensor in one.initializer}
     counts = {}
@@ -93,6 +94,6 @@ def measure_costs(board: Switchboard, feed: Feed) -> Costs:
         else:
             transposed = any(attr.name == "transA" and attr.i for attr in node.attribute)
             counts[node.name] = made * (left[-2 if transposed else -1] if left else 1)
-    weights = {p.tensor: sizes[p.tensor] for p in board.plan.weights if p.tensor in sizes}
+    weights = {p.tensor: sizes[p.tensor] for p in plan.weights if p.tensor in sizes}
     types = {node.name: node.op_type for node in list_nodes(graph)}
     return Costs(types, module_paths(graph), counts, weights)

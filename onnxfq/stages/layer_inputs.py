@@ -84,10 +84,13 @@ def find_layers(model: Model, plan: Plan) -> tuple[list[Layer], dict[str, str]]:
             entry.views.append(views[0])
             entry.inputs.append(LayerInput(node.name, 1 - slot, other.name, views[1]))
     layers, refused = [], {}
+    outside = {node.name: node.op for node in graph.nodes}
     for name, entry in found.items():
         missing = [use.node for use in wanted[name].uses if use not in entry.uses]
-        if missing:
-            refused[name] = f"node {missing[0]!r} reads it in a body or in a form without moments"
+        if missing and missing[0] in outside:
+            refused[name] = f"{outside[missing[0]]} {missing[0]!r} does not multiply it as one matrix"
+        elif missing:
+            refused[name] = f"node {missing[0]!r} reads it in a body of If, Loop or Scan"
         elif len(set(entry.views)) > 1:
             refused[name] = "its readers multiply it along different axes"
         else:

@@ -24,18 +24,22 @@ def find_lost_values(plan: Plan, statistics: Statistics, encodings: Encodings) -
     """
     found = {}
     for placement in plan.activations:
-        name = placement.tensor
-        if not _is_calibrated(placement) or name not in statistics.tensors or name not in encodings:
-            continue
-        encoding, middle = encodings[name], middle_half(Density.from_statistics(statistics[name]))
-        if encoding.param_shape or not middle.counts.size:
-            continue
-        scale, zero_point = float(encoding.scale_array), float(encoding.zero_point_array)
-        noise = estimate_noise(middle, scale, zero_point, encoding.spec.qtype)
-        sqnr_db = ratio_db(middle.power, noise)
-        if sqnr_db < KEPT_DB:
-            found[name] = sqnr_db
+        sqnr_db = middle_sqnr_db(placement, statistics, encodings)
+        if sqnr_db is not None and sqnr_db < KEPT_DB:
+            found[placement.tensor] = sqnr_db
     return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def middle_sqnr_db(placement: Placement, statistics: Statistics, encodings: Encodings) -> float | None:
+    """Return the expected SQNR in dB of the middle half of an activation; None for those not looked at."""
+    name = placement.tensor
+    if not _is_calibrated(placement) or name not in statistics.tensors or name not in encodings:
+        return None
+    encoding, middle = encodings[name], middle_half(Density.from_statistics(statistics[name]))
+    if encoding.param_shape or not middle.counts.size:
+        return None
+    scale, zero_point = float(encoding.scale_array), float(encoding.zero_point_array)
+    return ratio_db(middle.power, estimate_noise(middle, scale, zero_point, encoding.spec.qtype))
 
 
 def _is_calibrated(placement: Placement) -> bool:

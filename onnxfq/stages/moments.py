@@ -1,12 +1,13 @@
 """`collect_moments`: second moments of the inputs of layers, exact and independent of the order of the data.
 
-One pass finds the largest magnitude of each channel, the next ones sum the products of integers.
+One pass over the data stores sampled inputs and finds the range of each channel, which decides its grid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,14 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.signature import with_outputs
 from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.session import Session
+from onnxfq.stages.array_store import ArrayStore, free_room
 from onnxfq.stages.layer_inputs import Layer
 
 ROWS = 1 << 14
 """Rows of each layer over the whole data; a sample gives at least ROWS / 512, or all that it has."""
 
 MEMORY = 1 << 30
-"""Bytes that the sums of a pass may take."""
+"""Bytes that runs side by side may take half of."""
 
 Key = tuple[str, InputView]
 """Tensor and how a layer reads it: layers that share both share the moments."""
@@ -42,49 +44,85 @@ def rows_per_sample(samples: int, rows: int = ROWS) -> int:
 
 
 def collect_moments(
-    model: Model, layers: Sequence[Layer], feeds: Iterable[Feed], threads: int = 0, memory: int = MEMORY
+    model: Model, layers: Sequence[Layer], feeds: Iterable[Feed], threads: int = 0, room: int | None = None
 ) -> Iterator[tuple[Layer, InputMoments]]:
-    """Yield each layer with the moments of its inputs; the data is read once more for each part of `memory`.
+    """Yield each layer with the moments of its inputs.
+
+    The model runs once over the data, and sampled inputs of the layers wait in a temporary file. It runs
+    again for layers for which the file has no room. Memory holds the sums of one layer at a time.
 
     Args:
         model: the float model.
         layers: of `find_layers`.
-        feeds: the data, which can be read several times.
+        feeds: the data, which can be read several times: the samples are counted first.
         threads: cores to use, 0 for all.
-        memory: bytes for the sums of one pass.
+        room: bytes of the file; half of the free ones if None.
 
-    Raises StatisticsError for an input that holds NaN or infinities.
+    Raises StatisticsError for an input that holds NaN or infinities, OutputError if the file has no room.
     """
-    wanted = {(one.tensor, one.view): None for layer in layers for one in layer.inputs}
-    with closing(FloatRuns(model, {tensor for tensor, _ in wanted}, threads, memory)) as runs:
-        amax, samples = largest_inputs(runs, feeds, list(wanted))
-        most = rows_per_sample(samples)
-        for part in _parts(layers, amax, memory):
-            keys = {(one.tensor, one.view): None for layer in part for one in layer.inputs}
-            sums = _sums(runs, feeds, {key: key[1].spread(choose_steps(amax[key])) for key in keys}, most)
-            for layer in part:
-                totals = [sums[one.tensor, one.view] for one in layer.inputs]
-                whole = np.sum([total.matrix() for total in totals], axis=0)
-                yield layer, InputMoments(whole, sum(total.rows for total in totals))
+    specs = input_specs(model.proto)
+    samples = sum(sample_count(feed, specs) for feed in feeds)
+    tensors = {one.tensor for layer in layers for one in layer.inputs}
+    left = list(layers)
+    with closing(FloatRuns(model, tensors, threads, MEMORY)) as runs:
+        while left:
+            with closing(_Pass(left, samples, free_room() if room is None else room)) as found:
+                for number, (arrays, count) in enumerate(runs.over(feeds)):
+                    found.add(arrays, count, number)
+                for layer in found.layers:
+                    yield layer, found.moments(layer)
+                left = left[len(found.layers) :]
 
 
-def _parts(layers: Sequence[Layer], amax: dict[Key, NDArray[np.float64]], memory: int) -> list[list[Layer]]:
-    """Cut `layers` into parts whose sums fit in half of `memory`, as far as single layers do."""
-    parts: list[list[Layer]] = [[]]
-    held: set[Key] = set()
-    used = 0
-    for layer in layers:
-        keys = {(one.tensor, one.view) for one in layer.inputs}
-        size = sum(
-            8 * key[1].spread(amax[key]).shape[1] * key[1].spread(amax[key]).size for key in keys - held
+class _Pass:
+    """Sampled inputs of as many layers as a file has room for, over one pass of the data."""
+
+    def __init__(self, layers: Sequence[Layer], samples: int, room: int) -> None:
+        self.layers = layers
+        self._samples, self._room = samples, room
+        self._most = rows_per_sample(samples)
+        self._amax: dict[Key, NDArray[np.float64]] = {}
+        self._rows = ArrayStore[Key]()
+
+    def close(self) -> None:
+        self._rows.close()
+
+    def add(self, arrays: dict[str, NDArray[np.float32]], count: int, feed: int) -> None:
+        """Store the rows of feed number `feed` with `count` samples; the first one limits the layers."""
+        if not self._amax:
+            self.layers = self._limit(arrays, count)
+        for key in _keys(self.layers):
+            update_amax(self._amax, key, arrays[key[0]], feed)
+            self._rows.append(key, key[1].rows(arrays[key[0]], count, self._most))
+
+    def moments(self, layer: Layer) -> InputMoments:
+        """Return the moments of the inputs of `layer` over all feeds."""
+        totals = [self._sum((one.tensor, one.view)) for one in layer.inputs]
+        return InputMoments(
+            reduce(np.add, (total.matrix() for total in totals)), sum(total.rows for total in totals)
         )
-        if parts[-1] and used + size > memory // 2:
-            parts.append([])
-            held, used = set(), 0
-        parts[-1].append(layer)
-        held |= keys
-        used += size
-    return parts
+
+    def _limit(self, arrays: dict[str, NDArray[np.float32]], count: int) -> Sequence[Layer]:
+        seen: set[Key] = set()
+        used = 0
+        for number, layer in enumerate(self.layers):
+            for key in set(_keys([layer])) - seen:
+                used += key[1].rows(arrays[key[0]], count, self._most).nbytes * self._samples // max(count, 1)
+                seen.add(key)
+            if number and used > self._room:
+                return self.layers[:number]
+        return self.layers
+
+    def _sum(self, key: Key) -> MomentSums:
+        steps = key[1].spread(choose_steps(self._amax[key]))
+        adder = MomentAdder(steps, steps)
+        for rows in self._rows.read(key):
+            adder.add(rows, rows)
+        return adder.result()
+
+
+def _keys(layers: Sequence[Layer]) -> list[Key]:
+    return list(dict.fromkeys((one.tensor, one.view) for layer in layers for one in layer.inputs))
 
 
 class FloatRuns:
@@ -147,24 +185,30 @@ def _value_name(proto: onnx.ModelProto, tensor: str) -> str:
 
 def largest_inputs(
     runs: FloatRuns, feeds: Iterable[Feed], keys: Sequence[Key]
-) -> tuple[dict[Key, NDArray[np.float64]], int]:
-    """Return the largest magnitude of each channel of the inputs of layers, and the number of samples.
+) -> dict[Key, NDArray[np.float64]]:
+    """Return the largest magnitude of each channel of the inputs of layers.
 
     Raises StatisticsError for an input that holds NaN or infinities.
     """
     found: dict[Key, NDArray[np.float64]] = {}
-    samples = 0
-    for number, (arrays, count) in enumerate(runs.over(feeds)):
-        samples += count
+    for number, (arrays, _) in enumerate(runs.over(feeds)):
         for key in keys:
-            most = channel_amax(arrays[key[0]], key[1])
-            if not np.isfinite(most).all():
-                raise StatisticsError(
-                    f"feed {number} gives tensor {key[0]!r} NaN or infinities, which have no moments; remove "
-                    "them from the data, or use rounding: nearest and bias_correction: none"
-                )
-            found[key] = np.maximum(found[key], most) if key in found else most
-    return found, samples
+            update_amax(found, key, arrays[key[0]], number)
+    return found
+
+
+def update_amax(found: dict[Key, NDArray[np.float64]], key: Key, x: NDArray[np.float32], feed: int) -> None:
+    """Extend the largest magnitudes of `key` in `found` by its tensor `x` of feed number `feed`.
+
+    Raises StatisticsError if `x` holds NaN or infinities.
+    """
+    most = channel_amax(x, key[1])
+    if not np.isfinite(most).all():
+        raise StatisticsError(
+            f"feed {feed} gives tensor {key[0]!r} NaN or infinities, which have no moments; remove them from "
+            "the data, or use rounding: nearest and bias_correction: none"
+        )
+    found[key] = np.maximum(found[key], most) if key in found else most
 
 
 def channel_amax(x: NDArray[np.float32], view: InputView) -> NDArray[np.float64]:
@@ -173,14 +217,3 @@ def channel_amax(x: NDArray[np.float32], view: InputView) -> NDArray[np.float64]
     others = tuple(axis for axis in range(x.ndim) if axis != channel)
     ends = x.max(axis=others, initial=0.0), -x.min(axis=others, initial=0.0)
     return np.asarray(np.maximum(*ends), np.float64)
-
-
-def _sums(
-    runs: FloatRuns, feeds: Iterable[Feed], steps: dict[Key, NDArray[np.float64]], most: int
-) -> dict[Key, MomentSums]:
-    adders = {key: MomentAdder(step, step) for key, step in steps.items()}
-    for arrays, count in runs.over(feeds):
-        for key, adder in adders.items():
-            rows = key[1].rows(arrays[key[0]], count, most)
-            adder.add(rows, rows)
-    return {key: adder.result() for key, adder in adders.items()}

@@ -133,7 +133,7 @@ def rank_groups(
     worst = order[:MEASURED]
     without = [board.enable([groups[at]], on=False) for at in worst]
     rest = dict(zip(worst, board.noise(feeds, without), strict=True))
-    costs = measure_costs(board, feeds[0])
+    costs = measure_costs(board.proto, board.plan, feeds[0])
     task_rest = (
         {} if task is None else {at: task.measure(board, s, 0) for at, s in zip(worst, without, strict=True)}
     )

@@ -1,12 +1,12 @@
 """Inputs of layers in the float and in the quantized model, one layer after the other.
 
-Both models are cut at the layers. Tensors on the cuts stay in memory, so that every node runs once for each
-sample, after the weights of all layers before it are final.
+Both models are cut at the layers. Tensors on the cuts wait in temporary files, so that every node runs once
+for each sample, after the weights of all layers before it are final.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -15,8 +15,9 @@ from onnx import helper
 
 from onnxfq.calibration.statistics.moments import MomentAdder, choose_steps
 from onnxfq.calibration.weights import InputMoments
-from onnxfq.data import Feed, copy_feeds, sample_count
+from onnxfq.data import Feed, sample_count
 from onnxfq.data.model_inputs import input_specs
+from onnxfq.data.replay import EvenSelection
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import weight_array
@@ -26,6 +27,7 @@ from onnxfq.graph.segments import SegmentedGraph, segment_model
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.replace_weights import separate_float_readers, weight_tensor
 from onnxfq.runtime.session import Session
+from onnxfq.stages.array_store import ArrayStore
 from onnxfq.stages.layer_inputs import Layer
 from onnxfq.stages.moments import MEMORY, ROWS, channel_amax, rows_per_sample
 
@@ -54,7 +56,7 @@ class SequentialModels:
         activations = [p for p in plan.placements if p.role == "activation"]
         part = plan.model_copy(update={"placements": tuple(activations), "bridges": ()})
         made = InsertFakeQuantize(part, encodings).run(separate).model if activations else separate
-        kept = _spread(model, feeds)
+        kept = _select_feeds(model, feeds)
         self._samples = [sample_count(feed, input_specs(model.proto)) for feed in kept]
         self._float = _Course(model.proto, kept, threads)
         self._quantized = _Course(made.proto, kept, threads)
@@ -95,17 +97,23 @@ class SequentialModels:
         Readers of a shared weight after the first one count only if they do not depend on its result.
         """
         first = layer.inputs[0]
-        x = self._float.tensor(first.tensor)
-        z = self._quantized.tensor(self._quantized.input_of(first.node, first.slot))
-        steps = [
-            choose_steps(np.max([channel_amax(a, first.view) for a in arrays], axis=0)) for arrays in (x, z)
-        ]
-        left, right = (first.view.spread(step) for step in steps)
+        sources = (
+            (self._float, first.tensor),
+            (self._quantized, self._quantized.input_of(first.node, first.slot)),
+        )
+        left, right = (
+            first.view.spread(
+                choose_steps(np.max([channel_amax(a, first.view) for a in course.tensor(name)], axis=0))
+            )
+            for course, name in sources
+        )
         most = rows_per_sample(sum(self._samples), 2 * ROWS)
         plain, quantized, cross = (
             MomentAdder(*steps) for steps in ((left, left), (right, right), (left, right))
         )
-        for a, b, samples in zip(x, z, self._samples, strict=True):
+        for a, b, samples in zip(
+            *(course.tensor(name) for course, name in sources), self._samples, strict=True
+        ):
             u, v = (first.view.rows(one, samples, most) for one in (a, b))
             plain.add(u, u)
             quantized.add(v, v)
@@ -121,45 +129,49 @@ class _Course:
         self._proto, self._threads = proto, threads
         self._graph = SegmentedGraph(proto.graph)
         self._inputs: dict[str, list[str]] = {node.name: list(node.input) for node in proto.graph.node}
-        self._tensors: list[Feed] = [dict(feed) for feed in feeds]
+        self._feeds = len(feeds)
+        self._tensors = ArrayStore[str]()
+        for feed in feeds:
+            for name, array in feed.items():
+                self._tensors.append(name, array)
         self.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
 
     def input_of(self, node: str, slot: int) -> str:
         """Return the tensor in a slot of a node."""
         return self._inputs[node][slot]
 
-    def tensor(self, name: str) -> list[NDArray[np.float32]]:
-        """Return the values of tensor `name` for each feed."""
-        if name not in self._tensors[0]:
+    def tensor(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Yield the values of tensor `name` for each feed."""
+        if name not in self._tensors:
             self._run(name)
-        return [held[name].astype(np.float32, copy=False) for held in self._tensors]
+        for array in self._tensors.read(name):
+            yield array.astype(np.float32, copy=False)
 
     def close(self) -> None:
-        self._tensors, self.constants = [], {}
+        self._tensors.close()
+        self.constants = {}
 
     def _run(self, name: str) -> None:
         segment = self._graph.cut([name])
-        held = self._tensors[0]
-        types = {one: helper.np_dtype_to_tensor_dtype(held[one].dtype) for one in segment.inputs}
+        dtypes = {one: self._tensors.get(one, 0).dtype for one in segment.inputs}
+        types = {one: helper.np_dtype_to_tensor_dtype(dtype) for one, dtype in dtypes.items()}
         model = segment_model(segment, self._proto, types, self.constants.values())
         session = Session(model, self._threads)
-        for tensors in self._tensors:
-            found = session.run({one: tensors[one] for one in segment.inputs}, list(segment.outputs))
-            tensors |= dict(zip(segment.outputs, found, strict=True))
-            for one in segment.dead:
-                del tensors[one]
+        for number in range(self._feeds):
+            given = {one: self._tensors.get(one, number) for one in segment.inputs}
+            for one, array in zip(segment.outputs, session.run(given, list(segment.outputs)), strict=True):
+                self._tensors.append(one, array)
+        for one in segment.dead:
+            self._tensors.discard(one)
 
 
-def _spread(model: Model, feeds: Iterable[Feed]) -> list[Feed]:
+def _select_feeds(model: Model, feeds: Iterable[Feed]) -> list[Feed]:
     """Return the feeds whose tensors fit in MEMORY in both models, evenly spread over the data."""
-    kept: list[Feed] = []
-    stride, count = 1, MOST_FEEDS
-    for number, feed in enumerate(copy_feeds(feeds)):
+    count = MOST_FEEDS
+    selection = EvenSelection(lambda kept: len(kept) <= count)
+    for number, feed in enumerate(feeds):
         if number == 0:
             alive = most_alive(model.proto.graph, {name: array.shape for name, array in feed.items()})
             count = MOST_FEEDS if alive is None else max(min(MEMORY // max(2 * alive, 1), MOST_FEEDS), 1)
-        if number % stride == 0:
-            kept.append(feed)
-        if len(kept) > count:
-            kept, stride = kept[::2], 2 * stride
-    return kept
+        selection.add(feed)
+    return selection.feeds

@@ -57,7 +57,7 @@ def has_node(grid: Grid) -> bool:
     """
     if grid.qtype.is_float and not grid.qtype.has_kernel:
         raise SpecError(
-            f"{grid.qtype} is for simulation only; export a type of the guide, such as float8e4m3fn"
+            f"{grid.qtype} is for simulation only; export a type that ONNX has, such as float8e4m3fn"
         )
     width = grid.qtype.qmax - grid.qtype.qmin
     if grid.qtype.is_float or 0 < width < 1 << 16:

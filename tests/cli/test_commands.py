@@ -308,9 +308,10 @@ def test_a_job_reproduces_the_command(options: str, run: Run, workplace: Path) -
         Path(name).mkdir()
     line = f"quantize model.onnx {options} -o out.onnx --artifacts kept"
     assert "wrote      jobs/job.yaml" in run(f"{line} --write-job jobs/job.yaml")
-    written = [Path("out.onnx"), *sorted(Path("kept").iterdir())]
+    # The result names the file of the model as it was asked for.
+    written = [Path("out.onnx"), *sorted({*Path("kept").iterdir()} - {Path("kept/model.result.json")})]
     before = {path: path.read_bytes() for path in written}
-    for path in written:
+    for path in (*written, Path("kept/model.result.json")):
         path.unlink()
     assert "wrote      ../out.onnx" in run("run jobs/job.yaml")
     assert {path: path.read_bytes() for path in written} == before
@@ -570,3 +571,37 @@ def test_completion_of_the_shell(typed: str, found: str) -> None:
         text=True,
     )
     assert ended.stdout.split() == [found], ended.stderr
+
+
+def test_reports_of_all_results(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    """Results of three commands share a page, under names that differ; any other file is one line."""
+    run("quantize model.onnx --data data.npz -o q.onnx --artifacts one --node-data nodes.json -q")
+    run("quantize model.onnx --data data.npz -o r.onnx --artifacts two --calibrator minmax -q")
+    Path("e.json").write_text(run("evaluate model.onnx q.onnx --data data.npz --per-tensor --json"))
+    run("sensitivity model.onnx --data data.npz -o s.json --report s.html -q")
+    files = "one/model.result.json two/model.result.json e.json s.json"
+    shown = json.loads(run(f"report {files} -o page.html --json"))
+    assert [one["label"] for one in shown] == ["one/model.result", "two/model.result", "e", "s"]
+    calibrators = [{row["calibrator"] for row in one["tensors"]} for one in shown[:2]]
+    assert any(name.startswith("auto: ") for name in calibrators[0]) and calibrators[1] == {"minmax"}
+    command = dict(shown[0]["facts"])["command"]
+    assert (
+        command
+        == "onnxfq quantize model.onnx --data data.npz -o q.onnx --artifacts one --node-data nodes.json -q"
+    )
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert all(label in page for label in ("one/model.result", "two/model.result"))
+    before = Path("page.html").read_bytes()
+    plan = Path("one/model.plan.json").read_text(encoding="utf-8")
+    damaged = Path("e.json").read_text().replace('"feeds":', '"fed": 1, "feeds":')
+    for content, reason in (
+        (plan, "holds no result: its format is 'onnxfq.plan/1', wanted is one of onnxfq.result/1"),
+        ("[1]", "holds no result: its format is None"),
+        (damaged, "fed: no such field; nearest: feeds"),
+        ("{", "is not valid json"),
+    ):
+        Path("bad.json").write_text(content, encoding="utf-8")
+        assert main(["report", "e.json", "bad.json", "-o", "page.html"]) == 1
+        text = capfd.readouterr().err
+        assert reason in text and text.count("\n") == 1
+    assert Path("page.html").read_bytes() == before

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from builders import build, conv_relu, feed_for, two_branch, weights, with_override
 from keyword_numerics import fake_quantize
+from planted_chain import LAYERS, WIDTH, chain, with_modules
 
+from onnxfq import plot
 from onnxfq.calibration.calibrators.grid_error import estimate_sqnr_db
 from onnxfq.documents.plan import Skipped
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.errors import PlanError
+from onnxfq.graph.signature import with_outputs
+from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.report.html import render_report, write_report
-from onnxfq.report.plot import MAX_ROWS, error_figure, figure_svg, save_figure
+from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.tensor_errors import TensorError, tensor_errors
+from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.report.text import coverage_line, plan_summary, quantize_summary
+from onnxfq.runtime.session import Session
+from onnxfq.support.records import to_json
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +83,21 @@ def test_rows_of_another_model(result: QuantizeResult) -> None:
         tensor_errors(other.model, result.plan, result.statistics, result.encodings)
 
 
+def contents(page: str) -> list[dict[str, Any]]:
+    """Return the data inside a page, as its script reads it."""
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    return json.loads(text)
+
+
 def test_page_has_every_tensor_and_reason(result: QuantizeResult) -> None:
-    """Each quantized tensor, each skipped one and each reason is on the page."""
-    page = render_report(result)
-    for placement in result.plan.placements:
-        assert f">{placement.tensor}</td>" in page
-    for skipped in result.plan.skipped:
-        assert f">{skipped.name}</td>" in page and skipped.why in page
-    assert "Conv</td>" in page and "Noise of each quantized tensor" in page
-    assert "<b>4/4</b><span>operators in low precision" in page
+    """Each quantized tensor, each layer, each skipped one and each reason is in the data of the page."""
+    (shown,) = contents(render_report(result))
+    assert [row["tensor"] for row in shown["tensors"]] == [p.tensor for p in result.plan.placements]
+    assert {row["node"] for row in shown["layers"]} == {node.node for node in result.plan.nodes}
+    reasons = {name: why for why, names in shown["floats"] for name in names}
+    assert {one.name: one.why for one in result.plan.skipped}.items() <= reasons.items()
+    assert {"value": "4/4", "label": "operators in low precision", "low": False} in shown["tiles"]
+    assert ("SHA-256 of the data", result.encodings.data_sha256) in map(tuple, shown["facts"])
 
 
 class Loads(HTMLParser):
@@ -94,10 +109,10 @@ class Loads(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take note of scripts, of frames and of addresses outside of the page."""
-        self.found += [tag] if tag in ("script", "link", "iframe", "object", "embed") else []
+        """Take note of frames and of addresses outside of the page."""
+        self.found += [tag] if tag in ("iframe", "object", "embed", "img") else []
         names = ("src", "href", "xlink:href", "data")
-        self.found += [f"{k}={v}" for k, v in attrs if k in names and not str(v).startswith("#")]
+        self.found += [f"{k}={v}" for k, v in attrs if k in names and v not in ("data:,",)]
 
 
 def test_page_stands_alone(result: QuantizeResult) -> None:
@@ -106,17 +121,7 @@ def test_page_stands_alone(result: QuantizeResult) -> None:
     reader = Loads()
     reader.feed(page)
     assert not reader.found
-    assert "@import" not in page and not re.search(r"url\((?!#)", page)
-
-
-def test_plot_takes_part_in_the_page(result: QuantizeResult) -> None:
-    """Names in the plot are text, and its letters have the colour of the page, light or dark."""
-    svg = figure_svg(error_figure({"a": rows_of(result)}))
-    for row in rows_of(result):
-        assert f">{row.tensor}</text>" in svg
-    assert "currentColor" in svg and "#202122" not in svg
-    assert not re.search(r"(fill|stroke): ?#(000000|ffffff)", svg)
-    assert svg == figure_svg(error_figure({"a": rows_of(result)}))
+    assert "@import" not in page and not re.search(r"url\((?!#)|https?://(?!www\.w3\.org/2000/svg)", page)
 
 
 def test_low_outputs_are_told(result: QuantizeResult) -> None:
@@ -127,59 +132,137 @@ def test_low_outputs_are_told(result: QuantizeResult) -> None:
         scores = candidate.model_copy(update={"outputs": (score,)})
         other = replace(result, evaluation=result.evaluation.model_copy(update={"candidates": (scores,)}))
         assert ("low SQNR" in quantize_summary(other)) == told
-        assert (f'class="n low">{sqnr_db:.2f}' in render_report(other)) == told
+        (shown,) = contents(render_report(other))
+        assert shown["tiles"][0]["low"] == told and shown["scores"][0][2] == f"{sqnr_db:.2f}"
 
 
-def test_names_are_escaped() -> None:
-    """A tensor called like HTML is shown, not run, in tables, plot and title."""
-    name = "<script>alert(1)</script>&"
-    proto = build(
-        "g (float[N,4] x) => (float[N,4] y) { h = Relu (x) [mm] y = MatMul (h, w) }", {"w": weights(4, 4)}
-    )
-    proto.graph.node[0].output[0] = proto.graph.node[1].input[0] = name
-    page = render_report(quantize(proto, [feed_for(proto)]))
-    assert "<script" not in page
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-
-
-@pytest.mark.parametrize("name", ["$x_1$", "$\\frac$", "ü-β-ж", "层", "\t", "x" * 300, "50%"])
-def test_any_name_is_drawn(name: str) -> None:
-    """Names with dollars, backslashes, other alphabets or no end are drawn as they are, without a warning."""
+@pytest.mark.parametrize(
+    "name",
+    [
+        "</script><b>&",
+        "<!--<script>",
+        "$x_1$",
+        "\\frac",
+        "ü-β-ж",
+        "层",
+        "\t",
+        "\u2028",
+        "x" * 300,
+        "50%",
+        "{{ 1 }}",
+    ],
+)
+def test_any_name_is_shown_as_it_is(name: str) -> None:
+    """A name like HTML, a template or mathematics is data: the page has no tag of it, and the letters."""
     proto = build(
         "g (float[N,4] x) => (float[N,4] y) { h = Relu (x) [mm] y = MatMul (h, w) }", {"w": weights(4, 4)}
     )
     proto.graph.node[0].output[0] = proto.graph.node[1].input[0] = name
     recipe = load_recipe("tensorrt-int8").model_copy(update={"name": name})
-    assert "</svg>" in render_report(quantize(proto, [feed_for(proto)], recipe=recipe))
+    result = quantize(proto, [feed_for(proto)], recipe=recipe)
+    page = render_report(result)
+    assert page.count("<script") == page.count("</script>") == 2 and "<b>" not in page
+    (shown,) = contents(page)
+    assert shown["tensors"][0]["tensor"] == name and f"recipe {name} " in shown["subtitle"]
+    assert name in plot.histogram(result, name).axes[0].get_title()
+
+
+@pytest.mark.parametrize("protect", [20.0, None], ids=["protected", "all quantized"])
+def test_the_guilty_layer_comes_first(protect: float | None) -> None:
+    """The first rows name the planted layers by their modules, protected or not; the others are sound."""
+    rng = np.random.default_rng(1)
+    data = [{"x": rng.normal(size=(1, WIDTH)).astype(np.float32)} for _ in range(16)]
+    result = quantize(with_modules(chain((3, 6))), data, protect=protect)
+    record = quantize_record(result)
+    first, second, *others = record.table.layers
+    assert {first.module, second.module} == {"blocks.0.fc3", "blocks.1.fc6"}
+    assert first.module == "blocks.0.fc3" and first.impact_db is not None and first.impact_db < 1
+    assert first.quantized == (protect is None)
+    assert (first.before, first.after) == (("m2",), ("m4",))
+    assert all(row.multiplies == pytest.approx(1 / LAYERS) for row in (first, second, *others))
+    assert record.table.multiplies == pytest.approx(1 if protect is None else 1 - 1 / LAYERS)
+    # The file is the record: what --json prints comes back whole.
+    assert ResultRecord.model_validate(json.loads(to_json(record))) == record
+
+
+def test_running_noise_is_that_of_onnxruntime(result: QuantizeResult) -> None:
+    """The noise of a layer is the error of its output in ONNX Runtime, over the kept samples."""
+    rows = {row.node: row for row in quantize_record(result).table.layers}
+    name = next(node.output[0] for node in result.model.proto.graph.node if node.name == "conv2")
+    sums = ErrorSums()
+    for feed in result.samples:
+        both = [
+            Session(with_outputs(proto, [name]), 1).run(feed, [name])[0]
+            for proto in (result.model.proto, result.simulation)
+        ]
+        sums = sums + ErrorSums.from_arrays(*both)
+    # Other outputs are fetched beside it, so that other operators fuse.
+    assert rows["conv2"].output_db == pytest.approx(sums.sqnr_db, abs=0.01)
+
+
+def test_histograms_count_all_values(result: QuantizeResult) -> None:
+    """A histogram has every value, and `auto` is followed by the method that it took."""
+    for row in quantized_tensors(result):
+        seen = result.statistics.tensors.get(row.tensor)
+        values = weights(4, 4, 3, 3, seed=1).size if seen is None else seen.finite
+        assert sum(row.counts) == values and row.edges is not None
+        assert seen is None or re.fullmatch(r"auto: (minmax|percentile|entropy|mse|sqnr)", row.calibrator)
 
 
 def test_exact_tensors_have_a_place(tmp_path: Path) -> None:
-    """A weight on the grid has endless SQNR: it is drawn, printed and written all the same."""
+    """A weight on the grid has endless SQNR: it is drawn and written all the same."""
     proto = build(
         "g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": 127 * np.eye(4, dtype=np.float32)}
     )
     result = quantize(proto, [feed_for(proto)])
     assert math.isinf(next(row for row in rows_of(result) if row.tensor == "w").sqnr_db)
     write_report(result, tmp_path / "r.html")
-    save_figure(error_figure({"all": rows_of(result)}, "t"), tmp_path / "r.png")
-    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    assert "inf dB" in plot.histogram(result, "w").axes[0].get_title()
 
 
-def test_large_models_show_the_worst(result: QuantizeResult) -> None:
-    """Of many tensors those with the most noise are drawn, and the title tells how many are not."""
-    one = rows_of(result)[0]
-    rows = [TensorError(f"t{i}", one.role, one.encoding, float(i), -1, 1, "") for i in range(MAX_ROWS + 5)]
-    axes = error_figure({"a": rows}, "Title").axes[0]
-    assert len(axes.get_yticks()) == MAX_ROWS
-    assert axes.get_title() == "Title\n5 better tensors not shown"
+def test_figures_show_the_rows(result: QuantizeResult) -> None:
+    """A histogram has the counts, the grid and every calibrator; an unknown tensor gets the nearest names."""
+    (row,) = [row for row in quantized_tensors(result) if row.tensor == "h"]
+    axes = plot.histogram(result, "h").axes[0]
+    counts, edges, _ = axes.patches[0].get_data()
+    assert tuple(counts) == row.counts and (edges[0], edges[-1]) == row.edges
+    assert {text.get_text() for text in axes.texts} == set(row.thresholds)
+    assert tuple(line.get_xdata()[0] for line in axes.lines[:2]) == row.grid
+    with pytest.raises(PlanError, match="'h1' is not quantized; nearest: .*h"):
+        plot.histogram(result, "h1")
+    with pytest.raises(PlanError, match="'h' has no ranges of channels: it was not equalized"):
+        plot.channel_ranges(result, "h")
 
 
-def test_figures_are_deterministic(result: QuantizeResult, tmp_path: Path) -> None:
-    """The same rows give the same PNG bytes."""
-    for name in ("a.png", "b.png"):
-        save_figure(error_figure({"a": rows_of(result)}, "t"), tmp_path / name)
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    assert figure_svg(error_figure({"a": rows_of(result)}, "t")).startswith("<svg")
+def test_channels_are_drawn_before_and_after() -> None:
+    """Of a depthwise input each channel has a bar as observed, and one divided by its power of two."""
+    proto = build(
+        "g (float[N,8,6,6] x) => (float[N,8,6,6] y) { y = Conv <group = 8, pads = [1,1,1,1]> (x, w) }",
+        {"w": weights(8, 1, 3, 3)},
+    )
+    sizes = np.float32(2.0) ** np.arange(8, dtype=np.float32).reshape(1, 8, 1, 1)
+    feed = {"x": weights(4, 8, 6, 6) * sizes}
+    result = quantize(proto, [feed])
+    (row,) = [row for row in quantized_tensors(result) if row.tensor == "x"]
+    wanted = np.abs(feed["x"]).max(axis=(0, 2, 3))
+    assert np.allclose(row.channels, wanted, rtol=1e-3)  # a report keeps four digits
+    spread = [max(bars) / min(bars) for bars in (row.channels, row.equalized_channels)]
+    assert spread[0] > 30 and spread[1] < 4 and row.calibrator == "by channel"
+    bars = [bar.get_height() for bar in plot.channel_ranges(result, "x").axes[0].patches]
+    assert bars == [*row.channels, *row.equalized_channels]
+
+
+def test_results_are_short_in_notebooks(result: QuantizeResult) -> None:
+    """A result is a small table in a notebook and one line elsewhere, and names in it are text."""
+    shown = result._repr_html_()
+    assert (
+        len(shown) < 2000
+        and "Conv 3/3" in shown
+        and f"{result.evaluation.candidates[0].outputs[0].sqnr_db:.1f} dB" in shown
+    )
+    assert len(repr(result)) < 200 and "tensorrt-int8" in repr(result)
+    odd = replace(result, recipe=result.recipe.model_copy(update={"name": "<b>"}))
+    assert "<b>" not in odd._repr_html_()
 
 
 def test_text(result: QuantizeResult) -> None:

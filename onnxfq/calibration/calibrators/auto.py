@@ -56,10 +56,15 @@ def auto(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
     ranges = [method(statistics, spec) for method in METHODS.values()]
+    return ranges[choose_range(statistics, spec, ranges)]
+
+
+def choose_range(statistics: TensorStatistics, spec: QuantSpec, ranges: list[tuple[float, float]]) -> int:
+    """Return the place of the best of `ranges`, as `auto` defines it; the first of equal ones."""
     whole, middle = estimate_figures(statistics, spec, ranges)
     kept = middle >= TYPICAL_DB
     score = np.where(kept, whole, -np.inf) if kept.any() else np.minimum(whole, middle)
-    return ranges[int(np.argmax(score))]
+    return int(np.argmax(score))
 
 
 def estimate_figures(

@@ -1,8 +1,8 @@
 """Second moments of a layer's inputs: exact sums that merge in any order.
 
-Every channel is rounded to integers of 9 bits on a separate grid, whose step is a power of two. Sums of up
-to 256 products of such integers are exact in float32, and sums of up to 2^37 in float64, so that matrix
-products of pieces give the same numbers in any order and on any number of threads.
+Every channel is rounded to integers of 9 bits on a separate grid, whose step is a power of two. Sums of their
+products below 2^24 are exact in float32, so that matrix products of pieces, added up in integers, give the
+same numbers in any order and on any number of threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ LARGEST = 255
 """Largest magnitude of a rounded input."""
 
 PIECE = 256
-"""Rows whose products are summed in float32: 256 * 255^2 < 2^24."""
+"""Rows whose products surely have exact sums in float32: 256 * 255^2 < 2^24."""
+
+EXACT = 1 << 24
+"""Largest sum of squares of a column in one product; no sum of products of two columns exceeds theirs."""
+
+MOST_WAITING = 512
+"""Most rows of one product: adding it costs little next to computing it."""
+
+BLOCK = 256
+"""Columns of u in one matrix product; half of a symmetric matrix is left out in steps of them."""
+
+Integers = NDArray[np.int32] | NDArray[np.int64]
 
 Rows = NDArray[np.float32]
 """Inputs of a layer, one row for each output position: [rows, groups, inputs]."""
@@ -40,73 +51,89 @@ class MomentSums:
     """Sum of u v^T over pairs of rows, in integers.
 
     Attributes:
-        sums: integers as float64, [groups, inputs, inputs].
+        blocks: rows of the matrix, one block below the other, int32 or int64 [groups, rows, columns]. They
+            end with the last column; a symmetric matrix lacks the columns left of its diagonal blocks.
         left: steps of u, [groups, inputs].
-        right: steps of v.
+        right: steps of v; the same array as `left` for a symmetric matrix.
         rows: number of rows.
     """
 
-    sums: NDArray[np.float64]
+    blocks: tuple[Integers, ...]
     left: NDArray[np.float64]
     right: NDArray[np.float64]
     rows: int = 0
 
-    @staticmethod
-    def of(u: Rows, v: Rows, left: NDArray[np.float64], right: NDArray[np.float64]) -> MomentSums:
-        """Return the sums over rows `u` and `v` on grids with the steps `left` and `right`."""
-        adder = MomentAdder(left, right)
-        adder.add(u, v)
-        return adder.result()
-
-    def __add__(self, other: MomentSums) -> MomentSums:
-        """Return the sums over the rows of both. Raises ValueError for different grids."""
-        if not (np.array_equal(self.left, other.left) and np.array_equal(self.right, other.right)):
-            raise ValueError("moments on different grids do not add up")
-        return MomentSums(self.sums + other.sums, self.left, self.right, self.rows + other.rows)
-
     def matrix(self) -> NDArray[np.float64]:
-        """Return the sum of u v^T as real numbers."""
-        return np.asarray(self.sums * self.left[:, :, None] * self.right[:, None, :])
+        """Return the sum of u v^T as real numbers, [groups, inputs, inputs]."""
+        whole = np.empty((*self.left.shape, self.right.shape[1]))
+        start = 0
+        for block in self.blocks:
+            stop, first = start + block.shape[1], whole.shape[2] - block.shape[2]
+            whole[:, start:stop, first:] = block
+            if self.right is self.left:
+                whole[:, stop:, start:stop] = whole[:, start:stop, stop:].transpose(0, 2, 1)
+            start = stop
+        whole *= self.left[:, :, None]
+        whole *= self.right[:, None, :]
+        return whole
 
 
 class MomentAdder:
     """Sums over rows that come in parts; rows wait until there are enough for one product."""
 
     def __init__(self, left: NDArray[np.float64], right: NDArray[np.float64]) -> None:
-        """Start without rows, with the steps of u and of v, [groups, inputs]."""
+        """Start without rows, with the steps of u and of v, [groups, inputs]; one array for u v^T = u u^T."""
         self._steps = left, right
-        self._sums = np.zeros((*left.shape, right.shape[1]))
+        inputs = left.shape[1]
+        starts = range(0, inputs, BLOCK)
+        self._slices = [
+            (slice(start, start + BLOCK), slice(start if left is right else 0, None)) for start in starts
+        ]
+        self._blocks: list[Integers] = [
+            np.zeros((len(left), len(range(inputs)[one]), len(range(inputs)[other])), np.int32)
+            for one, other in self._slices
+        ]
         self._waiting: list[tuple[Rows, Rows]] = []
+        self._squares: NDArray[np.float32] | None = None
         self._rows = self._summed = 0
 
     def add(self, u: Rows, v: Rows) -> None:
         """Add rows `u` and `v`, [rows, groups, inputs]; the same array twice for plain moments."""
         left, right = self._steps
         first = to_integers(u, left)
-        self._waiting.append((first, first if v is u and right is left else to_integers(v, right)))
-        self._rows += len(u)
-        if self._rows - self._summed >= PIECE:
-            self._multiply()
+        second = first if v is u and right is left else to_integers(v, right)
+        for start in range(0, len(first), PIECE):
+            part = first[start : start + PIECE], second[start : start + PIECE]
+            squares = np.maximum(*(np.einsum("rgi,rgi->gi", one, one) for one in part))
+            total = squares if self._squares is None else self._squares + squares
+            if self._waiting and (
+                total.max(initial=0) >= EXACT or self._rows - self._summed + len(part[0]) > MOST_WAITING
+            ):
+                self._multiply()
+                total = squares
+            self._waiting.append(part)
+            self._squares = total
+            self._rows += len(part[0])
 
     def result(self) -> MomentSums:
         """Return the sums over all rows."""
         self._multiply()
-        return MomentSums(self._sums, *self._steps, self._rows)
+        return MomentSums(tuple(self._blocks), *self._steps, self._rows)
 
     def _multiply(self) -> None:
+        """Add the products of the waiting rows, whose sums of squares float32 holds exactly."""
         if not self._waiting:
             return
-        same = all(u is v for u, v in self._waiting)
-        first = np.concatenate([u for u, _ in self._waiting])
-        second = first if same else np.concatenate([v for _, v in self._waiting])
-        self._waiting, self._summed = [], self._rows
-        for start in range(0, len(first), PIECE):
-            at = slice(start, start + PIECE)
-            if len(self._sums) == 1:  # NumPy computes only a half of one matrix times itself
-                left = first[at, 0]
-                self._sums[0] += left.T @ (left if same else second[at, 0])
-            else:
-                self._sums += np.matmul(first[at].transpose(1, 2, 0), second[at].transpose(1, 0, 2))
+        first = np.concatenate([u for u, _ in self._waiting]).transpose(1, 0, 2)
+        symmetric = self._steps[0] is self._steps[1]
+        second = first if symmetric else np.concatenate([v for _, v in self._waiting]).transpose(1, 0, 2)
+        self._waiting, self._squares, self._summed = [], None, self._rows
+        wide = self._rows * LARGEST**2 > np.iinfo(np.int32).max
+        for number, (one, other) in enumerate(self._slices):
+            product = np.matmul(first[:, :, one].transpose(0, 2, 1), second[:, :, other])
+            if wide and self._blocks[number].dtype == np.int32:
+                self._blocks[number] = self._blocks[number].astype(np.int64)
+            self._blocks[number] += product.astype(np.int32)
 
 
 def to_integers(
@@ -114,4 +141,6 @@ def to_integers(
 ) -> NDArray[np.float32]:
     """Return `values` in whole steps, of a magnitude up to `largest`; the steps broadcast to them."""
     # Exact: the steps are powers of two.
-    return np.clip(np.rint(values * (1 / steps).astype(np.float32)), -largest, largest)
+    found = values * (1 / steps).astype(np.float32)
+    np.rint(found, out=found)
+    return np.clip(found, -largest, largest, out=found)

@@ -13,7 +13,7 @@ class EncodingAnalyzer:
 
     Attributes:
         name: observer of `FakeQuantize`.
-        calibrator: calibrator of the guide.
+        calibrator: name in `CALIBRATORS`.
     """
 
     name, calibrator = "minmax", "minmax"

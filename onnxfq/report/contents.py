@@ -1,0 +1,257 @@
+"""Contents of a page by kind of result: verdict, scores, layers, reasons for float, source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from onnxfq.calibration.calibrators.auto import KEPT_DB
+from onnxfq.documents.layers import LayerRow, TensorRow
+from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation
+from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.errors import DataError
+from onnxfq.report.record import ResultRecord
+from onnxfq.support.records import parse, read_content
+
+RECORDS: dict[str, type[ResultRecord] | type[Evaluation] | type[Sensitivity]] = {
+    str(record.model_fields["format"].default): record for record in (ResultRecord, Evaluation, Sensitivity)
+}
+"""Records that a page shows, by their format."""
+
+AnyResult = ResultRecord | Evaluation | Sensitivity
+
+
+class Tile(TypedDict):
+    """One figure of the verdict; a low one is marked."""
+
+    value: str
+    label: str
+    low: bool
+
+
+class Content(TypedDict):
+    """One result on a page.
+
+    Attributes:
+        done: headings with lines, of what was done and what to know.
+        scores: candidate, output, SQNR, cosine, largest error, same top-1, accuracy.
+        floats: reasons with the names of tensors and nodes.
+        facts: names with values.
+    """
+
+    label: str
+    subtitle: str
+    tiles: list[Tile]
+    done: list[tuple[str, list[str]]]
+    scores: list[list[str]]
+    layers: Sequence[LayerRow]
+    tensors: Sequence[TensorRow]
+    floats: list[tuple[str, list[str]]]
+    facts: list[tuple[str, str]]
+
+
+def read_result(path: str | Path) -> AnyResult:
+    """Return the result in a JSON file of `quantize`, `evaluate` or `sensitivity`.
+
+    Raises DataError in one line for any other file.
+    """
+    content = read_content(path, DataError)
+    form = content.get("format") if isinstance(content, dict) else None
+    if form not in RECORDS:
+        raise DataError(
+            f"{path} holds no result: its format is {form!r:.60}, wanted is one of {', '.join(RECORDS)}; "
+            "give what `quantize`, `evaluate` or `sensitivity` print with --json"
+        )
+    return parse(content, RECORDS[form], DataError, str(path))
+
+
+def page_contents(results: Iterable[tuple[str, AnyResult]]) -> list[Content]:
+    """Return the contents of a page: one for each labelled result, or candidate of an evaluation."""
+    return [content for label, result in results for content in _contents(label, result)]
+
+
+def _contents(label: str, result: AnyResult) -> Iterator[Content]:
+    if isinstance(result, ResultRecord):
+        yield _quantized(label, result)
+    elif isinstance(result, Evaluation):
+        several = len(result.candidates) > 1
+        for candidate in result.candidates:
+            yield _evaluated(f"{label}: {candidate.candidate}" if several else label, result, candidate)
+    else:
+        yield _ranked(label, result)
+
+
+def _quantized(label: str, result: ResultRecord) -> Content:
+    table, origin, evaluation = result.table, result.origin, result.evaluation
+    quantized = sum(row.quantized for row in result.coverage)
+    total = sum(row.total for row in result.coverage)
+    before, after = result.bytes.before, result.bytes.after
+    tiles = _score_tiles(evaluation.candidates[-1:], evaluation)
+    tiles += [_tile(f"{_size(before)} → {_size(after)}", "size before and after")]
+    if table.multiplies is not None:
+        tiles += [_tile(f"{table.multiplies:.1%}", "of the multiply-adds in low precision")]
+    tiles += [_tile(f"{table.weight_bytes:.1%}", "of the bytes of constants in low precision")]
+    tiles += [_tile(f"{quantized}/{total}", "operators in low precision")]
+    skipped = [*result.plan.skipped, *(result.floats.tensors + result.floats.nodes if result.floats else ())]
+    return Content(
+        label=label,
+        subtitle=f"{Path(result.source).name}, recipe {result.recipe.name} for target "
+        f"{result.recipe.target}, {origin.feeds} feeds observed",
+        tiles=tiles,
+        done=[
+            *_paragraphs([*result.protected, *result.equalized, *result.corrected]),
+            *_lost(table.tensors),
+            *_notes([*result.notes, *evaluation.notes]),
+        ],
+        scores=_scores(evaluation.candidates),
+        layers=table.layers,
+        tensors=table.tensors,
+        floats=_reasons((one.why, one.name) for one in skipped),
+        facts=[
+            ("model", result.source),
+            ("SHA-256 of the model", origin.model_sha256),
+            ("SHA-256 of the data", origin.data_sha256 or "unknown"),
+            *([("encodings from", origin.encodings)] if origin.encodings else []),
+            ("command", origin.command or "from Python"),
+            ("date", origin.date),
+            ("versions", _list_pairs(origin.versions)),
+            ("operators", ", ".join(f"{c.op_type} {c.quantized}/{c.total}" for c in result.coverage)),
+            ("seconds", _list_pairs({stage: f"{s:.2f}" for stage, s in result.seconds.items()})),
+        ],
+    )
+
+
+def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) -> Content:
+    rows = [
+        LayerRow(node=score.output, op_type="tensor", position=place, quantized=True, output_db=score.sqnr_db)
+        for place, score in enumerate(candidate.tensors)
+    ]
+    return Content(
+        label=label,
+        subtitle=f"{candidate.candidate} against {evaluation.reference}, {evaluation.feeds} feeds",
+        tiles=_score_tiles([candidate], evaluation),
+        done=_notes(evaluation.notes),
+        scores=_scores([candidate]),
+        layers=sorted(rows, key=lambda row: row.output_db or 0.0),
+        tensors=(),
+        floats=[],
+        facts=[("reference", evaluation.reference), ("candidate", candidate.candidate)],
+    )
+
+
+def _ranked(label: str, found: Sensitivity) -> Content:
+    kept = set(found.remedy.kept) if found.remedy is not None else set()
+    members = [(place, group, node) for place, group in enumerate(found.groups) for node in group.nodes]
+    shown = found.sqnr_db
+    return Content(
+        label=label,
+        subtitle=f"recipe {found.recipe}, {found.samples} samples, measured at {', '.join(found.outputs)}",
+        tiles=[
+            _tile(f"{shown:.1f} dB", "SQNR of the outputs with everything quantized", shown < LOW_SQNR_DB),
+            _tile(str(len(found.groups)), "groups of layers"),
+            _tile(str(len(kept)), "groups that the remedy leaves in float"),
+        ],
+        done=[("remedy", [found.remedy_text()])],
+        scores=[],
+        layers=[
+            LayerRow(
+                node=node,
+                op_type=", ".join(group.op_types),
+                module=", ".join(group.modules),
+                position=number,
+                quantized=place not in kept,
+                why="the remedy leaves it in float" if place in kept else "",
+                alone_db=group.alone_db,
+                rest_db=group.rest_db,
+                multiplies=group.multiplies,
+            )
+            for number, (place, group, node) in enumerate(members)
+        ],
+        tensors=(),
+        floats=[],
+        facts=[("SHA-256 of the model", found.model_sha256), ("recipe", found.recipe)],
+    )
+
+
+def _tile(value: str, label: str, low: bool = False) -> Tile:
+    return Tile(value=value, label=label, low=low)
+
+
+def _score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) -> list[Tile]:
+    """Return SQNR, agreement and accuracy of the last candidate: the written model if it was run."""
+    tiles: list[Tile] = []
+    for candidate in candidates:
+        worst = min(candidate.outputs, key=lambda one: one.sqnr_db, default=None)
+        if worst is not None:
+            which = "the output" if len(candidate.outputs) == 1 else "the worst output"
+            low = worst.sqnr_db < LOW_SQNR_DB
+            tiles.append(_tile(_decibels(worst.sqnr_db), f"SQNR of {which} {worst.output}", low))
+        same = [one.top1_agreement for one in candidate.outputs if one.top1_agreement is not None]
+        if same:
+            tiles.append(_tile(f"{min(same):.1%}", "top-1 agreement with the float model"))
+        if candidate.accuracy is not None and evaluation.accuracy is not None:
+            tiles.append(_tile(f"{evaluation.accuracy:.2%} → {candidate.accuracy:.2%}", "accuracy"))
+    return tiles
+
+
+def _decibels(value: float) -> str:
+    return "equal" if value == float("inf") else f"{value:.1f} dB"
+
+
+def _scores(candidates: Sequence[CandidateScore]) -> list[list[str]]:
+    return [
+        [
+            candidate.candidate,
+            score.output,
+            "∞" if score.sqnr_db == float("inf") else f"{score.sqnr_db:.2f}",
+            f"{score.cosine:.6f}",
+            f"{score.largest_error:.4g}",
+            "" if score.top1_agreement is None else f"{score.top1_agreement:.4f}",
+            "" if candidate.accuracy is None else f"{candidate.accuracy:.4f}",
+        ]
+        for candidate in candidates
+        for score in candidate.outputs
+    ]
+
+
+def _paragraphs(lines: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Return lines of a summary by their first words: a line that begins with blanks continues the last."""
+    found: list[tuple[str, list[str]]] = []
+    for line in lines:
+        head, text = line[:11].strip(), line[11:].strip()
+        if head or not found:
+            found.append((head, [text]))
+        else:
+            found[-1][1].append(text)
+    return found
+
+
+def _lost(tensors: Sequence[TensorRow]) -> list[tuple[str, list[str]]]:
+    lost = [row for row in tensors if row.middle_db is not None and row.middle_db < KEPT_DB]
+    if not lost:
+        return []
+    first = (
+        "with their ranges the middle half of the values of these tensors is smaller than a step, and most "
+        "of it becomes 0; leave them in float with an override, or take 16 bits or float8"
+    )
+    return [("Lost typical values", [first, *(f"{row.tensor} ({row.middle_db:.1f} dB)" for row in lost)])]
+
+
+def _notes(notes: Iterable[str]) -> list[tuple[str, list[str]]]:
+    return [("note", [note]) for note in notes]
+
+
+def _reasons(found: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    names: dict[str, list[str]] = {}
+    for why, name in found:
+        names.setdefault(why, []).append(name)
+    return sorted(names.items(), key=lambda item: -len(item[1]))
+
+
+def _list_pairs(pairs: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in pairs.items())
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"

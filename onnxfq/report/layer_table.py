@@ -1,0 +1,166 @@
+"""Table of the layers of a result: what each costs, and where it lies in the graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import onnx
+
+from onnxfq.calibration.calibrators.auto import KEPT_DB
+from onnxfq.documents.layers import LayerRow, LayerTable, TensorRow
+from onnxfq.documents.sensitivity import GroupNoise
+from onnxfq.graph.external.sizes import tensor_bytes
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import list_graphs
+from onnxfq.graph.module_paths import module_paths
+from onnxfq.numerics.metrics import ratio_db
+from onnxfq.pipeline import QuantizeResult
+from onnxfq.report.tensor_rows import quantized_tensors
+from onnxfq.stages.group_costs import Costs, measure_costs
+from onnxfq.stages.layer_noise import measure_noise
+
+_NEIGHBOURS = 6
+"""Most neighbours of a layer in each direction."""
+
+_FAR = 64
+"""Most nodes that are passed to find them."""
+
+
+def layer_table(result: QuantizeResult) -> LayerTable:
+    """Return the layers of a result, the one that costs most first.
+
+    Both models run on the samples that the result keeps, so that noise is known where it arises. Without
+    samples the noise of the tensors themselves decides the order.
+    """
+    graph, plan = result.model.proto.graph, result.plan
+    index = GraphIndex.of_model(result.model.proto)
+    kinds = {node.node: node.op_type for node in plan.nodes} | {b.node: b.op_type for b in plan.bridges}
+    nodes = [node for node in index.nodes if node.name in kinds]
+    read = {node.name: [name for name in node.input if name in index.makers] for node in nodes}
+    noise = measure_noise(
+        result.model,
+        result.simulation,
+        result.samples,
+        [name for node in nodes for name in (*read[node.name], *node.output[:1])],
+    )
+    costs = measure_costs(result.model.proto, plan, result.samples[0]) if result.samples else None
+    groups = {} if result.sensitivity is None else _groups_by_node(result.sensitivity.groups)
+    quantized = plan.quantized_nodes | {bridge.node for bridge in plan.bridges}
+    why = {skipped.name: skipped.why for skipped in plan.skipped if skipped.kind == "node"}
+    placed: dict[str, list[str]] = {}
+    for placement in plan.placements:
+        for use in placement.uses:
+            placed.setdefault(use.node, []).append(placement.tensor)
+    paths = module_paths(graph)
+    neighbours = _Neighbours(index, kinds)
+    tensors = quantized_tensors(result)
+    rows = []
+    for position, node in enumerate(nodes):
+        inputs = [noise[name] for name in read[node.name] if name in noise]
+        before, after = min(inputs, default=math.inf), noise.get(node.output[0])
+        group = groups.get(node.name)
+        rows.append(
+            LayerRow(
+                node=node.name,
+                op_type=kinds[node.name],
+                output=node.output[0],
+                module=paths.get(node.name, ""),
+                position=position,
+                quantized=node.name in quantized,
+                why="" if node.name in quantized else why.get(node.name, "its inputs are not quantized"),
+                tensors=tuple(dict.fromkeys(placed.get(node.name, ()))),
+                input_db=before if inputs else None,
+                output_db=after,
+                added_db=None if after is None else _added_db(before, after),
+                alone_db=None if group is None else group.alone_db,
+                rest_db=None if group is None else group.rest_db,
+                multiplies=None if costs is None else _share(costs, node.name),
+                before=neighbours.of(node.name, forward=False),
+                after=neighbours.of(node.name, forward=True),
+            )
+        )
+    lost = _lost_values(tensors)
+    own = {row.tensor: math.inf if row.sqnr_db is None else row.sqnr_db for row in tensors}
+    rows.sort(key=lambda row: _rank(row, lost, own))
+    return LayerTable(
+        layers=tuple(rows),
+        tensors=tensors,
+        multiplies=None if costs is None else _quantized_share(costs, rows),
+        weight_bytes=_quantized_bytes(result),
+    )
+
+
+def _groups_by_node(groups: Iterable[GroupNoise]) -> dict[str, GroupNoise]:
+    return {node: group for group in groups for node in group.nodes}
+
+
+def _added_db(before: float, after: float) -> float:
+    """Return the SQNR of the noise that an output has more than the inputs; inf if it has no more."""
+    return ratio_db(1.0, max(0.0, 10 ** (-after / 10) - 10 ** (-before / 10)))
+
+
+def _lost_values(tensors: Iterable[TensorRow]) -> dict[str, float]:
+    """Return the SQNR in dB of the middle half of tensors that lose it."""
+    return {
+        row.tensor: row.middle_db for row in tensors if row.middle_db is not None and row.middle_db < KEPT_DB
+    }
+
+
+def _rank(row: LayerRow, lost: Mapping[str, float], own: Mapping[str, float]) -> tuple[float, float, int]:
+    """Return what sorts the layers: what they cost, then the noise of their tensors, then their places.
+
+    After a layer that ruined the signal no other adds noise; one that loses typical values still counts,
+    unless its effect on the outputs was measured.
+    """
+    impact = math.inf if row.impact_db is None else row.impact_db
+    if row.alone_db is None:
+        impact = min([impact, *(lost[name] for name in row.tensors if name in lost)])
+    return impact, min((own[name] for name in row.tensors), default=math.inf), row.position
+
+
+def _share(costs: Costs, node: str) -> float | None:
+    total = sum(costs.products.values())
+    return costs.products[node] / total if total and node in costs.products else None
+
+
+def _quantized_share(costs: Costs, rows: Iterable[LayerRow]) -> float | None:
+    total = sum(costs.products.values())
+    known = (costs.products.get(row.node, 0) for row in rows if row.quantized)
+    return sum(known) / total if total else None
+
+
+def _quantized_bytes(result: QuantizeResult) -> float:
+    """Return the share of the bytes of constants that is quantized."""
+    sizes = {t.name: tensor_bytes(t) for g in list_graphs(result.model.proto.graph) for t in g.initializer}
+    total = sum(sizes.values())
+    return sum(sizes.get(p.tensor, 0) for p in result.plan.weights) / total if total else 0.0
+
+
+class _Neighbours:
+    """Nearest layers around a layer."""
+
+    def __init__(self, index: GraphIndex, layers: Mapping[str, str]) -> None:
+        self._index, self._layers = index, layers
+        self._nodes = {node.name: node for node in index.nodes}
+
+    def of(self, name: str, *, forward: bool) -> tuple[str, ...]:
+        """Return up to _NEIGHBOURS layers that read from `name`, or that it reads from, the nearest first."""
+        found: list[str] = []
+        seen = {name}
+        waiting = self._next(self._nodes[name], forward)
+        while waiting and len(found) < _NEIGHBOURS and len(seen) < _FAR:
+            node = waiting.pop(0)
+            if node.name in seen:
+                continue
+            seen.add(node.name)
+            if node.name in self._layers:
+                found.append(node.name)
+            else:
+                waiting += self._next(node, forward)
+        return tuple(found)
+
+    def _next(self, node: onnx.NodeProto, forward: bool) -> list[onnx.NodeProto]:
+        if forward:
+            return [reader for name in node.output for reader in self._index.readers.get(name, ())]
+        return [self._index.makers[name] for name in node.input if name in self._index.makers]

@@ -1,0 +1,243 @@
+"use strict";
+const results = JSON.parse(document.getElementById("data").textContent);
+const several = results.length > 1, page = document.getElementById("page"), LOW = 20, INKS = ["--a", "--b", "--c", "--d"];
+const ink = (at) => `var(${INKS[at % INKS.length]})`, letter = (at) => String.fromCharCode(65 + (at % 26));
+
+// Text is set as text, never as markup: names in a model may look like HTML.
+function make(tag, attributes, ...children) {
+  const node = tag.startsWith("svg:") ? document.createElementNS("http://www.w3.org/2000/svg", tag.slice(4)) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
+  }
+  node.append(...children.filter((one) => one !== null && one !== undefined));
+  return node;
+}
+// Infinities are strings in the data.
+const number = (value) => (value === null || value === undefined ? null : Number(value));
+const db = (value) => (number(value) === null ? "" : Number.isFinite(number(value)) ? number(value).toFixed(1) : number(value) > 0 ? "∞" : "−∞");
+const short = (value) => String(Number(Number(value).toPrecision(4)));
+const ends = (range) => (range ? `${short(range[0])} … ${short(range[1])}` : "");
+const percent = (value) => (number(value) === null ? "" : `${(100 * value).toFixed(1)} %`);
+const mark = (at) => (several ? make("span", { class: "tag", style: `background:${ink(at)}` }, letter(at)) : null);
+
+const maps = results.map((one) => ({
+  layers: new Map(one.layers.map((row) => [row.node, row])), tensors: new Map(one.tensors.map((row) => [row.tensor, row])),
+}));
+function tensorsOf(row, at) { return row.tensors.map((name) => maps[at].tensors.get(name)).filter(Boolean); }
+function lowest(row, at, field) {
+  const known = tensorsOf(row, at).map((one) => number(one[field])).filter((one) => one !== null);
+  return known.length ? Math.min(...known) : null;
+}
+function activation(row, at) { const all = tensorsOf(row, at); return all.find((one) => one.role === "activation") || all[0]; }
+const formats = (row, at) => (row.quantized ? [...new Set(tensorsOf(row, at).map((one) => one.format.split(" ")[0]))].join(", ") || "quantized" : "float");
+
+const shared = [
+  { title: "#", value: (row) => row.position, text: (row) => String(row.position + 1), kind: "n medium", hint: "number of the layer, in the order of the graph where that is known" },
+  { title: "operator", value: (row) => row.op_type, kind: "medium" },
+  { title: "layer", value: (row) => row.module || row.node, kind: "t" },
+];
+const measured = [
+  { title: "alone dB", value: (row) => number(row.alone_db), text: (row) => db(row.alone_db), kind: "n", low: true, both: true, hint: "SQNR of the outputs with only this group of layers quantized: its sensitivity" },
+  { title: "adds dB", value: (row) => number(row.added_db), text: (row) => db(row.added_db), kind: several ? "n medium" : "n", low: true, both: true, hint: "SQNR of the layer's output with only the noise that the layer itself adds" },
+  { title: "running dB", value: (row) => number(row.output_db), text: (row) => db(row.output_db), kind: "n", low: true, both: true, hint: "SQNR of the layer's output in the running model: all noise so far" },
+  { title: "own dB", value: (row, at) => lowest(row, at, "sqnr_db"), text: (row, at) => db(lowest(row, at, "sqnr_db")), kind: "n medium", hint: "SQNR of the quantized inputs by themselves, the lowest" },
+  { title: "middle dB", value: (row, at) => lowest(row, at, "middle_db"), text: (row, at) => db(lowest(row, at, "middle_db")), kind: "n medium", low: true, hint: "the same for the values of middle size; low: typical values are lost" },
+  { title: "cost", value: (row) => number(row.multiplies), text: (row) => percent(row.multiplies), kind: "n wide", hint: "share of the multiply-adds" },
+  { title: "format", value: formats, kind: "wide", both: true },
+  { title: "range", value: (row, at) => ((activation(row, at) || {}).observed || [null])[0], text: (row, at) => ends((activation(row, at) || {}).observed), kind: "n wide" },
+  { title: "grid", value: (row, at) => ((activation(row, at) || {}).grid || [null])[0], text: (row, at) => ends((activation(row, at) || {}).grid), kind: "n wide" },
+  { title: "calibrator", value: (row, at) => (activation(row, at) || {}).calibrator || "", kind: "wide w", hint: "behind auto: the method that it took" },
+];
+
+function verdict() {
+  const all = make("section", { class: several ? "side" : "", id: "verdict" });
+  results.forEach((one, at) => {
+    const part = make("div", {}, several ? make("h2", {}, mark(at), one.label) : null, make("p", { class: "soft" }, one.subtitle));
+    part.append(make("div", { class: "tiles" }, ...one.tiles.map((tile) => make("div", {}, make("b", { class: tile.low ? "low" : "" }, tile.value), make("span", {}, tile.label)))));
+    for (const [head, lines] of one.done) {
+      part.append(make("p", {}, head ? make("b", {}, `${head}: `) : null, lines[0]));
+      if (lines.length > 1) part.append(make("ul", {}, ...lines.slice(1).map((line) => make("li", {}, line))));
+    }
+    all.append(part);
+  });
+  page.append(all);
+}
+
+function scores() {
+  const used = (place) => results.some((one) => one.scores.some((score) => score[place])), heads = ["candidate", "output", "SQNR dB", "cosine", "largest error", "same top-1", "accuracy"];
+  const rows = results.flatMap((one, at) => one.scores.map((score) => make("tr", {}, ...(several ? [make("td", {}, mark(at))] : []),
+    ...score.map((cell, place) => used(place) ? make("td", { class: (place < 2 ? "t" : "n") + (place === 2 && parseFloat(cell) < LOW ? " low" : "") + (place > 3 || place === 0 ? " medium" : "") }, cell) : null))));
+  if (!rows.length) return;
+  page.append(make("h2", {}, "Comparison with the float model"), make("p", { class: "soft" }, `At ${LOW} dB the noise is a tenth of the signal; each 6 dB halve it.`),
+    make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...(several ? [make("th", {})] : []), ...heads.map((head, place) => used(place) ? make("th", { class: (place < 2 ? "" : "n") + (place > 3 || place === 0 ? " medium" : "") }, head) : null))), make("tbody", {}, ...rows))));
+}
+
+function plot() {
+  const series = results.map((one) => one.layers.filter((row) => number(row.output_db) !== null).sort((a, b) => a.position - b.position));
+  const finite = series.flat().map((row) => number(row.output_db)).filter(Number.isFinite);
+  if (!finite.length) return;
+  const frame = make("div", { id: "noise" });
+  page.append(make("h2", {}, "Noise along the graph"), make("p", { class: "soft" }, "SQNR of the output of each layer in the running model, from the first layer to the last. A step down shows where noise arises; click a point for its layer."), frame);
+  const top = Math.max(30, ...finite) + 3, bottom = Math.min(0, ...finite), count = Math.max(...results.map((one) => one.layers.length), 2);
+  const draw = () => {
+    const width = Math.max(frame.clientWidth || 1000, 280), height = 220, left = 38;
+    const x = (row) => left + ((width - left - 12) * row.position) / (count - 1), y = (value) => 10 + ((height - 32) * (top - Math.max(bottom, Math.min(value, top)))) / (top - bottom);
+    const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "noise along the graph" });
+    const step = Math.max(10, 10 * Math.ceil((top - bottom) / 60));
+    for (let line = Math.ceil(bottom / step) * step; line <= top; line += step)
+      svg.append(make("svg:line", { class: "axis", x1: left, x2: width, y1: y(line), y2: y(line) }), make("svg:text", { x: left - 5, y: y(line) + 4, "text-anchor": "end" }, String(line)));
+    svg.append(make("svg:text", { x: left, y: height - 4 }, "first layer"), make("svg:text", { x: width, y: height - 4, "text-anchor": "end" }, "last layer"), make("svg:text", { x: 2, y: height - 4 }, "dB"));
+    series.forEach((rows, at) => {
+      svg.append(make("svg:polyline", { points: rows.map((row) => `${x(row).toFixed(1)},${y(number(row.output_db)).toFixed(1)}`).join(" "), fill: "none", stroke: ink(at), "stroke-width": 1.4 }));
+      for (const row of rows)
+        svg.append(make("svg:circle", { class: "point", cx: x(row).toFixed(1), cy: y(number(row.output_db)).toFixed(1), r: rows.length > 300 ? 1.8 : 3.2, fill: row.quantized ? ink(at) : "var(--page)", stroke: ink(at), onclick: () => reveal(row.node) },
+          make("svg:title", {}, `${row.op_type} ${row.module || row.node}: ${db(row.output_db)} dB${row.quantized ? "" : " (float)"}`)));
+    });
+    frame.replaceChildren(svg);
+  };
+  draw();
+  let last = frame.clientWidth;
+  new ResizeObserver(() => { if (frame.clientWidth !== last) { last = frame.clientWidth; draw(); } }).observe(frame);
+}
+
+function histogram(tensor, at) {
+  const width = 480, height = 128, base = 98, [low, high] = tensor.edges, most = Math.max(...tensor.counts), bins = tensor.counts.length;
+  const x = (value) => 4 + ((width - 8) * (value - low)) / (high - low), bar = (count) => (count ? 4 + (base - 34) * (Math.log(1 + count) / Math.log(1 + most)) : 0);
+  const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `histogram of ${tensor.tensor}`, class: "histogram" });
+  svg.append(make("svg:rect", { x: x(tensor.grid[0]), y: 20, width: Math.max(1, x(tensor.grid[1]) - x(tensor.grid[0])), height: base - 20, fill: ink(at), opacity: 0.12 }, make("svg:title", {}, `grid ${ends(tensor.grid)}`)));
+  tensor.counts.forEach((count, place) => { if (count) svg.append(make("svg:rect", { x: 4 + ((width - 8) * place) / bins, y: base - bar(count), width: (width - 8) / bins - 0.6, height: bar(count), fill: "var(--soft)" }, make("svg:title", {}, `${short(low + ((high - low) * place) / bins)} … : ${count}`))); });
+  svg.append(make("svg:line", { class: "axis", x1: 4, x2: width - 4, y1: base, y2: base }));
+  const taken = tensor.calibrator.replace("auto: ", "");
+  for (const [name, range] of Object.entries(tensor.thresholds)) for (const end of range) if (end)
+    svg.append(make("svg:line", { x1: x(Math.max(low, Math.min(end, high))), x2: x(Math.max(low, Math.min(end, high))), y1: name === taken ? 18 : 26, y2: name === taken ? base : 36, stroke: name === taken ? ink(at) : "var(--low)", "stroke-width": name === taken ? 1.6 : 1.2, "stroke-dasharray": name === taken ? "4 2" : null }, make("svg:title", {}, `${name}: ${ends(range)}`)));
+  svg.append(make("svg:text", { x: 4, y: base + 14 }, short(low)), make("svg:text", { x: width - 4, y: base + 14, "text-anchor": "end" }, short(high)), make("svg:text", { x: 4, y: 12 }, "values (log scale); shaded: the grid; ticks: ends by calibrator"));
+  return svg;
+}
+
+function channels(tensor, at) {
+  const width = 480, height = 112, base = 100, values = [tensor.channels, tensor.equalized_channels], most = Math.max(...values.flat(), 1e-30);
+  const floor = Math.max(Math.min(...values.flat().filter((one) => one > 0), most), most / 1e6), size = (value) => (value > 0 ? 3 + ((base - 24) * Math.log(Math.max(value, floor) / floor + 1e-9)) / (Math.log(most / floor) || 1) : 0);
+  const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `channel ranges of ${tensor.tensor}` }), each = (width - 8) / tensor.channels.length;
+  values.forEach((bars, part) => bars.forEach((value, place) => { const tall = Math.max(0, size(value)); svg.append(make("svg:rect", { x: 4 + each * (place + part / 2), y: base - tall, width: Math.max(each / 2 - 0.3, 0.4), height: tall, fill: part ? ink(at) : "var(--soft)" }, make("svg:title", {}, `channel part ${place}: ${short(value)} ${part ? "after" : "before"}`))); }));
+  svg.append(make("svg:text", { x: 4, y: 12 }, "largest magnitude by channel (log scale): grey before equalization, coloured after"));
+  return svg;
+}
+
+function neighbours(title, names, at) {
+  if (!names.length) return null;
+  const known = (name) => maps[at].layers.get(name);
+  return make("p", {}, `${title} `, ...names.flatMap((name) => [make("button", { type: "button", onclick: (event) => { event.stopPropagation(); reveal(name); } }, known(name) ? `${known(name).op_type} ${known(name).module || name}` : name), " "]));
+}
+
+function detail(node) {
+  const parts = [];
+  results.forEach((one, at) => {
+    const row = maps[at].layers.get(node);
+    if (!row) return;
+    const known = [
+      [row.quantized ? "runs in" : "stays in float", row.quantized ? formats(row, at) : row.why],
+      ["noise in the running model", row.output_db === null ? null : `inputs ${db(row.input_db) || "∞"} dB, output ${db(row.output_db)} dB; ${number(row.added_db) === Infinity ? "it adds none" : `what it adds alone: ${db(row.added_db)} dB`}`],
+      ["sensitivity", row.alone_db === null ? null : `outputs ${db(row.alone_db)} dB with only its group quantized${row.rest_db === null ? "" : `, ${db(row.rest_db)} dB with all others quantized`}`],
+      ["multiply-adds", row.multiplies === null ? null : percent(row.multiplies)],
+    ].filter((pair) => pair[1]);
+    parts.push(make("h3", {}, mark(at), `${row.op_type} ${row.node}`, row.module ? ` in ${row.module}` : ""), make("dl", {}, ...known.flatMap(([head, text]) => [make("dt", {}, head), make("dd", {}, text)])),
+      neighbours("reads from", row.before, at), neighbours("read by", row.after, at));
+    parts.push(make("div", { class: "tensors" }, ...tensorsOf(row, at).map((tensor) => make("div", {},
+      make("h3", {}, tensor.tensor), make("p", { class: "soft" }, [`${tensor.role}, ${tensor.format}, ${tensor.calibrator}`, tensor.sqnr_db === null ? null : `own noise ${db(tensor.sqnr_db)} dB`, tensor.middle_db === null ? null : `middle half ${db(tensor.middle_db)} dB`, tensor.observed ? `values ${ends(tensor.observed)}` : "not observed", tensor.grid ? `grid ${ends(tensor.grid)}` : null].filter(Boolean).join("; "), `. ${tensor.why}.`),
+      tensor.equalization ? make("p", {}, `Equalized: ${tensor.equalization}.`) : null,
+      tensor.counts.length ? histogram(tensor, at) : null, tensor.channels.length ? channels(tensor, at) : null))));
+  });
+  return parts.filter(Boolean);
+}
+
+const bodies = new Map();
+function toggle(node, open) {
+  const body = bodies.get(node), row = body.firstChild, shown = row.classList.contains("open");
+  if (open === undefined) open = !shown;
+  if (open === shown) return;
+  row.classList.toggle("open", open);
+  row.querySelector(".open-layer").setAttribute("aria-expanded", String(open));
+  if (open) body.append(make("tr", { class: "detail" }, make("td", { colspan: row.children.length }, make("div", { class: "inner" }, ...detail(node)))));
+  else body.lastChild.remove();
+}
+function reveal(node) {
+  if (!bodies.has(node)) return;
+  const body = bodies.get(node);
+  body.hidden = false;
+  toggle(node, true);
+  body.scrollIntoView({ block: "center" });
+}
+
+function table() {
+  const order = [...new Set(results.flatMap((one) => one.layers.map((row) => row.node)))];
+  if (!order.length) return;
+  const first = (node) => maps.map((one) => one.layers.get(node)).find(Boolean);
+  const known = (column, at) => results[at].layers.some((row) => ![null, ""].includes(column.value(row, at)));
+  const columns = [...shared.map((column) => ({ ...column, at: null })), ...measured.filter((column) => column.both || !several).flatMap((column) => results.map((one, at) => ({ ...column, at })).filter((one) => known(column, one.at)))];
+  const rowOf = (column, node) => (column.at === null ? first(node) : maps[column.at].layers.get(node));
+  const value = (column, node) => { const row = rowOf(column, node); return row ? column.value(row, column.at === null ? 0 : column.at) : null; };
+  const cell = (column, node) => {
+    const row = rowOf(column, node);
+    if (column.title === "layer") return make("td", { class: "t" }, make("button", { class: "open-layer", type: "button", "aria-expanded": "false" }, row.module || row.node), row.module ? make("small", {}, row.node) : null);
+    const found = value(column, node), low = column.low && found !== null && found < LOW;
+    return make("td", { class: `${column.kind || ""}${low ? " low" : ""}` }, row ? (column.text ? column.text(row, column.at === null ? 0 : column.at) : String(found ?? "")) : "");
+  };
+  const grid = make("table", { id: "layers" });
+  const heads = columns.map((column) => make("th", { class: column.kind === "t" ? "" : column.kind, title: column.hint, scope: "col" }, make("button", { type: "button", onclick: () => sort(column) }, column.at === null ? null : mark(column.at), column.title)));
+  grid.append(make("thead", {}, make("tr", {}, ...heads)));
+  for (const node of order) {
+    const body = make("tbody", {}, make("tr", { class: "layer", onclick: () => toggle(node) }, ...columns.map((column) => cell(column, node))));
+    bodies.set(node, body);
+    grid.append(body);
+  }
+  let sorted = null, down = false;
+  function sort(column) {
+    down = sorted === column ? !down : false;
+    sorted = column;
+    heads.forEach((head, place) => (columns[place] === column ? head.setAttribute("aria-sort", down ? "descending" : "ascending") : head.removeAttribute("aria-sort")));
+    const keyed = [...bodies.keys()].map((node) => [value(column, node), node]);
+    const none = (key) => key === null || key === "" || Number.isNaN(key);
+    keyed.sort(([a], [b]) => none(a) - none(b) || (none(a) ? 0 : (typeof a === "string" ? a.localeCompare(b) : a < b ? -1 : a > b ? 1 : 0) * (down ? -1 : 1)));
+    grid.append(...keyed.map(([, node]) => bodies.get(node)));
+  }
+  const words = new Map(order.map((node) => [node, results.flatMap((one, at) => { const row = maps[at].layers.get(node); return row ? [row.op_type, row.node, row.module, row.quantized ? "quantized" : "float", ...row.tensors] : []; }).join(" ").toLowerCase()]));
+  const count = make("span", { class: "soft", id: "count" }), text = make("input", { type: "search", id: "filter", placeholder: "filter by operator, module, node or tensor", "aria-label": "filter", oninput: () => filter() });
+  const kinds = [...new Set(order.map((node) => first(node).op_type))], kind = make("select", { id: "operator", "aria-label": "operator", onchange: () => filter() }, make("option", { value: "" }, "all operators"), ...kinds.map((one) => make("option", { value: one }, one)));
+  const states = { "": () => true, quantized: (row) => row.quantized, float: (row) => !row.quantized };
+  const state = make("select", { id: "state", "aria-label": "state", onchange: () => filter() }, make("option", { value: "" }, "quantized and float"), make("option", { value: "quantized" }, "quantized"), make("option", { value: "float" }, "in float"));
+  function filter() {
+    const wanted = text.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0;
+    for (const node of order) {
+      const rows = maps.map((one) => one.layers.get(node)).filter(Boolean);
+      const fits = wanted.every((word) => words.get(node).includes(word)) && (!kind.value || first(node).op_type === kind.value) && rows.some(states[state.value]);
+      bodies.get(node).hidden = !fits;
+      shown += fits;
+    }
+    count.textContent = `${shown} of ${order.length} layers`;
+  }
+  page.append(make("h2", {}, "Layers, the one that costs most first"), make("p", { class: "soft" }, "Click a row for its histograms, channels and neighbours, and a heading to sort."), make("div", { class: "controls" }, text, kind, state, count), make("div", { class: "scroll" }, grid));
+  filter();
+}
+
+function reasons() {
+  if (!results.some((one) => one.floats.length)) return;
+  page.append(make("h2", {}, "Tensors and nodes in float"));
+  results.forEach((one, at) => {
+    if (!one.floats.length) return;
+    page.append(make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, make("th", {}, mark(at), "reason"), make("th", { class: "n" }, "count"), make("th", { class: "medium" }, "names"))),
+      make("tbody", {}, ...one.floats.map(([why, names]) => make("tr", {}, make("td", { class: "t" }, why), make("td", { class: "n" }, String(names.length)), make("td", { class: "t medium" }, names.length > 4 ? make("details", {}, make("summary", {}, `${names[0]}, …`), names.join(", ")) : names.join(", "))))))));
+  });
+}
+
+function facts() {
+  page.append(make("h2", {}, "Source"), make("div", { class: several ? "side" : "" }, ...results.map((one, at) => make("div", {}, several ? make("h3", {}, mark(at), one.label) : null, make("dl", {}, ...one.facts.flatMap(([head, text]) => [make("dt", {}, head), make("dd", {}, make("code", {}, text))]))))));
+}
+
+page.replaceChildren();
+verdict(); scores(); plot(); table(); reasons(); facts();
+document.getElementById("theme").addEventListener("click", () => {
+  const root = document.documentElement, dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+});

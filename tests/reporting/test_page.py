@@ -1,0 +1,188 @@
+"""The page of results in a real browser: sorted, filtered, opened, printed, in both themes.
+
+The tests need the package playwright and an installed Chromium, and are skipped elsewhere.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import feed_for, two_branch
+from planted_chain import LAYERS, WIDTH, chain, with_modules
+
+from onnxfq.cli.main import main
+from onnxfq.pipeline import quantize
+from onnxfq.report.html import render_page
+from onnxfq.report.record import quantize_record
+from onnxfq.support.records import to_json
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+PRINTED = 1030
+"""Pixels between the margins of A4 in landscape."""
+
+
+@dataclass
+class Tab:
+    """A page in the browser, with all that it asked for and complained about."""
+
+    page: Any
+    said: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def open(self, path: Path) -> Any:
+        """Show a file from the start."""
+        self.said.clear()
+        self.asked.clear()
+        self.page.emulate_media(media="screen", color_scheme="light")
+        self.page.goto(path.as_uri())
+        return self.page
+
+    def texts(self, selector: str) -> list[str]:
+        """Return the texts of all elements that are shown."""
+        return [one.inner_text() for one in self.page.locator(selector).all() if one.is_visible()]
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    """One tab of a headless browser."""
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        made = Tab(browser.new_page())
+        made.page.on("console", lambda message: made.said.append(message.text))
+        made.page.on("pageerror", lambda fault: made.said.append(str(fault)))
+        made.page.on("dialog", lambda dialog: made.said.append(dialog.message))
+        made.page.on("request", lambda request: made.asked.append(request.url))
+        yield made
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pages of the planted chain, protected and not, of both, and of a model with names like HTML."""
+    folder = tmp_path_factory.mktemp("pages")
+    rng = np.random.default_rng(1)
+    data = [{"x": rng.normal(size=(1, WIDTH)).astype(np.float32)} for _ in range(16)]
+    proto = with_modules(chain((3, 6)))
+    protected, plain = (quantize_record(quantize(proto, data, protect=least)) for least in (20.0, None))
+    odd = two_branch()
+    for node in odd.graph.node:
+        node.output[:] = [HOSTILE if name == "h" else name for name in node.output]
+        node.input[:] = [HOSTILE if name == "h" else name for name in node.input]
+    hostile = quantize_record(quantize(odd, [feed_for(odd)]))
+    for name, record in (("protected", protected), ("plain", plain)):
+        (folder / f"{name}.json").write_text(to_json(record), encoding="utf-8")
+        (folder / f"{name}.html").write_text(render_page([(name, record)]), encoding="utf-8")
+    (folder / "hostile.html").write_text(render_page([(HOSTILE, hostile)]), encoding="utf-8")
+    both = [str(folder / "protected.json"), str(folder / "plain.json")]
+    assert main(["report", *both, "-o", str(folder / "both.html"), "-q"]) == 0
+    return {path.stem: path for path in folder.glob("*.html")}
+
+
+def test_the_reader_finds_the_guilty_layer(tab: Tab, files: dict[str, Path]) -> None:
+    """The first row is the planted layer by its module; a click opens histograms and neighbours."""
+    page = tab.open(files["plain"])
+    assert tab.texts(".open-layer")[0].strip() == "blocks.0.fc3"
+    assert tab.texts("#verdict .tiles b.low") == tab.texts("#verdict .tiles b")[:1]
+    page.locator("tr.layer").first.click()
+    assert page.locator("svg.histogram").count() == 2
+    page.get_by_role("button", name="MatMul blocks.1.fc4").click()
+    assert page.locator("tr.open").count() == 2
+    assert "blocks.1.fc4" in tab.texts("tr.open")[-1]
+    page.locator("tr.layer").first.click()
+    assert page.locator("tr.open").count() == 1
+    page.locator("#noise circle").first.click()
+    assert "blocks.0.fc0" in " ".join(tab.texts("tr.open"))
+    assert not tab.said and tab.asked == [files["plain"].as_uri()]
+
+
+def test_sort_and_filter(tab: Tab, files: dict[str, Path]) -> None:
+    """A heading sorts up, then down; words, operator and state leave the rows that fit."""
+    page = tab.open(files["protected"])
+    heading = page.locator("#layers th", has_text="running dB")
+    for direction, turned in (("ascending", False), ("descending", True)):
+        heading.get_by_role("button").click()
+        assert heading.get_attribute("aria-sort") == direction
+        place = [one.split(" ")[0] for one in page.locator("#layers th").all_inner_texts()].index("running")
+        cells = page.locator(f"tr.layer > td:nth-child({place + 1})").all_inner_texts()
+        assert cells == sorted(cells, key=float, reverse=turned) and len(cells) == LAYERS
+    page.fill("#filter", "blocks.1 matmul")
+    assert sorted(text.strip() for text in tab.texts(".open-layer")) == [
+        f"blocks.1.fc{n}" for n in range(4, 8)
+    ]
+    assert tab.texts("#count") == [f"4 of {LAYERS} layers"]
+    page.fill("#filter", "")
+    page.select_option("#state", "float")
+    assert [text.strip() for text in tab.texts(".open-layer")] == ["blocks.0.fc3"]
+    page.select_option("#operator", "MatMul")
+    assert len(tab.texts(".open-layer")) == 1 and not tab.said
+
+
+def test_both_themes(tab: Tab, files: dict[str, Path]) -> None:
+    """The page follows the system, the button turns it round, and paper is always light."""
+    page = tab.open(files["protected"])
+
+    def ink() -> int:
+        return page.evaluate("parseInt(getComputedStyle(document.body).color.match(/\\d+/)[0])")
+
+    assert ink() < 100
+    page.emulate_media(color_scheme="dark")
+    assert ink() > 200
+    page.click("#theme")
+    assert ink() < 100
+    page.click("#theme")
+    assert ink() > 200
+    page.emulate_media(media="print", color_scheme="dark")
+    assert ink() < 100 and not tab.said
+
+
+@pytest.mark.parametrize("name", ["protected", "both"])
+def test_nothing_is_cut(tab: Tab, files: dict[str, Path], name: str) -> None:
+    """The page is as wide as a phone, a desk or paper, where every column is printed."""
+    page = tab.open(files[name])
+    page.locator("tr.layer").nth(1).click()
+    for width in (360, 500, 1280, 1920):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.set_viewport_size({"width": PRINTED, "height": 700})
+    page.emulate_media(media="print")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PRINTED
+    assert page.locator("#layers").evaluate("one => one.scrollWidth") <= PRINTED
+    heads = page.locator("#layers th")
+    assert all(one.is_visible() for one in heads.all())
+    printed = page.pdf(prefer_css_page_size=True)
+    assert printed.startswith(b"%PDF") and len(printed) > 10_000
+    page.set_viewport_size({"width": 1280, "height": 800})
+    assert not tab.said
+
+
+def test_two_results_side_by_side(tab: Tab, files: dict[str, Path]) -> None:
+    """Each result has its verdict, its line in the plot and its columns; rows are joined by layer."""
+    page = tab.open(files["both"])
+    assert tab.texts("#verdict h2") == ["Aprotected", "Bplain"]
+    assert page.locator("#noise polyline").count() == 2
+    heads = [" ".join(text.split()) for text in page.locator("#layers th").all_inner_texts()]
+    assert {"Arunning dB", "Brunning dB", "Aalone dB"} <= set(heads) and "Balone dB" not in heads
+    assert page.locator("tr.layer").count() == LAYERS
+    first = page.locator("tr.layer").first
+    first.click()
+    assert first.locator("td").all_inner_texts()[-2:] == ["float", "int8"]
+    assert page.locator(".detail h3", has_text="blocks.0.fc3").count() == 2 and not tab.said
+
+
+def test_names_are_text(tab: Tab, files: dict[str, Path]) -> None:
+    """A tensor called like HTML is shown, not run."""
+    page = tab.open(files["hostile"])
+    for row in page.locator("tr.layer").all():
+        row.click()
+    assert HOSTILE in " ".join(tab.texts(".detail h3")) and page.title() == f"onnxfq: {HOSTILE}"
+    assert page.locator("img").count() == 0 and not tab.said and len(tab.asked) == 1
