@@ -139,7 +139,8 @@ def names() -> str:
     found = [name for name, value in vars(errors).items() if isinstance(value, type)]
     lines = []
     for module, held in (
-        ("onnxfq", [name for name in onnxfq.__all__ if not name.startswith("__")]),
+        ("onnxfq", [name for name in onnxfq.__all__ if not name.startswith("__") and name != "plot"]),
+        ("onnxfq.plot", onnxfq.plot.__all__),
         ("onnxfq.torch", sorted(map(str, torch_names))),
         ("onnxfq.errors", [name for name in found if issubclass(getattr(errors, name), OnnxfqError)]),
     ):

@@ -300,7 +300,7 @@ MISTAKES = {
         "mean has 2 numbers, and the data 3 channels (nchw, [1, 3, 6, 6]); give 3 or one",
     ),
     "std of zero": (nothing, f"{GOOD} --std 0", "std is 0.0; a zero would lose the data"),
-    "size that is none": (nothing, f"{GOOD} --resize 224", "--resize is '224'; give width and height"),
+    "size that is none": (nothing, f"{GOOD} --resize 224x", "--resize is '224x'; give width and height"),
     "size of images for arrays": (
         nothing,
         f"{GOOD} --resize 32x32",

@@ -308,13 +308,17 @@ def test_a_job_reproduces_the_command(options: str, run: Run, workplace: Path) -
         Path(name).mkdir()
     line = f"quantize model.onnx {options} -o out.onnx --artifacts kept"
     assert "wrote      jobs/job.yaml" in run(f"{line} --write-job jobs/job.yaml")
-    # The result names the file of the model as it was asked for.
-    written = [Path("out.onnx"), *sorted({*Path("kept").iterdir()} - {Path("kept/model.result.json")})]
+    record = Path("kept/model.result.json")
+    first = json.loads(record.read_text(encoding="utf-8"))
+    written = [Path("out.onnx"), *sorted(path for path in Path("kept").iterdir() if path != record)]
     before = {path: path.read_bytes() for path in written}
-    for path in (*written, Path("kept/model.result.json")):
+    for path in (*written, record):
         path.unlink()
     assert "wrote      ../out.onnx" in run("run jobs/job.yaml")
     assert {path: path.read_bytes() for path in written} == before
+    # The record also holds command, date and seconds.
+    again = json.loads(record.read_text(encoding="utf-8"))
+    assert all(again[name] == first[name] for name in ("recipe", "plan", "evaluation", "table"))
     assert json.loads(run("run jobs/job.yaml --json"))["source"] == "../model.onnx"
     assert Path.cwd() == workplace
     schema = json.loads(run("run --schema"))
