@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -99,9 +99,9 @@ JOBS: dict[str, Callable[[], Job]] = {
 }
 
 
-def run_child(name: str, path: Path, samples: int, threads: int) -> dict:
-    """Run one job in a process of its own; return its costs, or {"error": text}."""
-    arguments = [sys.executable, __file__, "--child", name, str(path), str(samples), str(threads)]
+def run_child(name: str, path: Path, samples: int, threads: int, script: str = __file__) -> dict:
+    """Run one job of a script in a process of its own; return its costs, or {"error": text}."""
+    arguments = [sys.executable, script, "--child", name, str(path), str(samples), str(threads)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -109,9 +109,9 @@ def run_child(name: str, path: Path, samples: int, threads: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def child(name: str, path: Path, samples: int, threads: int) -> None:
-    """Run one job and print its costs as JSON."""
-    job = JOBS[name]()
+def child(jobs: Mapping[str, Callable[[], Job]], name: str, *place: str) -> None:
+    """Run one of `jobs` on model, samples and threads, and print its costs as JSON."""
+    job, path, (samples, threads) = jobs[name](), Path(place[0]), map(int, place[1:])
     start, processor = time.perf_counter(), time.process_time()
     job(path, samples, threads)
     costs = {"seconds": time.perf_counter() - start, "processor": time.process_time() - processor}
@@ -145,8 +145,7 @@ def measure(path: Path, samples: int, jobs: list[str], threads: int, rounds: int
 def main() -> None:
     """Measure and print one table."""
     if sys.argv[1:2] == ["--child"]:
-        name, path, *numbers = sys.argv[2:]
-        child(name, Path(path), *(int(n) for n in numbers))
+        child(JOBS, *sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", choices=sorted(NETWORKS), default=DEFAULT_NETWORKS)

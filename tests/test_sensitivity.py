@@ -10,11 +10,11 @@ import onnx
 import pytest
 import yaml
 from builders import BUILDERS, build, conv_relu, feed_for, stage, weights
-from planted_chain import LAYERS, WIDTH, chain, with_modules
+from planted_chain import FACTOR, LAYERS, WIDTH, chain, with_modules
 
 import onnxfq
 from onnxfq.cli.main import main
-from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.sensitivity import MetricValues, Sensitivity
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.patterns.logits import find_logits
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switched_tensors
@@ -22,9 +22,10 @@ from onnxfq.passes.switch_weights import switch_weights
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_fake_quantize
-from onnxfq.stages.promise import Half
 from onnxfq.stages.round_weights import round_weights
 from onnxfq.stages.score import score_models
+from onnxfq.stages.switched_segments import SwitchedSegments
+from onnxfq.stages.task_metric import Half
 
 
 @pytest.mark.parametrize("name", sorted(BUILDERS))
@@ -42,6 +43,37 @@ def test_each_switch_by_itself(name: str) -> None:
         expected = Session(reference, 1, exact=True).run(feed)
         for got, want in zip(session.run(feed | {ENABLED_INPUT: enabled}), expected, strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", sorted(BUILDERS))
+def test_segments_compute_what_the_whole_computes(name: str) -> None:
+    """In segments, from the start and from the trace of the float model: as onnxruntime in one session."""
+    proto = BUILDERS[name]()
+    staged, feed = stage(proto), feed_for(proto)
+    switched = insert_fake_quantize(staged.model, staged.plan, staged.encodings, switches="each")
+    outputs = [value.name for value in proto.graph.output]
+    whole, cut = Session(switched, 1), SwitchedSegments(switched, outputs, parts=3)
+    count = len(switched_tensors(staged.plan))
+    trace = cut.trace(feed, np.zeros(count, bool))
+    for state in (*np.eye(count, dtype=bool), np.ones(count, bool), np.zeros(count, bool)):
+        start = cut.first(state)
+        runs = cut.run(feed, state), cut.run(trace[start], state, start)
+        for output, want in zip(outputs, whole.run(feed | {ENABLED_INPUT: state}, outputs), strict=True):
+            # Float segments have constant weights, which onnxruntime may sum in another order.
+            np.testing.assert_allclose(runs[0][output], want, rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(runs[0][output], runs[1][output])
+
+
+def test_a_run_begins_at_the_first_switch_that_is_on() -> None:
+    """Every segment of a long chain has its share of the switches, in the order of computation."""
+    staged = stage(chain(layers=30))
+    switched = insert_fake_quantize(staged.model, staged.plan, staged.encodings, switches="each")
+    cut = SwitchedSegments(switched, ["y"], parts=5)
+    names = switched_tensors(staged.plan)
+    firsts = {name: cut.first(np.array(names) == name) for name in names}
+    assert sorted(firsts[f"w{n}"] for n in range(30)) == [firsts[f"w{n}"] for n in range(30)]
+    assert [sum(first == part for first in firsts.values()) for part in range(5)] == [12] * 5
+    assert cut.first(np.zeros(60, bool)) == 5 and len(cut.trace(feed_for(chain()), np.zeros(60, bool))) == 6
 
 
 def test_one_switch_is_a_plan_of_one_tensor() -> None:
@@ -280,6 +312,75 @@ def test_a_promised_drop_is_kept(data, labels) -> None:
         assert kept.sensitivity.remedy.before < kept.sensitivity.remedy.reached >= -promise.max_drop
     sound = onnxfq.quantize(chain(), data, promise=onnxfq.Promise(max_drop=0, labels=labels))
     assert sound.sensitivity is None
+
+
+def two_branches() -> onnx.ModelProto:
+    """A large output with little relative noise next to a tiny one that int8 ruins."""
+    rng = np.random.default_rng(5)
+    large, tiny = rng.normal(size=(2, WIDTH, WIDTH)).astype(np.float32)
+    tiny[3] /= FACTOR
+    text = f"""g (float[N,{WIDTH}] x, float[N,{WIDTH}] z) => (float[N,{2 * WIDTH}] y) {{
+        [large] a = MatMul (x, w0) [tiny] b = MatMul (z, w1) y = Concat <axis = 1> (a, b) }}"""
+    return build(text, {"w0": large * 1000, "w1": tiny})
+
+
+def tiny_class(outputs, labels) -> float:
+    """A metric of the user: the share of right classes of the tiny output."""
+    made = [one["y"][:, WIDTH:].argmax(1) for one in outputs]
+    return float(np.mean(np.concatenate(made) == labels))
+
+
+def test_ranked_by_a_metric(tmp_path: Path, data, capfd: pytest.CaptureFixture[str]) -> None:
+    """The metric of each group is that of a model with it alone, or all but it; it goes before the SQNR."""
+    proto, session = two_branches(), Session(two_branches(), 1)
+    feeds = [{"x": feed["x"], "z": feed["x"] * np.where(np.arange(WIDTH) == 3, FACTOR, 1)} for feed in data]
+    feeds = [{name: array.astype(np.float32) for name, array in feed.items()} for feed in feeds]
+    labels = np.array([session.run(feed)[0][0, WIDTH:].argmax() for feed in feeds])
+    options = onnxfq.RunOptions(batch=1)
+    found = onnxfq.sensitivity(proto, feeds, metric=tiny_class, labels=labels, options=options)
+    assert [group.nodes for group in found.groups] == [("tiny",), ("large",)]
+    assert found.groups[0].noise < found.groups[1].noise and found.by_gain(by_metric=True) == [0, 1]
+    assert found.by_gain() == [1, 0] and found.metric is not None and found.metric.reference == 1
+    half = [feeds[at] for at in Half(range(len(feeds)), 0)]
+    truth = labels[list(Half(range(len(feeds)), 0))]
+    for group in found.groups:
+        for value, nodes in (
+            (group.metric_rest, group.nodes),
+            (group.metric, {"tiny", "large"} - {*group.nodes}),
+        ):
+            override = onnxfq.Override(nodes=tuple(nodes), keep_float=True)
+            recipe = onnxfq.load_recipe("tensorrt-int8").model_copy(update={"overrides": (override,)})
+            made = Session(
+                onnxfq.quantize(proto, feeds, recipe=recipe, protect=None, options=options).simulation
+            )
+            outputs = ({"y": made.run(feed)[0]} for feed in half)
+            assert value == pytest.approx(tiny_class(outputs, truth))
+    same = onnxfq.sensitivity(proto, feeds, metric=lambda outputs, feeds: len([*outputs]), options=options)
+    assert [group.nodes for group in same.groups] == [("large",), ("tiny",)]
+    with pytest.raises(DataError, match="the promise has a metric already"):
+        promise = onnxfq.Promise(max_drop=1, labels=labels)
+        onnxfq.sensitivity(proto, feeds, promise=promise, labels=labels)
+
+    onnx.save(proto, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **{n: np.concatenate([feed[n] for feed in feeds]) for n in "xz"})
+    np.save(tmp_path / "l.npy", labels)
+    line = ["sensitivity", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz"), "--batch", "1"]
+    named = ["--labels", str(tmp_path / "l.npy"), "--metric", f"{__name__}:tiny_class"]
+    assert main([*line, *named, "-o", str(tmp_path / "s.json")]) == 0
+    text = capfd.readouterr().out
+    assert f"metric {__name__}:tiny_class: float 1, all quantized" in text and "1 of 2 groups drop" in text
+    document = json.loads((tmp_path / "s.json").read_text())
+    assert [g["metric"] for g in document["groups"]] == [g.metric for g in found.groups]
+    assert Sensitivity.model_validate(document).metric.quantized == found.metric.quantized
+    assert main([*line, *named, "--max-drop", "0.1", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["remedy"]["kept"] == [0]
+    assert main([*line, "--metric", "no:where"]) == 1 and "cannot import 'no'" in capfd.readouterr().err
+
+
+def test_a_rise_of_the_metric_is_chance() -> None:
+    """Drops up to the largest rise rank nothing."""
+    values = MetricValues(name="m", reference=0.8, quantized=0.7, chance=0.02)
+    assert [values.clear_drop(v) > 0 for v in (None, 0.82, 0.8, 0.781, 0.77)] == [False] * 4 + [True]
 
 
 def test_halves_are_without_period() -> None:

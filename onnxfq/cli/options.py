@@ -139,55 +139,68 @@ def _promise(*names: str, **given: Any) -> Any:
     return typer.Option(*names, rich_help_panel=ACCURACY_PANEL, **given)
 
 
-def _read_promise(
+@dataclass(frozen=True)
+class Accuracy:
+    """A promised accuracy, and how the task is measured."""
+
     min_sqnr: Annotated[
         float | None,
         _promise(metavar="DB", help="Promise this SQNR of the outputs: the fewest layers stay in float."),
-    ] = None,
+    ] = None
     max_drop: Annotated[
         float | None,
         _promise(
             metavar="X", help="Promise at most this drop: in points of top-1 with --labels, or of --metric."
         ),
-    ] = None,
+    ] = None
     labels: Annotated[
         Path | None,
         _promise(metavar="FILE", help="Class numbers of --data, one per row: .npy, .npz or text."),
-    ] = None,
+    ] = None
     metric: Annotated[
         str | None,
         _promise(
             metavar="MODULE:FUNCTION",
             help="Call this with the outputs of each feed, and labels or feeds; higher is better.",
         ),
-    ] = None,
+    ] = None
     weight_bits: Annotated[
         float | None,
         _promise(
             metavar="BITS",
             help="Promise this average of bits: the layers that gain most get the format of --fallback.",
         ),
-    ] = None,
+    ] = None
     fallback: Annotated[
         str,
         _promise(
             metavar="float|weights|QTYPE|RECIPE",
             help="Give these layers no quantizers, quantized weights only, or a wider format or recipe.",
         ),
-    ] = FLOAT,
-) -> Promise | None:
-    """Return the promise of the options; None without one. Raises DataError if they do not go together."""
-    if all(one is None for one in (min_sqnr, max_drop, labels, metric, weight_bits)):
-        if fallback != FLOAT:
-            raise typer.BadParameter(
-                "--fallback has no effect without a promise; give --min-sqnr, --max-drop or --weight-bits too"
-            )
-        return None
-    return Promise(min_sqnr, max_drop, labels, metric, fallback, weight_bits)
+    ] = FLOAT
+
+    @property
+    def promise(self) -> Promise | None:
+        """The promise; None without one. Raises DataError for options that do not go together."""
+        options = (self.min_sqnr, self.max_drop, self.labels, self.metric, self.weight_bits)
+        if all(one is None for one in options):
+            if self.fallback != FLOAT:
+                raise typer.BadParameter(
+                    "--fallback has no effect without a promise; give --min-sqnr, --max-drop or "
+                    "--weight-bits too"
+                )
+            return None
+        return Promise(
+            self.min_sqnr, self.max_drop, self.labels, self.metric, self.fallback, self.weight_bits
+        )
+
+
+def _read_promise(accuracy: Annotated[Accuracy, Group(Accuracy)]) -> Promise | None:
+    return accuracy.promise
 
 
 PromiseOptions = Annotated[Promise | None, Group(_read_promise)]
-AccuracyOptions = Annotated[Promise | None, Group(_read_promise, weight_bits=None)]
+AccuracyOptions = Annotated[Accuracy, Group(Accuracy, weight_bits=None)]
 
 
 @dataclass(frozen=True)

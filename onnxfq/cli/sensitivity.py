@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -42,19 +43,23 @@ def sensitivity(
     ] = None,
     custom_ops: CustomOpsOption = None,
     *,
-    promise: AccuracyOptions,
+    accuracy: AccuracyOptions,
     running: RunningOnCpu,
     printer: Printing,
 ) -> None:
     """Rank the quantized layers of MODEL by the noise that each adds to the outputs.
 
-    Every group of quantizers is switched on alone, in one session, and the worst are also left out. The
-    remedy is for --min-sqnr or --max-drop; 20 dB without them.
+    Every group of quantizers is switched on alone, in a model that is loaded once, and the worst are also
+    left out. --metric or --labels measure the task as well, on half of the data for each group: they rank
+    the groups that they separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """
     if recipe_out is not None and load_recipe(recipe) not in RECIPES.values():
         raise RecipeError(
             f"--recipe-out changes a built-in recipe, got {recipe}; add its overrides to that file"
         )
+    unmeasured = replace(accuracy, labels=None, metric=None)
+    # Without a promised drop, labels and a metric only rank.
+    promised, ranking = (unmeasured, accuracy) if accuracy.max_drop is None else (accuracy, unmeasured)
     with running.progress(printer) as options:
         found = measure(
             model,
@@ -62,7 +67,9 @@ def sensitivity(
             recipe=recipe,
             statistics=statistics,
             samples=samples,
-            promise=promise or Promise(min_sqnr=LOW_SQNR_DB),
+            promise=promised.promise or Promise(min_sqnr=LOW_SQNR_DB),
+            metric=ranking.metric,
+            labels=ranking.labels,
             options=options,
         )
     if output is not None:

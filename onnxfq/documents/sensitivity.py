@@ -31,6 +31,8 @@ class GroupNoise(Record):
         modules: paths of the torch modules of these nodes, each once; empty if the model has none.
         noise: noise-to-signal ratio of the outputs with only this group quantized.
         rest: the same with all groups but this one quantized; None where it was not measured.
+        metric: value of the task's metric with only this group quantized; None without a metric.
+        metric_rest: the same with all groups but this one quantized; None where it was not measured.
         multiplies: share of the model's multiply-adds in these nodes, 0 to 1; None if shapes are unknown.
         weight_bytes: share of the bytes of quantized weights.
     """
@@ -41,6 +43,8 @@ class GroupNoise(Record):
     modules: tuple[str, ...] = ()
     noise: float
     rest: float | None = None
+    metric: float | None = None
+    metric_rest: float | None = None
     multiplies: float | None = None
     weight_bytes: float = 0.0
 
@@ -58,6 +62,28 @@ class GroupNoise(Record):
     def rest_db(self) -> float | None:
         """SQNR of the outputs in dB with all groups but this one quantized."""
         return None if self.rest is None else ratio_db(1.0, self.rest)
+
+
+class MetricValues(Record):
+    """Metric of the task, on the half of the data that chooses.
+
+    Attributes:
+        name: of the metric, with its unit.
+        reference: value of the float model.
+        quantized: value with everything quantized.
+        chance: largest rise above `reference` with one group quantized, at least 0. Quantization helps no
+            task: such a rise is chance, and a drop up to this size is no evidence either.
+    """
+
+    name: str
+    reference: float
+    quantized: float
+    chance: float
+
+    def clear_drop(self, value: float | None) -> float:
+        """Return the drop from `reference` to `value` if it is larger than chance, else 0."""
+        drop = 0.0 if value is None else self.reference - value
+        return drop if drop > self.chance else 0.0
 
 
 class Remedy(Record):
@@ -92,10 +118,14 @@ class Remedy(Record):
 class Sensitivity(Record):
     """Noise of all groups of quantizers, the worst first (`.json`).
 
+    With a metric, the groups with a drop larger than chance are first, by their drop; the others follow by
+    their noise.
+
     Attributes:
         outputs: the measured tensors; the input of a final sigmoid or softmax stands for its output.
         samples: number of feeds it was measured on.
         noise: noise-to-signal ratio of the outputs with everything quantized, averaged over `outputs`.
+        metric: values of the metric that was given, if any.
     """
 
     format: Literal["onnxfq.sensitivity/1"] = "onnxfq.sensitivity/1"
@@ -104,6 +134,7 @@ class Sensitivity(Record):
     outputs: tuple[str, ...]
     samples: int
     noise: float
+    metric: MetricValues | None = None
     groups: tuple[GroupNoise, ...]
     remedy: Remedy | None = None
 
@@ -112,16 +143,22 @@ class Sensitivity(Record):
         """SQNR of the outputs in dB with everything quantized."""
         return ratio_db(1.0, self.noise)
 
-    def by_gain(self) -> list[int]:
+    def by_gain(self, by_metric: bool = False) -> list[int]:
         """Return the places of the groups by their noise for their cost, the best first.
 
         The cost is the share of the multiply-adds, or of the weights where these are unknown, plus the share
-        of one group in their number: a layer in float also ends a fusion.
+        of one group in their number: a layer in float also ends a fusion. With `by_metric`, groups with a
+        clear drop of the metric come first, by their drop for their cost.
         """
         each = 1 / len(self.groups) if self.groups else 0.0
-        return sorted(
-            range(len(self.groups)), key=lambda at: -self.groups[at].noise / (self.groups[at].cost + each)
-        )
+        metric = self.metric if by_metric else None
+
+        def gain(at: int) -> tuple[float, float]:
+            group = self.groups[at]
+            cost = group.cost + each
+            return (0.0 if metric is None else metric.clear_drop(group.metric)) / cost, group.noise / cost
+
+        return sorted(range(len(self.groups)), key=gain, reverse=True)
 
     def multiplies(self, kept: Iterable[int]) -> float | None:
         """Return the share of the multiply-adds of the groups at the places `kept`; None if unknown."""
@@ -177,25 +214,42 @@ class Sensitivity(Record):
         """Return the worst groups as text, one line each.
 
         Columns: SQNR with only this group quantized; its share of the noise of all groups; SQNR with all but
-        this group quantized, where measured; its share of multiply-adds; readers and tensors.
+        this group quantized, where measured; the metric with only this group quantized, and with all others,
+        if a metric was given; its share of multiply-adds; readers and tensors.
         """
         total = sum(group.noise for group in self.groups)
-        rows = [("alone dB", "noise", "without dB", "multiplies", "operators", "module or node", "tensors")]
+        task = ["metric alone", "metric without"] if self.metric is not None else []
+        rows = [
+            ["alone dB", "noise", "without dB", *task, "multiplies", "operators", "module or node", "tensors"]
+        ]
         for group in self.groups[:shown]:
             rows.append(
-                (
+                [
                     f"{group.alone_db:.1f}",
                     f"{group.noise / total:.1%}" if total else "",
                     "" if group.rest_db is None else f"{group.rest_db:.1f}",
+                    *(
+                        "" if one is None else f"{one:.5g}"
+                        for one in (group.metric, group.metric_rest)[: len(task)]
+                    ),
                     "" if group.multiplies is None else f"{group.multiplies:.1%}",
                     ", ".join(group.op_types),
                     ", ".join(group.modules) or group.nodes[0],
                     ", ".join(group.tensors),
-                )
+                ]
             )
         more = len(self.groups) - shown
         lines = [
             f"all quantized: {self.sqnr_db:.1f} dB at {', '.join(self.outputs)}, {self.samples} samples",
-            *table_lines(rows, names=(5, 6)),
+            *([] if self.metric is None else [self._metric_text(self.metric)]),
+            *table_lines(rows, names=(len(rows[0]) - 2, len(rows[0]) - 1)),
         ]
         return "\n".join([*lines, *([f"and {more} groups with less noise"] if more > 0 else [])])
+
+    def _metric_text(self, metric: MetricValues) -> str:
+        """Return the metric of the whole model, and how many groups it ranks, in one line."""
+        clear = sum(metric.clear_drop(group.metric) > 0 for group in self.groups)
+        return (
+            f"{metric.name}: float {metric.reference:.5g}, all quantized {metric.quantized:.5g}; {clear} of "
+            f"{len(self.groups)} groups drop by more than chance, {metric.chance:.3g}, and are first"
+        )

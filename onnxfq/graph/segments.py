@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
+from itertools import accumulate
 from typing import NamedTuple
 
 import onnx
+from onnx import helper
 
 from onnxfq.graph.model import bodies, list_nodes
 
@@ -29,11 +31,12 @@ class Segment(NamedTuple):
 class SegmentedGraph:
     """A graph that is computed once, in segments, each up to a tensor that is wanted next."""
 
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        """Start with the inputs of `graph` known."""
+    def __init__(self, graph: onnx.GraphProto, known: Collection[str] = ()) -> None:
+        """Start with the inputs of `graph` known, and the tensors `known`."""
         self._nodes = list(graph.node)
         self._reads = [list_reads(node) for node in self._nodes]
-        self._makers = {name: at for at, node in enumerate(self._nodes) for name in node.output if name}
+        made = ((name, at) for at, node in enumerate(self._nodes) for name in node.output)
+        self._makers = {name: at for name, at in made if name and name not in known}
         self._readers: dict[str, set[int]] = {}
         for at, names in enumerate(self._reads):
             for name in names:
@@ -59,6 +62,64 @@ class SegmentedGraph:
         dead = [name for name in inputs if not self._readers[name] - self._done and name not in wanted]
         outputs = sorted(later | (set(wanted) & made))
         return Segment([self._nodes[at] for at in nodes], tuple(inputs), tuple(outputs), tuple(dead))
+
+    def divide(
+        self, wanted: Collection[str], marked: Collection[str], usable: Collection[str], count: int
+    ) -> list[set[str]]:
+        """Return the tensors on up to `count` - 1 cuts, which divide the reads of `marked` evenly.
+
+        A cut is moved by up to half of a part to where it has the fewest tensors.
+
+        Args:
+            wanted: tensors that are alive from their maker to the end.
+            marked: known tensors; each node counts as often as it reads one.
+            usable: tensors that a cut may have.
+            count: number of parts.
+        """
+        last = {name: max(at) for name, at in self._readers.items()} | dict.fromkeys(wanted, len(self._nodes))
+        alive: list[set[str]] = []
+        now: set[str] = set()
+        for at, node in enumerate(self._nodes):
+            now = {name for name in now | (self._makers.keys() & set(node.output)) if last.get(name, 0) > at}
+            alive.append(now)
+        done = list(accumulate(len(reads & set(marked)) for reads in self._reads))
+        part = done[-1] / count if done else 0.0
+        found: dict[int, set[str]] = {}
+        for number in range(1, count):
+            aside = {at: abs(reads - number * part) for at, reads in enumerate(done[:-1])}
+            near = [
+                at for at, far in aside.items() if far <= part / 2 and alive[at] and alive[at] <= set(usable)
+            ]
+            if near:
+                best = min(near, key=lambda at: (len(alive[at]), aside[at]))
+                found[best] = alive[best]
+        return [found[at] for at in sorted(found)]
+
+
+def segment_model(
+    segment: Segment,
+    like: onnx.ModelProto,
+    types: Mapping[str, int],
+    constants: Iterable[onnx.TensorProto],
+) -> onnx.ModelProto:
+    """Return a model of `segment`.
+
+    Args:
+        segment: its inputs and outputs are those of the model.
+        like: opsets and functions are taken from it.
+        types: element type by input.
+        constants: those that the nodes read are initializers.
+    """
+    read = {name for node in segment.nodes for name in list_reads(node)}
+    inputs = [helper.make_tensor_value_info(name, types[name], None) for name in segment.inputs]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in segment.outputs]
+    model = onnx.ModelProto()
+    model.ir_version = like.ir_version
+    model.opset_import.extend(like.opset_import)
+    model.functions.extend(like.functions)
+    model.graph.CopyFrom(helper.make_graph(segment.nodes, "segment", inputs, outputs))
+    model.graph.initializer.extend(tensor for tensor in constants if tensor.name in read)
+    return model
 
 
 def list_reads(node: onnx.NodeProto) -> set[str]:

@@ -107,6 +107,7 @@ class Session:
         device: Device = "cpu",
         emulated: bool = True,
         packed: bool = True,
+        pooled: bool = True,
     ) -> None:
         """Load `model`.
 
@@ -118,6 +119,7 @@ class Session:
             device: from `choose_device`.
             emulated: 16-bit floats are computed as in the class; False: as the model has them.
             packed: weights are held once more, packed for kernels; slower without. Exact sessions never do.
+            pooled: memory of a run is kept for the next one; several sessions together take less without.
 
         Raises ModelError if the model cannot be loaded, NoKernelError if the runtime lacks one of its
         operators in its types, RuntimeLibraryError if the device cannot be used,
@@ -147,6 +149,7 @@ class Session:
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         elif any(node.op_type in QDQ_OPS for node in list_nodes(proto.graph)):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = pooled
         if exact or not packed:
             options.add_session_config_entry("session.disable_prepacking", "1")
         try:

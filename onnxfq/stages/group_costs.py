@@ -76,9 +76,12 @@ def measure_costs(proto: onnx.ModelProto, plan: Plan, feed: Feed) -> Costs:
     index = GraphIndex(graph)
     products = [node for node in graph.node if node.op_type in _PRODUCTS]
     tensors = list(dict.fromkeys(name for node in products for name in (*node.input[:2], node.output[0])))
-    shapes = _run_shapes(proto, feed, [name for name in tensors if name in index.makers])
-    shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    known = {name: index.shape(name) for name in tensors}
+    shapes = {name: tuple(filter(None, dims)) for name, dims in known.items() if dims and all(dims)}
     shapes |= {name: array.shape for name, array in feed.items()}
+    shapes |= _run_shapes(
+        proto, feed, [name for name in tensors if name not in shapes and name in index.makers]
+    )
     sizes = {tensor.name: tensor_bytes(tensor) for one in list_graphs(graph) for tensor in one.initializer}
     counts = {}
     for node in products:

@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.data.functions import FUNCTION_NAME, faults_of, import_function
-from onnxfq.data.labels import count_right, count_rows, read_labels, refuse_label_count
 from onnxfq.documents.recipe import RECIPES
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
 from onnxfq.errors import DataError
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
-from onnxfq.stages.switchboard import State, Switchboard, spread_feeds
+from onnxfq.stages.switchboard import Switchboard, spread_feeds
+from onnxfq.stages.switched_segments import State
+from onnxfq.stages.task_metric import Metric, TaskMetric, check_metric_name
 
 CHOICES = 8
 """Feeds on which an SQNR is chosen."""
@@ -43,10 +40,6 @@ _FEWEST = 4
 """Rows of one half that a promised drop of top-1 should be; with fewer, chance decides."""
 
 log = logging.getLogger(__name__)
-
-Outputs = Mapping[str, NDArray[Any]]
-Metric = Callable[[Iterator[Outputs], Any], float]
-"""Takes the outputs of each feed in order, and the labels of their rows or, without labels, the feeds."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +83,7 @@ class Promise:
             raise DataError("labels and a metric are for max_drop; leave them out, or give it")
         if self.max_drop is not None and not (math.isfinite(self.max_drop) and self.max_drop >= 0):
             raise DataError(f"max_drop is {self.max_drop:g}; give a number of at least 0")
-        if isinstance(self.metric, str) and not FUNCTION_NAME.fullmatch(self.metric):
-            raise DataError(f"metric {self.metric!r} must be package.module:function")
+        check_metric_name(self.metric)
         if self.fallback not in (FLOAT, WEIGHTS, *RECIPES):
             qtype_by_name(self.fallback)
         if self.weight_bits is not None and self.fallback in (FLOAT, WEIGHTS):
@@ -159,53 +151,28 @@ class MetricAim:
 
     noise_limit: float | None = None
 
-    def __init__(self, promise: Promise, board: Switchboard, feeds: Iterable[Feed], limited: bool) -> None:
-        """Name the metric; nothing is measured yet.
+    def __init__(self, wanted: float, task: TaskMetric) -> None:
+        """Name what is measured; nothing is measured yet.
 
         Args:
-            promise: with a metric or labels.
-            board: a session of the model.
-            feeds: all data; read once for each measurement.
-            limited: whether `feeds` are the first of more, and so are their labels.
-
-        Raises DataError for labels or a metric that cannot be read.
+            wanted: the least difference from the float model, at most 0.
+            task: the metric.
         """
-        assert promise.max_drop is not None
-        self.wanted = -promise.max_drop
-        given, labels = promise.metric, promise.labels
-        name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
-        self._name = "points of top-1" if given is None else f"metric {name}"
-        self.measure = f"{self._name} against float"
-        self._metric: Metric = _top1
-        if given is not None:
-            self._metric = import_function(given, "--metric") if isinstance(given, str) else given
-        self._labels = read_labels(labels) if isinstance(labels, (str, Path)) else labels
-        self._feeds, self._board, self._limited = feeds, board, limited
-
-    @cached_property
-    def _places(self) -> list[slice]:
-        """Places of the labels of each feed. Raises DataError if there are more rows than labels."""
-        board, labels = self._board, self._labels
-        assert labels is not None
-        first = board.results[0]
-        rows = [count_rows(made[first]) for made in board.run(self._feeds, board.nothing)]
-        ends = np.cumsum([0, *rows]).tolist()
-        if ends[-1] > labels.size or (ends[-1] < labels.size and not self._limited):
-            raise refuse_label_count(labels, str(ends[-1]), first)
-        if self._metric is _top1 and 100 / ends[-1] * 2 > -self.wanted / _FEWEST:
-            log.warning(
-                "%d labelled rows, half of which prove %g points: one row is %.2g points, so that chance may "
-                "decide; give more labelled data",
-                ends[-1],
-                -self.wanted,
-                200 / ends[-1],
-            )
-        return [slice(low, high) for low, high in pairwise(ends)]
+        self.wanted, self._task = wanted, task
+        self.measure = f"{task.name} against float"
 
     @cached_property
     def _float(self) -> tuple[float, float]:
-        board = self._board
-        return self._value(board, board.nothing, 0), self._value(board, board.nothing, 1)
+        task = self._task
+        if task.is_top1 and 100 / task.rows * 2 > -self.wanted / _FEWEST:
+            log.warning(
+                "%d labelled rows, half of which prove %g points: one row is %.2g points, so that chance may "
+                "decide; give more labelled data",
+                task.rows,
+                -self.wanted,
+                200 / task.rows,
+            )
+        return task.measure_float(0), task.measure_float(1)
 
     def choose(self, board: Switchboard, state: State) -> float:
         """Return the metric on the half that chooses, less the float model's."""
@@ -222,58 +189,13 @@ class MetricAim:
 
     def _rise(self, board: Switchboard, state: State, half: int) -> float:
         before = self._float[half]
-        rise = self._value(board, state, half) - before
+        rise = self._task.measure(board, state, half) - before
         return rise if abs(rise - self.wanted) > _ROUNDING * abs(before) else self.wanted
 
-    def _value(self, board: Switchboard, state: State, half: int) -> float:
-        feeds = Half(self._feeds, half)
-        truth: Any = feeds
-        if self._labels is not None:
-            places = [place for number, place in enumerate(self._places) if _half(number) == half]
-            truth = np.concatenate([self._labels[place] for place in places] or [self._labels[:0]])
-        with faults_of(self._name):
-            value = self._metric(board.run(feeds, state), truth)
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise DataError(f"{self._name} returned {value!r:.80}; return a finite number")
-        return number
 
-
-@dataclass(frozen=True)
-class Half:
-    """One half of feeds; every iteration reads them all."""
-
-    feeds: Iterable[Feed]
-    half: int
-
-    def __iter__(self) -> Iterator[Feed]:
-        """Yield the feeds of this half in order."""
-        return (feed for number, feed in enumerate(self.feeds) if _half(number) == self.half)
-
-
-def _half(number: int) -> int:
-    # The Thue-Morse sequence: both halves get one of each pair, and no period of the data falls into one.
-    return number.bit_count() & 1
-
-
-def _top1(outputs: Iterator[Outputs], labels: NDArray[Any]) -> float:
-    """Return the percentage of rows of the first output with the largest element at the label."""
-    row = right = 0
-    for made in outputs:
-        first = next(iter(made.values()))
-        end = row + count_rows(first)
-        right += count_right(first, labels[row:end])
-        row = end
-    return 100.0 * right / row if row else 0.0
-
-
-def open_aim(promise: Promise, board: Switchboard, inputs: QuantizeInputs, options: RunOptions) -> Aim:
-    """Return how to measure `promise`. Raises DataError without data, or for data that is read only once."""
-    if promise.min_sqnr is not None:
+def open_aim(promise: Promise, inputs: QuantizeInputs, task: TaskMetric | None) -> Aim:
+    """Return how to measure `promise`, an SQNR or a drop of `task`. Raises DataError without data."""
+    if promise.max_drop is None or task is None:
+        assert promise.min_sqnr is not None
         return SqnrAim(promise.min_sqnr, inputs.kept)
-    if inputs.feeds is None:
-        raise DataError("a promise is measured on data; give data")
-    return MetricAim(promise, board, inputs.feeds.source, options.data.limit is not None)
+    return MetricAim(-promise.max_drop, task)

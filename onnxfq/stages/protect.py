@@ -24,6 +24,7 @@ from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.round_weights import Rounding
 from onnxfq.stages.sensitivity import SAMPLES, find_remedy, next_count, rank_groups
 from onnxfq.stages.switchboard import Switchboard, spread_feeds
+from onnxfq.stages.task_metric import TaskMetric
 
 PROTECT_DB = float(LOW_SQNR_DB)
 """SQNR of the outputs in dB that `protect_outputs` restores."""
@@ -102,7 +103,10 @@ def keep_promise(
     board = start.open_board(inputs, options)
     if promise.weight_bits is not None:
         return _widen_weights(inputs, start, board, encodings, promise, options)
-    aim = open_aim(promise, board, inputs, options)
+    task = None
+    if promise.max_drop is not None:
+        task = TaskMetric(promise.metric, promise.labels, board, inputs, options.data.limit is not None)
+    aim = open_aim(promise, inputs, task)
     chosen, proven = (part(board, board.everything) for part in (aim.choose, aim.prove))
     best, count = aim.join(chosen, proven), 0
     if best >= aim.wanted:

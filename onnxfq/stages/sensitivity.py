@@ -1,4 +1,4 @@
-"""`sensitivity`: which quantizers cost the accuracy, measured in one session.
+"""`sensitivity`: which quantizers cost the accuracy, measured in a model that is loaded once.
 
 Every group of quantizers is switched on alone. One layer left in float finds nothing when two are fatal; one
 layer quantized alone finds both. Squared errors and signals are summed over samples before they are divided.
@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.data import Data, Feed
+from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
-from onnxfq.documents.sensitivity import GroupNoise, Remedy, Sensitivity
+from onnxfq.documents.sensitivity import GroupNoise, MetricValues, Remedy, Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.encoding_sources import plan_encodings
@@ -24,9 +27,11 @@ from onnxfq.stages.gather import gather_statistics
 from onnxfq.stages.group_costs import measure_costs
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Aim, Promise, open_aim
-from onnxfq.stages.quantize_inputs import open_inputs
-from onnxfq.stages.round_weights import round_given
+from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
+from onnxfq.stages.round_weights import Rounding, round_given
 from onnxfq.stages.switchboard import Switchboard, spread_feeds
+from onnxfq.stages.switched_segments import State
+from onnxfq.stages.task_metric import Metric, TaskMetric, check_metric_name
 
 SAMPLES = 2
 """Feeds that rank the groups."""
@@ -43,6 +48,8 @@ def sensitivity(
     statistics: str | Path | Statistics | None = None,
     samples: int = SAMPLES,
     promise: Promise | None = None,
+    metric: str | Metric | None = None,
+    labels: str | Path | NDArray[Any] | None = None,
     options: RunOptions | None = None,
 ) -> Sensitivity:
     """Return the noise that each group of quantizers of `recipe` adds to the outputs of `model`.
@@ -55,6 +62,10 @@ def sensitivity(
         samples: number of feeds that rank the groups.
         promise: find the cheapest groups in float that keep it, see `Sensitivity.remedy`; measured with
             these groups in float even if the promise has another fallback.
+        metric: of the task, as in `Promise`; ranks the groups that it separates. It is measured on half of
+            the data, once for each group: the other half is for the proof of a promise. A promised drop has
+            its own metric.
+        labels: of the data, as in `Promise`; alone they are for top-1 accuracy.
         options: batch, threads and how data is read.
 
     Raises DataError for fewer than one sample, and the errors of `quantize`.
@@ -62,40 +73,80 @@ def sensitivity(
     options, chosen = options or RunOptions(), load_recipe(recipe)
     if promise is not None and promise.weight_bits is not None:
         raise DataError("weight_bits is a promise of quantize; sensitivity takes min_sqnr or max_drop")
+    if promise is not None and promise.max_drop is not None:
+        if metric is not None or labels is not None:
+            raise DataError("the promise has a metric already; leave metric and labels out")
+        metric, labels = promise.metric, promise.labels
+    check_metric_name(metric)
     if samples < 1:
         raise DataError(f"samples is {samples}; give at least 1")
-    inputs = open_inputs(model, data, chosen, options, observed=statistics is not None)
-    inputs, _ = equalize_inputs(inputs, chosen, options, None, statistics is not None)
-    planned = plan_encodings(inputs.ranked, chosen)
-    found = gather_statistics(inputs, planned.unknown, statistics, options)
-    plan, encodings = planned.encode(inputs.model, found)
-    rounding = round_given(inputs, plan, encodings, options)
+    inputs, plan, rounding = _encode(model, data, chosen, statistics, options)
     board = Switchboard.open(inputs, plan, rounding.encodings, options, rounding.tensors)
-    ranked = rank_groups(board, spread_feeds(inputs.kept, samples), chosen, options.stage("sensitivity"))
+    task = None
+    if metric is not None or labels is not None:
+        task = TaskMetric(metric, labels, board, inputs, options.data.limit is not None)
+    progress = options.stage("sensitivity")
+    ranked = rank_groups(board, spread_feeds(inputs.kept, samples), chosen, progress, task)
     if promise is None:
         return ranked
-    return find_remedy(board, ranked, open_aim(promise, board, inputs, options), fallback=promise.fallback)
+    return find_remedy(board, ranked, open_aim(promise, inputs, task), fallback=promise.fallback)
+
+
+def _encode(
+    model: str | Path | onnx.ModelProto,
+    data: Data,
+    recipe: Recipe,
+    statistics: str | Path | Statistics | None,
+    options: RunOptions,
+) -> tuple[QuantizeInputs, Plan, Rounding]:
+    """Return the inputs, and the encoded part of the plan with its weights; statistics are freed."""
+    inputs = open_inputs(model, data, recipe, options, observed=statistics is not None)
+    inputs, _ = equalize_inputs(inputs, recipe, options, None, statistics is not None)
+    planned = plan_encodings(inputs.ranked, recipe)
+    found = gather_statistics(inputs, planned.unknown, statistics, options)
+    plan, encodings = planned.encode(inputs.model, found)
+    return inputs, plan, round_given(inputs, plan, encodings, options)
 
 
 def rank_groups(
-    board: Switchboard, feeds: Sequence[Feed], recipe: Recipe, progress: Progress | None = None
+    board: Switchboard,
+    feeds: Sequence[Feed],
+    recipe: Recipe,
+    progress: Progress | None = None,
+    task: TaskMetric | None = None,
 ) -> Sensitivity:
-    """Return the groups by their noise alone on `feeds`; for the worst also the noise of all others."""
+    """Return the groups by their harm alone; for the worst also what the model is without them.
+
+    Args:
+        board: a session of the model.
+        feeds: for the noise.
+        recipe: of the plan.
+        progress: called after each state of the switches.
+        task: metric that ranks the groups that it separates.
+    """
     groups = board.groups
-    alone = board.noise(feeds, [board.everything, *(board.enable([group]) for group in groups)], progress)
-    order = sorted(range(len(groups)), key=lambda at: -alone[1 + at])
+    states = [board.everything, *(board.enable([group]) for group in groups)]
+    whole, *alone = board.noise(feeds, states, progress)
+    metric, metrics = _measure_metric(board, states, task, progress)
+    drops = [0.0 if metric is None else metric.clear_drop(value) for value in metrics]
+    order = sorted(range(len(groups)), key=lambda at: (drops[at], alone[at]), reverse=True)
     worst = order[:MEASURED]
-    without = board.noise(feeds, [board.enable([groups[at]], on=False) for at in worst])
-    rest = dict(zip(worst, without, strict=True))
+    without = [board.enable([groups[at]], on=False) for at in worst]
+    rest = dict(zip(worst, board.noise(feeds, without), strict=True))
     costs = measure_costs(board.proto, board.plan, feeds[0])
+    task_rest = (
+        {} if task is None else {at: task.measure(board, s, 0) for at, s in zip(worst, without, strict=True)}
+    )
     made = tuple(
         GroupNoise(
             tensors=groups[at].tensors,
             nodes=groups[at].nodes,
             op_types=costs.op_types(groups[at]),
             modules=costs.modules_of(groups[at]),
-            noise=alone[1 + at],
+            noise=alone[at],
             rest=rest.get(at),
+            metric=metrics[at],
+            metric_rest=task_rest.get(at),
             multiplies=costs.multiplies(groups[at]),
             weight_bytes=costs.weight_bytes(groups[at]),
         )
@@ -106,9 +157,27 @@ def rank_groups(
         recipe=recipe.name,
         outputs=tuple(board.logits),
         samples=len(feeds),
-        noise=alone[0],
+        noise=whole,
+        metric=metric,
         groups=made,
     )
+
+
+def _measure_metric(
+    board: Switchboard, states: Sequence[State], task: TaskMetric | None, progress: Progress | None
+) -> tuple[MetricValues | None, list[float | None]]:
+    """Return the metric of the whole, the first of `states`, and its value for each of the others."""
+    if task is None:
+        return None, [None] * (len(states) - 1)
+    reference = task.measure_float(0)
+    found: list[float] = []
+    for state in states:
+        found.append(task.measure(board, state, 0))
+        if progress is not None:
+            progress(len(states) + len(found))
+    whole, *alone = found
+    chance = max([0.0, *(value - reference for value in alone)])
+    return MetricValues(name=task.name, reference=reference, quantized=whole, chance=chance), [*alone]
 
 
 def find_remedy(
@@ -137,7 +206,7 @@ def find_remedy(
         fallback: see `Promise`; noted in the remedy.
     """
     by_tensors = {group.tensors: group for group in board.groups}
-    order = ranked.by_gain() if among is None else list(among)
+    order = ranked.by_gain(by_metric=aim.noise_limit is None) if among is None else list(among)
     groups = [by_tensors[ranked.groups[at].tensors] for at in order]
     known = {} if known is None else known
 

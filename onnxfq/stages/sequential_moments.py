@@ -23,7 +23,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import Model
-from onnxfq.graph.segments import SegmentedGraph, list_reads
+from onnxfq.graph.segments import SegmentedGraph, segment_model
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.replace_weights import separate_float_readers, weight_tensor
 from onnxfq.runtime.session import Session
@@ -153,20 +153,9 @@ class _Course:
 
     def _run(self, name: str) -> None:
         segment = self._graph.cut([name])
-        read = {text for node in segment.nodes for text in list_reads(node)}
-        types = {one: self._tensors.get(one, 0).dtype for one in segment.inputs}
-        inputs = [
-            helper.make_tensor_value_info(one, helper.np_dtype_to_tensor_dtype(dtype), None)
-            for one, dtype in types.items()
-        ]
-        outputs = [helper.make_empty_tensor_value_info(one) for one in segment.outputs]
-        model = onnx.ModelProto()
-        model.ir_version = self._proto.ir_version
-        model.opset_import.extend(self._proto.opset_import)
-        model.functions.extend(self._proto.functions)
-        constants = [tensor for text, tensor in self.constants.items() if text in read]
-        model.graph.CopyFrom(helper.make_graph(segment.nodes, "segment", inputs, outputs))
-        model.graph.initializer.extend(constants)
+        dtypes = {one: self._tensors.get(one, 0).dtype for one in segment.inputs}
+        types = {one: helper.np_dtype_to_tensor_dtype(dtype) for one, dtype in dtypes.items()}
+        model = segment_model(segment, self._proto, types, self.constants.values())
         session = Session(model, self._threads)
         for number in range(self._feeds):
             given = {one: self._tensors.get(one, number) for one in segment.inputs}

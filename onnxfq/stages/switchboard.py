@@ -1,4 +1,4 @@
-"""`Switchboard`: one session of a model whose quantizers are switched on and off one by one."""
+"""`Switchboard`: a model that is loaded once, whose quantizers are switched on and off one by one."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.patterns.logits import measured_outputs
-from onnxfq.graph.signature import number_outputs, with_outputs
+from onnxfq.graph.signature import number_outputs
 from onnxfq.numerics.metrics import ErrorSums
-from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switched_tensors
+from onnxfq.passes.insert_fake_quantize import switched_tensors
 from onnxfq.passes.switch_weights import switch_weights
 from onnxfq.runtime.parallel_runs import count_cores
-from onnxfq.runtime.session import Progress, Session
+from onnxfq.runtime.session import Progress
 from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
-
-State = NDArray[np.bool_]
-"""One switch for each quantized tensor; True quantizes it."""
+from onnxfq.stages.switched_segments import State, SwitchedSegments
 
 
 def spread_feeds(kept: Sequence[Feed], count: int) -> list[Feed]:
@@ -50,12 +48,12 @@ class Group:
 
 
 class Switchboard:
-    """One session of a model whose quantizers are switched one by one."""
+    """A model whose quantizers are switched one by one."""
 
     def __init__(
         self, proto: onnx.ModelProto, plan: Plan, logits: Sequence[str], results: Sequence[str], threads: int
     ) -> None:
-        """Create the session.
+        """Create the sessions.
 
         Args:
             proto: with a switch for each tensor of `plan`.
@@ -66,7 +64,7 @@ class Switchboard:
         """
         self.plan, self.logits, self.results = plan, list(logits), list(results)
         self.proto, self._threads = proto, threads or count_cores()
-        self._session = Session(with_outputs(proto, [*self.logits, *self.results]), 1)
+        self._model = SwitchedSegments(proto, [*self.logits, *self.results])
         self._switches = {tensor: number for number, tensor in enumerate(switched_tensors(plan))}
         self._float: dict[int, tuple[Feed, list[NDArray[Any]]]] = {}
 
@@ -145,13 +143,17 @@ class Switchboard:
     def run(self, feeds: Iterable[Feed], state: State) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield the outputs of the model by name for each feed, with few feeds at a time in memory."""
         with ThreadPoolExecutor(self._threads) as pool:
-            flying: deque[Future[list[NDArray[Any]]]] = deque()
+            flying: deque[Future[Feed]] = deque()
             for feed in feeds:
-                flying.append(pool.submit(self._session.run, feed | {ENABLED_INPUT: state}, self.results))
+                flying.append(pool.submit(self._model.run, feed, state))
                 if len(flying) > self._threads:
-                    yield dict(zip(self.results, flying.popleft().result(), strict=True))
+                    yield self._results(flying.popleft())
             while flying:
-                yield dict(zip(self.results, flying.popleft().result(), strict=True))
+                yield self._results(flying.popleft())
+
+    def _results(self, run: Future[Feed]) -> dict[str, NDArray[Any]]:
+        made = run.result()
+        return {name: made[name] for name in self.results}
 
     def noise(
         self, feeds: Sequence[Feed], states: Sequence[State], progress: Progress | None = None
@@ -161,28 +163,44 @@ class Switchboard:
         A ratio is the squared error over the squared float value, each summed over all feeds; inf if the
         model overflows. The results in float are kept for the next call with the same feeds.
         """
+        starts = [self._model.first(state) for state in states]
+        traced = sum(start > 0 for start in starts) > 1
+        found: list[list[list[ErrorSums]]] = [[] for _ in states]
         with ThreadPoolExecutor(self._threads) as pool:
-            fresh = [feed for feed in feeds if id(feed) not in self._float]
-            found = pool.map(lambda feed: self._logits(feed, self.nothing), fresh)
-            for feed, made in zip(fresh, found, strict=True):
-                self._float[id(feed)] = feed, made
-            flying = [[pool.submit(self._compare, feed, state) for feed in feeds] for state in states]
-            ratios = []
-            for runs in flying:
-                ratios.append(_pool_ratio([run.result() for run in runs]))
+            flying = []
+            for feed in feeds:
+                # Only the runs of a feed hold its trace, which is freed after them. They can wait for it:
+                # it was submitted before them, and thus has a thread.
+                trace = pool.submit(self._trace, feed) if traced or id(feed) not in self._float else None
+                flying += [
+                    (into, pool.submit(self._compare, feed, state, trace, start))
+                    for into, state, start in zip(found, states, starts, strict=True)
+                ]
+            for number, (into, run) in enumerate(flying, 1):
+                into.append(run.result())
                 if progress is not None:
-                    progress(len(ratios))
-        return ratios
+                    progress(number)
+        return [_pool_ratio(sums) for sums in found]
 
-    def _logits(self, feed: Feed, state: State) -> list[NDArray[Any]]:
-        return self._session.run(feed | {ENABLED_INPUT: state}, self.logits)
+    def _trace(self, feed: Feed) -> list[Feed]:
+        """Return the tensors of the float model before each segment; keep its logits."""
+        trace = self._model.trace(feed, self.nothing)
+        self._float[id(feed)] = feed, [trace[-1][name] for name in self.logits]
+        return trace
 
-    def _compare(self, feed: Feed, state: State) -> list[ErrorSums]:
-        """Return the error of each of the logits on one feed."""
+    def _compare(
+        self, feed: Feed, state: State, trace: Future[list[Feed]] | None, start: int
+    ) -> list[ErrorSums]:
+        """Return the error of each of the logits on one feed, from segment `start` on with a trace."""
+        made = (
+            self._model.run(feed, state)
+            if trace is None
+            else self._model.run(trace.result()[start], state, start)
+        )
         # The boxes of a detector may differ in number, and are then left out.
         return [
-            ErrorSums.from_arrays(want, have) if want.shape == have.shape else ErrorSums()
-            for want, have in zip(self._float[id(feed)][1], self._logits(feed, state), strict=True)
+            ErrorSums.from_arrays(want, made[name]) if want.shape == made[name].shape else ErrorSums()
+            for name, want in zip(self.logits, self._float[id(feed)][1], strict=True)
         ]
 
 
