@@ -25,6 +25,7 @@ from ort_quantizer import by_ort
 
 from onnxfq.cli.main import main
 from onnxfq.errors import DataError, ModelError
+from onnxfq.graph.external import sizes
 from onnxfq.graph.io.load import load, standard_form
 from onnxfq.graph.ops import QUANTIZED_OPS
 from onnxfq.interchange.quantized_models.dequantize import Unfolding
@@ -81,6 +82,22 @@ def test_static_models(model, form, per_channel, tmp_path: Path):
     assert all(row.quantized == row.total for row in result.plan.coverage())
     assert cosine(result) > 0.999
     assert not {t.data_type for t in result.qdq.graph.initializer} & {TensorProto.UINT8, TensorProto.INT32}
+
+
+def test_float_weights_over_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float weights that no message can hold wait in a file; the written model is the same."""
+    proto = gemm()
+    source, data = tmp_path / "source.onnx", feeds_of(proto)
+    onnx.save(static(proto, tmp_path), source)
+    plain = convert(source, data=data)
+    # The source and the result fit, the float form between them does not.
+    for limit, value in (("LIMIT", 2 * sizes.weight_bytes(plain.qdq)), ("IN_MEMORY", 0), ("SMALL", 8)):
+        monkeypatch.setattr(sizes, limit, value)
+    result = convert(source, tmp_path / "large.onnx", data=data)
+    monkeypatch.undo()
+    assert plain.scratch is None and result.scratch is not None
+    assert onnx.load(tmp_path / "large.onnx").graph == plain.qdq.graph
+    assert result.evaluation == plain.evaluation
 
 
 @TURBO

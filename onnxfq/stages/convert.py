@@ -18,6 +18,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Override, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, RecipeError, nearest
+from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_in
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.io.save import save
@@ -44,6 +45,8 @@ class Conversion:
         plan: of the float form of the source.
         changes: counts by description.
         evaluation: against the source; None without data.
+        scratch: the file of large weights of `qdq`, which exists as long as this object; None if they are in
+            memory.
     """
 
     source: str
@@ -52,6 +55,7 @@ class Conversion:
     changes: dict[str, int]
     evaluation: Evaluation | None = None
     notes: tuple[str, ...] = field(default=())
+    scratch: Scratch | None = field(default=None, repr=False, compare=False)
 
 
 def convert(
@@ -91,7 +95,10 @@ def convert(
     given.CopyFrom(proto)
     notes = standard_form(proto)
     form = Unfolding(proto, source, HANDLERS).run()
-    loaded = prepare_model(replace(load(form.proto), sha256=sha256, source=source), target)
+    # As floats the weights may be more than one message can hold.
+    scratch = scratch_for(form.proto, None if output is None else Path(output).parent)
+    with weights_in(scratch):
+        loaded = prepare_model(replace(load(form.proto), sha256=sha256, source=source), target)
     form.changes.update({note: 1 for note in notes if rule_of(note) == "unnamed"})
     plan, statistics = _make_plan(loaded, form, _recipe(form, recipes[target]), data, options)
     encodings = _encode_plan(loaded, plan, statistics, form)
@@ -101,7 +108,7 @@ def convert(
         evaluation = evaluate(given, {"converted": qdq}, data, options=options)
     if output is not None:
         save(qdq, output)
-    return Conversion(source, qdq, plan, dict(form.changes), evaluation, loaded.notes)
+    return Conversion(source, qdq, plan, dict(form.changes), evaluation, loaded.notes, scratch)
 
 
 def _recipe(form: FloatForm, name: str) -> Recipe:
