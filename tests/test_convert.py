@@ -86,7 +86,7 @@ def test_static_models(model, form, per_channel, tmp_path: Path):
 
 def test_float_weights_over_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Float weights that no message can hold wait in a file; the written model is the same."""
-    proto = gemm()
+    proto = linear(64, 64)
     source, data = tmp_path / "source.onnx", feeds_of(proto)
     onnx.save(static(proto, tmp_path), source)
     plain = convert(source, data=data)
