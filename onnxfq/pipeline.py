@@ -175,33 +175,12 @@ def quantize(
     built = job.build(made)
     if promise is None and encodings is None and protect is not None:
         made, built = job.repair(inputs, made, built, protect)
-    inputs, equalized, kept, recalibration = made
+    kept = made.kept
     tell_lost_values(find_lost_values(kept.plan, kept.statistics, built.encodings))
-    result = QuantizeResult(
-        model=inputs.loaded(),
-        recipe=kept.recipe,
-        plan=kept.plan.model_copy(update={"equalization": equalized}),
-        statistics=kept.statistics,
-        encodings=built.encodings,
-        qdq=inputs.take_in(built.qdq),
-        simulation=inputs.take_in(built.simulation),
-        evaluation=built.evaluation,
-        floats=built.floats,
-        fitted=kept.planned.matched,
-        seconds=clock.seconds,
-        scratch=inputs.scratch,
-        sensitivity=kept.sensitivity,
-        rounding=kept.rounding,
-        bias_correction=built.corrected,
-        samples=tuple(inputs.kept[at] for at in spread_places(len(inputs.kept), SAMPLES)),
-        recalibration=recalibration,
-    )
     if notes is not None:
-        noted = notes(result)
-        for proto in {id(proto): proto for proto in (built.qdq, result.qdq)}.values():
-            note_nodes(proto, noted)
-    write_model(built.qdq, output, inputs.kept, options.threads)
-    return result
+        note_nodes(built.qdq, notes(job.result(made, built)))
+    write_model(built.qdq, output, made.inputs.kept, options.threads)
+    return job.result(made, built)
 
 
 class _Built(NamedTuple):
@@ -258,6 +237,29 @@ class _Job:
         kept = kept.rounded(round_given(inputs, kept.plan, kept.encodings, self.options))
         clock.lap("round")
         return _Made(*equalized, kept)
+
+    def result(self, made: _Made, built: _Built) -> QuantizeResult:
+        """Return the result; weights of a model that is small enough are then in memory."""
+        inputs, equalized, kept, recalibration = made
+        return QuantizeResult(
+            model=inputs.loaded(),
+            recipe=kept.recipe,
+            plan=kept.plan.model_copy(update={"equalization": equalized}),
+            statistics=kept.statistics,
+            encodings=built.encodings,
+            qdq=inputs.take_in(built.qdq),
+            simulation=inputs.take_in(built.simulation),
+            evaluation=built.evaluation,
+            floats=built.floats,
+            fitted=kept.planned.matched,
+            seconds=self.clock.seconds,
+            scratch=inputs.scratch,
+            sensitivity=kept.sensitivity,
+            rounding=kept.rounding,
+            bias_correction=built.corrected,
+            samples=tuple(inputs.kept[at] for at in spread_places(len(inputs.kept), SAMPLES)),
+            recalibration=recalibration,
+        )
 
     def keep(self, made: _Made) -> _Made:
         """Return `made` itself if nothing is promised, else the plan that keeps the promise."""
