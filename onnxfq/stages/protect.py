@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation
@@ -61,13 +62,25 @@ class Protected(NamedTuple):
     sensitivity: Sensitivity | None = None
 
     @staticmethod
-    def of(model: Model, recipe: Recipe, planned: PlannedEncodings, statistics: Statistics) -> Protected:
-        """Return the plan of `recipe` with its encodings, not measured yet."""
-        return Protected(recipe, planned, statistics, *planned.encode(model, statistics))
+    def of(
+        model: Model,
+        recipe: Recipe,
+        planned: PlannedEncodings,
+        statistics: Statistics,
+        weights: Sequence[Encoding] | None = None,
+    ) -> Protected:
+        """Return the plan of `recipe` with its encodings, not measured yet, and known `weights`."""
+        return Protected(recipe, planned, statistics, *planned.encode(model, statistics, weights=weights))
 
     def rounded(self, rounding: Rounding) -> Protected:
         """Return this with rounded weights."""
         return self._replace(rounding=rounding, encodings=rounding.encodings)
+
+    def rounded_as(self, start: Protected, model: Model) -> Protected:
+        """Return this with the rounded weights of `start` that kept their format."""
+        if start.rounding is None:
+            return self
+        return self.rounded(start.rounding.for_plan(model, self.plan, self.encodings))
 
     def open_board(self, inputs: QuantizeInputs, options: RunOptions) -> Switchboard:
         """Return the switchboard of this plan. Raises ModelError without an output of numbers."""
@@ -270,7 +283,4 @@ def _leave_out(
     elif missing:
         why = "the data can be read only once, and nothing was observed here"
         planned = replace(planned, plan=planned.plan.without([p.tensor for p in missing], why))
-    made = Protected.of(inputs.model, recipe, planned, statistics)
-    if start.rounding is None:
-        return made
-    return made.rounded(start.rounding.for_plan(inputs.model, made.plan, made.encodings))
+    return Protected.of(inputs.model, recipe, planned, statistics).rounded_as(start, inputs.model)

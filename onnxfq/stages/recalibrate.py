@@ -90,9 +90,5 @@ def _calibrated_by(name: str, inputs: QuantizeInputs, start: Protected) -> Prote
     rounding = start.rounding
     # Rounded weights may have other scales than those of the nearest values.
     weights = None if rounding is not None and rounding.tensors else start.encodings.encodings
-    made = Protected(
-        recipe, planned, start.statistics, *planned.encode(inputs.model, start.statistics, weights=weights)
-    )
-    return (
-        made if rounding is None else made.rounded(rounding.for_plan(inputs.model, made.plan, made.encodings))
-    )
+    made = Protected.of(inputs.model, recipe, planned, start.statistics, weights)
+    return made.rounded_as(start, inputs.model)
