@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from shapes import NETWORKS
-from timing import machine, markdown_table, report
+from timing import machine, markdown_table, peak_bytes, report
 
 METHODS = ("minmax", "percentile", "entropy", "mse")
 DEFAULT_NETWORKS = ["resnet50", "mobilenetv2", "vit_b16"]
@@ -128,10 +128,7 @@ def child(what: str, path: Path, batch: int, samples: int, threads: int, rounds:
             start = time.perf_counter()
             CHILDREN[name](path, batch, samples, threads)
             seconds[name].append(time.perf_counter() - start)
-    # Not getrusage's, which counts the memory of the process that started this one.
-    status = Path("/proc/self/status").read_text()
-    peak = int(status.split("VmHWM:")[1].split()[0]) * 1024
-    print(json.dumps({"seconds": seconds, "peak": peak}))
+    print(json.dumps({"seconds": seconds, "peak": peak_bytes()}))
 
 
 def run_child(what: str, path: Path, batch: int, samples: int, threads: int, rounds: int = 1) -> dict:

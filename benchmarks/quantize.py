@@ -29,7 +29,7 @@ import numpy as np
 import onnx
 from calibration import DEFAULT_NETWORKS, feeds, infer, keep_to_free_memory
 from shapes import NETWORKS
-from timing import machine, markdown_table, report
+from timing import machine, markdown_table, peak_bytes, report
 
 PEERS = ("minmax", "entropy", "percentile")
 
@@ -115,9 +115,7 @@ def child(jobs: Mapping[str, Callable[[], Job]], name: str, *place: str) -> None
     start, processor = time.perf_counter(), time.process_time()
     job(path, samples, threads)
     costs = {"seconds": time.perf_counter() - start, "processor": time.process_time() - processor}
-    # Not getrusage's, which counts the memory of the process that started this one.
-    peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
-    print(json.dumps(costs | {"peak": peak}))
+    print(json.dumps(costs | {"peak": peak_bytes()}))
 
 
 def measure(path: Path, samples: int, jobs: list[str], threads: int, rounds: int) -> list[list[str]]:

@@ -29,6 +29,7 @@ import numpy as np
 import onnx
 from real_cases import CASES, DTLN, DTLN_PAIR, Case, Folder, open_model, raised_to_float32
 from real_page import FORMS, MEASURED, OTHERS, Outcome, Row, numbers, page
+from timing import peak_bytes
 
 import onnxfq
 from onnxfq.calibration.calibrators.auto import METHODS as AUTOS
@@ -58,7 +59,7 @@ def measure(path: Path, case: Case, work: Path) -> Row:
         except onnxfq.OnnxfqError as error:
             outcome.refused = f"{type(error).__name__}: {error}".replace(f"{model}: ", "")
             continue
-        row.peak_mb = row.peak_mb or peak_megabytes()
+        row.peak_mb = row.peak_mb or peak_bytes() >> 20
         onnxfq.save(result.simulation, files["fake-quant"])
         outcome.coverage = ", ".join(str(one) for one in result.plan.coverage())
         scores = {one.candidate: one for one in result.evaluation.candidates}
@@ -159,13 +160,6 @@ def measure_pair(path: Path, work: Path) -> Row:
             replaced = {name: forms[form] for name, forms in files.items()}
             outcome.figures[form] = folder.measure(DTLN_PAIR, replaced)
     return row
-
-
-def peak_megabytes() -> int:
-    """Return the peak resident memory of this process; 0 if the system does not report it."""
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
 def run_all(path: Path, cases: Sequence[Case], work: Path) -> list[Row]:

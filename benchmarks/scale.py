@@ -25,11 +25,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from shapes import NETWORKS
-from timing import machine, markdown_table, report
+from shapes import NETWORKS, write_matmul_chain
+from timing import machine, markdown_table, peak_bytes, report
 
 WIDTH, PER_BLOCK = 32, 4
-LAYERS = 4
 
 
 def make_network(folder: Path, samples: int) -> Path:
@@ -56,43 +55,17 @@ def make_chain(folder: Path, nodes: int) -> Path:
             helper.make_node("Add", [x, a], [r]),
             helper.make_node("Tanh", [r], [y]),
         ]
-    return _save(folder, made, tensors, "x0", made[-1].output[0], WIDTH)
+    places = ("x0", made[-1].output[0])
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", WIDTH]) for name in places]
+    graph = helper.make_graph(made, "g", ends[:1], ends[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "chain.onnx")
+    return folder / "chain.onnx"
 
 
 def make_weights(folder: Path, megabytes: int) -> Path:
     """Write MatMuls with `megabytes` of weights in a data file."""
-    width = int((megabytes * 1e6 / 4 / LAYERS) ** 0.5) // 128 * 128
-    rng = np.random.default_rng(0)
-    tensors = []
-    with (folder / "weights.data").open("wb") as stream:
-        for layer in range(LAYERS):
-            start = stream.tell()
-            for _ in range(0, width, 128):
-                stream.write(rng.standard_normal((128, width), np.float32) / np.float32(width**0.5))
-            tensor = TensorProto(name=f"w{layer}", data_type=TensorProto.FLOAT, dims=[width, width])
-            tensor.data_location = TensorProto.EXTERNAL
-            places = {"location": "weights.data", "offset": start, "length": stream.tell() - start}
-            for key, value in places.items():
-                tensor.external_data.add(key=key, value=str(value))
-            tensors.append(tensor)
-    made = [helper.make_node("MatMul", [f"h{n}", f"w{n}"], [f"h{n + 1}"]) for n in range(LAYERS)]
-    return _save(folder, made, tensors, "h0", f"h{LAYERS}", width)
-
-
-def _save(
-    folder: Path,
-    nodes: list[onnx.NodeProto],
-    tensors: list[TensorProto],
-    first: str,
-    last: str,
-    width: int,
-) -> Path:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", width]) for name in (first, last)]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    path = folder / "made.onnx"
-    path.write_bytes(model.SerializeToString())
-    return path
+    return write_matmul_chain(folder, megabytes / 1000)[0]
 
 
 MAKERS: dict[str, tuple[Callable[[Path, int], Path], str]] = {
@@ -123,10 +96,8 @@ def child(kind: str, size: int, folder: str) -> None:
     options, protect = onnxfq.RunOptions(threads=2), None if kind == "nodes" else 20.0
     result = onnxfq.quantize(path, data, path.with_name("out.onnx"), options=options, protect=protect)
     costs = {"seconds": time.perf_counter() - seconds, "processor": time.process_time() - processor}
-    status = Path("/proc/self/status").read_text()
-    peak = int(status.split("VmHWM:")[1].split()[0]) / 1000
     stage = max(result.seconds, key=lambda name: result.seconds[name])
-    print(json.dumps(costs | {"peak": peak, "stage": stage, "part": result.seconds[stage]}))
+    print(json.dumps(costs | {"peak": peak_bytes(), "stage": stage, "part": result.seconds[stage]}))
 
 
 def measure(kind: str, sizes: list[int]) -> list[list[str]]:
@@ -148,7 +119,7 @@ def measure(kind: str, sizes: list[int]) -> list[list[str]]:
         before = size, found["processor"]
         seconds = f"{found['seconds']:.1f}", f"{found['processor']:.1f}"
         stage = f"{found['stage']} {found['part']:.1f} s"
-        rows.append([f"{size:,}", *seconds, slope, stage, f"{found['peak']:.0f}"])
+        rows.append([f"{size:,}", *seconds, slope, stage, f"{found['peak'] / 1e6:.0f}"])
     return rows
 
 
@@ -171,7 +142,7 @@ def main() -> None:
             tables.append(markdown_table(columns, rows))
             print(tables[-1], flush=True)
     head = f"{machine()}. Default recipe, one run each.\n\n"
-    report("Growth of the cost of quantize, 2 threads", head + "\n".join(tables), asked.out)
+    report("Growth of the cost of quantize, 2 threads", head + "\n\n".join(tables), asked.out)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,16 @@ def median_ratio(times: Mapping[str, list[float]], name: str, base: str) -> floa
     return statistics.median(a / b for a, b in zip(times[name], times[base], strict=True))
 
 
+def peak_bytes() -> int:
+    """Return the peak resident memory of this process; 0 if the system does not report it.
+
+    Not getrusage's, which counts the memory of the process that started this one.
+    """
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+
+
 def machine() -> str:
     """Return processor and number of cores in one line."""
     name = platform.processor() or platform.machine()

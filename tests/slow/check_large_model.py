@@ -26,38 +26,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from onnxfq.pipeline import quantize
 
-LAYERS = 4
+sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
+
+from networks.matmul_chain import LAYERS, write_matmul_chain
+
 MOST = 1.3
 """Memory in times the size of the model."""
-
-
-def make_model(folder: Path, gigabytes: float) -> tuple[Path, int]:
-    """Write a chain of MatMuls with its weights in a data file; return its path and its width."""
-    width = int((gigabytes * 1e9 / 4 / LAYERS) ** 0.5) // 128 * 128
-    rng = np.random.default_rng(0)
-    nodes, tensors = [], []
-    with (folder / "m.onnx.data").open("wb") as stream:
-        for layer in range(LAYERS):
-            start = stream.tell()
-            for _ in range(0, width, 128):
-                rows = rng.standard_normal((128, width), dtype=np.float32) / np.float32(width**0.5)
-                stream.write(rows.tobytes())
-            tensor = TensorProto(name=f"w{layer}", data_type=TensorProto.FLOAT, dims=[width, width])
-            tensor.data_location = TensorProto.EXTERNAL
-            places = {"location": "m.onnx.data", "offset": start, "length": stream.tell() - start}
-            for key, value in places.items():
-                tensor.external_data.add(key=key, value=str(value))
-            tensors.append(tensor)
-            nodes.append(helper.make_node("MatMul", [f"h{layer}", f"w{layer}"], [f"h{layer + 1}"]))
-    ends = [helper.make_tensor_value_info(f"h{n}", TensorProto.FLOAT, ["N", width]) for n in (0, LAYERS)]
-    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    (folder / "m.onnx").write_bytes(model.SerializeToString())
-    return folder / "m.onnx", width
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -94,7 +72,7 @@ def check(recipe: str, gigabytes: float, folder: Path) -> bool:
     source, target = folder / "in", folder / "out"
     source.mkdir()
     target.mkdir()
-    path, width = make_model(source, gigabytes)
+    path, width = write_matmul_chain(source, gigabytes)
     size = (source / "m.onnx.data").stat().st_size
     before = digest(source)
     feeds = [{"h0": np.random.default_rng(n).normal(size=(1, width)).astype(np.float32)} for n in (0, 1)]
@@ -139,7 +117,7 @@ def check_commands(gigabytes: float, folder: Path) -> bool:
     RLIMIT_DATA counts what a process allocates, touched or not; mapped files do not count.
     """
     (folder / "in").mkdir()
-    path, width = make_model(folder / "in", gigabytes)
+    path, width = write_matmul_chain(folder / "in", gigabytes)
     size = (folder / "in" / "m.onnx.data").stat().st_size
     np.savez(folder / "d.npz", h0=np.random.default_rng(0).normal(size=(4, width)).astype(np.float32))
     right = []
@@ -169,7 +147,7 @@ def check_kills(recipe: str, gigabytes: float, kills: int, folder: Path) -> bool
     source, target, place = (folder / name for name in ("in", "out", "tmp"))
     for made in (source, target, place):
         made.mkdir()
-    path, width = make_model(source, gigabytes)
+    path, width = write_matmul_chain(source, gigabytes)
     np.savez(folder / "data.npz", h0=np.random.default_rng(0).normal(size=(8, width)).astype(np.float32))
     command = [sys.executable, "-m", "onnxfq", "quantize", path, "--data", folder / "data.npz"]
     command += ["--batch", "1", "--recipe", recipe, "-o", target / "q.onnx", "--quiet"]
