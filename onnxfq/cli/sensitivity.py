@@ -41,6 +41,10 @@ def sensitivity(
         Path | None,
         typer.Option(metavar="FILE.html", help="Write an HTML page of all layers."),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS|local", help="Distribute the groups over a Ray cluster."),
+    ] = None,
     custom_ops: CustomOpsOption = None,
     *,
     accuracy: AccuracyOptions,
@@ -70,6 +74,7 @@ def sensitivity(
             promise=promised.promise or Promise(min_sqnr=LOW_SQNR_DB),
             metric=ranking.metric,
             labels=ranking.labels,
+            ray=ray,
             options=options,
         )
     if output is not None:

@@ -1,12 +1,11 @@
 """`collect_on_ray`: statistics from a Ray cluster, merged exactly.
 
-The only importer of ray (extra `ray`). A shard is a stateless task: if its worker dies, Ray runs it again
-elsewhere, and no feed is lost or counted twice.
+A shard is a stateless task: if its worker dies, Ray runs it again elsewhere, and no feed is lost or counted
+twice.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -25,13 +24,11 @@ from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.device_memory import Device
 from onnxfq.stages.observe import ObservationInterrupted, skip_resumed
 from onnxfq.stages.observers import ObserveOptions, Observer, observer_on
-from onnxfq.support.records import join_lines
+from onnxfq.stages.ray_cluster import Cluster, fetch_result
 from onnxfq.targets.registry import prepare_model
 
 SHARD = 16
 """Feeds per task: enough to make sending them cheap, few enough that a lost worker costs little."""
-LOCAL = "local"
-_STORE_BYTES = 256 << 20
 
 
 def collect_on_ray(
@@ -59,11 +56,10 @@ def collect_on_ray(
     Raises as `collect_statistics`, and RuntimeLibraryError if ray is missing or the cluster cannot be reached
     or has no GPU.
     """
-    ray = _ray()
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
     model = prepare_model(model, plan.target)
-    with _Cluster(ray, address, options.threads):
+    with Cluster(address, options.threads) as ray:
         work = ray.put(_Work.from_model(model, plan, options))
         kind = "GPU" if options.device == "cuda" else "CPU"
         workers = int(ray.cluster_resources().get(kind, 0))
@@ -77,7 +73,7 @@ def collect_on_ray(
 
         def collect() -> None:
             nonlocal total
-            observed = _result(ray, out.popleft())
+            observed: Statistics = fetch_result(ray, out.popleft())
             total = observed if total is None else total.merge(observed)
             if options.progress is not None:
                 options.progress(total.feeds)
@@ -146,55 +142,3 @@ def _shards(feeds: Iterable[Feed], first: int) -> Iterator[tuple[int, list[Feed]
     while shard := list(islice(source, SHARD)):
         yield first, shard
         first += len(shard)
-
-
-def _result(ray: Any, reference: Any) -> Statistics:
-    try:
-        result: Statistics = ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
-    return result
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise RuntimeLibraryError(
-            "observing on a cluster needs ray: pip install 'onnxfq[ray]', or observe without it"
-        ) from None
-    return ray
-
-
-class _Cluster:
-    """A connection to a cluster, closed at the end; a connection that is open already is used and kept."""
-
-    def __init__(self, ray: Any, address: str, cores: int) -> None:
-        self._ray, self._address, self._cores = ray, address, cores
-        self._mine = False
-
-    def __enter__(self) -> _Cluster:
-        if self._ray.is_initialized():
-            return self
-        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-        try:
-            if self._address == LOCAL:
-                self._ray.init(
-                    num_cpus=self._cores or None,
-                    object_store_memory=_STORE_BYTES,
-                    include_dashboard=False,
-                    _temp_dir=tempfile.gettempdir(),
-                    **quiet,
-                )
-            else:
-                self._ray.init(address=self._address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise RuntimeLibraryError(
-                f"no Ray cluster at {self._address!r}: {join_lines(error)[:200]}; start one, or use local"
-            ) from None
-        self._mine = True
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._mine:
-            self._ray.shutdown()

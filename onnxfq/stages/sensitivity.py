@@ -29,6 +29,7 @@ from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Aim, Promise, open_aim
 from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
 from onnxfq.stages.round_weights import Rounding, round_given
+from onnxfq.stages.spread_noise import SpreadNoise
 from onnxfq.stages.switchboard import Switchboard, spread_feeds
 from onnxfq.stages.switched_segments import State
 from onnxfq.stages.task_metric import Metric, TaskMetric, check_metric_name
@@ -38,6 +39,9 @@ SAMPLES = 2
 
 MEASURED = 5
 """Groups, the worst, whose absence is measured too."""
+
+NoiseOf = Callable[[Sequence[Feed], Sequence[State], Progress | None], list[float]]
+"""`Switchboard.noise`, or what measures the same elsewhere."""
 
 
 def sensitivity(
@@ -50,6 +54,7 @@ def sensitivity(
     promise: Promise | None = None,
     metric: str | Metric | None = None,
     labels: str | Path | NDArray[Any] | None = None,
+    ray: str | None = None,
     options: RunOptions | None = None,
 ) -> Sensitivity:
     """Return the noise that each group of quantizers of `recipe` adds to the outputs of `model`.
@@ -66,9 +71,12 @@ def sensitivity(
             the data, once for each group: the other half is for the proof of a promise. A promised drop has
             its own metric.
         labels: of the data, as in `Promise`; alone they are for top-1 accuracy.
+        ray: address of a Ray cluster whose workers measure the noise of the groups, or "local"; the result is
+            the same to the byte. The metric of a task and a promise are measured on this machine.
         options: batch, threads and how data is read.
 
-    Raises DataError for fewer than one sample, and the errors of `quantize`.
+    Raises DataError for fewer than one sample, RuntimeLibraryError without ray or its cluster, and the errors
+    of `quantize`.
     """
     options, chosen = options or RunOptions(), load_recipe(recipe)
     if promise is not None and promise.weight_bits is not None:
@@ -86,7 +94,12 @@ def sensitivity(
     if metric is not None or labels is not None:
         task = TaskMetric(metric, labels, board, inputs, options.data.limit is not None)
     progress = options.stage("sensitivity")
-    ranked = rank_groups(board, spread_feeds(inputs.kept, samples), chosen, progress, task)
+    feeds = spread_feeds(inputs.kept, samples)
+    if ray is None:
+        ranked = rank_groups(board, feeds, chosen, progress, task)
+    else:
+        with SpreadNoise(board, ray, options.threads) as noise:
+            ranked = rank_groups(board, feeds, chosen, progress, task, noise)
     if promise is None:
         return ranked
     return find_remedy(board, ranked, open_aim(promise, inputs, task), fallback=promise.fallback)
@@ -114,6 +127,7 @@ def rank_groups(
     recipe: Recipe,
     progress: Progress | None = None,
     task: TaskMetric | None = None,
+    noise: NoiseOf | None = None,
 ) -> Sensitivity:
     """Return the groups by their harm alone; for the worst also what the model is without them.
 
@@ -123,16 +137,17 @@ def rank_groups(
         recipe: of the plan.
         progress: called after each state of the switches.
         task: metric that ranks the groups that it separates.
+        noise: measures the states in place of `board.noise`.
     """
-    groups = board.groups
+    groups, noise = board.groups, noise or board.noise
     states = [board.everything, *(board.enable([group]) for group in groups)]
-    whole, *alone = board.noise(feeds, states, progress)
+    whole, *alone = noise(feeds, states, progress)
     metric, metrics = _measure_metric(board, states, task, progress)
     drops = [0.0 if metric is None else metric.clear_drop(value) for value in metrics]
     order = sorted(range(len(groups)), key=lambda at: (drops[at], alone[at]), reverse=True)
     worst = order[:MEASURED]
     without = [board.enable([groups[at]], on=False) for at in worst]
-    rest = dict(zip(worst, board.noise(feeds, without), strict=True))
+    rest = dict(zip(worst, noise(feeds, without, None), strict=True))
     costs = measure_costs(board.proto, board.plan, feeds[0])
     task_rest = (
         {} if task is None else {at: task.measure(board, s, 0) for at, s in zip(worst, without, strict=True)}
