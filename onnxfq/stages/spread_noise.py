@@ -1,7 +1,6 @@
 """`SpreadNoise`: the noise of many states of a switchboard, measured by a Ray cluster.
 
-The states are independent of each other, and a feed runs on one thread, so the bits are those of
-`Switchboard.noise`.
+A state depends on no other one, and a feed runs on one thread. The results are therefore equal to the bit.
 """
 
 from __future__ import annotations
