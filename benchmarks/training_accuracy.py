@@ -111,10 +111,10 @@ def main() -> None:
     """Measure, print, and write the section."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", default=["depthwise_cnn"])
-    parser.add_argument("--bits", type=int, nargs="+", default=[4])
+    parser.add_argument("--bits", type=int, nargs="+", default=[8, 4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=1, help="of the float network")
-    parser.add_argument("--steps", type=int, default=40, help="of training with fake quantization")
+    parser.add_argument("--steps", type=int, default=120, help="of training with fake quantization")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch announces that torch.ao will go
