@@ -111,7 +111,7 @@ def round_weight(
             better = np.full(errors.shape, reached.sum() < errors.sum())
         else:
             better = reached < errors
-        best = np.where(better[..., None], found, best)
+        np.copyto(best, found, where=better[..., None])
         errors = np.where(better, reached, errors)
         kept = _choose(kept, scales, better, own)
     return RoundedWeight(view.unfold(best, shape), kept, before, float(errors.sum()), moments.signal(weights))

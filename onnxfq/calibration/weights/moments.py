@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from onnxfq.calibration.weights.gptq import Factor, factorize
 from onnxfq.calibration.weights.grid import Floats, Matrices, split_outputs
 
+BLOCK = 512
+"""Columns of a matrix of moments in one product."""
+
 
 @dataclass(frozen=True)
 class InputMoments:
@@ -48,16 +51,24 @@ class InputMoments:
 
     def _errors(self, weights: Matrices, rounded: Matrices) -> NDArray[np.float64]:
         if self.quantized is None or self.cross is None:
-            lost = weights - rounded
-            return _quadratic(lost, self.plain, lost)
-        whole = _quadratic(weights, self.plain, weights) + _quadratic(rounded, self.quantized, rounded)
-        return np.maximum(whole - 2 * _quadratic(weights, self.cross, rounded), 0.0)
+            return _square(weights - rounded, self.plain)
+        both = np.einsum("goi,goi->go", weights @ self.cross, rounded)
+        whole: NDArray[np.float64] = _square(weights, self.plain) + _square(rounded, self.quantized)
+        return np.asarray(np.maximum(whole - 2 * both, 0.0))
 
     def signal(self, weights: Floats) -> float:
         """Return the sum of |W x|^2 over all outputs."""
         wide = (weights[:, part].astype(np.float64) for part in split_outputs(weights.shape))
-        return float(sum(_quadratic(part, self.plain, part).sum() for part in wide))
+        return float(sum(_square(part, self.plain).sum() for part in wide))
 
 
-def _quadratic(left: Matrices, middle: Matrices, right: Matrices) -> NDArray[np.float64]:
-    return np.asarray(np.einsum("goi,goi->go", left @ middle, right))
+def _square(weights: Matrices, moments: Matrices) -> NDArray[np.float64]:
+    """Return w H w^T of each output from the upper half of the symmetric H: half the multiplications."""
+    found = np.zeros(weights.shape[:2])
+    for start in range(0, weights.shape[2], BLOCK):
+        part = slice(start, start + BLOCK)
+        product = weights[..., :start] @ moments[:, :start, part]
+        product *= 2
+        product += weights[..., part] @ moments[:, part, part]
+        found += np.einsum("goi,goi->go", product, weights[..., part])
+    return found
