@@ -136,7 +136,8 @@ def fake_quantize(
         Layout.match(granularity if zero_point.ndim else PER_TENSOR, values.shape, zero_point.shape)
         at = np.zeros((), np.float32)
     rounded = round_to_grid(values, steps_of, at, qtype, rounding, arithmetic, saturate)
-    return rounded.astype(given.dtype, copy=False)
+    with np.errstate(over="ignore", under="ignore"):
+        return rounded.astype(given.dtype, copy=False)
 
 
 def round_to_grid(
