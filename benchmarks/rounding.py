@@ -19,7 +19,7 @@ from real_cases import CASES, Case, Folder, raised_to_float32
 from real_page import numbers
 
 import onnxfq
-from onnxfq.errors import PlanError
+from onnxfq.errors import PlanError, RecipeError
 from onnxfq.stages.round_weights import round_weights
 
 INT8 = {"qtype": "int8", "equalize": "depthwise"}
@@ -64,29 +64,37 @@ def make_recipe(scheme: str, method: str) -> onnxfq.Recipe:
     )
 
 
+def score(folder: Folder, case: Case, model: Path, recipe: onnxfq.Recipe) -> tuple[tuple[float, ...], float]:
+    """Return the figures of a model quantized by `recipe`, and the SQNR of its worst output in dB.
+
+    Raises PlanError if the recipe quantizes nothing.
+    """
+    loaded, feeds = onnxfq.load(model), folder.feeds(case)
+    plan = onnxfq.make_plan(loaded, recipe)
+    statistics = onnxfq.collect_statistics(loaded, plan, feeds)
+    made = round_weights(loaded, plan, onnxfq.calibrate(loaded, plan, statistics), feeds)
+    simulation = onnxfq.insert_fake_quantize(made.model, plan, made.encodings)
+    outputs = onnxfq.evaluate(model, simulation, feeds).candidates[0].outputs
+    with tempfile.TemporaryDirectory() as work:
+        onnxfq.save(simulation, Path(work) / "quantized.onnx")
+        figures = folder.measure(case, {case.file: Path(work) / "quantized.onnx"})
+    return figures, min(output.sqnr_db for output in outputs)
+
+
 def measure(path: Path, case: Case, scheme: str, methods: list[str], work: Path) -> list[str]:
     """Return the cells of a row: the figures as float, and figures and SQNR by each method."""
-    folder, model, file = Folder(path), path / case.file, work / "quantized.onnx"
+    folder, model = Folder(path), path / case.file
     if case.raised:
         model = work / "raised.onnx"
         onnx.save(raised_to_float32(path / case.file), model)
     cells = [numbers(folder.measure(case, {case.file: model} if case.raised else {}))]
-    loaded, feeds = onnxfq.load(model), folder.feeds(case)
     for method in methods:
-        if scheme == "fp8" and method == "mse":
-            cells.append("-")
-            continue
         try:
-            plan = onnxfq.make_plan(loaded, make_recipe(scheme, method))
-        except PlanError:  # nothing to quantize by this recipe
-            return [*cells, "-"]
-        statistics = onnxfq.collect_statistics(loaded, plan, feeds)
-        made = round_weights(loaded, plan, onnxfq.calibrate(loaded, plan, statistics), feeds)
-        simulation = onnxfq.insert_fake_quantize(made.model, plan, made.encodings)
-        onnxfq.save(simulation, file)
-        scores = onnxfq.evaluate(model, simulation, feeds).candidates[0].outputs
-        lowest = min(output.sqnr_db for output in scores)
-        cells.append(f"{numbers(folder.measure(case, {case.file: file}))} ({lowest:.1f} dB)")
+            figures, lowest = score(folder, case, model, make_recipe(scheme, method))
+        except (PlanError, RecipeError):  # nothing to quantize, or not by this method
+            cells.append("-")
+        else:
+            cells.append(f"{numbers(figures)} ({lowest:.1f} dB)")
     return cells
 
 
