@@ -29,6 +29,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.node_notes import NodeNotes, note_nodes
 from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted
+from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.correct_biases import BiasCorrection, correct_biases
 from onnxfq.stages.encoding_sources import Missing, plan_encodings
@@ -232,7 +233,11 @@ class _Job:
         clock.lap("plan")
         found = gather_statistics(inputs, planned.unknown, self.statistics, self.options)
         clock.lap("observe")
-        kept = Protected.of(inputs.model, recipe, planned, found)
+        weights = None
+        if planned.matched is None:
+            progress = self.options.stage("calibrate", len(planned.plan.weights))
+            weights = encode_weights(inputs.model, planned.plan, progress)
+        kept = Protected.of(inputs.model, recipe, planned, found, weights)
         clock.lap("calibrate")
         kept = kept.rounded(round_given(inputs, kept.plan, kept.encodings, self.options))
         clock.lap("round")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import reduce
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -69,8 +70,10 @@ def collect_moments(
             with closing(_Pass(left, samples, free_room() if room is None else room)) as found:
                 for number, (arrays, count) in enumerate(runs.over(feeds)):
                     found.add(arrays, count, number)
-                for layer in found.layers:
-                    yield layer, found.moments(layer)
+                for _, same in groupby(found.layers, lambda layer: _keys([layer])):
+                    those = list(same)  # queries, keys and values share moments and their factors
+                    moments = found.moments(those[0])
+                    yield from ((layer, moments) for layer in those)
                 left = left[len(found.layers) :]
 
 
