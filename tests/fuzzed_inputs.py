@@ -50,6 +50,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "observe": ("observe m.onnx --plan p.json --data d.npz -o out.npz", "p.json d.npz"),
     "observe.all": ("observe m.onnx --data d.npz -o out.npz", "m.onnx"),
     "merge": ("merge-statistics s.npz t.npz -o out.npz", "s.npz"),
+    "moments": ("moments g.onnx --data d.npy --rounding gptq -o out.npz", "g.onnx d.npy"),
+    "moments.ranges": ("moments g.onnx --data d.npy --rounding gptq --ranges-from a.npz -o out.npz", "a.npz"),
+    "moments.merge": ("merge-statistics a.npz a.npz -o out.npz", "a.npz"),
+    "moments.quantize": ("quantize g.onnx --data d.npy --rounding gptq --moments a.npz -o out.onnx", "a.npz"),
     "calibrate": ("calibrate m.onnx --plan p.json --statistics s.npz -o out.json --table", "p.json s.npz"),
     "export": ("export-encodings k.json --plan p.json --to aimet-1.0.0 -o out.json", "p.json k.json"),
     "insert": ("insert m.onnx --plan p.json --encodings k.json -o out.onnx", "p.json k.json m.onnx"),
@@ -183,6 +187,7 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
         "plan m.onnx -o p.json -q --data d.npz",
         "observe m.onnx --plan p.json --data d.npz -o s.npz -q",
         "calibrate m.onnx --plan p.json --statistics s.npz -o k.json -q",
+        "moments g.onnx --data d.npy --rounding gptq -o a.npz -q",
         "handoff q.onnx -o kit --data d.npz -q",
     )
     for line in lines:

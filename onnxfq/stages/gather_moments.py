@@ -30,6 +30,8 @@ from onnxfq.stages.moments import (
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.targets.registry import prepare_model
 
+_Gathered = tuple[Key, NDArray[np.float64], MomentSums | None]
+
 
 def gather_moments(
     model: Model,
@@ -75,13 +77,11 @@ def gather_moments(
     with closing(FloatRuns(model, read_tensors(layers), options.threads, memory, progress)) as runs:
         if ranges_only:
             amax = largest_inputs(runs, feeds, layer_keys(layers))
-            found = Moments(model.sha256, samples, digest, amax)
-            found.save(output)
+            found: Iterable[_Gathered] = ((key, one, None) for key, one in amax.items())
         else:
             known = None if given is None else given.ranges
-            parts = sample_inputs(runs, layers, feeds, samples, memory, known)
-            Moments.write(output, model.sha256, samples, digest, _sums(parts))
-    return Moments.load(output)
+            found = _sums(sample_inputs(runs, layers, feeds, samples, memory, known))
+        return Moments.write(output, model.sha256, samples, digest, found)
 
 
 def _layers(model: Model, plan: Plan) -> list[Layer]:
@@ -106,7 +106,7 @@ def _read_through(feeds: Feeds) -> DataDigest:
     return feeds.digest
 
 
-def _sums(parts: Iterable[SampledInputs]) -> Iterator[tuple[Key, NDArray[np.float64], MomentSums]]:
+def _sums(parts: Iterable[SampledInputs]) -> Iterator[_Gathered]:
     """Yield each input once, with its ranges and sums."""
     done: set[Key] = set()
     for part in parts:

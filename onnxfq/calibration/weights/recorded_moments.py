@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -168,11 +168,12 @@ class Moments:
         samples: int,
         data: DataDigest,
         found: Iterable[tuple[Key, NDArray[np.float64], MomentSums | None]],
-    ) -> None:
-        """Write the file of `save` from ranges and sums that come one after the other."""
+    ) -> Moments:
+        """Write the file of `save` from ranges and sums one after the other, and return what it holds."""
+        inputs: list[_Input] = []
+        ranges: dict[Key, NDArray[np.float64]] = {}
 
         def arrays() -> Iterator[tuple[str, NDArray[Any]]]:
-            inputs = []
             for number, (key, amax, sums) in enumerate(found):
                 yield f"amax/{number}", amax
                 blocks = () if sums is None else sums.blocks
@@ -180,12 +181,14 @@ class Moments:
                     yield f"sums/{number}/{block}", array
                 rows = None if sums is None else sums.rows
                 inputs.append(_Input(tensor=key[0], view=key[1], rows=rows, blocks=len(blocks)))
+                ranges[key] = amax
             facts = {"model_sha256": model_sha256, "samples": samples, "inputs": tuple(inputs)}
             digest = {"data": data.hex, "data_samples": data.samples}
             yield _HEAD, np.asarray(_Head(format=FORMAT, **facts, **digest).model_dump_json())
 
         with replace_file(path) as temporary:
             write_npz(temporary, arrays())
+        return Moments(model_sha256, samples, data, ranges, _stored_sums(path, inputs, ranges))
 
     @staticmethod
     def load(path: str | Path) -> Moments:
@@ -198,8 +201,7 @@ class Moments:
                 (one.tensor, one.view): np.asarray(arrays[name], np.float64)
                 for name, one in zip(names, head.inputs, strict=True)
             }
-            has_sums = all(one.rows is not None for one in head.inputs)
-            sums = _Stored(Path(path), head.inputs, ranges) if has_sums else {}
+            sums = _stored_sums(path, head.inputs, ranges)
             data = DataDigest(int(head.data, 16), head.data_samples)
             return Moments(head.model_sha256, head.samples, data, ranges, sums)
         except FileNotFoundError:
@@ -225,6 +227,11 @@ def join_sums(sums: Iterable[MomentSums]) -> InputMoments:
 def _unreadable(path: str | Path, fault: BaseException) -> StatisticsError:
     text = join_lines(fault)
     return StatisticsError(f"{path} is not a file of moments ({text}); make it with `onnxfq moments`")
+
+
+def _stored_sums(path: str | Path, inputs: Sequence[_Input], ranges: Ranges) -> Mapping[Key, MomentSums]:
+    has_sums = all(one.rows is not None for one in inputs)
+    return _Stored(Path(path), tuple(inputs), ranges) if has_sums else {}
 
 
 def _steps(key: Key, ranges: Ranges) -> NDArray[np.float64]:
