@@ -152,7 +152,7 @@ def llama(folder: Path) -> tuple[onnx.ModelProto, list[dict[str, NDArray[Any]]]]
 
 @pytest.mark.parametrize("name", ["vit", "llama"])
 def test_outliers_of_normalizations_cost_little(name: str, tmp_path: Path) -> None:
-    """Two channels of what smoothing reaches 64 times as large, with the same function: smoothing gains 6 dB and adds no node."""
+    """Two channels of a normalization or a GELU 64 times as large: smoothing gains 6 dB without a node."""
     proto, data = vit() if name == "vit" else llama(tmp_path)
     model = load(proto)
     analysis = analyze_channels(model)
