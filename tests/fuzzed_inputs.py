@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "merge": ("merge-statistics s.npz t.npz -o out.npz", "s.npz"),
     "moments": ("moments g.onnx --data d.npy --rounding gptq -o out.npz", "g.onnx d.npy"),
     "moments.ranges": ("moments g.onnx --data d.npy --rounding gptq --ranges-from a.npz -o out.npz", "a.npz"),
-    "moments.merge": ("merge-statistics a.npz a.npz -o out.npz", "a.npz"),
+    "moments.merge": ("merge-statistics b.npz b2.npz -o out.npz", "b.npz b2.npz"),
     "moments.quantize": ("quantize g.onnx --data d.npy --rounding gptq --moments a.npz -o out.onnx", "a.npz"),
     "calibrate": ("calibrate m.onnx --plan p.json --statistics s.npz -o out.json --table", "p.json s.npz"),
     "export": ("export-encodings k.json --plan p.json --to aimet-1.0.0 -o out.json", "p.json k.json"),
@@ -156,7 +156,10 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
     feed = feed_for(proto, count=4)
     np.savez(folder / "d.npz", **feed)
     np.savez(folder / "e.npz", **feed_for(proto, count=1))
-    np.save(folder / "d.npy", rng.normal(size=(4, 4)).astype(np.float32))
+    values = rng.normal(size=(4, 4)).astype(np.float32)
+    np.save(folder / "d.npy", values)
+    np.save(folder / "d1.npy", values[:2])
+    np.save(folder / "d2.npy", values[2:])
     np.save(folder / "l.npy", np.arange(4))
     (folder / "l.txt").write_text("0\n1\n2 # two\n3\n")
     (folder / "images").mkdir()
@@ -188,6 +191,8 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
         "observe m.onnx --plan p.json --data d.npz -o s.npz -q",
         "calibrate m.onnx --plan p.json --statistics s.npz -o k.json -q",
         "moments g.onnx --data d.npy --rounding gptq -o a.npz -q",
+        "moments g.onnx --data d1.npy --rounding gptq --ranges-from a.npz -o b.npz -q",
+        "moments g.onnx --data d2.npy --rounding gptq --ranges-from a.npz -o b2.npz -q",
         "handoff q.onnx -o kit --data d.npz -q",
     )
     for line in lines:

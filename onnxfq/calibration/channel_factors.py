@@ -201,5 +201,9 @@ def _exponents(top_x: NDArray[np.float64], top_w: NDArray[np.float64], alpha: fl
         return np.zeros(len(top_x), np.int64)
     wanted = (1.0 - alpha) * np.log2(np.where(live, top_w, 1.0)) - alpha * np.log2(np.where(live, top_x, 1.0))
     middle = np.median(wanted[live])
-    rounded = np.floor(wanted - wanted[live].max()) - np.floor(middle - wanted[live].max())
-    return np.where(live, np.clip(rounded, -most, most), 0).astype(np.int64)
+    found = np.floor(wanted - wanted[live].max()) - np.floor(middle - wanted[live].max())
+    # A channel that is always 0 may not widen the scales of weights: its own get the size of the others.
+    still = (top_x == 0.0) & (top_w > 0.0)
+    usual = np.median(np.log2(top_w[live]) - found[live])
+    found[still] = np.maximum(np.rint(np.log2(top_w[still]) - usual), 0)
+    return np.where(live | still, np.clip(found, -most, most), 0).astype(np.int64)
