@@ -166,7 +166,7 @@ def _likely_amax(tops: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     halves = np.minimum(np.max(tops[::2], axis=0), np.max(tops[1::2], axis=0))
     with np.errstate(divide="ignore", invalid="ignore"):
         # Factors are powers of two: what stays within an octave is as good as equal.
-        return np.where(whole <= 2.0 * halves, whole, whole * (whole / halves))
+        return np.asarray(np.where(whole <= 2.0 * halves, whole, whole * (whole / halves)))
 
 
 class _Chooser:
