@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.console import Printing
 from onnxfq.cli.options import OutputOption
 
@@ -23,6 +22,8 @@ def merge_statistics(
     printer: Printing,
 ) -> None:
     """Merge the statistics of several data sets; the order of FILEs does not matter."""
+    from onnxfq.calibration.statistics import Statistics
+
     merged = reduce(Statistics.merge, (Statistics.load(part) for part in parts))
     merged.save(output)
     tensors, feeds = len(merged.tensors), merged.feeds

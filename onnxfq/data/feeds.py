@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from onnxfq.choices import DEFAULT_BATCH as DEFAULT_BATCH
 from onnxfq.data.batching import add_batch_axis, first_samples, rebatch, split_fixed_runs
 from onnxfq.data.data_summary import Survey
 from onnxfq.data.digest import DataDigest
@@ -17,9 +18,6 @@ from onnxfq.data.range_check import ValueRange
 from onnxfq.data.sources import Data, Reading, Source, open_source, tells_total
 from onnxfq.data.validation import cast, check_finite, fit_shape, to_array
 from onnxfq.errors import DataError
-
-DEFAULT_BATCH = 1
-"""Samples per run if the batch axis is open: each sample runs alone and does not depend on others."""
 
 
 def copy_feeds(feeds: Iterable[Feed]) -> Iterator[Feed]:
