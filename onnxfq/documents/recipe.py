@@ -291,15 +291,21 @@ class Recipe(Record):
 
     def activation_for(self, node: str, op_type: str, tensor: str) -> ActivationScheme | None:
         """Return the activation scheme for input `tensor` of `node`, overrides applied; None: float."""
+        overrides = list(self._match_overrides(node, op_type, tensor))
+        if not overrides:
+            return self.activations
         scheme = None if self.activations is None else self.activations.model_dump()
-        for override in self._match_overrides(node, op_type, tensor):
+        for override in overrides:
             scheme = _apply_changes(scheme, override.activations)
         return None if scheme is None else parse(scheme, ActivationScheme, RecipeError, self.name)
 
     def weight_for(self, node: str, op_type: str, tensor: str) -> WeightScheme:
         """Return the weight scheme for constant input `tensor` of `node`, overrides applied."""
+        overrides = list(self._match_overrides(node, op_type, tensor))
+        if not overrides:
+            return self.weights
         scheme = self.weights.model_dump()
-        for override in self._match_overrides(node, op_type, tensor):
+        for override in overrides:
             scheme |= override.weights
         return parse(scheme, WeightScheme, RecipeError, self.name)
 
