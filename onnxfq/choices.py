@@ -29,6 +29,9 @@ DEFAULT_BATCH = 1
 DEFAULT_MEMORY = 256 << 20
 """Bytes that observing may take beyond the model's own."""
 
+MOMENTS_MEMORY = 1 << 30
+"""Bytes that runs side by side may take half of when inputs of layers are gathered."""
+
 MOST_THREADS = 1024
 """More are probably a typing error, and each would take memory before the first one runs."""
 

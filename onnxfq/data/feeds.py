@@ -101,7 +101,7 @@ class Feeds:
                 check_finite(feed, self.inputs, number)
             values.add(feed)
             if survey is not None:
-                survey.add(feed)
+                feed = survey.add(feed)
             number += sample_count(feed, self.inputs)
             yield feed
         if number == 0:
