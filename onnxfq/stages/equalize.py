@@ -243,7 +243,7 @@ class _Chooser:
 def _limit_likely(product: Product, likely: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return `likely` where a channel then gives the output at most what the largest channel gives it.
 
-    What a channel gives, its magnitude times its largest weight, depends on no factor of channels.
+    This is its magnitude times its largest weight, which no factor of channels changes.
     """
     weights = product.columns(np.abs(product.weight), np.maximum)
     most = float((product.amax * weights).max(initial=0.0))
