@@ -155,8 +155,8 @@ def choose_factors(
 
     Channel j is divided by max|x_j|^alpha / max|w_j|^(1 - alpha), SmoothQuant's formula (G. Xiao et al.,
     2023), which is Cross-layer equalization (M. Nagel et al., 2019) for alpha 0.5. The factor is rounded down
-    to a power of two, which changes no bit of a float's fraction. Where there are alphas to choose from,
-    single channels then take steps of an octave as long as these lower the expected error.
+    to a power of two, which changes no bit of a float's fraction. If there are several alphas, steps of an
+    octave in single channels then lower the expected error further.
 
     Args:
         classes: the variables, ascending.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.calibration.channel_factors import ALPHAS, Choice, Format, Product, choose_factors
+from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import EqualizedGroup, Method
 from onnxfq.documents.plan import Plan
@@ -25,7 +26,7 @@ from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.fold_factors import fold_factors, inexact_folds
-from onnxfq.stages.moments import MEMORY, FloatRuns
+from onnxfq.stages.moments import FloatRuns
 
 LEAST_GAIN_DB = 0.5
 """Expected gain of the products of a group below which its factors stay 1."""
@@ -138,7 +139,7 @@ def _observe(
         return {}
     tops: dict[str, list[NDArray[np.float64]]] = {name: [] for name in axes}
     squares: dict[str, list[NDArray[np.float64]]] = {name: [] for name in axes}
-    with closing(FloatRuns(model, set(axes), threads, MEMORY)) as runs:
+    with closing(FloatRuns(model, set(axes), threads, MOMENTS_MEMORY)) as runs:
         for values, _ in runs.over(feeds):
             for name, axis in axes.items():
                 rows = np.moveaxis(np.asarray(values[name], np.float64), axis, -1)
@@ -242,7 +243,7 @@ class _Chooser:
 def _limit_likely(product: Product, likely: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return `likely` where a channel then gives the output at most what the largest channel gives it.
 
-    What a channel gives, its magnitude times its largest weight, depends on no factor of channels.
+    This is its magnitude times its largest weight, which no factor of channels changes.
     """
     weights = product.columns(np.abs(product.weight), np.maximum)
     most = float((product.amax * weights).max(initial=0.0))
