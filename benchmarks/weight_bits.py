@@ -58,7 +58,7 @@ def measure(path: Path, case: Case, bits: list[float], work: Path) -> list[tuple
     rows = [("float", model.stat().st_size, score(folder, case, model, model))]
     mixed = [(f"mixed, {most:g} bits", "int4 gptq", most) for most in bits]
     for title, name, most in [*((name, name, None) for name in RECIPES), *mixed]:
-        promise = most and Promise(weight_bits=most, fallback="tensorrt-int8-weights")
+        promise = Promise(weight_bits=most, fallback="tensorrt-int8-weights") if most else None
         made = onnxfq.quantize(
             model,
             folder.feeds(case),
