@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from onnxfq.calibration.calibrators.auto import KEPT_DB
 from onnxfq.documents.layers import LayerRow, TensorRow
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import DataError
+from onnxfq.report.layer_table import lost_values
 from onnxfq.report.record import ResultRecord
 from onnxfq.support.records import parse, read_content
 
@@ -228,14 +228,14 @@ def _paragraphs(lines: Iterable[str]) -> list[tuple[str, list[str]]]:
 
 
 def _lost(tensors: Sequence[TensorRow]) -> list[tuple[str, list[str]]]:
-    lost = [row for row in tensors if row.middle_db is not None and row.middle_db < KEPT_DB]
+    lost = lost_values(tensors)
     if not lost:
         return []
     first = (
         "with their ranges the middle half of the values of these tensors is smaller than a step, and most "
         "of it becomes 0; leave them in float with an override, or take 16 bits or float8"
     )
-    return [("Lost typical values", [first, *(f"{row.tensor} ({row.middle_db:.1f} dB)" for row in lost)])]
+    return [("Lost typical values", [first, *(f"{name} ({db:.1f} dB)" for name, db in lost.items())])]
 
 
 def _notes(notes: Iterable[str]) -> list[tuple[str, list[str]]]:

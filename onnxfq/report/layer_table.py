@@ -80,7 +80,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
                 after=neighbours.of(node.name, forward=True),
             )
         )
-    lost = _lost_values(tensors)
+    lost = lost_values(tensors)
     own = {row.tensor: math.inf if row.sqnr_db is None else row.sqnr_db for row in tensors}
     rows.sort(key=lambda row: _rank(row, lost, own))
     return LayerTable(
@@ -100,7 +100,7 @@ def _added_db(before: float, after: float) -> float:
     return ratio_db(1.0, max(0.0, 10 ** (-after / 10) - 10 ** (-before / 10)))
 
 
-def _lost_values(tensors: Iterable[TensorRow]) -> dict[str, float]:
+def lost_values(tensors: Iterable[TensorRow]) -> dict[str, float]:
     """Return the SQNR in dB of the middle half of tensors that lose it."""
     return {
         row.tensor: row.middle_db for row in tensors if row.middle_db is not None and row.middle_db < KEPT_DB
