@@ -4,8 +4,8 @@
 
 FOLDER is that of `real_models.py`. Each model is quantized to int8 with weights per output channel and per
 tensor, without protected layers. A scaled model has the same function: random powers of two up to 2^11 in
-each group of channels are divided out behind it. The SQNR is that of the worst output on the feeds that
-`quantize` keeps, the figures of the task are on other data.
+each group of channels are divided out behind it. The SQNR is that of the worst output on
+calibration data, the figures of the task are on other data.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from real_cases import CASES, Case, Folder, raised_to_float32
 from real_page import numbers
 
 import onnxfq
+from onnxfq import RunOptions
 from onnxfq.graph.channels import analyze_channels
 from onnxfq.passes.fold_factors import fold_factors
 
@@ -65,7 +66,9 @@ def measure(folder: Folder, case: Case, model: Path, work: Path) -> list[str]:
     row = [numbers(folder.measure(case, {case.file: model}))]
     for granularity, way in WAYS:
         recipe = make_recipe(granularity, way)
-        result = onnxfq.quantize(model, folder.feeds(case), written, recipe=recipe, protect=None)
+        result = onnxfq.quantize(
+            model, folder.feeds(case), written, recipe=recipe, protect=None, options=RunOptions(exact=True)
+        )
         assert result.evaluation is not None
         sqnr = min(output.sqnr_db for output in result.evaluation.candidates[0].outputs)
         row.append(f"{sqnr:.1f} dB, {numbers(folder.measure(case, {case.file: written}))}")
