@@ -22,13 +22,11 @@ class ChannelMoments:
 
     Attributes:
         amax: largest magnitude.
-        likely: magnitude that further data are likely to stay in; inf if unknown.
         square: mean square.
         live: share of the values that are not 0.
     """
 
     amax: NDArray[np.float64]
-    likely: NDArray[np.float64]
     square: NDArray[np.float64]
     live: NDArray[np.float64]
 
@@ -54,29 +52,8 @@ def observe_channels(
     return {
         name: ChannelMoments(
             amax=np.max(tops[name], axis=0),
-            likely=_likely_amax(tops[name], fold.inputs),
             square=np.mean(squares[name], axis=0),
             live=np.mean(lives[name], axis=0),
         )
-        for name, fold in folds.items()
+        for name in folds
     }
-
-
-def _likely_amax(tops: Sequence[NDArray[np.float64]], ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the magnitude of each channel that further feeds are likely to stay in, [C]; inf if unknown.
-
-    `tops` holds the magnitudes in each feed. Channels of a variable in `ids` have one factor. If their range
-    in every other feed differs by over an octave, they are taken as larger by the same ratio: channels that
-    are hardly ever active must not get a factor that their next activity outgrows.
-    """
-    whole = np.max(tops, axis=0)
-    if len(tops) < 2:
-        return np.asarray(whole)
-    both = np.zeros((2, int(ids.max(initial=0)) + 1))
-    for half, top in zip(both, (np.max(tops[::2], axis=0), np.max(tops[1::2], axis=0)), strict=True):
-        np.maximum.at(half, ids, top)
-    most, least = both.max(axis=0), both.min(axis=0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # Factors are powers of two: what stays within an octave is as good as equal.
-        growth = np.where(most <= 2.0 * least, 1.0, most / least)
-    return np.where(whole > 0.0, whole * growth[ids], 0.0)

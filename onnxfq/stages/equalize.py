@@ -173,10 +173,9 @@ class _Chooser:
     def _product(self, fold: Fold, classes: NDArray[np.int64], made_by: NDArray[np.float64]) -> Product:
         """Return the product of `fold`; without feeds the ranges `made_by` stand for its input."""
         weight = np.asarray(weight_array(self._model, fold.constant), np.float64)
-        likely = None
         if fold.summed in self._moments:
             known = self._moments[fold.summed]
-            amax, likely, square, live = known.amax, known.likely, known.square, known.live
+            amax, square, live = known.amax, known.square, known.live
         else:
             mine = np.isin(fold.inputs, classes)
             amax = np.full(len(fold.inputs), made_by.max(initial=0.0))
@@ -184,20 +183,7 @@ class _Chooser:
             square, live = np.square(amax / 3.0), np.ones(len(amax))
         activation = _activation_format(self._slots.get(Use(fold.node, 0)), fold.axis)
         constant = _format(self._weights.get(fold.constant))
-        made = Product(fold.inputs, amax, square, live, weight, fold.layout, fold.plus, activation, constant)
-        return made if likely is None else replace(made, amax=_limit_likely(made, likely))
-
-
-def _limit_likely(product: Product, likely: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return `likely` where a channel then gives the output at most what the largest channel gives it.
-
-    This is its magnitude times its largest weight, which no factor of channels changes.
-    """
-    weights = product.columns(np.abs(product.weight), np.maximum)
-    most = float((product.amax * weights).max(initial=0.0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        limit = np.where(weights > 0.0, most / weights, 0.0)
-    return np.where(product.amax > 0.0, np.maximum(np.minimum(likely, limit), product.amax), 0.0)
+        return Product(fold.inputs, amax, square, live, weight, fold.layout, fold.plus, activation, constant)
 
 
 def _extremes(amax: NDArray[np.float64]) -> tuple[float, float]:

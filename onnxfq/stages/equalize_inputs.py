@@ -25,7 +25,7 @@ from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.switchboard import Switchboard
 
 SAMPLES = 64
-"""Feeds that are read ahead: half of them choose the factors, the other half confirm the methods."""
+"""Feeds that are read ahead to choose the factors; where methods must be confirmed, half of them do that."""
 
 LEAST_GAIN_DB = 0.5
 """Gain of the outputs below which a method is left."""
@@ -67,7 +67,7 @@ def equalize_inputs(
         raise DataError(f"recipe {recipe.name} smooths activations and needs data for it; give data")
     if lacks or (not feeds and not named):
         return inputs, Equalization(why=f"left: {lacks or 'no data'} given")
-    choosing, confirming = feeds[::2], feeds[1::2] or feeds
+    choosing, confirming = (feeds[::2], feeds[1::2] or feeds) if methods.confirmed else (feeds, [])
     followed = with_run_ranks(inputs.ranked, feeds[0], everywhere=True) if feeds else inputs.ranked
     plan = plan_encodings(inputs.ranked, recipe).plan
     best, trials = inputs, list[Trial]()
