@@ -80,6 +80,24 @@ def test_weights_alone_need_no_data(folder: Path):
     assert all(one.after_db > one.before_db for one in found.rounding.layers)
 
 
+def test_the_table_of_calibrate_shows_what_rounding_gains(folder: Path):
+    """Two rows for each weight: the expected SQNR that `quantize --rounding` reports before and after."""
+    run(f"plan {folder}/m.onnx -o {folder}/p.json")
+    run(f"observe {folder}/m.onnx --plan {folder}/p.json --data {folder}/x.npz -o {folder}/s.npz")
+    run(f"moments {folder}/m.onnx --data {folder}/x.npz --rounding gptq -o {folder}/m.npz")
+    given = f"{folder}/m.onnx --plan {folder}/p.json --statistics {folder}/s.npz -o {folder}/e.json"
+    lines = run(f"calibrate {given} --moments {folder}/m.npz --table").splitlines()
+    usual = onnxfq.quantize(folder / "m.onnx", folder / "x.npz", rounding="gptq")
+    for layer in usual.rounding.layers:
+        at = next(n for n, line in enumerate(lines) if line.split()[:2] == [layer.weight, "nearest"])
+        assert lines[at].split()[-2:] == [f"{layer.before_db:.1f}", "*"]
+        name, *_, gained = lines[at + 1].split()
+        assert (name, gained) == ("gptq", f"{layer.after_db:.1f}")
+    assert "give --table" in run(f"calibrate {given} --moments {folder}/m.npz")
+    run(f"moments {folder}/other.onnx --data {folder}/x.npz --rounding gptq -o {folder}/o.npz")
+    assert "SHA-256" in run(f"calibrate {given} --moments {folder}/o.npz --table")
+
+
 def test_what_does_not_fit_is_refused(folder: Path):
     """Other models, parts of the data, ranges alone, other grids, other methods: one line with the remedy."""
     model = onnxfq.load(folder / "m.onnx")

@@ -26,6 +26,13 @@ def calibrate(
     statistics: StatisticsOption = None,
     encodings: GivenOption = None,
     calibrator: CalibratorOption = None,
+    moments: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Add what `--rounding gptq` gains by these moments to the table.",
+        ),
+    ] = None,
     table: Annotated[
         bool,
         typer.Option(
@@ -45,14 +52,18 @@ def calibrate(
     """
     from onnxfq.calibration.calibrators import Calibrator
     from onnxfq.calibration.statistics import Statistics
+    from onnxfq.calibration.weights import Moments
     from onnxfq.documents.plan import Plan
     from onnxfq.graph.io.load import load
     from onnxfq.report.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
+    from onnxfq.report.rounding_rows import rounding_rows
     from onnxfq.stages.encoding_sources import match_encodings
     from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 
     if statistics is None and (encodings is None or table or table_csv is not None):
         raise typer.BadParameter("calibrate needs --statistics, or --encodings that hold every activation")
+    if moments is not None and not (table or table_csv is not None):
+        raise typer.BadParameter("--moments is for the table; give --table or --table-csv too")
     if calibrator is not None:
         Calibrator.parse(calibrator)
     decided = Plan.load(plan)
@@ -67,6 +78,8 @@ def calibrate(
     files = made.save(output)
     compared = observed is not None and (table or table_csv is not None)
     rows = calibrator_rows(matched.unknown, observed, calibrator) if observed and compared else []
+    if moments is not None:
+        rows += rounding_rows(loaded, encoded, made, Moments.load(moments))
     if table and not printer.as_json:
         typer.echo(calibrator_table(rows))
     if table_csv is not None:
