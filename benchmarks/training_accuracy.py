@@ -110,7 +110,7 @@ def compare(network: nn.Module, bits: int, seed: int, steps: int) -> dict[str, f
 def main() -> None:
     """Measure, print, and write the section."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", nargs="+", default=["depthwise_cnn"])
+    parser.add_argument("--networks", nargs="+", default=["depthwise_cnn", "residual_cnn", "transformer"])
     parser.add_argument("--bits", type=int, nargs="+", default=[8, 4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=1, help="of the float network")

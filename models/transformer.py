@@ -15,7 +15,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         """Split `width` evenly over `heads`."""
         super().__init__()
-        self.heads = heads
+        self.heads, self.scale = heads, (width // heads) ** -0.5
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.project = nn.Linear(width, width)
 
@@ -26,7 +26,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Weigh every token's value by how well its key fits the query."""
         query, key, value = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
-        scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
+        scores = query @ key.transpose(2, 3) * self.scale
         return self.project((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
 
 

@@ -2,6 +2,7 @@
 
 from . import plot as plot
 from .calibration.statistics import Statistics as Statistics
+from .calibration.weights import Moments as Moments
 from .data import DataOptions as DataOptions
 from .data.preprocessor import read_preprocessor as read_preprocessor
 from .documents.cast_plan import FloatOptions as FloatOptions
@@ -45,6 +46,7 @@ from .stages.encoding_sources import PlannedEncodings as PlannedEncodings
 from .stages.encoding_sources import match_encodings as match_encodings
 from .stages.encoding_sources import plan_encodings as plan_encodings
 from .stages.evaluate import evaluate as evaluate
+from .stages.gather_moments import gather_moments as gather_moments
 from .stages.handoff import Handoff as Handoff
 from .stages.handoff import handoff as handoff
 from .stages.insert import insert_fake_quantize as insert_fake_quantize

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import onnx
 
 from onnxfq.calibration.statistics import Statistics
+from onnxfq.calibration.weights import Moments
 from onnxfq.data import Data, Feed
 from onnxfq.data.replay import spread_places
 from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions, FloatPlan
@@ -29,6 +30,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.node_notes import NodeNotes, note_nodes
 from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted
+from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.correct_biases import BiasCorrection, correct_biases
 from onnxfq.stages.encoding_sources import Missing, plan_encodings
@@ -123,6 +125,7 @@ def quantize(
     calibrator: str | None = None,
     rounding: str | None = None,
     statistics: str | Path | Statistics | None = None,
+    moments: str | Path | Moments | None = None,
     encodings: GivenFile | None = None,
     missing: Missing = "stop",
     floats: FloatOptions = ALL_FLOAT32,
@@ -147,6 +150,7 @@ def quantize(
         calibrator: for activations; overrides the recipe's.
         rounding: of weights: nearest, gptq or qronos; overrides the recipe's.
         statistics: recorded earlier, so that nothing is observed; they must be of `data`, if both are given.
+        moments: of the inputs of layers, from `gather_moments`: weights are rounded by them, not by `data`.
         encodings: scales of another tool, a file or a dictionary of onnxruntime's overrides. They are kept
             exactly, and their formats override the recipe; entries with only a range get the recipe's format.
             Only tensors without an entry are observed.
@@ -165,12 +169,13 @@ def quantize(
     Raises an OnnxfqError in one line, and writes nothing, if a stage fails.
     """
     options = options or RunOptions()
-    check_model_output(output, model, data, statistics, encodings, recipe)
+    check_model_output(output, model, data, statistics, moments, encodings, recipe)
     chosen, release = _choose_recipe(recipe, calibrator, rounding), release_of(runtime)
     clock = _Clock()
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
-    job = _Job(encodings, missing, statistics, floats, release, promise, options, clock)
+    known = moments if moments is None or isinstance(moments, Moments) else Moments.load(moments)
+    job = _Job(encodings, missing, statistics, known, floats, release, promise, options, clock)
     made = job.keep(job.prepare(job.equalize(inputs, chosen), chosen))
     built = job.build(made)
     if promise is None and encodings is None and protect is not None:
@@ -210,6 +215,7 @@ class _Job:
     encodings: GivenFile | None
     missing: Missing
     statistics: str | Path | Statistics | None
+    moments: Moments | None
     floats: FloatOptions
     release: Release
     promise: Promise | None
@@ -232,9 +238,13 @@ class _Job:
         clock.lap("plan")
         found = gather_statistics(inputs, planned.unknown, self.statistics, self.options)
         clock.lap("observe")
-        kept = Protected.of(inputs.model, recipe, planned, found)
+        weights = None
+        if planned.matched is None:
+            progress = self.options.stage("calibrate", len(planned.plan.weights))
+            weights = encode_weights(inputs.model, planned.plan, progress)
+        kept = Protected.of(inputs.model, recipe, planned, found, weights)
         clock.lap("calibrate")
-        kept = kept.rounded(round_given(inputs, kept.plan, kept.encodings, self.options))
+        kept = kept.rounded(round_given(inputs, kept.plan, kept.encodings, self.options, self.moments))
         clock.lap("round")
         return _Made(*equalized, kept)
 
@@ -344,7 +354,8 @@ class _Job:
         """Return the plan of the smoothed model, or `made` with the record that smoothing changes nothing."""
         recipe, feeds = made.kept.recipe, inputs.feeds
         asked = recipe.smooth != "none" or recipe.activations is None
-        if asked or self.statistics is not None or feeds is None or not feeds.source.repeats:
+        recorded = self.statistics is not None or self.moments is not None  # of the model as it is
+        if asked or recorded or feeds is None or not feeds.source.repeats:
             return made
         recipe = recipe.with_smooth("auto")
         equalized = self.equalize(inputs, recipe)

@@ -50,6 +50,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "observe": ("observe m.onnx --plan p.json --data d.npz -o out.npz", "p.json d.npz"),
     "observe.all": ("observe m.onnx --data d.npz -o out.npz", "m.onnx"),
     "merge": ("merge-statistics s.npz t.npz -o out.npz", "s.npz"),
+    "moments": ("moments g.onnx --data d.npy --rounding gptq -o out.npz", "g.onnx d.npy"),
+    "moments.ranges": ("moments g.onnx --data d.npy --rounding gptq --ranges-from a.npz -o out.npz", "a.npz"),
+    "moments.merge": ("merge-statistics b.npz b2.npz -o out.npz", "b.npz b2.npz"),
+    "moments.quantize": ("quantize g.onnx --data d.npy --rounding gptq --moments a.npz -o out.onnx", "a.npz"),
     "calibrate": ("calibrate m.onnx --plan p.json --statistics s.npz -o out.json --table", "p.json s.npz"),
     "export": ("export-encodings k.json --plan p.json --to aimet-1.0.0 -o out.json", "p.json k.json"),
     "insert": ("insert m.onnx --plan p.json --encodings k.json -o out.onnx", "p.json k.json m.onnx"),
@@ -152,7 +156,10 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
     feed = feed_for(proto, count=4)
     np.savez(folder / "d.npz", **feed)
     np.savez(folder / "e.npz", **feed_for(proto, count=1))
-    np.save(folder / "d.npy", rng.normal(size=(4, 4)).astype(np.float32))
+    values = rng.normal(size=(4, 4)).astype(np.float32)
+    np.save(folder / "d.npy", values)
+    np.save(folder / "d1.npy", values[:2])
+    np.save(folder / "d2.npy", values[2:])
     np.save(folder / "l.npy", np.arange(4))
     (folder / "l.txt").write_text("0\n1\n2 # two\n3\n")
     (folder / "images").mkdir()
@@ -183,6 +190,9 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
         "plan m.onnx -o p.json -q --data d.npz",
         "observe m.onnx --plan p.json --data d.npz -o s.npz -q",
         "calibrate m.onnx --plan p.json --statistics s.npz -o k.json -q",
+        "moments g.onnx --data d.npy --rounding gptq -o a.npz -q",
+        "moments g.onnx --data d1.npy --rounding gptq --ranges-from a.npz -o b.npz -q",
+        "moments g.onnx --data d2.npy --rounding gptq --ranges-from a.npz -o b2.npz -q",
         "handoff q.onnx -o kit --data d.npz -q",
     )
     for line in lines:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,6 +24,11 @@ from onnxfq.graph.io.load import load
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.fold_factors import fold_factors
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))  # not an installed package
+
+from networks.decoder import DecoderShape, random_tokens, write_decoder  # noqa: E402
+from networks.transformers import small_encoder  # noqa: E402
 
 CHAIN = """g (float[N,3,12,12] x) => (float[N,8,1,1] y) {
     c = Conv <pads = [1,1,1,1]> (x, w0, b) r = Relu (c)
@@ -129,6 +136,44 @@ def test_smoothing_wins_back_what_outliers_cost() -> None:
     assert "smooth 'n'" in done.lines()[2]
 
 
+def vit() -> tuple[onnx.ModelProto, list[dict[str, NDArray[Any]]]]:
+    """Return a small pre-norm transformer, with data."""
+    x = np.random.default_rng(1).standard_normal((24, 1, 16, 64), dtype=np.float32)
+    return small_encoder("N"), [{"x": one} for one in x]
+
+
+def llama(folder: Path) -> tuple[onnx.ModelProto, list[dict[str, NDArray[Any]]]]:
+    """Return a small decoder with RMSNorm and gates, with data."""
+    shape = DecoderShape(width=64, layers=3, heads=4, key_heads=2, hidden=128, words=200, tokens=24)
+    return onnx.load(write_decoder(folder, shape)), [
+        {"input_ids": one[None]} for one in random_tokens(shape, 24)
+    ]
+
+
+@pytest.mark.parametrize("name", ["vit", "llama"])
+def test_outliers_of_normalizations_cost_little(name: str, tmp_path: Path) -> None:
+    """Two channels of a normalization or a GELU 64 times as large: smoothing gains 6 dB without a node."""
+    proto, data = vit() if name == "vit" else llama(tmp_path)
+    model = load(proto)
+    analysis = analyze_channels(model)
+    exponents = np.zeros(analysis.count, np.int64)
+    rng = np.random.default_rng(0)
+    planted = 0
+    for group in analysis.groups:
+        if {fold.op_type for fold in group.writers} <= {"LayerNormalization", "Mul"}:
+            exponents[rng.choice(group.classes, 2, replace=False)] = 6
+            planted += 1
+    # Two normalizations in each of three layers, the last one, and the ends of GELU.
+    assert planted == {"vit": 10, "llama": 7}[name]
+    damaged = fold_factors(model, analysis, exponents).proto
+    plain, smooth = (
+        onnxfq.quantize(damaged, data, recipe=recipe("none", how), protect=None) for how in ("none", "auto")
+    )
+    one, other = (r.evaluation.candidates[0].outputs[0].sqnr_db for r in (plain, smooth))
+    assert other > one + 6
+    assert len(smooth.model.proto.graph.node) == len(model.proto.graph.node)
+
+
 def test_low_outputs_are_smoothed() -> None:
     """Outputs below what `protect` asks for are smoothed before a layer stays in float."""
     proto = network(PRE_NORM, 50.0)
@@ -171,7 +216,7 @@ def test_other_formats_take_the_methods_too(name: str) -> None:
 
 
 def test_the_least_expected_error_is_a_search_over_the_grid() -> None:
-    """The choice has the least expected error of all shares and of none, by the formula in NumPy."""
+    """No step of a channel lowers the expected error of the choice, by the formula in NumPy."""
     rng = np.random.default_rng(0)
     x = np.abs(rng.normal(size=16)) * 2.0 ** rng.integers(-5, 6, 16)
     w = rng.normal(size=(16, 8))
@@ -201,6 +246,10 @@ def test_the_least_expected_error_is_a_search_over_the_grid() -> None:
     np.testing.assert_allclose(choice.after_db, -10 * np.log10(noise(choice.exponents)))
     np.testing.assert_allclose(choice.before_db, -10 * np.log10(noise(np.zeros(16, int))))
     assert choice.after_db > choice.before_db + 3
+    for step in (*np.eye(16, dtype=int), *-np.eye(16, dtype=int)):
+        assert noise(choice.exponents + step) >= noise(choice.exponents)
+    fixed = choose_factors(ids, [one], [], np.zeros(16), 20, alphas=(choice.alpha,))
+    assert fixed.after_db <= choice.after_db  # a given share is taken as it is
 
 
 def test_artifacts_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,15 +145,16 @@ def test_feeds_may_be_reused_by_their_maker() -> None:
 
 
 def test_progress_names_the_stages() -> None:
-    """The callback hears of each feed of both passes."""
+    """The callback hears of each feed of both passes, and of each weight."""
     seen: list[tuple[str, int, int | None]] = []
     options = RunOptions(batch=2, progress=lambda *told: seen.append(told))
     x = np.concatenate([feed["x"] for feed in FEEDS])
     quantize(conv_relu(), x, options=options)
-    assert seen == [(stage, done, 3) for stage in ("observe", "evaluate") for done in (1, 2, 3)]
+    observed, compared = ([(stage, done, 3) for done in (1, 2, 3)] for stage in ("observe", "evaluate"))
+    assert seen == [*observed, ("calibrate", 1, 1), *compared]
     seen.clear()
     quantize(conv_relu(), iter(FEEDS), options=options)  # how many will come is not known
-    assert seen[2:4] == [("observe", 3, None), ("evaluate", 1, 3)]
+    assert seen[2:5] == [("observe", 3, None), ("calibrate", 1, 1), ("evaluate", 1, 3)]
 
 
 def test_calibrator_of_the_call() -> None:
@@ -257,7 +258,7 @@ def test_statistics_gathered_before_are_used_and_checked() -> None:
         statistics=first.statistics,
         options=RunOptions(progress=lambda stage, done, total: ran.append(stage)),
     )
-    assert alone.qdq == first.qdq and not ran and not alone.evaluation.candidates
+    assert alone.qdq == first.qdq and ran == ["calibrate"] and not alone.evaluation.candidates
     assert alone.evaluation.notes == ("no data to compare with was given",)
     other = [{"x": feed["x"] + np.float32(1e-3)} for feed in FEEDS]
     with pytest.raises(StatisticsError, match="gathered from other data: 6 samples with digest .*, these"):

@@ -10,7 +10,7 @@ import pytest
 from onnxfq.calibration.calibrators import MSE
 from onnxfq.calibration.calibrators.groups import group_ranges
 from onnxfq.calibration.weights import InputMoments, MatrixView, round_weight
-from onnxfq.calibration.weights.gptq import factorize, round_columns
+from onnxfq.calibration.weights.gptq import DAMPING, factorize, round_columns
 from onnxfq.calibration.weights.grid import Grid
 from onnxfq.calibration.weights.qronos import correct_weights
 from onnxfq.numerics.affine import fake_quantize
@@ -47,6 +47,36 @@ def test_against_every_rounding():
             closed.append((nearest - reached) / (nearest - best))
     assert len(closed) > 150
     assert np.mean(closed) >= 0.6
+
+
+def published_gptq(weights, grid, moments):
+    """Return the rounded weights by algorithm 1 of the paper with act-order: an inverse, by columns."""
+    damped = moments[0] + DAMPING * np.trace(moments[0]) / len(moments[0]) * np.eye(len(moments[0]))
+    order = np.argsort(-np.diag(damped), kind="stable")
+    factor = np.linalg.cholesky(np.linalg.inv(damped[np.ix_(order, order)])).T
+    left, rounded, scale = weights[0][:, order].copy(), np.empty(weights.shape), grid.scale[0][:, order]
+    for j, at in enumerate(order):
+        rounded[0, :, at] = np.clip(np.rint(left[:, j] / scale[:, j]), -8, 7) * scale[:, j]
+        lost = (left[:, j] - rounded[0, :, at]) / factor[j, j]
+        left[:, j:] -= np.outer(lost, factor[j, j:])
+    return rounded
+
+
+def test_against_the_published_algorithm(monkeypatch):
+    """The form without an inverse rounds every weight as the paper does, also in parts of the outputs."""
+    rng = np.random.default_rng(4)
+    weights, moments = layer(rng, 200, 30)
+    scale = rng.choice(
+        np.float32([0.25, 0.5, 1.0]), weights.shape
+    )  # powers of two: no rounding but the grid's
+    grid = Grid(qtype_by_name("int4"), scale, np.zeros_like(scale))
+    found = round_columns(weights, grid, factorize(moments))
+    assert (found == published_gptq(weights, grid, moments)).all()
+    errors = InputMoments(moments, 64).errors(weights, found)
+    assert errors.sum() == pytest.approx(error(weights, found, moments), rel=1e-9)  # another order of sums
+    monkeypatch.setattr("onnxfq.calibration.weights.grid.AT_ONCE", 1400)  # 7 outputs
+    assert (round_columns(weights, grid, factorize(moments)) == found).all()
+    assert InputMoments(moments, 64).errors(weights, found) == pytest.approx(errors, rel=1e-9)
 
 
 CASES = {

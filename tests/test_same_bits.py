@@ -17,11 +17,13 @@ from builders import build, weights
 
 from onnxfq.calibration.calibrators import observing_names
 from onnxfq.calibration.statistics import Statistics
+from onnxfq.calibration.weights import Moments
 from onnxfq.data import Feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.gather_moments import gather_moments
 from onnxfq.stages.insert import insert_qdq
 from onnxfq.stages.layer_inputs import find_layers
 from onnxfq.stages.moments import collect_moments
@@ -181,3 +183,29 @@ def test_moments_however_they_are_fed(network: str, tmp_path: Path) -> None:
     found |= {f"{threads} threads": digest(parts(data, 8), threads) for threads in (2, 4)}
     found["several passes"] = digest(parts(data, 8), room=1 << 20)
     assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.parametrize("network", ["digits", "tokens"])
+def test_files_of_moments_however_they_are_made(network: str, tmp_path: Path) -> None:
+    """Every way of feeding, several passes, and parts merged in any order give the same bytes."""
+    path, data = {"digits": digits, "tokens": lambda: tokens(tmp_path)}[network]()
+    model = load(path)
+    plan = make_plan(model, load_recipe("tensorrt-int8").with_rounding("gptq"))
+
+    def gather(name: str, feeds: object, **how: object) -> Moments:
+        return gather_moments(model, plan, feeds, tmp_path / f"{name}.moments.npz", **how)
+
+    made = {way: gather(way, make(data)) for way, make in WAYS.items() if make is not one_by_one}
+    made["passes"] = gather("passes", parts(data, 8), memory=1)
+    pieces = parts(data, 10)
+    ranges = reduce(Moments.merge, [gather(f"r{i}", [one], ranges_only=True) for i, one in enumerate(pieces)])
+    ranges.save(tmp_path / "ranges.npz")
+    files = [gather(f"p{i}", [one], ranges=tmp_path / "ranges.npz") for i, one in enumerate(pieces)]
+    reduce(Moments.merge, reversed(files)).save(tmp_path / "merged.moments.npz")
+    bytes_of = {way: (tmp_path / f"{way}.moments.npz").read_bytes() for way in [*made, "merged"]}
+    assert len(set(bytes_of.values())) == 1, {way: len(held) for way, held in bytes_of.items()}
+    layers, _ = find_layers(model, plan)
+    kept = Moments.load(tmp_path / "merged.moments.npz")
+    for layer, moments in collect_moments(model, layers, open_feeds(model.proto, parts(data, 8))):
+        found = kept.of_layer((one.tensor, one.view) for one in layer.inputs)
+        assert (found.rows, found.plain.tobytes()) == (moments.rows, moments.plain.tobytes())

@@ -34,6 +34,7 @@ struct DynamicSpec {
       return "symmetric = 0 needs an integer qtype and scale_type 'float32', got '" + qtype + "' and '" + scale_type +
              "'";
     }
+    rule.format = float8e4m3fn();
     rule.element_step = 1.0f;
     if (rule.type == ScaleType::kE8m0) {
       if (type.is_float) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product as product_of
@@ -20,6 +20,9 @@ Exponents = NDArray[np.int64]
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Shares of the difference between channels that weights take over from activations."""
+
+_MOST_WORK = 1 << 25
+"""Elements of weights that single steps of a group's channels may cost, half a second on one core."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,8 @@ def choose_factors(
 
     Channel j is divided by max|x_j|^alpha / max|w_j|^(1 - alpha), SmoothQuant's formula (G. Xiao et al.,
     2023), which is Cross-layer equalization (M. Nagel et al., 2019) for alpha 0.5. The factor is rounded down
-    to a power of two, which changes no bit of a float's fraction.
+    to a power of two, which changes no bit of a float's fraction. Where there are alphas to choose from,
+    single channels then take steps of an octave as long as these lower the expected error.
 
     Args:
         classes: the variables, ascending.
@@ -178,21 +182,46 @@ def choose_factors(
         np.maximum.at(top_w, at, amax[mine] / max(float(amax.max(initial=0.0)), np.finfo(float).tiny))
     importance = sum((product.importance(len(base)) for product in products), np.zeros(len(base)))
 
-    def expect(exponents: Exponents) -> float:
+    def expect(candidate: Exponents) -> float:
+        exponents = base.copy()
+        exponents[classes] = candidate
         made = sum(float((w.weight_noise(exponents) * importance[w.made]).sum()) for w in writers)
         return sum(product.noise(exponents) for product in products) + made
 
-    before = expect(base)
-    best, least, chosen = np.zeros(len(classes), np.int64), before, None
+    best, chosen = np.zeros(len(classes), np.int64), None
+    before = least = expect(best)
     for tops, alpha in product_of((top_x, made_by) if made_by.any() else (top_x,), alphas):
         candidate = _exponents(tops, top_w, alpha, most)
-        trial = base.copy()
-        trial[classes] = candidate
-        noise = expect(trial)
+        noise = expect(candidate)
         if noise < least:
             best, least, chosen = candidate, noise, alpha
+    if chosen is not None and len(alphas) > 1:
+        work = max(sum(product.weight.size for product in (*products, *writers)), 1)
+        best, least = _step_channels(best, least, expect, most, _MOST_WORK // work)
     share = len(products)
     return Choice(best, chosen, ratio_db(share, before), ratio_db(share, least))
+
+
+def _step_channels(
+    exponents: Exponents, least: float, expect: Callable[[Exponents], float], most: int, trials: int
+) -> tuple[Exponents, float]:
+    """Return `exponents` after steps of single channels that lower `expect`, and the least that it found.
+
+    The channels furthest from the middle come first, since they make the scales.
+    """
+    moved, found = True, exponents.copy()
+    while moved and trials > 0:
+        moved = False
+        order = np.argsort(-np.abs(found - np.median(found)), kind="stable")
+        for channel, step in product_of(order[: (trials + 1) // 2], (1, -1)):
+            trials -= 1
+            found[channel] += step
+            noise = expect(found) if abs(found[channel]) <= most else np.inf
+            if noise < least:
+                least, moved = noise, True
+            else:
+                found[channel] -= step
+    return found, least
 
 
 def _exponents(top_x: NDArray[np.float64], top_w: NDArray[np.float64], alpha: float, most: int) -> Exponents:
@@ -201,5 +230,9 @@ def _exponents(top_x: NDArray[np.float64], top_w: NDArray[np.float64], alpha: fl
         return np.zeros(len(top_x), np.int64)
     wanted = (1.0 - alpha) * np.log2(np.where(live, top_w, 1.0)) - alpha * np.log2(np.where(live, top_x, 1.0))
     middle = np.median(wanted[live])
-    rounded = np.floor(wanted - wanted[live].max()) - np.floor(middle - wanted[live].max())
-    return np.where(live, np.clip(rounded, -most, most), 0).astype(np.int64)
+    found = np.floor(wanted - wanted[live].max()) - np.floor(middle - wanted[live].max())
+    # A channel that is always 0 may not widen the scales of weights: its own get the size of the others.
+    still = (top_x == 0.0) & (top_w > 0.0)
+    usual = np.median(np.log2(top_w[live]) - found[live])
+    found[still] = np.maximum(np.rint(np.log2(top_w[still]) - usual), 0)
+    return np.where(live | still, np.clip(found, -most, most), 0).astype(np.int64)

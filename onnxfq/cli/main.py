@@ -23,7 +23,7 @@ from onnxfq.version import VERSION
 
 PANELS = {
     "Commands": ("quantize", "sensitivity", "evaluate", "check", "handoff"),
-    "Stages of quantize": ("plan", "observe", "merge-statistics", "calibrate", "insert"),
+    "Stages of quantize": ("plan", "observe", "merge-statistics", "moments", "calibrate", "insert"),
     "Tools": (
         "run",
         "recipes",

@@ -40,6 +40,10 @@ StatisticsOption = Annotated[
     Path | None,
     typer.Option("--statistics", metavar="FILE", help="Use these statistics of `onnxfq observe`."),
 ]
+MomentsOption = Annotated[
+    Path | None,
+    typer.Option("--moments", metavar="FILE", help="Round weights by these moments of `onnxfq moments`."),
+]
 RecipeOption = Annotated[
     str,
     typer.Option(
@@ -132,6 +136,9 @@ class RecipeChoice:
 ChosenRecipe = Annotated[RecipeChoice, Group(RecipeChoice)]
 PlannedRecipe = Annotated[
     RecipeChoice, Group(RecipeChoice, calibrator=None, rounding=None, smooth=None, bias_correction=None)
+]
+RoundedRecipe = Annotated[
+    RecipeChoice, Group(RecipeChoice, calibrator=None, equalize=None, smooth=None, bias_correction=None)
 ]
 
 

@@ -24,14 +24,14 @@ EVERY = 10.0
 
 
 class _Speed(ProgressColumn):
-    """Feeds per second."""
+    """Feeds or weights per second."""
 
     def render(self, task: Task) -> Text:
         return Text("" if task.speed is None else f"{task.speed:.1f}/s")
 
 
 class Bar:
-    """Progress bar per stage: feeds done, feeds per second, and the time left if the total is known."""
+    """Progress bar per stage: feeds or weights done, their speed, and the time left if the total is known."""
 
     def __init__(self, console: Console) -> None:
         """Create the bar without a stage."""
@@ -41,7 +41,7 @@ class Bar:
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
-        """Record that `done` of `total` feeds are done."""
+        """Record that `done` of `total` feeds or weights are done."""
         if stage not in self._tasks:
             self._tasks[stage] = self.progress.add_task(stage, total=total)
         self.progress.update(self._tasks[stage], completed=done)
@@ -56,7 +56,7 @@ class Lines:
         self._stage, self._begun, self._last, self._first = "", 0.0, 0.0, 0
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
-        """Record that `done` of `total` feeds are done."""
+        """Record that `done` of `total` feeds or weights are done."""
         now = self._clock()
         if stage != self._stage:
             self._stage, self._begun, self._last, self._first = stage, now, now, done
@@ -67,4 +67,4 @@ class Lines:
         speed = (done - self._first) / (now - self._begun)
         known = f" of {total}" if total else ""
         left = f", {(total - done) / speed:.0f} s left" if total and speed else ""
-        self._say(f"{stage}: {done}{known} feeds, {speed:.1f}/s{left}")
+        self._say(f"{stage}: {done}{known}, {speed:.2g}/s{left}")

@@ -23,6 +23,7 @@ from onnxfq.cli.options import (
     CustomOpsOption,
     GivenOption,
     ModelArgument,
+    MomentsOption,
     OutputOption,
     PromiseOptions,
     StatisticsOption,
@@ -47,6 +48,7 @@ def quantize(
     output: OutputOption,
     data: OptionalDataOption = None,
     statistics: StatisticsOption = None,
+    moments: MomentsOption = None,
     encodings: GivenOption = None,
     missing: Annotated[
         Missing,
@@ -122,6 +124,7 @@ def quantize(
             calibrator=recipe.calibrator,
             rounding=recipe.rounding,
             statistics=statistics,
+            moments=moments,
             encodings=encodings,
             missing=missing,
             runtime=runtime,

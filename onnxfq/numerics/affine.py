@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from onnxfq.errors import SpecError, nearest
 from onnxfq.numerics.float_types import FLOAT_DTYPES
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
-from onnxfq.numerics.layout import expand_params
+from onnxfq.numerics.layout import Layout, expand_params
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.numerics.rounding import ROUNDINGS, Float32Array
 from onnxfq.numerics.small_floats import round_to_float_grid
@@ -127,20 +127,28 @@ def fake_quantize(
     """
     qtype = as_qtype(qtype)
     given = float_array(x)
-    values = given.astype(np.float32)
+    values = given.astype(np.float32, copy=False)
     scale, zero_point = check_params(scale, zero_point, qtype, rounding, arithmetic, fractions=True)
     steps_of = expand_params(scale, values.shape, granularity)
-    v = scale_to_steps(values, steps_of, arithmetic)
+    v = np.asarray(scale_to_steps(values, steps_of, arithmetic))  # a new array, changed in place from here on
     if qtype.is_float:
         rounded = round_to_float_grid(v, qtype, rounding, saturate)
     else:
-        at = _expand_zero_point(zero_point, values.shape, granularity)
+        if zero_point.ndim:
+            Layout.match(granularity, values.shape, zero_point.shape)
+        at = zero_point if zero_point.any() else np.zeros((), np.float32)
         # A fraction is added before rounding. Integers limit the steps instead, without a second rounding.
-        offset = at if (zero_point != np.floor(zero_point)).any() else np.zeros_like(at)
-        low, high = qtype.qmin - (at - offset), qtype.qmax - (at - offset)
-        rounded = _round_steps(np.clip(v + offset, low, high), rounding) + np.float32(0) - offset
+        offset = at if (at != np.floor(at)).any() else np.zeros((), np.float32)
+        low, high, offset = (
+            _expand_zero_point(one, values.shape, granularity)
+            for one in (qtype.qmin - (at - offset), qtype.qmax - (at - offset), offset)
+        )
+        v += offset
+        np.clip(v, low, high, out=v)
+        rounded = _round_steps(v, rounding) + np.float32(0)
+        rounded -= offset
     with np.errstate(over="ignore", under="ignore"):
-        result: NDArray[Any] = (rounded * steps_of).astype(given.dtype)
+        result: NDArray[Any] = (rounded * steps_of).astype(given.dtype, copy=False)
     return result
 
 

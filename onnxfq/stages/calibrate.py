@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,12 +95,24 @@ def choose_encodings(
     )
 
 
-def encode_weights(model: Model, plan: Plan) -> tuple[Encoding, ...]:
+def encode_weights(
+    model: Model, plan: Plan, progress: Callable[[int], None] | None = None
+) -> tuple[Encoding, ...]:
     """Return scale and zero point of the weights of `plan`, which do not depend on data.
+
+    Args:
+        model: the float model.
+        plan: with the weights.
+        progress: called with the number of weights done.
 
     Raises PlanError for weights that hold NaN or infinities.
     """
-    return tuple(_encode_weight(p, _weight(model, p)) for p in plan.weights)
+    made = []
+    for placement in plan.weights:
+        made.append(_encode_weight(placement, _weight(model, placement)))
+        if progress is not None:
+            progress(len(made))
+    return tuple(made)
 
 
 def _select_weights(plan: Plan, weights: Sequence[Encoding]) -> list[Encoding]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics.moments import choose_steps, to_integers
 from onnxfq.calibration.weights import InputView, MatrixView
+from onnxfq.calibration.weights.recorded_moments import Key
 from onnxfq.data import Feed
 from onnxfq.data.feeds import copy_feeds
 from onnxfq.data.replay import spread_places
@@ -32,7 +33,7 @@ from onnxfq.passes.shift_biases import BiasFinder, BiasPlace, shift_biases
 from onnxfq.stages.calibrate import select_calibrated_part
 from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.layer_inputs import find_layers
-from onnxfq.stages.moments import MEMORY, FloatRuns, Key, largest_inputs
+from onnxfq.stages.moments import MEMORY, FloatRuns, largest_inputs
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.score import score_models

@@ -27,7 +27,7 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.fold_factors import fold_factors, inexact_folds
 from onnxfq.stages.moments import MEMORY, FloatRuns
 
-LEAST_GAIN_DB = 0.1
+LEAST_GAIN_DB = 0.5
 """Expected gain of the products of a group below which its factors stay 1."""
 
 LEAST_GAIN_OF_NODE_DB = 1.0
@@ -62,9 +62,16 @@ class Equalized:
 
 @dataclass(frozen=True)
 class ChannelMoments:
-    """Largest magnitude and mean square of each channel of a tensor, float64 [C]."""
+    """Numbers of each channel of a tensor, float64 [C].
+
+    Attributes:
+        amax: largest magnitude.
+        likely: magnitude that further data are likely to stay in; inf if unknown.
+        square: mean square.
+    """
 
     amax: NDArray[np.float64]
+    likely: NDArray[np.float64]
     square: NDArray[np.float64]
 
 
@@ -138,15 +145,20 @@ def _observe(
                 rows = np.where(np.isfinite(rows), rows, 0.0).reshape(-1, rows.shape[-1])
                 tops[name].append(np.abs(rows).max(axis=0, initial=0.0))
                 squares[name].append(np.square(rows).sum(axis=0) / max(len(rows), 1))
-    return {name: ChannelMoments(_likely_amax(tops[name]), np.mean(squares[name], axis=0)) for name in axes}
+    return {
+        name: ChannelMoments(
+            np.max(tops[name], axis=0), _likely_amax(tops[name]), np.mean(squares[name], axis=0)
+        )
+        for name in axes
+    }
 
 
 def _likely_amax(tops: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the magnitude of each channel that further feeds are likely to stay in, [C].
+    """Return the magnitude of each channel that further feeds are likely to stay in, [C]; inf if unknown.
 
     `tops` holds the magnitudes in each feed. A channel whose range in every other feed differs by over an
-    octave is taken as larger by the same ratio, up to the largest channel: one that is hardly ever active
-    must not get a factor that its next activity outgrows.
+    octave is taken as larger by the same ratio: one that is hardly ever active must not get a factor that its
+    next activity outgrows.
     """
     whole = np.max(tops, axis=0)
     if len(tops) < 2:
@@ -154,8 +166,7 @@ def _likely_amax(tops: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     halves = np.minimum(np.max(tops[::2], axis=0), np.max(tops[1::2], axis=0))
     with np.errstate(divide="ignore", invalid="ignore"):
         # Factors are powers of two: what stays within an octave is as good as equal.
-        likely = np.where(whole <= 2.0 * halves, whole, whole * (whole / halves))
-    return np.where(whole > 0.0, np.minimum(likely, whole.max(initial=0.0)), 0.0)
+        return np.asarray(np.where(whole <= 2.0 * halves, whole, whole * (whole / halves)))
 
 
 class _Chooser:
@@ -213,8 +224,10 @@ class _Chooser:
     def _product(self, fold: Fold, classes: NDArray[np.int64], made_by: NDArray[np.float64]) -> Product:
         """Return the product of `fold`; without feeds the ranges `made_by` stand for its input."""
         weight = np.asarray(weight_array(self._model, fold.constant), np.float64)
+        likely = None
         if fold.summed in self._moments:
-            amax, square = self._moments[fold.summed].amax, self._moments[fold.summed].square
+            known = self._moments[fold.summed]
+            amax, likely, square = known.amax, known.likely, known.square
         else:
             mine = np.isin(fold.inputs, classes)
             amax = np.full(len(fold.inputs), made_by.max(initial=0.0))
@@ -222,7 +235,20 @@ class _Chooser:
             square = np.square(amax / 3.0)
         activation = _activation_format(self._slots.get(Use(fold.node, 0)), fold.axis)
         constant = _format(self._weights.get(fold.constant))
-        return Product(fold.inputs, amax, square, weight, fold.layout, fold.plus, activation, constant)
+        made = Product(fold.inputs, amax, square, weight, fold.layout, fold.plus, activation, constant)
+        return made if likely is None else replace(made, amax=_limit_likely(made, likely))
+
+
+def _limit_likely(product: Product, likely: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return `likely` where a channel then gives the output at most what the largest channel gives it.
+
+    What a channel gives, its magnitude times its largest weight, depends on no factor of channels.
+    """
+    weights = product.columns(np.abs(product.weight), np.maximum)
+    most = float((product.amax * weights).max(initial=0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        limit = np.where(weights > 0.0, most / weights, 0.0)
+    return np.where(product.amax > 0.0, np.maximum(np.minimum(likely, limit), product.amax), 0.0)
 
 
 def _extremes(amax: NDArray[np.float64]) -> tuple[float, float]:

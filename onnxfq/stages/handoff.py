@@ -129,7 +129,7 @@ def _write(folder: Path, kit: Kit, samples: Samples, found: CheckResult, notes: 
     for name, arrays in (("inputs", samples.feeds), ("outputs", samples.results)):
         for number, one in enumerate(arrays):
             (folder / name).mkdir(exist_ok=True)
-            write_npz(folder / name / f"{number}.npz", one)
+            write_npz(folder / name / f"{number}.npz", one.items())
     (folder / "raw").mkdir()
     for name, file in kit.raw_files(samples.feeds[0]).items():
         (folder / "raw" / file).write_bytes(np.ascontiguousarray(samples.feeds[0][name]).tobytes())

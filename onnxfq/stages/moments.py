@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from functools import reduce
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from onnx import helper
 
 from onnxfq.calibration.statistics.moments import MomentAdder, MomentSums, choose_steps
 from onnxfq.calibration.weights import InputMoments, InputView
+from onnxfq.calibration.weights.recorded_moments import Key, Ranges, join_sums
 from onnxfq.data import Feed, copy_feeds, sample_count
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import StatisticsError
@@ -33,9 +34,6 @@ ROWS = 1 << 14
 
 MEMORY = 1 << 30
 """Bytes that runs side by side may take half of."""
-
-Key = tuple[str, InputView]
-"""Tensor and how a layer reads it: layers that share both share the moments."""
 
 
 def rows_per_sample(samples: int, rows: int = ROWS) -> int:
@@ -62,73 +60,124 @@ def collect_moments(
     """
     specs = input_specs(model.proto)
     samples = sum(sample_count(feed, specs) for feed in feeds)
-    tensors = {one.tensor for layer in layers for one in layer.inputs}
+    with closing(FloatRuns(model, read_tensors(layers), threads, MEMORY)) as runs:
+        for found in sample_inputs(runs, layers, feeds, samples, room):
+            for keys, same in groupby(found.layers, lambda layer: layer_keys([layer])):
+                moments = join_sums(found.sum(key) for key in keys)
+                # Queries, keys and values share moments and their factors.
+                yield from ((layer, moments) for layer in same)
+
+
+def sample_inputs(
+    runs: FloatRuns,
+    layers: Sequence[Layer],
+    feeds: Iterable[Feed],
+    samples: int,
+    room: int | None = None,
+    ranges: Ranges | None = None,
+) -> Iterator[SampledInputs]:
+    """Yield the sampled inputs of `layers`, in parts for which a file has room; a run over the data for each.
+
+    Args:
+        runs: of the float model.
+        layers: of `find_layers`.
+        feeds: the data.
+        samples: number of samples over which the rows are spread.
+        room: bytes of the file; half of the free ones if None.
+        ranges: the grids; those of the data if None.
+    """
     left = list(layers)
-    with closing(FloatRuns(model, tensors, threads, MEMORY)) as runs:
-        while left:
-            with closing(_Pass(left, samples, free_room() if room is None else room)) as found:
-                for number, (arrays, count) in enumerate(runs.over(feeds)):
-                    found.add(arrays, count, number)
-                for layer in found.layers:
-                    yield layer, found.moments(layer)
-                left = left[len(found.layers) :]
+    while left:
+        with closing(SampledInputs(left, samples, free_room() if room is None else room, ranges)) as found:
+            for number, (arrays, count) in enumerate(runs.over(feeds)):
+                found.add(arrays, count, number)
+            yield found
+            left = left[len(found.layers) :]
 
 
-class _Pass:
-    """Sampled inputs of as many layers as a file has room for, over one pass of the data."""
+def read_tensors(layers: Sequence[Layer]) -> set[str]:
+    """Return the tensors that layers read."""
+    return {one.tensor for layer in layers for one in layer.inputs}
 
-    def __init__(self, layers: Sequence[Layer], samples: int, room: int) -> None:
+
+def layer_keys(layers: Sequence[Layer]) -> list[Key]:
+    """Return the inputs of layers, each once."""
+    return list(dict.fromkeys((one.tensor, one.view) for layer in layers for one in layer.inputs))
+
+
+class SampledInputs:
+    """Sampled inputs of as many layers as a file has room for, over one pass of the data.
+
+    Attributes:
+        layers: the layers.
+        ranges: largest magnitude of each channel, by input.
+    """
+
+    def __init__(self, layers: Sequence[Layer], samples: int, room: int, ranges: Ranges | None) -> None:
+        """Start without inputs; see `sample_inputs`."""
         self.layers = layers
+        self.ranges = {} if ranges is None else dict(ranges)
+        self._given, self._limited = ranges, False
         self._samples, self._room = samples, room
         self._most = rows_per_sample(samples)
-        self._amax: dict[Key, NDArray[np.float64]] = {}
         self._rows = ArrayStore[Key]()
 
     def close(self) -> None:
+        """Remove the file."""
         self._rows.close()
 
     def add(self, arrays: dict[str, NDArray[np.float32]], count: int, feed: int) -> None:
-        """Store the rows of feed number `feed` with `count` samples; the first one limits the layers."""
-        if not self._amax:
-            self.layers = self._limit(arrays, count)
-        for key in _keys(self.layers):
-            update_amax(self._amax, key, arrays[key[0]], feed)
+        """Store the rows of feed number `feed` with `count` samples; the first one limits the layers.
+
+        Raises StatisticsError for NaN and infinities, and for values outside of given ranges.
+        """
+        if not self._limited:
+            self.layers, self._limited = self._limit(arrays, count), True
+        for key in layer_keys(self.layers):
+            if self._given is None:
+                update_amax(self.ranges, key, arrays[key[0]], feed)
+            else:
+                self._check_range(key, arrays[key[0]], feed)
             self._rows.append(key, key[1].rows(arrays[key[0]], count, self._most))
 
-    def moments(self, layer: Layer) -> InputMoments:
-        """Return the moments of the inputs of `layer` over all feeds."""
-        totals = [self._sum((one.tensor, one.view)) for one in layer.inputs]
-        return InputMoments(
-            reduce(np.add, (total.matrix() for total in totals)), sum(total.rows for total in totals)
-        )
+    def sum(self, key: Key) -> MomentSums:
+        """Return the moments of an input over all feeds."""
+        steps = key[1].spread(choose_steps(self.ranges[key]))
+        adder = MomentAdder(steps, steps)
+        for rows in self._rows.read(key):
+            adder.add(rows, rows)
+        return adder.result()
+
+    def _check_range(self, key: Key, x: NDArray[np.float32], feed: int) -> None:
+        if not (channel_amax(x, key[1]) <= self.ranges[key]).all():
+            raise StatisticsError(
+                f"feed {feed} gives tensor {key[0]!r} values outside of the given ranges; gather the ranges "
+                "of all parts of the data with --ranges, and merge them"
+            )
 
     def _limit(self, arrays: dict[str, NDArray[np.float32]], count: int) -> Sequence[Layer]:
         seen: set[Key] = set()
         used = 0
         for number, layer in enumerate(self.layers):
-            for key in set(_keys([layer])) - seen:
+            for key in set(layer_keys([layer])) - seen:
                 used += key[1].rows(arrays[key[0]], count, self._most).nbytes * self._samples // max(count, 1)
                 seen.add(key)
             if number and used > self._room:
                 return self.layers[:number]
         return self.layers
 
-    def _sum(self, key: Key) -> MomentSums:
-        steps = key[1].spread(choose_steps(self._amax[key]))
-        adder = MomentAdder(steps, steps)
-        for rows in self._rows.read(key):
-            adder.add(rows, rows)
-        return adder.result()
-
-
-def _keys(layers: Sequence[Layer]) -> list[Key]:
-    return list(dict.fromkeys((one.tensor, one.view) for layer in layers for one in layer.inputs))
-
 
 class FloatRuns:
     """Runs of the float model that return the inputs of layers."""
 
-    def __init__(self, model: Model, tensors: set[str], threads: int, memory: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        tensors: set[str],
+        threads: int,
+        memory: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
         """Prepare the runs.
 
         Args:
@@ -136,7 +185,9 @@ class FloatRuns:
             tensors: to return.
             threads: cores to use, 0 for all.
             memory: bytes that runs side by side may take half of.
+            progress: called with the number of feeds done of a pass.
         """
+        self._progress = progress
         self._names = sorted(tensors)
         proto = _with_values(model.proto, self._names)
         outputs = [_value_name(proto, name) for name in self._names]
@@ -155,12 +206,14 @@ class FloatRuns:
 
     def over(self, feeds: Iterable[Feed]) -> Iterator[tuple[dict[str, NDArray[np.float32]], int]]:
         """Yield the inputs of layers by name and the number of samples of each feed."""
-        for arrays, samples in self._runs.run(copy_feeds(feeds)):
+        for number, (arrays, samples) in enumerate(self._runs.run(copy_feeds(feeds)), 1):
             found = {
                 name: array.astype(np.float32, copy=False)
                 for name, array in zip(self._names, arrays, strict=True)
             }
             yield found, samples
+            if self._progress is not None:
+                self._progress(number)
 
     def close(self) -> None:
         """End the sessions."""
@@ -184,7 +237,7 @@ def _value_name(proto: onnx.ModelProto, tensor: str) -> str:
 
 
 def largest_inputs(
-    runs: FloatRuns, feeds: Iterable[Feed], keys: Sequence[Key]
+    runs: FloatRuns, feeds: Iterable[Feed], keys: Iterable[Key]
 ) -> dict[Key, NDArray[np.float64]]:
     """Return the largest magnitude of each channel of the inputs of layers.
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 import onnx
 
-from onnxfq.calibration.weights import METHODS, InputMoments, round_weight
+from onnxfq.calibration.weights import METHODS, InputMoments, Moments, round_weight
 from onnxfq.data import Feed
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.rounding import NEAREST
+from onnxfq.errors import StatisticsError
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.external.scratch_file import weights_in
 from onnxfq.graph.model import Model
@@ -22,7 +24,7 @@ from onnxfq.numerics.metrics import ratio_db
 from onnxfq.passes.replace_weights import replace_weights, separate_float_readers, weight_tensor
 from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.layer_inputs import Layer, find_layers
-from onnxfq.stages.moments import collect_moments
+from onnxfq.stages.moments import collect_moments, layer_keys
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.sequential_moments import SequentialModels
@@ -105,14 +107,23 @@ class Rounding:
         )
 
 
-def round_given(inputs: QuantizeInputs, plan: Plan, encodings: Encodings, options: RunOptions) -> Rounding:
-    """Return `round_weights` with the data of `quantize`; without data all weights stay at nearest."""
+def round_given(
+    inputs: QuantizeInputs,
+    plan: Plan,
+    encodings: Encodings,
+    options: RunOptions,
+    moments: Moments | None = None,
+) -> Rounding:
+    """Return `round_weights` by moments or the data of `quantize`; without both all stay at nearest."""
     asked = [p.tensor for p in plan.weights if p.rounding != NEAREST]
-    if inputs.feeds is None or not asked:
+    if moments is None and (inputs.feeds is None or not asked):
         return Rounding(inputs.model, encodings, nearest=dict.fromkeys(asked, "no data was given"))
-    feeds, progress = inputs.feeds.again(), options.stage("round", len(asked))
+    feeds = () if inputs.feeds is None else inputs.feeds.again()
+    progress = options.stage("round", len(asked))
     with weights_in(inputs.scratch):
-        return round_weights(inputs.model, plan, encodings, feeds, threads=options.threads, progress=progress)
+        return round_weights(
+            inputs.model, plan, encodings, feeds, moments=moments, threads=options.threads, progress=progress
+        )
 
 
 def round_weights(
@@ -121,6 +132,7 @@ def round_weights(
     encodings: Encodings,
     feeds: Iterable[Feed],
     *,
+    moments: Moments | None = None,
     threads: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Rounding:
@@ -134,13 +146,17 @@ def round_weights(
         model: the float model that the plan was made for.
         plan: whose placements name the rounding of each weight.
         encodings: of the plan.
-        feeds: the data, which can be read several times.
+        feeds: the data, which can be read several times; not read if there are moments.
+        moments: of the inputs of the layers, gathered before with `gather_moments`.
         threads: cores to use, 0 for all.
         progress: called with the number of weights done.
 
-    Raises StatisticsError for an input of a layer that holds NaN or infinities.
+    Raises StatisticsError for an input of a layer that holds NaN or infinities, and for moments that do not
+    fit the model or the methods.
     """
     plan.check_model(model.sha256)
+    if moments is not None:
+        _check_moments(moments, model, plan)
     model = prepare_model(model, plan.target)
     layers, refused = find_layers(model, plan)
     asked = {p.tensor for p in plan.weights if p.rounding != NEAREST}
@@ -148,11 +164,12 @@ def round_weights(
     refused = {name: why for name, why in refused.items() if name in asked}
     if not layers:
         return Rounding(model, encodings, nearest=refused)
-    work = _Work(model, plan, encodings, progress)
+    work = _Work(model, plan, encodings, progress, "" if moments is None else moments.origin)
     plain = [layer for layer in layers if not METHODS[layer.placement.rounding].sequential]
     if plain:
-        for layer, moments in collect_moments(model, plain, feeds, threads):
-            work.round(layer, moments)
+        found = collect_moments(model, plain, feeds, threads) if moments is None else _read(moments, plain)
+        for layer, inputs in found:
+            work.round(layer, inputs)
     rest = [layer for layer in layers if METHODS[layer.placement.rounding].sequential]
     if rest:
         with SequentialModels(model, plan, encodings, feeds, threads) as models:
@@ -163,12 +180,43 @@ def round_weights(
     return Rounding(work.model(), work.all_encodings(), tuple(work.layers), refused, work.tensors)
 
 
+def _check_moments(moments: Moments, model: Model, plan: Plan) -> None:
+    """Raise StatisticsError unless `moments` are of the model, and all that the plan's rounding needs."""
+    methods = {p.rounding for p in plan.weights} - {NEAREST}
+    if not methods:
+        raise StatisticsError(
+            f"recipe {plan.recipe} rounds all weights to nearest, for which moments have no effect; take "
+            "rounding gptq, or leave them out"
+        )
+    for name in methods:
+        if METHODS[name].sequential:
+            raise StatisticsError(
+                f"rounding {name} also needs the inputs of the quantized model, which moments do not hold; "
+                "take rounding gptq, or leave them out and give data"
+            )
+    moments.check_model(model.sha256)
+    moments.check_whole()
+
+
+def _read(moments: Moments, layers: Sequence[Layer]) -> Iterator[tuple[Layer, InputMoments]]:
+    """Yield each layer with its moments; neighbours that read the same inputs share them."""
+    for keys, same in groupby(layers, lambda layer: layer_keys([layer])):
+        found = moments.of_layer(keys)
+        yield from ((layer, found) for layer in same)
+
+
 class _Work:
     """Weights and encodings while layers are rounded."""
 
     def __init__(
-        self, model: Model, plan: Plan, encodings: Encodings, progress: Callable[[int], None] | None
+        self,
+        model: Model,
+        plan: Plan,
+        encodings: Encodings,
+        progress: Callable[[int], None] | None,
+        origin: str,
     ) -> None:
+        self._origin = origin
         self._model, self._plan, self._given, self._progress = model, plan, encodings, progress
         self.encodings = {one.tensor: one for one in encodings.encodings}
         self.tensors: dict[str, onnx.TensorProto] = {}
@@ -201,7 +249,7 @@ class _Work:
 
     def all_encodings(self) -> Encodings:
         """Return the encodings with the new scales, and the name of the methods."""
-        methods = ", ".join(sorted({one.method for one in self.layers}))
+        methods = ", ".join(sorted({one.method for one in self.layers})) + self._origin
         return _join_encodings(self._model, self._plan, self._given, self.encodings, methods)
 
 

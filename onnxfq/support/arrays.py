@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -138,13 +138,13 @@ def read_npy(stream: IO[bytes], size: int, mapped: str | Path | None = None) -> 
         return np.asarray(np.memmap(mapped, header.dtype, "r", stream.tell(), header.shape, order))
 
 
-def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_npz(path: Path, arrays: Iterable[tuple[str, NDArray[Any]]]) -> None:
     """Write `arrays` of any names to an .npz, compressed; `numpy.savez` keeps some names to itself.
 
     Equal arrays give equal bytes.
     """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, array in arrays.items():
+        for name, array in arrays:
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, np.asanyarray(array), allow_pickle=False)
 

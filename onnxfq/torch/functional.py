@@ -90,6 +90,7 @@ class Call:
         operands: the tensors that may be quantized.
         why_float: why it stays in float; empty if it does not.
         kind: kind of the equivalent layer, if it has a weight.
+        groups: groups of channels of a convolution.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Call:
     operands: tuple[Operand, ...] = ()
     why_float: str = ""
     kind: LayerKind | None = None
+    groups: int = 1
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -170,7 +172,9 @@ def _layer(module: nn.Module, node: fx.Node, layer: type[nn.Module]) -> Call:
         why = f"functional {name}: its weight is computed in forward; only parameters are quantized"
         return Call(node.name, kind.op_types[0], name, why_float=why)
     operands = (Operand(f"{node.name}_input", 0), Operand(f"{node.name}_weight", 1, weight))
-    return Call(node.name, kind.op_types[0], name, operands, kind=kind)
+    groups = node.args[6] if len(node.args) > 6 else node.kwargs.get("groups", 1)
+    known = groups if isinstance(groups, int) else 1
+    return Call(node.name, kind.op_types[0], name, operands, kind=kind, groups=known)
 
 
 def weight_of(module: nn.Module, value: Any) -> Tensor | None:

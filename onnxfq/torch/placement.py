@@ -114,9 +114,13 @@ def _layer_site(path: str, module: nn.Module, kind: LayerKind) -> Site:
         )
     reason = reason or _explain_unquantized(parameters)
     base = type(module).__name__
-    depthwise = kind.op_types == ("Conv",) and 1 < module.groups == module.in_channels
     site = Site(path, path, base, kind.op_types, activations, weights, parameters, kind, reason)
-    return replace(site, depthwise=depthwise)
+    return replace(site, depthwise=_is_depthwise(site, getattr(module, "groups", 1)))
+
+
+def _is_depthwise(site: Site, groups: int) -> bool:
+    shapes = [weight.shape for weight in site.parameters.values()]
+    return site.op_types == ("Conv",) and groups > 1 and all(shape[1] == 1 for shape in shapes)
 
 
 def _explain_unquantized(weights: Mapping[str, Tensor]) -> str:
@@ -136,7 +140,7 @@ def _operation_sites(
     for call in calls(code):
         if call.op_type == "Add" and not residual:
             continue
-        yield Site(
+        site = Site(
             name=f"{path}.{call.name}" if path else call.name,
             owner=path,
             type_name="Add (residual)" if call.op_type == "Add" else call.type_name,
@@ -149,6 +153,7 @@ def _operation_sites(
             at={operand.tensor: (call.name, operand.position) for operand in call.operands},
             residual=call.op_type == "Add",
         )
+        yield replace(site, depthwise=bool(call.weights) and _is_depthwise(site, call.groups))
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ def test_lines_tell_speed_and_what_is_left() -> None:
     now[0] += 20.0
     lines("evaluate", 41, None)
     assert said == [
-        "observe: 11 of 100 feeds, 1.0/s, 89 s left",
-        "observe: 21 of 100 feeds, 1.0/s, 79 s left",
-        "observe: 31 of 100 feeds, 1.0/s, 69 s left",
-        "evaluate: 41 feeds, 2.0/s",
+        "observe: 11 of 100, 1/s, 89 s left",
+        "observe: 21 of 100, 1/s, 79 s left",
+        "observe: 31 of 100, 1/s, 69 s left",
+        "evaluate: 41, 2/s",
     ]
 
 

@@ -48,24 +48,29 @@ FQ_CLONES void two_sided_scales(const int32_t* low, const int32_t* high, int64_t
   }
 }
 
-void write_scales(const DynamicFakeQuantizeCall& call, const BlockRanges& ranges, float global_scale) {
-  float* scale = call.scale + ranges.first();
-  if (call.rule.symmetric) {
-    if (call.rule.by_magnitude) {
-      symmetric_scales(ranges.high(), ranges.count(), call.rule, global_scale, scale);
-    } else {
-      two_sided_scales(ranges.low(), ranges.high(), ranges.count(), call.rule, scale);
+// Scales of blocks `first` ... `first + count - 1`, which are among those of `ranges`.
+void write_scales(const DynamicFakeQuantizeCall& call, const BlockRanges& ranges, int64_t first, int64_t count,
+                  float global_scale) {
+  const int32_t* high = ranges.high() + (first - ranges.first());
+  float* scale = call.scale + first;
+  if (call.rule.by_magnitude) {
+    symmetric_scales(high, count, call.rule, global_scale, scale);
+  } else if (call.rule.symmetric) {
+    two_sided_scales(ranges.low() + (first - ranges.first()), high, count, call.rule, scale);
+  } else {
+    const int32_t* low = ranges.low() + (first - ranges.first());
+    for (int64_t i = 0; i < count; ++i) {
+      const ScaleAndZeroPoint found =
+          asymmetric_scale(float_from_order_key(low[i]), float_from_order_key(high[i]), call.rule);
+      scale[i] = found.scale;
+      call.zero_point[first + i] = found.zero_point;
     }
-    if (call.zero_point) std::fill_n(call.zero_point + ranges.first(), ranges.count(), 0.0f);
-    return;
   }
-  float* zero_point = call.zero_point + ranges.first();
-  for (int64_t i = 0; i < ranges.count(); ++i) {
-    const ScaleAndZeroPoint found = asymmetric_scale(float_from_order_key(ranges.low()[i]),
-                                                     float_from_order_key(ranges.high()[i]), call.rule);
-    scale[i] = found.scale;
-    zero_point[i] = found.zero_point;
-  }
+  if (call.rule.symmetric && call.zero_point) std::fill_n(call.zero_point + first, count, 0.0f);
+}
+
+bool wants_global_scale(const DynamicFakeQuantizeCall& call) {
+  return call.rule.type == ScaleType::kE4m3 && call.global_scale <= 0.0f;
 }
 
 FakeQuantizeCall static_call(const DynamicFakeQuantizeCall& call) {
@@ -73,8 +78,9 @@ FakeQuantizeCall static_call(const DynamicFakeQuantizeCall& call) {
           call.layout, call.grid, false};
 }
 
-// Ranges of all blocks of `layout`, over all of x.
-BlockRanges shared_ranges(const DynamicFakeQuantizeCall& call, const ParamLayout& layout, const Threads& threads) {
+// Ranges of all blocks, over all of x.
+BlockRanges shared_ranges(const DynamicFakeQuantizeCall& call, const Threads& threads) {
+  const ParamLayout& layout = *call.layout;
   BlockRanges total(call.rule.by_magnitude, 0, layout.param_count());
   if (layout.element_count() == 0) return total;
   const int64_t rows = layout.dims().front().size;
@@ -90,44 +96,73 @@ BlockRanges shared_ranges(const DynamicFakeQuantizeCall& call, const ParamLayout
   return total;
 }
 
-float global_scale(const DynamicFakeQuantizeCall& call, const Threads& threads) {
-  if (call.rule.type != ScaleType::kE4m3 || call.global_scale > 0.0f) return call.global_scale;
-  ParamLayout whole;
-  whole.fit({call.layout->element_count()}, {}, {});
-  const int32_t amax = shared_ranges(call, whole, threads).high()[0];
+// The scale that those of all blocks are multiples of; ranges: of every block, by magnitude.
+float global_scale(const DynamicFakeQuantizeCall& call, const BlockRanges& ranges) {
+  if (!wants_global_scale(call)) return call.global_scale;
+  int32_t amax = 0;
+  for (int64_t i = 0; i < ranges.count(); ++i) amax = std::max(amax, ranges.high()[i]);
   return global_scale_of(float_from_bits(static_cast<uint32_t>(amax)), call.rule);
 }
 
-// Runs of whole blocks along the first dimension, each with blocks of its own.
-void quantize_runs(const DynamicFakeQuantizeCall& call, float global, const Threads& threads) {
+// Elements [begin, end) of x and their blocks, which no other elements share.
+struct Runs {
+  int64_t begin;
+  int64_t end;
+  int64_t first_block;
+  int64_t block_count;
+};
+
+// Calls body for runs of whole blocks along the first dimension that together are all of x.
+template <typename Body>
+void for_runs(const DynamicFakeQuantizeCall& call, const Threads& threads, const Body& body) {
   const LayoutDim& outer = call.layout->dims().front();
-  const int64_t run_size = call.layout->element_count() / outer.size * outer.block;
-  const int64_t run_params = outer.stride;
+  const int64_t count = call.layout->element_count();
+  const int64_t run_size = count / outer.size * outer.block;
   const int64_t at_once = std::max<int64_t>(kCached / run_size, 1);
-  const FakeQuantizeCall with_scales = static_call(call);
   for_pieces(threads, outer.params, at_once, 1, [&](int64_t begin, int64_t end) {
     for (; begin < end; begin += at_once) {
       const int64_t runs = std::min(at_once, end - begin);
       const int64_t first = begin * run_size;
-      const int64_t last = std::min(first + runs * run_size, call.layout->element_count());
-      BlockRanges ranges(call.rule.by_magnitude, begin * run_params, runs * run_params);
-      ranges.add(call.type, call.x, *call.layout, first, last);
-      write_scales(call, ranges, global);
-      fake_quantize_range(with_scales, first, last);
+      body(Runs{first, std::min(first + runs * run_size, count), begin * outer.stride, runs * outer.stride});
     }
+  });
+}
+
+void quantize_runs(const DynamicFakeQuantizeCall& call, const Threads& threads) {
+  const FakeQuantizeCall with_scales = static_call(call);
+  for_runs(call, threads, [&](const Runs& runs) {
+    BlockRanges ranges(call.rule.by_magnitude, runs.first_block, runs.block_count);
+    ranges.add(call.type, call.x, *call.layout, runs.begin, runs.end);
+    write_scales(call, ranges, runs.first_block, runs.block_count, call.global_scale);
+    fake_quantize_range(with_scales, runs.begin, runs.end);
+  });
+}
+
+// As quantize_runs, with ranges of all blocks before the first scale. They are found while memory is what the
+// threads wait for.
+void quantize_runs_by_global_scale(const DynamicFakeQuantizeCall& call, const Threads& threads) {
+  BlockRanges ranges(call.rule.by_magnitude, 0, call.layout->param_count());
+  for_runs(call, threads,
+           [&](const Runs& runs) { ranges.add(call.type, call.x, *call.layout, runs.begin, runs.end); });
+  const float global = global_scale(call, ranges);
+  const FakeQuantizeCall with_scales = static_call(call);
+  for_runs(call, threads, [&](const Runs& runs) {
+    write_scales(call, ranges, runs.first_block, runs.block_count, global);
+    fake_quantize_range(with_scales, runs.begin, runs.end);
   });
 }
 
 }  // namespace
 
 void dynamic_fake_quantize(const DynamicFakeQuantizeCall& call, const Threads& threads) {
-  const float global = global_scale(call, threads);
-  if (call.layout->element_count() > 0 && call.layout->dims().front().params > 1) {
-    quantize_runs(call, global, threads);
-  } else {
-    write_scales(call, shared_ranges(call, *call.layout, threads), global);
-    fake_quantize(static_call(call), threads);
+  const ParamLayout& layout = *call.layout;
+  if (layout.element_count() > 0 && layout.dims().front().params > 1) {
+    wants_global_scale(call) ? quantize_runs_by_global_scale(call, threads) : quantize_runs(call, threads);
+    return;
   }
+  const BlockRanges ranges = shared_ranges(call, threads);
+  write_scales(call, ranges, 0, ranges.count(), global_scale(call, ranges));
+  fake_quantize(static_call(call), threads);
 }
 
 }  // namespace cpu

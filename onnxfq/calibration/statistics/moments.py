@@ -63,6 +63,24 @@ class MomentSums:
     right: NDArray[np.float64]
     rows: int = 0
 
+    def merge(self, other: MomentSums) -> MomentSums:
+        """Return the sums over the rows of both, which have the same steps."""
+        pairs = zip(self.blocks, other.blocks, strict=True)
+        rows = self.rows + other.rows
+        wide = np.int64 if _is_wide(rows) else np.int32
+        blocks = tuple(one.astype(wide) + two.astype(wide) for one, two in pairs)
+        return MomentSums(blocks, self.left, self.right, rows)
+
+    def check(self) -> None:
+        """Raise ValueError unless the blocks have the shapes and the type of a symmetric matrix."""
+        groups, inputs = self.left.shape
+        found = [(block.shape, block.dtype.name) for block in self.blocks]
+        starts = range(0, inputs, BLOCK)
+        shapes = [(groups, min(BLOCK, inputs - start), inputs - start) for start in starts]
+        wanted = [(shape, "int64" if _is_wide(self.rows) else "int32") for shape in shapes]
+        if found != wanted:
+            raise ValueError(f"its sums are {found}, wanted are {wanted}")
+
     def matrix(self) -> NDArray[np.float64]:
         """Return the sum of u v^T as real numbers, [groups, inputs, inputs]."""
         whole = np.empty((*self.left.shape, self.right.shape[1]))
@@ -76,6 +94,11 @@ class MomentSums:
         whole *= self.left[:, :, None]
         whole *= self.right[:, None, :]
         return whole
+
+
+def _is_wide(rows: int) -> bool:
+    """Tell whether sums over this many rows may leave int32."""
+    return rows * LARGEST**2 > np.iinfo(np.int32).max
 
 
 class MomentAdder:
@@ -128,7 +151,7 @@ class MomentAdder:
         symmetric = self._steps[0] is self._steps[1]
         second = first if symmetric else np.concatenate([v for _, v in self._waiting]).transpose(1, 0, 2)
         self._waiting, self._squares, self._summed = [], None, self._rows
-        wide = self._rows * LARGEST**2 > np.iinfo(np.int32).max
+        wide = _is_wide(self._rows)
         for number, (one, other) in enumerate(self._slices):
             product = np.matmul(first[:, :, one].transpose(0, 2, 1), second[:, :, other])
             if wide and self._blocks[number].dtype == np.int32:

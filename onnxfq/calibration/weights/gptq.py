@@ -3,8 +3,10 @@
 Inputs are rounded one after the other, the ones of largest second moment first. The inputs that follow make
 up for what each one loses, as far as they are correlated.
 
-Source: Frantar et al., GPTQ (2023), with act-order and static groups of its implementation. The error after
-rounding all inputs, for the inverse Hessian U^T U, is the sum over columns of ((w - q) / U_jj)^2.
+Source: Frantar et al., GPTQ (2023), with act-order and static groups of its implementation, in the equal form
+of Chee et al., QuIP (2023), LDLQ, which needs no inverse: with H = (1 + F) D (1 + F)^T and F strictly upper
+triangular, the error e H e^T of a row is the sum over columns of D_j (e_j + sum over i < j of e_i F_ij)^2, so
+that column j rounds w_j + sum over i < j of e_i F_ij.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.weights.grid import Grid, Matrices
+from onnxfq.calibration.weights.grid import Floats, Grid, Matrices, split_outputs
 
 DAMPING = 0.01
 """Share of the mean diagonal that is added to the diagonal of a matrix of moments."""
 
-BLOCK = 128
-"""Columns whose errors reach the columns after them in one product."""
+BLOCK = 64
+"""Columns that the errors of all columns before them reach in one product."""
 
 
 def damp(moments: Matrices) -> Matrices:
@@ -29,10 +31,10 @@ def damp(moments: Matrices) -> Matrices:
     An input that was always 0 gets the same floor as the others. Without any moments the result is the unit
     matrix.
     """
-    count = moments.shape[-1]
+    damped, count = moments.copy(), moments.shape[-1]
     mean = np.trace(moments, axis1=-2, axis2=-1) / count
-    floor = np.where(mean > 0, DAMPING * mean, 1.0)
-    return np.asarray(moments + floor[:, None, None] * np.eye(count))
+    np.einsum("gii->gi", damped)[...] += np.where(mean > 0, DAMPING * mean, 1.0)[:, None]
+    return damped
 
 
 class Factor(NamedTuple):
@@ -40,22 +42,25 @@ class Factor(NamedTuple):
 
     Attributes:
         order: inputs in the order of rounding, [groups, inputs].
-        upper: U with U^T U = H^-1 in this order, [groups, inputs, inputs].
+        feedback: F in this order, with ones on its diagonal, [groups, inputs, inputs].
     """
 
     order: NDArray[np.int64]
-    upper: Matrices
+    feedback: Matrices
 
 
 def factorize(moments: Matrices) -> Factor:
     """Return the factors of `moments`, the sum of x x^T over the inputs x, [groups, inputs, inputs]."""
-    damped = damp(moments)
-    order = np.argsort(-np.diagonal(damped, axis1=1, axis2=2), axis=1, kind="stable")
-    damped = np.take_along_axis(damped, order[:, None, :], axis=2)
-    return Factor(order, _inverse_factor(np.take_along_axis(damped, order[:, :, None], axis=1)))
+    factor = damp(moments)
+    order = np.argsort(-np.diagonal(factor, axis1=1, axis2=2), axis=1, kind="stable")
+    for group, last_first in zip(factor, order[:, ::-1], strict=True):
+        # Reversed, the lower factor becomes an upper one.
+        upper = np.linalg.cholesky(group[np.ix_(last_first, last_first)])[::-1, ::-1]
+        np.divide(upper, np.diagonal(upper), out=group)
+    return Factor(order, factor)
 
 
-def round_columns(weights: Matrices, grid: Grid, moments: Factor) -> Matrices:
+def round_columns(weights: Floats, grid: Grid, moments: Factor) -> NDArray[np.float32]:
     """Return `weights` on `grid` with a small error of the outputs.
 
     Args:
@@ -63,26 +68,22 @@ def round_columns(weights: Matrices, grid: Grid, moments: Factor) -> Matrices:
         grid: of these weights.
         moments: of the inputs, from `factorize`.
     """
-    order, factor = moments
-    at = order[:, None, :]
-    w, sorted_grid = np.take_along_axis(weights, at, axis=2), grid.take(order)
-    rounded, count = np.empty_like(w), w.shape[2]
-    for start in range(0, count, BLOCK):
-        stop = min(start + BLOCK, count)
-        errors = np.empty((*w.shape[:2], stop - start))
-        for j in range(start, stop):
-            rounded[..., j] = sorted_grid.round(w[..., j], j)
-            lost = (w[..., j] - rounded[..., j]) / factor[:, j, j, None]
-            errors[..., j - start] = lost
-            w[..., j + 1 : stop] -= lost[..., None] * factor[:, None, j, j + 1 : stop]
-        w[..., stop:] -= errors @ factor[:, start:stop, stop:]
-    result = np.empty_like(rounded)
-    np.put_along_axis(result, at, rounded, axis=2)
+    result, at = np.empty(weights.shape, np.float32), moments.order[:, None, :]
+    for part in split_outputs(weights.shape):
+        w = np.take_along_axis(weights[:, part], at, axis=2).swapaxes(1, 2).astype(np.float64, order="C")
+        rounded = _round_sorted(w, grid.sort(part, at), moments.feedback)
+        np.put_along_axis(result[:, part], at, rounded.swapaxes(1, 2), axis=2)
     return result
 
 
-def _inverse_factor(damped: Matrices) -> Matrices:
-    """Return the upper triangular U with U^T U = damped^-1."""
-    # Reversed, the lower factor becomes an upper one R with R R^T = damped, and U = R^-1.
-    upper = np.linalg.cholesky(damped[:, ::-1, ::-1])[:, ::-1, ::-1]
-    return np.triu(np.linalg.inv(upper))
+def _round_sorted(w: Matrices, grid: Grid, feedback: Matrices) -> NDArray[np.float32]:
+    """Return `w` rounded one input after the other; `w` and `grid` are [groups, inputs, outputs]."""
+    rounded, lost, count = np.empty(w.shape, np.float32), np.empty_like(w), w.shape[1]
+    for start in range(0, count, BLOCK):
+        stop = min(start + BLOCK, count)
+        target = w[:, start:stop] + feedback[:, :start, start:stop].swapaxes(1, 2) @ lost[:, :start]
+        for j in range(start, stop):
+            near = feedback[:, None, start:j, j] @ lost[:, start:j]
+            rounded[:, j] = grid.round(target[:, j - start] + near[:, 0], (slice(None), j))
+            np.subtract(w[:, j], rounded[:, j], out=lost[:, j])
+    return rounded

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import EllipsisType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,11 @@ from onnxfq.numerics.qtypes import QType
 Matrices = NDArray[np.float64]
 """Weights as matrices [groups, outputs, inputs], or matrices of their inputs [groups, inputs, inputs]."""
 
+Floats = NDArray[np.float32] | NDArray[np.float64]
+
+AT_ONCE = 1 << 24
+"""Elements of a weight that are in memory in float64."""
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -23,20 +30,34 @@ class Grid:
     scale: NDArray[np.float32]
     zero_point: NDArray[np.float32]
 
-    def take(self, order: NDArray[np.int64]) -> Grid:
-        """Return the grid with the inputs of each group in `order`, [groups, inputs]."""
-        at = order[:, None, :]
-        scale, zero_point = (np.take_along_axis(a, at, axis=2) for a in (self.scale, self.zero_point))
+    def sort(self, part: slice, at: NDArray[np.int64]) -> Grid:
+        """Return the grid [groups, inputs, outputs] of the outputs in `part`, with the inputs in order `at`.
+
+        Args:
+            part: of the outputs.
+            at: [groups, 1, inputs].
+        """
+        scale, zero_point = (
+            np.ascontiguousarray(np.take_along_axis(a[:, part], at, axis=2).swapaxes(1, 2))
+            for a in (self.scale, self.zero_point)
+        )
         return Grid(self.qtype, scale, zero_point)
 
-    def round(self, values: Matrices, column: int | slice = slice(None)) -> Matrices:
-        """Return `values`, of all inputs or of those in `column`, at the nearest numbers of the grid."""
-        scale, zero_point = self.scale[..., column], self.zero_point[..., column]
+    def round(self, values: Floats, at: tuple[slice, int] | EllipsisType = ...) -> NDArray[np.float32]:
+        """Return `values`, of all elements or of those in `at`, at the nearest numbers of the grid."""
         found = fake_quantize(
-            values.astype(np.float32).reshape(-1),
-            scale.reshape(-1),
-            zero_point.reshape(-1),
+            values.astype(np.float32, copy=False).reshape(-1),
+            self.scale[at].reshape(-1),
+            self.zero_point[at].reshape(-1),
             qtype=self.qtype,
             granularity=Granularity(axis=0),
         )
-        return found.reshape(values.shape).astype(np.float64)
+        return found.reshape(values.shape)
+
+
+def split_outputs(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Yield the outputs of a weight [groups, outputs, inputs] in parts of about AT_ONCE elements."""
+    groups, outputs, inputs = shape
+    step = max(AT_ONCE // max(groups * inputs, 1), 1)
+    for start in range(0, outputs, step):
+        yield slice(start, start + step)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators.constant_mse import least_error_ranges, least_error_scales
-from onnxfq.calibration.weights.gptq import factorize, round_columns
-from onnxfq.calibration.weights.grid import Grid, Matrices
+from onnxfq.calibration.weights.gptq import round_columns
+from onnxfq.calibration.weights.grid import Floats, Grid
 from onnxfq.calibration.weights.moments import InputMoments
 from onnxfq.calibration.weights.qronos import correct_weights
 from onnxfq.calibration.weights.view import MatrixView
@@ -31,11 +31,11 @@ class Method:
         sequential: whether layers are rounded one after the other, with inputs of the quantized model.
     """
 
-    target: Callable[[Matrices, InputMoments], Matrices]
+    target: Callable[[Floats, InputMoments], Floats]
     sequential: bool = False
 
 
-def _corrected(weights: Matrices, moments: InputMoments) -> Matrices:
+def _corrected(weights: Floats, moments: InputMoments) -> Floats:
     if moments.quantized is None or moments.cross is None:
         return weights
     return correct_weights(weights, moments.quantized, moments.cross)
@@ -90,12 +90,12 @@ def round_weight(
         float_type: type of the weight in the model, which its scales have too.
     """
     shape, layout = values.shape, Layout(spec.granularity, values.shape)
-    weights = view.fold(values).astype(np.float64)
+    weights = view.fold(values)
     target = METHODS[method].target(weights, moments)
 
     def grid_of(scales: Scales) -> Grid:
         scale, zero_point = (
-            view.fold(layout.expand(params)).astype(np.float32)
+            view.fold(layout.expand(params)).astype(np.float32, copy=False)
             for params in (scales.scale, scales.zero_point)
         )
         return Grid(spec.grid, scale, zero_point)
@@ -104,24 +104,22 @@ def round_weight(
     errors = moments.errors(weights, best)
     before = float(errors.sum())
     own = _owners(layout, view, errors.shape)
-    factor = factorize(moments.seen)
     for scales in _candidates(values, target, spec, nearest, view, moments, float_type):
-        found = round_columns(target, grid_of(scales), factor)
+        found = round_columns(target, grid_of(scales), moments.factor)
         reached = moments.errors(weights, found)
         if own is None:
             better = np.full(errors.shape, reached.sum() < errors.sum())
         else:
             better = reached < errors
-        best = np.where(better[..., None], found, best)
+        np.copyto(best, found, where=better[..., None])
         errors = np.where(better, reached, errors)
         kept = _choose(kept, scales, better, own)
-    rounded = view.unfold(best, shape).astype(np.float32)
-    return RoundedWeight(rounded, kept, before, float(errors.sum()), moments.signal(weights))
+    return RoundedWeight(view.unfold(best, shape), kept, before, float(errors.sum()), moments.signal(weights))
 
 
 def _candidates(
     values: NDArray[np.float32],
-    target: Matrices,
+    target: Floats,
     spec: QuantSpec,
     nearest: Scales,
     view: MatrixView,
@@ -130,7 +128,7 @@ def _candidates(
 ) -> list[Scales]:
     if not spec.symmetric:
         return [nearest]
-    wanted = view.unfold(target, values.shape).astype(np.float32)
+    wanted = view.unfold(target, values.shape).astype(np.float32, copy=False)
     diagonal = np.diagonal(moments.seen, axis1=1, axis2=2)
     mean = diagonal.mean(axis=1, keepdims=True)
     share = np.where(mean > 0, diagonal / np.where(mean > 0, mean, 1.0), 1.0)

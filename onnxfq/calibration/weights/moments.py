@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.weights.grid import Matrices
+from onnxfq.calibration.weights.gptq import Factor, factorize
+from onnxfq.calibration.weights.grid import Floats, Matrices, split_outputs
+
+BLOCK = 512
+"""Columns of a matrix of moments in one product."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +36,39 @@ class InputMoments:
         """Moments of the inputs that the rounded weights multiply."""
         return self.plain if self.quantized is None else self.quantized
 
-    def errors(self, weights: Matrices, rounded: Matrices) -> NDArray[np.float64]:
+    @cached_property
+    def factor(self) -> Factor:
+        """Factors of `seen`, for all layers that share these moments."""
+        return factorize(self.seen)
+
+    def errors(self, weights: Floats, rounded: Floats) -> NDArray[np.float64]:
         """Return the sum of |W x - Q z|^2 of each output, [groups, outputs]."""
+        parts = (
+            self._errors(weights[:, part].astype(np.float64), rounded[:, part].astype(np.float64))
+            for part in split_outputs(weights.shape)
+        )
+        return np.concatenate([np.empty((len(weights), 0)), *parts], axis=1)
+
+    def _errors(self, weights: Matrices, rounded: Matrices) -> NDArray[np.float64]:
         if self.quantized is None or self.cross is None:
-            lost = weights - rounded
-            return _quadratic(lost, self.plain, lost)
-        whole = _quadratic(weights, self.plain, weights) + _quadratic(rounded, self.quantized, rounded)
-        return np.maximum(whole - 2 * _quadratic(weights, self.cross, rounded), 0.0)
+            return _square(weights - rounded, self.plain)
+        both = np.einsum("goi,goi->go", weights @ self.cross, rounded)
+        whole: NDArray[np.float64] = _square(weights, self.plain) + _square(rounded, self.quantized)
+        return np.asarray(np.maximum(whole - 2 * both, 0.0))
 
-    def signal(self, weights: Matrices) -> float:
+    def signal(self, weights: Floats) -> float:
         """Return the sum of |W x|^2 over all outputs."""
-        return float(_quadratic(weights, self.plain, weights).sum())
+        wide = (weights[:, part].astype(np.float64) for part in split_outputs(weights.shape))
+        return float(sum(_square(part, self.plain).sum() for part in wide))
 
 
-def _quadratic(left: Matrices, middle: Matrices, right: Matrices) -> NDArray[np.float64]:
-    return np.asarray(((left @ middle) * right).sum(axis=2))
+def _square(weights: Matrices, moments: Matrices) -> NDArray[np.float64]:
+    """Return w H w^T of each output from the upper half of the symmetric H: half the multiplications."""
+    found = np.zeros(weights.shape[:2])
+    for start in range(0, weights.shape[2], BLOCK):
+        part = slice(start, start + BLOCK)
+        product = weights[..., :start] @ moments[:, :start, part]
+        product *= 2
+        product += weights[..., part] @ moments[:, part, part]
+        found += np.einsum("goi,goi->go", product, weights[..., part])
+    return found

@@ -12,10 +12,10 @@ from __future__ import annotations
 import numpy as np
 
 from onnxfq.calibration.weights.gptq import damp
-from onnxfq.calibration.weights.grid import Matrices
+from onnxfq.calibration.weights.grid import Floats, Matrices
 
 
-def correct_weights(weights: Matrices, quantized: Matrices, cross: Matrices) -> Matrices:
+def correct_weights(weights: Floats, quantized: Matrices, cross: Matrices) -> Matrices:
     """Return W + W (C - G) (G + d)^-1.
 
     Args:

@@ -1,0 +1,282 @@
+"""`Moments`: second moments of the inputs of layers over a data set, and their file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pydantic
+from numpy.typing import NDArray
+
+from onnxfq.calibration.statistics.moments import MomentSums, choose_steps
+from onnxfq.calibration.weights.inputs import InputView
+from onnxfq.calibration.weights.moments import InputMoments
+from onnxfq.data import DataDigest
+from onnxfq.errors import StatisticsError, nearest
+from onnxfq.support.arrays import UNREADABLE, load_npz, write_npz
+from onnxfq.support.files import replace_file
+from onnxfq.support.records import Record, join_lines
+
+FORMAT = "onnxfq.moments/1"
+
+Key = tuple[str, InputView]
+"""Tensor and how a layer reads it: layers that share both share the moments."""
+
+Ranges = Mapping[Key, NDArray[np.float64]]
+"""Largest magnitude of each channel of an input."""
+
+_HEAD = "head"
+
+
+class _Input(Record):
+    tensor: str
+    view: InputView
+    rows: int | None = pydantic.Field(ge=0)
+    blocks: int = pydantic.Field(ge=0)
+
+
+class _Head(Record):
+    format: Literal["onnxfq.moments/1"]
+    model_sha256: str
+    samples: int = pydantic.Field(ge=0)
+    data: str = pydantic.Field(pattern="^[0-9a-f]{64}$")
+    data_samples: int = pydantic.Field(ge=0)
+    inputs: tuple[_Input, ...]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Second moments of the inputs of layers over a data set (`.moments.npz`).
+
+    The sums are integers on grids that the ranges decide, so that parts of the data with the same ranges
+    merge to the sums of the whole, in any order.
+
+    Attributes:
+        model_sha256: hash of the model.
+        samples: number of samples of the whole data, over which the rows are spread.
+        data: the samples that were read, all of them or a part.
+        ranges: largest magnitude of each channel, by input.
+        sums: by input, read when they are asked for; empty if only ranges were gathered.
+    """
+
+    model_sha256: str
+    samples: int
+    data: DataDigest
+    ranges: Ranges
+    sums: Mapping[Key, MomentSums] = field(default_factory=dict, repr=False)
+
+    @property
+    def origin(self) -> str:
+        """The data in words, behind the name of a method."""
+        return f" by moments of {self.data.samples} samples with digest {self.data.hex[:12]}"
+
+    def of(self, key: Key) -> MomentSums:
+        """Return the sums of an input. Raises StatisticsError if they were not gathered."""
+        if key in self.sums:
+            return self.sums[key]
+        if not self.sums:
+            raise StatisticsError(
+                "the file has ranges and no moments; give it to `onnxfq moments --ranges-from` to gather them"
+            )
+        tensor = key[0]
+        hint = nearest(tensor, {name for name, _ in self.sums} - {tensor})
+        raise StatisticsError(
+            f"there are no moments for tensor {tensor!r} as {key[1].op_type} reads it: gather them for this "
+            f"recipe with `onnxfq moments`{hint}"
+        )
+
+    def of_layer(self, keys: Iterable[Key]) -> InputMoments:
+        """Return the moments over all inputs of a layer."""
+        return join_sums(self.of(key) for key in keys)
+
+    def check_model(self, sha256: str) -> None:
+        """Raise StatisticsError unless the moments are of the model with this hash."""
+        if self.model_sha256 != sha256:
+            raise StatisticsError(
+                f"the moments were gathered from a model with SHA-256 {self.model_sha256[:12]}, this one has "
+                f"{sha256[:12]}; gather them from this model with `onnxfq moments`, and let the recipe "
+                "change no channels (smooth: none, equalize: none or depthwise)"
+            )
+
+    def check_whole(self) -> None:
+        """Raise StatisticsError for moments of a part of the data."""
+        if self.data.samples != self.samples:
+            raise StatisticsError(
+                f"the moments are of {self.data.samples} of {self.samples} samples; merge them with the "
+                "other parts: `onnxfq merge-statistics`"
+            )
+
+    def merge(self, other: Moments) -> Moments:
+        """Return ranges or moments of both parts of the data.
+
+        Raises StatisticsError for different models, inputs or grids, and for ranges with moments.
+        """
+        if self.model_sha256 != other.model_sha256:
+            raise StatisticsError(
+                f"moments of different models do not merge ({self.model_sha256[:12]} and "
+                f"{other.model_sha256[:12]}); gather both from one model"
+            )
+        odd = sorted({name for name, _ in set(self.ranges) ^ set(other.ranges)})
+        if odd:
+            raise StatisticsError(f"only one part has tensor {odd[0]!r}; gather both with one recipe")
+        if bool(self.sums) != bool(other.sums):
+            raise StatisticsError("one part has ranges alone, the other moments; merge files of one kind")
+        ranges = {key: np.maximum(one, other.ranges[key]) for key, one in self.ranges.items()}
+        data = self.data + other.data
+        if not self.sums:
+            return replace(self, samples=self.samples + other.samples, data=data, ranges=ranges)
+        coarser = [
+            key[0]
+            for key, one in ranges.items()
+            if not (one == self.ranges[key]).all() or not (one == other.ranges[key]).all()
+        ]
+        if coarser or self.samples != other.samples:
+            what = f"tensor {coarser[0]!r}" if coarser else f"{self.samples} and {other.samples} samples"
+            raise StatisticsError(
+                f"the parts have different grids ({what}); gather the ranges of both with --ranges, merge "
+                "these, and gather the moments with --ranges-from"
+            )
+        if data.samples > self.samples:
+            raise StatisticsError(
+                f"the parts have {data.samples} samples together, and the ranges are of {self.samples}; "
+                "merge each part once"
+            )
+        return replace(self, data=data, sums=_Both(self.sums, other.sums))
+
+    def check_inputs(self, keys: Iterable[Key]) -> None:
+        """Raise StatisticsError for an input without ranges."""
+        for tensor, view in keys:
+            if (tensor, view) not in self.ranges:
+                raise StatisticsError(
+                    f"the file has no ranges for tensor {tensor!r} as {view.op_type} reads it; gather them "
+                    "for this recipe with `onnxfq moments --ranges`"
+                )
+
+    def save(self, path: str | Path) -> None:
+        """Write an .npz for `load` completely or not at all; memory holds one input at a time."""
+        found = ((key, amax, self.sums.get(key)) for key, amax in self.ranges.items())
+        self.write(path, self.model_sha256, self.samples, self.data, found)
+
+    @staticmethod
+    def write(
+        path: str | Path,
+        model_sha256: str,
+        samples: int,
+        data: DataDigest,
+        found: Iterable[tuple[Key, NDArray[np.float64], MomentSums | None]],
+    ) -> Moments:
+        """Write the file of `save` from ranges and sums one after the other, and return what it holds."""
+        inputs: list[_Input] = []
+        ranges: dict[Key, NDArray[np.float64]] = {}
+
+        def arrays() -> Iterator[tuple[str, NDArray[Any]]]:
+            for number, (key, amax, sums) in enumerate(found):
+                yield f"amax/{number}", amax
+                blocks = () if sums is None else sums.blocks
+                for block, array in enumerate(blocks):
+                    yield f"sums/{number}/{block}", array
+                rows = None if sums is None else sums.rows
+                inputs.append(_Input(tensor=key[0], view=key[1], rows=rows, blocks=len(blocks)))
+                ranges[key] = amax
+            facts = {"model_sha256": model_sha256, "samples": samples, "inputs": tuple(inputs)}
+            digest = {"data": data.hex, "data_samples": data.samples}
+            yield _HEAD, np.asarray(_Head(format=FORMAT, **facts, **digest).model_dump_json())
+
+        with replace_file(path) as temporary:
+            write_npz(temporary, arrays())
+        return Moments(model_sha256, samples, data, ranges, _stored_sums(path, inputs, ranges))
+
+    @staticmethod
+    def load(path: str | Path) -> Moments:
+        """Read a file of `save`; the sums stay in it. Raises StatisticsError in one line for any fault."""
+        try:
+            head = _Head.model_validate_json(str(load_npz(path, [_HEAD])[_HEAD]))
+            names = [f"amax/{number}" for number in range(len(head.inputs))]
+            arrays = load_npz(path, names)
+            ranges = {
+                (one.tensor, one.view): np.asarray(arrays[name], np.float64)
+                for name, one in zip(names, head.inputs, strict=True)
+            }
+            sums = _stored_sums(path, head.inputs, ranges)
+            data = DataDigest(int(head.data, 16), head.data_samples)
+            return Moments(head.model_sha256, head.samples, data, ranges, sums)
+        except FileNotFoundError:
+            raise StatisticsError(f"no such file: {path}; make it with `onnxfq moments`") from None
+        except (*UNREADABLE, KeyError, TypeError) as fault:  # pydantic's faults are ValueErrors
+            raise _unreadable(path, fault) from None
+
+
+def is_moments(path: str | Path) -> bool:
+    """Tell whether a file is one of `Moments.save`."""
+    try:
+        return _HEAD in load_npz(path, [_HEAD])
+    except UNREADABLE:
+        return False
+
+
+def join_sums(sums: Iterable[MomentSums]) -> InputMoments:
+    """Return the moments of a layer over the sums of all its inputs."""
+    found = list(sums)
+    return InputMoments(reduce(np.add, (one.matrix() for one in found)), sum(one.rows for one in found))
+
+
+def _unreadable(path: str | Path, fault: BaseException) -> StatisticsError:
+    text = join_lines(fault)
+    return StatisticsError(f"{path} is not a file of moments ({text}); make it with `onnxfq moments`")
+
+
+def _stored_sums(path: str | Path, inputs: Sequence[_Input], ranges: Ranges) -> Mapping[Key, MomentSums]:
+    has_sums = all(one.rows is not None for one in inputs)
+    return _Stored(Path(path), tuple(inputs), ranges) if has_sums else {}
+
+
+def _steps(key: Key, ranges: Ranges) -> NDArray[np.float64]:
+    return key[1].spread(choose_steps(ranges[key]))
+
+
+@dataclass(frozen=True)
+class _Stored(Mapping[Key, MomentSums]):
+    """Sums in a file."""
+
+    path: Path
+    inputs: tuple[_Input, ...]
+    ranges: Ranges
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.ranges)
+
+    def __len__(self) -> int:
+        return len(self.ranges)
+
+    def __getitem__(self, key: Key) -> MomentSums:
+        number, one = next((n, i) for n, i in enumerate(self.inputs) if (i.tensor, i.view) == key)
+        names = [f"sums/{number}/{block}" for block in range(one.blocks)]
+        try:
+            arrays = load_npz(self.path, names)
+            steps = _steps(key, self.ranges)
+            found = MomentSums(tuple(arrays[name] for name in names), steps, steps, one.rows or 0)
+            found.check()
+            return found
+        except (*UNREADABLE, KeyError) as fault:
+            raise _unreadable(self.path, fault) from None
+
+
+@dataclass(frozen=True)
+class _Both(Mapping[Key, MomentSums]):
+    """Sums over two parts of the data."""
+
+    one: Mapping[Key, MomentSums]
+    other: Mapping[Key, MomentSums]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.one)
+
+    def __len__(self) -> int:
+        return len(self.one)
+
+    def __getitem__(self, key: Key) -> MomentSums:
+        return self.one[key].merge(self.other[key])

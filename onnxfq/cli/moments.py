@@ -1,0 +1,69 @@
+"""`onnxfq moments`: second moments of the inputs of layers, for rounding their weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfq.cli.console import Printing
+from onnxfq.cli.data_options import DataOption
+from onnxfq.cli.options import CustomOpsOption, ModelArgument, OutputOption, RoundedRecipe
+from onnxfq.cli.run_options import RunningFast
+from onnxfq.graph.io.load import load
+from onnxfq.stages.gather_moments import gather_moments
+from onnxfq.stages.moments import MEMORY
+from onnxfq.stages.plan import make_plan
+from onnxfq.targets.registry import prepare_model
+
+
+def moments(
+    model: ModelArgument,
+    data: DataOption,
+    output: OutputOption,
+    ranges: Annotated[
+        bool, typer.Option("--ranges", help="Write the ranges of the channels alone, to merge them first.")
+    ] = False,
+    ranges_from: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Use the merged ranges of all parts of the data as grids."),
+    ] = None,
+    memory: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="MB", help="Limit the memory of runs, and the temporary file of sampled inputs."
+        ),
+    ] = MEMORY >> 20,
+    custom_ops: CustomOpsOption = None,
+    *,
+    recipe: RoundedRecipe,
+    running: RunningFast,
+    printer: Printing,
+) -> None:
+    """Write the moments (.moments.npz) by which `quantize --moments` rounds weights, without running MODEL.
+
+    Parts of the data on several machines: write --ranges of each, merge these with merge-statistics, write
+    the moments of each part with --ranges-from, and merge them. The result has the bits of one run.
+    """
+    if ranges and ranges_from is not None:
+        raise typer.BadParameter("--ranges writes the ranges that --ranges-from reads; give one of them")
+    chosen = recipe.load()
+    chosen = chosen if recipe.rounding is None else chosen.with_rounding(recipe.rounding)
+    loaded = load(model, chosen.existing)
+    plan = make_plan(prepare_model(loaded, chosen.target), chosen)
+    with running.progress(printer) as options:
+        found = gather_moments(
+            loaded,
+            plan,
+            data,
+            output,
+            ranges_only=ranges,
+            ranges=ranges_from,
+            memory=memory << 20,
+            options=options,
+        )
+    record = {"inputs": len(found.ranges), "samples": found.data.samples, "files": [output]}
+    what = "ranges" if ranges else "moments"
+    printer.report(record, f"{what:10} of {len(found.ranges)} inputs over {found.data.samples} samples")
+    printer.wrote(output)

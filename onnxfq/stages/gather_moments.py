@@ -1,0 +1,116 @@
+"""`gather_moments`: second moments of the inputs of layers, or their ranges alone, over a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.calibration.statistics.moments import MomentSums
+from onnxfq.calibration.weights import METHODS, Moments
+from onnxfq.calibration.weights.recorded_moments import Key
+from onnxfq.data import Data, DataDigest, Feeds
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.rounding import NEAREST
+from onnxfq.errors import RecipeError
+from onnxfq.graph.model import Model
+from onnxfq.stages.layer_inputs import Layer, find_layers
+from onnxfq.stages.moments import (
+    MEMORY,
+    FloatRuns,
+    SampledInputs,
+    largest_inputs,
+    layer_keys,
+    read_tensors,
+    sample_inputs,
+)
+from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.targets.registry import prepare_model
+
+_Gathered = tuple[Key, NDArray[np.float64], MomentSums | None]
+
+
+def gather_moments(
+    model: Model,
+    plan: Plan,
+    data: Data,
+    output: str | Path,
+    *,
+    ranges_only: bool = False,
+    ranges: str | Path | Moments | None = None,
+    memory: int = MEMORY,
+    options: RunOptions | None = None,
+) -> Moments:
+    """Write the second moments of the inputs of the layers that `plan` rounds by moments, and return them.
+
+    Parts of a data set, on several machines, give the same bits as all of it at once: gather the ranges of
+    each part, merge them, and gather the moments of each part with the merged ranges.
+
+    Args:
+        model: the float model.
+        plan: whose weights ask for a rounding by moments.
+        data: the data, or a part of it; it can be read several times.
+        output: the file, see `Moments`.
+        ranges_only: write the ranges of the channels and no moments.
+        ranges: ranges of all parts of the data; those of `data` alone if None.
+        memory: bytes that runs side by side, and the sampled inputs in a temporary file, may each take.
+        options: batch, threads and progress.
+
+    Raises RecipeError if no weight of the plan is rounded by moments alone, StatisticsError for an input that
+    holds NaN or infinities or leaves the given ranges.
+    """
+    options = options or RunOptions()
+    plan.check_model(model.sha256)
+    model = prepare_model(model, plan.target)
+    layers = _layers(model, plan)
+    feeds = open_feeds(model.proto, data, options.batch, options.data)
+    given = ranges if ranges is None or isinstance(ranges, Moments) else Moments.load(ranges)
+    if given is not None:
+        given.check_model(model.sha256)
+        given.check_inputs(layer_keys(layers))
+    progress = options.stage("moments", feeds.runs)
+    digest = _read_through(feeds)
+    samples = digest.samples if given is None else given.samples
+    with closing(FloatRuns(model, read_tensors(layers), options.threads, memory, progress)) as runs:
+        if ranges_only:
+            amax = largest_inputs(runs, feeds, layer_keys(layers))
+            found: Iterable[_Gathered] = ((key, one, None) for key, one in amax.items())
+        else:
+            known = None if given is None else given.ranges
+            found = _sums(sample_inputs(runs, layers, feeds, samples, memory, known))
+        return Moments.write(output, model.sha256, samples, digest, found)
+
+
+def _layers(model: Model, plan: Plan) -> list[Layer]:
+    """Return the layers of the plan that moments of the float model round."""
+    asked = {p.tensor: p.rounding for p in plan.weights if p.rounding != NEAREST}
+    found = [layer for layer in find_layers(model, plan)[0] if layer.placement.tensor in asked]
+    layers = [layer for layer in found if not METHODS[layer.placement.rounding].sequential]
+    if not layers:
+        names = ", ".join(sorted(set(asked.values()))) or NEAREST
+        raise RecipeError(
+            f"recipe {plan.recipe} rounds no weight by moments of the float model (its rounding: {names}); "
+            "take rounding gptq"
+        )
+    return layers
+
+
+def _read_through(feeds: Feeds) -> DataDigest:
+    """Return the digest of all samples."""
+    for _ in feeds:
+        pass
+    assert feeds.digest is not None
+    return feeds.digest
+
+
+def _sums(parts: Iterable[SampledInputs]) -> Iterator[_Gathered]:
+    """Yield each input once, with its ranges and sums."""
+    done: set[Key] = set()
+    for part in parts:
+        for key in layer_keys(part.layers):
+            if key not in done:
+                done.add(key)
+                yield key, part.ranges[key], part.sum(key)

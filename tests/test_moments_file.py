@@ -1,0 +1,130 @@
+"""Files of moments: what they round, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, weights
+from typer.testing import CliRunner
+
+import onnxfq
+from onnxfq.calibration.weights import Moments
+from onnxfq.cli.main import build_app
+
+X = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with two models and data."""
+    for name, seed in (("m", 0), ("other", 9)):
+        made = build(
+            "g (float[N,32] x) => (float[N,8] y) { h = MatMul (x, w1) r = Relu (h) y = MatMul (r, w2) }",
+            {"w1": weights(32, 64, seed=seed), "w2": weights(64, 8, seed=1)},
+        )
+        onnx.save(made, tmp_path / f"{name}.onnx")
+    np.savez(tmp_path / "x.npz", x=X)
+    for at in (0, 1):
+        np.savez(tmp_path / f"x{at}.npz", x=X[at::2])
+    return tmp_path
+
+
+def run(command: str) -> str:
+    """Run a command and return its last line; an error is its text."""
+    name, *rest = command.split()
+    done = CliRunner().invoke(build_app([name]), [name, *rest])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        return str(done.exception)
+    return done.output
+
+
+def test_quantize_rounds_without_running_the_model(folder: Path):
+    """Parts merged on the command line round to the bits of `quantize` with all data, and name it."""
+    how = "--recipe tensorrt-int8 --rounding gptq"
+    usual = onnxfq.quantize(folder / "m.onnx", folder / "x.npz", folder / "a.onnx", rounding="gptq")
+    for what, of in (("ranges", "--ranges"), ("moments", f"--ranges-from {folder}/ranges.npz")):
+        for at in (0, 1):
+            out = folder / f"{what}{at}.npz"
+            assert "2 inputs over 12 samples" in run(
+                f"moments {folder}/m.onnx --data {folder}/x{at}.npz {how} {of} -o {out}"
+            )
+        both = f"{folder}/{what}0.npz {folder}/{what}1.npz"
+        assert "2 inputs over 24 samples" in run(f"merge-statistics {both} -o {folder}/{what}.npz")
+    rounded = onnxfq.quantize(
+        folder / "m.onnx",
+        folder / "x.npz",
+        folder / "b.onnx",
+        rounding="gptq",
+        moments=folder / "moments.npz",
+    )
+    assert rounded.rounding is not None and usual.rounding is not None
+    assert rounded.rounding.tensors == usual.rounding.tensors
+    assert rounded.rounding.layers == usual.rounding.layers
+    digest = Moments.load(folder / "moments.npz").data.hex[:12]
+    assert rounded.encodings.rounding == f"gptq by moments of 24 samples with digest {digest}"
+    assert usual.encodings.rounding == "gptq"
+
+
+def test_weights_alone_need_no_data(folder: Path):
+    """A recipe for weights alone rounds by moments where no data is given."""
+    model = onnxfq.load(folder / "m.onnx")
+    recipe = onnxfq.Recipe.model_validate(
+        {"name": "w4", "target": "onnxruntime", "activations": None, "weights": {"qtype": "int4"}}
+    ).with_rounding("gptq")
+    onnxfq.gather_moments(model, onnxfq.make_plan(model, recipe), folder / "x.npz", folder / "m.npz")
+    found = onnxfq.quantize(folder / "m.onnx", None, None, recipe=recipe, moments=folder / "m.npz")
+    assert found.rounding is not None and [one.method for one in found.rounding.layers] == ["gptq", "gptq"]
+    assert all(one.after_db > one.before_db for one in found.rounding.layers)
+
+
+def test_what_does_not_fit_is_refused(folder: Path):
+    """Other models, parts of the data, ranges alone, other grids, other methods: one line with the remedy."""
+    model = onnxfq.load(folder / "m.onnx")
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq"))
+    x = {at: folder / f"x{at}.npz" for at in (0, 1)}
+    ranges = {at: onnxfq.gather_moments(model, plan, x[at], folder / "r.npz", ranges_only=True) for at in x}
+    own = {at: onnxfq.gather_moments(model, plan, x[at], folder / f"o{at}.npz") for at in x}
+    both = ranges[0].merge(ranges[1])
+    part = onnxfq.gather_moments(model, plan, x[0], folder / "p.npz", ranges=both)
+    whole = onnxfq.gather_moments(model, plan, folder / "x.npz", folder / "w.npz")
+
+    def quantize(moments: Moments, name: str = "m", rounding: str = "gptq") -> None:
+        onnxfq.quantize(
+            folder / f"{name}.onnx", folder / "x.npz", folder / "out.onnx", rounding=rounding, moments=moments
+        )
+
+    refused = (
+        (lambda: quantize(whole, "other"), "gathered from a model with SHA-256 .* this one has"),
+        (lambda: quantize(whole, rounding="nearest"), "for which moments have no effect"),
+        (lambda: quantize(whole, rounding="qronos"), "needs the inputs of the quantized model"),
+        (lambda: quantize(part), "of 12 of 24 samples; merge"),
+        (lambda: quantize(both), "has ranges and no moments"),
+        (lambda: own[0].merge(own[1]), "different grids .*--ranges-from"),
+        (lambda: own[0].merge(both), "ranges alone"),
+        (lambda: part.merge(part).merge(part), "36 samples together, and the ranges are of 24"),
+        (
+            lambda: onnxfq.gather_moments(model, plan, [{"x": 9 * X}], folder / "z.npz", ranges=both),
+            "feed 0 gives tensor 'x' values outside of the given ranges",
+        ),
+        (
+            lambda: onnxfq.gather_moments(
+                model, onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8")), X, folder / "z.npz"
+            ),
+            "rounds no weight by moments",
+        ),
+        (lambda: Moments.load(folder / "x.npz"), "x.npz is not a file of moments"),
+        (lambda: Moments.load(folder / "none.npz"), "no such file"),
+    )
+    for call, message in refused:
+        with pytest.raises(onnxfq.OnnxfqError, match=message) as raised:
+            call()
+        assert "\n" not in str(raised.value)
+    assert not (folder / "out.onnx").exists() and not (folder / "z.npz").exists()
+    held = bytearray((folder / "w.npz").read_bytes())
+    held[len(held) // 3] ^= 0xFF
+    (folder / "bad.npz").write_bytes(held)
+    with pytest.raises(onnxfq.OnnxfqError, match="bad.npz is not a file of moments"):
+        quantize(Moments.load(folder / "bad.npz"))
