@@ -13,6 +13,7 @@ import onnx
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.calibration.weights import Moments
+from onnxfq.choices import RANKING_FEEDS
 from onnxfq.data import Data, Feed
 from onnxfq.data.replay import spread_places
 from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions, FloatPlan
@@ -46,7 +47,6 @@ from onnxfq.stages.protect import PROTECT_DB, Protected, is_low, keep_promise, l
 from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
 from onnxfq.stages.recalibrate import Recalibration, recalibrate
 from onnxfq.stages.round_weights import Rounding, round_given
-from onnxfq.stages.sensitivity import SAMPLES
 from onnxfq.stages.write import write_model
 from onnxfq.targets.onnxruntime.releases import Release, release_of
 from onnxfq.targets.registry import target_by_name
@@ -267,7 +267,7 @@ class _Job:
             sensitivity=kept.sensitivity,
             rounding=kept.rounding,
             bias_correction=built.corrected,
-            samples=tuple(inputs.kept[at] for at in spread_places(len(inputs.kept), SAMPLES)),
+            samples=tuple(inputs.kept[at] for at in spread_places(len(inputs.kept), RANKING_FEEDS)),
             recalibration=recalibration,
         )
 

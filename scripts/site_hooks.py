@@ -21,6 +21,7 @@ from typer.cli import get_docs_for_click
 
 import onnxfq
 from onnxfq import errors
+from onnxfq.cli.known_names import fill_names
 from onnxfq.cli.main import COMMANDS, PANELS, build_app
 from onnxfq.documents.recipe_schema import recipe_schema
 from onnxfq.errors import OnnxfqError
@@ -79,6 +80,7 @@ def commands() -> str:
     for panel, held in PANELS.items():
         lines.append(f"## {panel}\n")
         for name in held:
+            fill_names(root.commands[name])
             text = get_docs_for_click(
                 obj=root.commands[name], ctx=context, name=name, indent=2, call_prefix="onnxfq"
             )

@@ -25,7 +25,6 @@ from test_observation import feeds_of, file_bytes, narrow_channels
 from onnxfq.calibration.calibrators import Calibrator, observing_names
 from onnxfq.calibration.statistics import BIN_COUNT, GroupStatistics, Observed, Statistics, TensorStatistics
 from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM, GroupSum
-from onnxfq.calibration.statistics.histogram import HISTOGRAM
 from onnxfq.cli.main import main
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
@@ -198,7 +197,7 @@ def test_memory_of_groups_is_bounded() -> None:
     """A channel takes a fraction of a whole tensor's histogram, however many feeds come."""
     observed = Observed("t", Granularity(1), (64,))
     usual = GROUPED_HISTOGRAM.memory(observed)
-    assert usual < 64 * HISTOGRAM.memory(Observed("t")) / 10
+    assert usual < 64 * 8 * BIN_COUNT / 10
     made = GroupSum(observed)
     rng = np.random.default_rng(0)
     for number in range(100):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,23 +106,42 @@ def output_db(result: onnxfq.QuantizeResult) -> float:
     return min(output.sqnr_db for output in result.evaluation.candidates[-1].outputs)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_function_preserving_factors_cost_nothing(name: str) -> None:
-    """Random factors up to 2^11 ruin int8; cross-layer equalization is back within 0.5 dB."""
-    proto = network(NETWORKS[name])
+def scale_channels(proto: onnx.ModelProto, seed: int) -> onnx.ModelProto:
+    """Return a model of the same function with random factors up to 2^11."""
     model = load(proto)
     analysis = analyze_channels(model)
     exponents = np.zeros(analysis.count, np.int64)
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     for group in analysis.groups:
         exponents[group.classes] = rng.integers(-11, 12, len(group.classes))
-    scaled = fold_factors(model, analysis, exponents).proto
+    return fold_factors(model, analysis, exponents).proto
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_function_preserving_factors_cost_nothing(name: str) -> None:
+    """Random factors ruin int8; cross-layer equalization is back within 0.5 dB in the mean of three draws."""
+    proto = network(NETWORKS[name])
     plain = sqnr(proto, recipe("none"))
-    assert sqnr(scaled, recipe("none")) < plain - 6
-    assert sqnr(scaled, recipe("cross_layer")) > plain - 0.5
+    draws = [scale_channels(proto, seed) for seed in range(3)]
+    assert max(sqnr(scaled, recipe("none")) for scaled in draws) < plain - 6
+    assert np.mean([sqnr(scaled, recipe("cross_layer")) for scaled in draws]) > plain - 0.5
     one_scale = {"granularity": "per_tensor"}
     if name != "chain":  # whose last weights have rows of other sizes, which no factor makes even
-        assert sqnr(scaled, recipe("cross_layer", **one_scale)) > sqnr(proto, recipe("none")) - 1
+        assert np.mean([sqnr(scaled, recipe("cross_layer", **one_scale)) for scaled in draws]) > plain - 1
+
+
+@pytest.mark.skipif("ONNXFQ_MODELS" not in os.environ, reason="no trained networks at hand")
+def test_factors_cost_a_trained_network_nothing() -> None:
+    """The digit classifier is back at the SQNR without factors, where random ones leave nothing."""
+    folder = Path(os.environ["ONNXFQ_MODELS"]) / "s01_mnist_cnn"
+    images = np.load(folder / "mnist_t10k.npz")["images"][:32].astype(np.float32)
+    proto, data = onnx.load(folder / "mnist_op8.onnx"), [{"Input3": image[None]} for image in images]
+    found = [
+        output_db(onnxfq.quantize(model, data, recipe=recipe(way), protect=None))
+        for model in (onnxfq.load(proto).proto, scale_channels(onnxfq.load(proto).proto, 0))
+        for way in ("none", "cross_layer")
+    ]
+    assert found[2] < 10 and min(found[1], found[3]) > found[0] - 0.5, found
 
 
 def test_smoothing_wins_back_what_outliers_cost() -> None:
@@ -220,25 +240,27 @@ def test_the_least_expected_error_is_a_search_over_the_grid() -> None:
     rng = np.random.default_rng(0)
     x = np.abs(rng.normal(size=16)) * 2.0 ** rng.integers(-5, 6, 16)
     w = rng.normal(size=(16, 8))
-    ids = np.arange(1, 17)
+    ids, live = np.arange(1, 17), rng.uniform(0.2, 1, 16)
     int8 = qtype_by_name("int8")
     one = Product(
         ids,
         x,
         np.square(x / 3),
+        live,
         w,
         np.arange(16)[:, None],
         np.zeros((1, 1), int),
         Format(int8),
         Format(int8, Granularity(1)),
     )
-    choice = choose_factors(ids, [one], [], np.zeros(16), 20)
+    choice = choose_factors(ids, [one], [], np.zeros(16), 20, steps=True)
 
     def noise(exponents: NDArray[np.int64]) -> float:
         up = np.ldexp(1.0, exponents)[:, None]
         step = (x * up[:, 0]).max() / 127
         column = np.abs(w / up).max(axis=0) / 127
-        own = (step**2 / 12 * np.square(w / up)).sum()
+        lost = np.minimum(live * (step / up[:, 0]) ** 2 / 12, np.square(x / 3))
+        own = (lost[:, None] * np.square(w)).sum()
         own += (column**2 / 12 * np.square(x[:, None] / 3 * up)).sum()
         return own / (np.square(x / 3) @ np.square(w)).sum()
 
@@ -248,8 +270,7 @@ def test_the_least_expected_error_is_a_search_over_the_grid() -> None:
     assert choice.after_db > choice.before_db + 3
     for step in (*np.eye(16, dtype=int), *-np.eye(16, dtype=int)):
         assert noise(choice.exponents + step) >= noise(choice.exponents)
-    fixed = choose_factors(ids, [one], [], np.zeros(16), 20, alphas=(choice.alpha,))
-    assert fixed.after_db <= choice.after_db  # a given share is taken as it is
+    assert choose_factors(ids, [one], [], np.zeros(16), 20).after_db <= choice.after_db
 
 
 def test_artifacts_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

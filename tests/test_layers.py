@@ -19,6 +19,7 @@ MODULES = {
 ROOMS = (
     "errors",
     "version",
+    "choices",
     "support",
     "numerics",
     "data",
@@ -129,8 +130,8 @@ def test_modules_have_no_cycle() -> None:
         ("from onnxfq import quantize, evaluate, check", "torch matplotlib jinja2 rich ray"),
         ("from onnxfq.cli.main import main; main(['--help'])", "numpy onnx onnxruntime pydantic"),
         ("from onnxfq.cli.main import main; main(['--wrong'])", "numpy onnx onnxruntime pydantic"),
-        ("from onnxfq.cli import inspect, diff", "onnxruntime rich matplotlib"),
-        ("from onnxfq.cli import quantize", "matplotlib jinja2"),
+        ("from onnxfq.stages import inspect, diff", "onnxruntime rich matplotlib"),
+        ("from onnxfq import pipeline", "matplotlib jinja2"),
         ("import onnxfq; onnxfq.plot.histogram; onnxfq.write_report", "matplotlib"),
     ],
 )
@@ -141,3 +142,20 @@ def test_slow_libraries_are_not_imported(statement: str, libraries: str) -> None
     )
     run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_wrong_usage_imports_no_stage() -> None:
+    """A wrong option of any subcommand is refused before a library or a room of stages is imported."""
+    code = """if True:
+        import sys
+        from onnxfq.cli.main import COMMANDS, main
+        for command in COMMANDS:
+            if command not in ("demo", "doctor"):  # they have no options to mistake
+                assert main([command, "--nope"]) == 2, command
+        parts = {name.split(".")[1] for name in sys.modules if name.startswith("onnxfq.")}
+        assert parts <= {"choices", "cli", "errors", "support", "version"}, parts
+        assert not {"numpy", "onnx", "onnxruntime"} & sys.modules.keys()
+    """
+    run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-500:]
+    assert run.stderr.count("No such option: --nope") == run.stderr.count("\n") >= 16

@@ -161,16 +161,16 @@ def test_less_memory_means_more_passes_and_the_same_result(observed, tmp_path, c
     feeds = feeds_of(4)
     whole = file_bytes(collect_statistics(model, plan, feeds), tmp_path)
     with caplog.at_level(logging.WARNING, "onnxfq"):
-        parts = collect_statistics(model, plan, feeds, ObserveOptions(memory=1 << 20))
+        parts = collect_statistics(model, plan, feeds, ObserveOptions(memory=1 << 18))
     assert file_bytes(parts, tmp_path) == whole
-    assert "5 tensors are observed in 3 passes over the data, to keep to 1 MB" in caplog.text
+    assert "5 tensors are observed in 2 passes over the data, to keep to 0.25 MB" in caplog.text
 
 
 def test_passes_over_data_that_is_gone_after_one_are_refused(observed) -> None:
     """A generator is empty the second time."""
     model, plan = observed
     with pytest.raises(StatisticsError, match="pass 2 over the data has 0 feeds, the first had 4"):
-        collect_statistics(model, plan, iter(feeds_of(4)), ObserveOptions(memory=1 << 20))
+        collect_statistics(model, plan, iter(feeds_of(4)), ObserveOptions(memory=1 << 18))
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(observed, tmp_path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -357,3 +359,26 @@ def test_transposed_inputs():
     assert (InputView("Gemm", 0).rows(x, 1, 100)[:, 0] == x.T).all()
     assert (InputView("MatMul", -2).rows(x[None], 1, 100)[:, 0] == x.T).all()
     assert partial(InputView("MatMul", -1).rows, x, 1)(100).shape == (9, 1, 9)
+
+
+MARKS = (
+    ("stories260k_ts", "int4/64", "gptq", -7.85),
+    ("stories260k_ts", "NVFP4", "gptq", -7.85),
+    ("resnet20_op13", "W4A8", "qronos", 0.812),
+)
+"""Part of a file's name, scheme and method of `benchmarks/rounding.py`; least accuracy or -perplexity."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ONNXFQ_MODELS" not in os.environ, reason="ONNXFQ_MODELS names no folder of models")
+@pytest.mark.parametrize(("name", "scheme", "method", "mark"), MARKS)
+def test_trained_networks_reach_their_marks(name, scheme, method, mark, monkeypatch):
+    """On data that calibration does not see; the marks leave room for other processors."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    from real_cases import CASES, Folder
+    from rounding import make_recipe, score
+
+    folder = Folder(Path(os.environ["ONNXFQ_MODELS"]))
+    case = next(case for case in CASES if name in case.file)
+    figures, _ = score(folder, case, folder.path / case.file, make_recipe(scheme, method))
+    assert figures[0] * (-1 if mark < 0 else 1) >= mark

@@ -422,20 +422,26 @@ def test_fallbacks(data, fallback) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "fallback", "wide"),
+    ("recipe", "fallback", "wide", "turned"),
     [
-        ("tensorrt-int4", "tensorrt-int8-weights", "int8"),
-        ("tensorrt-nvfp4", "tensorrt-fp8", "float8e4m3fn"),
+        ("tensorrt-int4", "tensorrt-int8-weights", "int8", 5),
+        ("tensorrt-nvfp4", "tensorrt-fp8", "float8e4m3fn", None),
     ],
 )
-def test_an_average_of_bits(recipe, fallback, wide) -> None:
-    """The layers with the most noise get the wider recipe, as many as the average allows."""
+def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
+    """The layers with the most noise get the wider recipe, as many as the average allows.
+
+    A weight behind a Transpose, that of layer `turned`, belongs to its MatMul.
+    """
     rng = np.random.default_rng(3)
     names = [f"w{n}" for n in range(8)]
     values = {n: rng.normal(0, 0.1, (256, 256)).astype(np.float32) for n in names}
     values["w2"][rng.random((256, 256)) < 0.01] *= 60  # a weight of heavy tails loses most
-    lines = " ".join(f"[m{n}] h{n + 1} = MatMul (h{n}, w{n})" for n in range(8))
-    text = f"g (float[N,256] x) => (float[N,256] y) {{ h0 = Identity (x) {lines} y = Identity (h8) }}"
+    lines = " ".join(f"[m{n}] h{n + 1} = MatMul (h{n}, {'v' if n == turned else 'w'}{n})" for n in range(8))
+    lines = f"h0 = Identity (x) {lines} y = Identity (h8)"
+    if turned is not None:
+        lines = f"v{turned} = Transpose <perm = [1, 0]> (w{turned}) {lines}"
+    text = f"g (float[N,256] x) => (float[N,256] y) {{ {lines} }}"
     feeds = [{"x": rng.normal(size=(1, 256)).astype(np.float32)} for _ in range(4)]
     recipe = onnxfq.load_recipe(recipe).with_rounding("nearest")  # four samples would be learnt by heart
     plain = onnxfq.quantize(build(text, values), feeds, recipe=recipe, protect=None)

@@ -18,10 +18,12 @@ from onnxfq.calibration.statistics import (
     KINDS,
     NEGATIVE,
     Kind,
+    Observed,
     Statistics,
     TensorStatistics,
     bin_edges,
 )
+from onnxfq.calibration.statistics.histogram import HistogramSum
 from onnxfq.errors import StatisticsError
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import MergingObserver, ObserveOptions
@@ -325,3 +327,17 @@ def test_no_such_file(tmp_path):
     """A missing file is said so, with the command that makes it."""
     with pytest.raises(StatisticsError, match="no such file: .*; make it with `onnxfq observe`"):
         Statistics.load(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize("spread", [1e-30, 1.0, 1e30])
+def test_a_whole_histogram_holds_its_octaves_only(spread: float) -> None:
+    """It equals that of all feeds at once, in the memory that the limit of observing counts."""
+    rng = np.random.default_rng(0)
+    feeds = [(rng.standard_normal(5000) * spread * 2.0**n).astype(np.float32) for n in (0, -6, 6)]
+    made, whole = HistogramSum(Observed("t")), TensorStatistics.from_array(np.concatenate(feeds))
+    for number, feed in enumerate(feeds):
+        one = TensorStatistics.from_array(feed)
+        totals = np.asarray([one.elements, 0, 0, one.zeros])
+        made.add([np.asarray([one.rmin, one.rmax], np.float32), totals, one.bins, one.counts], number)
+    assert made.result().fingerprint() == whole.fingerprint()
+    assert made.bytes <= HISTOGRAM.memory(Observed("t")) < 8 * BIN_COUNT / 6

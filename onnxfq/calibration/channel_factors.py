@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product as product_of
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,8 @@ Exponents = NDArray[np.int64]
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Shares of the difference between channels that weights take over from activations."""
 
-_MOST_WORK = 1 << 25
-"""Elements of weights that single steps of a group's channels may cost, half a second on one core."""
+_MOST_WORK = 1 << 24
+"""Elements of weights that single steps of a group's channels may cost, a quarter of a second."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Product:
         ids: variable of each channel of the input, [C].
         amax: largest magnitude of each channel, [C].
         square: mean square of each channel, [C].
+        live: share of each channel's values that are not 0, [C].
         weight: the values.
         layout: channel of each element of `weight`, broadcastable to it.
         made: variable of each output channel of `weight`, likewise.
@@ -77,6 +79,7 @@ class Product:
     ids: NDArray[np.int64]
     amax: NDArray[np.float64]
     square: NDArray[np.float64]
+    live: NDArray[np.float64]
     weight: NDArray[np.float64]
     layout: NDArray[np.int64]
     made: NDArray[np.int64]
@@ -103,13 +106,15 @@ class Product:
     def noise(self, exponents: Exponents) -> float:
         """Return the expected squared error of the output over its expected square.
 
-        Both errors are taken as independent of each other and of the values, and channels as uncorrelated.
+        Both errors are taken as independent of each other and of the values, and channels as uncorrelated. A
+        value loses at most itself by rounding to nearest, and a 0 nothing.
         """
         if not self.signal > 0.0:
             return 0.0
         up = exponents[self.ids]
         grid = np.ldexp(self.activation.noise(np.ldexp(self.amax, up)), -2 * up)
-        return (float(self.weight_noise(exponents).sum()) + float(grid @ self.power)) / self.signal
+        lost = np.minimum(grid * self.live, self.square)
+        return (float(self.weight_noise(exponents).sum()) + float(lost @ self.power)) / self.signal
 
     def weight_noise(self, exponents: Exponents) -> NDArray[np.float64]:
         """Return the expected squared error that each weight adds to its output, factors divided out."""
@@ -142,6 +147,14 @@ class Choice:
     after_db: float
 
 
+class Trial(NamedTuple):
+    """Factors that were tried, and the noise that they are expected to leave."""
+
+    noise: float
+    exponents: Exponents
+    alpha: float | None
+
+
 def choose_factors(
     classes: NDArray[np.int64],
     products: Sequence[Product],
@@ -150,13 +163,13 @@ def choose_factors(
     most: int,
     alphas: Sequence[float] = ALPHAS,
     known: Exponents | None = None,
+    steps: bool = False,
 ) -> Choice:
     """Return the factors of the least expected error among `alphas` and none at all.
 
     Channel j is divided by max|x_j|^alpha / max|w_j|^(1 - alpha), SmoothQuant's formula (G. Xiao et al.,
     2023), which is Cross-layer equalization (M. Nagel et al., 2019) for alpha 0.5. The factor is rounded down
-    to a power of two, which changes no bit of a float's fraction. Where there are alphas to choose from,
-    single channels then take steps of an octave as long as these lower the expected error.
+    to a power of two, which changes no bit of a float's fraction.
 
     Args:
         classes: the variables, ascending.
@@ -166,6 +179,7 @@ def choose_factors(
             the activations; zeros to go by activations alone.
         most: largest exponent, up or down from the middle.
         alphas: the grid.
+        steps: lower the expected error further by steps of an octave in single channels.
         known: exponents of all variables that are chosen already; those of `classes` are replaced.
     """
     count = 1 + max(int(ids.max(initial=0)) for p in (*products, *writers) for ids in (p.ids, p.made))
@@ -188,40 +202,42 @@ def choose_factors(
         made = sum(float((w.weight_noise(exponents) * importance[w.made]).sum()) for w in writers)
         return sum(product.noise(exponents) for product in products) + made
 
-    best, chosen = np.zeros(len(classes), np.int64), None
-    before = least = expect(best)
+    before = expect(np.zeros(len(classes), np.int64))
+    found = [Trial(before, np.zeros(len(classes), np.int64), None)]
     for tops, alpha in product_of((top_x, made_by) if made_by.any() else (top_x,), alphas):
         candidate = _exponents(tops, top_w, alpha, most)
-        noise = expect(candidate)
-        if noise < least:
-            best, least, chosen = candidate, noise, alpha
-    if chosen is not None and len(alphas) > 1:
+        found.append(Trial(expect(candidate), candidate, alpha))
+    found.sort(key=lambda trial: trial.noise)  # stable: none comes first, then small alphas
+    best = found[0]
+    if best.alpha is not None and steps:
         work = max(sum(product.weight.size for product in (*products, *writers)), 1)
-        best, least = _step_channels(best, least, expect, most, _MOST_WORK // work)
+        best = _step_channels(found, expect, most, _MOST_WORK // work)
     share = len(products)
-    return Choice(best, chosen, ratio_db(share, before), ratio_db(share, least))
+    return Choice(best.exponents, best.alpha, ratio_db(share, before), ratio_db(share, best.noise))
 
 
 def _step_channels(
-    exponents: Exponents, least: float, expect: Callable[[Exponents], float], most: int, trials: int
-) -> tuple[Exponents, float]:
-    """Return `exponents` after steps of single channels that lower `expect`, and the least that it found.
+    starts: Sequence[Trial], expect: Callable[[Exponents], float], most: int, tries: int
+) -> Trial:
+    """Return the trial of least noise that steps of single channels reach from `starts`, the best one first.
 
     The channels furthest from the middle come first, since they make the scales.
     """
-    moved, found = True, exponents.copy()
-    while moved and trials > 0:
-        moved = False
-        order = np.argsort(-np.abs(found - np.median(found)), kind="stable")
-        for channel, step in product_of(order[: (trials + 1) // 2], (1, -1)):
-            trials -= 1
-            found[channel] += step
-            noise = expect(found) if abs(found[channel]) <= most else np.inf
-            if noise < least:
-                least, moved = noise, True
-            else:
-                found[channel] -= step
-    return found, least
+    best = starts[0]
+    for start in starts:
+        moved, found = start.alpha is not None, start
+        while moved and tries > 0:
+            moved = False
+            order = np.argsort(-np.abs(found.exponents - np.median(found.exponents)), kind="stable")
+            for channel, step in product_of(order[: (tries + 1) // 2], (1, -1)):
+                tries -= 1
+                moves = found.exponents.copy()
+                moves[channel] += step
+                noise = expect(moves) if abs(moves[channel]) <= most else np.inf
+                if noise < found.noise:
+                    found, moved = Trial(noise, moves, found.alpha), True
+        best = min(best, found, key=lambda trial: trial.noise)
+    return best
 
 
 def _exponents(top_x: NDArray[np.float64], top_w: NDArray[np.float64], alpha: float, most: int) -> Exponents:

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.calibration.calibrators import Calibrator
-from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.console import Printing
 from onnxfq.cli.options import (
     CalibratorOption,
@@ -18,11 +16,6 @@ from onnxfq.cli.options import (
     PlanOption,
     StatisticsOption,
 )
-from onnxfq.documents.plan import Plan
-from onnxfq.graph.io.load import load
-from onnxfq.report.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
-from onnxfq.stages.encoding_sources import match_encodings
-from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.support.files import write_text
 
 
@@ -50,6 +43,14 @@ def calibrate(
 
     Without --statistics, --encodings must hold every activation.
     """
+    from onnxfq.calibration.calibrators import Calibrator
+    from onnxfq.calibration.statistics import Statistics
+    from onnxfq.documents.plan import Plan
+    from onnxfq.graph.io.load import load
+    from onnxfq.report.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
+    from onnxfq.stages.encoding_sources import match_encodings
+    from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
+
     if statistics is None and (encodings is None or table or table_csv is not None):
         raise typer.BadParameter("calibrate needs --statistics, or --encodings that hold every activation")
     if calibrator is not None:

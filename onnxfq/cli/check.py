@@ -6,22 +6,23 @@ from typing import Annotated
 
 import typer
 
+from onnxfq.choices import DEFAULT_TARGET
 from onnxfq.cli.console import PrintingAll
-from onnxfq.cli.options import BuildChoice, ModelArgument, target_option
-from onnxfq.stages.check import check as check_model
-from onnxfq.targets.registry import DEFAULT_TARGET
+from onnxfq.cli.options import BuildChoice, ModelArgument
 
 
 def check(
     model: ModelArgument,
     target: Annotated[
-        str, target_option("Use the rules of this target", lambda one: one.check)
+        str, typer.Option(metavar="NAME", help="Use the rules of this target: {checked_targets}.")
     ] = DEFAULT_TARGET,
     *,
     building: BuildChoice,
     printer: PrintingAll,
 ) -> None:
     """Check a Q/DQ MODEL by the rules of its target; exit with 1 if it breaks one."""
+    from onnxfq.stages.check import check as check_model
+
     if building.shape and not building.build:
         raise typer.BadParameter("--shape needs --build; add it")
     result = check_model(model, target, build=building.options)

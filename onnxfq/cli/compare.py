@@ -6,15 +6,13 @@ from typing import Annotated
 
 import typer
 
+from onnxfq.choices import COMPARED_FEEDS, TOLERANCE_DB
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
 from onnxfq.cli.options import DIFFERENT, ModelArgument
 from onnxfq.cli.run_options import RunningOnCpu
-from onnxfq.stages.compare import FEEDS, TOLERANCE_DB
-from onnxfq.stages.compare import compare as compare_runtimes
-from onnxfq.stages.runners import runners
 
-_NAMES = f"{', '.join(runners())}, or a .json file of `polygraphy run --save-outputs`."
+_NAMES = "{runtimes}, or a .json file of `polygraphy run --save-outputs`."
 
 
 def compare(
@@ -30,12 +28,14 @@ def compare(
     ] = TOLERANCE_DB,
     feeds: Annotated[
         int, typer.Option("--feeds", metavar="N", min=1, help="Compare this many feeds of the data.")
-    ] = FEEDS,
+    ] = COMPARED_FEEDS,
     *,
     running: RunningOnCpu,
     printer: Printing,
 ) -> None:
     """Run a Q/DQ MODEL in two runtimes and name the first tensor that differs; exit with 3 if one does."""
+    from onnxfq.stages.compare import compare as compare_runtimes
+
     with running.progress(printer) as options:
         result = compare_runtimes(model, data, a=a, b=b, tolerance_db=tolerance, feeds=feeds, options=options)
     printer.show(result, hidden=printer.quiet)

@@ -11,7 +11,6 @@ import typer
 
 from onnxfq.cli.notes import show_notes
 from onnxfq.cli.option_groups import Group
-from onnxfq.support.records import to_json
 
 
 class Shown(Protocol):
@@ -65,6 +64,8 @@ class Printer:
     def report(self, record: object, *lines: str) -> None:
         """Print a result as JSON, or in lines of text."""
         if self.as_json:
+            from onnxfq.support.records import to_json
+
             typer.echo(to_json(record))
         for line in lines:
             self.say(line)

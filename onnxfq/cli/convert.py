@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import typer
+
+from onnxfq.choices import DEFAULT_TARGET
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
-from onnxfq.cli.options import ModelArgument, OutputOption, target_option
+from onnxfq.cli.options import ModelArgument, OutputOption
 from onnxfq.cli.run_options import RunningFast
-from onnxfq.report.conversion import conversion_summary
-from onnxfq.stages.convert import convert as convert_model
-from onnxfq.targets.registry import DEFAULT_TARGET
 
 
 def convert(
     model: ModelArgument,
     output: OutputOption,
     target: Annotated[
-        str, target_option("Convert for this target", lambda one: one.conversion)
+        str, typer.Option(metavar="NAME", help="Convert for this target: {conversion_targets}.")
     ] = DEFAULT_TARGET,
     data: OptionalDataOption = None,
     *,
@@ -28,6 +28,9 @@ def convert(
 
     --data is for the comparison with the source, and turns dynamic scales into constants.
     """
+    from onnxfq.report.conversion import conversion_summary
+    from onnxfq.stages.convert import convert as convert_model
+
     with running.progress(printer) as options:
         result = convert_model(model, output, target=target, data=data, options=options)
     record = {name: value for name, value in vars(result).items() if name != "qdq"}

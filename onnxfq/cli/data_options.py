@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnxfq.choices import RESAMPLES, Nonfinite
 from onnxfq.cli.option_groups import Group
-from onnxfq.data import DataOptions
-from onnxfq.data.options import RESAMPLES, Nonfinite
-from onnxfq.data.preprocessor import read_preprocessor
+
+if TYPE_CHECKING:
+    from onnxfq.data import DataOptions
 
 
 def _option(*names: str, **given: Any) -> Any:
@@ -68,6 +69,9 @@ def _describe(
     limit: Annotated[int | None, _option(metavar="N", min=1, help="Read only this many samples.")] = None,
     nonfinite: Annotated[Nonfinite, _option(help="Stop at NaN and infinities, or skip them.")] = "stop",
 ) -> DataOptions:
+    from onnxfq.data import DataOptions
+    from onnxfq.data.preprocessor import read_preprocessor
+
     prepared = {
         "scale": None if scale is None else _number(scale, "--scale"),
         "mean": _numbers(mean, "--mean"),
@@ -86,7 +90,7 @@ def _describe(
     return replace(base, **given, **rest)  # type: ignore[arg-type]
 
 
-Described = Annotated[DataOptions, Group(_describe)]
+Described = Annotated["DataOptions", Group(_describe)]
 
 
 def _number(text: str, option: str) -> float:

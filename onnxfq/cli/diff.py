@@ -9,7 +9,6 @@ import typer
 
 from onnxfq.cli.basic_options import DIFFERENT
 from onnxfq.cli.console import PrintingAll
-from onnxfq.stages.diff import diff_models
 
 
 def diff(
@@ -22,6 +21,8 @@ def diff(
     printer: PrintingAll,
 ) -> None:
     """Print differences in opset, placement, types, scales, zero points; exit with 3 if there are any."""
+    from onnxfq.stages.diff import diff_models
+
     found = diff_models(first, second, tolerance)
     printer.show(found)
     if not found.equal:

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
+from onnxfq.choices import Kernels
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
 from onnxfq.cli.options import CustomOpsOption
 from onnxfq.cli.run_options import Running
-from onnxfq.stages.evaluate import Kernels
-from onnxfq.stages.evaluate import evaluate as evaluate_models
 
 
 def evaluate(
@@ -47,6 +46,8 @@ def evaluate(
 
     REFERENCE runs once for all candidates. With --limit the first labels count.
     """
+    from onnxfq.stages.evaluate import evaluate as evaluate_models
+
     with running.progress(printer) as options:
         result = evaluate_models(
             reference,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxfq import interchange
 from onnxfq.cli.console import Printing
 from onnxfq.cli.options import OutputOption, PlanOption
-from onnxfq.documents.plan import Plan
-from onnxfq.interchange import WRITERS, load_encodings
 from onnxfq.support.files import write_text
+
+if TYPE_CHECKING:
+    pass
 
 
 def export_encodings(
@@ -24,12 +24,16 @@ def export_encodings(
     output: OutputOption,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="NAME", help=f"Write this format: {', '.join(WRITERS)}."),
+        typer.Option("--to", metavar="NAME", help="Write this format: {formats}."),
     ],
     *,
     printer: Printing,
 ) -> None:
     """Write encodings in the format of another tool, and list the encodings that do not fit."""
+    from onnxfq import interchange
+    from onnxfq.documents.plan import Plan
+    from onnxfq.interchange import load_encodings
+
     written = interchange.export_encodings(load_encodings(encodings), Plan.load(plan), to)
     write_text(output, written.text)
     lines = [f"exported   {written.tensors} of {written.tensors + len(written.lost)} tensors as {to}"]

@@ -12,8 +12,6 @@ from typing import Any
 import typer
 
 from onnxfq.cli.artifacts import artifact_paths, node_data_paths
-from onnxfq.documents.array_file import array_path
-from onnxfq.graph.io.data_paths import check_keeps_data, data_files
 from onnxfq.support.files import check_writable
 from onnxfq.support.outputs import check_apart, write_together
 
@@ -34,6 +32,8 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
+        from onnxfq.graph.io.data_paths import check_keeps_data, data_files
+
         outputs = [Path(given[name]) for name in OUTPUTS if given.get(name) is not None]
         data = data_files(given.get(_MODEL)) if outputs else []
         inputs = [*_list_inputs(given), *data] if outputs else []
@@ -63,6 +63,8 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
 
 def _list_inputs(given: dict[str, Any]) -> Iterator[Path]:
     """Yield the files and folders that the parameters name, and the files that belong to them."""
+    from onnxfq.documents.array_file import array_path
+
     for name, value in given.items():
         for text in value if isinstance(value, (list, tuple)) else (value,):
             if name in OUTPUTS or not isinstance(text, (str, Path)) or not str(text):

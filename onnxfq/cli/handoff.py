@@ -11,7 +11,6 @@ from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
 from onnxfq.cli.options import BuildChoice, ModelArgument, read_shapes
 from onnxfq.cli.run_options import RunningOnCpu
-from onnxfq.stages.handoff import handoff as write_folder
 
 ShapesOption = Annotated[
     list[str] | None,
@@ -38,6 +37,8 @@ def handoff(
 
     The first feeds of --data are the samples, and all of them make the shapes; without it both are guessed.
     """
+    from onnxfq.stages.handoff import handoff as write_folder
+
     ends = {"min": read_shapes(min_shapes), "opt": read_shapes(opt_shapes), "max": read_shapes(max_shapes)}
     with running.progress(printer) as options:
         result = write_folder(

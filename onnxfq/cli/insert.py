@@ -10,13 +10,6 @@ import typer
 
 from onnxfq.cli.console import Printing
 from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption
-from onnxfq.documents.plan import Plan
-from onnxfq.graph.external.scratch_file import scratch_for, weights_in
-from onnxfq.graph.io.load import load
-from onnxfq.graph.io.save import save
-from onnxfq.interchange import load_encodings
-from onnxfq.report.text import coverage_line
-from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 
 
 class Form(str, Enum):
@@ -52,6 +45,14 @@ def insert(
     printer: Printing,
 ) -> None:
     """Insert the planned quantizers into MODEL and write it."""
+    from onnxfq.documents.plan import Plan
+    from onnxfq.graph.external.scratch_file import scratch_for, weights_in
+    from onnxfq.graph.io.load import load
+    from onnxfq.graph.io.save import save
+    from onnxfq.interchange import load_encodings
+    from onnxfq.report.text import coverage_line
+    from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+
     if switchable and form is Form.qdq:
         raise typer.BadParameter("--switchable needs --as fakequant; standard Q/DQ nodes cannot be switched")
     planned, encoded = Plan.load(plan), load_encodings(encodings)

@@ -6,12 +6,13 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import pydantic
 import typer
 import yaml
 
+from onnxfq.cli.known_names import fill_text
 from onnxfq.documents.recipe import RECIPES
 from onnxfq.errors import RecipeError
 from onnxfq.support.files import write_text
@@ -22,11 +23,6 @@ _LEFT_OUT = ("write_job", "as_json", "verbose", "quiet")
 
 _NAMES_OR_PATHS = ("data", "example", "recipe")
 """Options whose text may name a file or something else."""
-
-WriteJobOption = Annotated[
-    Path | None,
-    typer.Option("--write-job", metavar="FILE.yaml", help="Also write these options for `onnxfq run`."),
-]
 
 
 class _Job(Record):
@@ -62,7 +58,7 @@ def _fields(command: Callable[..., None]) -> Iterator[tuple[str, Any, Any, Any, 
             (option,) = marks
             # In an annotation, typer keeps the first declaration as the default.
             key = _key(name, [str(option.default), *(option.param_decls or ())])
-            yield key, kind, option, parameter.default, option.help
+            yield key, kind, option, parameter.default, fill_text(option.help)
 
 
 def _key(name: str, declarations: Iterable[str]) -> str:

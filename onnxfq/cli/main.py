@@ -86,6 +86,10 @@ class _Group(typer.core.TyperGroup):
 
 
 class _Command(typer.core.TyperCommand):
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        import_module("onnxfq.cli.known_names").fill_names(self)
+        super().format_help(ctx, formatter)
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _hide_types_of_flags(super().get_params(ctx))
 

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.calibration.statistics import Statistics
-from onnxfq.calibration.weights.recorded_moments import Moments, is_moments
 from onnxfq.cli.console import Printing
 from onnxfq.cli.options import OutputOption
 
@@ -24,6 +22,9 @@ def merge_statistics(
     printer: Printing,
 ) -> None:
     """Merge the statistics of several data sets; the order of FILEs does not matter."""
+    from onnxfq.calibration.statistics import Statistics
+    from onnxfq.calibration.weights.recorded_moments import Moments, is_moments
+
     if is_moments(parts[0]):
         joined = reduce(Moments.merge, (Moments.load(part) for part in parts))
         joined.save(output)

@@ -7,15 +7,11 @@ from typing import Annotated
 
 import typer
 
+from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
 from onnxfq.cli.options import CustomOpsOption, ModelArgument, OutputOption, RoundedRecipe
 from onnxfq.cli.run_options import RunningFast
-from onnxfq.graph.io.load import load
-from onnxfq.stages.gather_moments import gather_moments
-from onnxfq.stages.moments import MEMORY
-from onnxfq.stages.plan import make_plan
-from onnxfq.targets.registry import prepare_model
 
 
 def moments(
@@ -34,7 +30,7 @@ def moments(
         typer.Option(
             min=1, metavar="MB", help="Limit the memory of runs, and the temporary file of sampled inputs."
         ),
-    ] = MEMORY >> 20,
+    ] = MOMENTS_MEMORY >> 20,
     custom_ops: CustomOpsOption = None,
     *,
     recipe: RoundedRecipe,
@@ -46,6 +42,11 @@ def moments(
     Parts of the data on several machines: write --ranges of each, merge these with merge-statistics, write
     the moments of each part with --ranges-from, and merge them. The result has the bits of one run.
     """
+    from onnxfq.graph.io.load import load
+    from onnxfq.stages.gather_moments import gather_moments
+    from onnxfq.stages.plan import make_plan
+    from onnxfq.targets.registry import prepare_model
+
     if ranges and ranges_from is not None:
         raise typer.BadParameter("--ranges writes the ranges that --ranges-from reads; give one of them")
     chosen = recipe.load()

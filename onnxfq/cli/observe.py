@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxfq.calibration.statistics import Statistics
+from onnxfq.choices import DEFAULT_MEMORY
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
 from onnxfq.cli.options import CustomOpsOption, ModelArgument, OptionalPlanOption, OutputOption
 from onnxfq.cli.run_options import RunningFast
-from onnxfq.documents.plan import Plan
 from onnxfq.errors import StatisticsError
-from onnxfq.graph.io.load import load
-from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
-from onnxfq.stages.observe_ray import collect_on_ray
-from onnxfq.stages.observers import DEFAULT_MEMORY, ObserveOptions
-from onnxfq.stages.options import open_feeds
-from onnxfq.stages.plan import observation_plan
+
+if TYPE_CHECKING:
+    from onnxfq.calibration.statistics import Statistics
 
 INTERRUPTED = 130
 
@@ -51,6 +47,14 @@ def observe(
 
     Without --plan, observe every tensor that a built-in recipe may need.
     """
+    from onnxfq.documents.plan import Plan
+    from onnxfq.graph.io.load import load
+    from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
+    from onnxfq.stages.observe_ray import collect_on_ray
+    from onnxfq.stages.observers import ObserveOptions
+    from onnxfq.stages.options import open_feeds
+    from onnxfq.stages.plan import observation_plan
+
     start = _load_interrupted(output) if resume else None
     if plan is None:
         loaded = load(model)
@@ -86,6 +90,8 @@ def observe(
 
 
 def _load_interrupted(path: Path) -> Statistics:
+    from onnxfq.calibration.statistics import Statistics
+
     found = Statistics.load(path)
     if found.complete:
         raise StatisticsError(f"{path} is complete, there is nothing to resume; omit --resume")

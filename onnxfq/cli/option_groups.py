@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
 
 class Group:
@@ -41,12 +42,14 @@ def _parameters(
     make: Callable[..., Any], fixed: Collection[str]
 ) -> Iterator[tuple[inspect.Parameter, Group | None]]:
     """Yield the parameters that are not `fixed` with evaluated annotations, and the groups they stand for."""
-    hints = get_type_hints(make, include_extras=True)
+    names = vars(sys.modules[make.__module__])
     for parameter in inspect.signature(make).parameters.values():
         if parameter.name in fixed:
             continue
-        hint = hints[parameter.name]
-        groups = [mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Group)]
+        # One level only: types of groups, quoted within `Annotated`, may be of modules not imported yet.
+        hint = eval(parameter.annotation, names)
+        marks = getattr(hint, "__metadata__", ())
+        groups = [mark for mark in marks if isinstance(mark, Group)]
         # Keyword-only, because a default could not precede a parameter without one.
         yield parameter.replace(annotation=hint, kind=parameter.KEYWORD_ONLY), next(iter(groups), None)
 

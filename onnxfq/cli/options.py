@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from onnxfq.calibration.calibrators import spellings
+from onnxfq.choices import DEFAULT_RECIPE, FLOAT, BiasCorrectionChoice, Equalize
 from onnxfq.cli.basic_options import DIFFERENT as DIFFERENT
 from onnxfq.cli.basic_options import ModelArgument as ModelArgument
 from onnxfq.cli.option_groups import Group
-from onnxfq.documents.recipe import (
-    DEFAULT_RECIPE,
-    BiasCorrectionChoice,
-    Equalize,
-    Recipe,
-    load_recipe,
-)
-from onnxfq.documents.rounding import ROUNDINGS
-from onnxfq.documents.sensitivity import FLOAT
-from onnxfq.runtime.custom_ops import use_custom_ops
-from onnxfq.stages.promise import Promise
-from onnxfq.targets.build_options import BuildOptions
-from onnxfq.targets.registry import collect_parts
-from onnxfq.targets.target import Target
+
+if TYPE_CHECKING:
+    from onnxfq.documents.recipe import Recipe
+    from onnxfq.stages.promise import Promise
+    from onnxfq.targets.build_options import BuildOptions
 
 ACCURACY_PANEL = "Accuracy"
 """Panel of `--help` for the options of promised accuracy."""
 
+WriteJobOption = Annotated[
+    Path | None,
+    typer.Option("--write-job", metavar="FILE.yaml", help="Also write these options for `onnxfq run`."),
+]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="Write this file.")]
 _PLAN = typer.Option("--plan", metavar="FILE", help="Use this plan of `onnxfq plan`.")
 PlanOption = Annotated[Path, _PLAN]
@@ -55,7 +50,7 @@ CalibratorOption = Annotated[
     typer.Option(
         "--calibrator",
         metavar="NAME",
-        help=f"Override the recipe's calibrator of activations: {', '.join(spellings())}.",
+        help="Override the recipe's calibrator of activations: {calibrators}.",
     ),
 ]
 CustomOpsOption = Annotated[
@@ -78,11 +73,6 @@ GivenOption = Annotated[
 ]
 
 
-def target_option(what: str, part: Callable[[Target], Any]) -> Any:
-    """Return --target for a command of the targets that have `part`; `what` begins its help."""
-    return typer.Option("--target", metavar="NAME", help=f"{what}: {', '.join(collect_parts(part))}.")
-
-
 @dataclass(frozen=True)
 class RecipeChoice:
     """A recipe, and the options that override it."""
@@ -91,9 +81,7 @@ class RecipeChoice:
     calibrator: CalibratorOption = None
     rounding: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help=f"Override the recipe's rounding of weights: {', '.join(ROUNDINGS)}."
-        ),
+        typer.Option(metavar="NAME", help="Override the recipe's rounding of weights: {roundings}."),
     ] = None
     equalize: Annotated[
         Equalize | None,
@@ -123,6 +111,8 @@ class RecipeChoice:
 
     def load(self) -> Recipe:
         """Return the recipe with the overrides, except calibrator and rounding, which `quantize` applies."""
+        from onnxfq.documents.recipe import load_recipe
+
         if self.keep_existing and self.requantize:
             raise typer.BadParameter("--keep-existing and --requantize exclude each other; give one")
         chosen = load_recipe(self.recipe)
@@ -189,6 +179,8 @@ class Accuracy:
     @property
     def promise(self) -> Promise | None:
         """The promise; None without one. Raises DataError for options that do not go together."""
+        from onnxfq.stages.promise import Promise
+
         options = (self.min_sqnr, self.max_drop, self.labels, self.metric, self.weight_bits)
         if all(one is None for one in options):
             if self.fallback != FLOAT:
@@ -206,7 +198,7 @@ def _read_promise(accuracy: Annotated[Accuracy, Group(Accuracy)]) -> Promise | N
     return accuracy.promise
 
 
-PromiseOptions = Annotated[Promise | None, Group(_read_promise)]
+PromiseOptions = Annotated["Promise | None", Group(_read_promise)]
 AccuracyOptions = Annotated[Accuracy, Group(Accuracy, weight_bits=None)]
 
 
@@ -231,6 +223,8 @@ class Build:
     @property
     def options(self) -> BuildOptions | None:
         """The options of the build; None without one."""
+        from onnxfq.targets.build_options import BuildOptions
+
         return BuildOptions(read_shapes(self.shape)) if self.build else None
 
 
@@ -239,8 +233,11 @@ BuildChoice = Annotated[Build, Group(Build)]
 
 def use_libraries(libraries: list[Path] | None) -> list[Path] | None:
     """Register the libraries of --custom-ops."""
-    for library in libraries or []:
-        use_custom_ops(library)
+    if libraries:
+        from onnxfq.runtime.custom_ops import use_custom_ops
+
+        for library in libraries:
+            use_custom_ops(library)
     return libraries
 
 

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from onnxfq.choices import DEFAULT_BATCH
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import Described, OptionalDataOption
 from onnxfq.cli.options import CustomOpsOption, GivenOption, ModelArgument, OutputOption, PlannedRecipe
 from onnxfq.cli.run_options import BatchOption
-from onnxfq.data import DEFAULT_BATCH
-from onnxfq.graph.io.load import load
-from onnxfq.report.text import plan_summary
-from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
-from onnxfq.stages.encoding_sources import plan_encodings
-from onnxfq.stages.options import open_feeds
-from onnxfq.targets.registry import prepare_model
 
 
 def plan(
@@ -33,6 +27,13 @@ def plan(
 
     --data provides one feed to infer the tensor ranks that ONNX cannot infer.
     """
+    from onnxfq.graph.io.load import load
+    from onnxfq.report.text import plan_summary
+    from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
+    from onnxfq.stages.encoding_sources import plan_encodings
+    from onnxfq.stages.options import open_feeds
+    from onnxfq.targets.registry import prepare_model
+
     chosen = recipe.load()
     loaded = prepare_model(load(model, chosen.existing), chosen.target)
     unknown = lacks_ranks(loaded)

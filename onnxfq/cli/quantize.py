@@ -6,17 +6,15 @@ import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxfq import pipeline
-from onnxfq.cli import job as jobs
+from onnxfq.choices import PROTECT_DB, FloatName, Missing
 from onnxfq.cli.artifacts import artifact_paths, node_data_paths
 from onnxfq.cli.command_line import command_line
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
-from onnxfq.cli.job import WriteJobOption
 from onnxfq.cli.options import (
     ACCURACY_PANEL,
     ChosenRecipe,
@@ -27,20 +25,15 @@ from onnxfq.cli.options import (
     OutputOption,
     PromiseOptions,
     StatisticsOption,
+    WriteJobOption,
 )
 from onnxfq.cli.run_options import Running
-from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.errors import OutputError
-from onnxfq.graph.io.data_paths import model_bytes
-from onnxfq.graph.io.save import save
-from onnxfq.numerics.float_types import FloatName
-from onnxfq.report.node_data import node_notes, write_node_data
-from onnxfq.report.record import ResultRecord, quantize_record
-from onnxfq.report.text import quantize_summary
-from onnxfq.stages.encoding_sources import Missing
-from onnxfq.stages.protect import PROTECT_DB
 from onnxfq.support.files import check_writable, replace_folder, write_text
-from onnxfq.support.records import write_document
+
+if TYPE_CHECKING:
+    from onnxfq import pipeline
+    from onnxfq.report.record import ResultRecord
 
 
 def quantize(
@@ -107,6 +100,14 @@ def quantize(
 
     --data is optional with --statistics or --encodings, and for recipes that observe nothing.
     """
+    from onnxfq import pipeline
+    from onnxfq.cli import job as jobs
+    from onnxfq.documents.cast_plan import FloatOptions
+    from onnxfq.graph.io.data_paths import model_bytes
+    from onnxfq.report.node_data import node_notes, write_node_data
+    from onnxfq.report.record import quantize_record
+    from onnxfq.report.text import quantize_summary
+
     if report is not None:
         check_writable(report)
     if artifacts is not None:
@@ -174,6 +175,8 @@ def _write_artifacts(
     result: pipeline.QuantizeResult, record: ResultRecord, folder: Path, model: Path
 ) -> None:
     """Write all artifacts: a new folder appears as a whole."""
+    from onnxfq.support.records import write_document
+
     with nullcontext(folder) if folder.exists() else replace_folder(folder) as made:
         paths = artifact_paths(made, model)
         _fill(result, paths)
@@ -181,6 +184,9 @@ def _write_artifacts(
 
 
 def _fill(result: pipeline.QuantizeResult, paths: Mapping[str, Path]) -> None:
+    from onnxfq.graph.io.save import save
+    from onnxfq.support.records import write_document
+
     result.plan.save(paths["plan"])
     result.statistics.save(paths["statistics"])
     result.encodings.save(paths["encodings"])

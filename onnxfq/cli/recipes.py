@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
 
 from onnxfq.cli.console import PrintingAll
-from onnxfq.documents.recipe import RECIPES, ActivationScheme, WeightScheme, load_recipe
-from onnxfq.documents.recipe_schema import recipe_schema
-from onnxfq.support.tables import table_lines
+
+if TYPE_CHECKING:
+    from onnxfq.documents.recipe import ActivationScheme, WeightScheme
 
 
 def recipes(
@@ -26,6 +25,12 @@ def recipes(
     printer: PrintingAll,
 ) -> None:
     """List the built-in recipes, or print all fields of one as YAML, to edit and give to --recipe."""
+    import yaml
+
+    from onnxfq.documents.recipe import RECIPES, load_recipe
+    from onnxfq.documents.recipe_schema import recipe_schema
+    from onnxfq.support.tables import table_lines
+
     if schema:
         typer.echo(json.dumps(recipe_schema(), indent=2))
     elif name is not None:
@@ -40,6 +45,8 @@ def recipes(
 
 def _describe(scheme: ActivationScheme | WeightScheme | None) -> str:
     """Return type, blocks and the kind of scale of a scheme in a few words."""
+    from onnxfq.documents.recipe import ActivationScheme
+
     if scheme is None:
         return "float"
     words = [str(scheme.qtype)]

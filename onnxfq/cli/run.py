@@ -13,7 +13,6 @@ import typer
 
 from onnxfq.cli.console import Printing
 from onnxfq.cli.guard import OUTPUTS
-from onnxfq.cli.job import job_arguments, job_type, read_job
 from onnxfq.cli.main import build_app
 from onnxfq.cli.option_groups import expand_groups
 from onnxfq.cli.quantize import quantize
@@ -32,6 +31,8 @@ def run(
     printer: Printing,
 ) -> None:
     """Run `quantize` with the options of a YAML file; paths are relative to that file."""
+    from onnxfq.cli.job import job_arguments, job_type, read_job
+
     command = expand_groups(quantize)
     if schema:
         draft = {"$schema": "https://json-schema.org/draft/2020-12/schema"}

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnxfq.choices import DEFAULT_BATCH, MOST_THREADS, DeviceChoice
 from onnxfq.cli.console import Printer
 from onnxfq.cli.data_options import Described
 from onnxfq.cli.option_groups import Group
-from onnxfq.data import DEFAULT_BATCH
-from onnxfq.runtime.device_choice import DeviceChoice
-from onnxfq.stages.options import MOST_THREADS, RunOptions
+
+if TYPE_CHECKING:
+    from onnxfq.stages.options import RunOptions
 
 
 def _option(*names: str, **given: Any) -> Any:
@@ -57,6 +58,7 @@ class Run:
         from rich.console import Console  # these imports cost as much as a small command that needs none
 
         from onnxfq.cli.progress import Bar, Lines
+        from onnxfq.stages.options import RunOptions
 
         def options(progress: Bar | Lines | None) -> RunOptions:
             return RunOptions(

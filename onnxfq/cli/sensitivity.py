@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
 
+from onnxfq.choices import DEFAULT_RECIPE, LOW_SQNR_DB, RANKING_FEEDS
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
 from onnxfq.cli.options import AccuracyOptions, CustomOpsOption, ModelArgument, RecipeOption, StatisticsOption
 from onnxfq.cli.run_options import RunningOnCpu
-from onnxfq.documents.recipe import DEFAULT_RECIPE, RECIPES, load_recipe
-from onnxfq.documents.scores import LOW_SQNR_DB
-from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import RecipeError
-from onnxfq.stages.promise import Promise
-from onnxfq.stages.sensitivity import SAMPLES
-from onnxfq.stages.sensitivity import sensitivity as measure
 from onnxfq.support.files import write_text
+
+if TYPE_CHECKING:
+    from onnxfq.documents.sensitivity import Sensitivity
 
 
 def sensitivity(
@@ -28,7 +25,9 @@ def sensitivity(
     data: DataOption,
     recipe: RecipeOption = DEFAULT_RECIPE,
     statistics: StatisticsOption = None,
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Measure this many samples.")] = SAMPLES,
+    samples: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Measure this many samples.")
+    ] = RANKING_FEEDS,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE.json", help="Write all groups."),
@@ -57,6 +56,10 @@ def sensitivity(
     left out. --metric or --labels measure the task as well, on half of the data for each group: they rank
     the groups that they separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """
+    from onnxfq.documents.recipe import RECIPES, load_recipe
+    from onnxfq.stages.promise import Promise
+    from onnxfq.stages.sensitivity import sensitivity as measure
+
     if recipe_out is not None and load_recipe(recipe) not in RECIPES.values():
         raise RecipeError(
             f"--recipe-out changes a built-in recipe, got {recipe}; add its overrides to that file"
@@ -92,6 +95,8 @@ def sensitivity(
 
 def recipe_text(found: Sensitivity) -> str:
     """Return a recipe in YAML that has the remedy as an override."""
+    import yaml
+
     remedy = found.remedy
     kept = []
     if remedy is not None and remedy.kept:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfq.data.digest import DataDigest, sample_digest
+from onnxfq.data.digest import DataDigest, DigestedFeed, sample_digest
 from onnxfq.data.inputs import Feed, Inputs, samples
 from onnxfq.data.notes import Notes
 
@@ -25,8 +25,9 @@ class Survey:
         self._seen: set[int] = set()
         self.digest = DataDigest()
 
-    def add(self, feed: Feed) -> None:
-        """Add the samples of `feed`."""
+    def add(self, feed: Feed) -> DigestedFeed:
+        """Add the samples of `feed`; return it with their digest."""
+        before, self.digest = self.digest, DataDigest()
         for sample in samples(feed, self._inputs):
             digest = sample_digest(sample)
             self.digest = self.digest.plus(digest)
@@ -38,6 +39,9 @@ class Survey:
                 self._constant.append(self._number)
             self._number += 1
         self._rows += _rows(feed, self._inputs)
+        digested = DigestedFeed(feed, self._inputs, self.digest)
+        self.digest = before + self.digest
+        return digested
 
     def tell(self, notes: Notes) -> None:
         """Log the findings in at most two lines."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from onnxfq.choices import DEFAULT_BATCH as DEFAULT_BATCH
 from onnxfq.data.batching import add_batch_axis, first_samples, rebatch, split_fixed_runs
 from onnxfq.data.data_summary import Survey
 from onnxfq.data.digest import DataDigest
@@ -17,9 +18,6 @@ from onnxfq.data.range_check import ValueRange
 from onnxfq.data.sources import Data, Reading, Source, open_source, tells_total
 from onnxfq.data.validation import cast, check_finite, fit_shape, to_array
 from onnxfq.errors import DataError
-
-DEFAULT_BATCH = 1
-"""Samples per run if the batch axis is open: each sample runs alone and does not depend on others."""
 
 
 def copy_feeds(feeds: Iterable[Feed]) -> Iterator[Feed]:
@@ -103,7 +101,7 @@ class Feeds:
                 check_finite(feed, self.inputs, number)
             values.add(feed)
             if survey is not None:
-                survey.add(feed)
+                feed = survey.add(feed)
             number += sample_count(feed, self.inputs)
             yield feed
         if number == 0:

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.choices import RESAMPLES as RESAMPLES
+from onnxfq.choices import Nonfinite as Nonfinite
 from onnxfq.errors import DataError, nearest
 
 Numbers = float | tuple[float, ...]
-Nonfinite = Literal["stop", "skip"]
-
-RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""Filters of resizing, at the places of Pillow's numbers."""
 
 CHOICES = {
     "layout": ("nchw", "nhwc"),

@@ -13,6 +13,8 @@ import pydantic
 
 from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, MSE, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
+from onnxfq.choices import DEFAULT_RECIPE as DEFAULT_RECIPE
+from onnxfq.choices import BiasCorrectionChoice, Equalize
 from onnxfq.documents.rounding import NEAREST, RoundingMethod
 from onnxfq.documents.simulation import Simulation
 from onnxfq.errors import RecipeError, SpecError, nearest
@@ -26,8 +28,6 @@ ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", 
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
 SmallShapes = Literal["quantize", "convolutions", "float"]
 Choice = Literal["quantize", "float"]
-Equalize = Literal["none", "depthwise", "cross_layer", "auto"]
-BiasCorrectionChoice = Literal["none", "auto"]
 Smooth = Literal["none", "auto"] | Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
 
 
@@ -291,15 +291,21 @@ class Recipe(Record):
 
     def activation_for(self, node: str, op_type: str, tensor: str) -> ActivationScheme | None:
         """Return the activation scheme for input `tensor` of `node`, overrides applied; None: float."""
+        overrides = list(self._match_overrides(node, op_type, tensor))
+        if not overrides:
+            return self.activations
         scheme = None if self.activations is None else self.activations.model_dump()
-        for override in self._match_overrides(node, op_type, tensor):
+        for override in overrides:
             scheme = _apply_changes(scheme, override.activations)
         return None if scheme is None else parse(scheme, ActivationScheme, RecipeError, self.name)
 
     def weight_for(self, node: str, op_type: str, tensor: str) -> WeightScheme:
         """Return the weight scheme for constant input `tensor` of `node`, overrides applied."""
+        overrides = list(self._match_overrides(node, op_type, tensor))
+        if not overrides:
+            return self.weights
         scheme = self.weights.model_dump()
-        for override in self._match_overrides(node, op_type, tensor):
+        for override in overrides:
             scheme |= override.weights
         return parse(scheme, WeightScheme, RecipeError, self.name)
 
@@ -499,8 +505,6 @@ RECIPES: dict[str, Recipe] = {
         _make_block_recipe("nvfp4", "float4e2m1", "e4m3"),
     )
 }
-
-DEFAULT_RECIPE = "tensorrt-int8"
 
 
 def load_recipe(recipe: str | Path | Recipe) -> Recipe:

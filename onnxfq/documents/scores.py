@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from onnxfq.choices import LOW_SQNR_DB as LOW_SQNR_DB
 from onnxfq.support.records import Record, write_document
 from onnxfq.support.tables import table_lines
-
-LOW_SQNR_DB = 20
-"""SQNR below which an output needs attention: the noise exceeds a tenth of the signal."""
 
 
 class OutputScore(Record):

@@ -6,14 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+from onnxfq.choices import FLOAT as FLOAT
 from onnxfq.documents.recipe import RECIPES, Override
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.support.records import Record, write_document
 from onnxfq.support.tables import table_lines
-
-FLOAT = "float"
-"""Fallback that quantizes nothing."""
 
 WEIGHTS = "weights"
 """Fallback that quantizes weights only."""

@@ -59,7 +59,8 @@ class Model:
     def graph(self) -> gs.Graph:
         """Return a new graphsurgeon graph to read or edit; weights stay in the proto."""
         graph = gs.import_onnx(self.proto)
-        _clear_types(graph)
+        if any(_has_other_values(one) for one in list_graphs(self.proto.graph)):
+            _clear_types(graph)
         _drop_empty_lists(graph)
         return graph
 
@@ -70,9 +71,15 @@ class Model:
 
 def _drop_empty_lists(graph: gs.Graph) -> None:
     """Remove attributes that are empty lists, which graphsurgeon cannot export; exporting restores them."""
-    for node in (node for one in list_graphs(graph) for node in one.nodes):
+    for node in (node for one in list_graphs(graph) for node in one.nodes if node.attrs):
         for name in [name for name, value in node.attrs.items() if isinstance(value, list) and not value]:
             del node.attrs[name]
+
+
+def _has_other_values(graph: onnx.GraphProto) -> bool:
+    """Tell whether `graph` declares a value that is not a tensor."""
+    values = (*graph.input, *graph.output, *graph.value_info)
+    return any(value.type.WhichOneof("value") != "tensor_type" for value in values)
 
 
 def _clear_types(graph: gs.Graph) -> None:
@@ -136,13 +143,26 @@ def bodies(node: onnx.NodeProto | gs.Node) -> list[Any]:
 
 def list_graphs(graph: Graph) -> list[Graph]:
     """Return `graph` and every body below it, outer ones first."""
-    nodes: Any = graph.nodes if isinstance(graph, gs.Graph) else graph.node  # type: ignore[attr-defined]
-    return [graph, *(g for node in nodes for body in bodies(node) for g in list_graphs(body))]
+    found = [graph]
+    if isinstance(graph, gs.Graph):
+        inner = [node for node in graph.nodes if node.attrs]
+    else:
+        inner = [node for node in graph.node if node.attribute]  # type: ignore[attr-defined]
+    for node in inner:  # every stage asks for all bodies: nodes without attributes have none
+        for body in bodies(node):
+            found += list_graphs(body)
+    return found
 
 
 def list_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return the nodes of `graph` and of every body below it; the nodes of a body follow its owner."""
-    return [n for node in graph.node for n in (node, *(m for body in bodies(node) for m in list_nodes(body)))]
+    found = []
+    for node in graph.node:
+        found.append(node)
+        if node.attribute:
+            for body in bodies(node):
+                found += list_nodes(body)
+    return found
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:

@@ -130,25 +130,38 @@ def fake_quantize(
     values = given.astype(np.float32, copy=False)
     scale, zero_point = check_params(scale, zero_point, qtype, rounding, arithmetic, fractions=True)
     steps_of = expand_params(scale, values.shape, granularity)
-    v = np.asarray(scale_to_steps(values, steps_of, arithmetic))  # a new array, changed in place from here on
+    if zero_point.any():
+        at = _expand_zero_point(zero_point, values.shape, granularity)
+    else:
+        Layout.match(granularity if zero_point.ndim else PER_TENSOR, values.shape, zero_point.shape)
+        at = np.zeros((), np.float32)
+    rounded = round_to_grid(values, steps_of, at, qtype, rounding, arithmetic, saturate)
+    with np.errstate(over="ignore", under="ignore"):
+        return rounded.astype(given.dtype, copy=False)
+
+
+def round_to_grid(
+    x: Float32Array,
+    scale: Float32Array,
+    zero_point: Float32Array,
+    qtype: QType,
+    rounding: str = "half_even",
+    arithmetic: str = "divide",
+    saturate: bool = True,
+) -> Float32Array:
+    """Return `fake_quantize` of float32 `x` with parameters that are right and broadcast to it."""
+    v = np.asarray(scale_to_steps(x, scale, arithmetic))  # a new array, changed in place from here on
     if qtype.is_float:
         rounded = round_to_float_grid(v, qtype, rounding, saturate)
     else:
-        if zero_point.ndim:
-            Layout.match(granularity, values.shape, zero_point.shape)
-        at = zero_point if zero_point.any() else np.zeros((), np.float32)
         # A fraction is added before rounding. Integers limit the steps instead, without a second rounding.
-        offset = at if (at != np.floor(at)).any() else np.zeros((), np.float32)
-        low, high, offset = (
-            _expand_zero_point(one, values.shape, granularity)
-            for one in (qtype.qmin - (at - offset), qtype.qmax - (at - offset), offset)
-        )
+        offset = zero_point if (zero_point != np.floor(zero_point)).any() else np.zeros((), np.float32)
         v += offset
-        np.clip(v, low, high, out=v)
+        np.clip(v, qtype.qmin - (zero_point - offset), qtype.qmax - (zero_point - offset), out=v)
         rounded = _round_steps(v, rounding) + np.float32(0)
         rounded -= offset
     with np.errstate(over="ignore", under="ignore"):
-        result: NDArray[Any] = (rounded * steps_of).astype(given.dtype, copy=False)
+        result: Float32Array = rounded * scale
     return result
 
 

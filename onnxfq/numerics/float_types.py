@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxfq.choices import FloatName as FloatName
+
 FloatType = Literal["float32", "float16", "bfloat16"]
-FloatName = Literal["fp32", "fp16", "bf16"]
 
 
 @dataclass(frozen=True)

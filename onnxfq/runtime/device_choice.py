@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import Literal, get_args
+from typing import get_args
 
+from onnxfq.choices import DeviceChoice
 from onnxfq.errors import OnnxfqError, RuntimeLibraryError, SpecError, nearest
 from onnxfq.runtime.device_memory import Device
 from onnxfq.runtime.gpus import gpus, gpus_of_driver
@@ -13,8 +14,6 @@ from onnxfq.runtime.providers import cuda_problem
 from onnxfq.runtime.self_test import self_test
 
 log = logging.getLogger(__name__)
-
-DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 
 def choose_device(wanted: DeviceChoice) -> Device:

@@ -73,7 +73,9 @@ def _write_optimised(model: Path, path: Path) -> None:
     # Weights in a separate file: the graph is edited without reading them.
     for key, value in (("file_name", f"{path.name}.weights"), ("min_size_in_bytes", "1024")):
         options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
-    options.add_session_config_entry("session.disable_prepacking", "1")  # it is never run
+    # It is never run.
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     register_libraries(options, onnx.load(model, load_external_data=False))
     onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 

@@ -34,6 +34,8 @@ Progress = Callable[[int], None]
 """Called after every feed with the number of feeds done."""
 
 _ONLY_FATAL = 4
+_MOST_PLANNED = 2000
+"""Most nodes of a model whose memory ONNX Runtime plans as a pattern."""
 _NOWHERE = "given as arrays"
 """File name in the model for weights that the session is given as arrays."""
 
@@ -135,6 +137,7 @@ class Session:
         proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
         if emulated and not isinstance(model, Path):
             model = proto = widen_model(proto, HALVES if exact else BFLOAT16)
+        nodes = list_nodes(proto.graph)
         missing = explain_unsupported(proto, as_written=False)
         if missing:
             raise ModelError(f"the model cannot be run: {missing}; run the fake-quant model instead")
@@ -147,9 +150,11 @@ class Session:
         elif as_written:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        elif any(node.op_type in QDQ_OPS for node in list_nodes(proto.graph)):
+        elif any(node.op_type in QDQ_OPS for node in nodes):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = pooled
+        options.enable_cpu_mem_arena = pooled
+        # Its planner compares each tensor with all others: half of the time of loading 10,000 nodes.
+        options.enable_mem_pattern = pooled and len(nodes) <= _MOST_PLANNED
         if exact or not packed:
             options.add_session_config_entry("session.disable_prepacking", "1")
         try:

@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 import onnx
 
+from onnxfq.choices import COMPARED_FEEDS as FEEDS
+from onnxfq.choices import TOLERANCE_DB as TOLERANCE_DB
 from onnxfq.data import Data
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.boundaries import boundaries
@@ -24,15 +26,6 @@ from onnxfq.stages.runners import runner
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 from onnxfq.targets.target import Values
-
-TOLERANCE_DB = 20.0
-"""SQNR below which two tensors differ: an error of 10 % of their size.
-
-Two correct kernels that round at different places differ in a few values by one step, and each later layer
-adds more: 40 dB a few layers down, 26 dB at the end of a residual network of 20 layers in float16.
-"""
-
-FEEDS = 4
 
 _SHOWN = 10
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from onnxfq.calibration.statistics.moments import choose_steps, to_integers
 from onnxfq.calibration.weights import InputView, MatrixView
 from onnxfq.calibration.weights.recorded_moments import Key
+from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed
 from onnxfq.data.feeds import copy_feeds
 from onnxfq.data.replay import spread_places
@@ -33,7 +34,7 @@ from onnxfq.passes.shift_biases import BiasFinder, BiasPlace, shift_biases
 from onnxfq.stages.calibrate import select_calibrated_part
 from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.layer_inputs import find_layers
-from onnxfq.stages.moments import MEMORY, FloatRuns, largest_inputs
+from onnxfq.stages.moments import FloatRuns, largest_inputs
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.score import score_models
@@ -185,7 +186,7 @@ class InputMeans:
         self.confirming: list[Feed] = []
         self._count = 0
         keys = list(dict.fromkeys(keys))
-        with closing(FloatRuns(model, {tensor for tensor, _ in keys}, threads, MEMORY)) as runs:
+        with closing(FloatRuns(model, {tensor for tensor, _ in keys}, threads, MOMENTS_MEMORY)) as runs:
             amax = largest_inputs(runs, self._counted(feeds), keys)
             steps = {key: choose_steps(amax[key], LARGEST) for key in keys}
             self._steps = {key: key[1].spread(steps[key]) for key in keys}

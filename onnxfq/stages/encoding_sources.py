@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from onnxfq.calibration.statistics import Statistics
+from onnxfq.choices import Missing as Missing
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
@@ -20,9 +21,6 @@ from onnxfq.stages.calibrate import choose_encodings, select_calibrated_part
 from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.registry import prepare_model
-
-Missing = Literal["stop", "float"]
-"""Treatment of activations that a file of encodings lacks, without data."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +24,7 @@ from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.fold_factors import fold_factors, inexact_folds
-from onnxfq.stages.moments import MEMORY, FloatRuns
+from onnxfq.stages.channel_moments import ChannelMoments, observe_channels
 
 LEAST_GAIN_DB = 0.5
 """Expected gain of the products of a group below which its factors stay 1."""
@@ -60,21 +59,6 @@ class Equalized:
         return any(not group.why for group in self.groups)
 
 
-@dataclass(frozen=True)
-class ChannelMoments:
-    """Numbers of each channel of a tensor, float64 [C].
-
-    Attributes:
-        amax: largest magnitude.
-        likely: magnitude that further data are likely to stay in; inf if unknown.
-        square: mean square.
-    """
-
-    amax: NDArray[np.float64]
-    likely: NDArray[np.float64]
-    square: NDArray[np.float64]
-
-
 def equalize(
     model: Model,
     plan: Plan,
@@ -105,15 +89,16 @@ def equalize(
         outside = frozenset(analyze_channels(shaped).blocked).difference(inputs)
     analysis = analyze_channels(shaped, outside)
     groups = [group for group in analysis.groups if _method(group) in wanted]
-    moments = _observe(model, groups, feeds, threads) if feeds else {}
+    moments = observe_channels(model, groups, feeds, threads) if feeds else {}
     chooser = _Chooser(model, plan, methods, moments)
     exponents = np.zeros(analysis.count, np.int64)
     found: list[EqualizedGroup] = []
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS - 1):
         before = exponents.copy()
-        found = [chooser.choose(group, exponents) for group in groups]
+        found = [chooser.choose(group, exponents, steps=False) for group in groups]
         if np.array_equal(before, exponents):
             break
+    found = [chooser.choose(group, exponents, steps=True) for group in groups]
     found = _drop_inexact(model, analysis, groups, exponents, found)
     if not exponents.any():
         return Equalized(model, tuple(found))
@@ -127,46 +112,6 @@ _WEIGHTED = WEIGHTED_INPUTS.keys() | {"BatchNormalization"}  # its statistics ar
 def _method(group: ChannelGroup) -> Method:
     by_weights = any(fold.op_type in _WEIGHTED for fold in group.writers) and not group.explicit
     return "cross_layer" if by_weights else "smooth"
-
-
-def _observe(
-    model: Model, groups: Sequence[ChannelGroup], feeds: Sequence[Feed], threads: int
-) -> dict[str, ChannelMoments]:
-    """Return the moments of the channels that operators with weights sum over, by tensor."""
-    axes = {fold.summed: fold.axis for g in groups for fold in (*g.readers, *g.writers) if fold.summed}
-    if not axes:
-        return {}
-    tops: dict[str, list[NDArray[np.float64]]] = {name: [] for name in axes}
-    squares: dict[str, list[NDArray[np.float64]]] = {name: [] for name in axes}
-    with closing(FloatRuns(model, set(axes), threads, MEMORY)) as runs:
-        for values, _ in runs.over(feeds):
-            for name, axis in axes.items():
-                rows = np.moveaxis(np.asarray(values[name], np.float64), axis, -1)
-                rows = np.where(np.isfinite(rows), rows, 0.0).reshape(-1, rows.shape[-1])
-                tops[name].append(np.abs(rows).max(axis=0, initial=0.0))
-                squares[name].append(np.square(rows).sum(axis=0) / max(len(rows), 1))
-    return {
-        name: ChannelMoments(
-            np.max(tops[name], axis=0), _likely_amax(tops[name]), np.mean(squares[name], axis=0)
-        )
-        for name in axes
-    }
-
-
-def _likely_amax(tops: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the magnitude of each channel that further feeds are likely to stay in, [C]; inf if unknown.
-
-    `tops` holds the magnitudes in each feed. A channel whose range in every other feed differs by over an
-    octave is taken as larger by the same ratio: one that is hardly ever active must not get a factor that its
-    next activity outgrows.
-    """
-    whole = np.max(tops, axis=0)
-    if len(tops) < 2:
-        return np.asarray(whole)
-    halves = np.minimum(np.max(tops[::2], axis=0), np.max(tops[1::2], axis=0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # Factors are powers of two: what stays within an octave is as good as equal.
-        return np.asarray(np.where(whole <= 2.0 * halves, whole, whole * (whole / halves)))
 
 
 class _Chooser:
@@ -184,8 +129,11 @@ class _Chooser:
         spec = self._weights.get(fold.constant)
         return spec is not None and spec.granularity.axis is None
 
-    def choose(self, group: ChannelGroup, exponents: NDArray[np.int64]) -> EqualizedGroup:
-        """Choose the factors of `group`, write them into `exponents` and describe them."""
+    def choose(self, group: ChannelGroup, exponents: NDArray[np.int64], steps: bool) -> EqualizedGroup:
+        """Choose the factors of `group`, write them into `exponents` and describe them.
+
+        Without `steps`, all channels go by one alpha.
+        """
         count, classes = len(group.classes), group.classes
         observed = all(fold.summed in self._moments for fold in group.readers)
         # Scales by output channel follow the factors; the error of other weights depends on them.
@@ -199,7 +147,8 @@ class _Chooser:
         alphas = ALPHAS if fixed is None else (fixed,)
         half = any(self._types[fold.constant] == TensorProto.FLOAT16 for fold in group.readers)
         most = _MOST_OCTAVES_OF_HALF if half else _MOST_OCTAVES
-        choice = choose_factors(classes, products, writers, made_by, most, alphas, exponents)
+        steps = steps and fixed is None
+        choice = choose_factors(classes, products, writers, made_by, most, alphas, exponents, steps)
         least = LEAST_GAIN_OF_NODE_DB if group.explicit else LEAST_GAIN_DB
         gain, why = choice.after_db - choice.before_db, ""
         if choice.alpha is None or gain < least:
@@ -227,22 +176,22 @@ class _Chooser:
         likely = None
         if fold.summed in self._moments:
             known = self._moments[fold.summed]
-            amax, likely, square = known.amax, known.likely, known.square
+            amax, likely, square, live = known.amax, known.likely, known.square, known.live
         else:
             mine = np.isin(fold.inputs, classes)
             amax = np.full(len(fold.inputs), made_by.max(initial=0.0))
             amax[mine] = made_by[np.searchsorted(classes, fold.inputs[mine])]
-            square = np.square(amax / 3.0)
+            square, live = np.square(amax / 3.0), np.ones(len(amax))
         activation = _activation_format(self._slots.get(Use(fold.node, 0)), fold.axis)
         constant = _format(self._weights.get(fold.constant))
-        made = Product(fold.inputs, amax, square, weight, fold.layout, fold.plus, activation, constant)
+        made = Product(fold.inputs, amax, square, live, weight, fold.layout, fold.plus, activation, constant)
         return made if likely is None else replace(made, amax=_limit_likely(made, likely))
 
 
 def _limit_likely(product: Product, likely: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return `likely` where a channel then gives the output at most what the largest channel gives it.
 
-    What a channel gives, its magnitude times its largest weight, depends on no factor of channels.
+    This is its magnitude times its largest weight, which no factor of channels changes.
     """
     weights = product.columns(np.abs(product.weight), np.maximum)
     most = float((product.amax * weights).max(initial=0.0))

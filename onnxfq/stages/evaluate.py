@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 from numpy.typing import NDArray
 
+from onnxfq.choices import Kernels
 from onnxfq.data import Data
 from onnxfq.data.labels import read_labels
 from onnxfq.data.replay import spread_order
@@ -22,8 +23,6 @@ from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.quantize_inputs import QuantizeInputs, with_unique_names
 from onnxfq.stages.score import score_models
-
-Kernels = Literal["float", "integer"]
 
 
 def evaluate(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import METHODS, Moments
 from onnxfq.calibration.weights.recorded_moments import Key
+from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Data, DataDigest, Feeds
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.rounding import NEAREST
@@ -19,7 +20,6 @@ from onnxfq.errors import RecipeError
 from onnxfq.graph.model import Model
 from onnxfq.stages.layer_inputs import Layer, find_layers
 from onnxfq.stages.moments import (
-    MEMORY,
     FloatRuns,
     SampledInputs,
     largest_inputs,
@@ -41,7 +41,7 @@ def gather_moments(
     *,
     ranges_only: bool = False,
     ranges: str | Path | Moments | None = None,
-    memory: int = MEMORY,
+    memory: int = MOMENTS_MEMORY,
     options: RunOptions | None = None,
 ) -> Moments:
     """Write the second moments of the inputs of the layers that `plan` rounds by moments, and return them.

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import onnx
 
+from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.numerics.metrics import ErrorSums
-from onnxfq.stages.moments import MEMORY, FloatRuns
+from onnxfq.stages.moments import FloatRuns
 
 _PART = 256
 """Tensors of a run; their values are in memory at once."""
@@ -40,8 +41,8 @@ def measure_noise(
     for start in range(0, len(names) if feeds else 0, _PART):
         part = set(names[start : start + _PART])
         with (
-            closing(FloatRuns(model, part, threads, MEMORY)) as floats,
-            closing(FloatRuns(replace(model, proto=simulation), part, threads, MEMORY)) as quantized,
+            closing(FloatRuns(model, part, threads, MOMENTS_MEMORY)) as floats,
+            closing(FloatRuns(replace(model, proto=simulation), part, threads, MOMENTS_MEMORY)) as quantized,
         ):
             for (want, _), (have, _) in zip(floats.over(feeds), quantized.over(feeds), strict=True):
                 for name in part:

@@ -18,6 +18,7 @@ from onnx import helper
 from onnxfq.calibration.statistics.moments import MomentAdder, MomentSums, choose_steps
 from onnxfq.calibration.weights import InputMoments, InputView
 from onnxfq.calibration.weights.recorded_moments import Key, Ranges, join_sums
+from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed, copy_feeds, sample_count
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import StatisticsError
@@ -31,9 +32,6 @@ from onnxfq.stages.layer_inputs import Layer
 
 ROWS = 1 << 14
 """Rows of each layer over the whole data; a sample gives at least ROWS / 512, or all that it has."""
-
-MEMORY = 1 << 30
-"""Bytes that runs side by side may take half of."""
 
 
 def rows_per_sample(samples: int, rows: int = ROWS) -> int:
@@ -60,7 +58,7 @@ def collect_moments(
     """
     specs = input_specs(model.proto)
     samples = sum(sample_count(feed, specs) for feed in feeds)
-    with closing(FloatRuns(model, read_tensors(layers), threads, MEMORY)) as runs:
+    with closing(FloatRuns(model, read_tensors(layers), threads, MOMENTS_MEMORY)) as runs:
         for found in sample_inputs(runs, layers, feeds, samples, room):
             for keys, same in groupby(found.layers, lambda layer: layer_keys([layer])):
                 moments = join_sums(found.sum(key) for key in keys)

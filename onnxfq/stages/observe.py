@@ -154,10 +154,10 @@ def _passes(plan: Plan, observed: list[Observed], rooms: Rooms) -> list[Plan]:
         used = [u + s for u, s in zip(used, sizes, strict=True)]
     if len(parts) > 1:
         log.warning(
-            "%d tensors are observed in %d passes over the data, to keep to %d MB",
+            "%d tensors are observed in %d passes over the data, to keep to %g MB",
             len(plan.activations),
             len(parts),
-            min(narrow) >> 20,
+            min(narrow) / (1 << 20),
         )
     return [plan.model_copy(update={"placements": tuple(part)}) for part in parts]
 

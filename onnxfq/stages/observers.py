@@ -34,6 +34,8 @@ from onnxfq.calibration.statistics.state import (
     read_states,
     state_ranges,
 )
+from onnxfq.choices import DEFAULT_MEMORY as DEFAULT_MEMORY
+from onnxfq.choices import DeviceChoice
 from onnxfq.data import DataDigest, Feed, digest_feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.data.options import Nonfinite
@@ -54,7 +56,6 @@ from onnxfq.passes.observe.insert_observers import (
     find_observed_shape,
     observe_output,
 )
-from onnxfq.runtime.device_choice import DeviceChoice
 from onnxfq.runtime.device_memory import Device, open_place
 from onnxfq.runtime.device_statistics import Gathering
 from onnxfq.runtime.float32_emulation import widen_model
@@ -62,8 +63,6 @@ from onnxfq.runtime.observing_session import open_observing_session
 from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
-
-DEFAULT_MEMORY = 256 << 20
 
 Found = TypeVar("Found")
 

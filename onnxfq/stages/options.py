@@ -7,15 +7,11 @@ from dataclasses import dataclass
 
 import onnx
 
+from onnxfq.choices import MOST_THREADS, DeviceChoice
 from onnxfq.data import DEFAULT_BATCH, Data, DataOptions, Feeds
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import DataError
-from onnxfq.runtime.device_choice import DeviceChoice
 from onnxfq.stages.observers import ObserveOptions
-
-MOST_THREADS = 1024
-"""More are probably a typing error, and each would take memory before the first one runs."""
-
 
 StageProgress = Callable[[str, int, int | None], None]
 """Called with the stage's name, the number of feeds done, and their total if known."""

@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from onnxfq.calibration.statistics import Statistics
+from onnxfq.choices import PROTECT_DB as PROTECT_DB
+from onnxfq.choices import RANKING_FEEDS
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import RECIPES, Recipe
-from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation
+from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import FLOAT, Remedy, Sensitivity
 from onnxfq.errors import RecipeError
 from onnxfq.graph.model import Model, list_graphs
@@ -23,12 +25,9 @@ from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Aim, Promise, SqnrAim, open_aim
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.round_weights import Rounding
-from onnxfq.stages.sensitivity import SAMPLES, find_remedy, next_count, rank_groups
+from onnxfq.stages.sensitivity import find_remedy, next_count, rank_groups
 from onnxfq.stages.switchboard import Switchboard, spread_feeds
 from onnxfq.stages.task_metric import TaskMetric
-
-PROTECT_DB = float(LOW_SQNR_DB)
-"""SQNR of the outputs in dB that `protect_outputs` restores."""
 
 MULTIPLIES_PER_DB = 0.01
 """Share of the multiply-adds that `protect_outputs` may leave in float for each dB that the outputs lack."""
@@ -125,7 +124,7 @@ def keep_promise(
     if best >= aim.wanted:
         return start
     progress = options.stage("protect")
-    ranked = rank_groups(board, spread_feeds(inputs.kept, SAMPLES), start.recipe, progress)
+    ranked = rank_groups(board, spread_feeds(inputs.kept, RANKING_FEEDS), start.recipe, progress)
     known = {0: chosen}
     for _ in range(_ROUNDS):
         found = find_remedy(board, ranked, aim, least=count, known=known, fallback=promise.fallback)
@@ -169,7 +168,7 @@ def _widen_weights(
             f"{limit:g} were promised; take a recipe with fewer bits"
         )
     aim = SqnrAim(math.inf, inputs.kept)
-    feeds = spread_feeds(aim.choosing, SAMPLES)
+    feeds = spread_feeds(aim.choosing, RANKING_FEEDS)
     ranked = rank_groups(board, feeds, start.recipe, options.stage("protect"))
     added = [
         sum(n * max(0, wide - bits) for n, bits in (sizes.get(name, (0, wide)) for name in group.tensors))
@@ -231,7 +230,7 @@ def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, opti
     if min(chosen, proven) >= least:
         return start
     progress = options.stage("protect")
-    ranked = rank_groups(board, spread_feeds(aim.choosing, SAMPLES), start.recipe, progress)
+    ranked = rank_groups(board, spread_feeds(aim.choosing, RANKING_FEEDS), start.recipe, progress)
     affordable = _affordable(ranked, MULTIPLIES_PER_DB * (least - min(chosen, proven)))
     known = {0: chosen}
     for wanted in (aim, SqnrAim(chosen + LEAST_GAIN_DB, inputs.kept)):

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxfq.choices import DeviceChoice
 from onnxfq.data import Feed, copy_feeds
 from onnxfq.data.labels import count_right, count_rows, refuse_label_count
 from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
@@ -25,7 +26,7 @@ from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.graph.signature import number_outputs, output_names, with_outputs
 from onnxfq.numerics.metrics import ErrorSums, standard_error_db
 from onnxfq.passes.equalize import with_restored_channels
-from onnxfq.runtime.device_choice import DeviceChoice, choose_device, fall_back
+from onnxfq.runtime.device_choice import choose_device, fall_back
 from onnxfq.runtime.device_memory import Device
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
 from onnxfq.runtime.parallel_runs import ParallelRuns

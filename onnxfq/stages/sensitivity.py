@@ -15,6 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics import Statistics
+from onnxfq.choices import RANKING_FEEDS
 from onnxfq.data import Data, Feed
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
@@ -34,9 +35,6 @@ from onnxfq.stages.switchboard import Switchboard, spread_feeds
 from onnxfq.stages.switched_segments import State
 from onnxfq.stages.task_metric import Metric, TaskMetric, check_metric_name
 
-SAMPLES = 2
-"""Feeds that rank the groups."""
-
 MEASURED = 5
 """Groups, the worst, whose absence is measured too."""
 
@@ -50,7 +48,7 @@ def sensitivity(
     *,
     recipe: str | Path | Recipe = DEFAULT_RECIPE,
     statistics: str | Path | Statistics | None = None,
-    samples: int = SAMPLES,
+    samples: int = RANKING_FEEDS,
     promise: Promise | None = None,
     metric: str | Metric | None = None,
     labels: str | Path | NDArray[Any] | None = None,

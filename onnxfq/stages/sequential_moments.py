@@ -15,6 +15,7 @@ from onnx import helper
 
 from onnxfq.calibration.statistics.moments import MomentAdder, choose_steps
 from onnxfq.calibration.weights import InputMoments
+from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed, sample_count
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.data.replay import EvenSelection
@@ -29,7 +30,7 @@ from onnxfq.passes.replace_weights import separate_float_readers, weight_tensor
 from onnxfq.runtime.session import Session
 from onnxfq.stages.array_store import ArrayStore
 from onnxfq.stages.layer_inputs import Layer
-from onnxfq.stages.moments import MEMORY, ROWS, channel_amax, rows_per_sample
+from onnxfq.stages.moments import ROWS, channel_amax, rows_per_sample
 
 MOST_FEEDS = 1024
 """Most feeds whose tensors are kept."""
@@ -47,7 +48,7 @@ class SequentialModels:
             model: the float model.
             plan: its activations are quantized.
             encodings: of the plan.
-            feeds: as many as MEMORY holds, evenly spread over the data, are used.
+            feeds: as many as MOMENTS_MEMORY holds, evenly spread over the data, are used.
             threads: of the sessions.
         """
         self._plan, self._model = plan, model
@@ -166,12 +167,14 @@ class _Course:
 
 
 def _select_feeds(model: Model, feeds: Iterable[Feed]) -> list[Feed]:
-    """Return the feeds whose tensors fit in MEMORY in both models, evenly spread over the data."""
+    """Return the feeds whose tensors fit in MOMENTS_MEMORY in both models, evenly spread over the data."""
     count = MOST_FEEDS
     selection = EvenSelection(lambda kept: len(kept) <= count)
     for number, feed in enumerate(feeds):
         if number == 0:
             alive = most_alive(model.proto.graph, {name: array.shape for name, array in feed.items()})
-            count = MOST_FEEDS if alive is None else max(min(MEMORY // max(2 * alive, 1), MOST_FEEDS), 1)
+            count = (
+                MOST_FEEDS if alive is None else max(min(MOMENTS_MEMORY // max(2 * alive, 1), MOST_FEEDS), 1)
+            )
         selection.add(feed)
     return selection.feeds

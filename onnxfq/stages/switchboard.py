@@ -18,6 +18,8 @@ from onnxfq.data.replay import spread_places
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, ModelError
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.ops import TRANSPOSES
 from onnxfq.graph.patterns.logits import measured_outputs
 from onnxfq.graph.signature import number_outputs
 from onnxfq.numerics.metrics import ErrorSums
@@ -100,6 +102,13 @@ class Switchboard:
             or [use.node for use in p.uses if use.node]
             for p in self.plan.placements
         }
+        index = GraphIndex.of_model(self.proto)
+        moves = {
+            node.name: [reader.name for reader in index.readers.get(node.output[0], ())]
+            for node in index.nodes
+            if node.op_type in TRANSPOSES
+        }
+        uses |= {p.tensor: _multiplying_nodes(moves, uses[p.tensor]) for p in self.plan.weights}
         owner: dict[str, str] = {}
 
         def find(tensor: str) -> str:
@@ -202,6 +211,12 @@ class Switchboard:
             ErrorSums.from_arrays(want, made[name]) if want.shape == made[name].shape else ErrorSums()
             for name, want in zip(self.logits, self._float[id(feed)][1], strict=True)
         ]
+
+
+def _multiplying_nodes(moves: Mapping[str, Sequence[str]], readers: Iterable[str]) -> list[str]:
+    """Return `readers`, in the place of a Transpose the operators behind it, which overrides match."""
+    nested = (_multiplying_nodes(moves, moves[name]) if name in moves else [name] for name in readers)
+    return [name for names in nested for name in names]
 
 
 def _pool_ratio(found: Sequence[Sequence[ErrorSums]]) -> float:

@@ -51,7 +51,7 @@ def write_model(
 def _load(proto: onnx.ModelProto, threads: int) -> Session | None:
     """Return a session of `proto` that can run; None for bfloat16, which is loaded but cannot be fed."""
     try:
-        session = Session(proto, threads, exact=True, emulated=False)
+        session = Session(proto, threads, exact=True, emulated=False, pooled=False)
     except NoKernelError:
-        session = Session(proto, threads, exact=True)
+        session = Session(proto, threads, exact=True, pooled=False)
     return None if explain_unsupported(proto) else session

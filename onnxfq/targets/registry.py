@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from onnxfq.choices import DEFAULT_TARGET as DEFAULT_TARGET
 from onnxfq.documents.recipe import RECIPES
 from onnxfq.errors import RecipeError, nearest
 from onnxfq.graph.model import Model
@@ -15,8 +16,6 @@ Part = TypeVar("Part")
 
 TARGETS: dict[str, Target] = {}
 """Targets by name, filled by `register_target`."""
-
-DEFAULT_TARGET = "tensorrt"
 
 
 def register_target(target: Target) -> None:

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 import onnxfq
 from onnxfq.calibration.statistics import Statistics
+from onnxfq.cli.known_names import fill_names
 from onnxfq.cli.main import COMMANDS, PANELS, build_app, main
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
@@ -549,6 +550,7 @@ def test_help_in_panels(monkeypatch: pytest.MonkeyPatch) -> None:
         page = CliRunner().invoke(app, [name, "--help"]).output
         assert "bool" not in page and "…" not in page
         command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+        fill_names(command)
         for parameter in command.params:
             words = [*(parameter.metavar or "").split(), *parameter.help.split()]
             assert [word for word in words if word not in page] == [], name

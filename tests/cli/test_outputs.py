@@ -99,7 +99,7 @@ def test_inputs_stay_as_they_are(files: Path, capfd: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [("onnxfq.report.html", "render_page"), ("onnxfq.cli.quantize", "write_document")]
+    ("module", "name"), [("onnxfq.report.html", "render_page"), ("onnxfq.support.records", "write_document")]
 )
 def test_all_outputs_or_none(
     files: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, module: str, name: str

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxfq.data import DataDigest, sample_digest
+from onnxfq.data import DataDigest, Feeds, InputSpec, digest_feed, sample_digest
 
 X = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
 
@@ -61,3 +61,17 @@ def test_a_sum_without_order(digests: list[int], random, split: int) -> None:
     assert total(mixed[:split]) + total(mixed[split:]) == total(digests)
     assert total(digests) == DataDigest(sum(digests) % 2**256, len(digests))
     assert int(total(digests).hex, 16) == total(digests).value and len(total(digests).hex) == 64
+
+
+@pytest.mark.parametrize("batch", [1, 2, 0])
+def test_a_sample_is_hashed_once(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Feeds carry the digest that their survey found, and it is that of their bytes."""
+    spec = InputSpec("x", np.dtype(np.float32), (None, 2, 3))
+    feeds = Feeds([{"x": X + n} for n in range(5)], (spec,), batch)
+    given = list(feeds)
+    expected = [digest_feed(dict(feed), feeds.inputs) for feed in given]
+    monkeypatch.setattr("onnxfq.data.digest.sample_digest", lambda sample: pytest.fail("hashed again"))
+    assert [digest_feed(feed, feeds.inputs) for feed in given] == expected
+    assert sum(expected, DataDigest()) == feeds.digest
+    with pytest.raises(pytest.fail.Exception, match="hashed again"):  # cut into samples in another way
+        digest_feed(given[0], (InputSpec("x", np.dtype(np.float32), (1, 2, 3)),))

@@ -17,6 +17,11 @@ NEGATIVE = 1 << (31 - BIN_SHIFT)
 """First bin of negative values; their magnitude grows with the bin."""
 BIN_COUNT = 2 * NEGATIVE
 
+OCTAVE = 64
+"""Number of bins of one exponent and sign."""
+USUAL_OCTAVES = 64
+"""Octaves, of 512, that suffice for the values of most tensors: 32 powers of two of each sign."""
+
 
 def bin_edges(bins: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the (low, high) edges of `bins` in float64, low < high; 0 is in bin 0."""

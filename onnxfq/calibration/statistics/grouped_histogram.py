@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics.bins import BIN_COUNT, merge_counts
+from onnxfq.calibration.statistics.bins import BIN_COUNT, OCTAVE, USUAL_OCTAVES, merge_counts
 from onnxfq.calibration.statistics.histogram import HISTOGRAM, TensorStatistics
 from onnxfq.calibration.statistics.kind import COUNTS, TEXTS, Columns, Form, Kind, Observed, Results
 from onnxfq.calibration.statistics.ranges import RangeSum, widen_ranges
@@ -20,10 +20,6 @@ from onnxfq.numerics.granularity import Granularity
 MOST_GROUPS = (1 << 31) // BIN_COUNT
 """Keys are 32-bit integers; `statistics.h` has the same."""
 
-_OCTAVE = 64
-"""Number of bins of one exponent and sign."""
-_USUAL_OCTAVES = 64
-"""Octaves, of 512, that suffice for the values of most channels: 32 powers of two of each sign."""
 _GROUPS_AT_ONCE = 256
 
 _FORMS: dict[str, Form] = {
@@ -131,8 +127,8 @@ class GroupSum(RangeSum):
         """Start empty."""
         super().__init__(observed)
         self._groups = observed.groups
-        self._places = np.full(BIN_COUNT // _OCTAVE, -1, np.int64)  # of each octave in `_counts`
-        self._counts: NDArray[Any] = np.zeros((0, self._groups, _OCTAVE), np.uint32)
+        self._places = np.full(BIN_COUNT // OCTAVE, -1, np.int64)  # of each octave in `_counts`
+        self._counts: NDArray[Any] = np.zeros((0, self._groups, OCTAVE), np.uint32)
 
     def add(self, results: Results, feed: int) -> None:
         """Add the results of feed number `feed`. Raises StatisticsError for refused NaN and infinities."""
@@ -141,16 +137,16 @@ class GroupSum(RangeSum):
         if self._counts.dtype == np.uint32 and self.totals[:, 0].max(initial=0) >= 1 << 32:
             self._counts = self._counts.astype(np.int64)
         groups, bins = np.divmod(keys, np.int32(BIN_COUNT))
-        octaves = bins // _OCTAVE
+        octaves = bins // OCTAVE
         places = self._places[octaves]
         if places.min(initial=0) < 0:
             fresh = np.unique(octaves[places < 0])
             self._places[fresh] = len(self._counts) + np.arange(fresh.size)
-            more = np.zeros((fresh.size, self._groups, _OCTAVE), self._counts.dtype)
+            more = np.zeros((fresh.size, self._groups, OCTAVE), self._counts.dtype)
             self._counts = np.concatenate([self._counts, more])
             places = self._places[octaves]
         # Keys ascend, so none repeats.
-        at = (places * self._groups + groups) * _OCTAVE + bins % _OCTAVE
+        at = (places * self._groups + groups) * OCTAVE + bins % OCTAVE
         self._counts.reshape(-1)[at] += counts.astype(self._counts.dtype)
 
     @property
@@ -162,7 +158,7 @@ class GroupSum(RangeSum):
         """Return the statistics of all added feeds."""
         octaves = np.flatnonzero(self._places >= 0)
         places = self._places[octaves]
-        bins = (octaves[:, None] * _OCTAVE + np.arange(_OCTAVE)).ravel()
+        bins = (octaves[:, None] * OCTAVE + np.arange(OCTAVE)).ravel()
         keys, counts = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
         for start in range(0, self._groups, _GROUPS_AT_ONCE):
             part = self._counts[places, start : start + _GROUPS_AT_ONCE].swapaxes(0, 1)
@@ -250,6 +246,6 @@ GROUPED_HISTOGRAM: Kind[GroupStatistics] = Kind(
     fingerprint=GroupStatistics.fingerprint,
     pack=_pack,
     unpack=_unpack,
-    memory=lambda observed: 4 * _OCTAVE * _USUAL_OCTAVES * observed.groups,
+    memory=lambda observed: 4 * OCTAVE * USUAL_OCTAVES * observed.groups,
     forms=_FORMS,
 )

@@ -9,11 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics.bins import BIN_COUNT, BIN_SHIFT, bin_edges, merge_counts
+from onnxfq.calibration.statistics.bins import (
+    BIN_COUNT,
+    BIN_SHIFT,
+    OCTAVE,
+    USUAL_OCTAVES,
+    bin_edges,
+    merge_counts,
+)
 from onnxfq.calibration.statistics.kind import COUNTS, TEXTS, Columns, Form, Kind, Observed, Results
 from onnxfq.calibration.statistics.ranges import RangeSum
 from onnxfq.calibration.statistics.state import read_state
 from onnxfq.errors import StatisticsError
+
+_NOT_HELD = 1 << 40
 
 _FORMS: dict[str, Form] = {
     "tensors": TEXTS,
@@ -130,24 +139,40 @@ class TensorStatistics:
 
 
 class HistogramSum(RangeSum):
-    """Accumulator for a whole tensor; its histogram has a count for every bin."""
+    """Accumulator for a whole tensor; its histogram holds the octaves with values."""
 
     def __init__(self, observed: Observed) -> None:
         """Start empty."""
         super().__init__(observed)
-        # Zero pages take no memory before they are written.
-        self._histogram = np.zeros(BIN_COUNT, np.int64)
+        # Place in `_counts` of bin 0 of each octave, if the octave began there; beyond the end: not held.
+        self._starts = np.full(BIN_COUNT // OCTAVE, _NOT_HELD, np.int64)
+        self._counts = np.zeros(0, np.int64)
 
     def add(self, results: Results, feed: int) -> None:
         """Add the results of feed number `feed`. Raises StatisticsError for refused NaN and infinities."""
         limits, counts, bins, bin_counts = results
         self.add_ranges(limits, counts, feed)
-        self._histogram[bins] += bin_counts
+        octaves = bins // OCTAVE
+        places = self._starts[octaves] + bins
+        if places.max(initial=0) >= _NOT_HELD:
+            fresh = np.unique(octaves[places >= _NOT_HELD])
+            self._starts[fresh] = self._counts.size + OCTAVE * (np.arange(fresh.size) - fresh)
+            self._counts = np.concatenate([self._counts, np.zeros(OCTAVE * fresh.size, np.int64)])
+            places = self._starts[octaves] + bins
+        self._counts[places] += bin_counts
+
+    @property
+    def bytes(self) -> int:
+        """Current size of the histogram."""
+        return self._starts.nbytes + self._counts.nbytes
 
     def result(self) -> TensorStatistics:
         """Return the statistics of all added feeds."""
-        bins = np.flatnonzero(self._histogram).astype(np.int32)
-        results = (self.ranges, self.totals, bins, self._histogram[bins])
+        octaves = np.flatnonzero(self._starts < _NOT_HELD)
+        bins = (OCTAVE * octaves[:, None] + np.arange(OCTAVE)).ravel()
+        counts = self._counts[self._starts[bins // OCTAVE] + bins]
+        held = counts != 0
+        results = (self.ranges, self.totals, bins[held].astype(np.int32), counts[held])
         return TensorStatistics.from_results(*results, self.feed_ranges())
 
 
@@ -210,6 +235,6 @@ HISTOGRAM: Kind[TensorStatistics] = Kind(
     fingerprint=TensorStatistics.fingerprint,
     pack=_pack,
     unpack=_unpack,
-    memory=lambda observed: 8 * BIN_COUNT,
+    memory=lambda observed: 8 * (BIN_COUNT // OCTAVE + OCTAVE * USUAL_OCTAVES),
     forms=_FORMS,
 )

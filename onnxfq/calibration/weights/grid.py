@@ -9,8 +9,7 @@ from types import EllipsisType
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.numerics.affine import fake_quantize
-from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.affine import round_to_grid
 from onnxfq.numerics.qtypes import QType
 
 Matrices = NDArray[np.float64]
@@ -24,7 +23,13 @@ AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class Grid:
-    """Number format with scale and zero point of each element, float32 [groups, outputs, inputs]."""
+    """Number format with scale and zero point of each element.
+
+    Attributes:
+        qtype: the number format.
+        scale: float32 [groups, outputs, inputs].
+        zero_point: of the same shape, or a scalar.
+    """
 
     qtype: QType
     scale: NDArray[np.float32]
@@ -37,22 +42,18 @@ class Grid:
             part: of the outputs.
             at: [groups, 1, inputs].
         """
-        scale, zero_point = (
-            np.ascontiguousarray(np.take_along_axis(a[:, part], at, axis=2).swapaxes(1, 2))
-            for a in (self.scale, self.zero_point)
-        )
-        return Grid(self.qtype, scale, zero_point)
+
+        def sorted_part(params: NDArray[np.float32]) -> NDArray[np.float32]:
+            if not params.ndim:
+                return params
+            return np.ascontiguousarray(np.take_along_axis(params[:, part], at, axis=2).swapaxes(1, 2))
+
+        return Grid(self.qtype, sorted_part(self.scale), sorted_part(self.zero_point))
 
     def round(self, values: Floats, at: tuple[slice, int] | EllipsisType = ...) -> NDArray[np.float32]:
         """Return `values`, of all elements or of those in `at`, at the nearest numbers of the grid."""
-        found = fake_quantize(
-            values.astype(np.float32, copy=False).reshape(-1),
-            self.scale[at].reshape(-1),
-            self.zero_point[at].reshape(-1),
-            qtype=self.qtype,
-            granularity=Granularity(axis=0),
-        )
-        return found.reshape(values.shape)
+        zero_point = self.zero_point[at] if self.zero_point.ndim else self.zero_point
+        return round_to_grid(values.astype(np.float32, copy=False), self.scale[at], zero_point, self.qtype)
 
 
 def split_outputs(shape: tuple[int, ...]) -> Iterator[slice]:

@@ -93,9 +93,11 @@ def round_weight(
     weights = view.fold(values)
     target = METHODS[method].target(weights, moments)
 
+    nothing = np.zeros((), np.float32)
+
     def grid_of(scales: Scales) -> Grid:
         scale, zero_point = (
-            view.fold(layout.expand(params)).astype(np.float32, copy=False)
+            view.fold(layout.expand(params)).astype(np.float32, copy=False) if params.any() else nothing
             for params in (scales.scale, scales.zero_point)
         )
         return Grid(spec.grid, scale, zero_point)

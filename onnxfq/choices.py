@@ -1,0 +1,55 @@
+"""Choices of options and their defaults, importable without any library: wrong usage is refused at once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+BiasCorrectionChoice = Literal["none", "auto"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+Equalize = Literal["none", "depthwise", "cross_layer", "auto"]
+FloatName = Literal["fp32", "fp16", "bf16"]
+Kernels = Literal["float", "integer"]
+Nonfinite = Literal["stop", "skip"]
+
+Missing = Literal["stop", "float"]
+"""Treatment of activations that a file of encodings lacks, without data."""
+
+RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""Filters of resizing, at the places of Pillow's numbers."""
+
+FLOAT = "float"
+"""Fallback that quantizes nothing."""
+
+DEFAULT_RECIPE = "tensorrt-int8"
+DEFAULT_TARGET = "tensorrt"
+
+DEFAULT_BATCH = 1
+"""Samples per run if the batch axis is open: each sample runs alone and does not depend on others."""
+
+DEFAULT_MEMORY = 256 << 20
+"""Bytes that observing may take beyond the model's own."""
+
+MOMENTS_MEMORY = 1 << 30
+"""Bytes that runs side by side may take half of when inputs of layers are gathered."""
+
+MOST_THREADS = 1024
+"""More are probably a typing error, and each would take memory before the first one runs."""
+
+RANKING_FEEDS = 2
+"""Feeds that rank groups of layers."""
+
+COMPARED_FEEDS = 4
+"""Feeds on which two runtimes are compared."""
+
+LOW_SQNR_DB = 20
+"""SQNR below which an output needs attention: the noise exceeds a tenth of the signal."""
+
+PROTECT_DB = float(LOW_SQNR_DB)
+"""SQNR of the outputs in dB that `protect_outputs` restores."""
+
+TOLERANCE_DB = 20.0
+"""SQNR below which two tensors differ: an error of 10 % of their size.
+
+Two correct kernels that round at different places differ in a few values by one step, and each later layer
+adds more: 40 dB a few layers down, 26 dB at the end of a residual network of 20 layers in float16.
+"""
