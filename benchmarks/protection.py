@@ -47,7 +47,7 @@ Pair = tuple[onnx.NodeProto, onnx.NodeProto]
 
 
 def plant(proto: onnx.ModelProto, seed: int, count: int = 2) -> tuple[onnx.ModelProto, list[Pair]]:
-    """Return a model of the same function with `count` convolutions that int8 ruins, the second of each pair."""
+    """Return a model of the same function with `count` pairs of convolutions; int8 ruins each second one."""
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     index = GraphIndex(made.graph)

@@ -2,8 +2,8 @@
 
     python benchmarks/peers/equalize_channels.py FOLDER --aimet PYTHON --nncf PYTHON [--out PAGE.md]
 
-resnet20 has its channels scaled at random by powers of two up to 2^11, with the same function. minilm has a few
-large channels by itself. Weights and activations are int8, weights per output channel.
+resnet20 has its channels scaled at random by powers of two up to 2^11, with the same function. minilm has a
+few large channels by itself. Weights and activations are int8, weights per output channel.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import onnx
+from equalization import scale_channels
 from job import (
     Case,
     Folder,
@@ -27,12 +27,6 @@ from job import (
     write_section,
 )
 from timing import machine, markdown_table
-
-import onnxfq
-from onnxfq.graph.channels import analyze_channels
-from onnxfq.passes.fold_factors import fold_factors
-
-SEED, LARGEST = 0, 11
 
 Candidate = tuple[str, str, dict[str, Any]]
 """Label, tool, and the options of its task `quantize`."""
@@ -54,16 +48,6 @@ SMOOTH: tuple[Candidate, ...] = (
     ("NNCF, transformer, SmoothQuant 0.95 (its default)", "nncf", {"transformer": True}),
     ("NNCF, transformer, SmoothQuant 0.5", "nncf", {"transformer": True, "smooth": 0.5}),
 )
-
-
-def scale_channels(proto: onnx.ModelProto, seed: int = SEED) -> onnx.ModelProto:
-    """Return a model of the same function whose free channels have random powers of two as factors."""
-    model = onnxfq.load(proto)
-    analysis = analyze_channels(model)
-    exponents, rng = np.zeros(analysis.count, np.int64), np.random.default_rng(seed)
-    for group in analysis.groups:
-        exponents[group.classes] = rng.integers(-LARGEST, LARGEST + 1, len(group.classes))
-    return fold_factors(model, analysis, exponents).proto
 
 
 def measure(
@@ -106,7 +90,7 @@ except in AIMET's default.
 {
         markdown_table(
             ["resnet20 scaled", "top-1", *costs],
-            measure(folder, resnet, scale_channels, CROSS_LAYER, pythons),
+            measure(folder, resnet, lambda proto: scale_channels(proto, 0), CROSS_LAYER, pythons),
         )
     }
 

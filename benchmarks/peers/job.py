@@ -1,7 +1,7 @@
 """Jobs for the tools, and the scores of the models that they write.
 
-Every tool runs in a process of its own python, with `worker.py`. The models are scored here, all in one way: by
-the task's own metric, on data that no tool has seen.
+Every tool runs in a process of its own python, with `worker.py`. The models are scored here, all in one way:
+by the task's own metric, on data that no tool has seen.
 """
 
 from __future__ import annotations
@@ -120,13 +120,13 @@ def count_float(path: Path) -> tuple[int, int]:
 
 
 def count_weights(path: Path) -> tuple[int, int]:
-    """Return how many weights of operators are quantized, and how many there are; activations are in float."""
+    """Return how many weights of operators are quantized, and how many there are."""
     inputs = _quantized_inputs(path, weights=True)
     return sum(any(low) for low in inputs), len(inputs)
 
 
 def _quantized_inputs(path: Path, weights: bool = False) -> list[list[bool]]:
-    """Tell for each operator, with `weights` each that reads a constant, which of its two inputs are quantized."""
+    """Tell for each operator, or each that reads a constant, which of its two inputs are quantized."""
     graph = onnx.load(path).graph
     makers = {name: node for node in graph.node for name in node.output}
     constants = {tensor.name for tensor in graph.initializer}

@@ -2,8 +2,8 @@
 
     python benchmarks/peers/language_models.py FOLDER --modelopt PYTHON [--out PAGE.md]
 
-All MatMul with weights are quantized, in blocks along the summed axis. Calibration data and scored data are different
-texts. stories260k has rows of 64 and 172 numbers; 172 is no multiple of a block.
+All MatMul with weights are quantized, in blocks along the summed axis. Calibration data and scored data are
+different texts. stories260k has rows of 64 and 172 numbers; 172 is no multiple of a block.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from job import (
     find_case,
     float_model,
     job_folder,
-    output_db,
     parse,
     run,
     score,
-    unseen_feeds,
     write_section,
 )
 from timing import machine, markdown_table
@@ -51,9 +49,9 @@ def candidates(block: int, modelopt: str | None) -> list[tuple[str, str, str, di
     return [*own, *(theirs if modelopt else [])]
 
 
-def measure(folder: Folder, case: Case, noise: bool, modelopt: str | None) -> list[list[str]]:
-    """Return rows of all candidates: the task's figure, SQNR if asked, quantized weights, processor seconds."""
-    rows = [["float", "", f"{score(folder, case, None)[0]:.4g}", "", "", ""]]
+def measure(folder: Folder, case: Case, modelopt: str | None) -> list[list[str]]:
+    """Return a row for each candidate: figure of the task, quantized weights, processor seconds."""
+    rows = [["float", "", f"{score(folder, case, None)[0]:.4g}", "", ""]]
     with job_folder(float_model(folder, case), folder.feeds(case)) as work:
         for block in BLOCKS:
             for label, tool, task, options in candidates(block, modelopt):
@@ -61,22 +59,12 @@ def measure(folder: Folder, case: Case, noise: bool, modelopt: str | None) -> li
                 cells = [label, str(block)]
                 try:
                     made = work / result["model"]
-                    figure = f"{score(folder, case, made)[0]:.4g}"
-                    sqnr = (
-                        f"{output_db(work / 'model.onnx', made, unseen_feeds(folder, case)):.1f}"
-                        if noise
-                        else ""
-                    )
-                    cells += [
-                        figure,
-                        sqnr,
-                        "{} of {}".format(*count_weights(made)),
-                        f"{result['processor']:.1f}",
-                    ]
+                    cells.append(f"{score(folder, case, made)[0]:.4g}")
+                    cells += ["{} of {}".format(*count_weights(made)), f"{result['processor']:.1f}"]
                 except KeyError:  # the tool failed
-                    cells += [result["error"], "", "", ""]
+                    cells += [result["error"], "", ""]
                 except Exception as error:  # ONNX Runtime does not run the model that the tool wrote
-                    cells += [str(error).splitlines()[0][:160], "", "", f"{result['processor']:.1f}"]
+                    cells += [str(error).splitlines()[0][:160], "", f"{result['processor']:.1f}"]
                 rows.append(cells)
     return rows
 
@@ -85,19 +73,10 @@ def main() -> None:
     """Measure, and write the section."""
     arguments = parse(__doc__, "modelopt")
     folder = Folder(arguments.folder.resolve())
-    stories, minilm = find_case("stories260k_ts_op17"), find_case("minilm_l6_fp16_op17", raised=True)
-    columns = ["SQNR dB", "quantized weights", "processor s"]
-    tables = [
-        markdown_table(
-            ["stories260k", "block", "perplexity", *columns],
-            measure(folder, stories, False, arguments.modelopt),
-        ),
-        markdown_table(
-            ["minilm", "block", "Spearman", *columns], measure(folder, minilm, True, arguments.modelopt)
-        ),
-    ]
+    columns = ["stories260k", "block", "perplexity", "quantized weights", "processor s"]
+    table = markdown_table(columns, measure(folder, find_case("stories260k_ts_op17"), arguments.modelopt))
     head = f"int4 weights of MatMul and Gemm, activations in float; one thread; {machine()}."
-    write_section(arguments.out, "Language models", "\n\n".join([head, *tables]))
+    write_section(arguments.out, "Language models", f"{head}\n\n{table}")
 
 
 if __name__ == "__main__":

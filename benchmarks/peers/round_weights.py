@@ -66,8 +66,9 @@ def main() -> None:
     arguments = parse(__doc__, "aimet")
     header = ["weights", "top-1", "SQNR dB", "processor s", "s", "sessions"]
     rows = measure(Folder(arguments.folder.resolve()), arguments.aimet)
-    text = f"""resnet20, int4 weights per output channel, int8 activations; AdaRound with {ITERATIONS} iterations for
-each layer, SeqMSE with {SEQ_MSE} candidates; calibrated on 500 images, scored on 2,000 others; one thread; {machine()}.
+    text = f"""resnet20, int4 weights per output channel, int8 activations; AdaRound with {ITERATIONS}
+iterations for each layer, SeqMSE with {SEQ_MSE} candidates; calibrated on 500 images, scored on 2,000 others;
+one thread; {machine()}.
 
 {markdown_table(header, rows)}"""
     write_section(arguments.out, "Rounding of 4-bit weights", text)

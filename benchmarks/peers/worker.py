@@ -1,8 +1,8 @@
-"""One job in the process of one tool: reads a folder, counts sessions, measures costs, writes what the tool says.
+"""One job in the process of one tool: counts sessions, measures costs, and writes what the tool says.
 
-The folder has `model.onnx`, `feeds.npz` and, if the job needs classes, `labels.npy`. This file needs NumPy and
-onnxruntime only, so that it runs in the environment of every tool. Each session gets one thread,
-or the number of the option `threads`.
+Its folder has `model.onnx`, `feeds.npz` and, if the job needs classes, `labels.npy`. This file needs NumPy
+and onnxruntime only, so that it runs in the environment of every tool. Each session gets one thread, or the
+number of the option `threads`.
 """
 
 from __future__ import annotations
