@@ -20,14 +20,18 @@ def quantize(
     rounding: str | None = None,
     out: str = "onnxfq.onnx",
 ) -> dict[str, Any]:
-    """Write the fake-quant model of a recipe, without protected layers."""
+    """Write the Q/DQ model of a recipe, without protected layers."""
     file = folder / "recipe.json"
     file.write_text(json.dumps({"base": "tensorrt-int8"} | (recipe or {})))
-    feeds = read_feeds(folder)
-    made = onnxfq.quantize(
-        folder / "model.onnx", feeds, recipe=file, rounding=rounding, protect=None, options=ONE_THREAD
+    onnxfq.quantize(
+        folder / "model.onnx",
+        read_feeds(folder),
+        folder / out,
+        recipe=file,
+        rounding=rounding,
+        protect=None,
+        options=ONE_THREAD,
     )
-    onnxfq.save(made.simulation, folder / out)
     return {"model": out}
 
 
@@ -46,10 +50,9 @@ def analyze(folder: Path, metric: str = "sqnr", samples: int = 2) -> dict[str, A
 def control(folder: Path, max_drop: float, out: str = "onnxfq.onnx") -> dict[str, Any]:
     """Write a Q/DQ model that loses at most `max_drop` of top-1 on half of the job's data."""
     promise = onnxfq.Promise(max_drop=100 * max_drop, labels=np.load(folder / "labels.npy"))
-    made = onnxfq.quantize(
+    onnxfq.quantize(
         folder / "model.onnx", read_feeds(folder), folder / out, promise=promise, options=ONE_THREAD
     )
-    assert made.qdq is not None
     return {"model": out}
 
 

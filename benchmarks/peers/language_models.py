@@ -74,7 +74,7 @@ def main() -> None:
     arguments = parse(__doc__, "modelopt")
     folder = Folder(arguments.folder.resolve())
     columns = ["stories260k", "block", "perplexity", "quantized weights", "processor s"]
-    table = markdown_table(columns, measure(folder, find_case("stories260k_ts_op17"), arguments.modelopt))
+    table = markdown_table(columns, measure(folder, find_case("stories260k_dynamo_op20"), arguments.modelopt))
     head = f"int4 weights of MatMul and Gemm, activations in float; one thread; {machine()}."
     write_section(arguments.out, "Language models", f"{head}\n\n{table}")
 

@@ -91,7 +91,7 @@ def control(folder: Folder, pythons: dict[str, str | None], work_out: Path | Non
     case = find_case("resnet20_dynamo_op20_ext")
     proto = float_model(folder, case)
     feeds, labels = labelled(folder, case, BATCH)
-    rows = [["float", f"{score(folder, case, None)[0]:.4f}", "", "", "", ""]]
+    rows = [["float", f"{score(folder, case, None)[0]:.4f}", "", "", ""]]
     for tool in ("onnxfq", "nncf"):
         if tool != "onnxfq" and not pythons.get(tool):
             continue
@@ -112,9 +112,9 @@ def control(folder: Folder, pythons: dict[str, str | None], work_out: Path | Non
 
 def _costs(found: list[dict[str, Any]]) -> list[str]:
     if not found:
-        return ["", "", ""]
-    means = [sum(one[key] for one in found) / len(found) for key in ("processor", "seconds", "sessions")]
-    return [f"{means[0]:.1f}", f"{means[1]:.1f}", f"{means[2]:.0f}"]
+        return ["", ""]
+    means = [sum(one[key] for one in found) / len(found) for key in ("processor", "sessions")]
+    return [f"{means[0]:.1f}", f"{means[1]:.0f}"]
 
 
 def main() -> None:
@@ -122,7 +122,7 @@ def main() -> None:
     arguments = parse(__doc__, "aimet", "nncf")
     folder = Folder(arguments.folder.resolve())
     pythons = {"aimet": arguments.aimet, "nncf": arguments.nncf}
-    costs = ["processor s", "s", "sessions"]
+    costs = ["processor s", "sessions"]
     ranking = markdown_table(["ranking by", "places of the 2 damaged layers", *costs], rank(folder, pythons))
     kept = markdown_table(
         ["promise of at most 0.5 points", "top-1", "layers in float", *costs], control(folder, pythons)

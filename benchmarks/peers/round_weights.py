@@ -44,27 +44,26 @@ CANDIDATES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 def measure(folder: Folder, aimet: str | None) -> list[list[str]]:
     """Return a row for the float model and each candidate whose python is known."""
     case = find_case("resnet20_dynamo_op20_ext")
-    rows = [["float", f"{score(folder, case, None)[0]:.4f}", "", "", "", ""]]
+    rows = [["float", f"{score(folder, case, None)[0]:.4f}", "", "", ""]]
     with job_folder(float_model(folder, case), folder.feeds(case)) as work:
         for label, tool, options in CANDIDATES:
             if tool == "aimet" and not aimet:
                 continue
             result = run(aimet if tool == "aimet" else None, tool, "quantize", work, **options)
             if "error" in result:
-                rows.append([label, result["error"], "", "", "", ""])
+                rows.append([label, result["error"], "", "", ""])
                 continue
             made = work / result["model"]
             noise = output_db(work / "model.onnx", made, unseen_feeds(folder, case))
             figures = [f"{score(folder, case, made)[0]:.4f}", f"{noise:.1f}"]
-            costs = [f"{result[key]:.1f}" for key in ("processor", "seconds")]
-            rows.append([label, *figures, *costs, str(result["sessions"])])
+            rows.append([label, *figures, f"{result['processor']:.1f}", str(result["sessions"])])
     return rows
 
 
 def main() -> None:
     """Measure, and write the section."""
     arguments = parse(__doc__, "aimet")
-    header = ["weights", "top-1", "SQNR dB", "processor s", "s", "sessions"]
+    header = ["weights", "top-1", "SQNR dB", "processor s", "sessions"]
     rows = measure(Folder(arguments.folder.resolve()), arguments.aimet)
     text = f"""resnet20, int4 weights per output channel, int8 activations; AdaRound with {ITERATIONS}
 iterations for each layer, SeqMSE with {SEQ_MSE} candidates; calibrated on 500 images, scored on 2,000 others;
