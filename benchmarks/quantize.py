@@ -35,8 +35,8 @@ from timing import machine, markdown_table, peak_bytes, report
 
 PEERS = ("minmax", "entropy", "percentile")
 
-TOOLS = {"AIMET": ("aimet", "quantize"), "ModelOpt": ("modelopt", "int8")}
-"""By label: the file `peers/by_NAME.py` and its task, int8 by the tool's own defaults."""
+TOOLS = {"AIMET": "aimet", "ModelOpt": "modelopt"}
+"""By label: the file `peers/by_NAME.py`, whose task `quantize` makes int8 by the tool's own defaults."""
 
 Job = Callable[[Path, int, int], None]
 """Called with the model, the number of samples and the number of threads."""
@@ -114,12 +114,12 @@ def run_child(name: str, path: Path, samples: int, threads: int, script: str = _
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_tool(python: str, tool: str, task: str, path: Path, samples: int, threads: int) -> dict:
-    """Run a task of `peers/by_TOOL.py` with the python of its environment; return its costs."""
+def run_tool(python: str, tool: str, path: Path, samples: int, threads: int) -> dict:
+    """Run `quantize` of `peers/by_TOOL.py` with the python of its environment; return its costs."""
     from peers.job import job_folder, run
 
     with job_folder(onnx.load(path), list(feeds(1, samples))) as work:
-        return run(python, tool, task, work, threads=threads)
+        return run(python, tool, "quantize", work, threads=threads)
 
 
 def child(jobs: Mapping[str, Callable[[], Job]], name: str, *place: str) -> None:
@@ -142,7 +142,7 @@ def measure(
     """Return the table's rows of one model and number of samples; `tools` are the pythons of `TOOLS`."""
     runs = {name: partial(run_child, name, path, samples, threads) for name in jobs}
     for name, python in (tools or {}).items():
-        runs[name] = partial(run_tool, python, *TOOLS[name], path, samples, threads)
+        runs[name] = partial(run_tool, python, TOOLS[name], path, samples, threads)
     found: dict[str, list[dict]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, results in found.items():

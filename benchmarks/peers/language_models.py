@@ -25,7 +25,7 @@ from job import (
 from timing import machine, markdown_table
 
 BLOCKS = (32, 64)
-MODELOPT = ("rtn_dq", "awq_lite", "awq_clip")
+MODELOPT = ("rtn_dq", "awq_lite", "awq_clip", "awq_full")
 ONNXFQ = (("minmax", "nearest"), ("mse", "nearest"), ("mse", "gptq"))
 
 
@@ -43,7 +43,7 @@ def candidates(block: int, modelopt: str | None) -> list[tuple[str, str, str, di
         for calibrator, rounding in ONNXFQ
     ]
     theirs = [
-        (f"ModelOpt, {method}", "modelopt", "weights", {"method": method, "block": block})
+        (f"ModelOpt, {method}", "modelopt", "quantize", {"mode": "int4", "method": method, "block": block})
         for method in MODELOPT
     ]
     return [*own, *(theirs if modelopt else [])]
