@@ -2,9 +2,9 @@
 
     python benchmarks/peers/equalize_channels.py FOLDER --aimet PYTHON --nncf PYTHON [--out PAGE.md]
 
-Some channels of resnet20 are scaled at random by powers of two up to 2^11, with the same function: first those
-between two convolutions in a row, then also those that residual sums share. minilm has a few large channels
-by itself. Weights and activations are int8, weights per output channel.
+Channels of resnet20 are scaled at random by powers of two up to 2^11, with the same function: those between
+two convolutions in a row, then also those that residual sums share. minilm has a few large ones by itself.
+Weights and activations are int8, weights per output channel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import onnx
-from equalization import scale_channels
 from job import (
     Case,
     Folder,
@@ -23,11 +22,14 @@ from job import (
     output_db,
     parse,
     run,
+    scale_channels,
     score,
     unseen_feeds,
     write_section,
 )
 from timing import machine, markdown_table
+
+COSTS = ["SQNR dB", "new Mul", "processor s", "sessions"]
 
 Candidate = tuple[str, str, dict[str, Any]]
 """Label, tool, and the options of its task `quantize`."""
@@ -51,6 +53,11 @@ SMOOTH: tuple[Candidate, ...] = (
 )
 
 
+def count_products(model: onnx.ModelProto) -> int:
+    """Return the number of Mul nodes: a factor that no constant takes up costs one."""
+    return sum(node.op_type == "Mul" for node in model.graph.node)
+
+
 def measure(
     folder: Folder,
     case: Case,
@@ -63,17 +70,18 @@ def measure(
     rows = []
     with job_folder(proto, folder.feeds(case)) as work:
         floats = score(folder, case, work / "model.onnx")[0]
-        rows.append(["float", f"{floats:.4f}", "", "", ""])
+        rows.append(["float", f"{floats:.4f}", "", "", "", ""])
         for label, tool, options in candidates:
             if tool != "onnxfq" and not pythons.get(tool):
                 continue
             result = run(pythons.get(tool), tool, "quantize", work, **options)
             if "error" in result:
-                rows.append([label, result["error"], "", "", ""])
+                rows.append([label, result["error"], "", "", "", ""])
                 continue
             made = work / result["model"]
             noise = output_db(work / "model.onnx", made, unseen_feeds(folder, case))
-            figures = [f"{score(folder, case, made)[0]:.4f}", f"{noise:.1f}"]
+            products = count_products(onnx.load(made)) - count_products(proto)
+            figures = [f"{score(folder, case, made)[0]:.4f}", f"{noise:.1f}", str(products)]
             rows.append([label, *figures, f"{result['processor']:.1f}", str(result["sessions"])])
     return rows
 
@@ -85,7 +93,9 @@ def main() -> None:
     pythons = {"aimet": arguments.aimet, "nncf": arguments.nncf}
     resnet, minilm = find_case("resnet20_dynamo_op20_ext"), find_case("minilm_l6_fp16_op17", raised=True)
     tables = [
-        markdown_table([f"resnet20, {title}", "top-1", *COSTS], measure(folder, resnet, change, CROSS_LAYER, pythons))
+        markdown_table(
+            [f"resnet20, {title}", "top-1", *COSTS], measure(folder, resnet, change, CROSS_LAYER, pythons)
+        )
         for title, change in (
             ("pairs of convolutions scaled", lambda proto: scale_channels(proto, 0, pairs=True)),
             ("all channels scaled", lambda proto: scale_channels(proto, 0)),

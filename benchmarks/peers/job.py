@@ -23,7 +23,8 @@ import onnx
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from protection import labelled_data  # noqa: E402  (the folders were just added)
+from equalization import scale_channels  # noqa: E402, F401  (the folders were just added)
+from protection import labelled_data  # noqa: E402
 from real_cases import CASES, Case, Folder, open_model, raised_to_float32  # noqa: E402
 from worker import Feed, sqnr_db, write_feeds  # noqa: E402
 
