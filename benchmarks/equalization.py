@@ -29,14 +29,17 @@ MOST = 11
 WAYS = [(granularity, way) for granularity in ("per_axis", "per_tensor") for way in ("default", "auto")]
 
 
-def scale_channels(proto: onnx.ModelProto, seed: int) -> onnx.ModelProto:
-    """Return a model of the same function with a random power of two up to 2^MOST in every channel."""
+def scale_channels(proto: onnx.ModelProto, seed: int, pairs: bool = False) -> onnx.ModelProto:
+    """Return a model of the same function with a random power of two up to 2^MOST in every channel.
+
+    With `pairs` only in channels that one layer reads, as between two convolutions in a row.
+    """
     model = onnxfq.load(proto)
     channels = analyze_channels(model)
     rng = np.random.default_rng(seed)
     exponents = np.zeros(channels.count, np.int64)
     for group in channels.groups:
-        if not group.explicit:
+        if not group.explicit and (len(group.readers) == 1 or not pairs):
             exponents[group.classes] = rng.integers(-MOST, MOST + 1, len(group.classes))
     return fold_factors(model, channels, exponents).proto
 

@@ -42,8 +42,12 @@ def labelled_data(folder: Folder, case: Case) -> tuple[list[dict[str, np.ndarray
     return None
 
 
-def plant(proto: onnx.ModelProto, seed: int, count: int = 2) -> onnx.ModelProto:
-    """Return a model of the same function with `count` convolutions that int8 ruins."""
+Pair = tuple[onnx.NodeProto, onnx.NodeProto]
+"""A convolution, and the convolution that alone reads its output."""
+
+
+def plant(proto: onnx.ModelProto, seed: int, count: int = 2) -> tuple[onnx.ModelProto, list[Pair]]:
+    """Return a model of the same function with `count` pairs of convolutions; int8 ruins each second one."""
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     index = GraphIndex(made.graph)
@@ -62,8 +66,8 @@ def plant(proto: onnx.ModelProto, seed: int, count: int = 2) -> onnx.ModelProto:
 
     pairs = [(w, n) for n in made.graph.node if n.op_type == "Conv" and (w := writer(n)) is not None]
     rng = np.random.default_rng(seed)
-    for at in rng.choice(len(pairs), count, replace=False):
-        first, second = pairs[at]
+    chosen = [pairs[at] for at in rng.choice(len(pairs), count, replace=False)]
+    for first, second in chosen:
         channel = rng.integers(weights[first.input[1]].dims[0])
         for name, where, factor in (
             *((name, np.s_[channel], FACTOR) for name in first.input[1:3]),
@@ -72,7 +76,7 @@ def plant(proto: onnx.ModelProto, seed: int, count: int = 2) -> onnx.ModelProto:
             array = numpy_helper.to_array(weights[name]).copy()
             array[where] *= np.float32(factor)
             weights[name].CopyFrom(numpy_helper.from_array(array, name))
-    return made
+    return made, chosen
 
 
 def measure(folder: Folder, case: Case, model: Path, work: Path) -> list[str]:
@@ -121,7 +125,7 @@ def main() -> None:
                 proto = onnxfq.load(onnx.load(folder.path / case.file)).proto
                 for seed in range(3):
                     models[f"{case.name}, planted {seed}"] = work / f"planted{seed}.onnx"
-                    onnx.save(plant(proto, seed), work / f"planted{seed}.onnx")
+                    onnx.save(plant(proto, seed)[0], work / f"planted{seed}.onnx")
             for name, model in models.items():
                 cells = [name, " / ".join(case.metrics), *measure(folder, case, model, work)]
                 print(f"| {' | '.join(cells)} |", flush=True)

@@ -1,10 +1,12 @@
 """Cost of the whole of `quantize`: relative to plain inference of the same samples, and peak memory.
 
-    python benchmarks/quantize.py [--samples N ...] [--networks NAME ...] [--peers METHOD ...] [--out FILE]
+    python benchmarks/quantize.py [--samples N ...] [--networks NAME ...] [--peers METHOD ...]
+        [--aimet PYTHON] [--modelopt PYTHON] [--out FILE]
 
 Plain inference is one fully optimised onnxruntime session. The whole job starts from a file and ends with a
 written Q/DQ model: `onnxfq.quantize` with its default recipe, and onnxruntime's `quantize_static` with one
-method each, int8 per channel, on the same samples at batch 1. In each round every candidate runs once, in a
+method each, int8 per channel, on the same samples at batch 1. AIMET and ModelOpt run by the python of
+their own environments, with their defaults. In each round every candidate runs once, in a
 process of its own; imports are not counted. Peak memory is that of the process. Seconds are elapsed time;
 processor seconds are those of all threads, which vary less on a busy machine.
 
@@ -32,6 +34,9 @@ from shapes import NETWORKS
 from timing import machine, markdown_table, peak_bytes, report
 
 PEERS = ("minmax", "entropy", "percentile")
+
+TOOLS = {"AIMET": "aimet", "ModelOpt": "modelopt"}
+"""By label: the file `peers/by_NAME.py`, whose task `quantize` makes int8 by the tool's own defaults."""
 
 Job = Callable[[Path, int, int], None]
 """Called with the model, the number of samples and the number of threads."""
@@ -109,6 +114,14 @@ def run_child(name: str, path: Path, samples: int, threads: int, script: str = _
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def run_tool(python: str, tool: str, path: Path, samples: int, threads: int) -> dict:
+    """Run `quantize` of `peers/by_TOOL.py` with the python of its environment; return its costs."""
+    from peers.job import job_folder, run
+
+    with job_folder(onnx.load(path), list(feeds(1, samples))) as work:
+        return run(python, tool, "quantize", work, threads=threads)
+
+
 def child(jobs: Mapping[str, Callable[[], Job]], name: str, *place: str) -> None:
     """Run one of `jobs` on model, samples and threads, and print its costs as JSON."""
     job, path, (samples, threads) = jobs[name](), Path(place[0]), map(int, place[1:])
@@ -118,13 +131,23 @@ def child(jobs: Mapping[str, Callable[[], Job]], name: str, *place: str) -> None
     print(json.dumps(costs | {"peak": peak_bytes()}))
 
 
-def measure(path: Path, samples: int, jobs: list[str], threads: int, rounds: int) -> list[list[str]]:
-    """Return the table's rows of one model and number of samples."""
-    found: dict[str, list[dict]] = {name: [] for name in jobs}
+def measure(
+    path: Path,
+    samples: int,
+    jobs: list[str],
+    threads: int,
+    rounds: int,
+    tools: Mapping[str, str] | None = None,
+) -> list[list[str]]:
+    """Return the table's rows of one model and number of samples; `tools` are the pythons of `TOOLS`."""
+    runs = {name: partial(run_child, name, path, samples, threads) for name in jobs}
+    for name, python in (tools or {}).items():
+        runs[name] = partial(run_tool, python, TOOLS[name], path, samples, threads)
+    found: dict[str, list[dict]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, results in found.items():
             if not results or "error" not in results[-1]:
-                results.append(run_child(name, path, samples, threads))
+                results.append(runs[name]())
     rows = []
     base = found["plain inference"]
     for name, results in found.items():
@@ -151,16 +174,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=["minmax"], help="of onnxruntime")
+    for tool in TOOLS:
+        parser.add_argument(f"--{tool.lower()}", metavar="PYTHON", help=f"python of {tool}'s environment")
     parser.add_argument("--out", help="write the result to this Markdown file")
     arguments = parser.parse_args()
     jobs = ["plain inference", "onnxfq", *(f"onnxruntime {method}" for method in arguments.peers)]
+    given = {tool: getattr(arguments, tool.lower()) for tool in TOOLS}
+    tools = {tool: python for tool, python in given.items() if python}
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
         for network in arguments.networks:
             path = Path(folder) / f"{network}.onnx"
             onnx.save(NETWORKS[network](1), path)
             for samples in arguments.samples:
-                rows += measure(path, samples, jobs, arguments.threads, arguments.rounds)
+                rows += measure(path, samples, jobs, arguments.threads, arguments.rounds, tools)
     from onnxfq.runtime.ort import onnxruntime
 
     head = (

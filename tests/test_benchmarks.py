@@ -1,4 +1,4 @@
-"""`quantize.py`, `sensitivity.py` and `moments.py` of benchmarks run; their figures are not judged here."""
+"""Scripts of benchmarks run; the figures of speed are not judged here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from builders import build, weights
@@ -64,3 +65,43 @@ def test_moments_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     layers, observing, taken, ratio = moments.measure(network, 3, threads=1, rounds=1)
     assert layers == "1"
     assert min(map(float, (observing, taken, ratio))) > 0
+
+
+def test_a_tool_runs_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of a tool run in a process of its own: Q/DQ models, a ranking, an accuracy, errors as text."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    import job
+
+    network = build(
+        """g (float[2,3,6,6] x) => (float[2,4] y) {
+            h = Conv (x, w) p = GlobalAveragePool (h) f = Flatten (p) y = Gemm (f, v) }""",
+        {"w": weights(8, 3, 3, 3), "v": weights(8, 4)},
+    )
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.normal(size=(2, 3, 6, 6)).astype(np.float32)} for _ in range(8)]
+    onnx.save(network, tmp_path / "float.onnx")
+    float_run = job.open_model(tmp_path / "float.onnx")
+    labels = np.concatenate([float_run(feed)[0].argmax(-1) for feed in feeds])
+    with job.job_folder(network, feeds, labels) as work:
+        made = job.run(None, "onnxfq", "quantize", work)
+        assert made["sessions"] > 0 and made["processor"] > 0
+        low = work / made["model"]
+        assert job.count_float(low) == (0, 2) and job.count_weights(low) == (2, 2)
+        assert 20 < job.output_db(work / "model.onnx", low, feeds) < 80
+        ranked = job.run(None, "onnxfq", "analyze", work)["ranking"]
+        assert {name for names in ranked for name in names} == {"Conv_0", "Gemm_3"}
+        assert "error" not in job.run(None, "onnxfq", "control", work, max_drop=0.5)
+        failed = job.run(None, "onnxfq", "quantize", work, recipe={"weights": {"qtype": "int7x"}})
+        assert "int7x" in failed["error"]
+
+
+def test_a_section_replaces_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script rewrites its section of the page and leaves the others."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
+    import job
+
+    page = tmp_path / "page.md"
+    for title, text in (("One", "old"), ("Two", "kept"), ("One", "new")):
+        job.write_section(page, title, text)
+    assert page.read_text() == "# onnxfq next to other tools\n\n## Two\n\nkept\n\n## One\n\nnew\n"
