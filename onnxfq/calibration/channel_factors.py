@@ -74,6 +74,7 @@ class Product:
         made: variable of each output channel of `weight`, likewise.
         activation: format of the input.
         constant: format of the weight.
+        passes: whether a sum reads the quantized input too, so that its error reaches the group's products.
     """
 
     ids: NDArray[np.int64]
@@ -85,6 +86,7 @@ class Product:
     made: NDArray[np.int64]
     activation: Format
     constant: Format
+    passes: bool = False
 
     def columns(self, values: NDArray[np.float64], function: np.ufunc) -> NDArray[np.float64]:
         """Return `function` over the elements of `weight`-shaped `values` that meet each channel, [C]."""
@@ -111,10 +113,14 @@ class Product:
         """
         if not self.signal > 0.0:
             return 0.0
+        lost = float(self.input_noise(exponents) @ self.power)
+        return (float(self.weight_noise(exponents).sum()) + lost) / self.signal
+
+    def input_noise(self, exponents: Exponents) -> NDArray[np.float64]:
+        """Return the expected squared error of each channel of the input, factors divided out, [C]."""
         up = exponents[self.ids]
         grid = np.ldexp(self.activation.noise(np.ldexp(self.amax, up)), -2 * up)
-        lost = np.minimum(grid * self.live, self.square)
-        return (float(self.weight_noise(exponents).sum()) + float(lost @ self.power)) / self.signal
+        return np.minimum(grid * self.live, self.square)
 
     def weight_noise(self, exponents: Exponents) -> NDArray[np.float64]:
         """Return the expected squared error that each weight adds to its output, factors divided out."""
@@ -195,12 +201,14 @@ def choose_factors(
         np.maximum.at(top_x, at, product.amax[mine])
         np.maximum.at(top_w, at, amax[mine] / max(float(amax.max(initial=0.0)), np.finfo(float).tiny))
     importance = sum((product.importance(len(base)) for product in products), np.zeros(len(base)))
+    summed = [(p, importance - p.importance(len(base))) for p in products if p.passes]
 
     def expect(candidate: Exponents) -> float:
         exponents = base.copy()
         exponents[classes] = candidate
         made = sum(float((w.weight_noise(exponents) * importance[w.made]).sum()) for w in writers)
-        return sum(product.noise(exponents) for product in products) + made
+        passed = sum(float(p.input_noise(exponents) @ others[p.ids]) for p, others in summed)
+        return sum(product.noise(exponents) for product in products) + made + passed
 
     before = expect(np.zeros(len(classes), np.int64))
     found = [Trial(before, np.zeros(len(classes), np.int64), None)]

@@ -123,6 +123,8 @@ class _Chooser:
         self._model, self._methods, self._moments = model, methods, moments
         self._types = GraphIndex(model.proto.graph).types
         self._slots = {use: placement.spec for placement in plan.placements for use in placement.uses}
+        sums = {node.name for node in model.proto.graph.node if node.op_type in ("Add", "Sum")}
+        self._summed = {p.tensor for p in plan.placements if any(use.node in sums for use in p.uses)}
         self._weights = {placement.tensor: placement.spec for placement in plan.weights}
 
     def _has_one_scale(self, fold: Fold) -> bool:
@@ -183,7 +185,10 @@ class _Chooser:
             square, live = np.square(amax / 3.0), np.ones(len(amax))
         activation = _activation_format(self._slots.get(Use(fold.node, 0)), fold.axis)
         constant = _format(self._weights.get(fold.constant))
-        return Product(fold.inputs, amax, square, live, weight, fold.layout, fold.plus, activation, constant)
+        passes = fold.summed in self._summed
+        return Product(
+            fold.inputs, amax, square, live, weight, fold.layout, fold.plus, activation, constant, passes
+        )
 
 
 def _extremes(amax: NDArray[np.float64]) -> tuple[float, float]:
