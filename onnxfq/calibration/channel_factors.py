@@ -33,10 +33,12 @@ class Format:
     Attributes:
         qtype: number format; None for a tensor in float.
         granularity: elements that share a scale.
+        octaves: most that scales of elements are apart; None without a limit.
     """
 
     qtype: QType | None
     granularity: Granularity = PER_TENSOR
+    octaves: int | None = None
 
     def noise(self, magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the expected squared error of tensors with these largest magnitudes by element.
@@ -48,6 +50,8 @@ class Format:
             return np.zeros_like(magnitudes)
         layout = Layout(self.granularity, magnitudes.shape)
         top = layout.expand(layout.reduce(np.maximum, magnitudes, 0.0))
+        if self.octaves is not None:
+            top = np.maximum(top, np.ldexp(top.max(initial=0.0), -self.octaves))
         steps = self.qtype.qmax
         if self.qtype.layout is not None:
             least = 1 - self.qtype.layout.bias - self.qtype.layout.mantissa_bits

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxfq.calibration.calibrators.equalized_qparams import MOST_OCTAVES
 from onnxfq.calibration.channel_factors import ALPHAS, Choice, Format, Product, choose_factors
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import EqualizedGroup, Method
@@ -234,7 +235,7 @@ def _activation_format(spec: QuantSpec | None, axis: int) -> Format:
         )
     if granularity.axis is None or granularity.axis not in (axis, axis - 4, -1):
         return Format(qtype)
-    return Format(qtype, Granularity(0, granularity.block_size))
+    return Format(qtype, Granularity(0, granularity.block_size), MOST_OCTAVES if spec.equalized else None)
 
 
 def _drop_inexact(

@@ -25,7 +25,7 @@ from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.switchboard import Switchboard
 
 SAMPLES = 64
-"""Feeds that are read ahead to choose the factors; where methods must be confirmed, half of them do that."""
+"""Feeds that are read ahead to choose factors. Half of them confirm methods, with factors of the others."""
 
 LEAST_GAIN_DB = 0.5
 """Gain of the outputs below which a method is left."""
@@ -72,7 +72,7 @@ def equalize_inputs(
     plan = plan_encodings(inputs.ranked, recipe).plan
     best, trials = inputs, list[Trial]()
     groups: tuple[EqualizedGroup, ...] = ()
-    reached = -np.inf
+    reached, taken = -np.inf, methods
     waiting: list[tuple[ChannelMethods, Equalized]] = []
     with weights_in(inputs.scratch):
         for tried in _candidates(methods):
@@ -86,8 +86,12 @@ def equalize_inputs(
                 sqnr = _sqnr(made, recipe, choosing, confirming, options) if methods.confirmed else 0.0
                 trials.append(Trial(methods=_names(one), sqnr_db=sqnr))
                 if sqnr >= reached + LEAST_GAIN_DB:
-                    reached, best, groups = sqnr, made, result.groups
+                    reached, best, groups, taken = sqnr, made, result.groups, one
             waiting = []
+        if methods.confirmed and best is not inputs:
+            # The methods are confirmed; all feeds know the ranges better than those that chose.
+            found = equalize(inputs.model, plan, taken, feeds, options.threads, followed)
+            best, groups = _with_model(inputs, found.model, feeds), found.groups
     if waiting:
         groups = waiting[0][1].groups
     return best, Equalization(groups=groups, trials=tuple(trials) if methods.confirmed else ())
