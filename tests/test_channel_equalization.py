@@ -220,6 +220,21 @@ def test_a_new_mul_smooths_what_a_sum_reads_too() -> None:
     assert not any(node.op_type == "Mul" for node in plain.model.proto.graph.node)
 
 
+def test_a_new_mul_where_only_a_run_finds_the_rank() -> None:
+    """Behind a Reshape to a shape that is an input."""
+    text = POST_NORM.replace("float[N,9,16] x)", "float[N,144] u, int64[R] s)")
+    text = text.replace("{", "{ x = Reshape (u, s)", 1)
+    proto = network(text, 50.0)
+    data = [{"u": f["x"].reshape(-1, 144), "s": np.asarray([-1, 9, 16])} for f in feeds(network(POST_NORM))]
+    options = onnxfq.RunOptions(exact=True)
+    found = [
+        onnxfq.quantize(proto, data, recipe=recipe("none", way), protect=None, options=options)
+        for way in ("none", "0.7")
+    ]
+    assert output_db(found[1]) > output_db(found[0]) + 4
+    assert [node.op_type for node in found[1].model.proto.graph.node].count("Mul") == 1
+
+
 @pytest.mark.parametrize("name", ["tensorrt-fp8", "tensorrt-nvfp4", "tensorrt-int8-weights"])
 def test_other_formats_take_the_methods_too(name: str) -> None:
     """Under every recipe the outputs do not lose 0.5 dB by the methods, and the float model is the same."""

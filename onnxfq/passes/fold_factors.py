@@ -105,13 +105,8 @@ def _insert_products(
         folds = [fold for fold in analysis.folds if fold.summed == tensor]
         if not factors.any() or not folds:
             continue
-        shape = index.shape(tensor)
-        assert shape is not None
         dtype = onnx.helper.tensor_dtype_to_np_dtype(index.types[folds[0].constant])
-        dims = [-1 if axis == folds[0].axis else 1 for axis in range(len(shape))]
-        constant = make_tensor(
-            names.claim(f"{tensor}{SCALED}/factors"), np.ldexp(np.ones(1, dtype), factors).reshape(dims)
-        )
+        constant = make_tensor(names.claim(f"{tensor}{SCALED}/factors"), np.ldexp(np.ones(1, dtype), factors))
         graph.initializer.append(constant)
         output = names.claim(f"{tensor}{SCALED}")
         product = onnx.helper.make_node("Mul", [tensor, constant.name], [output], names.claim(output))

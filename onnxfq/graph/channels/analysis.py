@@ -41,7 +41,7 @@ class Analysis:
         folds: the constants that take factors up, their variables replaced by their classes.
         groups: what can be chosen.
         blocked: tensor that an operator with weights sums over -> why its factors are 1.
-        outside: variables of the tensors that a new Mul scales, by name: [C].
+        outside: variables of the tensors that a new Mul scales, by name, broadcastable to them.
     """
 
     count: int

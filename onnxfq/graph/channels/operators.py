@@ -442,8 +442,10 @@ def _read_channels(data: str, axis: int, channels: int, context: Context) -> Ids
     ids = context.of(data)
     if data in context.outside:  # a Mul in front of the operator gives its input new factors
         if data not in context.own:
-            context.own[data] = context.ties.fresh((channels,))
-        return context.own[data]
+            dims = [channels if place == axis % ids.ndim else 1 for place in range(ids.ndim)]
+            context.own[data] = context.ties.fresh(tuple(dims))
+        own = context.own[data]
+        return own.reshape(-1) if own.shape[axis] == channels else None
     if any(size != 1 for place, size in enumerate(ids.shape) if place != axis):
         return None
     return np.broadcast_to(ids.reshape(-1), (channels,))
