@@ -7,7 +7,6 @@ The networks are those of `protection.py`: in resnet20 two random convolutions r
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -86,7 +85,7 @@ def rank(folder: Folder, pythons: dict[str, str | None]) -> list[list[str]]:
     return rows
 
 
-def control(folder: Folder, pythons: dict[str, str | None], work_out: Path | None = None) -> list[list[str]]:
+def control(folder: Folder, pythons: dict[str, str | None]) -> list[list[str]]:
     """Return the rows of the promised accuracy."""
     case = find_case("resnet20_dynamo_op20_ext")
     proto = float_model(folder, case)
