@@ -136,8 +136,8 @@ places 1 and 2.
 {ranking}
 
 Promises are chosen and proven on {images} images, and scored on 2,000 others. One image is
-{200 / images:g} points of the half that proves a promise of onnxfq, which warns that chance may decide: both
-tools keep more than the 2 damaged layers in float. Costs are means of a seed.
+{200 / images:g} points of the half that proves a promise of onnxfq, which warns that chance may decide, here
+how many of the undamaged layers stay in float. Costs are means of a seed.
 
 {kept}"""
     write_section(arguments.out, "Layers damaged on purpose", text)
