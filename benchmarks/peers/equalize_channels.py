@@ -9,30 +9,14 @@ Weights and activations are int8, weights per output channel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import onnx
-from job import (
-    Case,
-    Folder,
-    find_case,
-    float_model,
-    job_folder,
-    output_db,
-    parse,
-    run,
-    scale_channels,
-    score,
-    unseen_feeds,
-    write_section,
-)
+from candidates import Candidate, compare, noise
+from job import Case, Folder, find_case, float_model, parse, scale_channels, write_section
 from timing import machine, markdown_table
 
 COSTS = ["SQNR dB", "new Mul", "processor s", "sessions"]
-
-Candidate = tuple[str, str, dict[str, Any]]
-"""Label, tool, and the options of its task `quantize`."""
 
 CROSS_LAYER: tuple[Candidate, ...] = (
     ("onnxfq, none", "onnxfq", {"recipe": {"activations": {"equalize": "none"}}}),
@@ -53,37 +37,27 @@ SMOOTH: tuple[Candidate, ...] = (
 )
 
 
-def count_products(model: onnx.ModelProto) -> int:
+def count_products(path: Path) -> int:
     """Return the number of Mul nodes: a factor that no constant takes up costs one."""
-    return sum(node.op_type == "Mul" for node in model.graph.node)
+    return sum(node.op_type == "Mul" for node in onnx.load(path).graph.node)
 
 
-def measure(
+def table(
+    title: str,
     folder: Folder,
     case: Case,
-    change: Callable[[onnx.ModelProto], onnx.ModelProto],
+    model: onnx.ModelProto,
     candidates: tuple[Candidate, ...],
     pythons: dict[str, str | None],
-) -> list[list[str]]:
-    """Return a row for the float model and each candidate whose python is known."""
-    proto = change(float_model(folder, case))
-    rows = []
-    with job_folder(proto, folder.feeds(case)) as work:
-        floats = score(folder, case, work / "model.onnx")[0]
-        rows.append(["float", f"{floats:.4f}", "", "", "", ""])
-        for label, tool, options in candidates:
-            if tool != "onnxfq" and not pythons.get(tool):
-                continue
-            result = run(pythons.get(tool), tool, "quantize", work, **options)
-            if "error" in result:
-                rows.append([label, result["error"], "", "", "", ""])
-                continue
-            made = work / result["model"]
-            noise = output_db(work / "model.onnx", made, unseen_feeds(folder, case))
-            products = count_products(onnx.load(made)) - count_products(proto)
-            figures = [f"{score(folder, case, made)[0]:.4f}", f"{noise:.1f}", str(products)]
-            rows.append([label, *figures, f"{result['processor']:.1f}", str(result["sessions"])])
-    return rows
+) -> str:
+    """Return the table of the candidates for one model."""
+    sqnr = noise(folder, case)
+
+    def figures(reference: Path, made: Path) -> list[str]:
+        return [*sqnr(reference, made), str(count_products(made) - count_products(reference))]
+
+    rows = compare(folder, case, model, candidates, pythons, figures)
+    return markdown_table([title, case.metrics[0], *COSTS], rows)
 
 
 def main() -> None:
@@ -92,17 +66,12 @@ def main() -> None:
     folder = Folder(arguments.folder.resolve())
     pythons = {"aimet": arguments.aimet, "nncf": arguments.nncf}
     resnet, minilm = find_case("resnet20_dynamo_op20_ext"), find_case("minilm_l6_fp16_op17", raised=True)
+    network = float_model(folder, resnet)
     tables = [
-        markdown_table(
-            [f"resnet20, {title}", "top-1", *COSTS], measure(folder, resnet, change, CROSS_LAYER, pythons)
-        )
-        for title, change in (
-            ("pairs of convolutions scaled", lambda proto: scale_channels(proto, 0, pairs=True)),
-            ("all channels scaled", lambda proto: scale_channels(proto, 0)),
-        )
+        table(f"resnet20, {title}", folder, resnet, scale_channels(network, 0, pairs), CROSS_LAYER, pythons)
+        for title, pairs in (("pairs of convolutions scaled", True), ("all channels scaled", False))
     ]
-    rows = measure(folder, minilm, lambda proto: proto, SMOOTH, pythons)
-    tables.append(markdown_table(["minilm", "Spearman", *COSTS], rows))
+    tables.append(table("minilm", folder, minilm, float_model(folder, minilm), SMOOTH, pythons))
     head = f"""int8, scored on data that no tool has seen; one thread; {machine()}.
 Activations are symmetric, except in AIMET's default. New Mul nodes are those more than in the float model."""
     write_section(arguments.out, "Channels of different size", "\n\n".join([head, *tables]))

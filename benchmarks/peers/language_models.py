@@ -11,18 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import onnx
-from job import (
-    Case,
-    Folder,
-    count_weights,
-    find_case,
-    float_model,
-    job_folder,
-    parse,
-    run,
-    score,
-    write_section,
-)
+from candidates import Candidate, compare
+from job import Folder, count_weights, find_case, float_model, parse, write_section
 from timing import machine, markdown_table
 
 BLOCK = 32
@@ -44,8 +34,8 @@ def recipe(model: onnx.ModelProto, calibrator: str, head: bool) -> dict[str, Any
     return {"base": "tensorrt-int4", "target": "onnxruntime", "weights": weights, "overrides": overrides}
 
 
-def candidates(model: onnx.ModelProto, modelopt: str | None) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return label, tool and options of its task `quantize`; ModelOpt's if its python is known."""
+def candidates(model: onnx.ModelProto) -> list[Candidate]:
+    """Return the candidates of both tools."""
     own = [
         (
             f"onnxfq, {calibrator} {rounding}" + (", the last MatMul too" if head else ""),
@@ -58,37 +48,27 @@ def candidates(model: onnx.ModelProto, modelopt: str | None) -> list[tuple[str, 
         (f"ModelOpt, {method}", "modelopt", {"mode": "int4", "method": method, "block": BLOCK})
         for method in MODELOPT
     ]
-    return [*own, *(theirs if modelopt else [])]
-
-
-def measure(folder: Folder, case: Case, modelopt: str | None) -> list[list[str]]:
-    """Return a row for each candidate: figure of the task, quantized weights, processor seconds."""
-    rows = [["float", f"{score(folder, case, None)[0]:.3f}", "", ""]]
-    model = float_model(folder, case)
-    with job_folder(model, folder.feeds(case)) as work:
-        for label, tool, options in candidates(model, modelopt):
-            result = run(modelopt if tool == "modelopt" else None, tool, "quantize", work, **options)
-            if "error" in result:
-                rows.append([label, result["error"], "", ""])
-                continue
-            made = work / result["model"]
-            quantized = "{} of {}".format(*count_weights(made))
-            perplexity = f"{score(folder, case, made)[0]:.3f}"
-            rows.append([label, perplexity, quantized, f"{result['processor']:.1f}"])
-    return rows
+    return [*own, *theirs]
 
 
 def main() -> None:
     """Measure, and write the section."""
     arguments = parse(__doc__, "modelopt")
-    rows = measure(
-        Folder(arguments.folder.resolve()), find_case("stories260k_dynamo_op20"), arguments.modelopt
+    folder, case = Folder(arguments.folder.resolve()), find_case("stories260k_dynamo_op20")
+    model = float_model(folder, case)
+    rows = compare(
+        folder,
+        case,
+        model,
+        candidates(model),
+        {"modelopt": arguments.modelopt},
+        lambda _, made: ["{} of {}".format(*count_weights(made))],
     )
     text = f"""Weights of stories260k in int4, blocks of {BLOCK}, activations in float; calibrated and scored
 on different texts; one thread; {machine()}. AWQ runs without fusing its
 factors, which fails without a GPU.
 
-{markdown_table(["weights", "perplexity", "quantized", "processor s"], rows)}"""
+{markdown_table(["weights", "perplexity", "quantized", "processor s", "sessions"], rows)}"""
     write_section(arguments.out, "Language models", text)
 
 

@@ -7,7 +7,6 @@ The networks are those of `protection.py`: in resnet20 two random convolutions r
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -86,7 +85,7 @@ def rank(folder: Folder, pythons: dict[str, str | None]) -> list[list[str]]:
     return rows
 
 
-def control(folder: Folder, pythons: dict[str, str | None], work_out: Path | None = None) -> list[list[str]]:
+def control(folder: Folder, pythons: dict[str, str | None]) -> list[list[str]]:
     """Return the rows of the promised accuracy."""
     case = find_case("resnet20_dynamo_op20_ext")
     proto = float_model(folder, case)
@@ -137,8 +136,8 @@ places 1 and 2.
 {ranking}
 
 Promises are chosen and proven on {images} images, and scored on 2,000 others. One image is
-{200 / images:g} points of the half that proves a promise of onnxfq, which warns that chance may decide: both
-tools keep more than the 2 damaged layers in float. Costs are means of a seed.
+{200 / images:g} points of the half that proves a promise of onnxfq, which warns that chance may decide, here
+how many of the undamaged layers stay in float. Costs are means of a seed.
 
 {kept}"""
     write_section(arguments.out, "Layers damaged on purpose", text)

@@ -7,25 +7,13 @@ All tools get the same 500 calibration images. Mark: top-1 at least AIMET's AdaR
 
 from __future__ import annotations
 
-from typing import Any
-
-from job import (
-    Folder,
-    find_case,
-    float_model,
-    job_folder,
-    output_db,
-    parse,
-    run,
-    score,
-    unseen_feeds,
-    write_section,
-)
+from candidates import Candidate, compare, noise
+from job import Folder, find_case, float_model, parse, write_section
 from timing import machine, markdown_table
 
 ITERATIONS, SEQ_MSE = 300, 20
 INT4 = {"target": "onnxruntime", "weights": {"qtype": "int4"}}
-CANDIDATES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+CANDIDATES: tuple[Candidate, ...] = (
     ("onnxfq, nearest", "onnxfq", {"recipe": INT4, "rounding": "nearest"}),
     ("onnxfq, `rounding: gptq`", "onnxfq", {"recipe": INT4, "rounding": "gptq"}),
     ("onnxfq, `rounding: qronos`", "onnxfq", {"recipe": INT4, "rounding": "qronos"}),
@@ -41,30 +29,13 @@ CANDIDATES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 
 
-def measure(folder: Folder, aimet: str | None) -> list[list[str]]:
-    """Return a row for the float model and each candidate whose python is known."""
-    case = find_case("resnet20_dynamo_op20_ext")
-    rows = [["float", f"{score(folder, case, None)[0]:.4f}", "", "", ""]]
-    with job_folder(float_model(folder, case), folder.feeds(case)) as work:
-        for label, tool, options in CANDIDATES:
-            if tool == "aimet" and not aimet:
-                continue
-            result = run(aimet if tool == "aimet" else None, tool, "quantize", work, **options)
-            if "error" in result:
-                rows.append([label, result["error"], "", "", ""])
-                continue
-            made = work / result["model"]
-            noise = output_db(work / "model.onnx", made, unseen_feeds(folder, case))
-            figures = [f"{score(folder, case, made)[0]:.4f}", f"{noise:.1f}"]
-            rows.append([label, *figures, f"{result['processor']:.1f}", str(result["sessions"])])
-    return rows
-
-
 def main() -> None:
     """Measure, and write the section."""
     arguments = parse(__doc__, "aimet")
     header = ["weights", "top-1", "SQNR dB", "processor s", "sessions"]
-    rows = measure(Folder(arguments.folder.resolve()), arguments.aimet)
+    folder, case = Folder(arguments.folder.resolve()), find_case("resnet20_dynamo_op20_ext")
+    pythons = {"aimet": arguments.aimet}
+    rows = compare(folder, case, float_model(folder, case), CANDIDATES, pythons, noise(folder, case))
     text = f"""resnet20, int4 weights per output channel, int8 activations; AdaRound with {ITERATIONS}
 iterations for each layer, SeqMSE with {SEQ_MSE} candidates; calibrated on 500 images, scored on 2,000 others;
 one thread; {machine()}.

@@ -18,6 +18,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from timing import peak_bytes  # noqa: E402  (its folder was just added)
+
 Feed = dict[str, np.ndarray]
 Task = Callable[..., dict[str, Any]]
 """Called with the folder and the options of the job; returns what belongs into the result."""
@@ -85,10 +89,3 @@ def work(tasks: Mapping[str, Task]) -> None:
         result = {"error": f"{type(error).__name__}: {lines[0][:160]}"}
     result |= {"seconds": time.perf_counter() - start, "processor": time.process_time() - processor}
     print("\n" + json.dumps(result | {"sessions": sessions, "peak": peak_bytes()}))
-
-
-def peak_bytes() -> int:
-    """Return the peak resident memory of this process; 0 if the system does not report it."""
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
