@@ -132,6 +132,7 @@ def quantize(
     promise: Promise | None = None,
     protect: float | None = PROTECT_DB,
     runtime: str | None = None,
+    ray: str | None = None,
     options: RunOptions | None = None,
     notes: Callable[[QuantizeResult], NodeNotes] | None = None,
 ) -> QuantizeResult:
@@ -162,6 +163,8 @@ def quantize(
             percent of the multiply-adds for each missing dB, see `protect_outputs`; None for none. Encodings
             of another tool are used as they are.
         runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
+        ray: address of a Ray cluster, or "local", that observes, gathers moments and rounds weights by them;
+            the written model is the same to the bit.
         options: batch, threads, device and how data is read.
         notes: called with the result; what it returns becomes metadata of nodes of the Q/DQ model. The bits
             of the model then depend on all that the notes depend on.
@@ -175,7 +178,7 @@ def quantize(
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
     known = moments if moments is None or isinstance(moments, Moments) else Moments.load(moments)
-    job = _Job(encodings, missing, statistics, known, floats, release, promise, options, clock)
+    job = _Job(encodings, missing, statistics, known, floats, release, promise, ray, options, clock)
     made = job.keep(job.prepare(job.equalize(inputs, chosen), chosen))
     built = job.build(made)
     if promise is None and encodings is None and protect is not None:
@@ -219,6 +222,7 @@ class _Job:
     floats: FloatOptions
     release: Release
     promise: Promise | None
+    ray: str | None
     options: RunOptions
     clock: _Clock
 
@@ -236,7 +240,7 @@ class _Job:
         if inputs.feeds is None and self.statistics is None:
             planned = planned.without_missing(self.missing)
         clock.lap("plan")
-        found = gather_statistics(inputs, planned.unknown, self.statistics, self.options)
+        found = gather_statistics(inputs, planned.unknown, self.statistics, self.options, self.ray)
         clock.lap("observe")
         weights = None
         if planned.matched is None:
@@ -244,7 +248,9 @@ class _Job:
             weights = encode_weights(inputs.model, planned.plan, progress)
         kept = Protected.of(inputs.model, recipe, planned, found, weights)
         clock.lap("calibrate")
-        kept = kept.rounded(round_given(inputs, kept.plan, kept.encodings, self.options, self.moments))
+        kept = kept.rounded(
+            round_given(inputs, kept.plan, kept.encodings, self.options, self.moments, self.ray)
+        )
         clock.lap("round")
         return _Made(*equalized, kept)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +68,45 @@ def test_quantize_rounds_without_running_the_model(folder: Path):
     digest = Moments.load(folder / "moments.npz").data.hex[:12]
     assert rounded.encodings.rounding == f"gptq by moments of 24 samples with digest {digest}"
     assert usual.encodings.rounding == "gptq"
+
+
+ON_A_CLUSTER = """
+import sys, numpy as np, onnxfq, ray
+from onnxfq.errors import OnnxfqError
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+         object_store_memory=100 << 20)
+x = np.load("x.npz")["x"].repeat(30, axis=0)
+model = onnxfq.load("m.onnx")
+plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq"))
+for name, where in (("one", None), ("ray", "local")):
+    onnxfq.gather_moments(model, plan, {"x": x}, f"{name}.npz", ray=where)
+    onnxfq.quantize("m.onnx", {"x": x}, f"{name}.onnx", rounding="gptq", ray=where)
+x[700] = np.inf
+try:
+    onnxfq.gather_moments(model, plan, {"x": x}, "bad.npz", ray="local",
+                          options=onnxfq.RunOptions(data=onnxfq.DataOptions(nonfinite="skip")))
+except OnnxfqError as error:
+    print(error)
+"""
+
+
+def test_a_cluster_gathers_and_rounds_to_the_same_bytes(folder: Path):
+    """Two workers of Ray write the moments and the rounded model of one process; a fault names its feed."""
+    pytest.importorskip("ray", reason="extra ray is not installed")
+    done = subprocess.run(
+        [sys.executable, "-c", ON_A_CLUSTER],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for kind in ("npz", "onnx"):
+        assert (folder / f"ray.{kind}").read_bytes() == (folder / f"one.{kind}").read_bytes()
+    assert "feed 700 gives tensor 'x' NaN or infinities" in done.stdout
+    assert not (folder / "bad.npz").exists()
 
 
 def test_weights_alone_need_no_data(folder: Path):

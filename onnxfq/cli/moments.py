@@ -10,7 +10,7 @@ import typer
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
-from onnxfq.cli.options import CustomOpsOption, ModelArgument, OutputOption, RoundedRecipe
+from onnxfq.cli.options import CustomOpsOption, ModelArgument, OutputOption, RayOption, RoundedRecipe
 from onnxfq.cli.run_options import RunningFast
 
 
@@ -31,6 +31,7 @@ def moments(
             min=1, metavar="MB", help="Limit the memory of runs, and the temporary file of sampled inputs."
         ),
     ] = MOMENTS_MEMORY >> 20,
+    ray: RayOption = None,
     custom_ops: CustomOpsOption = None,
     *,
     recipe: RoundedRecipe,
@@ -62,6 +63,7 @@ def moments(
             ranges_only=ranges,
             ranges=ranges_from,
             memory=memory << 20,
+            ray=ray,
             options=options,
         )
     record = {"inputs": len(found.ranges), "samples": found.data.samples, "files": [output]}

@@ -10,7 +10,7 @@ import typer
 from onnxfq.choices import DEFAULT_MEMORY
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
-from onnxfq.cli.options import CustomOpsOption, ModelArgument, OptionalPlanOption, OutputOption
+from onnxfq.cli.options import CustomOpsOption, ModelArgument, OptionalPlanOption, OutputOption, RayOption
 from onnxfq.cli.run_options import RunningFast
 from onnxfq.errors import StatisticsError
 
@@ -34,10 +34,7 @@ def observe(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from OUT of an interrupted run.")
     ] = False,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS|local", help="Distribute samples over a Ray cluster."),
-    ] = None,
+    ray: RayOption = None,
     custom_ops: CustomOpsOption = None,
     *,
     running: RunningFast,

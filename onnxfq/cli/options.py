@@ -39,6 +39,10 @@ MomentsOption = Annotated[
     Path | None,
     typer.Option("--moments", metavar="FILE", help="Round weights by these moments of `onnxfq moments`."),
 ]
+RayOption = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS|local", help="Distribute the work over a Ray cluster."),
+]
 RecipeOption = Annotated[
     str,
     typer.Option(

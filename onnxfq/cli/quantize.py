@@ -24,6 +24,7 @@ from onnxfq.cli.options import (
     MomentsOption,
     OutputOption,
     PromiseOptions,
+    RayOption,
     StatisticsOption,
     WriteJobOption,
 )
@@ -84,6 +85,7 @@ def quantize(
             "them on the nodes of OUT, which Netron shows.",
         ),
     ] = None,
+    ray: RayOption = None,
     artifacts: Annotated[
         Path | None,
         typer.Option(
@@ -132,6 +134,7 @@ def quantize(
             floats=FloatOptions(float_type, float_io),
             promise=promise,
             protect=least,
+            ray=ray,
             options=options,
             notes=None if node_data is None else node_notes,
         )

@@ -11,7 +11,14 @@ import typer
 from onnxfq.choices import DEFAULT_RECIPE, LOW_SQNR_DB, RANKING_FEEDS
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
-from onnxfq.cli.options import AccuracyOptions, CustomOpsOption, ModelArgument, RecipeOption, StatisticsOption
+from onnxfq.cli.options import (
+    AccuracyOptions,
+    CustomOpsOption,
+    ModelArgument,
+    RayOption,
+    RecipeOption,
+    StatisticsOption,
+)
 from onnxfq.cli.run_options import RunningOnCpu
 from onnxfq.errors import RecipeError
 from onnxfq.support.files import write_text
@@ -40,10 +47,7 @@ def sensitivity(
         Path | None,
         typer.Option(metavar="FILE.html", help="Write an HTML page of all layers."),
     ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS|local", help="Distribute the groups over a Ray cluster."),
-    ] = None,
+    ray: RayOption = None,
     custom_ops: CustomOpsOption = None,
     *,
     accuracy: AccuracyOptions,

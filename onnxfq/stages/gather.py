@@ -11,14 +11,19 @@ from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError
 from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observe_ray import collect_on_ray
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 
 
 def gather_statistics(
-    inputs: QuantizeInputs, plan: Plan, given: str | Path | Statistics | None, options: RunOptions
+    inputs: QuantizeInputs,
+    plan: Plan,
+    given: str | Path | Statistics | None,
+    options: RunOptions,
+    ray: str | None = None,
 ) -> Statistics:
-    """Return the statistics `given`, or observe the activations of `plan`.
+    """Return the statistics `given`, or observe the activations of `plan`, on the Ray cluster `ray` if given.
 
     In both cases feeds for the comparison are kept. Raises StatisticsError if `given` is for another model
     or other data, DataError if activations have to be observed without data.
@@ -43,6 +48,8 @@ def gather_statistics(
         feed_ranges=any(p.calibrator.is_ordered for p in plan.activations),
         progress=options.stage("observe", inputs.runs),
     )
+    if ray is not None:
+        return collect_on_ray(model, plan, feeds, ray, observing)
     return collect_statistics(model, plan, feeds, observing)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import METHODS, Moments
-from onnxfq.calibration.weights.recorded_moments import Key
+from onnxfq.calibration.weights.recorded_moments import Key, Ranges
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Data, DataDigest, Feeds
 from onnxfq.documents.plan import Plan
@@ -21,12 +21,13 @@ from onnxfq.graph.model import Model
 from onnxfq.stages.layer_inputs import Layer, find_layers
 from onnxfq.stages.moments import (
     FloatRuns,
-    SampledInputs,
     largest_inputs,
     layer_keys,
     read_tensors,
     sample_inputs,
+    sums_of_inputs,
 )
+from onnxfq.stages.moments_ray import RayMoments
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.targets.registry import prepare_model
 
@@ -42,6 +43,7 @@ def gather_moments(
     ranges_only: bool = False,
     ranges: str | Path | Moments | None = None,
     memory: int = MOMENTS_MEMORY,
+    ray: str | None = None,
     options: RunOptions | None = None,
 ) -> Moments:
     """Write the second moments of the inputs of the layers that `plan` rounds by moments, and return them.
@@ -57,10 +59,11 @@ def gather_moments(
         ranges_only: write the ranges of the channels and no moments.
         ranges: ranges of all parts of the data; those of `data` alone if None.
         memory: bytes that runs side by side, and the sampled inputs in a temporary file, may each take.
+        ray: address of a Ray cluster whose workers share the data, or "local"; the file is the same.
         options: batch, threads and progress.
 
     Raises RecipeError if no weight of the plan is rounded by moments alone, StatisticsError for an input that
-    holds NaN or infinities or leaves the given ranges.
+    holds NaN or infinities or leaves the given ranges, RuntimeLibraryError without ray or its cluster.
     """
     options = options or RunOptions()
     plan.check_model(model.sha256)
@@ -74,14 +77,38 @@ def gather_moments(
     progress = options.stage("moments", feeds.runs)
     digest = _read_through(feeds)
     samples = digest.samples if given is None else given.samples
-    with closing(FloatRuns(model, read_tensors(layers), options.threads, memory, progress)) as runs:
-        if ranges_only:
-            amax = largest_inputs(runs, feeds, layer_keys(layers))
-            found: Iterable[_Gathered] = ((key, one, None) for key, one in amax.items())
+    known = None if given is None else given.ranges
+    with ExitStack() as opened:
+        found: Iterator[_Gathered]
+        if ray is None:
+            runs = opened.enter_context(
+                closing(FloatRuns(model, read_tensors(layers), options.threads, memory, progress))
+            )
+            if ranges_only:
+                found = _ranges(largest_inputs(runs, feeds, layer_keys(layers)))
+            else:
+                found = sums_of_inputs(sample_inputs(runs, layers, feeds, samples, memory, known))
         else:
-            known = None if given is None else given.ranges
-            found = _sums(sample_inputs(runs, layers, feeds, samples, memory, known))
+            spread = opened.enter_context(
+                RayMoments(
+                    model,
+                    layers,
+                    feeds,
+                    samples,
+                    ray,
+                    threads=options.threads,
+                    memory=memory,
+                    ranges=known,
+                    progress=progress,
+                )
+            )
+            found = _ranges(spread.ranges) if ranges_only else sums_of_inputs([spread])
         return Moments.write(output, model.sha256, samples, digest, found)
+
+
+def _ranges(ranges: Ranges) -> Iterator[_Gathered]:
+    """Yield each input with its ranges and no sums."""
+    return ((key, one, None) for key, one in ranges.items())
 
 
 def _layers(model: Model, plan: Plan) -> list[Layer]:
@@ -104,13 +131,3 @@ def _read_through(feeds: Feeds) -> DataDigest:
         pass
     assert feeds.digest is not None
     return feeds.digest
-
-
-def _sums(parts: Iterable[SampledInputs]) -> Iterator[_Gathered]:
-    """Yield each input once, with its ranges and sums."""
-    done: set[Key] = set()
-    for part in parts:
-        for key in layer_keys(part.layers):
-            if key not in done:
-                done.add(key)
-                yield key, part.ranges[key], part.sum(key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -59,11 +59,7 @@ def collect_moments(
     specs = input_specs(model.proto)
     samples = sum(sample_count(feed, specs) for feed in feeds)
     with closing(FloatRuns(model, read_tensors(layers), threads, MOMENTS_MEMORY)) as runs:
-        for found in sample_inputs(runs, layers, feeds, samples, room):
-            for keys, same in groupby(found.layers, lambda layer: layer_keys([layer])):
-                moments = join_sums(found.sum(key) for key in keys)
-                # Queries, keys and values share moments and their factors.
-                yield from ((layer, moments) for layer in same)
+        yield from sums_of_layers(sample_inputs(runs, layers, feeds, samples, room))
 
 
 def sample_inputs(
@@ -73,6 +69,7 @@ def sample_inputs(
     samples: int,
     room: int | None = None,
     ranges: Ranges | None = None,
+    first: int = 0,
 ) -> Iterator[SampledInputs]:
     """Yield the sampled inputs of `layers`, in parts for which a file has room; a run over the data for each.
 
@@ -83,11 +80,12 @@ def sample_inputs(
         samples: number of samples over which the rows are spread.
         room: bytes of the file; half of the free ones if None.
         ranges: the grids; those of the data if None.
+        first: number of the first feed.
     """
     left = list(layers)
     while left:
         with closing(SampledInputs(left, samples, free_room() if room is None else room, ranges)) as found:
-            for number, (arrays, count) in enumerate(runs.over(feeds)):
+            for number, (arrays, count) in enumerate(runs.over(feeds), first):
                 found.add(arrays, count, number)
             yield found
             left = left[len(found.layers) :]
@@ -165,6 +163,34 @@ class SampledInputs:
         return self.layers
 
 
+class InputSums(Protocol):
+    """Ranges and sums of the inputs of layers: `SampledInputs`, or those that a cluster gathers."""
+
+    layers: Sequence[Layer]
+    ranges: dict[Key, NDArray[np.float64]]
+
+    def sum(self, key: Key) -> MomentSums:
+        """Return the moments of an input over all feeds."""
+
+
+def sums_of_inputs(parts: Iterable[InputSums]) -> Iterator[tuple[Key, NDArray[np.float64], MomentSums]]:
+    """Yield each input once, with its ranges and sums."""
+    done: set[Key] = set()
+    for part in parts:
+        for key in layer_keys(part.layers):
+            if key not in done:
+                done.add(key)
+                yield key, part.ranges[key], part.sum(key)
+
+
+def sums_of_layers(parts: Iterable[InputSums]) -> Iterator[tuple[Layer, InputMoments]]:
+    """Yield each layer with the moments of its inputs; neighbours that read the same inputs share them."""
+    for part in parts:
+        for keys, same in groupby(part.layers, lambda layer: layer_keys([layer])):
+            moments = join_sums(part.sum(key) for key in keys)
+            yield from ((layer, moments) for layer in same)
+
+
 class FloatRuns:
     """Runs of the float model that return the inputs of layers."""
 
@@ -235,14 +261,14 @@ def _value_name(proto: onnx.ModelProto, tensor: str) -> str:
 
 
 def largest_inputs(
-    runs: FloatRuns, feeds: Iterable[Feed], keys: Iterable[Key]
+    runs: FloatRuns, feeds: Iterable[Feed], keys: Iterable[Key], first: int = 0
 ) -> dict[Key, NDArray[np.float64]]:
-    """Return the largest magnitude of each channel of the inputs of layers.
+    """Return the largest magnitude of each channel of the inputs of layers; `first` numbers the first feed.
 
     Raises StatisticsError for an input that holds NaN or infinities.
     """
     found: dict[Key, NDArray[np.float64]] = {}
-    for number, (arrays, _) in enumerate(runs.over(feeds)):
+    for number, (arrays, _) in enumerate(runs.over(feeds), first):
         for key in keys:
             update_amax(found, key, arrays[key[0]], number)
     return found

@@ -6,11 +6,9 @@ twice.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any
+from functools import partial
 
 import onnx
 
@@ -24,11 +22,8 @@ from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.device_memory import Device
 from onnxfq.stages.observe import ObservationInterrupted, skip_resumed
 from onnxfq.stages.observers import ObserveOptions, Observer, observer_on
-from onnxfq.stages.ray_cluster import Cluster, fetch_result
+from onnxfq.stages.ray_cluster import Cluster, collect_results, count_workers, split_shards
 from onnxfq.targets.registry import prepare_model
-
-SHARD = 16
-"""Feeds per task: enough to make sending them cheap, few enough that a lost worker costs little."""
 
 
 def collect_on_ray(
@@ -62,30 +57,18 @@ def collect_on_ray(
     with Cluster(address, options.threads) as ray:
         work = ray.put(_Work.from_model(model, plan, options))
         kind = "GPU" if options.device == "cuda" else "CPU"
-        workers = int(ray.cluster_resources().get(kind, 0))
+        workers = count_workers(ray, kind)
         if kind == "GPU" and not workers:
             raise RuntimeLibraryError(f"the Ray cluster at {address!r} has no GPU; use device cpu")
         task = ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_retries=-1)(_observe_shard)
         total = None if start is None else replace(start, complete=True)
-        # At most twice as many shards as workers are in flight: no worker waits, and memory stays bounded.
-        most = 2 * max(1, workers)
-        out: deque[Any] = deque()
-
-        def collect() -> None:
-            nonlocal total
-            observed: Statistics = fetch_result(ray, out.popleft())
-            total = observed if total is None else total.merge(observed)
-            if options.progress is not None:
-                options.progress(total.feeds)
-
         try:
             source = copy_feeds(feeds) if start is None else skip_resumed(model, feeds, start)
-            for first, shard in _shards(source, 0 if start is None else start.feeds):
-                out.append(task.remote(work, first, shard))
-                if len(out) >= most:
-                    collect()
-            while out:
-                collect()
+            shards = split_shards(source, 0 if start is None else start.feeds)
+            for observed in collect_results(ray, (partial(task.remote, work, *shard) for shard in shards)):
+                total = observed if total is None else total.merge(observed)
+                if options.progress is not None:
+                    options.progress(total.feeds)
         except KeyboardInterrupt:
             so_far = total or Statistics(model.sha256, 0, {})
             raise ObservationInterrupted(replace(so_far, complete=False)) from None
@@ -134,11 +117,3 @@ def _observe_shard(work: _Work, first: int, shard: list[Feed]) -> Statistics:
     if key not in _observers:
         _observers[key] = work.observer()
     return _observers[key].run(shard, first)
-
-
-def _shards(feeds: Iterable[Feed], first: int) -> Iterator[tuple[int, list[Feed]]]:
-    """Yield the number of the first feed of each shard, and its feeds; `first` numbers the first of all."""
-    source = iter(feeds)
-    while shard := list(islice(source, SHARD)):
-        yield first, shard
-        first += len(shard)

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
+from onnxfq.data import Feed
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.support.records import join_lines
 
 LOCAL = "local"
 _STORE_BYTES = 256 << 20
+
+SHARD = 16
+"""Feeds per task: enough to make sending them cheap, few enough that a lost worker costs little."""
+
+
+def split_shards(feeds: Iterable[Feed], first: int = 0) -> Iterator[tuple[int, list[Feed]]]:
+    """Yield the number of the first feed of each shard, and its feeds; `first` numbers the first of all."""
+    source = iter(feeds)
+    while shard := list(islice(source, SHARD)):
+        yield first, shard
+        first += len(shard)
 
 
 def fetch_result(ray: Any, reference: Any) -> Any:
@@ -18,6 +33,26 @@ def fetch_result(ray: Any, reference: Any) -> Any:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
+
+
+def count_workers(ray: Any, kind: str = "CPU") -> int:
+    """Return how many tasks that take one CPU, or one GPU, run side by side."""
+    return int(ray.cluster_resources().get(kind, 0))
+
+
+def collect_results(ray: Any, tasks: Iterable[Callable[[], Any]]) -> Iterator[Any]:
+    """Start `tasks` and yield their results in this order.
+
+    At most two for each core of the cluster are in flight: no worker waits, and memory stays bounded.
+    """
+    most = 2 * max(1, count_workers(ray))
+    out: deque[Any] = deque()
+    for start in tasks:
+        out.append(start())
+        if len(out) >= most:
+            yield fetch_result(ray, out.popleft())
+    while out:
+        yield fetch_result(ray, out.popleft())
 
 
 def _import_ray() -> Any:

@@ -10,7 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 
-from onnxfq.calibration.weights import METHODS, InputMoments, Moments, round_weight
+from onnxfq.calibration.weights import (
+    METHODS,
+    InputMoments,
+    Moments,
+    RoundedWeight,
+    RoundingJob,
+    round_weight,
+)
 from onnxfq.data import Feed
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
@@ -25,8 +32,10 @@ from onnxfq.passes.replace_weights import replace_weights, separate_float_reader
 from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.layer_inputs import Layer, find_layers
 from onnxfq.stages.moments import collect_moments, layer_keys
+from onnxfq.stages.moments_ray import collect_moments_on_ray
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
+from onnxfq.stages.round_ray import round_on_ray
 from onnxfq.stages.sequential_moments import SequentialModels
 from onnxfq.targets.registry import prepare_model
 
@@ -113,6 +122,7 @@ def round_given(
     encodings: Encodings,
     options: RunOptions,
     moments: Moments | None = None,
+    ray: str | None = None,
 ) -> Rounding:
     """Return `round_weights` by moments or the data of `quantize`; without both all stay at nearest."""
     asked = [p.tensor for p in plan.weights if p.rounding != NEAREST]
@@ -122,7 +132,14 @@ def round_given(
     progress = options.stage("round", len(asked))
     with weights_in(inputs.scratch):
         return round_weights(
-            inputs.model, plan, encodings, feeds, moments=moments, threads=options.threads, progress=progress
+            inputs.model,
+            plan,
+            encodings,
+            feeds,
+            moments=moments,
+            threads=options.threads,
+            ray=ray,
+            progress=progress,
         )
 
 
@@ -134,6 +151,7 @@ def round_weights(
     *,
     moments: Moments | None = None,
     threads: int = 0,
+    ray: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Rounding:
     """Round the weights of `plan` that ask for it by the second moments of their layers' inputs.
@@ -149,10 +167,12 @@ def round_weights(
         feeds: the data, which can be read several times; not read if there are moments.
         moments: of the inputs of the layers, gathered before with `gather_moments`.
         threads: cores to use, 0 for all.
+        ray: address of a Ray cluster, or "local", that shares the feeds of the moments and then the layers;
+            a sequential method does not use it.
         progress: called with the number of weights done.
 
     Raises StatisticsError for an input of a layer that holds NaN or infinities, and for moments that do not
-    fit the model or the methods.
+    fit the model or the methods, RuntimeLibraryError without ray or its cluster.
     """
     plan.check_model(model.sha256)
     if moments is not None:
@@ -167,16 +187,22 @@ def round_weights(
     work = _Work(model, plan, encodings, progress, "" if moments is None else moments.origin)
     plain = [layer for layer in layers if not METHODS[layer.placement.rounding].sequential]
     if plain:
-        found = collect_moments(model, plain, feeds, threads) if moments is None else _read(moments, plain)
-        for layer, inputs in found:
-            work.round(layer, inputs)
+        if moments is not None:
+            found = _read(moments, plain)
+        elif ray is None:
+            found = collect_moments(model, plain, feeds, threads)
+        else:
+            found = collect_moments_on_ray(model, plain, feeds, ray, threads)
+        jobs = ((layer, work.job(layer, inputs)) for layer, inputs in found)
+        for layer, made in _round_all(jobs) if ray is None else round_on_ray(jobs, ray, threads):
+            work.take(layer, made)
     rest = [layer for layer in layers if METHODS[layer.placement.rounding].sequential]
     if rest:
         with SequentialModels(model, plan, encodings, feeds, threads) as models:
             models.set_nearest(work.encodings, work.tensors, {one.placement.tensor for one in rest})
             for layer in models.order(rest):
-                tensor = work.round(layer, models.moments(layer))
-                models.set_weight(tensor)
+                made = round_weight(*work.job(layer, models.moments(layer)))
+                models.set_weight(work.take(layer, made))
     return Rounding(work.model(), work.all_encodings(), tuple(work.layers), refused, work.tensors)
 
 
@@ -205,6 +231,10 @@ def _read(moments: Moments, layers: Sequence[Layer]) -> Iterator[tuple[Layer, In
         yield from ((layer, found) for layer in same)
 
 
+def _round_all(jobs: Iterable[tuple[Layer, RoundingJob]]) -> Iterator[tuple[Layer, RoundedWeight]]:
+    return ((layer, round_weight(*job)) for layer, job in jobs)
+
+
 class _Work:
     """Weights and encodings while layers are rounded."""
 
@@ -222,12 +252,12 @@ class _Work:
         self.tensors: dict[str, onnx.TensorProto] = {}
         self.layers: list[RoundedLayer] = []
 
-    def round(self, layer: Layer, moments: InputMoments) -> onnx.TensorProto:
-        """Round the weight of `layer`, and return it."""
+    def job(self, layer: Layer, moments: InputMoments) -> RoundingJob:
+        """Return what rounding the weight of `layer` takes."""
         placement, name = layer.placement, layer.placement.tensor
-        stored, old = weight_array(self._model, name), self.encodings[name]
-        made = round_weight(
-            stored.astype(np.float32),
+        old = self.encodings[name]
+        return RoundingJob(
+            weight_array(self._model, name).astype(np.float32),
             placement.spec,
             Scales(old.scale_array, old.zero_point_array.astype(np.float32), old.global_scale),
             layer.view,
@@ -235,8 +265,12 @@ class _Work:
             placement.rounding,
             placement.float_type,
         )
-        self.encodings[name] = _with_scales(old, made.scales)
-        self.tensors[name] = weight_tensor(name, made.values, stored)
+
+    def take(self, layer: Layer, made: RoundedWeight) -> onnx.TensorProto:
+        """Take over the rounded weight of `layer`, and return it."""
+        placement, name = layer.placement, layer.placement.tensor
+        self.encodings[name] = _with_scales(self.encodings[name], made.scales)
+        self.tensors[name] = weight_tensor(name, made.values, weight_array(self._model, name))
         before, after = (ratio_db(made.signal, noise) for noise in (made.before, made.after))
         self.layers.append(RoundedLayer(name, placement.rounding, before, after))
         if self._progress is not None:

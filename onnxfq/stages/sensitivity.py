@@ -86,7 +86,7 @@ def sensitivity(
     check_metric_name(metric)
     if samples < 1:
         raise DataError(f"samples is {samples}; give at least 1")
-    inputs, plan, rounding = _encode(model, data, chosen, statistics, options)
+    inputs, plan, rounding = _encode(model, data, chosen, statistics, options, ray)
     board = Switchboard.open(inputs, plan, rounding.encodings, options, rounding.tensors)
     task = None
     if metric is not None or labels is not None:
@@ -109,14 +109,15 @@ def _encode(
     recipe: Recipe,
     statistics: str | Path | Statistics | None,
     options: RunOptions,
+    ray: str | None,
 ) -> tuple[QuantizeInputs, Plan, Rounding]:
     """Return the inputs, and the encoded part of the plan with its weights; statistics are freed."""
     inputs = open_inputs(model, data, recipe, options, observed=statistics is not None)
     inputs, _ = equalize_inputs(inputs, recipe, options, None, statistics is not None)
     planned = plan_encodings(inputs.ranked, recipe)
-    found = gather_statistics(inputs, planned.unknown, statistics, options)
+    found = gather_statistics(inputs, planned.unknown, statistics, options, ray)
     plan, encodings = planned.encode(inputs.model, found)
-    return inputs, plan, round_given(inputs, plan, encodings, options)
+    return inputs, plan, round_given(inputs, plan, encodings, options, ray=ray)
 
 
 def rank_groups(

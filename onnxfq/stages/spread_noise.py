@@ -15,7 +15,7 @@ from onnxfq.data import Feed
 from onnxfq.documents.plan import Plan
 from onnxfq.runtime.custom_ops import list_custom_ops, use_custom_ops
 from onnxfq.runtime.session import Progress
-from onnxfq.stages.ray_cluster import Cluster, fetch_result
+from onnxfq.stages.ray_cluster import Cluster, count_workers, fetch_result
 from onnxfq.stages.switchboard import Switchboard
 from onnxfq.stages.switched_segments import State
 
@@ -54,7 +54,7 @@ class SpreadNoise:
             self._feeds = feeds, ray.put(list(feeds))
         sent = self._feeds[1]
         task = ray.remote(num_cpus=1, max_retries=-1)(_measure_states)
-        workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        workers = max(1, count_workers(ray))
         # Neighbours share the tensors before them; two tasks for each worker even out their times.
         size = max(1, -(-len(states) // (2 * workers)))
         shards = [list(states[first : first + size]) for first in range(0, len(states), size)]

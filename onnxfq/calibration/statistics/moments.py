@@ -21,7 +21,7 @@ PIECE = 256
 EXACT = 1 << 24
 """Largest sum of squares of a column in one product; no sum of products of two columns exceeds theirs."""
 
-MOST_WAITING = 512
+MOST_WAITING = 2048
 """Most rows of one product: adding it costs little next to computing it."""
 
 BLOCK = 256

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from onnxfq.calibration.weights.inputs import InputView
-from onnxfq.calibration.weights.methods import METHODS, RoundedWeight, round_weight
+from onnxfq.calibration.weights.methods import METHODS, RoundedWeight, RoundingJob, round_weight
 from onnxfq.calibration.weights.moments import InputMoments
 from onnxfq.calibration.weights.recorded_moments import Moments
 from onnxfq.calibration.weights.view import MatrixView
 
-__all__ = ["METHODS", "InputMoments", "InputView", "MatrixView", "Moments", "RoundedWeight", "round_weight"]
+__all__ = [
+    "METHODS",
+    "InputMoments",
+    "InputView",
+    "MatrixView",
+    "Moments",
+    "RoundedWeight",
+    "RoundingJob",
+    "round_weight",
+]

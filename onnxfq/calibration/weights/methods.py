@@ -65,6 +65,18 @@ class RoundedWeight(NamedTuple):
     signal: float
 
 
+class RoundingJob(NamedTuple):
+    """Arguments of `round_weight`."""
+
+    values: NDArray[np.float32]
+    spec: QuantSpec
+    nearest: Scales
+    view: MatrixView
+    moments: InputMoments
+    method: str
+    float_type: FloatType
+
+
 def round_weight(
     values: NDArray[np.float32],
     spec: QuantSpec,
