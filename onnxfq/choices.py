@@ -47,6 +47,11 @@ LOW_SQNR_DB = 20
 PROTECT_DB = float(LOW_SQNR_DB)
 """SQNR of the outputs in dB that `protect_outputs` restores."""
 
+ProtectAuto = Literal["auto"]
+PROTECT_AUTO: ProtectAuto = "auto"
+"""PROTECT_DB where activations are quantized, none for weights alone: their few bits are chosen for the size,
+their noise is spread over all layers, and keeping a few in float restored no network."""
+
 TOLERANCE_DB = 20.0
 """SQNR below which two tensors differ: an error of 10 % of their size.
 

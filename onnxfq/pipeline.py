@@ -13,7 +13,7 @@ import onnx
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.calibration.weights import Moments
-from onnxfq.choices import RANKING_FEEDS
+from onnxfq.choices import PROTECT_AUTO, RANKING_FEEDS, ProtectAuto
 from onnxfq.data import Data, Feed
 from onnxfq.data.replay import spread_places
 from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions, FloatPlan
@@ -130,7 +130,7 @@ def quantize(
     missing: Missing = "stop",
     floats: FloatOptions = ALL_FLOAT32,
     promise: Promise | None = None,
-    protect: float | None = PROTECT_DB,
+    protect: float | ProtectAuto | None = PROTECT_AUTO,
     runtime: str | None = None,
     ray: str | None = None,
     options: RunOptions | None = None,
@@ -160,8 +160,8 @@ def quantize(
         promise: accuracy to keep; the cheapest groups of layers that do are not quantized.
         protect: without a promise, dB of the outputs below which another calibrator than `auto` is tried,
             activations are smoothed if the data can be read again, and a few layers stay in float, up to one
-            percent of the multiply-adds for each missing dB, see `protect_outputs`; None for none. Encodings
-            of another tool are used as they are.
+            percent of the multiply-adds for each missing dB, see `protect_outputs`; None for none, "auto" for
+            20 dB if activations are quantized. Encodings of another tool are used as they are.
         runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
         ray: address of a Ray cluster, or "local", that observes, gathers moments and rounds weights by them;
             the written model is the same to the bit.
@@ -173,6 +173,8 @@ def quantize(
     """
     options = options or RunOptions()
     check_model_output(output, model, data, statistics, moments, encodings, recipe)
+    if isinstance(protect, str) and protect != PROTECT_AUTO:
+        raise RecipeError(f"protect is {protect!r}; give dB, None or {PROTECT_AUTO!r}")
     chosen, release = _choose_recipe(recipe, calibrator, rounding), release_of(runtime)
     clock = _Clock()
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
@@ -181,8 +183,11 @@ def quantize(
     job = _Job(encodings, missing, statistics, known, floats, release, promise, ray, options, clock)
     made = job.keep(job.prepare(job.equalize(inputs, chosen), chosen))
     built = job.build(made)
-    if promise is None and encodings is None and protect is not None:
-        made, built = job.repair(inputs, made, built, protect)
+    least = protect
+    if isinstance(least, str):
+        least = PROTECT_DB if made.kept.plan.activations else None
+    if promise is None and encodings is None and least is not None:
+        made, built = job.repair(inputs, made, built, least)
     kept = made.kept
     tell_lost_values(find_lost_values(kept.plan, kept.statistics, built.encodings))
     if notes is not None:

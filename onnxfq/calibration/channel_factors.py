@@ -22,8 +22,9 @@ Exponents = NDArray[np.int64]
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Shares of the difference between channels that weights take over from activations."""
 
-_MOST_WORK = 1 << 24
-"""Elements of weights that single steps of a group's channels may cost, a quarter of a second."""
+_MOST_WORK, _LEAST_WORK = 1 << 23, 1 << 14
+"""Elements of weights that single steps of a group's channels may cost, an eighth of a second, and what one
+step costs for few elements."""
 
 
 @dataclass(frozen=True)
@@ -65,32 +66,48 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Product:
-    """A product that sums over channels of a group.
+class Channels:
+    """A quantized tensor that carries channels of a group.
 
     Attributes:
-        ids: variable of each channel of the input, [C].
+        ids: variable of each channel, [C].
         amax: largest magnitude of each channel, [C].
         square: mean square of each channel, [C].
         live: share of each channel's values that are not 0, [C].
-        weight: the values.
-        layout: channel of each element of `weight`, broadcastable to it.
-        made: variable of each output channel of `weight`, likewise.
-        activation: format of the input.
-        constant: format of the weight.
-        passes: whether a sum reads the quantized input too, so that its error reaches the group's products.
+        activation: format of the tensor.
     """
 
     ids: NDArray[np.int64]
     amax: NDArray[np.float64]
     square: NDArray[np.float64]
     live: NDArray[np.float64]
+    activation: Format
+
+    def lost(self, exponents: Exponents) -> NDArray[np.float64]:
+        """Return the expected squared error of each channel, factors divided out, [C].
+
+        A value loses at most itself by rounding to nearest, and a 0 nothing.
+        """
+        up = exponents[self.ids]
+        grid = np.ldexp(self.activation.noise(np.ldexp(self.amax, up)), -2 * up)
+        return np.minimum(grid * self.live, self.square)
+
+
+@dataclass(frozen=True)
+class Product(Channels):
+    """A product that sums over channels of a group; the channels are those of its input.
+
+    Attributes:
+        weight: the values.
+        layout: channel of each element of `weight`, broadcastable to it.
+        made: variable of each output channel of `weight`, likewise.
+        constant: format of the weight.
+    """
+
     weight: NDArray[np.float64]
     layout: NDArray[np.int64]
     made: NDArray[np.int64]
-    activation: Format
     constant: Format
-    passes: bool = False
 
     def columns(self, values: NDArray[np.float64], function: np.ufunc) -> NDArray[np.float64]:
         """Return `function` over the elements of `weight`-shaped `values` that meet each channel, [C]."""
@@ -112,19 +129,12 @@ class Product:
     def noise(self, exponents: Exponents) -> float:
         """Return the expected squared error of the output over its expected square.
 
-        Both errors are taken as independent of each other and of the values, and channels as uncorrelated. A
-        value loses at most itself by rounding to nearest, and a 0 nothing.
+        Both errors are taken as independent of each other and of the values, and channels as uncorrelated.
         """
         if not self.signal > 0.0:
             return 0.0
-        lost = float(self.input_noise(exponents) @ self.power)
+        lost = float(self.lost(exponents) @ self.power)
         return (float(self.weight_noise(exponents).sum()) + lost) / self.signal
-
-    def input_noise(self, exponents: Exponents) -> NDArray[np.float64]:
-        """Return the expected squared error of each channel of the input, factors divided out, [C]."""
-        up = exponents[self.ids]
-        grid = np.ldexp(self.activation.noise(np.ldexp(self.amax, up)), -2 * up)
-        return np.minimum(grid * self.live, self.square)
 
     def weight_noise(self, exponents: Exponents) -> NDArray[np.float64]:
         """Return the expected squared error that each weight adds to its output, factors divided out."""
@@ -138,6 +148,19 @@ class Product:
         if self.signal > 0.0:
             np.add.at(found, self.ids, self.power / self.signal)
         return found
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A quantized tensor whose error reaches products of a group by another way than as their input.
+
+    Attributes:
+        channels: the tensor.
+        readers: the products that read it, whose error by it is counted already.
+    """
+
+    channels: Channels
+    readers: tuple[Product, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,6 +180,21 @@ class Choice:
     after_db: float
 
 
+class Readers(NamedTuple):
+    """What quantizes the channels of a group, with moments of some samples.
+
+    Attributes:
+        products: what sums over the group's channels.
+        writers: products that make the channels with weights whose error depends on the factors.
+        carried: what other operators read of the channels, such as a pooling or a sum. Its errors count as
+            if they came to the products unchanged: rounding small values to 0 does not average out.
+    """
+
+    products: Sequence[Product]
+    writers: Sequence[Product] = ()
+    carried: Sequence[Carried] = ()
+
+
 class Trial(NamedTuple):
     """Factors that were tried, and the noise that they are expected to leave."""
 
@@ -167,65 +205,128 @@ class Trial(NamedTuple):
 
 def choose_factors(
     classes: NDArray[np.int64],
-    products: Sequence[Product],
-    writers: Sequence[Product],
+    readers: Readers,
     made_by: NDArray[np.float64],
     most: int,
     alphas: Sequence[float] = ALPHAS,
     known: Exponents | None = None,
     steps: bool = False,
+    halves: Sequence[Readers] = (),
 ) -> Choice:
-    """Return the factors of the least expected error among `alphas` and none at all.
+    """Return the factors of the least expected error among several ways to find them and none at all.
 
-    Channel j is divided by max|x_j|^alpha / max|w_j|^(1 - alpha), SmoothQuant's formula (G. Xiao et al.,
-    2023), which is Cross-layer equalization (M. Nagel et al., 2019) for alpha 0.5. The factor is rounded down
-    to a power of two, which changes no bit of a float's fraction.
+    Channel j is divided by t_j^alpha / max|w_j|^(1 - alpha), rounded down to a power of two, which changes no
+    bit of a float's fraction. With t_j = max|x_j| this is SmoothQuant's formula (G. Xiao et al., 2023), and
+    Cross-layer equalization (M. Nagel et al., 2019) for alpha 0.5. Other sizes t_j are the weights that make
+    the channel, and the root mean square of x_j. Steps of single channels then lower the expected error.
+
+    Factors fit the samples that chose them, and ranges of few values say little about others. Two halves of
+    the samples therefore choose the way: each measures what the factors of the other half leave.
 
     Args:
         classes: the variables, ascending.
-        products: what reads the group's channels.
-        writers: products that make the group's channels with weights whose error depends on the factors.
+        readers: with the moments of all samples.
         made_by: largest magnitude of the weights that make each variable, which may stand for the range of
             the activations; zeros to go by activations alone.
         most: largest exponent, up or down from the middle.
         alphas: the grid.
-        steps: lower the expected error further by steps of an octave in single channels.
         known: exponents of all variables that are chosen already; those of `classes` are replaced.
+        steps: lower the expected error further by steps of an octave in single channels.
+        halves: with the moments of two halves of the samples; empty to choose the way by all of them.
     """
-    count = 1 + max(int(ids.max(initial=0)) for p in (*products, *writers) for ids in (p.ids, p.made))
-    base = np.zeros(max(count, int(classes.max(initial=0)) + 1), np.int64)
-    if known is not None:
-        base[: len(known)] = known[: len(base)]
-    base[classes] = 0
-    top_x, top_w = np.zeros(len(classes)), np.zeros(len(classes))
-    for product in products:
-        mine = np.isin(product.ids, classes)
-        at = np.searchsorted(classes, product.ids[mine])
-        amax = product.columns(np.abs(product.weight), np.maximum)
-        np.maximum.at(top_x, at, product.amax[mine])
-        np.maximum.at(top_w, at, amax[mine] / max(float(amax.max(initial=0.0)), np.finfo(float).tiny))
-    importance = sum((product.importance(len(base)) for product in products), np.zeros(len(base)))
-    summed = [(p, importance - p.importance(len(base))) for p in products if p.passes]
+    whole = _Fit(classes, readers, made_by, most, known)
+    parts = [_Fit(classes, half, made_by, most, known) for half in halves]
+    pairs = list(zip(parts, reversed(parts), strict=True)) or [(whole, whole)]
+    none = np.zeros(len(classes), np.int64)
+    ways: list[tuple[float, str, float | None]] = [(sum(judge.expect(none) for _, judge in pairs), "", None)]
+    kinds = [kind for kind in whole.kinds if kind != "rms" or halves]
+    for size, share in product_of(kinds, alphas):
+        noise = sum(judge.expect(fit.exponents(size, share)) for fit, judge in pairs)
+        ways.append((noise, size, share))
+    ways.sort(key=lambda way: way[0])  # stable: none comes first, then small alphas
+    least, kind, alpha = ways[0]
+    before = whole.expect(none)
+    best = Trial(before, none, None)
+    if alpha is not None:
+        found = whole.exponents(kind, alpha)
+        best = Trial(whole.expect(found), found, alpha)
+        if steps:
+            stepped = (
+                sum(judge.expect(fit.step(ways).exponents) for fit, judge in pairs) if parts else -np.inf
+            )
+            best = whole.step(ways) if stepped < least else best
+    number = len(readers.products)
+    return Choice(best.exponents, best.alpha, ratio_db(number, before), ratio_db(number, best.noise))
 
-    def expect(candidate: Exponents) -> float:
-        exponents = base.copy()
-        exponents[classes] = candidate
-        made = sum(float((w.weight_noise(exponents) * importance[w.made]).sum()) for w in writers)
-        passed = sum(float(p.input_noise(exponents) @ others[p.ids]) for p, others in summed)
-        return sum(product.noise(exponents) for product in products) + made + passed
 
-    before = expect(np.zeros(len(classes), np.int64))
-    found = [Trial(before, np.zeros(len(classes), np.int64), None)]
-    for tops, alpha in product_of((top_x, made_by) if made_by.any() else (top_x,), alphas):
-        candidate = _exponents(tops, top_w, alpha, most)
-        found.append(Trial(expect(candidate), candidate, alpha))
-    found.sort(key=lambda trial: trial.noise)  # stable: none comes first, then small alphas
-    best = found[0]
-    if best.alpha is not None and steps:
-        work = max(sum(product.weight.size for product in (*products, *writers)), 1)
-        best = _step_channels(found, expect, most, _MOST_WORK // work)
-    share = len(products)
-    return Choice(best.exponents, best.alpha, ratio_db(share, before), ratio_db(share, best.noise))
+class _Fit:
+    """The factors of a group that moments of some samples choose, and the error that they expect."""
+
+    def __init__(
+        self,
+        classes: NDArray[np.int64],
+        readers: Readers,
+        made_by: NDArray[np.float64],
+        most: int,
+        known: Exponents | None,
+    ) -> None:
+        products, self._writers, carried = readers
+        self._products, self._classes, self._most = products, classes, most
+        used = [ids for product in (*products, *self._writers) for ids in (product.ids, product.made)]
+        used += [one.channels.ids for one in carried]
+        count = 1 + max(int(ids.max(initial=0)) for ids in used)
+        base = np.zeros(max(count, int(classes.max(initial=0)) + 1), np.int64)
+        if known is not None:
+            base[: len(known)] = known[: len(base)]
+        base[classes] = 0
+        self._base = base
+        self._top_w = np.zeros(len(classes))
+        self._tops = {"amax": np.zeros(len(classes)), "rms": np.zeros(len(classes))}
+        for product in products:
+            mine = np.isin(product.ids, classes)
+            at = np.searchsorted(classes, product.ids[mine])
+            amax = product.columns(np.abs(product.weight), np.maximum)
+            np.maximum.at(self._tops["amax"], at, product.amax[mine])
+            np.maximum.at(self._tops["rms"], at, np.sqrt(product.square[mine]))
+            largest = max(float(amax.max(initial=0.0)), np.finfo(float).tiny)
+            np.maximum.at(self._top_w, at, amax[mine] / largest)
+        if made_by.any():
+            self._tops["made"] = made_by
+        self._importance = _importance(products, len(base))
+        self._left = [
+            (one.channels, self._importance - _importance(one.readers, len(base))) for one in carried
+        ]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What may stand for the size of the activations."""
+        return tuple(self._tops)
+
+    def exponents(self, kind: str, alpha: float) -> Exponents:
+        """Return the exponents by a kind of sizes and an alpha; none by an empty kind."""
+        return _exponents(self._tops[kind], self._top_w, alpha, self._most)
+
+    def expect(self, candidate: Exponents) -> float:
+        """Return the expected noise with these exponents of the group's variables."""
+        exponents = self._base.copy()
+        exponents[self._classes] = candidate
+        made = sum(float((w.weight_noise(exponents) * self._importance[w.made]).sum()) for w in self._writers)
+        passed = sum(float(one.lost(exponents) @ share[one.ids]) for one, share in self._left)
+        return sum(product.noise(exponents) for product in self._products) + made + passed
+
+    def step(self, ways: Sequence[tuple[float, str, float | None]]) -> Trial:
+        """Return the trial of least noise that steps of single channels reach from `ways`, the best first."""
+        work = max(sum(product.weight.size for product in (*self._products, *self._writers)), _LEAST_WORK)
+        starts = (
+            np.zeros(len(self._classes), np.int64) if alpha is None else self.exponents(kind, alpha)
+            for _, kind, alpha in ways
+        )
+        trials = [Trial(self.expect(one), one, way[2]) for one, way in zip(starts, ways, strict=True)]
+        return _step_channels(trials, self.expect, self._most, _MOST_WORK // work)
+
+
+def _importance(products: Sequence[Product], count: int) -> NDArray[np.float64]:
+    return sum((product.importance(count) for product in products), np.zeros(count))
 
 
 def _step_channels(

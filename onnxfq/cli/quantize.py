@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxfq.choices import PROTECT_DB, FloatName, Missing
+from onnxfq.choices import PROTECT_AUTO, FloatName, Missing, ProtectAuto
 from onnxfq.cli.artifacts import artifact_paths, node_data_paths
 from onnxfq.cli.command_line import command_line
 from onnxfq.cli.console import Printing
@@ -64,11 +64,12 @@ def quantize(
     protect: Annotated[
         str,
         typer.Option(
-            metavar="none|DB",
-            help="Without a promise: if outputs are below this SQNR, keep the few worst layers in float.",
+            metavar="auto|none|DB",
+            help="Without a promise: if outputs are below this SQNR, keep the few worst layers in float; "
+            "auto: 20 dB if activations are quantized.",
             rich_help_panel=ACCURACY_PANEL,
         ),
-    ] = f"{PROTECT_DB:g}",
+    ] = PROTECT_AUTO,
     runtime: Annotated[
         str | None,
         typer.Option(metavar="onnxruntime==X", help="Write opset and IR version for this release, or fail."),
@@ -156,14 +157,16 @@ def quantize(
     printer.wrote(output, report, *overlays, artifacts, write_job)
 
 
-def _read_least(text: str) -> float | None:
+def _read_least(text: str) -> float | ProtectAuto | None:
     """Return the SQNR of --protect in dB; None for none."""
+    if text == PROTECT_AUTO:
+        return PROTECT_AUTO
     try:
         least = None if text == "none" else float(text)
     except ValueError:
         least = math.nan
     if least is not None and not math.isfinite(least):
-        raise typer.BadParameter(f"--protect takes a number of dB or none, got {text!r:.40}")
+        raise typer.BadParameter(f"--protect takes a number of dB, auto or none, got {text!r:.40}")
     return least
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.calibration.calibrators.equalized_qparams import MOST_OCTAVES
-from onnxfq.calibration.channel_factors import ALPHAS, Choice, Format, Product, choose_factors
+from onnxfq.calibration.channel_factors import (
+    ALPHAS,
+    Carried,
+    Channels,
+    Choice,
+    Format,
+    Product,
+    Readers,
+    choose_factors,
+)
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import EqualizedGroup, Method
 from onnxfq.documents.plan import Plan
@@ -25,7 +35,7 @@ from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.fold_factors import fold_factors, inexact_folds
-from onnxfq.stages.channel_moments import ChannelMoments, observe_channels
+from onnxfq.stages.channel_moments import ChannelMoments, Place, observe_channels
 
 LEAST_GAIN_DB = 0.5
 """Expected gain of the products of a group below which its factors stay 1."""
@@ -36,6 +46,9 @@ LEAST_GAIN_OF_NODE_DB = 1.0
 _MOST_OCTAVES = 20
 _MOST_OCTAVES_OF_HALF = 5
 """Largest exponents of factors; small numbers of float16 lose bits below 2^-14."""
+
+_ALL, _HALVES = slice(None), (slice(0, None, 2), slice(1, None, 2))
+"""Feeds that choose factors, and those that choose the way to find them."""
 
 _ROUNDS = 3
 """Times that the groups are chosen: a weight belongs to the groups of its inputs and of its outputs."""
@@ -90,8 +103,10 @@ def equalize(
         outside = frozenset(analyze_channels(shaped).blocked).difference(inputs)
     analysis = analyze_channels(shaped, outside)
     groups = [group for group in analysis.groups if _method(group) in wanted]
-    moments = observe_channels(model, groups, feeds, threads) if feeds else {}
-    chooser = _Chooser(model, plan, methods, moments)
+    summed = [place_of(fold) for group in groups for fold in (*group.readers, *group.writers) if fold.summed]
+    carried = find_carried(plan, analysis.tensors)
+    moments = observe_channels(model, [*summed, *carried], feeds, threads) if feeds else {}
+    chooser = _Chooser(model, plan, methods, moments, carried)
     exponents = np.zeros(analysis.count, np.int64)
     found: list[EqualizedGroup] = []
     for _ in range(_ROUNDS - 1):
@@ -107,6 +122,45 @@ def equalize(
     return Equalized(replace(made, sha256=hash_model(made.proto)), tuple(found))
 
 
+class QuantizedTensor(NamedTuple):
+    """A quantized tensor that carries channels with factors.
+
+    Attributes:
+        ids: variable of each channel, [C].
+        format: of the channels.
+        readers: names of the nodes that read it quantized.
+    """
+
+    ids: NDArray[np.int64]
+    format: Format
+    readers: frozenset[str]
+
+
+def place_of(fold: Fold) -> Place:
+    """Return the tensor that `fold` sums over, and its channels."""
+    return fold.summed, (fold.axis,)
+
+
+def find_carried(plan: Plan, tensors: Mapping[str, NDArray[np.int64]]) -> dict[Place, QuantizedTensor]:
+    """Return the activations of `plan` among `tensors`, the variables of each one's elements."""
+    found = {}
+    for placement in plan.activations:
+        ids = tensors.get(placement.tensor)
+        if ids is None:
+            continue
+        axes = tuple(axis for axis, size in enumerate(ids.shape) if size > 1)
+        granularity = placement.spec.granularity
+        if len(axes) == 1:
+            made = _activation_format(placement.spec, axes[0])
+        elif granularity.axis is None and granularity.block_shape is None:
+            made = Format(placement.spec.qtype)
+        else:
+            continue
+        readers = frozenset(use.node for use in placement.uses)
+        found[placement.tensor, axes] = QuantizedTensor(ids.reshape(-1), made, readers)
+    return found
+
+
 _WEIGHTED = WEIGHTED_INPUTS.keys() | {"BatchNormalization"}  # its statistics are constants too
 
 
@@ -119,14 +173,19 @@ class _Chooser:
     """Chooses the factors of one group after the other."""
 
     def __init__(
-        self, model: Model, plan: Plan, methods: ChannelMethods, moments: dict[str, ChannelMoments]
+        self,
+        model: Model,
+        plan: Plan,
+        methods: ChannelMethods,
+        moments: dict[Place, ChannelMoments],
+        carried: Mapping[Place, QuantizedTensor],
     ) -> None:
         self._model, self._methods, self._moments = model, methods, moments
         self._types = GraphIndex(model.proto.graph).types
         self._slots = {use: placement.spec for placement in plan.placements for use in placement.uses}
-        sums = {node.name for node in model.proto.graph.node if node.op_type in ("Add", "Sum")}
-        self._summed = {p.tensor for p in plan.placements if any(use.node in sums for use in p.uses)}
         self._weights = {placement.tensor: placement.spec for placement in plan.weights}
+        self._carried = {place: one for place, one in carried.items() if place in moments}
+        self._many = any(len(one.amax) > 1 for one in moments.values())
 
     def _has_one_scale(self, fold: Fold) -> bool:
         spec = self._weights.get(fold.constant)
@@ -137,28 +196,28 @@ class _Chooser:
 
         Without `steps`, all channels go by one alpha.
         """
-        count, classes = len(group.classes), group.classes
-        observed = all(fold.summed in self._moments for fold in group.readers)
+        count = len(group.classes)
+        observed = all(place_of(fold) in self._moments for fold in group.readers)
         # Scales by output channel follow the factors; the error of other weights depends on them.
         coarse = [fold for fold in group.writers if fold.summed and self._has_one_scale(fold)]
         made_by = _ranges_of_writers(group, self._model) if coarse or not observed else np.zeros(count)
-        products, writers = (
-            [self._product(fold, classes, made_by) for fold in folds] for folds in (group.readers, coarse)
-        )
+        readers = self._readers(group, coarse, made_by, _ALL)
         method = _method(group)
         fixed = self._methods.alpha if method == "smooth" else None
+        parts = _HALVES if self._many and fixed is None else ()
+        halves = [self._readers(group, coarse, made_by, part) for part in parts]
         alphas = ALPHAS if fixed is None else (fixed,)
         half = any(self._types[fold.constant] == TensorProto.FLOAT16 for fold in group.readers)
         most = _MOST_OCTAVES_OF_HALF if half else _MOST_OCTAVES
         steps = steps and fixed is None
-        choice = choose_factors(classes, products, writers, made_by, most, alphas, exponents, steps)
+        choice = choose_factors(group.classes, readers, made_by, most, alphas, exponents, steps, halves)
         least = LEAST_GAIN_OF_NODE_DB if group.explicit else LEAST_GAIN_DB
         gain, why = choice.after_db - choice.before_db, ""
         if choice.alpha is None or gain < least:
             why = f"its expected gain is {gain:.1f} dB, below {least:g}"
             choice = Choice(np.zeros(count, np.int64), None, choice.before_db, choice.before_db)
         exponents[group.classes] = choice.exponents
-        first = products[0]
+        first = readers.products[0]
         return EqualizedGroup(
             tensor=group.name,
             method=method,
@@ -173,12 +232,24 @@ class _Chooser:
             why=why,
         )
 
-    def _product(self, fold: Fold, classes: NDArray[np.int64], made_by: NDArray[np.float64]) -> Product:
+    def _readers(
+        self, group: ChannelGroup, coarse: Sequence[Fold], made_by: NDArray[np.float64], part: slice
+    ) -> Readers:
+        """Return what quantizes the channels of `group`, with the moments of a part of the feeds."""
+        products, writers = (
+            [self._product(fold, group.classes, made_by, part) for fold in folds]
+            for folds in (group.readers, coarse)
+        )
+        return Readers(products, writers, self._other_readers(group, products, part))
+
+    def _product(
+        self, fold: Fold, classes: NDArray[np.int64], made_by: NDArray[np.float64], part: slice
+    ) -> Product:
         """Return the product of `fold`; without feeds the ranges `made_by` stand for its input."""
         weight = np.asarray(weight_array(self._model, fold.constant), np.float64)
-        if fold.summed in self._moments:
-            known = self._moments[fold.summed]
-            amax, square, live = known.amax, known.square, known.live
+        known = self._moments.get(place_of(fold))
+        if known is not None:
+            amax, square, live = known.over(part)
         else:
             mine = np.isin(fold.inputs, classes)
             amax = np.full(len(fold.inputs), made_by.max(initial=0.0))
@@ -186,10 +257,19 @@ class _Chooser:
             square, live = np.square(amax / 3.0), np.ones(len(amax))
         activation = _activation_format(self._slots.get(Use(fold.node, 0)), fold.axis)
         constant = _format(self._weights.get(fold.constant))
-        passes = fold.summed in self._summed
-        return Product(
-            fold.inputs, amax, square, live, weight, fold.layout, fold.plus, activation, constant, passes
-        )
+        return Product(fold.inputs, amax, square, live, activation, weight, fold.layout, fold.plus, constant)
+
+    def _other_readers(self, group: ChannelGroup, products: Sequence[Product], part: slice) -> list[Carried]:
+        """Return the quantized tensors with channels of `group` that not only its products read."""
+        found = []
+        for place, tensor in self._carried.items():
+            mine = [fold.node for fold in group.readers if fold.summed == place[0]]
+            if not np.isin(tensor.ids, group.classes).any() or tensor.readers <= set(mine):
+                continue
+            channels = Channels(tensor.ids, *self._moments[place].over(part), tensor.format)
+            pairs = zip(group.readers, products, strict=True)
+            found.append(Carried(channels, tuple(one for fold, one in pairs if fold.summed == place[0])))
+        return found
 
 
 def _extremes(amax: NDArray[np.float64]) -> tuple[float, float]:
