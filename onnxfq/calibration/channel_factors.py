@@ -66,48 +66,32 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Channels:
-    """A quantized tensor that carries channels of a group.
+class Product:
+    """A product that sums over channels of a group.
 
     Attributes:
-        ids: variable of each channel, [C].
+        ids: variable of each channel of the input, [C].
         amax: largest magnitude of each channel, [C].
         square: mean square of each channel, [C].
         live: share of each channel's values that are not 0, [C].
-        activation: format of the tensor.
+        weight: the values.
+        layout: channel of each element of `weight`, broadcastable to it.
+        made: variable of each output channel of `weight`, likewise.
+        activation: format of the input.
+        constant: format of the weight.
+        passes: whether a sum reads the quantized input too, so that its error reaches the group's products.
     """
 
     ids: NDArray[np.int64]
     amax: NDArray[np.float64]
     square: NDArray[np.float64]
     live: NDArray[np.float64]
-    activation: Format
-
-    def lost(self, exponents: Exponents) -> NDArray[np.float64]:
-        """Return the expected squared error of each channel, factors divided out, [C].
-
-        A value loses at most itself by rounding to nearest, and a 0 nothing.
-        """
-        up = exponents[self.ids]
-        grid = np.ldexp(self.activation.noise(np.ldexp(self.amax, up)), -2 * up)
-        return np.minimum(grid * self.live, self.square)
-
-
-@dataclass(frozen=True)
-class Product(Channels):
-    """A product that sums over channels of a group; the channels are those of its input.
-
-    Attributes:
-        weight: the values.
-        layout: channel of each element of `weight`, broadcastable to it.
-        made: variable of each output channel of `weight`, likewise.
-        constant: format of the weight.
-    """
-
     weight: NDArray[np.float64]
     layout: NDArray[np.int64]
     made: NDArray[np.int64]
+    activation: Format
     constant: Format
+    passes: bool = False
 
     def columns(self, values: NDArray[np.float64], function: np.ufunc) -> NDArray[np.float64]:
         """Return `function` over the elements of `weight`-shaped `values` that meet each channel, [C]."""
@@ -129,12 +113,19 @@ class Product(Channels):
     def noise(self, exponents: Exponents) -> float:
         """Return the expected squared error of the output over its expected square.
 
-        Both errors are taken as independent of each other and of the values, and channels as uncorrelated.
+        Both errors are taken as independent of each other and of the values, and channels as uncorrelated. A
+        value loses at most itself by rounding to nearest, and a 0 nothing.
         """
         if not self.signal > 0.0:
             return 0.0
-        lost = float(self.lost(exponents) @ self.power)
+        lost = float(self.input_noise(exponents) @ self.power)
         return (float(self.weight_noise(exponents).sum()) + lost) / self.signal
+
+    def input_noise(self, exponents: Exponents) -> NDArray[np.float64]:
+        """Return the expected squared error of each channel of the input, factors divided out, [C]."""
+        up = exponents[self.ids]
+        grid = np.ldexp(self.activation.noise(np.ldexp(self.amax, up)), -2 * up)
+        return np.minimum(grid * self.live, self.square)
 
     def weight_noise(self, exponents: Exponents) -> NDArray[np.float64]:
         """Return the expected squared error that each weight adds to its output, factors divided out."""
@@ -148,19 +139,6 @@ class Product(Channels):
         if self.signal > 0.0:
             np.add.at(found, self.ids, self.power / self.signal)
         return found
-
-
-@dataclass(frozen=True)
-class Carried:
-    """A quantized tensor whose error reaches products of a group by another way than as their input.
-
-    Attributes:
-        channels: the tensor.
-        readers: the products that read it, whose error by it is counted already.
-    """
-
-    channels: Channels
-    readers: tuple[Product, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -186,13 +164,10 @@ class Readers(NamedTuple):
     Attributes:
         products: what sums over the group's channels.
         writers: products that make the channels with weights whose error depends on the factors.
-        carried: what other operators read of the channels, such as a pooling or a sum. Its errors count as
-            if they came to the products unchanged: rounding small values to 0 does not average out.
     """
 
     products: Sequence[Product]
     writers: Sequence[Product] = ()
-    carried: Sequence[Carried] = ()
 
 
 class Trial(NamedTuple):
@@ -270,10 +245,9 @@ class _Fit:
         most: int,
         known: Exponents | None,
     ) -> None:
-        products, self._writers, carried = readers
+        products, self._writers = readers
         self._products, self._classes, self._most = products, classes, most
         used = [ids for product in (*products, *self._writers) for ids in (product.ids, product.made)]
-        used += [one.channels.ids for one in carried]
         count = 1 + max(int(ids.max(initial=0)) for ids in used)
         base = np.zeros(max(count, int(classes.max(initial=0)) + 1), np.int64)
         if known is not None:
@@ -292,10 +266,9 @@ class _Fit:
             np.maximum.at(self._top_w, at, amax[mine] / largest)
         if made_by.any():
             self._tops["made"] = made_by
-        self._importance = _importance(products, len(base))
-        self._left = [
-            (one.channels, self._importance - _importance(one.readers, len(base))) for one in carried
-        ]
+        count = len(base)
+        self._importance = sum((product.importance(count) for product in products), np.zeros(count))
+        self._summed = [(p, self._importance - p.importance(count)) for p in products if p.passes]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -311,7 +284,7 @@ class _Fit:
         exponents = self._base.copy()
         exponents[self._classes] = candidate
         made = sum(float((w.weight_noise(exponents) * self._importance[w.made]).sum()) for w in self._writers)
-        passed = sum(float(one.lost(exponents) @ share[one.ids]) for one, share in self._left)
+        passed = sum(float(p.input_noise(exponents) @ others[p.ids]) for p, others in self._summed)
         return sum(product.noise(exponents) for product in self._products) + made + passed
 
     def step(self, ways: Sequence[tuple[float, str, float | None]]) -> Trial:
@@ -323,10 +296,6 @@ class _Fit:
         )
         trials = [Trial(self.expect(one), one, way[2]) for one, way in zip(starts, ways, strict=True)]
         return _step_channels(trials, self.expect, self._most, _MOST_WORK // work)
-
-
-def _importance(products: Sequence[Product], count: int) -> NDArray[np.float64]:
-    return sum((product.importance(count) for product in products), np.zeros(count))
 
 
 def _step_channels(

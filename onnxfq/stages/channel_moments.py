@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed
+from onnxfq.graph.channels import ChannelGroup
 from onnxfq.graph.model import Model
 from onnxfq.stages.moments import FloatRuns
-
-Place = tuple[str, tuple[int, ...]]
-"""A tensor, and the axes whose elements have factors: its channels, such as heads and values of attention."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +36,19 @@ class ChannelMoments:
 
 
 def observe_channels(
-    model: Model, tensors: Iterable[Place], feeds: Sequence[Feed], threads: int
-) -> dict[Place, ChannelMoments]:
-    """Return the moments of the channels of tensors for each of `feeds`."""
-    places = list(dict.fromkeys(tensors))
-    if not places:
+    model: Model, groups: Sequence[ChannelGroup], feeds: Sequence[Feed], threads: int
+) -> dict[str, ChannelMoments]:
+    """Return the moments of the channels that operators with weights sum over, by tensor, for each feed."""
+    folds = {fold.summed: fold for g in groups for fold in (*g.readers, *g.writers) if fold.summed}
+    if not folds:
         return {}
-    found: dict[Place, list[NDArray[np.float64]]] = {place: [] for place in places}
-    with closing(FloatRuns(model, {name for name, _ in places}, threads, MOMENTS_MEMORY)) as runs:
+    found: dict[str, list[NDArray[np.float64]]] = {name: [] for name in folds}
+    with closing(FloatRuns(model, set(folds), threads, MOMENTS_MEMORY)) as runs:
         for values, _ in runs.over(feeds):
-            for place in places:
-                name, axes = place
-                rows = np.moveaxis(np.asarray(values[name], np.float64), axes, range(-len(axes), 0))
-                rows = rows.reshape(-1, prod(rows.shape[rows.ndim - len(axes) :]))
-                rows = np.where(np.isfinite(rows), rows, 0.0)
+            for name, fold in folds.items():
+                rows = np.moveaxis(np.asarray(values[name], np.float64), fold.axis, -1)
+                rows = np.where(np.isfinite(rows), rows, 0.0).reshape(-1, rows.shape[-1])
                 count = max(len(rows), 1)
                 numbers = np.abs(rows).max(axis=0, initial=0.0), np.square(rows).sum(axis=0) / count
-                found[place].append(np.stack([*numbers, np.count_nonzero(rows, axis=0) / count]))
-    return {place: ChannelMoments(*np.stack(each, axis=1)) for place, each in found.items()}
+                found[name].append(np.stack([*numbers, np.count_nonzero(rows, axis=0) / count]))
+    return {name: ChannelMoments(*np.stack(each, axis=1)) for name, each in found.items()}

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.calibration.calibrators.equalized_qparams import MOST_OCTAVES
-from onnxfq.calibration.channel_factors import (
-    ALPHAS,
-    Carried,
-    Channels,
-    Choice,
-    Format,
-    Product,
-    Readers,
-    choose_factors,
-)
+from onnxfq.calibration.channel_factors import ALPHAS, Choice, Format, Product, Readers, choose_factors
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import EqualizedGroup, Method
 from onnxfq.documents.plan import Plan
@@ -35,7 +25,7 @@ from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.fold_factors import fold_factors, inexact_folds
-from onnxfq.stages.channel_moments import ChannelMoments, Place, observe_channels
+from onnxfq.stages.channel_moments import ChannelMoments, observe_channels
 
 LEAST_GAIN_DB = 0.5
 """Expected gain of the products of a group below which its factors stay 1."""
@@ -103,10 +93,8 @@ def equalize(
         outside = frozenset(analyze_channels(shaped).blocked).difference(inputs)
     analysis = analyze_channels(shaped, outside)
     groups = [group for group in analysis.groups if _method(group) in wanted]
-    summed = [place_of(fold) for group in groups for fold in (*group.readers, *group.writers) if fold.summed]
-    carried = find_carried(plan, analysis.tensors)
-    moments = observe_channels(model, [*summed, *carried], feeds, threads) if feeds else {}
-    chooser = _Chooser(model, plan, methods, moments, carried)
+    moments = observe_channels(model, groups, feeds, threads) if feeds else {}
+    chooser = _Chooser(model, plan, methods, moments)
     exponents = np.zeros(analysis.count, np.int64)
     found: list[EqualizedGroup] = []
     for _ in range(_ROUNDS - 1):
@@ -122,45 +110,6 @@ def equalize(
     return Equalized(replace(made, sha256=hash_model(made.proto)), tuple(found))
 
 
-class QuantizedTensor(NamedTuple):
-    """A quantized tensor that carries channels with factors.
-
-    Attributes:
-        ids: variable of each channel, [C].
-        format: of the channels.
-        readers: names of the nodes that read it quantized.
-    """
-
-    ids: NDArray[np.int64]
-    format: Format
-    readers: frozenset[str]
-
-
-def place_of(fold: Fold) -> Place:
-    """Return the tensor that `fold` sums over, and its channels."""
-    return fold.summed, (fold.axis,)
-
-
-def find_carried(plan: Plan, tensors: Mapping[str, NDArray[np.int64]]) -> dict[Place, QuantizedTensor]:
-    """Return the activations of `plan` among `tensors`, the variables of each one's elements."""
-    found = {}
-    for placement in plan.activations:
-        ids = tensors.get(placement.tensor)
-        if ids is None:
-            continue
-        axes = tuple(axis for axis, size in enumerate(ids.shape) if size > 1)
-        granularity = placement.spec.granularity
-        if len(axes) == 1:
-            made = _activation_format(placement.spec, axes[0])
-        elif granularity.axis is None and granularity.block_shape is None:
-            made = Format(placement.spec.qtype)
-        else:
-            continue
-        readers = frozenset(use.node for use in placement.uses)
-        found[placement.tensor, axes] = QuantizedTensor(ids.reshape(-1), made, readers)
-    return found
-
-
 _WEIGHTED = WEIGHTED_INPUTS.keys() | {"BatchNormalization"}  # its statistics are constants too
 
 
@@ -173,18 +122,14 @@ class _Chooser:
     """Chooses the factors of one group after the other."""
 
     def __init__(
-        self,
-        model: Model,
-        plan: Plan,
-        methods: ChannelMethods,
-        moments: dict[Place, ChannelMoments],
-        carried: Mapping[Place, QuantizedTensor],
+        self, model: Model, plan: Plan, methods: ChannelMethods, moments: dict[str, ChannelMoments]
     ) -> None:
         self._model, self._methods, self._moments = model, methods, moments
         self._types = GraphIndex(model.proto.graph).types
         self._slots = {use: placement.spec for placement in plan.placements for use in placement.uses}
+        sums = {node.name for node in model.proto.graph.node if node.op_type in ("Add", "Sum")}
+        self._summed = {p.tensor for p in plan.placements if any(use.node in sums for use in p.uses)}
         self._weights = {placement.tensor: placement.spec for placement in plan.weights}
-        self._carried = {place: one for place, one in carried.items() if place in moments}
         self._many = any(len(one.amax) > 1 for one in moments.values())
 
     def _has_one_scale(self, fold: Fold) -> bool:
@@ -197,15 +142,14 @@ class _Chooser:
         Without `steps`, all channels go by one alpha.
         """
         count = len(group.classes)
-        observed = all(place_of(fold) in self._moments for fold in group.readers)
+        observed = all(fold.summed in self._moments for fold in group.readers)
         # Scales by output channel follow the factors; the error of other weights depends on them.
         coarse = [fold for fold in group.writers if fold.summed and self._has_one_scale(fold)]
         made_by = _ranges_of_writers(group, self._model) if coarse or not observed else np.zeros(count)
-        readers = self._readers(group, coarse, made_by, _ALL)
         method = _method(group)
         fixed = self._methods.alpha if method == "smooth" else None
         parts = _HALVES if self._many and fixed is None else ()
-        halves = [self._readers(group, coarse, made_by, part) for part in parts]
+        readers, *halves = (self._readers(group, coarse, made_by, part) for part in (_ALL, *parts))
         alphas = ALPHAS if fixed is None else (fixed,)
         half = any(self._types[fold.constant] == TensorProto.FLOAT16 for fold in group.readers)
         most = _MOST_OCTAVES_OF_HALF if half else _MOST_OCTAVES
@@ -240,16 +184,15 @@ class _Chooser:
             [self._product(fold, group.classes, made_by, part) for fold in folds]
             for folds in (group.readers, coarse)
         )
-        return Readers(products, writers, self._other_readers(group, products, part))
+        return Readers(products, writers)
 
     def _product(
         self, fold: Fold, classes: NDArray[np.int64], made_by: NDArray[np.float64], part: slice
     ) -> Product:
         """Return the product of `fold`; without feeds the ranges `made_by` stand for its input."""
         weight = np.asarray(weight_array(self._model, fold.constant), np.float64)
-        known = self._moments.get(place_of(fold))
-        if known is not None:
-            amax, square, live = known.over(part)
+        if fold.summed in self._moments:
+            amax, square, live = self._moments[fold.summed].over(part)
         else:
             mine = np.isin(fold.inputs, classes)
             amax = np.full(len(fold.inputs), made_by.max(initial=0.0))
@@ -257,19 +200,10 @@ class _Chooser:
             square, live = np.square(amax / 3.0), np.ones(len(amax))
         activation = _activation_format(self._slots.get(Use(fold.node, 0)), fold.axis)
         constant = _format(self._weights.get(fold.constant))
-        return Product(fold.inputs, amax, square, live, activation, weight, fold.layout, fold.plus, constant)
-
-    def _other_readers(self, group: ChannelGroup, products: Sequence[Product], part: slice) -> list[Carried]:
-        """Return the quantized tensors with channels of `group` that not only its products read."""
-        found = []
-        for place, tensor in self._carried.items():
-            mine = [fold.node for fold in group.readers if fold.summed == place[0]]
-            if not np.isin(tensor.ids, group.classes).any() or tensor.readers <= set(mine):
-                continue
-            channels = Channels(tensor.ids, *self._moments[place].over(part), tensor.format)
-            pairs = zip(group.readers, products, strict=True)
-            found.append(Carried(channels, tuple(one for fold, one in pairs if fold.summed == place[0])))
-        return found
+        passes = fold.summed in self._summed
+        return Product(
+            fold.inputs, amax, square, live, weight, fold.layout, fold.plus, activation, constant, passes
+        )
 
 
 def _extremes(amax: NDArray[np.float64]) -> tuple[float, float]:

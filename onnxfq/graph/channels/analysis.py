@@ -42,7 +42,6 @@ class Analysis:
         groups: what can be chosen.
         blocked: tensor that an operator with weights sums over -> why its factors are 1.
         outside: variables of the tensors that a new Mul scales, by name, broadcastable to them.
-        tensors: variables of the other tensors that carry free factors, likewise.
     """
 
     count: int
@@ -50,7 +49,6 @@ class Analysis:
     groups: tuple[ChannelGroup, ...]
     blocked: dict[str, str]
     outside: dict[str, Ids]
-    tensors: dict[str, Ids]
 
 
 def analyze_channels(model: Model, outside: frozenset[str] = frozenset()) -> Analysis:
@@ -86,10 +84,7 @@ def analyze_channels(model: Model, outside: frozenset[str] = frozenset()) -> Ana
         if fold.summed and (free[fold.inputs] == FIXED).all()
     }
     own = {name: free[ids] for name, ids in context.own.items()}
-    groups = tuple(_group(folds, own, len(free)))
-    carried = {name: free[ids] for name, ids in context.ids.items()}
-    carried = {name: ids for name, ids in carried.items() if (ids != FIXED).any()}
-    return Analysis(context.ties.count, folds, groups, blocked, own, carried)
+    return Analysis(context.ties.count, folds, tuple(_group(folds, own, len(free))), blocked, own)
 
 
 def _explain(fold: Fold, index: GraphIndex, classes: Ids, reasons: dict[int, str]) -> str:
