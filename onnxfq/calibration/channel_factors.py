@@ -22,9 +22,8 @@ Exponents = NDArray[np.int64]
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Shares of the difference between channels that weights take over from activations."""
 
-_MOST_WORK, _LEAST_WORK = 1 << 23, 1 << 14
-"""Elements of weights that single steps of a group's channels may cost, an eighth of a second, and what one
-step costs for few elements."""
+_MOST_WORK = 1 << 24
+"""Elements of weights that single steps of a group's channels may cost, a quarter of a second."""
 
 
 @dataclass(frozen=True)
@@ -158,18 +157,6 @@ class Choice:
     after_db: float
 
 
-class Readers(NamedTuple):
-    """What quantizes the channels of a group, with moments of some samples.
-
-    Attributes:
-        products: what sums over the group's channels.
-        writers: products that make the channels with weights whose error depends on the factors.
-    """
-
-    products: Sequence[Product]
-    writers: Sequence[Product] = ()
-
-
 class Trial(NamedTuple):
     """Factors that were tried, and the noise that they are expected to leave."""
 
@@ -180,122 +167,65 @@ class Trial(NamedTuple):
 
 def choose_factors(
     classes: NDArray[np.int64],
-    readers: Readers,
+    products: Sequence[Product],
+    writers: Sequence[Product],
     made_by: NDArray[np.float64],
     most: int,
     alphas: Sequence[float] = ALPHAS,
     known: Exponents | None = None,
     steps: bool = False,
-    halves: Sequence[Readers] = (),
 ) -> Choice:
-    """Return the factors of the least expected error among several ways to find them and none at all.
+    """Return the factors of the least expected error among `alphas` and none at all.
 
-    Channel j is divided by t_j^alpha / max|w_j|^(1 - alpha), rounded down to a power of two, which changes no
-    bit of a float's fraction. With t_j = max|x_j| this is SmoothQuant's formula (G. Xiao et al., 2023), and
-    Cross-layer equalization (M. Nagel et al., 2019) for alpha 0.5. Other sizes t_j are the weights that make
-    the channel, and the root mean square of x_j. Steps of single channels then lower the expected error.
-
-    Factors fit the samples that chose them, and ranges of few values say little about others. Two halves of
-    the samples therefore choose the way: each measures what the factors of the other half leave.
+    Channel j is divided by max|x_j|^alpha / max|w_j|^(1 - alpha), SmoothQuant's formula (G. Xiao et al.,
+    2023), which is Cross-layer equalization (M. Nagel et al., 2019) for alpha 0.5. The factor is rounded down
+    to a power of two, which changes no bit of a float's fraction.
 
     Args:
         classes: the variables, ascending.
-        readers: with the moments of all samples.
+        products: what reads the group's channels.
+        writers: products that make the group's channels with weights whose error depends on the factors.
         made_by: largest magnitude of the weights that make each variable, which may stand for the range of
             the activations; zeros to go by activations alone.
         most: largest exponent, up or down from the middle.
         alphas: the grid.
-        known: exponents of all variables that are chosen already; those of `classes` are replaced.
         steps: lower the expected error further by steps of an octave in single channels.
-        halves: with the moments of two halves of the samples; empty to choose the way by all of them.
+        known: exponents of all variables that are chosen already; those of `classes` are replaced.
     """
-    whole = _Fit(classes, readers, made_by, most, known)
-    parts = [_Fit(classes, half, made_by, most, known) for half in halves]
-    pairs = list(zip(parts, reversed(parts), strict=True)) or [(whole, whole)]
-    none = np.zeros(len(classes), np.int64)
-    ways: list[tuple[float, str, float | None]] = [(sum(judge.expect(none) for _, judge in pairs), "", None)]
-    kinds = [kind for kind in whole.kinds if kind != "rms" or halves]
-    for size, share in product_of(kinds, alphas):
-        noise = sum(judge.expect(fit.exponents(size, share)) for fit, judge in pairs)
-        ways.append((noise, size, share))
-    ways.sort(key=lambda way: way[0])  # stable: none comes first, then small alphas
-    least, kind, alpha = ways[0]
-    before = whole.expect(none)
-    best = Trial(before, none, None)
-    if alpha is not None:
-        found = whole.exponents(kind, alpha)
-        best = Trial(whole.expect(found), found, alpha)
-        if steps:
-            stepped = (
-                sum(judge.expect(fit.step(ways).exponents) for fit, judge in pairs) if parts else -np.inf
-            )
-            best = whole.step(ways) if stepped < least else best
-    number = len(readers.products)
-    return Choice(best.exponents, best.alpha, ratio_db(number, before), ratio_db(number, best.noise))
+    count = 1 + max(int(ids.max(initial=0)) for p in (*products, *writers) for ids in (p.ids, p.made))
+    base = np.zeros(max(count, int(classes.max(initial=0)) + 1), np.int64)
+    if known is not None:
+        base[: len(known)] = known[: len(base)]
+    base[classes] = 0
+    top_x, top_w = np.zeros(len(classes)), np.zeros(len(classes))
+    for product in products:
+        mine = np.isin(product.ids, classes)
+        at = np.searchsorted(classes, product.ids[mine])
+        amax = product.columns(np.abs(product.weight), np.maximum)
+        np.maximum.at(top_x, at, product.amax[mine])
+        np.maximum.at(top_w, at, amax[mine] / max(float(amax.max(initial=0.0)), np.finfo(float).tiny))
+    importance = sum((product.importance(len(base)) for product in products), np.zeros(len(base)))
+    summed = [(p, importance - p.importance(len(base))) for p in products if p.passes]
 
+    def expect(candidate: Exponents) -> float:
+        exponents = base.copy()
+        exponents[classes] = candidate
+        made = sum(float((w.weight_noise(exponents) * importance[w.made]).sum()) for w in writers)
+        passed = sum(float(p.input_noise(exponents) @ others[p.ids]) for p, others in summed)
+        return sum(product.noise(exponents) for product in products) + made + passed
 
-class _Fit:
-    """The factors of a group that moments of some samples choose, and the error that they expect."""
-
-    def __init__(
-        self,
-        classes: NDArray[np.int64],
-        readers: Readers,
-        made_by: NDArray[np.float64],
-        most: int,
-        known: Exponents | None,
-    ) -> None:
-        products, self._writers = readers
-        self._products, self._classes, self._most = products, classes, most
-        used = [ids for product in (*products, *self._writers) for ids in (product.ids, product.made)]
-        count = 1 + max(int(ids.max(initial=0)) for ids in used)
-        base = np.zeros(max(count, int(classes.max(initial=0)) + 1), np.int64)
-        if known is not None:
-            base[: len(known)] = known[: len(base)]
-        base[classes] = 0
-        self._base = base
-        self._top_w = np.zeros(len(classes))
-        self._tops = {"amax": np.zeros(len(classes)), "rms": np.zeros(len(classes))}
-        for product in products:
-            mine = np.isin(product.ids, classes)
-            at = np.searchsorted(classes, product.ids[mine])
-            amax = product.columns(np.abs(product.weight), np.maximum)
-            np.maximum.at(self._tops["amax"], at, product.amax[mine])
-            np.maximum.at(self._tops["rms"], at, np.sqrt(product.square[mine]))
-            largest = max(float(amax.max(initial=0.0)), np.finfo(float).tiny)
-            np.maximum.at(self._top_w, at, amax[mine] / largest)
-        if made_by.any():
-            self._tops["made"] = made_by
-        count = len(base)
-        self._importance = sum((product.importance(count) for product in products), np.zeros(count))
-        self._summed = [(p, self._importance - p.importance(count)) for p in products if p.passes]
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """What may stand for the size of the activations."""
-        return tuple(self._tops)
-
-    def exponents(self, kind: str, alpha: float) -> Exponents:
-        """Return the exponents by a kind of sizes and an alpha; none by an empty kind."""
-        return _exponents(self._tops[kind], self._top_w, alpha, self._most)
-
-    def expect(self, candidate: Exponents) -> float:
-        """Return the expected noise with these exponents of the group's variables."""
-        exponents = self._base.copy()
-        exponents[self._classes] = candidate
-        made = sum(float((w.weight_noise(exponents) * self._importance[w.made]).sum()) for w in self._writers)
-        passed = sum(float(p.input_noise(exponents) @ others[p.ids]) for p, others in self._summed)
-        return sum(product.noise(exponents) for product in self._products) + made + passed
-
-    def step(self, ways: Sequence[tuple[float, str, float | None]]) -> Trial:
-        """Return the trial of least noise that steps of single channels reach from `ways`, the best first."""
-        work = max(sum(product.weight.size for product in (*self._products, *self._writers)), _LEAST_WORK)
-        starts = (
-            np.zeros(len(self._classes), np.int64) if alpha is None else self.exponents(kind, alpha)
-            for _, kind, alpha in ways
-        )
-        trials = [Trial(self.expect(one), one, way[2]) for one, way in zip(starts, ways, strict=True)]
-        return _step_channels(trials, self.expect, self._most, _MOST_WORK // work)
+    before = expect(np.zeros(len(classes), np.int64))
+    found = [Trial(before, np.zeros(len(classes), np.int64), None)]
+    for tops, alpha in product_of((top_x, made_by) if made_by.any() else (top_x,), alphas):
+        candidate = _exponents(tops, top_w, alpha, most)
+        found.append(Trial(expect(candidate), candidate, alpha))
+    found.sort(key=lambda trial: trial.noise)  # stable: none comes first, then small alphas
+    best = found[0]
+    if best.alpha is not None and steps:
+        work = max(sum(product.weight.size for product in (*products, *writers)), 1)
+        best = _step_channels(found, expect, most, _MOST_WORK // work)
+    share = len(products)
+    return Choice(best.exponents, best.alpha, ratio_db(share, before), ratio_db(share, best.noise))
 
 
 def _step_channels(

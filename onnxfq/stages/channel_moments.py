@@ -18,7 +18,7 @@ from onnxfq.stages.moments import FloatRuns
 
 @dataclass(frozen=True)
 class ChannelMoments:
-    """Numbers of each channel of a tensor for each feed, float64 [feeds, C].
+    """Numbers of each channel of a tensor, float64 [C].
 
     Attributes:
         amax: largest magnitude.
@@ -30,25 +30,30 @@ class ChannelMoments:
     square: NDArray[np.float64]
     live: NDArray[np.float64]
 
-    def over(self, feeds: slice) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Return the numbers over some feeds, [C] each."""
-        return self.amax[feeds].max(axis=0), self.square[feeds].mean(axis=0), self.live[feeds].mean(axis=0)
-
 
 def observe_channels(
     model: Model, groups: Sequence[ChannelGroup], feeds: Sequence[Feed], threads: int
 ) -> dict[str, ChannelMoments]:
-    """Return the moments of the channels that operators with weights sum over, by tensor, for each feed."""
+    """Return the moments of the channels that operators with weights sum over, by tensor."""
     folds = {fold.summed: fold for g in groups for fold in (*g.readers, *g.writers) if fold.summed}
     if not folds:
         return {}
-    found: dict[str, list[NDArray[np.float64]]] = {name: [] for name in folds}
+    tops: dict[str, list[NDArray[np.float64]]] = {name: [] for name in folds}
+    squares: dict[str, list[NDArray[np.float64]]] = {name: [] for name in folds}
+    lives: dict[str, list[NDArray[np.float64]]] = {name: [] for name in folds}
     with closing(FloatRuns(model, set(folds), threads, MOMENTS_MEMORY)) as runs:
         for values, _ in runs.over(feeds):
             for name, fold in folds.items():
                 rows = np.moveaxis(np.asarray(values[name], np.float64), fold.axis, -1)
                 rows = np.where(np.isfinite(rows), rows, 0.0).reshape(-1, rows.shape[-1])
-                count = max(len(rows), 1)
-                numbers = np.abs(rows).max(axis=0, initial=0.0), np.square(rows).sum(axis=0) / count
-                found[name].append(np.stack([*numbers, np.count_nonzero(rows, axis=0) / count]))
-    return {name: ChannelMoments(*np.stack(each, axis=1)) for name, each in found.items()}
+                tops[name].append(np.abs(rows).max(axis=0, initial=0.0))
+                squares[name].append(np.square(rows).sum(axis=0) / max(len(rows), 1))
+                lives[name].append(np.count_nonzero(rows, axis=0) / max(len(rows), 1))
+    return {
+        name: ChannelMoments(
+            amax=np.max(tops[name], axis=0),
+            square=np.mean(squares[name], axis=0),
+            live=np.mean(lives[name], axis=0),
+        )
+        for name in folds
+    }

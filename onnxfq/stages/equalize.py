@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.calibration.calibrators.equalized_qparams import MOST_OCTAVES
-from onnxfq.calibration.channel_factors import ALPHAS, Choice, Format, Product, Readers, choose_factors
+from onnxfq.calibration.channel_factors import ALPHAS, Choice, Format, Product, choose_factors
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import EqualizedGroup, Method
 from onnxfq.documents.plan import Plan
@@ -36,9 +36,6 @@ LEAST_GAIN_OF_NODE_DB = 1.0
 _MOST_OCTAVES = 20
 _MOST_OCTAVES_OF_HALF = 5
 """Largest exponents of factors; small numbers of float16 lose bits below 2^-14."""
-
-_ALL, _HALVES = slice(None), (slice(0, None, 2), slice(1, None, 2))
-"""Feeds that choose factors, and those that choose the way to find them."""
 
 _ROUNDS = 3
 """Times that the groups are chosen: a weight belongs to the groups of its inputs and of its outputs."""
@@ -130,7 +127,6 @@ class _Chooser:
         sums = {node.name for node in model.proto.graph.node if node.op_type in ("Add", "Sum")}
         self._summed = {p.tensor for p in plan.placements if any(use.node in sums for use in p.uses)}
         self._weights = {placement.tensor: placement.spec for placement in plan.weights}
-        self._many = any(len(one.amax) > 1 for one in moments.values())
 
     def _has_one_scale(self, fold: Fold) -> bool:
         spec = self._weights.get(fold.constant)
@@ -141,27 +137,28 @@ class _Chooser:
 
         Without `steps`, all channels go by one alpha.
         """
-        count = len(group.classes)
+        count, classes = len(group.classes), group.classes
         observed = all(fold.summed in self._moments for fold in group.readers)
         # Scales by output channel follow the factors; the error of other weights depends on them.
         coarse = [fold for fold in group.writers if fold.summed and self._has_one_scale(fold)]
         made_by = _ranges_of_writers(group, self._model) if coarse or not observed else np.zeros(count)
+        products, writers = (
+            [self._product(fold, classes, made_by) for fold in folds] for folds in (group.readers, coarse)
+        )
         method = _method(group)
         fixed = self._methods.alpha if method == "smooth" else None
-        parts = _HALVES if self._many and fixed is None else ()
-        readers, *halves = (self._readers(group, coarse, made_by, part) for part in (_ALL, *parts))
         alphas = ALPHAS if fixed is None else (fixed,)
         half = any(self._types[fold.constant] == TensorProto.FLOAT16 for fold in group.readers)
         most = _MOST_OCTAVES_OF_HALF if half else _MOST_OCTAVES
         steps = steps and fixed is None
-        choice = choose_factors(group.classes, readers, made_by, most, alphas, exponents, steps, halves)
+        choice = choose_factors(classes, products, writers, made_by, most, alphas, exponents, steps)
         least = LEAST_GAIN_OF_NODE_DB if group.explicit else LEAST_GAIN_DB
         gain, why = choice.after_db - choice.before_db, ""
         if choice.alpha is None or gain < least:
             why = f"its expected gain is {gain:.1f} dB, below {least:g}"
             choice = Choice(np.zeros(count, np.int64), None, choice.before_db, choice.before_db)
         exponents[group.classes] = choice.exponents
-        first = readers.products[0]
+        first = products[0]
         return EqualizedGroup(
             tensor=group.name,
             method=method,
@@ -176,23 +173,12 @@ class _Chooser:
             why=why,
         )
 
-    def _readers(
-        self, group: ChannelGroup, coarse: Sequence[Fold], made_by: NDArray[np.float64], part: slice
-    ) -> Readers:
-        """Return what quantizes the channels of `group`, with the moments of a part of the feeds."""
-        products, writers = (
-            [self._product(fold, group.classes, made_by, part) for fold in folds]
-            for folds in (group.readers, coarse)
-        )
-        return Readers(products, writers)
-
-    def _product(
-        self, fold: Fold, classes: NDArray[np.int64], made_by: NDArray[np.float64], part: slice
-    ) -> Product:
+    def _product(self, fold: Fold, classes: NDArray[np.int64], made_by: NDArray[np.float64]) -> Product:
         """Return the product of `fold`; without feeds the ranges `made_by` stand for its input."""
         weight = np.asarray(weight_array(self._model, fold.constant), np.float64)
         if fold.summed in self._moments:
-            amax, square, live = self._moments[fold.summed].over(part)
+            known = self._moments[fold.summed]
+            amax, square, live = known.amax, known.square, known.live
         else:
             mine = np.isin(fold.inputs, classes)
             amax = np.full(len(fold.inputs), made_by.max(initial=0.0))
