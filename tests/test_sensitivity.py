@@ -511,17 +511,20 @@ def test_a_drop_on_the_command_line(tmp_path: Path, data, labels, capfd: pytest.
     assert main([*line, "--fallback", "weights"]) == 2
     assert "--fallback has no effect without a promise" in capfd.readouterr().err
     assert main([*line, "--protect", "some"]) == 2
-    assert "--protect takes a number of dB or none, got 'some'" in capfd.readouterr().err
+    assert "--protect takes a number of dB, auto or none, got 'some'" in capfd.readouterr().err
     assert main([*line, "--protect", "none"]) == 0
     assert "protected" not in capfd.readouterr().out
 
 
 def test_weights_alone_are_protected_on_request(data) -> None:
     """Few bits of weights alone make noise in all layers: no layer is looked for unless dB are asked for."""
-    recipe = {"name": "w2", "target": "simulation", "activations": None, "weights": {"qtype": "int2"}}
+    weights = {"qtype": "int4", "granularity": "per_tensor"}
+    recipe = {"name": "w4", "target": "onnxruntime", "activations": None, "weights": weights}
     for protect, ranked in (("auto", False), (20.0, True)):
-        found = onnxfq.quantize(chain(()), data, recipe=onnxfq.Recipe.model_validate(recipe), protect=protect)
+        found = onnxfq.quantize(
+            chain((3,)), data, recipe=onnxfq.Recipe.model_validate(recipe), protect=protect
+        )
         assert found.evaluation is not None and found.evaluation.candidates[0].outputs[0].sqnr_db < 20
         assert (found.sensitivity is not None) == ranked
     with pytest.raises(RecipeError, match="protect is 'always'; give dB, None or 'auto'"):
-        onnxfq.quantize(chain(()), data, protect="always")
+        onnxfq.quantize(chain(()), data, protect="always")  # type: ignore[arg-type]
