@@ -39,6 +39,12 @@ def rows_per_sample(samples: int, rows: int = ROWS) -> int:
     return max(-(-rows // max(samples, 1)), rows // 512)
 
 
+def count_samples(model: Model, feeds: Iterable[Feed]) -> int:
+    """Return the number of samples of all feeds."""
+    specs = input_specs(model.proto)
+    return sum(sample_count(feed, specs) for feed in feeds)
+
+
 def collect_moments(
     model: Model, layers: Sequence[Layer], feeds: Iterable[Feed], threads: int = 0, room: int | None = None
 ) -> Iterator[tuple[Layer, InputMoments]]:
@@ -56,8 +62,7 @@ def collect_moments(
 
     Raises StatisticsError for an input that holds NaN or infinities, OutputError if the file has no room.
     """
-    specs = input_specs(model.proto)
-    samples = sum(sample_count(feed, specs) for feed in feeds)
+    samples = count_samples(model, feeds)
     with closing(FloatRuns(model, read_tensors(layers), threads, MOMENTS_MEMORY)) as runs:
         yield from sums_of_layers(sample_inputs(runs, layers, feeds, samples, room))
 

@@ -12,21 +12,19 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import InputMoments
 from onnxfq.calibration.weights.recorded_moments import Key, Ranges
 from onnxfq.choices import MOMENTS_MEMORY
-from onnxfq.data import Feed, copy_feeds, sample_count
-from onnxfq.data.model_inputs import input_specs
+from onnxfq.data import Feed, copy_feeds
 from onnxfq.graph.model import Model
-from onnxfq.runtime.custom_ops import list_custom_ops, use_custom_ops
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.layer_inputs import Layer
 from onnxfq.stages.moments import (
     FloatRuns,
+    count_samples,
     largest_inputs,
     layer_keys,
     read_tensors,
@@ -34,7 +32,8 @@ from onnxfq.stages.moments import (
     sums_of_inputs,
     sums_of_layers,
 )
-from onnxfq.stages.ray_cluster import Cluster, count_workers, fetch_result, split_shards
+from onnxfq.stages.ray_cluster import Cluster, count_workers, fetch_in_task, fetch_result, split_shards
+from onnxfq.stages.sent_model import SentModel
 
 _Shard = tuple[int, Any]
 """Number of the first feed, and the reference to the feeds."""
@@ -78,15 +77,7 @@ class RayMoments:
         """
         self.layers = layers
         self.ranges: dict[Key, NDArray[np.float64]] = {} if ranges is None else dict(ranges)
-        self._work = _Work(
-            model.proto.SerializeToString(),
-            model.sha256,
-            model.source,
-            tuple(layers),
-            samples,
-            memory,
-            list_custom_ops(),
-        )
+        self._work = _Work(SentModel.of(model), tuple(layers), samples, memory)
         self._feeds, self._progress = feeds, progress
         self._keys = layer_keys(layers)
         self._cluster = Cluster(address, threads)
@@ -148,9 +139,7 @@ def collect_moments_on_ray(
     model: Model, layers: Sequence[Layer], feeds: Iterable[Feed], address: str, threads: int = 0
 ) -> Iterator[tuple[Layer, InputMoments]]:
     """Yield what `collect_moments` yields, from the workers of the cluster at `address`."""
-    specs = input_specs(model.proto)
-    samples = sum(sample_count(feed, specs) for feed in feeds)
-    with RayMoments(model, layers, feeds, samples, address, threads=threads) as found:
+    with RayMoments(model, layers, feeds, count_samples(model, feeds), address, threads=threads) as found:
         yield from sums_of_layers([found])
 
 
@@ -158,19 +147,13 @@ def collect_moments_on_ray(
 class _Work:
     """Input of a worker: sent once, kept by every machine."""
 
-    model: bytes
-    sha256: str
-    source: str
+    model: SentModel
     layers: tuple[Layer, ...]
     samples: int
     memory: int
-    libraries: tuple[str, ...]
 
     def runs(self) -> FloatRuns:
-        for path in self.libraries:
-            use_custom_ops(path)
-        model = Model(onnx.ModelProto.FromString(self.model), self.sha256, self.source)
-        return FloatRuns(model, read_tensors(self.layers), threads=1, memory=self.memory)
+        return FloatRuns(self.model.open(), read_tensors(self.layers), threads=1, memory=self.memory)
 
 
 # One model per worker process: its session serves all tasks of the process.
@@ -178,7 +161,7 @@ _opened: dict[tuple[str, frozenset[str]], FloatRuns] = {}
 
 
 def _runs(work: _Work) -> FloatRuns:
-    key = work.sha256, frozenset(read_tensors(work.layers))
+    key = work.model.sha256, frozenset(read_tensors(work.layers))
     if key not in _opened:
         for runs in _opened.values():
             runs.close()
@@ -206,7 +189,5 @@ class _Fetched:
     shards: list[_Shard]
 
     def __iter__(self) -> Iterator[Feed]:
-        import ray  # in a worker
-
         for _, reference in self.shards:
-            yield from ray.get(reference)
+            yield from fetch_in_task(reference)

@@ -10,19 +10,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import onnx
-
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.data import Feed, copy_feeds
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.model import Model
-from onnxfq.runtime.custom_ops import list_custom_ops, use_custom_ops
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.device_memory import Device
 from onnxfq.stages.observe import ObservationInterrupted, skip_resumed
 from onnxfq.stages.observers import ObserveOptions, Observer, observer_on
 from onnxfq.stages.ray_cluster import Cluster, collect_results, count_workers, split_shards
+from onnxfq.stages.sent_model import SentModel
 from onnxfq.targets.registry import prepare_model
 
 
@@ -65,7 +63,8 @@ def collect_on_ray(
         try:
             source = copy_feeds(feeds) if start is None else skip_resumed(model, feeds, start)
             shards = split_shards(source, 0 if start is None else start.feeds)
-            for observed in collect_results(ray, (partial(task.remote, work, *shard) for shard in shards)):
+            tasks = (partial(task.remote, work, *shard) for shard in shards)
+            for observed in collect_results(ray, tasks, workers):
                 total = observed if total is None else total.merge(observed)
                 if options.progress is not None:
                     options.progress(total.feeds)
@@ -79,32 +78,19 @@ def collect_on_ray(
 class _Work:
     """Input of an observing worker: sent once, kept by every machine."""
 
-    model: bytes
-    sha256: str
-    source: str
+    model: SentModel
     plan: str
     options: ObserveOptions
-    libraries: tuple[str, ...]
 
     @staticmethod
     def from_model(model: Model, plan: Plan, options: ObserveOptions) -> _Work:
         device: Device = "cuda" if options.device == "cuda" else "cpu"
         plain = replace(options, threads=1, progress=None, device=device)
-        return _Work(
-            model.proto.SerializeToString(),
-            model.sha256,
-            model.source,
-            plan.model_dump_json(),
-            plain,
-            list_custom_ops(),
-        )
+        return _Work(SentModel.of(model), plan.model_dump_json(), plain)
 
     def observer(self) -> Observer:
-        for path in self.libraries:
-            use_custom_ops(path)
-        proto = onnx.ModelProto.FromString(self.model)
+        model = self.model.open()
         device = choose_device(self.options.device)
-        model = Model(proto, self.sha256, self.source)
         return observer_on(device, model, Plan.model_validate_json(self.plan), self.options)
 
 
@@ -113,7 +99,7 @@ _observers: dict[tuple[str, str], Observer] = {}
 
 
 def _observe_shard(work: _Work, first: int, shard: list[Feed]) -> Statistics:
-    key = (work.sha256, work.plan)
+    key = (work.model.sha256, work.plan)
     if key not in _observers:
         _observers[key] = work.observer()
     return _observers[key].run(shard, first)

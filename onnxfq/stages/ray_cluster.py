@@ -40,12 +40,17 @@ def count_workers(ray: Any, kind: str = "CPU") -> int:
     return int(ray.cluster_resources().get(kind, 0))
 
 
-def collect_results(ray: Any, tasks: Iterable[Callable[[], Any]]) -> Iterator[Any]:
+def fetch_in_task(reference: Any) -> Any:
+    """Return an object of the cluster, inside a task."""
+    return _import_ray().get(reference)
+
+
+def collect_results(ray: Any, tasks: Iterable[Callable[[], Any]], workers: int) -> Iterator[Any]:
     """Start `tasks` and yield their results in this order.
 
-    At most two for each core of the cluster are in flight: no worker waits, and memory stays bounded.
+    At most two for each worker are in flight: no worker waits, and memory stays bounded.
     """
-    most = 2 * max(1, count_workers(ray))
+    most = 2 * max(1, workers)
     out: deque[Any] = deque()
     for start in tasks:
         out.append(start())

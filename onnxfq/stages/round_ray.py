@@ -10,7 +10,7 @@ from typing import Any
 
 from onnxfq.calibration.weights import RoundedWeight, RoundingJob, round_weight
 from onnxfq.stages.layer_inputs import Layer
-from onnxfq.stages.ray_cluster import Cluster, collect_results
+from onnxfq.stages.ray_cluster import Cluster, collect_results, count_workers
 
 
 def round_on_ray(
@@ -36,7 +36,7 @@ def round_on_ray(
 
     with Cluster(address, threads) as ray:
         task = ray.remote(num_cpus=1, max_retries=-1)(_round_all)
-        for made in collect_results(ray, tasks()):
+        for made in collect_results(ray, tasks(), count_workers(ray)):
             yield from zip(waiting.popleft(), made, strict=True)
 
 

@@ -194,7 +194,8 @@ def round_weights(
         else:
             found = collect_moments_on_ray(model, plain, feeds, ray, threads)
         jobs = ((layer, work.job(layer, inputs)) for layer, inputs in found)
-        for layer, made in _round_all(jobs) if ray is None else round_on_ray(jobs, ray, threads):
+        local = ((layer, round_weight(*job)) for layer, job in jobs)
+        for layer, made in local if ray is None else round_on_ray(jobs, ray, threads):
             work.take(layer, made)
     rest = [layer for layer in layers if METHODS[layer.placement.rounding].sequential]
     if rest:
@@ -229,10 +230,6 @@ def _read(moments: Moments, layers: Sequence[Layer]) -> Iterator[tuple[Layer, In
     for keys, same in groupby(layers, lambda layer: layer_keys([layer])):
         found = moments.of_layer(keys)
         yield from ((layer, found) for layer in same)
-
-
-def _round_all(jobs: Iterable[tuple[Layer, RoundingJob]]) -> Iterator[tuple[Layer, RoundedWeight]]:
-    return ((layer, round_weight(*job)) for layer, job in jobs)
 
 
 class _Work:
