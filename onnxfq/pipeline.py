@@ -24,7 +24,7 @@ from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.documents.simulation import explain_mode
-from onnxfq.errors import RecipeError
+from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.external.scratch_file import Scratch
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.model import Model
@@ -46,7 +46,7 @@ from onnxfq.stages.promise import Promise
 from onnxfq.stages.protect import PROTECT_DB, Protected, is_low, keep_promise, lowest_sqnr, protect_outputs
 from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
 from onnxfq.stages.recalibrate import Recalibration, recalibrate
-from onnxfq.stages.round_weights import Rounding, round_given
+from onnxfq.stages.round_weights import Rounding, is_shared, round_given
 from onnxfq.stages.write import write_model
 from onnxfq.targets.onnxruntime.releases import Release, release_of
 from onnxfq.targets.registry import target_by_name
@@ -245,6 +245,12 @@ class _Job:
         if inputs.feeds is None and self.statistics is None:
             planned = planned.without_missing(self.missing)
         clock.lap("plan")
+        observed = inputs.feeds is not None and self.statistics is None and planned.unknown.activations
+        if self.ray is not None and not observed and not is_shared(planned.plan):
+            raise DataError(
+                f"Ray cluster {self.ray!r} has nothing to share: no activation is observed, and recipe "
+                f"{recipe.name} rounds no weight by gptq; leave it out"
+            )
         found = gather_statistics(inputs, planned.unknown, self.statistics, self.options, self.ray)
         clock.lap("observe")
         weights = None

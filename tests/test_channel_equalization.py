@@ -25,6 +25,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.fold_factors import fold_factors
+from onnxfq.stages.equalize_inputs import HARMFUL
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))  # not an installed package
 
@@ -49,6 +50,8 @@ PRE_NORM = """g (float[N,9,16] x) => (float[N,9,8] y) {
     n = LayerNormalization (x, g, gb) h = MatMul (n, m0) a = Relu (h) y = MatMul (a, m2) }"""
 POST_NORM = """g (float[N,9,16] x) => (float[N,9,16] y) {
     n = LayerNormalization (x, g, gb) h = MatMul (n, m0) a = Relu (h) o = MatMul (a, m5) y = Add (n, o) }"""
+TWO_PRODUCTS = """g (float[N,9,16] x, float[N,9,16] u) => (float[N,9,8] y, float[N,9,8] z) {
+    a = Mul (x, g) y = MatMul (a, m2) c = Mul (u, g2) z = MatMul (c, m6) }"""
 NETWORKS = {"chain": CHAIN, "gated": GATED, "attention": ATTENTION}
 
 
@@ -68,7 +71,9 @@ def network(text: str, outliers: float = 1.0) -> onnx.ModelProto:
         "m3": weights(16, 16, seed=3),
         "m4": weights(16, 16, seed=4),
         "m5": weights(16, 16, seed=6) / 4,
+        "m6": weights(16, 8, seed=8),
         "g": scale,
+        "g2": scale,
         "gb": weights(16, seed=7) / 8,
         "heads": np.asarray([0, 0, 4, 4], np.int64),
         "whole": np.asarray([0, 0, 16], np.int64),
@@ -103,7 +108,12 @@ def quantize(proto: onnx.ModelProto, chosen: Recipe) -> onnxfq.QuantizeResult:
 
 def output_db(result: onnxfq.QuantizeResult) -> float:
     """Return the SQNR of the worst output."""
-    return min(output.sqnr_db for output in result.evaluation.candidates[-1].outputs)
+    return min(all_db(result))
+
+
+def all_db(result: onnxfq.QuantizeResult) -> list[float]:
+    """Return the SQNR of each output."""
+    return [output.sqnr_db for output in result.evaluation.candidates[-1].outputs]
 
 
 def scale_channels(proto: onnx.ModelProto, seed: int) -> onnx.ModelProto:
@@ -206,6 +216,26 @@ def test_low_outputs_are_smoothed() -> None:
     assert good.plan.equalization is None and good.qdq == plain.qdq
     once = onnxfq.quantize(proto, iter(feeds(proto)), protect=output_db(plain) + 3, options=options)
     assert once.plan.equalization is None
+
+
+def test_only_the_group_that_does_harm_is_left() -> None:
+    """A channel of one group is small in the samples that choose factors, and large in those that confirm."""
+    proto = network(TWO_PRODUCTS, 50.0)
+    data = [{"x": f["x"], "u": g["x"]} for f, g in zip(feeds(proto), feeds(proto)[::-1], strict=True)]
+    for feed in data:  # of two samples, the second of which confirms
+        feed["u"][1, ..., 0] *= 60.0
+    options = onnxfq.RunOptions(exact=True)
+    plain, smooth = (
+        onnxfq.quantize(proto, data, recipe=recipe("none", way), protect=None, options=options)
+        for way in ("none", "auto")
+    )
+    assert smooth.plan.equalization is not None
+    left = {group.tensor: group.why for group in smooth.plan.equalization.groups if group.why}
+    assert left == {"c": HARMFUL}
+    trials = [(t.methods, t.left) for t in smooth.plan.equalization.trials]
+    assert trials[:2] == [((), ()), (("smooth",), ())] and (("smooth",), ("c",)) in trials
+    assert [y > x + 6 for x, y in zip(all_db(plain), all_db(smooth), strict=True)] == [True, False]
+    assert "smooth without 1 group" in "".join(smooth.plan.equalization.lines())
 
 
 def test_a_new_mul_smooths_what_a_sum_reads_too() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,8 +15,11 @@ from builders import build, weights
 from typer.testing import CliRunner
 
 import onnxfq
+from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import Moments
+from onnxfq.calibration.weights.recorded_moments import Key
 from onnxfq.cli.main import build_app
+from onnxfq.stages.moments import SampledInputs
 
 X = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
 
@@ -68,6 +73,47 @@ def test_quantize_rounds_without_running_the_model(folder: Path):
     digest = Moments.load(folder / "moments.npz").data.hex[:12]
     assert rounded.encodings.rounding == f"gptq by moments of 24 samples with digest {digest}"
     assert usual.encodings.rounding == "gptq"
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ctrl-C keeps the inputs that are done; --resume gathers the others, and writes the bytes of one run."""
+    how = f"moments {folder}/m.onnx --data {folder}/x.npz --recipe tensorrt-int8 --rounding gptq -o"
+    run(f"{how} {folder}/whole.npz")
+    usual = SampledInputs.sum
+
+    def press(self: SampledInputs, key: Key) -> MomentSums:
+        signal.raise_signal(signal.SIGINT)
+        return usual(self, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SampledInputs, "sum", press)
+        said = run(f"{how} {folder}/part.npz")
+    assert "interrupted after 1 inputs" in said and "continue with --resume" in said
+    part = folder / "part.npz"
+    for fault in (
+        run(f"quantize {folder}/m.onnx --rounding gptq --data {folder}/x.npz --moments {part} -o {folder}/q"),
+        run(f"merge-statistics {part} {part} -o {folder}/both.npz"),
+    ):
+        assert "interrupted run, which reached 1 inputs; continue it with `onnxfq moments --resume`" in fault
+    other = how.replace("x.npz", "x0.npz")
+    assert "give the same data" in run(f"{other} {part} --resume")
+    assert "nothing to resume" in run(f"{how} {folder}/whole.npz --resume")
+    assert "2 inputs over 24 samples" in run(f"{how} {part} --resume")
+    assert part.read_bytes() == (folder / "whole.npz").read_bytes()
+
+
+def test_an_interruption_before_the_first_input_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ctrl-C while the model runs over the data."""
+    usual = SampledInputs.add
+
+    def press(self: SampledInputs, *arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        usual(self, *arguments)
+
+    monkeypatch.setattr(SampledInputs, "add", press)
+    how = f"--data {folder}/x.npz --recipe tensorrt-int8 --rounding gptq"
+    run(f"moments {folder}/m.onnx {how} -o {folder}/part.npz")
+    assert not (folder / "part.npz").exists()
 
 
 ON_A_CLUSTER = """

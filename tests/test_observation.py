@@ -24,10 +24,11 @@ from onnxfq.data import DataDigest, Feed, digest_feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import RECIPES
-from onnxfq.errors import StatisticsError
+from onnxfq.errors import DataError, RuntimeLibraryError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
+from onnxfq.pipeline import quantize
 from onnxfq.runtime.observing_session import channel_block, open_observing_session
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
@@ -353,6 +354,24 @@ def test_a_cluster_needs_ray(monkeypatch, observed) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(Exception, match=r"pip install 'onnxfq\[ray\]'"):
         collect_on_ray(*observed, feeds_of(1), "local")
+
+
+def test_a_cluster_that_does_not_answer_is_told_at_once(observed) -> None:
+    """Ray alone would go on for minutes."""
+    pytest.importorskip("ray", reason="extra ray is not installed")
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
+        with pytest.raises(RuntimeLibraryError, match=f"no Ray cluster at '{address}'.*start one"):
+            collect_on_ray(*observed, feeds_of(1), address)
+
+
+def test_a_cluster_without_work_is_refused(tmp_path) -> None:
+    """Statistics are given and weights are rounded to nearest: nothing is left to share."""
+    onnx.save(narrow_channels(), tmp_path / "m.onnx")
+    feeds = feeds_of(3)
+    model, plan = load(tmp_path / "m.onnx"), planned(narrow_channels())
+    statistics = collect_statistics(model, plan, feeds)
+    with pytest.raises(DataError, match="Ray cluster 'local' has nothing to share"):
+        quantize(tmp_path / "m.onnx", feeds, None, statistics=statistics, ray="local")
 
 
 def test_the_digest_of_the_data_depends_on_no_batch_and_no_order(observed) -> None:

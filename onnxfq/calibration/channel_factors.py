@@ -22,8 +22,10 @@ Exponents = NDArray[np.int64]
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Shares of the difference between channels that weights take over from activations."""
 
-_MOST_WORK = 1 << 24
-"""Elements of weights that single steps of a group's channels may cost, a quarter of a second."""
+_MOST_WORK, _LEAST_WORK = 1 << 24, 1 << 14
+"""Elements of weights that the steps of a group's channels may read, a quarter of a second.
+
+The second are those that take as long to read as a call takes to start."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ def choose_factors(
     found.sort(key=lambda trial: trial.noise)  # stable: none comes first, then small alphas
     best = found[0]
     if best.alpha is not None and steps:
-        work = max(sum(product.weight.size for product in (*products, *writers)), 1)
+        work = sum(max(product.weight.size, _LEAST_WORK) for product in (*products, *writers))
         best = _step_channels(found, expect, most, _MOST_WORK // work)
     share = len(products)
     return Choice(best.exponents, best.alpha, ratio_db(share, before), ratio_db(share, best.noise))

@@ -16,6 +16,7 @@ import typer
 import typer.core
 
 from onnxfq.cli.command_line import keep_arguments
+from onnxfq.cli.console import INTERRUPTED
 from onnxfq.cli.notes import show_notes
 from onnxfq.cli.option_groups import expand_groups
 from onnxfq.errors import OnnxfqError, join_lines
@@ -43,9 +44,6 @@ COMMANDS = tuple(name for names in PANELS.values() for name in names)
 
 # The class of wrong usage: click's in older releases of typer, typer's in newer ones.
 _UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
-
-_INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 plus the signal number, as in shells."""
 
 _LONGEST_WORD, _LONGEST_LINE = 300, 900
 """Most characters of a name and of a line of an error."""
@@ -147,8 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _interrupt)
         code = build_app(_find_commands(given))(args=given, standalone_mode=False)
-        if code == _INTERRUPTED:  # newer releases of typer exit with this code on Ctrl-C, without a message
-            return _fail("interrupted", _INTERRUPTED)
+        if code == INTERRUPTED:  # newer releases of typer exit with this code on Ctrl-C, without a message
+            return _fail("interrupted", INTERRUPTED)
         return code if isinstance(code, int) else 0
     except OnnxfqError as error:
         return _fail(str(error), 1)
@@ -159,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror or error}; check the path", 1)
     except (typer.Abort, KeyboardInterrupt):
-        return _fail("interrupted", _INTERRUPTED)
+        return _fail("interrupted", INTERRUPTED)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onnxfq.choices import MOMENTS_MEMORY
-from onnxfq.cli.console import Printing
+from onnxfq.cli.console import INTERRUPTED, Printing
 from onnxfq.cli.data_options import DataOption
 from onnxfq.cli.options import CustomOpsOption, ModelArgument, OutputOption, RayOption, RoundedRecipe
 from onnxfq.cli.run_options import RunningFast
+from onnxfq.errors import StatisticsError
+
+if TYPE_CHECKING:
+    from onnxfq.calibration.weights import Moments
 
 
 def moments(
@@ -31,6 +35,9 @@ def moments(
             min=1, metavar="MB", help="Limit the memory of runs, and the temporary file of sampled inputs."
         ),
     ] = MOMENTS_MEMORY >> 20,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from OUT of an interrupted run.")
+    ] = False,
     ray: RayOption = None,
     custom_ops: CustomOpsOption = None,
     *,
@@ -44,29 +51,49 @@ def moments(
     the moments of each part with --ranges-from, and merge them. The result has the bits of one run.
     """
     from onnxfq.graph.io.load import load
-    from onnxfq.stages.gather_moments import gather_moments
+    from onnxfq.stages.gather_moments import MomentsInterrupted, gather_moments
     from onnxfq.stages.plan import make_plan
     from onnxfq.targets.registry import prepare_model
 
     if ranges and ranges_from is not None:
         raise typer.BadParameter("--ranges writes the ranges that --ranges-from reads; give one of them")
+    if ranges and resume:
+        raise typer.BadParameter("--resume continues moments; --ranges has nothing to continue")
     chosen = recipe.load()
     chosen = chosen if recipe.rounding is None else chosen.with_rounding(recipe.rounding)
     loaded = load(model, chosen.existing)
     plan = make_plan(prepare_model(loaded, chosen.target), chosen)
     with running.progress(printer) as options:
-        found = gather_moments(
-            loaded,
-            plan,
-            data,
-            output,
-            ranges_only=ranges,
-            ranges=ranges_from,
-            memory=memory << 20,
-            ray=ray,
-            options=options,
-        )
+        try:
+            found = gather_moments(
+                loaded,
+                plan,
+                data,
+                output,
+                ranges_only=ranges,
+                ranges=ranges_from,
+                memory=memory << 20,
+                start=_load_interrupted(output) if resume else None,
+                ray=ray,
+                options=options,
+            )
+        except MomentsInterrupted as stop:
+            found = stop.moments
     record = {"inputs": len(found.ranges), "samples": found.data.samples, "files": [output]}
+    record["complete"] = found.complete
+    if not found.complete:
+        text = f"interrupted after {len(found.ranges)} inputs; wrote {output}; continue with --resume"
+        printer.report(record, text)
+        raise typer.Exit(INTERRUPTED)
     what = "ranges" if ranges else "moments"
     printer.report(record, f"{what:10} of {len(found.ranges)} inputs over {found.data.samples} samples")
     printer.wrote(output)
+
+
+def _load_interrupted(path: Path) -> Moments:
+    from onnxfq.calibration.weights import Moments
+
+    found = Moments.load(path)
+    if found.complete:
+        raise StatisticsError(f"{path} is complete, there is nothing to resume; omit --resume")
+    return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnxfq.choices import DEFAULT_MEMORY
-from onnxfq.cli.console import Printing
+from onnxfq.cli.console import INTERRUPTED, Printing
 from onnxfq.cli.data_options import DataOption
 from onnxfq.cli.options import CustomOpsOption, ModelArgument, OptionalPlanOption, OutputOption, RayOption
 from onnxfq.cli.run_options import RunningFast
@@ -16,8 +16,6 @@ from onnxfq.errors import StatisticsError
 
 if TYPE_CHECKING:
     from onnxfq.calibration.statistics import Statistics
-
-INTERRUPTED = 130
 
 
 def observe(

@@ -40,6 +40,13 @@ class EqualizedGroup(Record):
     activations_after: tuple[float, float]
     why: str = ""
 
+    def without_factors(self, why: str) -> EqualizedGroup:
+        """Return the group with factors of 1, for the reason `why`."""
+        same = {"after_db": self.before_db, "activations_after": self.activations_before}
+        return self.model_copy(
+            update={"alpha": None, "octaves": (0, 0), "inserted": False, "why": why, **same}
+        )
+
     def line(self) -> str:
         """Return the group as a line of text."""
         if self.why:
@@ -51,10 +58,22 @@ class EqualizedGroup(Record):
 
 
 class Trial(Record):
-    """The SQNR of the outputs, in dB, on some samples with these methods."""
+    """The SQNR of the outputs, in dB, on some samples with these methods.
+
+    Attributes:
+        methods: what changed channels.
+        left: groups that had no factors nevertheless.
+        sqnr_db: of all outputs together.
+    """
 
     methods: tuple[Method, ...]
+    left: tuple[str, ...] = ()
     sqnr_db: float
+
+    def text(self) -> str:
+        """Return the trial as part of a line."""
+        but = f" without {len(self.left)} group{'s' * (len(self.left) > 1)}" if self.left else ""
+        return f"{' and '.join(self.methods) or 'none'}{but} {self.sqnr_db:.1f} dB"
 
 
 class Equalization(Record):
@@ -87,8 +106,7 @@ class Equalization(Record):
             else "equalized  nothing: no method gains enough"
         ]
         if self.trials:
-            tried = (f"{' and '.join(one.methods) or 'none'} {one.sqnr_db:.1f} dB" for one in self.trials)
-            lines.append(f"           on some samples: {', '.join(tried)}")
+            lines.append(f"           on some samples: {', '.join(one.text() for one in self.trials)}")
         lines += [f"           {group.line()}" for group in changed[:shown]]
         if len(changed) > shown:
             lines.append(f"           and {len(changed) - shown} more; the plan file lists all")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,21 +44,53 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Equalized:
-    """A model after equalization.
+    """Factors of channels.
 
     Attributes:
-        model: of the same function, under the SHA-256 of its file; the given model itself if nothing was
-            changed.
-        groups: what was done, and what was left.
+        given: the model as it was.
+        analysis: its channels.
+        channels: the groups.
+        exponents: log2 of the factor of every channel.
+        groups: what was done to each group, and what was left.
     """
 
-    model: Model
+    given: Model
+    analysis: Analysis
+    channels: tuple[ChannelGroup, ...]
+    exponents: NDArray[np.int64]
     groups: tuple[EqualizedGroup, ...]
 
     @property
-    def changed(self) -> bool:
-        """Tell whether any group has factors."""
-        return any(not group.why for group in self.groups)
+    def changed(self) -> tuple[str, ...]:
+        """The names of the groups with factors."""
+        return tuple(group.tensor for group in self.groups if not group.why)
+
+    @cached_property
+    def model(self) -> Model:
+        """The model of the same function, under the SHA-256 of its file; the given model without factors."""
+        if not self.exponents.any():
+            return self.given
+        made = fold_factors(self.given, self.analysis, self.exponents)
+        return replace(made, sha256=hash_model(made.proto))
+
+    def without(self, names: Collection[str], why: str) -> Equalized:
+        """Return the same with factors of 1 for the groups `names`, for the reason `why`."""
+        exponents, groups = self.exponents.copy(), list(self.groups)
+        for at, (channels, group) in enumerate(zip(self.channels, self.groups, strict=True)):
+            if group.tensor in names and not group.why:
+                exponents[channels.classes] = 0
+                groups[at] = group.without_factors(why)
+        return replace(self, exponents=exponents, groups=tuple(groups)).whole_in_type()
+
+    def whole_in_type(self) -> Equalized:
+        """Return the same without the groups whose factors would take bits of a constant."""
+        for fold in inexact_folds(self.given, self.analysis, self.exponents):
+            for channels, group in zip(self.channels, self.groups, strict=True):
+                mine = fold in channels.readers or fold in channels.writers
+                if mine and self.exponents[channels.classes].any():
+                    why = f"constant {fold.constant!r} would overflow or lose bits in its type"
+                    return self.without([group.tensor], why)
+        return self
 
 
 def equalize(
@@ -100,11 +133,7 @@ def equalize(
         if np.array_equal(before, exponents):
             break
     found = [chooser.choose(group, exponents, steps=True) for group in groups]
-    found = _drop_inexact(model, analysis, groups, exponents, found)
-    if not exponents.any():
-        return Equalized(model, tuple(found))
-    made = fold_factors(model, analysis, exponents)
-    return Equalized(replace(made, sha256=hash_model(made.proto)), tuple(found))
+    return Equalized(model, analysis, tuple(groups), exponents, tuple(found)).whole_in_type()
 
 
 _WEIGHTED = WEIGHTED_INPUTS.keys() | {"BatchNormalization"}  # its statistics are constants too
@@ -236,27 +265,3 @@ def _activation_format(spec: QuantSpec | None, axis: int) -> Format:
     if granularity.axis is None or granularity.axis not in (axis, axis - 4, -1):
         return Format(qtype)
     return Format(qtype, Granularity(0, granularity.block_size), MOST_OCTAVES if spec.equalized else None)
-
-
-def _drop_inexact(
-    model: Model,
-    analysis: Analysis,
-    groups: Sequence[ChannelGroup],
-    exponents: NDArray[np.int64],
-    found: list[EqualizedGroup],
-) -> list[EqualizedGroup]:
-    """Set the factors of groups to 1, in place, whose constants lose bits; return `found` with the reason."""
-    while inexact := inexact_folds(model, analysis, exponents):
-        for number, group in enumerate(groups):
-            lost = next((f.constant for f in inexact if f in group.readers or f in group.writers), None)
-            if lost is not None and exponents[group.classes].any():
-                exponents[group.classes] = 0
-                why = f"constant {lost!r} would overflow or lose bits in its type"
-                same = {
-                    "after_db": found[number].before_db,
-                    "activations_after": found[number].activations_before,
-                }
-                found[number] = found[number].model_copy(
-                    update={"alpha": None, "octaves": (0, 0), "inserted": False, "why": why, **same}
-                )
-    return found

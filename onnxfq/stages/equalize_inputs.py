@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import chain, combinations
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from onnxfq.data import Feed
-from onnxfq.documents.equalization import METHODS, Equalization, EqualizedGroup, Method, Trial
+from onnxfq.documents.equalization import METHODS, Equalization, Method, Trial
+from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import ChannelMethods, Recipe
 from onnxfq.errors import DataError
 from onnxfq.graph.external.scratch_file import weights_in
@@ -25,10 +25,13 @@ from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.switchboard import Switchboard
 
 SAMPLES = 64
-"""Feeds that are read ahead to choose factors. Half of them confirm methods, with factors of the others."""
+"""Feeds that are read ahead to choose factors. Half of them confirm groups, with factors of the others."""
 
 LEAST_GAIN_DB = 0.5
-"""Gain of the outputs below which a method is left."""
+"""Gain of the outputs that confirms factors."""
+
+USELESS = "the outputs on some samples gain too little"
+HARMFUL = "the outputs on some samples are better without it"
 
 
 def equalize_inputs(
@@ -70,64 +73,95 @@ def equalize_inputs(
     choosing, confirming = (feeds[::2], feeds[1::2] or feeds) if methods.confirmed else (feeds, [])
     followed = with_run_ranks(inputs.ranked, feeds[0], everywhere=True) if feeds else inputs.ranked
     plan = plan_encodings(inputs.ranked, recipe).plan
-    best, trials = inputs, list[Trial]()
-    groups: tuple[EqualizedGroup, ...] = ()
-    reached, taken = -np.inf, methods
-    waiting: list[tuple[ChannelMethods, Equalized]] = []
+    tried = _Trials(inputs, recipe, plan, options, choosing, confirming, followed)
     with weights_in(inputs.scratch):
-        for tried in _candidates(methods):
-            found = equalize(inputs.model, plan, tried, choosing, options.threads, followed)
-            if not found.changed:
-                # The first, without methods, is measured only beside another.
-                waiting += [] if waiting or trials else [(tried, found)]
-                continue
-            for one, result in (*waiting, (tried, found)):
-                made = inputs if not result.changed else _with_model(inputs, result.model, feeds)
-                sqnr = _sqnr(made, recipe, choosing, confirming, options) if methods.confirmed else 0.0
-                trials.append(Trial(methods=_names(one), sqnr_db=sqnr))
-                if sqnr >= reached + LEAST_GAIN_DB:
-                    reached, best, groups, taken = sqnr, made, result.groups, one
-            waiting = []
-        if methods.confirmed and best is not inputs:
-            # The methods are confirmed; all feeds know the ranges better than those that chose.
-            found = equalize(inputs.model, plan, taken, feeds, options.threads, followed)
-            best, groups = _with_model(inputs, found.model, feeds), found.groups
-    if waiting:
-        groups = waiting[0][1].groups
-    return best, Equalization(groups=groups, trials=tuple(trials) if methods.confirmed else ())
+        found = tried.confirm(tried.equalize(methods, choosing), methods)
+        if tried.trials and found.changed:
+            # The groups are confirmed; all feeds know the ranges better than those that chose.
+            whys, found = {g.tensor: g.why for g in found.groups}, tried.equalize(methods, feeds)
+            for why in (USELESS, HARMFUL):
+                found = found.without([name for name in whys if whys[name] == why], why)
+        model = tried.with_model(found)
+    return model, Equalization(groups=found.groups, trials=tuple(tried.trials))
 
 
 def _names(methods: ChannelMethods) -> tuple[Method, ...]:
     return tuple(name for name in METHODS if getattr(methods, name))
 
 
-def _candidates(methods: ChannelMethods) -> list[ChannelMethods]:
-    """Return what is compared: the methods by name with every selection of the others, fewest first."""
-    asked = _names(methods)
-    always = [name for name in asked if name not in methods.confirmed]
-    free = [name for name in asked if name in methods.confirmed]
-    chosen = chain.from_iterable(combinations(free, count) for count in range(len(free) + 1))
-    tried = [{*always, *more} for more in chosen]
-    return [methods._replace(cross_layer="cross_layer" in one, smooth="smooth" in one) for one in tried]
+@dataclass
+class _Trials:
+    """Equalized models, compared by the outputs of their quantized forms on kept samples."""
+
+    inputs: QuantizeInputs
+    recipe: Recipe
+    plan: Plan
+    options: RunOptions
+    choosing: Sequence[Feed]
+    confirming: Sequence[Feed]
+    followed: Model
+    reached: float = -np.inf
+    trials: list[Trial] = field(default_factory=list)
+
+    def equalize(self, methods: ChannelMethods, feeds: Sequence[Feed]) -> Equalized:
+        """Return factors by `feeds`."""
+        return equalize(self.inputs.model, self.plan, methods, feeds, self.options.threads, self.followed)
+
+    def confirm(self, found: Equalized, methods: ChannelMethods) -> Equalized:
+        """Return `found` with the groups that the outputs confirm, as far as `methods` asks for that.
+
+        Either half of the groups of a method is left out on trial; if that helps, its halves in turn. One
+        group may spoil what the others gain.
+        """
+        asked = [g for g in found.groups if not g.why and g.method in methods.confirmed]
+        if not asked:
+            return found
+        plain = found.without([group.tensor for group in asked], USELESS)
+        least = self.measure(plain) + LEAST_GAIN_DB
+        best, self.reached = found, self.measure(found)
+        for method in METHODS:
+            mine = [group.tensor for group in asked if group.method == method]
+            for part in _halves(mine) or [mine] * (0 < len(mine) < len(asked)):
+                best = best.without(self._narrow(best, part), HARMFUL)
+        return best if self.reached >= least else plain
+
+    def _narrow(self, found: Equalized, part: Sequence[str]) -> Sequence[str]:
+        """Return the fewest groups of `part` that are found to be harmful, or none."""
+        least, left = self.reached + LEAST_GAIN_DB, list[str]()
+        parts = [part]
+        while parts:
+            part = parts.pop()
+            sqnr = self.measure(found.without(part, HARMFUL))
+            if sqnr >= least:
+                self.reached = least = sqnr
+                left, parts = list(part), _halves(part)
+        return left
+
+    def measure(self, found: Equalized) -> float:
+        """Return the SQNR in dB of the outputs of the quantized model on the feeds that confirm."""
+        inputs, options = self.with_model(found), self.options
+        planned = plan_encodings(inputs.ranked, self.recipe)
+        observing = replace(options.observing, nonfinite=options.data.nonfinite)
+        statistics = collect_statistics(inputs.model, planned.unknown, self.choosing, observing)
+        plan, encodings = planned.encode(inputs.model, statistics)
+        board = Switchboard.open(inputs, plan, encodings, options)
+        sqnr = ratio_db(1.0, board.noise(self.confirming, [board.everything])[0])
+        left = tuple(group.tensor for group in found.groups if group.why == HARMFUL)
+        used = {group.method for group in found.groups if not group.why}
+        methods = tuple(name for name in METHODS if name in used)
+        self.trials.append(Trial(methods=methods, left=left, sqnr_db=sqnr))
+        return sqnr
+
+    def with_model(self, found: Equalized) -> QuantizeInputs:
+        """Return the inputs with the equalized model."""
+        model, feeds = found.model, self.choosing
+        if not found.changed:
+            return self.inputs
+        ranked = with_run_ranks(model, feeds[0]) if feeds and lacks_ranks(model) else model
+        return replace(self.inputs, model=model, ranked=ranked)
 
 
-def _with_model(inputs: QuantizeInputs, model: Model, feeds: Sequence[Feed]) -> QuantizeInputs:
-    """Return `inputs` with another model of the same function."""
-    ranked = with_run_ranks(model, feeds[0]) if feeds and lacks_ranks(model) else model
-    return replace(inputs, model=model, ranked=ranked)
-
-
-def _sqnr(
-    inputs: QuantizeInputs,
-    recipe: Recipe,
-    choosing: Sequence[Feed],
-    confirming: Sequence[Feed],
-    options: RunOptions,
-) -> float:
-    """Return the SQNR in dB of the outputs of the quantized model on the feeds that confirm."""
-    planned = plan_encodings(inputs.ranked, recipe)
-    observing = replace(options.observing, nonfinite=options.data.nonfinite)
-    statistics = collect_statistics(inputs.model, planned.unknown, choosing, observing)
-    plan, encodings = planned.encode(inputs.model, statistics)
-    board = Switchboard.open(inputs, plan, encodings, options)
-    return ratio_db(1.0, board.noise(confirming, [board.everything])[0])
+def _halves(names: Sequence[str]) -> list[Sequence[str]]:
+    """Return both halves; nothing of one name, since it was tried alone."""
+    middle = len(names) // 2
+    return [names[:middle], names[middle:]] if middle else []

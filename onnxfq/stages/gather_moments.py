@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,10 @@ from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import METHODS, Moments
 from onnxfq.calibration.weights.recorded_moments import Key, Ranges
 from onnxfq.choices import MOMENTS_MEMORY
-from onnxfq.data import Data, DataDigest, Feeds
+from onnxfq.data import Data, DataDigest, Feed, Feeds
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.rounding import NEAREST
-from onnxfq.errors import RecipeError
+from onnxfq.errors import RecipeError, StatisticsError
 from onnxfq.graph.model import Model
 from onnxfq.stages.layer_inputs import Layer, find_layers
 from onnxfq.stages.moments import (
@@ -29,6 +31,7 @@ from onnxfq.stages.moments import (
 )
 from onnxfq.stages.moments_ray import RayMoments
 from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.support.interrupts import note_interrupts
 from onnxfq.targets.registry import prepare_model
 
 _Gathered = tuple[Key, NDArray[np.float64], MomentSums | None]
@@ -43,6 +46,7 @@ def gather_moments(
     ranges_only: bool = False,
     ranges: str | Path | Moments | None = None,
     memory: int = MOMENTS_MEMORY,
+    start: Moments | None = None,
     ray: str | None = None,
     options: RunOptions | None = None,
 ) -> Moments:
@@ -59,11 +63,13 @@ def gather_moments(
         ranges_only: write the ranges of the channels and no moments.
         ranges: ranges of all parts of the data; those of `data` alone if None.
         memory: bytes that runs side by side, and the sampled inputs in a temporary file, may each take.
+        start: moments of an interrupted run over the same data; their inputs are not gathered again.
         ray: address of a Ray cluster whose workers share the data, or "local"; the file is the same.
         options: batch, threads and progress.
 
     Raises RecipeError if no weight of the plan is rounded by moments alone, StatisticsError for an input that
-    holds NaN or infinities or leaves the given ranges, RuntimeLibraryError without ray or its cluster.
+    holds NaN or infinities or leaves the given ranges and for a `start` of something else,
+    RuntimeLibraryError without ray or its cluster, MomentsInterrupted after writing the inputs that are done.
     """
     options = options or RunOptions()
     plan.check_model(model.sha256)
@@ -78,22 +84,29 @@ def gather_moments(
     digest = _read_through(feeds)
     samples = digest.samples if given is None else given.samples
     known = None if given is None else given.ranges
+    keys = layer_keys(layers)
+    done = _resumed(start, model, samples, digest, keys)
+    left = [layer for layer in layers if not done.keys() >= set(layer_keys([layer]))]
     with ExitStack() as opened:
+        stopped = opened.enter_context(note_interrupts())
+        source = _Stoppable(feeds, stopped)
         found: Iterator[_Gathered]
-        if ray is None:
+        if not left:
+            found = iter(())
+        elif ray is None:
             runs = opened.enter_context(
-                closing(FloatRuns(model, read_tensors(layers), options.threads, memory, progress))
+                closing(FloatRuns(model, read_tensors(left), options.threads, memory, progress))
             )
             if ranges_only:
-                found = _ranges(largest_inputs(runs, feeds, layer_keys(layers)))
+                found = _ranges(largest_inputs(runs, source, keys))
             else:
-                found = sums_of_inputs(sample_inputs(runs, layers, feeds, samples, memory, known))
+                found = sums_of_inputs(sample_inputs(runs, left, source, samples, memory, known))
         else:
             spread = opened.enter_context(
                 RayMoments(
                     model,
-                    layers,
-                    feeds,
+                    left,
+                    source,
                     samples,
                     ray,
                     threads=options.threads,
@@ -103,7 +116,74 @@ def gather_moments(
                 )
             )
             found = _ranges(spread.ranges) if ranges_only else sums_of_inputs([spread])
-        return Moments.write(output, model.sha256, samples, digest, found)
+        found = chain(done.values(), (one for one in found if one[0] not in done))
+        found = found if ranges_only else _until_stopped(found, stopped)
+        moments = Moments.write(output, model.sha256, samples, digest, found, len(keys))
+    if not moments.complete:
+        raise MomentsInterrupted(moments)
+    return moments
+
+
+class MomentsInterrupted(KeyboardInterrupt):
+    """Interruption of `gather_moments` from outside; `moments` has the inputs that were done."""
+
+    def __init__(self, moments: Moments) -> None:
+        """Store the moments gathered so far."""
+        super().__init__("gathering moments was interrupted")
+        self.moments = moments
+
+
+def _resumed(
+    start: Moments | None, model: Model, samples: int, digest: DataDigest, keys: Sequence[Key]
+) -> dict[Key, _Gathered]:
+    """Return what an interrupted run has gathered. Raises StatisticsError if it gathered something else."""
+    if start is None:
+        return {}
+    start.check_model(model.sha256)
+    if (start.samples, start.data) != (samples, digest):
+        raise StatisticsError(
+            f"the interrupted run read {start.data.samples} samples with digest {start.data.hex[:12]}, these "
+            f"are {digest.samples} with {digest.hex[:12]}; give the same data and --ranges-from"
+        )
+    odd = [tensor for tensor, view in start.ranges if (tensor, view) not in keys]
+    if odd:
+        raise StatisticsError(
+            f"the interrupted run gathered moments of tensor {odd[0]!r}, by which this recipe rounds no "
+            "weight; give the same recipe"
+        )
+    return {key: (key, start.ranges[key], start.of(key)) for key in start.ranges}
+
+
+class _Stopped(KeyboardInterrupt):
+    """An interruption while the data is read."""
+
+
+@dataclass(frozen=True)
+class _Stoppable:
+    """Feeds that end with _Stopped once `stopped`."""
+
+    feeds: Feeds
+    stopped: Callable[[], bool]
+
+    def __iter__(self) -> Iterator[Feed]:
+        for feed in self.feeds:
+            if self.stopped():
+                raise _Stopped
+            yield feed
+
+
+def _until_stopped(found: Iterable[_Gathered], stopped: Callable[[], bool]) -> Iterator[_Gathered]:
+    """Yield what is gathered before an interruption; if that is nothing, it goes on."""
+    count = 0
+    try:
+        for one in found:
+            yield one
+            count += 1
+            if stopped():
+                return
+    except _Stopped:
+        if not count:
+            raise
 
 
 def _ranges(ranges: Ranges) -> Iterator[_Gathered]:

@@ -8,8 +8,6 @@ are merged there.
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,6 +31,7 @@ from onnxfq.stages.observers import (
     observed_tensors,
     observer_on,
 )
+from onnxfq.support.interrupts import note_interrupts
 from onnxfq.targets.registry import prepare_model
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ def collect_statistics(
         source = copy_feeds(feeds) if start is None else skip_resumed(model, feeds, start)
         with (
             _open_observer(device, model, part, options, source) as (observer, source),
-            _interrupts() as stopped,
+            note_interrupts() as stopped,
         ):
             observed = observer.run(source, skipped, stopped)
         if not observed.complete and len(passes) > 1:
@@ -178,28 +177,3 @@ def _open_observer(
             return
     with observer_on(fall_back(options.device, device, fault), model, plan, options) as observer:
         yield observer, feeds
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether Ctrl-C was pressed; meanwhile Ctrl-C interrupts no work.
-
-    A second Ctrl-C has its usual effect. Outside of the main thread, to which Python delivers signals,
-    nothing changes.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    came = False
-    usual = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, frame: object) -> None:
-        nonlocal came
-        came = True
-        signal.signal(signal.SIGINT, usual)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: came
-    finally:
-        signal.signal(signal.SIGINT, usual)

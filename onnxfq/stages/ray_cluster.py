@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
+from urllib.parse import urlsplit
 
 from onnxfq.data import Feed
 from onnxfq.errors import RuntimeLibraryError
@@ -14,6 +16,8 @@ from onnxfq.support.records import join_lines
 
 LOCAL = "local"
 _STORE_BYTES = 256 << 20
+_PATIENCE = 10.0
+"""Seconds that a cluster may take to answer; ray itself goes on for minutes."""
 
 SHARD = 16
 """Feeds per task: enough to make sending them cheap, few enough that a lost worker costs little."""
@@ -70,6 +74,13 @@ def _import_ray() -> Any:
     return ray
 
 
+def _knock(address: str) -> None:
+    """Raise OSError if nothing listens at `address`, HOST:PORT or ray://HOST:PORT; other forms are ray's."""
+    place = urlsplit(address if "://" in address else f"ray://{address}")
+    if place.hostname and place.port:
+        socket.create_connection((place.hostname, place.port), _PATIENCE).close()
+
+
 class Cluster:
     """A connection to a cluster, closed at the end; a connection that is open already is used and kept."""
 
@@ -100,8 +111,9 @@ class Cluster:
                     **quiet,
                 )
             else:
+                _knock(self._address)
                 self._ray.init(address=self._address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise RuntimeLibraryError(
                 f"no Ray cluster at {self._address!r}: {join_lines(error)[:200]}; start one, or use local"
             ) from None

@@ -116,6 +116,11 @@ class Rounding:
         )
 
 
+def is_shared(plan: Plan) -> bool:
+    """Tell whether a cluster can share the rounding of some weights of `plan`."""
+    return any(p.rounding != NEAREST and not METHODS[p.rounding].sequential for p in plan.weights)
+
+
 def round_given(
     inputs: QuantizeInputs,
     plan: Plan,

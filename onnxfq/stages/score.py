@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -18,7 +19,7 @@ from onnxfq.data import Feed, copy_feeds
 from onnxfq.data.labels import count_right, count_rows, refuse_label_count
 from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
-from onnxfq.graph.external.sizes import limit_in_memory, weight_bytes
+from onnxfq.graph.external.sizes import ONE_PIECE, limit_in_memory, weight_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import list_nodes
@@ -143,9 +144,14 @@ class _Side:
     fetches: Sequence[str]
     exact: bool
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of its weights."""
+        return weight_bytes(self.proto)
+
     def session(self, threads: int, device: Device) -> Session:
-        # Two sessions at a time: packed, the weights of both would be in memory twice.
-        packed = weight_bytes(self.proto) <= limit_in_memory(None)
+        # Packed, the weights would be in memory twice.
+        packed = self.bytes <= limit_in_memory(None)
         proto = with_outputs(self.proto, self.fetches)
         return Session(proto, threads, self.exact, device=device, packed=packed)
 
@@ -163,13 +169,13 @@ def _outputs(
     """
     device, source = choose_device(wanted), copy_feeds(feeds)
 
-    def open_sessions(count: int) -> Callable[[Feed], Results]:
-        sessions = [side.session(count, device) for side in sides]
+    def open_sessions(chosen: Sequence[_Side], count: int) -> Callable[[Feed], Results]:
+        sessions = [side.session(count, device) for side in chosen]
 
         def run(feed: Feed) -> Results:
             # Copied to a GPU once, not once per model.
             given = feed if device == "cpu" else PlacedFeed.from_feed(feed, device)
-            return [one.run(given, side.fetches) for one, side in zip(sessions, sides, strict=True)]
+            return [one.run(given, side.fetches) for one, side in zip(sessions, chosen, strict=True)]
 
         return run
 
@@ -178,7 +184,7 @@ def _outputs(
         if first is None:
             return
         try:
-            run = open_sessions(threads)
+            run = open_sessions(sides, threads)
             results = run(first)
         except (DataError, DeviceMemoryError, ModelError) as error:
             device = fall_back(wanted, device, error)
@@ -193,8 +199,21 @@ def _outputs(
         alive = most_alive(graph, {name: array.shape for name, array in feed.items()})
         return None if alive is None else alive * len(sides)
 
-    with closing(ParallelRuns(open_sessions, threads, DEFAULT_MEMORY // 2, needed)) as runs:
-        for feeds in iter(lambda: list(islice(source, part)), []) if part else [source]:
+    def open_runs(chosen: Sequence[_Side]) -> closing[ParallelRuns[Results]]:
+        return closing(ParallelRuns(partial(open_sessions, chosen), threads, DEFAULT_MEMORY // 2, needed))
+
+    parts = iter(lambda: list(islice(source, part)), []) if part else [source]
+    if part and any(side.bytes > ONE_PIECE for side in sides):
+        # One model at a time, opened again for every part: the weights of two may not fit in memory.
+        for feeds in parts:
+            found: list[list[Results]] = []
+            for side in sides:
+                with open_runs([side]) as runs:
+                    found.append(list(runs.run(feeds)))
+            yield from (list(chain.from_iterable(results)) for results in zip(*found, strict=True))
+        return
+    with open_runs(sides) as runs:
+        for feeds in parts:
             yield from runs.run(feeds)
 
 

@@ -45,6 +45,7 @@ class _Head(Record):
     samples: int = pydantic.Field(ge=0)
     data: str = pydantic.Field(pattern="^[0-9a-f]{64}$")
     data_samples: int = pydantic.Field(ge=0)
+    complete: bool = True
     inputs: tuple[_Input, ...]
 
 
@@ -61,6 +62,7 @@ class Moments:
         data: the samples that were read, all of them or a part.
         ranges: largest magnitude of each channel, by input.
         sums: by input, read when they are asked for; empty if only ranges were gathered.
+        complete: False after an interruption, which leaves inputs out.
     """
 
     model_sha256: str
@@ -68,6 +70,7 @@ class Moments:
     data: DataDigest
     ranges: Ranges
     sums: Mapping[Key, MomentSums] = field(default_factory=dict, repr=False)
+    complete: bool = True
 
     @property
     def origin(self) -> str:
@@ -103,18 +106,29 @@ class Moments:
             )
 
     def check_whole(self) -> None:
-        """Raise StatisticsError for moments of a part of the data."""
+        """Raise StatisticsError for moments of an interrupted run, or of a part of the data."""
+        self._check_complete()
         if self.data.samples != self.samples:
             raise StatisticsError(
                 f"the moments are of {self.data.samples} of {self.samples} samples; merge them with the "
                 "other parts: `onnxfq merge-statistics`"
             )
 
+    def _check_complete(self) -> None:
+        if not self.complete:
+            raise StatisticsError(
+                f"the moments are of an interrupted run, which reached {len(self.sums)} inputs; continue it "
+                "with `onnxfq moments --resume`"
+            )
+
     def merge(self, other: Moments) -> Moments:
         """Return ranges or moments of both parts of the data.
 
-        Raises StatisticsError for different models, inputs or grids, and for ranges with moments.
+        Raises StatisticsError for different models, inputs or grids, for ranges with moments, and for an
+        interrupted run.
         """
+        self._check_complete()
+        other._check_complete()
         if self.model_sha256 != other.model_sha256:
             raise StatisticsError(
                 f"moments of different models do not merge ({self.model_sha256[:12]} and "
@@ -168,8 +182,12 @@ class Moments:
         samples: int,
         data: DataDigest,
         found: Iterable[tuple[Key, NDArray[np.float64], MomentSums | None]],
+        whole: int | None = None,
     ) -> Moments:
-        """Write the file of `save` from ranges and sums one after the other, and return what it holds."""
+        """Write the file of `save` from ranges and sums one after the other, and return what it holds.
+
+        With fewer than `whole` inputs it is that of an interrupted run.
+        """
         inputs: list[_Input] = []
         ranges: dict[Key, NDArray[np.float64]] = {}
 
@@ -183,12 +201,14 @@ class Moments:
                 inputs.append(_Input(tensor=key[0], view=key[1], rows=rows, blocks=len(blocks)))
                 ranges[key] = amax
             facts = {"model_sha256": model_sha256, "samples": samples, "inputs": tuple(inputs)}
+            facts["complete"] = whole in (None, len(inputs))
             digest = {"data": data.hex, "data_samples": data.samples}
             yield _HEAD, np.asarray(_Head(format=FORMAT, **facts, **digest).model_dump_json())
 
         with replace_file(path) as temporary:
             write_npz(temporary, arrays())
-        return Moments(model_sha256, samples, data, ranges, _stored_sums(path, inputs, ranges))
+        sums = _stored_sums(path, inputs, ranges)
+        return Moments(model_sha256, samples, data, ranges, sums, whole in (None, len(inputs)))
 
     @staticmethod
     def load(path: str | Path) -> Moments:
@@ -203,7 +223,7 @@ class Moments:
             }
             sums = _stored_sums(path, head.inputs, ranges)
             data = DataDigest(int(head.data, 16), head.data_samples)
-            return Moments(head.model_sha256, head.samples, data, ranges, sums)
+            return Moments(head.model_sha256, head.samples, data, ranges, sums, head.complete)
         except FileNotFoundError:
             raise StatisticsError(f"no such file: {path}; make it with `onnxfq moments`") from None
         except (*UNREADABLE, KeyError, TypeError) as fault:  # pydantic's faults are ValueErrors
