@@ -25,6 +25,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.fold_factors import fold_factors
+from onnxfq.runtime.session import Session
 from onnxfq.stages.equalize_inputs import HARMFUL
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))  # not an installed package
@@ -50,6 +51,10 @@ PRE_NORM = """g (float[N,9,16] x) => (float[N,9,8] y) {
     n = LayerNormalization (x, g, gb) h = MatMul (n, m0) a = Relu (h) y = MatMul (a, m2) }"""
 POST_NORM = """g (float[N,9,16] x) => (float[N,9,16] y) {
     n = LayerNormalization (x, g, gb) h = MatMul (n, m0) a = Relu (h) o = MatMul (a, m5) y = Add (n, o) }"""
+BRANCHES = """g (float[N,9,16] x, bool c) => (float[N,9,8] y) {
+    n = LayerNormalization (x, g, gb) h = MatMul (n, m0) a = Relu (h)
+    y = If (c) <then_branch = yes () => (float[N,9,8] p) { p = MatMul (a, m2) },
+                else_branch = no () => (float[N,9,8] q) { k = MatMul (n, m1) q = MatMul (k, m2) }> }"""
 TWO_PRODUCTS = """g (float[N,9,16] x, float[N,9,16] u) => (float[N,9,8] y, float[N,9,8] z) {
     a = Mul (x, g) y = MatMul (a, m2) c = Mul (u, g2) z = MatMul (c, m6) }"""
 NETWORKS = {"chain": CHAIN, "gated": GATED, "attention": ATTENTION}
@@ -202,6 +207,28 @@ def test_outliers_of_normalizations_cost_little(name: str, tmp_path: Path) -> No
     one, other = (r.evaluation.candidates[0].outputs[0].sqnr_db for r in (plain, smooth))
     assert other > one + 6
     assert len(smooth.model.proto.graph.node) == len(model.proto.graph.node)
+
+
+def test_what_a_body_reads_keeps_its_size() -> None:
+    """A branch of If reads the normalized tensor too: a Mul scales it for its other reader alone."""
+    proto = network(BRANCHES, 50.0)
+    data = [{**feed, "c": np.asarray(at % 2 == 0)} for at, feed in enumerate(feeds(proto))]
+    plain, smooth = (
+        onnxfq.quantize(
+            proto,
+            data,
+            recipe=recipe(*how),
+            protect=None,
+            options=onnxfq.RunOptions(exact=True),
+        )
+        for how in (("none", "none"), ("cross_layer", "0.7"))
+    )
+    assert smooth.plan.equalization is not None
+    found = {group.tensor: group.readers for group in smooth.plan.equalization.groups if not group.why}
+    assert found == {"n": ("m0",)} and output_db(smooth) > output_db(plain) + 0.5
+    for feed in data[:2]:
+        want, got = (Session(r.model.proto, 1, exact=True).run(feed) for r in (plain, smooth))
+        np.testing.assert_array_equal(got[0], want[0])
 
 
 def test_low_outputs_are_smoothed() -> None:
