@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -73,24 +73,24 @@ class Equalized:
         made = fold_factors(self.given, self.analysis, self.exponents)
         return replace(made, sha256=hash_model(made.proto))
 
-    def without(self, names: Collection[str], why: str) -> Equalized:
-        """Return the same with factors of 1 for the groups `names`, for the reason `why`."""
+    def without(self, reasons: Mapping[str, str]) -> Equalized:
+        """Return the same with factors of 1 for the groups of these names, with the reasons."""
         exponents, groups = self.exponents.copy(), list(self.groups)
         for at, (channels, group) in enumerate(zip(self.channels, self.groups, strict=True)):
-            if group.tensor in names and not group.why:
+            if group.tensor in reasons and not group.why:
                 exponents[channels.classes] = 0
-                groups[at] = group.without_factors(why)
-        return replace(self, exponents=exponents, groups=tuple(groups)).whole_in_type()
+                groups[at] = group.without_factors(reasons[group.tensor])
+        return replace(self, exponents=exponents, groups=tuple(groups)).without_inexact()
 
-    def whole_in_type(self) -> Equalized:
+    def without_inexact(self) -> Equalized:
         """Return the same without the groups whose factors would take bits of a constant."""
-        for fold in inexact_folds(self.given, self.analysis, self.exponents):
-            for channels, group in zip(self.channels, self.groups, strict=True):
-                mine = fold in channels.readers or fold in channels.writers
-                if mine and self.exponents[channels.classes].any():
-                    why = f"constant {fold.constant!r} would overflow or lose bits in its type"
-                    return self.without([group.tensor], why)
-        return self
+        reasons: dict[str, str] = {}
+        inexact = inexact_folds(self.given, self.analysis, self.exponents)
+        for channels in self.channels if inexact else ():
+            lost = next((f.constant for f in inexact if f in channels.readers or f in channels.writers), "")
+            if lost and self.exponents[channels.classes].any():
+                reasons[channels.name] = f"constant {lost!r} would overflow or lose bits in its type"
+        return self.without(reasons) if reasons else self
 
 
 def equalize(
@@ -133,7 +133,7 @@ def equalize(
         if np.array_equal(before, exponents):
             break
     found = [chooser.choose(group, exponents, steps=True) for group in groups]
-    return Equalized(model, analysis, tuple(groups), exponents, tuple(found)).whole_in_type()
+    return Equalized(model, analysis, tuple(groups), exponents, tuple(found)).without_inexact()
 
 
 _WEIGHTED = WEIGHTED_INPUTS.keys() | {"BatchNormalization"}  # its statistics are constants too

@@ -78,9 +78,8 @@ def equalize_inputs(
         found = tried.confirm(tried.equalize(methods, choosing), methods)
         if tried.trials and found.changed:
             # The groups are confirmed; all feeds know the ranges better than those that chose.
-            whys, found = {g.tensor: g.why for g in found.groups}, tried.equalize(methods, feeds)
-            for why in (USELESS, HARMFUL):
-                found = found.without([name for name in whys if whys[name] == why], why)
+            left = {g.tensor: g.why for g in found.groups if g.why in (USELESS, HARMFUL)}
+            found = tried.equalize(methods, feeds).without(left)
         model = tried.with_model(found)
     return model, Equalization(groups=found.groups, trials=tuple(tried.trials))
 
@@ -116,13 +115,13 @@ class _Trials:
         asked = [g for g in found.groups if not g.why and g.method in methods.confirmed]
         if not asked:
             return found
-        plain = found.without([group.tensor for group in asked], USELESS)
+        plain = found.without({group.tensor: USELESS for group in asked})
         least = self.measure(plain) + LEAST_GAIN_DB
         best, self.reached = found, self.measure(found)
         for method in METHODS:
             mine = [group.tensor for group in asked if group.method == method]
             for part in _halves(mine) or [mine] * (0 < len(mine) < len(asked)):
-                best = best.without(self._narrow(best, part), HARMFUL)
+                best = best.without(dict.fromkeys(self._narrow(best, part), HARMFUL))
         return best if self.reached >= least else plain
 
     def _narrow(self, found: Equalized, part: Sequence[str]) -> Sequence[str]:
@@ -131,7 +130,7 @@ class _Trials:
         parts = [part]
         while parts:
             part = parts.pop()
-            sqnr = self.measure(found.without(part, HARMFUL))
+            sqnr = self.measure(found.without(dict.fromkeys(part, HARMFUL)))
             if sqnr >= least:
                 self.reached = least = sqnr
                 left, parts = list(part), _halves(part)

@@ -85,7 +85,9 @@ def gather_moments(
     samples = digest.samples if given is None else given.samples
     known = None if given is None else given.ranges
     keys = layer_keys(layers)
-    done = _resumed(start, model, samples, digest, keys)
+    done: Ranges = {} if start is None else start.ranges
+    if start is not None:
+        _check_start(start, model, samples, digest, keys)
     left = [layer for layer in layers if not done.keys() >= set(layer_keys([layer]))]
     with ExitStack() as opened:
         stopped = opened.enter_context(note_interrupts())
@@ -116,7 +118,9 @@ def gather_moments(
                 )
             )
             found = _ranges(spread.ranges) if ranges_only else sums_of_inputs([spread])
-        found = chain(done.values(), (one for one in found if one[0] not in done))
+        if start is not None:
+            kept = ((key, amax, start.of(key)) for key, amax in done.items())
+            found = chain(kept, (one for one in found if one[0] not in done))
         found = found if ranges_only else _until_stopped(found, stopped)
         moments = Moments.write(output, model.sha256, samples, digest, found, len(keys))
     if not moments.complete:
@@ -133,12 +137,8 @@ class MomentsInterrupted(KeyboardInterrupt):
         self.moments = moments
 
 
-def _resumed(
-    start: Moments | None, model: Model, samples: int, digest: DataDigest, keys: Sequence[Key]
-) -> dict[Key, _Gathered]:
-    """Return what an interrupted run has gathered. Raises StatisticsError if it gathered something else."""
-    if start is None:
-        return {}
+def _check_start(start: Moments, model: Model, samples: int, digest: DataDigest, keys: Sequence[Key]) -> None:
+    """Raise StatisticsError if the interrupted run gathered something else."""
     start.check_model(model.sha256)
     if (start.samples, start.data) != (samples, digest):
         raise StatisticsError(
@@ -151,7 +151,6 @@ def _resumed(
             f"the interrupted run gathered moments of tensor {odd[0]!r}, by which this recipe rounds no "
             "weight; give the same recipe"
         )
-    return {key: (key, start.ranges[key], start.of(key)) for key in start.ranges}
 
 
 class _Stopped(KeyboardInterrupt):
