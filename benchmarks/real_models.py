@@ -72,7 +72,9 @@ def measure(path: Path, case: Case, work: Path) -> Row:
         )
         if recipe == "tensorrt-int8":
             row.calibrators = dict(with_each_calibrator(folder, case, result, work))
-            row.recipes = dict(with_each_recipe(folder, case, model, feeds, result.statistics, work))
+            # Of another model if channels were smoothed.
+            known = result.statistics if result.model.sha256 == onnxfq.load(model).sha256 else None
+            row.recipes = dict(with_each_recipe(folder, case, model, feeds, known, work))
     return row
 
 
@@ -97,7 +99,7 @@ def with_each_recipe(
     case: Case,
     model: Path,
     feeds: Sequence[dict[str, Any]],
-    statistics: onnxfq.Statistics,
+    statistics: onnxfq.Statistics | None,
     work: Path,
 ) -> Iterator[tuple[str, tuple[float, ...] | str]]:
     """Yield the figures of the fake-quant model by every other recipe, or why it has none.
@@ -121,12 +123,13 @@ def with_each_recipe(
 
 
 def simulated(
-    model: Path, feeds: Sequence[dict[str, Any]], recipe: onnxfq.Recipe, statistics: onnxfq.Statistics
+    model: Path, feeds: Sequence[dict[str, Any]], recipe: onnxfq.Recipe, statistics: onnxfq.Statistics | None
 ) -> onnx.ModelProto:
     """Return the fake-quant model, rounded as its recipe asks; observe again if statistics lack a tensor."""
     loaded = onnxfq.load(model)
     plan = onnxfq.make_plan(loaded, recipe)
-    if not {placement.tensor for placement in plan.activations} <= statistics.tensors.keys():
+    names = {placement.tensor for placement in plan.activations}
+    if statistics is None or not names <= statistics.tensors.keys():
         statistics = onnxfq.collect_statistics(loaded, plan, onnxfq.open_feeds(loaded.proto, feeds))
     encodings = onnxfq.calibrate(loaded, plan, statistics)
     rounded = round_weights(loaded, plan, encodings, onnxfq.open_feeds(loaded.proto, feeds))
