@@ -153,6 +153,23 @@ def test_a_model_with_cast_inputs_is_tried_and_written(name, tmp_path: Path) -> 
     assert given.type.tensor_type.elem_type == wanted
 
 
+def test_a_kernel_that_lacks_float16_only_when_it_runs(tmp_path: Path) -> None:
+    """ScatterND of ONNX Runtime loads with float16 and adds in float32 alone; the model is written."""
+    proto = build(
+        "g (float[4,8] x, int64[6,1] i, float[6,8] u) => (float[4,8] y) {"
+        ' s = ScatterND <reduction = "add"> (x, i, u) y = MatMul (s, w) }',
+        {"w": weights(8, 8)},
+    )
+    rng = np.random.default_rng(0)
+    feed = {"x": rng.normal(size=(4, 8)), "i": rng.integers(0, 4, (6, 1)), "u": rng.normal(size=(6, 8))}
+    feed = {name: array.astype(np.int64 if name == "i" else np.float32) for name, array in feed.items()}
+    result = quantize(
+        proto, [feed] * 3, tmp_path / "q.onnx", recipe=whole_recipe("tensorrt-int8"), floats=FP16
+    )
+    written = onnx.load(tmp_path / "q.onnx")
+    assert types(written)["s"] == TensorProto.FLOAT16 and written == result.qdq
+
+
 def test_a_layer_beyond_the_range_stays(tmp_path: Path):
     """Outputs of 90,000 are infinite in float16: the layer and its reader stay, and all reports name it."""
     result = quantize(loud(), [loud_feed()] * 40, tmp_path / "m.onnx", floats=FP16)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 
 from onnxfq.data import Feed
 from onnxfq.data.model_inputs import input_specs
+from onnxfq.errors import DataError
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names
+from onnxfq.runtime.float32_emulation import HALVES, holds_types
 from onnxfq.runtime.session import NoKernelError, Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 
@@ -34,13 +37,10 @@ def write_model(
         read, _, _ = read_model(path, weights)
         if not feeds or explain_unsupported(read, as_written=False):
             return
-        session = _load(read, threads)
-        if session is None:
-            return
         # Its inputs have another float type than the feed where they are cast with the rest of the model.
         feed = {spec.name: feeds[0][spec.name].astype(spec.dtype, copy=False) for spec in input_specs(read)}
-        found = session.run(feed)
-        for name, array in zip(output_names(read), found, strict=True):
+        found = _run(read, feed, threads)
+        for name, array in zip(output_names(read) if found else (), found, strict=True):
             if isinstance(array, np.ndarray) and array.dtype.kind == "f" and np.isnan(array).any():
                 log.warning("output %s of the quantized model is NaN on the first feed", name)
 
@@ -48,10 +48,14 @@ def write_model(
         save(proto, output, try_out)
 
 
-def _load(proto: onnx.ModelProto, threads: int) -> Session | None:
-    """Return a session of `proto` that can run; None for bfloat16, which is loaded but cannot be fed."""
+def _run(proto: onnx.ModelProto, feed: Feed, threads: int) -> list[Any]:
+    """Return the outputs; none for bfloat16, which is loaded but cannot be fed."""
     try:
         session = Session(proto, threads, exact=True, emulated=False, pooled=False)
-    except NoKernelError:
-        session = Session(proto, threads, exact=True, pooled=False)
-    return None if explain_unsupported(proto) else session
+        return [] if explain_unsupported(proto) else session.run(feed)
+    except (NoKernelError, DataError):
+        # Some kernels tell only when they run that they lack float16.
+        if not holds_types(proto, HALVES):
+            raise
+    session = Session(proto, threads, exact=True, pooled=False)
+    return [] if explain_unsupported(proto) else session.run(feed)
