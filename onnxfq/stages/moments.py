@@ -92,6 +92,7 @@ def sample_inputs(
         with closing(SampledInputs(left, samples, free_room() if room is None else room, ranges)) as found:
             for number, (arrays, count) in enumerate(runs.over(feeds), first):
                 found.add(arrays, count, number)
+            runs.close()  # summing needs the memory of the weights; another run opens the sessions again
             yield found
             left = left[len(found.layers) :]
 
@@ -245,7 +246,7 @@ class FloatRuns:
                 self._progress(number)
 
     def close(self) -> None:
-        """End the sessions."""
+        """End the sessions; the next run starts them anew."""
         self._runs.close()
 
 

@@ -186,7 +186,7 @@ class Moments:
     ) -> Moments:
         """Write the file of `save` from ranges and sums one after the other, and return what it holds.
 
-        With fewer than `whole` inputs it is that of an interrupted run.
+        A file with fewer inputs than `whole` says that the run was interrupted.
         """
         inputs: list[_Input] = []
         ranges: dict[Key, NDArray[np.float64]] = {}
