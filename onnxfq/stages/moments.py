@@ -246,7 +246,7 @@ class FloatRuns:
                 self._progress(number)
 
     def close(self) -> None:
-        """End the sessions; the next run starts them anew."""
+        """End the sessions; another run opens new ones."""
         self._runs.close()
 
 
