@@ -12,9 +12,6 @@ import typer
 from onnxfq.cli.notes import show_notes
 from onnxfq.cli.option_groups import Group
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 plus the signal number, as in shells."""
-
 
 class Shown(Protocol):
     """Result that is printed as a table or as JSON."""

@@ -16,7 +16,7 @@ import typer
 import typer.core
 
 from onnxfq.cli.command_line import keep_arguments
-from onnxfq.cli.console import INTERRUPTED
+from onnxfq.cli.interrupted import INTERRUPTED
 from onnxfq.cli.notes import show_notes
 from onnxfq.cli.option_groups import expand_groups
 from onnxfq.errors import OnnxfqError, join_lines

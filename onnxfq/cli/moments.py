@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from onnxfq.choices import MOMENTS_MEMORY
-from onnxfq.cli.console import INTERRUPTED, Printing
+from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
+from onnxfq.cli.interrupted import INTERRUPTED, load_interrupted
 from onnxfq.cli.options import CustomOpsOption, ModelArgument, OutputOption, RayOption, RoundedRecipe
 from onnxfq.cli.run_options import RunningFast
-from onnxfq.errors import StatisticsError
-
-if TYPE_CHECKING:
-    from onnxfq.calibration.weights import Moments
 
 
 def moments(
@@ -50,6 +47,7 @@ def moments(
     Parts of the data on several machines: write --ranges of each, merge these with merge-statistics, write
     the moments of each part with --ranges-from, and merge them. The result has the bits of one run.
     """
+    from onnxfq.calibration.weights import Moments
     from onnxfq.graph.io.load import load
     from onnxfq.stages.gather_moments import MomentsInterrupted, gather_moments
     from onnxfq.stages.plan import make_plan
@@ -73,7 +71,7 @@ def moments(
                 ranges_only=ranges,
                 ranges=ranges_from,
                 memory=memory << 20,
-                start=_load_interrupted(output) if resume else None,
+                start=load_interrupted(Moments.load, output) if resume else None,
                 ray=ray,
                 options=options,
             )
@@ -88,12 +86,3 @@ def moments(
     what = "ranges" if ranges else "moments"
     printer.report(record, f"{what:10} of {len(found.ranges)} inputs over {found.data.samples} samples")
     printer.wrote(output)
-
-
-def _load_interrupted(path: Path) -> Moments:
-    from onnxfq.calibration.weights import Moments
-
-    found = Moments.load(path)
-    if found.complete:
-        raise StatisticsError(f"{path} is complete, there is nothing to resume; omit --resume")
-    return found

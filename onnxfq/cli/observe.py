@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from onnxfq.choices import DEFAULT_MEMORY
-from onnxfq.cli.console import INTERRUPTED, Printing
+from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
+from onnxfq.cli.interrupted import INTERRUPTED, load_interrupted
 from onnxfq.cli.options import CustomOpsOption, ModelArgument, OptionalPlanOption, OutputOption, RayOption
 from onnxfq.cli.run_options import RunningFast
-from onnxfq.errors import StatisticsError
-
-if TYPE_CHECKING:
-    from onnxfq.calibration.statistics import Statistics
 
 
 def observe(
@@ -42,6 +38,7 @@ def observe(
 
     Without --plan, observe every tensor that a built-in recipe may need.
     """
+    from onnxfq.calibration.statistics import Statistics
     from onnxfq.documents.plan import Plan
     from onnxfq.graph.io.load import load
     from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
@@ -50,7 +47,7 @@ def observe(
     from onnxfq.stages.options import open_feeds
     from onnxfq.stages.plan import observation_plan
 
-    start = _load_interrupted(output) if resume else None
+    start = load_interrupted(Statistics.load, output) if resume else None
     if plan is None:
         loaded = load(model)
         wanted = observation_plan(loaded)
@@ -82,12 +79,3 @@ def observe(
         raise typer.Exit(INTERRUPTED)
     printer.report(record, f"observed   {tensors} tensors over {runs} feeds")
     printer.wrote(output)
-
-
-def _load_interrupted(path: Path) -> Statistics:
-    from onnxfq.calibration.statistics import Statistics
-
-    found = Statistics.load(path)
-    if found.complete:
-        raise StatisticsError(f"{path} is complete, there is nothing to resume; omit --resume")
-    return found
