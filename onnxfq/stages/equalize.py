@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,9 @@ LEAST_GAIN_OF_NODE_DB = 1.0
 _MOST_OCTAVES = 20
 _MOST_OCTAVES_OF_HALF = 5
 """Largest exponents of factors; small numbers of float16 lose bits below 2^-14."""
+
+SAMPLED = 1 << 20
+"""Elements of a weight from which the expected error of a product is estimated by some of its outputs."""
 
 _ROUNDS = 3
 """Times that the groups are chosen: a weight belongs to the groups of its inputs and of its outputs."""
@@ -171,9 +175,8 @@ class _Chooser:
         # Scales by output channel follow the factors; the error of other weights depends on them.
         coarse = [fold for fold in group.writers if fold.summed and self._has_one_scale(fold)]
         made_by = _ranges_of_writers(group, self._model) if coarse or not observed else np.zeros(count)
-        products, writers = (
-            [self._product(fold, classes, made_by) for fold in folds] for folds in (group.readers, coarse)
-        )
+        products = [self._product(fold, classes, made_by, SAMPLED) for fold in group.readers]
+        writers = [self._product(fold, classes, made_by) for fold in coarse]
         method = _method(group)
         fixed = self._methods.alpha if method == "smooth" else None
         alphas = ALPHAS if fixed is None else (fixed,)
@@ -202,9 +205,19 @@ class _Chooser:
             why=why,
         )
 
-    def _product(self, fold: Fold, classes: NDArray[np.int64], made_by: NDArray[np.float64]) -> Product:
-        """Return the product of `fold`; without feeds the ranges `made_by` stand for its input."""
-        weight = np.asarray(weight_array(self._model, fold.constant), np.float64)
+    def _product(
+        self,
+        fold: Fold,
+        classes: NDArray[np.int64],
+        made_by: NDArray[np.float64],
+        most: int | None = None,
+    ) -> Product:
+        """Return the product of `fold`, with some of its outputs if its weight has over `most` elements.
+
+        Without feeds the ranges `made_by` stand for its input.
+        """
+        constant = _format(self._weights.get(fold.constant))
+        weight, made = _sample_outputs(weight_array(self._model, fold.constant), fold, constant, most)
         if fold.summed in self._moments:
             known = self._moments[fold.summed]
             amax, square, live = known.amax, known.square, known.live
@@ -214,11 +227,25 @@ class _Chooser:
             amax[mine] = made_by[np.searchsorted(classes, fold.inputs[mine])]
             square, live = np.square(amax / 3.0), np.ones(len(amax))
         activation = _activation_format(self._slots.get(Use(fold.node, 0)), fold.axis)
-        constant = _format(self._weights.get(fold.constant))
         passes = fold.summed in self._summed
         return Product(
-            fold.inputs, amax, square, live, weight, fold.layout, fold.plus, activation, constant, passes
+            fold.inputs, amax, square, live, weight, fold.layout, made, activation, constant, passes
         )
+
+
+def _sample_outputs(
+    values: NDArray[Any], fold: Fold, constant: Format, most: int | None
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the weight of `fold`, and the variables of its outputs; some outputs if it is over `most`."""
+    blocks = constant.granularity.block_shape or (1,) * values.ndim
+    outputs = [axis for axis, size in enumerate(fold.layout.shape) if size == 1 and blocks[axis] == 1]
+    axis = max(outputs, key=lambda axis: values.shape[axis], default=None)
+    step = 1 if most is None else -(-values.size // most)
+    if axis is None or step == 1:
+        return np.asarray(values, np.float64), fold.plus
+    taken = (slice(None),) * axis + (slice(None, None, min(step, values.shape[axis])),)
+    made = fold.plus[taken] if fold.plus.ndim > axis and fold.plus.shape[axis] > 1 else fold.plus
+    return np.asarray(values[taken], np.float64), made
 
 
 def _extremes(amax: NDArray[np.float64]) -> tuple[float, float]:
