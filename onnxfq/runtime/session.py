@@ -155,7 +155,8 @@ class Session:
         options.enable_cpu_mem_arena = pooled
         # Its planner compares each tensor with all others: half of the time of loading 10,000 nodes.
         options.enable_mem_pattern = pooled and len(nodes) <= _MOST_PLANNED
-        if exact or not packed:
+        if exact or not packed or (isinstance(model, onnx.ModelProto) and is_large(model)):
+            # Packed for kernels, the weights of a large model would be in memory twice.
             options.add_session_config_entry("session.disable_prepacking", "1")
         try:
             with ExitStack() as files:
@@ -189,9 +190,6 @@ class Session:
         if is_large(model):
             # Dequantized weights are freed at once, without memory reserved for more than one.
             options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-            if not exact:  # an exact session has disabled it already
-                # Packed for kernels, every weight would be in memory twice.
-                options.add_session_config_entry("session.disable_prepacking", "1")
         elif not any(map(is_external, model.graph.initializer)):
             return bytes(model.SerializeToString())
         elif self.device != "cpu":
