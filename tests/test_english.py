@@ -132,7 +132,7 @@ def test_code() -> None:
     """No docstring and no error has a banned phrase."""
     package = Path(onnxfq.__file__).parent
     found = {
-        f"{path.relative_to(ROOT)}:{line}": bad
+        f"{path.relative_to(package)}:{line}": bad
         for path in sorted((package / CODE).rglob("*.py"))
         for line, text in texts_of_code(path)
         for bad in offences(text)

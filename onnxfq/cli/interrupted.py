@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 
 class Resumable(Protocol):
-    """What an interrupted run has gathered."""
+    """Statistics or moments, which may be those of an interrupted run."""
 
     @property
     def complete(self) -> bool:
