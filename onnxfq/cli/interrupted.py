@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 
 class Resumable(Protocol):
-    """Statistics or moments, which may be those of an interrupted run."""
+    """Statistics or moments, complete or not."""
 
     @property
     def complete(self) -> bool:
