@@ -22,6 +22,7 @@ from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import OutputError, RecipeError, StatisticsError
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
+from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.stages.array_store import ArrayStore
 from onnxfq.stages.layer_inputs import find_layers
 from onnxfq.stages.moments import collect_moments
@@ -119,37 +120,41 @@ def test_positions_cover_the_columns_of_an_image():
     assert spread_positions(5, 10).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_sums_are_exact():
-    """Sums over pieces in any order are the products of integers to the bit."""
+@pytest.mark.parametrize("multiply_bytes", [None, find_byte_products()], ids=["floats", "bytes"])
+def test_sums_are_exact(multiply_bytes):
+    """Sums over pieces in any order, some without negative values, are the products of integers to the bit."""
     x = RNG.normal(size=(700, 2, 6)).astype(np.float32) * np.float32([[1, 9, 1e-3, 50, 0, 7]])
+    x[100:400] = np.abs(x[100:400])
     steps = choose_steps(np.abs(x).max(axis=0).astype(np.float64))
     integers = np.rint(x / steps).astype(np.int64)
     assert np.abs(integers).max() <= LARGEST
     wanted = np.einsum("rgi,rgj->gij", integers, integers) * steps[:, :, None] * steps[:, None, :]
     for parts in ([x], np.array_split(x, 9)[::-1], np.split(x, 700)):
-        found = sum_rows(parts, steps)
+        found = sum_rows(parts, steps, multiply_bytes)
         assert found.rows == 700
         assert (found.matrix() == wanted).all()
     y = x[:, :, ::-1]
-    cross = MomentAdder(steps, steps[:, ::-1])
-    cross.add(x, y)
+    cross = MomentAdder(steps, steps[:, ::-1], multiply_bytes)
+    for part in (slice(200), slice(200, 300), slice(300, None)):
+        cross.add(x[part], y[part])
     turned = np.ascontiguousarray(wanted[:, :, ::-1])
     assert (cross.result().matrix() == turned).all()
 
 
+@pytest.mark.parametrize("multiply_bytes", [None, find_byte_products()], ids=["floats", "bytes"])
 @pytest.mark.parametrize(("rows", "inputs"), [(400, 600), (40_000, 3)])
-def test_large_sums_are_exact(rows, inputs):
+def test_large_sums_are_exact(rows, inputs, multiply_bytes):
     """Sums beyond the integers of float32 and of 32 bits, and matrices of several blocks, are exact too."""
     integers = RNG.integers(LARGEST - 3, LARGEST, size=(rows, 1, inputs), endpoint=True)
-    found = sum_rows([integers.astype(np.float32)], np.ones((1, inputs))).matrix()
+    found = sum_rows([integers.astype(np.float32)], np.ones((1, inputs)), multiply_bytes).matrix()
     wide = integers[:, 0].astype(np.float64)
     assert found.max() > max(1 << 24, rows * 1e4)
     assert (found[0] == wide.T @ wide).all()
 
 
-def sum_rows(parts, steps):
+def sum_rows(parts, steps, multiply_bytes):
     """Return the sums of moments over rows in `parts`."""
-    adder = MomentAdder(steps, steps)
+    adder = MomentAdder(steps, steps, multiply_bytes)
     for part in parts:
         adder.add(part, part)
     return adder.result()

@@ -25,6 +25,7 @@ from onnxfq.errors import StatisticsError
 from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import Model
 from onnxfq.graph.signature import with_outputs
+from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.session import Session
 from onnxfq.stages.array_store import ArrayStore, free_room
@@ -145,7 +146,7 @@ class SampledInputs:
     def sum(self, key: Key) -> MomentSums:
         """Return the moments of an input over all feeds."""
         steps = key[1].spread(choose_steps(self.ranges[key]))
-        adder = MomentAdder(steps, steps)
+        adder = MomentAdder(steps, steps, find_byte_products())
         for rows in self._rows.read(key):
             adder.add(rows, rows)
         return adder.result()

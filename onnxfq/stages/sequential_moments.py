@@ -27,6 +27,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.segments import SegmentedGraph, segment_model
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.replace_weights import separate_float_readers, weight_tensor
+from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.session import Session
 from onnxfq.stages.array_store import ArrayStore
 from onnxfq.stages.layer_inputs import Layer
@@ -110,7 +111,8 @@ class SequentialModels:
         )
         most = rows_per_sample(sum(self._samples), 2 * ROWS)
         plain, quantized, cross = (
-            MomentAdder(*steps) for steps in ((left, left), (right, right), (left, right))
+            MomentAdder(*steps, find_byte_products())
+            for steps in ((left, left), (right, right), (left, right))
         )
         for a, b, samples in zip(
             *(course.tensor(name) for course, name in sources), self._samples, strict=True

@@ -2,11 +2,13 @@
 
 Every channel is rounded to integers of 9 bits on a separate grid, whose step is a power of two. Sums of their
 products below 2^24 are exact in float32, so that matrix products of pieces, added up in integers, give the
-same numbers in any order and on any number of threads.
+same numbers in any order and on any number of threads. Inputs without negative values fit into bytes, whose
+products a caller may compute in integers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,8 +31,14 @@ BLOCK = 256
 
 Integers = NDArray[np.int32] | NDArray[np.int64]
 
+MultiplyBytes = Callable[[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.int32]]
+"""Exact product of uint8 [batch, m, k] and [batch, k, n]."""
+
 Rows = NDArray[np.float32]
 """Inputs of a layer, one row for each output position: [rows, groups, inputs]."""
+
+Waiting = NDArray[np.float32] | NDArray[np.uint8]
+"""Rows as integers."""
 
 
 def choose_steps(amax: NDArray[np.float64], largest: int = LARGEST) -> NDArray[np.float64]:
@@ -104,9 +112,21 @@ def _is_wide(rows: int) -> bool:
 class MomentAdder:
     """Sums over rows that come in parts; rows wait until there are enough for one product."""
 
-    def __init__(self, left: NDArray[np.float64], right: NDArray[np.float64]) -> None:
-        """Start without rows, with the steps of u and of v, [groups, inputs]; one array for u v^T = u u^T."""
+    def __init__(
+        self,
+        left: NDArray[np.float64],
+        right: NDArray[np.float64],
+        multiply_bytes: MultiplyBytes | None = None,
+    ) -> None:
+        """Start without rows.
+
+        Args:
+            left: steps of u, [groups, inputs].
+            right: steps of v; the same array as `left` for u v^T = u u^T.
+            multiply_bytes: for rows without negative values; float32 is used without it.
+        """
         self._steps = left, right
+        self._multiply_bytes = multiply_bytes
         inputs = left.shape[1]
         starts = range(0, inputs, BLOCK)
         self._slices = [
@@ -116,7 +136,7 @@ class MomentAdder:
             np.zeros((len(left), len(range(inputs)[one]), len(range(inputs)[other])), np.int32)
             for one, other in self._slices
         ]
-        self._waiting: list[tuple[Rows, Rows]] = []
+        self._waiting: list[tuple[Waiting, Waiting]] = []
         self._squares: NDArray[np.float32] | None = None
         self._rows = self._summed = 0
 
@@ -125,17 +145,31 @@ class MomentAdder:
         left, right = self._steps
         first = to_integers(u, left)
         second = first if v is u and right is left else to_integers(v, right)
+        if self._multiply_bytes is not None and min(first.min(initial=0), second.min(initial=0)) >= 0:
+            self._add_bytes(first.astype(np.uint8), None if second is first else second.astype(np.uint8))
+            return
         for start in range(0, len(first), PIECE):
             part = first[start : start + PIECE], second[start : start + PIECE]
             squares = np.maximum(*(np.einsum("rgi,rgi->gi", one, one) for one in part))
             total = squares if self._squares is None else self._squares + squares
             if self._waiting and (
-                total.max(initial=0) >= EXACT or self._rows - self._summed + len(part[0]) > MOST_WAITING
+                self._squares is None
+                or total.max(initial=0) >= EXACT
+                or self._rows - self._summed + len(part[0]) > MOST_WAITING
             ):
                 self._multiply()
                 total = squares
             self._waiting.append(part)
             self._squares = total
+            self._rows += len(part[0])
+
+    def _add_bytes(self, first: NDArray[np.uint8], other: NDArray[np.uint8] | None) -> None:
+        second = first if other is None else other
+        for start in range(0, len(first), MOST_WAITING):
+            part = first[start : start + MOST_WAITING], second[start : start + MOST_WAITING]
+            if self._squares is not None or self._rows - self._summed + len(part[0]) > MOST_WAITING:
+                self._multiply()
+            self._waiting.append(part)
             self._rows += len(part[0])
 
     def result(self) -> MomentSums:
@@ -144,19 +178,21 @@ class MomentAdder:
         return MomentSums(tuple(self._blocks), *self._steps, self._rows)
 
     def _multiply(self) -> None:
-        """Add the products of the waiting rows, whose sums of squares float32 holds exactly."""
+        """Add the products of the waiting rows: bytes, or floats whose sums of squares are exact."""
         if not self._waiting:
             return
         first = np.concatenate([u for u, _ in self._waiting]).transpose(1, 0, 2)
         symmetric = self._steps[0] is self._steps[1]
         second = first if symmetric else np.concatenate([v for _, v in self._waiting]).transpose(1, 0, 2)
+        multiply = np.matmul if self._squares is not None else self._multiply_bytes
+        assert multiply is not None
         self._waiting, self._squares, self._summed = [], None, self._rows
         wide = _is_wide(self._rows)
         for number, (one, other) in enumerate(self._slices):
-            product = np.matmul(first[:, :, one].transpose(0, 2, 1), second[:, :, other])
+            product = multiply(first[:, :, one].transpose(0, 2, 1), second[:, :, other])
             if wide and self._blocks[number].dtype == np.int32:
                 self._blocks[number] = self._blocks[number].astype(np.int64)
-            self._blocks[number] += product.astype(np.int32)
+            self._blocks[number] += product.astype(np.int32, copy=False)
 
 
 def to_integers(

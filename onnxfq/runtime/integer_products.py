@@ -1,0 +1,68 @@
+"""Exact products of matrices of bytes, by the MatMulInteger kernel of ONNX Runtime."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from onnxfq.calibration.statistics.moments import MultiplyBytes
+from onnxfq.runtime.ort import onnxruntime
+
+Bytes = NDArray[np.uint8]
+
+_OFFSET = 128
+
+
+@cache
+def find_byte_products() -> MultiplyBytes | None:
+    """Return a function that multiplies matrices of bytes exactly, or None if this processor has none.
+
+    It takes uint8 [batch, m, k] and [batch, k, n], k at most 2^15, and returns int32 [batch, m, n]. Products of
+    uint8 and int8 run four times as fast as float32 with the VNNI instructions. Processors without them add
+    pairs of products in 16 bits, which saturate; the largest values show it.
+    """
+    session = _open_session()
+
+    def multiply(left: Bytes, right: Bytes) -> NDArray[np.int32]:
+        shifted = (right ^ np.uint8(_OFFSET)).view(np.int8)
+        feed = {"left": np.ascontiguousarray(left), "right": np.ascontiguousarray(shifted)}
+        product: NDArray[np.int32] = session.run(None, feed)[0]
+        product += left.sum(axis=2, dtype=np.int32, keepdims=True) * np.int32(_OFFSET)
+        return product
+
+    return multiply if _is_exact(multiply) else None
+
+
+def _is_exact(multiply: MultiplyBytes) -> bool:
+    """Tell whether the products of the largest and of the smallest values are right, in all shapes of a tile."""
+    sizes = (1, 37, 70)
+    for m, k, n in ((m, k, n) for m in sizes for k in sizes for n in sizes):
+        left = np.full((2, m, k), 255, np.uint8)
+        right = np.zeros((2, k, n), np.uint8)
+        right[:, :, ::2] = 255
+        wanted = np.matmul(left.astype(np.int64), right.astype(np.int64))
+        if not np.array_equal(multiply(left, right), wanted):
+            return False
+    return True
+
+
+def _open_session() -> onnxruntime.InferenceSession:
+    types = {"left": TensorProto.UINT8, "right": TensorProto.INT8, "product": TensorProto.INT32}
+    left, right, product = (
+        helper.make_tensor_value_info(name, one, [None] * 3) for name, one in types.items()
+    )
+    node = helper.make_node("MatMulInteger", ["left", "right"], ["product"])
+    graph = helper.make_graph([node], "byte_products", [left, right], [product])
+    model: onnx.ModelProto = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8
+    )
+    options = onnxruntime.SessionOptions()
+    options.enable_cpu_mem_arena = False  # it would keep the largest product
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
