@@ -122,7 +122,7 @@ def test_positions_cover_the_columns_of_an_image():
 
 @pytest.mark.parametrize("multiply_bytes", [None, find_byte_products()], ids=["floats", "bytes"])
 def test_sums_are_exact(multiply_bytes):
-    """Sums over pieces in any order, some without negative values, are the products of integers to the bit."""
+    """Sums over pieces in any order, some without negative values, are products of integers to the bit."""
     x = RNG.normal(size=(700, 2, 6)).astype(np.float32) * np.float32([[1, 9, 1e-3, 50, 0, 7]])
     x[100:400] = np.abs(x[100:400])
     steps = choose_steps(np.abs(x).max(axis=0).astype(np.float64))

@@ -21,9 +21,9 @@ _OFFSET = 128
 def find_byte_products() -> MultiplyBytes | None:
     """Return a function that multiplies matrices of bytes exactly, or None if this processor has none.
 
-    It takes uint8 [batch, m, k] and [batch, k, n], k at most 2^15, and returns int32 [batch, m, n]. Products of
-    uint8 and int8 run four times as fast as float32 with the VNNI instructions. Processors without them add
-    pairs of products in 16 bits, which saturate; the largest values show it.
+    It takes uint8 [batch, m, k] and [batch, k, n], k at most 2^15, and returns int32 [batch, m, n]. With the
+    VNNI instructions products of uint8 and int8 run four times as fast as those of float32. Without them
+    a processor adds pairs of products in 16 bits, which saturate; a product of the largest values shows it.
     """
     session = _open_session()
 
@@ -38,7 +38,7 @@ def find_byte_products() -> MultiplyBytes | None:
 
 
 def _is_exact(multiply: MultiplyBytes) -> bool:
-    """Tell whether the products of the largest and of the smallest values are right, in all shapes of a tile."""
+    """Tell whether the products of the extreme values are right, in several shapes."""
     sizes = (1, 37, 70)
     for m, k, n in ((m, k, n) for m in sizes for k in sizes for n in sizes):
         left = np.full((2, m, k), 255, np.uint8)
