@@ -487,7 +487,7 @@ def test_an_end_from_outside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
 def test_an_interrupt_while_importing(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C or SIGTERM in the second that the imports take is one line and an exit code too."""
     (tmp_path / "typer.py").write_text("import time\nprint(1, flush=True)\ntime.sleep(60)\n")
-    run = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "onnxfq", "--version"],
         cwd=tmp_path,
         env={
@@ -497,10 +497,16 @@ def test_an_interrupt_while_importing(number: signal.Signals, tmp_path: Path) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert run.stdout is not None and run.stdout.readline() == "1\n"
-    run.send_signal(number)
-    assert run.communicate(timeout=30)[1] == "onnxfq: error: interrupted\n" and run.returncode == 130
+        # A job in the background starts with SIGINT ignored, and its children inherit that.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    ) as run:
+        try:
+            assert run.stdout is not None and run.stdout.readline() == "1\n"
+            run.send_signal(number)
+            assert run.communicate(timeout=30)[1] == "onnxfq: error: interrupted\n"
+        finally:
+            run.kill()
+    assert run.returncode == 130
 
 
 def test_a_closed_standard_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
