@@ -9,41 +9,40 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxfq.calibration.statistics.moments import MultiplyBytes
+from onnxfq.calibration.statistics.moments import LARGEST, MultiplyBytes, Rows, multiply_floats
 from onnxfq.runtime.ort import onnxruntime
-
-Bytes = NDArray[np.uint8]
 
 _OFFSET = 128
 
 
 @cache
-def find_byte_products() -> MultiplyBytes | None:
-    """Return a function that multiplies matrices of bytes exactly, or None if this processor has none.
+def find_byte_products() -> MultiplyBytes:
+    """Return the fastest exact product of bytes on this processor.
 
-    It takes uint8 [batch, m, k] and [batch, k, n], k at most 2^15, and returns int32 [batch, m, n]. With the
-    VNNI instructions a product of uint8 and int8 takes a quarter of the time of float32. Without them
-    a processor adds pairs of products in 16 bits, which saturate; a product of the largest values shows it.
+    With the VNNI instructions a product of uint8 and int8 takes a quarter of the time of float32. Without
+    them a processor adds pairs of products in 16 bits, which saturate; a product of the largest values
+    shows it.
     """
     session = _open_session()
 
-    def multiply(left: Bytes, right: Bytes) -> NDArray[np.int32]:
-        shifted = (right ^ np.uint8(_OFFSET)).view(np.int8)
-        feed = {"left": np.ascontiguousarray(left), "right": np.ascontiguousarray(shifted)}
+    def multiply(left: Rows, right: Rows) -> NDArray[np.int32]:
+        # Bytes in two's complement with the sign bit flipped are 128 more; the node subtracts that.
+        shifted = np.ascontiguousarray(left).view(np.uint8) ^ np.uint8(_OFFSET)
+        feed = {"left": shifted, "right": np.ascontiguousarray(right)}
         product: NDArray[np.int32] = session.run(None, feed)[0]
-        product += left.sum(axis=2, dtype=np.int32, keepdims=True) * np.int32(_OFFSET)
         return product
 
-    return multiply if _is_exact(multiply) else None
+    return multiply if _is_exact(multiply) else multiply_floats
 
 
 def _is_exact(multiply: MultiplyBytes) -> bool:
     """Tell whether the products of the extreme values are right, in several shapes."""
     sizes = (1, 37, 70)
     for m, k, n in ((m, k, n) for m in sizes for k in sizes for n in sizes):
-        left = np.full((2, m, k), 255, np.uint8)
-        right = np.zeros((2, k, n), np.uint8)
-        right[:, :, ::2] = 255
+        left = np.full((2, m, k), LARGEST, np.int8)
+        left[:, ::3] = -LARGEST
+        right = np.full((2, k, n), LARGEST, np.int8)
+        right[:, :, ::2] = -LARGEST
         wanted = np.matmul(left.astype(np.int64), right.astype(np.int64))
         if not np.array_equal(multiply(left, right), wanted):
             return False
@@ -55,8 +54,9 @@ def _open_session() -> onnxruntime.InferenceSession:
     left, right, product = (
         helper.make_tensor_value_info(name, one, [None] * 3) for name, one in types.items()
     )
-    node = helper.make_node("MatMulInteger", ["left", "right"], ["product"])
-    graph = helper.make_graph([node], "byte_products", [left, right], [product])
+    node = helper.make_node("MatMulInteger", ["left", "right", "offset"], ["product"])
+    offset = helper.make_tensor("offset", TensorProto.UINT8, [], [_OFFSET])
+    graph = helper.make_graph([node], "byte_products", [left, right], [product], [offset])
     model: onnx.ModelProto = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8
     )

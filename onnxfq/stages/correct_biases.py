@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics.moments import choose_steps, to_integers
 from onnxfq.calibration.weights import InputView, MatrixView
 from onnxfq.calibration.weights.recorded_moments import Key
 from onnxfq.choices import MOMENTS_MEMORY
@@ -188,7 +187,7 @@ class InputMeans:
         keys = list(dict.fromkeys(keys))
         with closing(FloatRuns(model, {tensor for tensor, _ in keys}, threads, MOMENTS_MEMORY)) as runs:
             amax = largest_inputs(runs, self._counted(feeds), keys)
-            steps = {key: choose_steps(amax[key], LARGEST) for key in keys}
+            steps = {key: _choose_steps(amax[key]) for key in keys}
             self._steps = {key: key[1].spread(steps[key]) for key in keys}
             self._sums = [{key: np.zeros_like(self._steps[key]) for key in keys} for _ in range(2)]
             self._rows = [dict.fromkeys(keys, 0) for _ in range(2)]
@@ -226,10 +225,18 @@ class InputMeans:
             yield feed
 
 
+def _choose_steps(amax: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the least power of two that reaches `amax` in LARGEST steps, by channel; 1 for zeros."""
+    fraction, exponent = np.frexp(amax / LARGEST)
+    # Smaller steps, whose reciprocal float32 lacks, are for channels that are 0 in effect.
+    exponent = np.maximum(exponent - (fraction == 0.5), -100)
+    return np.where(amax > 0, np.ldexp(1.0, exponent), 1.0)
+
+
 def _to_integers(x: NDArray[np.float32], view: InputView, steps: NDArray[np.float64]) -> NDArray[np.float64]:
-    shape = [1] * x.ndim
-    shape[view.channel_axis] = len(steps)
-    return np.asarray(to_integers(x, steps.reshape(shape), LARGEST), np.float64)
+    # Exact: the steps are powers of two.
+    found = x * view.along(1 / steps, x.ndim).astype(np.float32)
+    return np.asarray(np.clip(np.rint(found), -LARGEST, LARGEST), np.float64)
 
 
 def _shift(

@@ -15,8 +15,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from onnxfq.calibration.statistics.moments import MomentAdder, MomentSums, choose_steps
+from onnxfq.calibration.statistics.moments import MomentAdder, MomentSums, choose_steps, round_inputs
 from onnxfq.calibration.weights import InputMoments, InputView
+from onnxfq.calibration.weights.inputs import InputSample
 from onnxfq.calibration.weights.recorded_moments import Key, Ranges, join_sums
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed, copy_feeds, sample_count
@@ -108,6 +109,10 @@ def layer_keys(layers: Sequence[Layer]) -> list[Key]:
     return list(dict.fromkeys((one.tensor, one.view) for layer in layers for one in layer.inputs))
 
 
+_FeedShape = tuple[tuple[int, ...], int]
+"""Shape of an input and number of samples."""
+
+
 class SampledInputs:
     """Sampled inputs of as many layers as a file has room for, over one pass of the data.
 
@@ -124,6 +129,8 @@ class SampledInputs:
         self._samples, self._room = samples, room
         self._most = rows_per_sample(samples)
         self._rows = ArrayStore[Key]()
+        self._feeds: dict[Key, list[_FeedShape]] = {}
+        self._last: dict[Key, tuple[_FeedShape, InputSample]] = {}
 
     def close(self) -> None:
         """Remove the file."""
@@ -141,15 +148,25 @@ class SampledInputs:
                 update_amax(self.ranges, key, arrays[key[0]], feed)
             else:
                 self._check_range(key, arrays[key[0]], feed)
-            self._rows.append(key, key[1].rows(arrays[key[0]], count, self._most))
+            self._feeds.setdefault(key, []).append((arrays[key[0]].shape, count))
+            self._rows.append(key, self._sample(key, (arrays[key[0]].shape, count)).take(arrays[key[0]]))
 
     def sum(self, key: Key) -> MomentSums:
         """Return the moments of an input over all feeds."""
-        steps = key[1].spread(choose_steps(self.ranges[key]))
+        per_channel = choose_steps(self.ranges[key])
+        steps = key[1].spread(per_channel)
         adder = MomentAdder(steps, steps, find_byte_products())
-        for rows in self._rows.read(key):
+        for shape, taken in zip(self._feeds[key], self._rows.read(key), strict=True):
+            sample = self._sample(key, shape)
+            rows = sample.rows(round_inputs(taken, sample.along(per_channel)))
             adder.add(rows, rows)
         return adder.result()
+
+    def _sample(self, key: Key, shape: _FeedShape) -> InputSample:
+        """Return which rows to take from a feed; those of the last shape are kept."""
+        if key not in self._last or self._last[key][0] != shape:
+            self._last[key] = shape, key[1].sample(*shape, self._most)
+        return self._last[key][1]
 
     def _check_range(self, key: Key, x: NDArray[np.float32], feed: int) -> None:
         if not (channel_amax(x, key[1]) <= self.ranges[key]).all():
@@ -163,7 +180,8 @@ class SampledInputs:
         used = 0
         for number, layer in enumerate(self.layers):
             for key in set(layer_keys([layer])) - seen:
-                used += key[1].rows(arrays[key[0]], count, self._most).nbytes * self._samples // max(count, 1)
+                taken = self._sample(key, (arrays[key[0]].shape, count)).take(arrays[key[0]])
+                used += taken.nbytes * self._samples // max(count, 1)
                 seen.add(key)
             if number and used > self._room:
                 return self.layers[:number]

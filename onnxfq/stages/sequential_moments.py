@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from onnxfq.calibration.statistics.moments import MomentAdder, choose_steps
+from onnxfq.calibration.statistics.moments import MomentAdder, choose_steps, round_inputs
 from onnxfq.calibration.weights import InputMoments
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed, sample_count
@@ -103,21 +103,25 @@ class SequentialModels:
             (self._float, first.tensor),
             (self._quantized, self._quantized.input_of(first.node, first.slot)),
         )
-        left, right = (
-            first.view.spread(
-                choose_steps(np.max([channel_amax(a, first.view) for a in course.tensor(name)], axis=0))
-            )
+        view = first.view
+        channels = [
+            choose_steps(np.max([channel_amax(a, view) for a in course.tensor(name)], axis=0))
             for course, name in sources
-        )
+        ]
+        left, right = map(view.spread, channels)
         most = rows_per_sample(sum(self._samples), 2 * ROWS)
         plain, quantized, cross = (
             MomentAdder(*steps, find_byte_products())
             for steps in ((left, left), (right, right), (left, right))
         )
-        for a, b, samples in zip(
+        for *inputs, samples in zip(
             *(course.tensor(name) for course, name in sources), self._samples, strict=True
         ):
-            u, v = (first.view.rows(one, samples, most) for one in (a, b))
+            sample = view.sample(inputs[0].shape, samples, most)
+            u, v = (
+                sample.rows(round_inputs(sample.take(one), sample.along(steps)))
+                for one, steps in zip(inputs, channels, strict=True)
+            )
             plain.add(u, u)
             quantized.add(v, v)
             cross.add(u, v)

@@ -40,34 +40,33 @@ class InputView:
     @property
     def channel_axis(self) -> int:
         """Axis of the input with a step for each index."""
-        return 1 if self.op_type in ("Conv", "ConvTranspose") else self.axis
+        return 1 if self.of_images else self.axis
+
+    @property
+    def of_images(self) -> bool:
+        """Tell whether the input is a batch of images, [images, channels, ...]."""
+        return self.op_type in ("Conv", "ConvTranspose")
 
     def spread(self, per_channel: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return numbers of the channels as numbers of the inputs, [groups, inputs]."""
         window = prod(self.kernel) if self.op_type == "Conv" else 1
         return np.repeat(per_channel, window).reshape(self.group, -1)
 
-    def rows(self, x: NDArray[np.float32], samples: int, most: int) -> NDArray[np.float32]:
-        """Return the rows of `x`, [rows, groups, inputs].
+    def along(self, per_channel: NDArray[Any], rank: int) -> NDArray[Any]:
+        """Return numbers of the channels in a shape that broadcasts to an input of `rank`."""
+        shape = [1] * rank
+        shape[self.channel_axis] = -1
+        return per_channel.reshape(shape)
+
+    def sample(self, shape: tuple[int, ...], samples: int, most: int) -> InputSample:
+        """Return which rows to take from an input.
 
         Args:
-            x: the input of one run.
-            samples: number of samples in the run, whose parts of `x` follow each other.
-            most: rows to take from each sample, spread over it; the same ones for equal sizes.
+            shape: of the input of one run.
+            samples: number of samples in the run, whose parts of the input follow each other.
+            most: rows to take from each sample, spread over it.
         """
-        if self.op_type == "Conv":
-            return self._windows(x, _share(most, len(x), samples))
-        if self.op_type == "ConvTranspose":
-            pixels = x.reshape(*x.shape[:2], -1)
-            pixels = pixels[:, :, spread_positions(pixels.shape[2], _share(most, len(x), samples))]
-            return np.ascontiguousarray(pixels.transpose(0, 2, 1)).reshape(
-                -1, self.group, x.shape[1] // self.group
-            )
-        moved = np.moveaxis(x, self.axis, -1)
-        count = prod(moved.shape[:-1])
-        parts = samples if samples and count % samples == 0 else 1
-        each = moved.reshape(parts, count // parts, moved.shape[-1])
-        return each[:, spread_positions(each.shape[1], most)].reshape(-1, 1, moved.shape[-1])
+        return (_sample_images if self.of_images else _sample_matrix)(self, shape, samples, most)
 
     def sums(self, x: NDArray[Any]) -> tuple[NDArray[Any], int]:
         """Return the sum over all rows of `x`, [groups, inputs], and their number; exact for integers.
@@ -101,30 +100,28 @@ class InputView:
             for n, p, e, r, s in zip(sizes, pads, ends, reach, self.strides, strict=True)
         ]
 
-    def _windows(self, x: NDArray[np.float32], most: int) -> NDArray[np.float32]:
-        """Return the windows of a convolution at some output positions of each image."""
-        sizes = x.shape[2:]
+    def windows(self, sizes: tuple[int, ...], most: int) -> NDArray[np.int64]:
+        """Return the pixels under the window of a convolution at some output positions of an image.
+
+        Args:
+            sizes: of the image.
+            most: positions.
+
+        Returns the numbers of pixels, [places in the window, positions]; -1 is a zero around the image.
+        """
         pads, counts = self._positions(sizes)
-        places = np.unravel_index(spread_positions(prod(counts), most), counts)
+        positions = np.unravel_index(spread_positions(prod(counts), most), counts)
         rank = len(sizes)
         flat = np.zeros((1,) * (rank + 1), np.int64)
         inside = np.ones((1,) * (rank + 1), bool)
-        for d, place in enumerate(places):
-            at = place[:, None] * self.strides[d] + np.arange(self.kernel[d]) * self.dilations[d] - pads[d]
-            shape = [len(place)] + [1] * rank
-            shape[d + 1] = self.kernel[d]
-            at = at.reshape(shape)
+        for d, position in enumerate(positions):
+            place = np.arange(self.kernel[d]) * self.dilations[d] - pads[d]
+            shape = [1] * rank + [len(position)]
+            shape[d] = self.kernel[d]
+            at = (place[:, None] + position * self.strides[d]).reshape(shape)
             flat = flat * sizes[d] + at
             inside = inside & (at >= 0) & (at < sizes[d])
-        pixels = x.reshape(*x.shape[:2], -1)
-        if not inside.all():
-            flat = np.where(inside, flat, pixels.shape[2])
-            pixels = np.concatenate([pixels, np.zeros((*pixels.shape[:2], 1), x.dtype)], axis=2)
-        windows = flat.reshape(len(flat), -1)
-        rows = np.empty((len(x), len(windows), x.shape[1], windows.shape[1]), x.dtype)
-        for number, window in enumerate(windows):  # one at a time stays in the cache: up to five times faster
-            pixels.take(window, axis=2, out=rows[:, number], mode="clip")
-        return rows.reshape(len(x) * len(windows), self.group, -1)
+        return np.where(inside, flat, -1).reshape(prod(self.kernel), len(positions[0]))
 
     def _padding(self, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if self.auto_pad in ("NOTSET", ""):
@@ -139,6 +136,73 @@ class InputView:
         return (small, large) if self.auto_pad == "SAME_UPPER" else (large, small)
 
 
+@dataclass(frozen=True)
+class InputSample:
+    """Some rows of an input.
+
+    Attributes:
+        view: how the layer reads the input.
+        parts: an image is a part of the input; so are the positions of a sample in a matrix.
+        pixels: positions to take from each part; all if None.
+        windows: for a Conv, numbers of the taken pixels, [places in the window, windows]; the number behind
+            the last pixel is a zero. None if each window is the pixel of its number.
+    """
+
+    view: InputView
+    parts: int
+    pixels: NDArray[np.int64] | None
+    windows: NDArray[np.int64] | None = None
+
+    def take(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Return the values of the rows, [images, channels, pixels] or [parts, positions, channels]."""
+        if self.view.of_images:
+            image = x.reshape(*x.shape[:2], prod(x.shape[2:]))
+            return image if self.pixels is None else image.take(self.pixels, axis=2)
+        moved = np.moveaxis(x, self.view.axis, -1)
+        count = prod(moved.shape[:-1])
+        matrix = moved.reshape(self.parts, count // self.parts, moved.shape[-1])
+        return matrix if self.pixels is None else matrix.take(self.pixels, axis=1)
+
+    def along(self, per_channel: NDArray[Any]) -> NDArray[Any]:
+        """Return numbers of the channels in a shape that broadcasts to the values of `take`."""
+        return per_channel[:, None] if self.view.of_images else per_channel
+
+    def rows(self, taken: NDArray[Any]) -> NDArray[Any]:
+        """Return the rows of the values of `take`, [groups, inputs, rows]."""
+        if not self.view.of_images:
+            return taken.reshape(1, prod(taken.shape[:2]), taken.shape[2]).swapaxes(1, 2)
+        if self.windows is not None:
+            if taken.shape[2] in self.windows:
+                zero = np.zeros((*taken.shape[:2], 1), taken.dtype)
+                taken = np.concatenate([taken, zero], axis=2)
+            taken = taken.take(self.windows, axis=2)
+        images, rows, group = len(taken), taken.shape[-1], self.view.group
+        inputs = prod(taken.shape[1:-1]) // group
+        return np.moveaxis(taken.reshape(images, group, inputs, rows), 0, 2).reshape(
+            group, inputs, images * rows
+        )
+
+
+def _sample_matrix(view: InputView, shape: tuple[int, ...], samples: int, most: int) -> InputSample:
+    count = prod(shape) // max(shape[view.axis], 1)
+    parts = samples if samples and count % samples == 0 else 1
+    each = count // parts
+    return InputSample(view, parts, spread_positions(each, most) if each > most else None)
+
+
+def _sample_images(view: InputView, shape: tuple[int, ...], samples: int, most: int) -> InputSample:
+    images, total = shape[0], prod(shape[2:])
+    share = max(-(-most * samples // max(images, 1)), 1)
+    if view.op_type == "ConvTranspose":
+        windows = spread_positions(total, share)[None]
+    else:
+        windows = view.windows(shape[2:], share)
+    pixels = np.unique(windows[windows >= 0])
+    windows = np.where(windows < 0, len(pixels), np.searchsorted(pixels, windows))
+    each = np.array_equal(windows, np.arange(len(pixels))[None])
+    return InputSample(view, images, None if len(pixels) == total else pixels, None if each else windows)
+
+
 def spread_positions(total: int, most: int) -> NDArray[np.int64]:
     """Return at most `most` of the numbers below `total`, evenly spread, also over the columns of an image.
 
@@ -150,8 +214,3 @@ def spread_positions(total: int, most: int) -> NDArray[np.int64]:
     while gcd(step, total) > 1:
         step += 1
     return np.sort(np.arange(most) * step % total)
-
-
-def _share(most: int, images: int, samples: int) -> int:
-    """Return the rows to take from each of `images` images of `samples` samples."""
-    return max(-(-most * samples // max(images, 1)), 1)

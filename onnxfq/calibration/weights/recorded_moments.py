@@ -21,7 +21,7 @@ from onnxfq.support.arrays import UNREADABLE, load_npz, write_npz
 from onnxfq.support.files import replace_file
 from onnxfq.support.records import Record, join_lines
 
-FORMAT = "onnxfq.moments/1"
+FORMAT = "onnxfq.moments/2"
 
 Key = tuple[str, InputView]
 """Tensor and how a layer reads it: layers that share both share the moments."""
@@ -40,7 +40,7 @@ class _Input(Record):
 
 
 class _Head(Record):
-    format: Literal["onnxfq.moments/1"]
+    format: Literal["onnxfq.moments/2"]
     model_sha256: str
     samples: int = pydantic.Field(ge=0)
     data: str = pydantic.Field(pattern="^[0-9a-f]{64}$")
