@@ -15,13 +15,7 @@ from builders import build, weights
 from onnx import numpy_helper
 
 from onnxfq import quantize
-from onnxfq.calibration.statistics.moments import (
-    LARGEST,
-    MomentAdder,
-    choose_steps,
-    multiply_floats,
-    round_inputs,
-)
+from onnxfq.calibration.statistics.moments import Grid, MomentAdder, multiply_floats
 from onnxfq.calibration.weights.inputs import InputView, spread_positions
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import OutputError, RecipeError, StatisticsError
@@ -137,41 +131,46 @@ PRODUCTS = pytest.mark.parametrize(
 
 
 @PRODUCTS
-def test_sums_are_exact(multiply):
+@pytest.mark.parametrize("positive", [(False, False), (True, True), (True, False)])
+def test_sums_are_exact(multiply, positive):
     """Sums over pieces in any order are products of integers to the bit."""
-    x = RNG.normal(size=(700, 2, 6)).astype(np.float32) * np.float32([[1, 9, 1e-3, 50, 0, 7]])
-    steps = choose_steps(np.abs(x).max(axis=0).astype(np.float64))
-    integers = round_inputs(x, steps)
-    assert (np.abs(integers).max(axis=0) == np.where(x.any(axis=0), LARGEST, 0)).all()
-    np.testing.assert_allclose(integers * steps, x, atol=1.001 * (steps / 2).max(), rtol=0)
-    rows = integers.transpose(1, 2, 0)
-    wanted = (
-        np.einsum("gir,gjr->gij", rows.astype(int), rows.astype(int)) * steps[:, :, None] * steps[:, None]
-    )
+    scales = np.float32([[1, 9, 1e-3, 50, 0, 7]])
+    inputs = [RNG.normal(size=(2, 6, 700)).astype(np.float32) * scales[..., None] for _ in positive]
+    inputs = [np.abs(x) if one else x for x, one in zip(inputs, positive, strict=True)]
+    grids = [Grid.of(np.array([x.max(axis=2), -x.min(axis=2)]).clip(0)) for x in inputs]
+    assert [grid.offset for grid in grids] == [128 if one else 0 for one in positive]
+    rows = [grid.round(x, grid.steps[..., None]) for x, grid in zip(inputs, grids, strict=True)]
+    wide = []
+    for x, grid, one in zip(inputs, grids, rows, strict=True):
+        integers = one.astype(int) + grid.offset
+        assert (integers == np.rint(x.astype(float) / grid.steps[..., None])).all()
+        assert 64 <= np.abs(integers[:, 0]).max() <= (255 if grid.offset else 127)
+        wide.append(integers * grid.steps[..., None])
     for parts in (1, 9, 700):
-        found = sum_rows(np.array_split(rows, parts, axis=2)[::-1], steps, multiply)
+        found = sum_rows(np.array_split(rows[0], parts, axis=2)[::-1], grids[0], multiply)
         assert found.rows == 700
-        assert (found.matrix() == wanted).all()
-    cross = MomentAdder(steps, steps[:, ::-1], multiply)
+        assert (found.matrix() == wide[0] @ wide[0].swapaxes(1, 2)).all()
+    cross = MomentAdder(*grids, multiply)
     for part in (slice(200), slice(200, 300), slice(300, None)):
-        cross.add(rows[:, :, part], rows[:, ::-1, part])
-    assert (cross.result().matrix() == wanted[:, :, ::-1]).all()
+        cross.add(*(one[:, :, part] for one in rows))
+    assert (cross.result().matrix() == wide[0] @ wide[1].swapaxes(1, 2)).all()
 
 
 @PRODUCTS
+@pytest.mark.parametrize("offset", [0, 128])
 @pytest.mark.parametrize(("rows", "inputs"), [(400, 600), (140_000, 3)])
-def test_large_sums_are_exact(rows, inputs, multiply):
+def test_large_sums_are_exact(rows, inputs, offset, multiply):
     """Sums beyond the integers of float32 and of 32 bits, and matrices of several blocks, are exact too."""
-    integers = RNG.integers(LARGEST - 3, LARGEST, size=(1, inputs, rows), endpoint=True, dtype=np.int8)
-    found = sum_rows([integers], np.ones((1, inputs)), multiply).matrix()
-    wide = integers[0].astype(np.float64)
+    integers = RNG.integers(124, 127, size=(1, inputs, rows), endpoint=True, dtype=np.int8)
+    found = sum_rows([integers], Grid(np.ones((1, inputs)), offset), multiply).matrix()
+    wide = integers[0].astype(np.float64) + offset
     assert found.max() > (1 << 31 if rows > 10_000 else 6e6)
     assert (found[0] == wide @ wide.T).all()
 
 
-def sum_rows(parts, steps, multiply):
+def sum_rows(parts, grid, multiply):
     """Return the sums of moments over rows in `parts`."""
-    adder = MomentAdder(steps, steps, multiply)
+    adder = MomentAdder(grid, grid, multiply)
     for part in parts:
         adder.add(part, part)
     return adder.result()

@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxfq.calibration.statistics.moments import LARGEST, MultiplyBytes, Rows, multiply_floats
+from onnxfq.calibration.statistics.moments import MultiplyBytes, Rows, multiply_floats
 from onnxfq.runtime.ort import onnxruntime
 
 _OFFSET = 128
@@ -39,10 +39,10 @@ def _is_exact(multiply: MultiplyBytes) -> bool:
     """Tell whether the products of the extreme values are right, in several shapes."""
     sizes = (1, 37, 70)
     for m, k, n in ((m, k, n) for m in sizes for k in sizes for n in sizes):
-        left = np.full((2, m, k), LARGEST, np.int8)
-        left[:, ::3] = -LARGEST
-        right = np.full((2, k, n), LARGEST, np.int8)
-        right[:, :, ::2] = -LARGEST
+        left = np.full((2, m, k), 127, np.int8)
+        left[:, ::3] = -128
+        right = np.full((2, k, n), 127, np.int8)
+        right[:, :, ::2] = -128
         wanted = np.matmul(left.astype(np.int64), right.astype(np.int64))
         if not np.array_equal(multiply(left, right), wanted):
             return False

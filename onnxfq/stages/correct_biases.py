@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxfq.calibration.statistics.moments import choose_steps
 from onnxfq.calibration.weights import InputView, MatrixView
 from onnxfq.calibration.weights.recorded_moments import Key
 from onnxfq.choices import MOMENTS_MEMORY
@@ -33,7 +34,7 @@ from onnxfq.passes.shift_biases import BiasFinder, BiasPlace, shift_biases
 from onnxfq.stages.calibrate import select_calibrated_part
 from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.layer_inputs import find_layers
-from onnxfq.stages.moments import FloatRuns, largest_inputs
+from onnxfq.stages.moments import FloatRuns, input_ends
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.score import score_models
@@ -186,8 +187,8 @@ class InputMeans:
         self._count = 0
         keys = list(dict.fromkeys(keys))
         with closing(FloatRuns(model, {tensor for tensor, _ in keys}, threads, MOMENTS_MEMORY)) as runs:
-            amax = largest_inputs(runs, self._counted(feeds), keys)
-            steps = {key: _choose_steps(amax[key]) for key in keys}
+            ends = input_ends(runs, self._counted(feeds), keys)
+            steps = {key: choose_steps(ends[key].max(axis=0), LARGEST) for key in keys}
             self._steps = {key: key[1].spread(steps[key]) for key in keys}
             self._sums = [{key: np.zeros_like(self._steps[key]) for key in keys} for _ in range(2)]
             self._rows = [dict.fromkeys(keys, 0) for _ in range(2)]
@@ -223,14 +224,6 @@ class InputMeans:
             if number in chosen:
                 self.confirming.append(feed)
             yield feed
-
-
-def _choose_steps(amax: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the least power of two that reaches `amax` in LARGEST steps, by channel; 1 for zeros."""
-    fraction, exponent = np.frexp(amax / LARGEST)
-    # Smaller steps, whose reciprocal float32 lacks, are for channels that are 0 in effect.
-    exponent = np.maximum(exponent - (fraction == 0.5), -100)
-    return np.where(amax > 0, np.ldexp(1.0, exponent), 1.0)
 
 
 def _to_integers(x: NDArray[np.float32], view: InputView, steps: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -23,7 +23,7 @@ from onnxfq.graph.model import Model
 from onnxfq.stages.layer_inputs import Layer, find_layers
 from onnxfq.stages.moments import (
     FloatRuns,
-    largest_inputs,
+    input_ends,
     layer_keys,
     read_tensors,
     sample_inputs,
@@ -100,7 +100,7 @@ def gather_moments(
                 closing(FloatRuns(model, read_tensors(left), options.threads, memory, progress))
             )
             if ranges_only:
-                found = _ranges(largest_inputs(runs, source, keys))
+                found = _ranges(input_ends(runs, source, keys))
             else:
                 found = sums_of_inputs(sample_inputs(runs, left, source, samples, memory, known))
         else:
@@ -119,7 +119,7 @@ def gather_moments(
             )
             found = _ranges(spread.ranges) if ranges_only else sums_of_inputs([spread])
         if start is not None:
-            kept = ((key, amax, start.of(key)) for key, amax in done.items())
+            kept = ((key, ends, start.of(key)) for key, ends in done.items())
             found = chain(kept, (one for one in found if one[0] not in done))
         found = found if ranges_only else _until_stopped(found, stopped)
         moments = Moments.write(output, model.sha256, samples, digest, found, len(keys))

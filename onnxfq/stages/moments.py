@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from onnxfq.calibration.statistics.moments import MomentAdder, MomentSums, choose_steps, round_inputs
+from onnxfq.calibration.statistics.moments import Grid, MomentAdder, MomentSums
 from onnxfq.calibration.weights import InputMoments, InputView
 from onnxfq.calibration.weights.inputs import InputSample
 from onnxfq.calibration.weights.recorded_moments import Key, Ranges, join_sums
@@ -32,11 +33,19 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.array_store import ArrayStore, free_room
 from onnxfq.stages.layer_inputs import Layer
 
-ROWS = 1 << 14
-"""Rows of each layer over the whole data; a sample gives at least ROWS / 512, or all that it has."""
+ROWS = 1 << 12
+"""Least rows of each layer over the whole data, if it has as many."""
+
+ROWS_PER_INPUT = 4
+"""Least rows for each input of a layer: with more, `gptq` gained nothing on the trained networks measured."""
 
 
-def rows_per_sample(samples: int, rows: int = ROWS) -> int:
+def choose_rows(inputs: int) -> int:
+    """Return the rows over the whole data of a layer with so many inputs."""
+    return max(ROWS, ROWS_PER_INPUT * inputs)
+
+
+def rows_per_sample(samples: int, rows: int) -> int:
     """Return how many rows each of `samples` samples gives to a layer, for about `rows` in all."""
     return max(-(-rows // max(samples, 1)), rows // 512)
 
@@ -118,7 +127,7 @@ class SampledInputs:
 
     Attributes:
         layers: the layers.
-        ranges: largest magnitude of each channel, by input.
+        ranges: magnitudes of the largest and of the least value of each channel, by input.
     """
 
     def __init__(self, layers: Sequence[Layer], samples: int, room: int, ranges: Ranges | None) -> None:
@@ -127,7 +136,6 @@ class SampledInputs:
         self.ranges = {} if ranges is None else dict(ranges)
         self._given, self._limited = ranges, False
         self._samples, self._room = samples, room
-        self._most = rows_per_sample(samples)
         self._rows = ArrayStore[Key]()
         self._feeds: dict[Key, list[_FeedShape]] = {}
         self._last: dict[Key, tuple[_FeedShape, InputSample]] = {}
@@ -145,7 +153,7 @@ class SampledInputs:
             self.layers, self._limited = self._limit(arrays, count), True
         for key in layer_keys(self.layers):
             if self._given is None:
-                update_amax(self.ranges, key, arrays[key[0]], feed)
+                update_ends(self.ranges, key, arrays[key[0]], feed)
             else:
                 self._check_range(key, arrays[key[0]], feed)
             self._feeds.setdefault(key, []).append((arrays[key[0]].shape, count))
@@ -153,23 +161,23 @@ class SampledInputs:
 
     def sum(self, key: Key) -> MomentSums:
         """Return the moments of an input over all feeds."""
-        per_channel = choose_steps(self.ranges[key])
-        steps = key[1].spread(per_channel)
-        adder = MomentAdder(steps, steps, find_byte_products())
+        channels = Grid.of(self.ranges[key])
+        grid = replace(channels, steps=key[1].spread(channels.steps))
+        adder = MomentAdder(grid, grid, find_byte_products())
         for shape, taken in zip(self._feeds[key], self._rows.read(key), strict=True):
-            sample = self._sample(key, shape)
-            rows = sample.rows(round_inputs(taken, sample.along(per_channel)))
+            rows = self._sample(key, shape).round(taken, channels)
             adder.add(rows, rows)
         return adder.result()
 
     def _sample(self, key: Key, shape: _FeedShape) -> InputSample:
-        """Return which rows to take from a feed; those of the last shape are kept."""
+        """Return which rows to take from a feed; the last answer is kept."""
         if key not in self._last or self._last[key][0] != shape:
-            self._last[key] = shape, key[1].sample(*shape, self._most)
+            rows = choose_rows(key[1].count_inputs(shape[0]))
+            self._last[key] = shape, key[1].sample(*shape, rows_per_sample(self._samples, rows))
         return self._last[key][1]
 
     def _check_range(self, key: Key, x: NDArray[np.float32], feed: int) -> None:
-        if not (channel_amax(x, key[1]) <= self.ranges[key]).all():
+        if not (channel_ends(x, key[1]) <= self.ranges[key]).all():
             raise StatisticsError(
                 f"feed {feed} gives tensor {key[0]!r} values outside of the given ranges; gather the ranges "
                 "of all parts of the data with --ranges, and merge them"
@@ -285,37 +293,39 @@ def _value_name(proto: onnx.ModelProto, tensor: str) -> str:
     return tensor + _COPY if any(value.name == tensor for value in proto.graph.input) else tensor
 
 
-def largest_inputs(
+def input_ends(
     runs: FloatRuns, feeds: Iterable[Feed], keys: Iterable[Key], first: int = 0
 ) -> dict[Key, NDArray[np.float64]]:
-    """Return the largest magnitude of each channel of the inputs of layers; `first` numbers the first feed.
+    """Return the ends of the channels of the inputs of layers; `first` numbers the first feed.
 
     Raises StatisticsError for an input that holds NaN or infinities.
     """
     found: dict[Key, NDArray[np.float64]] = {}
     for number, (arrays, _) in enumerate(runs.over(feeds), first):
         for key in keys:
-            update_amax(found, key, arrays[key[0]], number)
+            update_ends(found, key, arrays[key[0]], number)
     return found
 
 
-def update_amax(found: dict[Key, NDArray[np.float64]], key: Key, x: NDArray[np.float32], feed: int) -> None:
-    """Extend the largest magnitudes of `key` in `found` by its tensor `x` of feed number `feed`.
+def update_ends(found: dict[Key, NDArray[np.float64]], key: Key, x: NDArray[np.float32], feed: int) -> None:
+    """Extend the ends of `key` in `found` by its tensor `x` of feed number `feed`.
 
     Raises StatisticsError if `x` holds NaN or infinities.
     """
-    most = channel_amax(x, key[1])
-    if not np.isfinite(most).all():
+    ends = channel_ends(x, key[1])
+    if not np.isfinite(ends).all():
         raise StatisticsError(
             f"feed {feed} gives tensor {key[0]!r} NaN or infinities, which have no moments; remove them from "
             "the data, or use rounding: nearest and bias_correction: none"
         )
-    found[key] = np.maximum(found[key], most) if key in found else most
+    found[key] = np.maximum(found[key], ends) if key in found else ends
 
 
-def channel_amax(x: NDArray[np.float32], view: InputView) -> NDArray[np.float64]:
-    """Return the largest magnitude of each channel of the input of a layer."""
+def channel_ends(x: NDArray[np.float32], view: InputView) -> NDArray[np.float64]:
+    """Return the magnitudes of the largest and of the least value of each channel, [2, channels].
+
+    A channel without positive or without negative values has 0 at that end.
+    """
     channel = view.channel_axis % x.ndim
     others = tuple(axis for axis in range(x.ndim) if axis != channel)
-    ends = x.max(axis=others, initial=0.0), -x.min(axis=others, initial=0.0)
-    return np.asarray(np.maximum(*ends), np.float64)
+    return np.array([x.max(axis=others, initial=0.0), -x.min(axis=others, initial=0.0)], np.float64)

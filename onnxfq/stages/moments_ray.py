@@ -25,7 +25,7 @@ from onnxfq.stages.layer_inputs import Layer
 from onnxfq.stages.moments import (
     FloatRuns,
     count_samples,
-    largest_inputs,
+    input_ends,
     layer_keys,
     read_tensors,
     sample_inputs,
@@ -117,8 +117,8 @@ class RayMoments:
         out = [task.remote(self._sent, *shard) for shard in self._shards]
         found: dict[Key, NDArray[np.float64]] = {}
         for number, reference in enumerate(out):
-            for key, amax in fetch_result(self._ray, reference).items():
-                found[key] = np.maximum(found[key], amax) if key in found else amax
+            for key, ends in fetch_result(self._ray, reference).items():
+                found[key] = np.maximum(found[key], ends) if key in found else ends
             if self._progress is not None and number + 1 < len(out):
                 self._progress(self._shards[number + 1][0])
         return found
@@ -171,7 +171,7 @@ def _runs(work: _Work) -> FloatRuns:
 
 
 def _shard_ranges(work: _Work, first: int, shard: list[Feed]) -> dict[Key, NDArray[np.float64]]:
-    return largest_inputs(_runs(work), shard, layer_keys(work.layers), first)
+    return input_ends(_runs(work), shard, layer_keys(work.layers), first)
 
 
 def _part_sums(work: _Work, ranges: Ranges, shards: list[_Shard]) -> Iterator[MomentSums] | MomentSums:

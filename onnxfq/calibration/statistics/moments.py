@@ -1,7 +1,7 @@
 """Second moments of a layer's inputs: exact sums that merge in any order.
 
-Every channel is rounded to bytes on a separate grid. Products of bytes are added up in integers, which gives
-the same numbers in any order and on any number of threads.
+Every channel is rounded to bytes on a separate grid, whose step is a power of two. Products of bytes are
+added up in integers, which gives the same numbers in any order and on any number of threads.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-LARGEST = 127
-"""Largest magnitude of a rounded input."""
-
 EXACT_ROWS = 1024
-"""Rows whose products have exact sums in float32: 1024 * 127^2 < 2^24."""
+"""Rows whose products have exact sums in float32: 1024 * 128^2 = 2^24."""
 
 MOST_WAITING = 2 * EXACT_ROWS
 """Most rows of one product: adding it costs little next to computing it."""
@@ -27,23 +24,59 @@ BLOCK = 256
 Integers = NDArray[np.int32] | NDArray[np.int64]
 
 Rows = NDArray[np.int8]
-"""Rounded inputs of a layer, one column for each output position: [groups, inputs, rows]."""
+"""Inputs of a layer on their grid, one column for each output position: [groups, inputs, rows]."""
 
 MultiplyBytes = Callable[[Rows, Rows], NDArray[np.int32]]
-"""Exact product of [batch, m, k] and [batch, k, n], whose magnitudes are at most `LARGEST`."""
+"""Exact product of [batch, m, k] and [batch, k, n]."""
 
 
-def choose_steps(amax: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the step of each channel with this largest magnitude; 1 for zeros."""
+def choose_steps(amax: NDArray[np.float64], largest: int) -> NDArray[np.float64]:
+    """Return the step of each channel: the least power of two that reaches `amax`; 1 for zeros.
+
+    Args:
+        amax: largest magnitude of each channel.
+        largest: number of steps.
+    """
+    fraction, exponent = np.frexp(amax / largest)
     # Smaller steps, whose reciprocal float32 lacks, are for channels that are 0 in effect.
-    return np.where(amax > 0, np.maximum(amax / LARGEST, 2.0**-100), 1.0)
+    exponent = np.maximum(exponent - (fraction == 0.5), -100)
+    return np.where(amax > 0, np.ldexp(1.0, exponent), 1.0)
 
 
-def round_inputs(values: NDArray[np.float32], steps: NDArray[np.float64]) -> Rows:
-    """Return `values` in whole steps, which broadcast to them."""
-    found = values * (1 / steps).astype(np.float32)
-    np.rint(found, out=found)
-    return np.clip(found, -LARGEST, LARGEST, out=found).astype(np.int8)
+@dataclass(frozen=True)
+class Grid:
+    """Numbers to which an input is rounded: (byte + offset) * step.
+
+    Attributes:
+        steps: of each channel, or of each input of a layer.
+        offset: 0, or 128 for an input without negative values, which can then use all 255 steps.
+    """
+
+    steps: NDArray[np.float64]
+    offset: int = 0
+
+    @classmethod
+    def of(cls, ends: NDArray[np.float64]) -> Grid:
+        """Return the grid of an input whose channels have the magnitudes `ends`.
+
+        Args:
+            ends: [2, channels], of the largest value and of the least value below 0.
+        """
+        amax = ends.max(axis=0)
+        return cls(choose_steps(amax, 127)) if ends[1].any() else cls(choose_steps(amax, 255), 128)
+
+    def round(self, values: NDArray[np.float32], steps: NDArray[np.float64]) -> NDArray[np.int8]:
+        """Return `values` as bytes.
+
+        Args:
+            values: of any shape.
+            steps: of the grid, in a shape that broadcasts to the values.
+        """
+        # Exact: the steps are powers of two.
+        found = values * (1 / steps).astype(np.float32)
+        np.rint(found, out=found)
+        found -= np.float32(self.offset)
+        return np.clip(found, -128, 127, out=found).astype(np.int8)
 
 
 def multiply_floats(left: Rows, right: Rows) -> NDArray[np.int32]:
@@ -108,38 +141,36 @@ class MomentSums:
 
 def _is_wide(rows: int) -> bool:
     """Tell whether sums over this many rows may leave int32."""
-    return rows * LARGEST**2 > np.iinfo(np.int32).max
+    return rows * 255**2 > np.iinfo(np.int32).max
 
 
 class MomentAdder:
     """Sums over rows that come in parts; rows wait until there are enough for one product."""
 
-    def __init__(
-        self,
-        left: NDArray[np.float64],
-        right: NDArray[np.float64],
-        multiply: MultiplyBytes = multiply_floats,
-    ) -> None:
+    def __init__(self, left: Grid, right: Grid, multiply: MultiplyBytes = multiply_floats) -> None:
         """Start without rows.
 
         Args:
-            left: steps of u, [groups, inputs].
-            right: steps of v; the same array as `left` for u v^T = u u^T.
+            left: grid of u, with steps [groups, inputs].
+            right: grid of v; the same object as `left` for u v^T = u u^T.
             multiply: exact product of bytes.
         """
-        self._steps = left, right
+        self._left, self._right = left, right
         self._symmetric = left is right
         self._multiply = multiply
-        self._starts = range(0, right.shape[1], BLOCK)
+        self._starts = range(0, right.steps.shape[1], BLOCK)
         self._blocks: list[Integers] = [
-            np.zeros((*left[:, self._first(start) :].shape, right[0, start : start + BLOCK].size), np.int32)
-            for start in self._starts
+            np.zeros(
+                (*left.steps[:, self._first(one) :].shape, right.steps[0, self._part(one)].size), np.int32
+            )
+            for one in self._starts
         ]
+        self._totals = [np.zeros(grid.steps.shape, np.int64) for grid in (left, right)]
         self._waiting: list[tuple[Rows, Rows]] = []
         self._rows = self._summed = 0
 
     def add(self, u: Rows, v: Rows) -> None:
-        """Add rows `u` and `v` of `round_inputs`; the same array twice for plain moments."""
+        """Add rows `u` and `v`; the same array twice for plain moments."""
         for start in range(0, u.shape[2], MOST_WAITING):
             part = slice(start, start + MOST_WAITING)
             if self._rows - self._summed + u[:, :, part].shape[2] > MOST_WAITING:
@@ -150,7 +181,20 @@ class MomentAdder:
     def result(self) -> MomentSums:
         """Return the sums over all rows."""
         self._sum()
-        return MomentSums(tuple(self._blocks), *self._steps, self._rows)
+        blocks = tuple(map(self._with_offsets, self._starts, self._blocks))
+        return MomentSums(blocks, self._left.steps, self._right.steps, self._rows)
+
+    def _with_offsets(self, start: int, block: Integers) -> Integers:
+        """Return sums of (u + p) (v + q)^T instead of u v^T."""
+        p, q = self._left.offset, self._right.offset
+        rows, columns = self._totals[0][:, self._first(start) :], self._totals[1][:, self._part(start)]
+        more = q * rows[:, :, None] + p * columns[:, None] + self._rows * p * q
+        found: Integers = block + more.astype(block.dtype)
+        return found
+
+    def _part(self, start: int) -> slice:
+        """Return the columns of the block that begins at `start`."""
+        return slice(start, start + BLOCK)
 
     def _first(self, start: int) -> int:
         """Return the first row of the block whose columns begin at `start`."""
@@ -163,9 +207,11 @@ class MomentAdder:
         u = np.concatenate([one for one, _ in self._waiting], axis=2)
         v = u if self._symmetric else np.concatenate([one for _, one in self._waiting], axis=2)
         self._waiting, self._summed = [], self._rows
+        for total, one in zip(self._totals, (u, v), strict=True):
+            total += one.sum(axis=2, dtype=np.int32)
         wide = _is_wide(self._rows)
         for number, start in enumerate(self._starts):
-            columns = v[:, start : start + BLOCK].transpose(0, 2, 1)
+            columns = v[:, self._part(start)].transpose(0, 2, 1)
             product = self._multiply(u[:, self._first(start) :], columns)
             if wide and self._blocks[number].dtype == np.int32:
                 self._blocks[number] = self._blocks[number].astype(np.int64)

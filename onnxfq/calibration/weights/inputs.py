@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.calibration.statistics.moments import Grid
+
 
 @dataclass(frozen=True)
 class InputView:
@@ -51,6 +53,11 @@ class InputView:
         """Return numbers of the channels as numbers of the inputs, [groups, inputs]."""
         window = prod(self.kernel) if self.op_type == "Conv" else 1
         return np.repeat(per_channel, window).reshape(self.group, -1)
+
+    def count_inputs(self, shape: tuple[int, ...]) -> int:
+        """Return the number of inputs of one group, for an input of `shape`."""
+        window = prod(self.kernel) if self.op_type == "Conv" else 1
+        return shape[self.channel_axis] * window // self.group
 
     def along(self, per_channel: NDArray[Any], rank: int) -> NDArray[Any]:
         """Return numbers of the channels in a shape that broadcasts to an input of `rank`."""
@@ -163,18 +170,19 @@ class InputSample:
         matrix = moved.reshape(self.parts, count // self.parts, moved.shape[-1])
         return matrix if self.pixels is None else matrix.take(self.pixels, axis=1)
 
-    def along(self, per_channel: NDArray[Any]) -> NDArray[Any]:
-        """Return numbers of the channels in a shape that broadcasts to the values of `take`."""
-        return per_channel[:, None] if self.view.of_images else per_channel
+    def round(self, taken: NDArray[np.float32], grid: Grid) -> NDArray[np.int8]:
+        """Return the rows of the values of `take` on the grid of the channels, [groups, inputs, rows]."""
+        steps = grid.steps[:, None] if self.view.of_images else grid.steps
+        return self.rows(grid.round(taken, steps), -grid.offset)
 
-    def rows(self, taken: NDArray[Any]) -> NDArray[Any]:
-        """Return the rows of the values of `take`, [groups, inputs, rows]."""
+    def rows(self, taken: NDArray[Any], zero: int = 0) -> NDArray[Any]:
+        """Return the rows of the values of `take`, [groups, inputs, rows], with `zero` around images."""
         if not self.view.of_images:
             return taken.reshape(1, prod(taken.shape[:2]), taken.shape[2]).swapaxes(1, 2)
         if self.windows is not None:
             if taken.shape[2] in self.windows:
-                zero = np.zeros((*taken.shape[:2], 1), taken.dtype)
-                taken = np.concatenate([taken, zero], axis=2)
+                around = np.full((*taken.shape[:2], 1), zero, taken.dtype)
+                taken = np.concatenate([taken, around], axis=2)
             taken = taken.take(self.windows, axis=2)
         images, rows, group = len(taken), taken.shape[-1], self.view.group
         inputs = prod(taken.shape[1:-1]) // group

@@ -12,7 +12,7 @@ import numpy as np
 import pydantic
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics.moments import MomentSums, choose_steps
+from onnxfq.calibration.statistics.moments import Grid, MomentSums
 from onnxfq.calibration.weights.inputs import InputView
 from onnxfq.calibration.weights.moments import InputMoments
 from onnxfq.data import DataDigest
@@ -27,7 +27,7 @@ Key = tuple[str, InputView]
 """Tensor and how a layer reads it: layers that share both share the moments."""
 
 Ranges = Mapping[Key, NDArray[np.float64]]
-"""Largest magnitude of each channel of an input."""
+"""Magnitudes of the largest and of the least value of each channel of an input, [2, channels]; at least 0."""
 
 _HEAD = "head"
 
@@ -60,7 +60,7 @@ class Moments:
         model_sha256: hash of the model.
         samples: number of samples of the whole data, over which the rows are spread.
         data: the samples that were read, all of them or a part.
-        ranges: largest magnitude of each channel, by input.
+        ranges: magnitudes of the largest and of the least value of each channel, by input.
         sums: by input, read when they are asked for; empty if only ranges were gathered.
         complete: False after an interruption, which leaves inputs out.
     """
@@ -172,7 +172,7 @@ class Moments:
 
     def save(self, path: str | Path) -> None:
         """Write an .npz for `load` completely or not at all; memory holds one input at a time."""
-        found = ((key, amax, self.sums.get(key)) for key, amax in self.ranges.items())
+        found = ((key, ends, self.sums.get(key)) for key, ends in self.ranges.items())
         self.write(path, self.model_sha256, self.samples, self.data, found)
 
     @staticmethod
@@ -192,14 +192,14 @@ class Moments:
         ranges: dict[Key, NDArray[np.float64]] = {}
 
         def arrays() -> Iterator[tuple[str, NDArray[Any]]]:
-            for number, (key, amax, sums) in enumerate(found):
-                yield f"amax/{number}", amax
+            for number, (key, ends, sums) in enumerate(found):
+                yield f"ends/{number}", ends
                 blocks = () if sums is None else sums.blocks
                 for block, array in enumerate(blocks):
                     yield f"sums/{number}/{block}", array
                 rows = None if sums is None else sums.rows
                 inputs.append(_Input(tensor=key[0], view=key[1], rows=rows, blocks=len(blocks)))
-                ranges[key] = amax
+                ranges[key] = ends
             facts = {"model_sha256": model_sha256, "samples": samples, "inputs": tuple(inputs)}
             facts["complete"] = whole in (None, len(inputs))
             digest = {"data": data.hex, "data_samples": data.samples}
@@ -215,7 +215,7 @@ class Moments:
         """Read a file of `save`; the sums stay in it. Raises StatisticsError in one line for any fault."""
         try:
             head = _Head.model_validate_json(str(load_npz(path, [_HEAD])[_HEAD]))
-            names = [f"amax/{number}" for number in range(len(head.inputs))]
+            names = [f"ends/{number}" for number in range(len(head.inputs))]
             arrays = load_npz(path, names)
             ranges = {
                 (one.tensor, one.view): np.asarray(arrays[name], np.float64)
@@ -255,7 +255,7 @@ def _stored_sums(path: str | Path, inputs: Sequence[_Input], ranges: Ranges) -> 
 
 
 def _steps(key: Key, ranges: Ranges) -> NDArray[np.float64]:
-    return key[1].spread(choose_steps(ranges[key]))
+    return key[1].spread(Grid.of(ranges[key]).steps)
 
 
 @dataclass(frozen=True)
