@@ -19,7 +19,7 @@ from real_cases import CASES, Case, Folder, raised_to_float32
 from real_page import numbers
 
 import onnxfq
-from onnxfq.errors import PlanError, RecipeError
+from onnxfq.errors import ModelError, PlanError, RecipeError
 from onnxfq.stages.round_weights import round_weights
 
 INT8 = {"qtype": "int8", "equalize": "depthwise"}
@@ -91,7 +91,7 @@ def measure(path: Path, case: Case, scheme: str, methods: list[str], work: Path)
     for method in methods:
         try:
             figures, lowest = score(folder, case, model, make_recipe(scheme, method))
-        except (PlanError, RecipeError):  # nothing to quantize, or not by this method
+        except (ModelError, PlanError, RecipeError):  # nothing to quantize, or not by this method
             cells.append("-")
         else:
             cells.append(f"{numbers(figures)} ({lowest:.1f} dB)")
