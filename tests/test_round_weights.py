@@ -24,7 +24,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.stages.array_store import ArrayStore
 from onnxfq.stages.layer_inputs import find_layers
-from onnxfq.stages.moments import collect_moments
+from onnxfq.stages.moments import channel_ends, collect_moments
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
 
@@ -123,6 +123,29 @@ def take_rows(view, x, samples, most):
     """Return the rows of an input."""
     sample = view.sample(x.shape, samples, most)
     return sample.rows(sample.take(x))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_sample_is_some_of_all_rows(rank):
+    """The rows at some positions are those among all rows, for any window and padding, also on the grid."""
+    rng = np.random.default_rng(rank)
+    for signed in [False, True] * 30:
+        kernel, strides, dilations, pads, ends = (
+            tuple(int(n) for n in rng.integers(low, high, rank))
+            for low, high in ((1, 4), (1, 3), (1, 3), (0, 4), (0, 4))
+        )
+        padding = str(rng.choice(["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]))
+        view = InputView("Conv", -1, 2, kernel, strides, dilations, pads, ends, padding)
+        x = rng.normal(size=(2, 4, *rng.integers(7, 11, rank))).astype(np.float32)
+        x = x if signed else np.abs(x)
+        most = int(rng.integers(1, 60))
+        whole = take_rows(view, x, 2, 10**6)
+        positions = spread_positions(whole.shape[2] // 2, most)
+        wanted = whole.reshape(2, -1, 2, whole.shape[2] // 2)[..., positions].reshape(*whole.shape[:2], -1)
+        assert (take_rows(view, x, 2, most) == wanted).all()
+        sample, grid = view.sample(x.shape, 2, most), Grid.of(channel_ends(x, view))
+        rounded = sample.round(sample.take(x), grid).astype(int) + grid.offset
+        assert (rounded == np.rint(wanted / view.spread(grid.steps)[..., None])).all()
 
 
 PRODUCTS = pytest.mark.parametrize(
