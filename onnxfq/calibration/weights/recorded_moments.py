@@ -218,7 +218,7 @@ class Moments:
             names = [f"ends/{number}" for number in range(len(head.inputs))]
             arrays = load_npz(path, names)
             ranges = {
-                (one.tensor, one.view): np.asarray(arrays[name], np.float64)
+                (one.tensor, one.view): _check_ends(np.asarray(arrays[name], np.float64))
                 for name, one in zip(names, head.inputs, strict=True)
             }
             sums = _stored_sums(path, head.inputs, ranges)
@@ -247,6 +247,13 @@ def join_sums(sums: Iterable[MomentSums]) -> InputMoments:
 def _unreadable(path: str | Path, fault: BaseException) -> StatisticsError:
     text = join_lines(fault)
     return StatisticsError(f"{path} is not a file of moments ({text}); make it with `onnxfq moments`")
+
+
+def _check_ends(ends: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return `ends`. Raises ValueError unless they are two finite magnitudes of each channel."""
+    if ends.ndim != 2 or len(ends) != 2 or not (np.isfinite(ends) & (ends >= 0)).all():
+        raise ValueError(f"ranges of shape {ends.shape} are not two finite magnitudes for each channel")
+    return ends
 
 
 def _stored_sums(path: str | Path, inputs: Sequence[_Input], ranges: Ranges) -> Mapping[Key, MomentSums]:
