@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,8 @@ def test_what_does_not_fit_is_refused(folder: Path):
     part = onnxfq.gather_moments(model, plan, x[0], folder / "p.npz", ranges=both)
     whole = onnxfq.gather_moments(model, plan, folder / "x.npz", folder / "w.npz")
 
+    narrow = replace(both, ranges={key: ends[:, :5] for key, ends in both.ranges.items()})
+
     def quantize(moments: Moments, name: str = "m", rounding: str = "gptq") -> None:
         onnxfq.quantize(
             folder / f"{name}.onnx", folder / "x.npz", folder / "out.onnx", rounding=rounding, moments=moments
@@ -209,6 +212,11 @@ def test_what_does_not_fit_is_refused(folder: Path):
         (lambda: quantize(both), "has ranges and no moments"),
         (lambda: own[0].merge(own[1]), "different grids .*--ranges-from"),
         (lambda: own[0].merge(both), "ranges alone"),
+        (lambda: both.merge(narrow), "differ in the channels of tensor 'x'"),
+        (
+            lambda: onnxfq.gather_moments(model, plan, X, folder / "z.npz", ranges=narrow),
+            "given ranges of tensor 'x' are of 5 channels, and it has 32; gather them",
+        ),
         (lambda: part.merge(part).merge(part), "36 samples together, and the ranges are of 24"),
         (
             lambda: onnxfq.gather_moments(model, plan, [{"x": 9 * X}], folder / "z.npz", ranges=both),

@@ -177,7 +177,13 @@ class SampledInputs:
         return self._last[key][1]
 
     def _check_range(self, key: Key, x: NDArray[np.float32], feed: int) -> None:
-        if not (channel_ends(x, key[1]) <= self.ranges[key]).all():
+        ends, given = channel_ends(x, key[1]), self.ranges[key]
+        if ends.shape != given.shape:
+            raise StatisticsError(
+                f"the given ranges of tensor {key[0]!r} are of {given.shape[1]} channels, and it has "
+                f"{ends.shape[1]}; gather them from this model with --ranges"
+            )
+        if not (ends <= given).all():
             raise StatisticsError(
                 f"feed {feed} gives tensor {key[0]!r} values outside of the given ranges; gather the ranges "
                 "of all parts of the data with --ranges, and merge them"

@@ -137,6 +137,9 @@ class Moments:
         odd = sorted({name for name, _ in set(self.ranges) ^ set(other.ranges)})
         if odd:
             raise StatisticsError(f"only one part has tensor {odd[0]!r}; gather both with one recipe")
+        odd = [key[0] for key, one in self.ranges.items() if one.shape != other.ranges[key].shape]
+        if odd:
+            raise StatisticsError(f"the parts differ in the channels of tensor {odd[0]!r}; gather both again")
         if bool(self.sums) != bool(other.sums):
             raise StatisticsError("one part has ranges alone, the other moments; merge files of one kind")
         ranges = {key: np.maximum(one, other.ranges[key]) for key, one in self.ranges.items()}
