@@ -6,7 +6,7 @@
 Plain inference is one fully optimised onnxruntime session. The whole job starts from a file and ends with a
 written Q/DQ model: `onnxfq.quantize` with its default recipe, and onnxruntime's `quantize_static` with one
 method each, int8 per channel, on the same samples at batch 1. AIMET and ModelOpt run by the python of
-their own environments, with their defaults. In each round every candidate runs once, in a
+their own environments, with min-max ranges. In each round every candidate runs once, in a
 process of its own; imports are not counted. Peak memory is that of the process. Seconds are elapsed time;
 processor seconds are those of all threads, which vary less on a busy machine.
 
@@ -36,7 +36,7 @@ from timing import machine, markdown_table, peak_bytes, report
 PEERS = ("minmax", "entropy", "percentile")
 
 TOOLS = {"AIMET": "aimet", "ModelOpt": "modelopt"}
-"""By label: the file `peers/by_NAME.py`, whose task `quantize` makes int8 by the tool's own defaults."""
+"""By label: the file `peers/by_NAME.py`, whose task `quantize` makes int8 with min-max ranges."""
 
 Job = Callable[[Path, int, int], None]
 """Called with the model, the number of samples and the number of threads."""

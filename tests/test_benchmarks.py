@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -105,3 +106,37 @@ def test_a_section_replaces_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for title, text in (("One", "old"), ("Two", "kept"), ("One", "new")):
         job.write_section(page, title, text)
     assert page.read_text() == "# onnxfq next to other tools\n\n## Two\n\nkept\n\n## One\n\nnew\n"
+
+
+def test_the_speed_in_the_readme_is_the_measured_one() -> None:
+    """The README's multiples of plain inference are those of `benchmarks/results/quantize.md`."""
+    root = Path(__file__).parents[1]
+    names = {"MobileNetV2": "mobilenetv2", "ResNet-50": "resnet50", "ViT-B/16": "vit_b16"}
+    tools = ("onnxfq", "onnxruntime minmax", "onnxruntime entropy", "AIMET", "ModelOpt")
+    measured: dict[tuple[str, str, str], float] = {}
+    for line in (
+        (root / "benchmarks/results/quantize.md").read_text().split("Before `quantize`")[0].splitlines()
+    ):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0] in names.values():
+            measured[cells[0], cells[2], cells[1]] = float(cells[4])
+    shown = 0
+    for line in (root / "README.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0] not in names:
+            continue
+        for tool, cell in zip(tools, cells[1:], strict=True):
+            if cell == "fails":
+                assert (names[cells[0]], tool, "64") not in measured
+                continue
+            figures = re.fullmatch(r"([\d.]+)(?: \(512 samples: ([\d.]+)\))?", cell)
+            assert figures, cell
+            for samples, figure in zip(("64", "512"), figures.groups(), strict=True):
+                if figure is not None:
+                    decimals = len(figure.partition(".")[2])
+                    assert f"{measured[names[cells[0]], tool, samples]:.{decimals}f}" == figure, (
+                        cells[0],
+                        tool,
+                    )
+                    shown += 1
+    assert shown == 16
