@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from onnxfq.calibration.statistics import Statistics
 from onnxfq.calibration.weights import Moments
 from onnxfq.choices import PROTECT_AUTO, RANKING_FEEDS, ProtectAuto
 from onnxfq.data import Data, Feed
-from onnxfq.data.replay import spread_places
+from onnxfq.data.replay import spread_order, spread_places
 from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions, FloatPlan
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.equalization import Equalization
@@ -26,6 +27,7 @@ from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.documents.simulation import explain_mode
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.external.scratch_file import Scratch
+from onnxfq.graph.external.sizes import limit_in_memory, weight_bytes
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.model import Model
 from onnxfq.graph.node_notes import NodeNotes, note_nodes
@@ -37,6 +39,7 @@ from onnxfq.stages.correct_biases import BiasCorrection, correct_biases
 from onnxfq.stages.encoding_sources import Missing, plan_encodings
 from onnxfq.stages.equalize_inputs import equalize_inputs
 from onnxfq.stages.evaluate import compare_forms
+from onnxfq.stages.float_runs import FloatRuns
 from onnxfq.stages.gather import gather_statistics
 from onnxfq.stages.half_scales import with_half_scales
 from onnxfq.stages.insert import insert_forms
@@ -44,7 +47,7 @@ from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Promise
 from onnxfq.stages.protect import PROTECT_DB, Protected, is_low, keep_promise, lowest_sqnr, protect_outputs
-from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
+from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs, take_in
 from onnxfq.stages.recalibrate import Recalibration, recalibrate
 from onnxfq.stages.round_weights import Rounding, is_shared, round_given
 from onnxfq.stages.write import write_model
@@ -60,8 +63,9 @@ class QuantizeResult:
     as long as this object; `save` writes them.
 
     Attributes:
+        staged: the normalised float model as the stages had it: weights of over 16 MB are in files.
         qdq: the model with Q/DQ pairs in the form of its target.
-        simulation: the model with FakeQuantize nodes.
+        staged_simulation: the model with FakeQuantize nodes, likewise.
         evaluation: against the float model, on feeds spread over the calibration data until the SQNR is
             stable. Of forms with the same bits only the simulation runs; `RunOptions.exact` runs both.
         floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
@@ -75,13 +79,13 @@ class QuantizeResult:
         recalibration: what another calibrator than `auto` gains; None if none was tried.
     """
 
-    model: Model
+    staged: Model
     recipe: Recipe
     plan: Plan
     statistics: Statistics
     encodings: Encodings
     qdq: onnx.ModelProto
-    simulation: onnx.ModelProto
+    staged_simulation: onnx.ModelProto
     evaluation: Evaluation
     floats: FloatPlan | None = None
     fitted: Fitted | None = None
@@ -93,13 +97,24 @@ class QuantizeResult:
     samples: tuple[Feed, ...] = field(default=(), repr=False, compare=False)
     recalibration: Recalibration | None = None
 
+    @cached_property
+    def model(self) -> Model:
+        """The normalised float model, as `load` returns it. Raises ModelError if its file has changed."""
+        stays = weight_bytes(self.staged.proto) > limit_in_memory(None)
+        return self.staged if stays else replace(self.staged, proto=take_in(self.staged, self.staged.proto))
+
+    @cached_property
+    def simulation(self) -> onnx.ModelProto:
+        """The model with FakeQuantize nodes. Raises ModelError if the file of the float model has changed."""
+        return take_in(self.staged, self.staged_simulation)
+
     def _facts(self) -> dict[str, str]:
         """Return the verdict in a few words by name."""
         scores = [(s.sqnr_db, s.output) for one in self.evaluation.candidates[-1:] for s in one.outputs]
         noise = "{:.1f} dB at {}".format(*min(scores)) if scores else "not compared"
         placed = len(self.plan.placements), len(self.plan.weights)
         return {
-            "model": Path(self.model.source).name,
+            "model": Path(self.staged.source).name,
             "recipe": self.recipe.name,
             "SQNR": noise,
             "quantized": ", ".join(map(str, self.plan.coverage())),
@@ -180,14 +195,15 @@ def quantize(
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
     known = moments if moments is None or isinstance(moments, Moments) else Moments.load(moments)
-    job = _Job(encodings, missing, statistics, known, floats, release, promise, ray, options, clock)
-    made = job.keep(job.prepare(job.equalize(inputs, chosen), chosen))
-    built = job.build(made)
-    least = protect
-    if isinstance(least, str):
-        least = PROTECT_DB if made.kept.plan.activations else None
-    if promise is None and encodings is None and least is not None:
-        made, built = job.repair(inputs, made, built, least)
+    with FloatRuns(inputs.reference, options.threads, options.device) as runs:
+        job = _Job(encodings, missing, statistics, known, floats, release, promise, ray, options, clock, runs)
+        made = job.keep(job.prepare(job.equalize(inputs, chosen), chosen))
+        built = job.build(made)
+        least = protect
+        if isinstance(least, str):
+            least = PROTECT_DB if made.kept.plan.activations else None
+        if promise is None and encodings is None and least is not None:
+            made, built = job.repair(inputs, made, built, least)
     kept = made.kept
     tell_lost_values(find_lost_values(kept.plan, kept.statistics, built.encodings))
     if notes is not None:
@@ -230,6 +246,7 @@ class _Job:
     ray: str | None
     options: RunOptions
     clock: _Clock
+    runs: FloatRuns
 
     def equalize(self, inputs: QuantizeInputs, recipe: Recipe) -> tuple[QuantizeInputs, Equalization | None]:
         """Return `inputs` with the model that the recipe wants equalized, and what was done."""
@@ -253,6 +270,7 @@ class _Job:
             )
         found = gather_statistics(inputs, planned.unknown, self.statistics, self.options, self.ray)
         clock.lap("observe")
+        self.runs.start(spread_order(inputs.kept))
         weights = None
         if planned.matched is None:
             progress = self.options.stage("calibrate", len(planned.plan.weights))
@@ -266,16 +284,16 @@ class _Job:
         return _Made(*equalized, kept)
 
     def result(self, made: _Made, built: _Built) -> QuantizeResult:
-        """Return the result; weights of a model that is small enough are then in memory."""
+        """Return the result."""
         inputs, equalized, kept, recalibration = made
         return QuantizeResult(
-            model=inputs.loaded(),
+            staged=inputs.model,
             recipe=kept.recipe,
             plan=kept.plan.model_copy(update={"equalization": equalized}),
             statistics=kept.statistics,
             encodings=built.encodings,
-            qdq=inputs.take_in(built.qdq),
-            simulation=inputs.take_in(built.simulation),
+            qdq=take_in(inputs.model, built.qdq),
+            staged_simulation=built.simulation,
             evaluation=built.evaluation,
             floats=built.floats,
             fitted=kept.planned.matched,
@@ -317,7 +335,9 @@ class _Job:
         qdq = self.release.limit_model(cast.qdq, kept.recipe.name)
         self.clock.lap("cast")
         twins = cast.floats is None
-        evaluation = compare_forms(inputs, simulation, cast.comparable, self.options, twins=twins)
+        evaluation = compare_forms(
+            inputs, simulation, cast.comparable, self.options, twins=twins, floats=self.runs
+        )
         self.clock.lap("evaluate")
         return _Built(encoded, simulation, qdq, cast.floats, evaluation, corrected)
 

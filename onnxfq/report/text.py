@@ -152,7 +152,7 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
     lines += result.bias_correction.lines() if result.bias_correction is not None else []
     lines += _reason_lines(result.plan.skipped, reasons)
     lines += float_lines(result.floats) if result.floats is not None else []
-    lines += [f"note       {note}" for note in result.model.notes]
+    lines += [f"note       {note}" for note in result.staged.notes]
     lines.append(
         "time       " + ", ".join(f"{stage} {s:.2f} s" for stage, s in result.seconds.items() if s >= 0.005)
     )

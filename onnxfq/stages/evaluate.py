@@ -20,6 +20,7 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.signature import number_outputs
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.runtime.unsupported_ops import explain_unsupported
+from onnxfq.stages.float_runs import FloatRuns
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.quantize_inputs import QuantizeInputs, with_unique_names
 from onnxfq.stages.score import score_models
@@ -85,6 +86,7 @@ def compare_forms(
     options: RunOptions,
     *,
     twins: bool = False,
+    floats: FloatRuns | None = None,
 ) -> Evaluation:
     """Compare a quantized model with the float model, or note the reason not to.
 
@@ -97,6 +99,7 @@ def compare_forms(
         qdq: the model with Q/DQ pairs; left out if ONNX Runtime lacks kernels for it.
         options: threads, device and progress.
         twins: whether both forms compute the same bits, as they do unless one has another float type.
+        floats: runs of the float model on these feeds.
     """
     reference, feeds = inputs.reference, spread_order(inputs.kept)
     lacking = explain_unsupported(qdq)
@@ -116,6 +119,7 @@ def compare_forms(
         device=options.device,
         exact=options.exact,
         until_stable=not options.exact,
+        expected=floats.over(feeds) if candidates and floats is not None else None,
     )
     notes = ["no data to compare with was given"] if inputs.feeds is None else notes
     return found.model_copy(update={"notes": (*found.notes, *notes)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -11,7 +11,7 @@ from onnxfq.data import Data, Feed
 from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_in
-from onnxfq.graph.external.sizes import STAGED, is_large, limit_in_memory, weight_bytes
+from onnxfq.graph.external.sizes import STAGED, is_large
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.external.weightless import with_weights
 from onnxfq.graph.io.load import normalize_model, read_model
@@ -47,17 +47,6 @@ class QuantizeInputs:
     def kept(self) -> list[Feed]:
         """The feeds that a pass over the data has kept."""
         return [] if self.feeds is None else self.feeds.feeds
-
-    def loaded(self) -> Model:
-        """Return the model as `load` does: more than IN_MEMORY of weights stay in the file."""
-        proto = self.model.proto
-        stays = weight_bytes(proto) > limit_in_memory(None)
-        return self.model if stays else replace(self.model, proto=self.take_in(proto))
-
-    def take_in(self, proto: onnx.ModelProto) -> onnx.ModelProto:
-        """Return `proto` with its weights in memory; large models keep them in the file."""
-        as_it_is = is_large(self.model.proto) or not any(map(is_external, proto.graph.initializer))
-        return proto if as_it_is else with_weights(proto)
 
 
 def open_inputs(
@@ -100,6 +89,12 @@ def open_inputs(
     return QuantizeInputs(
         reference, loaded, ranked, feeds, runs, scratch or scratch_for(loaded.proto, folder, STAGED)
     )
+
+
+def take_in(model: Model, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return `proto`, a form of `model`, with its weights in memory; large models keep them in the file."""
+    as_it_is = is_large(model.proto) or not any(map(is_external, proto.graph.initializer))
+    return proto if as_it_is else with_weights(proto)
 
 
 def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:

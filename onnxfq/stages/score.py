@@ -63,6 +63,7 @@ def score_models(
     device: DeviceChoice = "auto",
     exact: bool = True,
     until_stable: bool = False,
+    expected: Iterator[Outputs] | None = None,
 ) -> Evaluation:
     """Run the reference and every candidate on each feed, once, and return the scores.
 
@@ -85,6 +86,7 @@ def score_models(
             optimised where that is right.
         until_stable: stop before the end once the SQNR of every output has a standard error below STABLE_DB,
             or less by as much as the feeds are fewer than SURE_FEEDS.
+        expected: outputs of the reference on the feeds, if it has run already; `tensors` must be empty.
 
     Raises:
         ModelError: if a candidate's outputs differ from the reference's.
@@ -106,20 +108,24 @@ def score_models(
             log.warning("output %s holds no numbers and is not compared", name)
     sizes = _read_declared_sizes(reference)
     runs = [_Run(name, proto, names, tensors, sizes, exact) for name, proto in candidates.items()]
-    sides = [_Side(reference, [*names, *tensors], exact=False), *(run.side for run in runs)]
+    sides = [run.side for run in runs]
+    if expected is None:
+        sides.insert(0, Side(reference, [*names, *tensors], exact=False))
     right, done, row = 0, 0, 0
     part = LEAST_FEEDS if until_stable else None
-    with closing(_outputs(sides, feeds, threads, device, part)) as outputs:
-        for expected, *results in outputs:
+    with closing(run_sides(sides, feeds, threads, device, part)) as outputs:
+        known = None if expected is None else ([first] for first in expected)
+        rows = outputs if known is None else map(list.__add__, known, outputs)
+        for wanted, *results in rows:
             truth = None
             if labels is not None:
-                truth = labels[row : row + count_rows(expected[0])]
-                row += count_rows(expected[0])
+                truth = labels[row : row + count_rows(wanted[0])]
+                row += count_rows(wanted[0])
                 if row > labels.size:
                     raise refuse_label_count(labels, f"at least {row}", names[0])
-                right += count_right(expected[0], truth)
+                right += count_right(wanted[0], truth)
             for run, got in zip(runs, results, strict=True):
-                run.add(got, expected, truth)
+                run.add(got, wanted, truth)
             done += 1
             if progress is not None:
                 progress(done)
@@ -137,8 +143,14 @@ def score_models(
 
 
 @dataclass(frozen=True)
-class _Side:
-    """A model and the tensors to fetch from its runs."""
+class Side:
+    """A model and the tensors to fetch from its runs.
+
+    Attributes:
+        proto: the model.
+        fetches: names of the tensors.
+        exact: whether it runs in an exact session.
+    """
 
     proto: onnx.ModelProto
     fetches: Sequence[str]
@@ -150,18 +162,26 @@ class _Side:
         return weight_bytes(self.proto)
 
     def session(self, threads: int, device: Device) -> Session:
+        """Return a session that can give the tensors."""
         # Packed, the weights would be in memory twice.
         packed = self.bytes <= limit_in_memory(None)
         proto = with_outputs(self.proto, self.fetches)
         return Session(proto, threads, self.exact, device=device, packed=packed)
 
 
-Results = list[list[NDArray[Any]]]
-"""Results of one feed by side."""
+Outputs = list[NDArray[Any]]
+"""Outputs of a model on one feed."""
+
+Results = list[Outputs]
+"""Outputs on one feed by side."""
 
 
-def _outputs(
-    sides: Sequence[_Side], feeds: Iterable[Feed], threads: int, wanted: DeviceChoice, part: int | None
+def run_sides(
+    sides: Sequence[Side],
+    feeds: Iterable[Feed],
+    threads: int,
+    wanted: DeviceChoice,
+    part: int | None = None,
 ) -> Generator[Results, None, None]:
     """Yield the results of all sides for every feed; the first feed decides whether they run on a GPU.
 
@@ -169,7 +189,7 @@ def _outputs(
     """
     device, source = choose_device(wanted), copy_feeds(feeds)
 
-    def open_sessions(chosen: Sequence[_Side], count: int) -> Callable[[Feed], Results]:
+    def open_sessions(chosen: Sequence[Side], count: int) -> Callable[[Feed], Results]:
         sessions = [side.session(count, device) for side in chosen]
 
         def run(feed: Feed) -> Results:
@@ -199,7 +219,7 @@ def _outputs(
         alive = most_alive(graph, {name: array.shape for name, array in feed.items()})
         return None if alive is None else alive * len(sides)
 
-    def open_runs(chosen: Sequence[_Side]) -> closing[ParallelRuns[Results]]:
+    def open_runs(chosen: Sequence[Side]) -> closing[ParallelRuns[Results]]:
         return closing(ParallelRuns(partial(open_sessions, chosen), threads, DEFAULT_MEMORY // 2, needed))
 
     parts = iter(lambda: list(islice(source, part)), []) if part else [source]
@@ -228,7 +248,7 @@ class _Run:
     sizes: Mapping[str, Sequence[int | None]]
     exact: bool
     right: int = 0
-    side: _Side = field(init=False)
+    side: Side = field(init=False)
     fetches: list[str] = field(init=False)
     sums: list[ErrorSums] = field(init=False)
     powers: list[list[tuple[float, float]]] = field(init=False)
@@ -248,7 +268,7 @@ class _Run:
         fragile = holds_types(self.proto, HALVES) or any(
             node.op_type in QDQ_OPS for node in list_nodes(self.proto.graph)
         )
-        self.side = _Side(self.proto, self.fetches, exact=self.exact or fragile)
+        self.side = Side(self.proto, self.fetches, exact=self.exact or fragile)
         self.sums = [ErrorSums()] * len(self.fetches)
         self.powers = [[] for _ in self.outputs]
         self.agreed = [(0, 0)] * len(self.fetches)
