@@ -7,9 +7,21 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from onnxfq.graph.model import bodies, list_nodes
+
+CUT_TYPES = frozenset(
+    {
+        TensorProto.FLOAT,
+        TensorProto.FLOAT16,
+        TensorProto.DOUBLE,
+        TensorProto.INT64,
+        TensorProto.INT32,
+        TensorProto.BOOL,
+    }
+)
+"""Types of tensors between segments: NumPy has them, and sessions compute them as they are."""
 
 
 class Segment(NamedTuple):
@@ -82,14 +94,13 @@ class SegmentedGraph:
         for at, node in enumerate(self._nodes):
             now = {name for name in now | (self._makers.keys() & set(node.output)) if last.get(name, 0) > at}
             alive.append(now)
-        done = list(accumulate(len(reads & set(marked)) for reads in self._reads))
+        marks, allowed = set(marked), set(usable)
+        done = list(accumulate(len(reads & marks) for reads in self._reads))
         part = done[-1] / count if done else 0.0
         found: dict[int, set[str]] = {}
         for number in range(1, count):
             aside = {at: abs(reads - number * part) for at, reads in enumerate(done[:-1])}
-            near = [
-                at for at, far in aside.items() if far <= part / 2 and alive[at] and alive[at] <= set(usable)
-            ]
+            near = [at for at, far in aside.items() if far <= part / 2 and alive[at] and alive[at] <= allowed]
             if near:
                 best = min(near, key=lambda at: (len(alive[at]), aside[at]))
                 found[best] = alive[best]

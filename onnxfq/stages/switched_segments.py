@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import helper
 
 from onnxfq.data import Feed
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS
-from onnxfq.graph.segments import Segment, SegmentedGraph, segment_model
+from onnxfq.graph.segments import CUT_TYPES, Segment, SegmentedGraph, segment_model
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
 from onnxfq.runtime.session import Session
 
@@ -32,18 +32,6 @@ average, with 16 it would be 53 %; every segment is two sessions."""
 
 FEWEST_SWITCHES = 8
 """Least switches of a segment on average, so that small models stay whole."""
-
-_PASSED_ON = frozenset(
-    {
-        TensorProto.FLOAT,
-        TensorProto.FLOAT16,
-        TensorProto.DOUBLE,
-        TensorProto.INT64,
-        TensorProto.INT32,
-        TensorProto.BOOL,
-    }
-)
-"""Types of tensors between segments: NumPy has them, and sessions compute them as they are."""
 
 
 class _Part(NamedTuple):
@@ -79,7 +67,7 @@ class SwitchedSegments:
         picks = [node for node in graph.node if node.op_type == "Gather" and node.input[0] == ENABLED_INPUT]
         numbers = {node.output[0]: number for number, node in enumerate(picks)}
         index = GraphIndex(graph)
-        usable = {name for name, kind in index.types.items() if kind in _PASSED_ON}
+        usable = {name for name, kind in index.types.items() if kind in CUT_TYPES}
         wanted = set(outputs)
         segmented = SegmentedGraph(graph, numbers)
         count = parts or max(1, min(MOST_SEGMENTS, len(picks) // FEWEST_SWITCHES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import DataError
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
-from onnxfq.graph.signature import output_names
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
 from onnxfq.runtime.session import NoKernelError, Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
+from onnxfq.stages.segmented_run import run_in_segments
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,7 @@ def write_model(
             return
         # Its inputs have another float type than the feed where they are cast with the rest of the model.
         feed = {spec.name: feeds[0][spec.name].astype(spec.dtype, copy=False) for spec in input_specs(read)}
-        found = _run(read, feed, threads)
-        for name, array in zip(output_names(read) if found else (), found, strict=True):
+        for name, array in _run(read, feed, threads).items():
             if isinstance(array, np.ndarray) and array.dtype.kind == "f" and np.isnan(array).any():
                 log.warning("output %s of the quantized model is NaN on the first feed", name)
 
@@ -48,14 +48,20 @@ def write_model(
         save(proto, output, try_out)
 
 
-def _run(proto: onnx.ModelProto, feed: Feed, threads: int) -> list[Any]:
-    """Return the outputs; none for bfloat16, which is loaded but cannot be fed."""
+def _run(proto: onnx.ModelProto, feed: Feed, threads: int) -> dict[str, Any]:
+    """Return the outputs by name; none for bfloat16, which is loaded but cannot be fed."""
+
+    def run(emulated: bool) -> dict[str, Any]:
+        open_session = partial(Session, threads=threads, exact=True, emulated=emulated, pooled=False)
+        if explain_unsupported(proto):
+            open_session(proto)
+            return {}
+        return run_in_segments(proto, feed, open_session)
+
     try:
-        session = Session(proto, threads, exact=True, emulated=False, pooled=False)
-        return [] if explain_unsupported(proto) else session.run(feed)
+        return run(emulated=False)
     except (NoKernelError, DataError):
         # Some kernels tell only when they run that they lack float16.
         if not holds_types(proto, HALVES):
             raise
-    session = Session(proto, threads, exact=True, pooled=False)
-    return [] if explain_unsupported(proto) else session.run(feed)
+    return run(emulated=True)
