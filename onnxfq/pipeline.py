@@ -33,6 +33,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.node_notes import NodeNotes, note_nodes
 from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted
+from onnxfq.stages.auto_rounding import AutoRounding, find_noisy_outputs, round_auto, sqnr_by_output
 from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.correct_biases import BiasCorrection, correct_biases
@@ -77,6 +78,7 @@ class QuantizeResult:
         bias_correction: what corrected biases gain; None if the recipe does not ask for it.
         samples: a few feeds of the data, for reports that run the models again.
         recalibration: what another calibrator than `auto` gains; None if none was tried.
+        auto_rounding: what rounding by moments gains; None if it was not tried.
     """
 
     staged: Model
@@ -96,6 +98,7 @@ class QuantizeResult:
     bias_correction: BiasCorrection | None = field(default=None, repr=False, compare=False)
     samples: tuple[Feed, ...] = field(default=(), repr=False, compare=False)
     recalibration: Recalibration | None = None
+    auto_rounding: AutoRounding | None = None
 
     @cached_property
     def model(self) -> Model:
@@ -202,8 +205,10 @@ def quantize(
         least = protect
         if isinstance(least, str):
             least = PROTECT_DB if made.kept.plan.activations else None
-        if promise is None and encodings is None and least is not None:
-            made, built = job.repair(inputs, made, built, least)
+        if promise is None and encodings is None:
+            if least is not None and is_low(built.evaluation, least):
+                made, built = job.repair(inputs, made, built, least)
+            made, built = job.round_auto(made, built)
     kept = made.kept
     tell_lost_values(find_lost_values(kept.plan, kept.statistics, built.encodings))
     if notes is not None:
@@ -230,6 +235,7 @@ class _Made(NamedTuple):
     equalized: Equalization | None
     kept: Protected
     recalibration: Recalibration | None = None
+    auto_rounding: AutoRounding | None = None
 
 
 @dataclass(frozen=True)
@@ -285,7 +291,7 @@ class _Job:
 
     def result(self, made: _Made, built: _Built) -> QuantizeResult:
         """Return the result."""
-        inputs, equalized, kept, recalibration = made
+        inputs, equalized, kept, recalibration, auto_rounding = made
         return QuantizeResult(
             staged=inputs.model,
             recipe=kept.recipe,
@@ -304,6 +310,7 @@ class _Job:
             bias_correction=built.corrected,
             samples=tuple(inputs.kept[at] for at in spread_places(len(inputs.kept), RANKING_FEEDS)),
             recalibration=recalibration,
+            auto_rounding=auto_rounding,
         )
 
     def keep(self, made: _Made) -> _Made:
@@ -351,16 +358,30 @@ class _Job:
             return BiasCorrection(model, why="the promised metric was measured without it")
         return correct_biases(inputs, model, kept.plan, encodings, self.options)
 
+    def round_auto(self, made: _Made, built: _Built) -> tuple[_Made, _Built]:
+        """Return `made` and `built` with weights rounded by moments, if these make most of the noise."""
+        shares = find_noisy_outputs(made.kept.recipe, built.evaluation)
+        # Moments have no sums over what is not a number.
+        if not shares or self.options.data.nonfinite != "stop":
+            return made, built
+        kept = round_auto(made.inputs, made.kept, self.options, self.ray)
+        self.clock.lap("round")
+        before = sqnr_by_output(built.evaluation)
+        if kept.rounding is None or not kept.rounding.layers:
+            return made._replace(auto_rounding=AutoRounding(shares, before, {})), built
+        other = self.build(made._replace(kept=kept))
+        found = AutoRounding(shares, before, sqnr_by_output(other.evaluation))
+        made = made._replace(auto_rounding=found)
+        return (made._replace(kept=kept), other) if found.is_kept else (made, built)
+
     def repair(
         self, inputs: QuantizeInputs, made: _Made, built: _Built, least: float
     ) -> tuple[_Made, _Built]:
-        """Return `made` and `built` themselves if all outputs have `least` dB, else what helps most.
+        """Return what helps most of the remedies for outputs below `least` dB.
 
         Another calibrator is tried first, which costs nothing at run time; then activations are smoothed,
         which costs no layer; then a few layers may stay in float.
         """
-        if not is_low(built.evaluation, least):
-            return made, built
         recalibrated = self.recalibrate(made, least)
         if recalibrated.kept is not made.kept:
             built = self.build(recalibrated)

@@ -20,14 +20,14 @@ def fill_names(command: Any) -> None:
 def fill_text(text: str) -> str:
     """Return `text` with the names that its `{kind}` stands for. Raises KeyError for an unknown kind."""
     from onnxfq.calibration.calibrators import spellings
-    from onnxfq.documents.rounding import ROUNDINGS
+    from onnxfq.documents.rounding import RECIPE_ROUNDINGS
     from onnxfq.interchange import WRITERS
     from onnxfq.stages.runners import runners
     from onnxfq.targets.registry import collect_parts
 
     names: dict[str, Iterable[str]] = {
         "calibrators": spellings(),
-        "roundings": ROUNDINGS,
+        "roundings": RECIPE_ROUNDINGS,
         "formats": WRITERS,
         "runtimes": runners(),
         "checked_targets": collect_parts(lambda one: one.check),

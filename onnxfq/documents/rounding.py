@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import partial
 from typing import Annotated
 
 import pydantic
@@ -12,14 +14,19 @@ from onnxfq.errors import nearest
 NEAREST = "nearest"
 """Every weight takes the nearest number of its grid."""
 
+AUTO = "auto"
+"""NEAREST, unless `quantize` finds that quantized weights make half of the noise; for recipes only."""
+
 ROUNDINGS = (NEAREST, *METHODS)
+RECIPE_ROUNDINGS = (AUTO, *ROUNDINGS)
 
 
-def _check(name: str) -> str:
-    if name not in ROUNDINGS:
-        hint = nearest(name, ROUNDINGS) or f"; known: {', '.join(ROUNDINGS)}"
+def _check(name: str, known: Collection[str]) -> str:
+    if name not in known:
+        hint = nearest(name, known) or f"; known: {', '.join(known)}"
         raise ValueError(f"unknown rounding of weights {name!r}{hint}")
     return name
 
 
-RoundingMethod = Annotated[str, pydantic.AfterValidator(_check)]
+RoundingMethod = Annotated[str, pydantic.AfterValidator(partial(_check, known=ROUNDINGS))]
+RecipeRounding = Annotated[str, pydantic.AfterValidator(partial(_check, known=RECIPE_ROUNDINGS))]

@@ -19,6 +19,8 @@ class OutputScore(Record):
         largest_error: max |reference - candidate|.
         top1_agreement: share of rows with the same argmax over the last axis, None unless the output is
             [rows, classes] or [batch, positions, classes].
+        weight_share: share of the noise that remains if activations stay in float, on the first feeds; None
+            if it was not measured.
     """
 
     output: str
@@ -26,6 +28,7 @@ class OutputScore(Record):
     cosine: float
     largest_error: float
     top1_agreement: float | None = None
+    weight_share: float | None = None
 
 
 class CandidateScore(Record):

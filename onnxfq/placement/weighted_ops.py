@@ -11,6 +11,7 @@ from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
+from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.errors import RecipeError
 from onnxfq.graph.ops import (
     CONVOLUTIONS,
@@ -240,7 +241,7 @@ def place_input(
         why=f"weight of {node.op}, {why}",
         float_type=float_type(source.tensor) or "float32",
         calibrator=scheme.calibrator,
-        rounding=scheme.rounding,
+        rounding=NEAREST if scheme.rounding == AUTO else scheme.rounding,
     )
 
 

@@ -121,6 +121,7 @@ def quantize_record(
             *result.model.notes,
             *(recalibrated.lines() if recalibrated is not None else ()),
             *(fitted.lines() if fitted is not None else ()),
+            *(result.auto_rounding.lines() if result.auto_rounding is not None else ()),
             *(rounding.lines() if rounding is not None else ()),
         ),
         protected=tuple(protection_lines(result.sensitivity)) if result.sensitivity is not None else (),

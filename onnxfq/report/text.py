@@ -148,6 +148,7 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
     lines += protection_lines(result.sensitivity) if result.sensitivity is not None else []
     lines += result.plan.equalization.lines() if result.plan.equalization is not None else []
     lines += result.fitted.lines() if result.fitted is not None else []
+    lines += result.auto_rounding.lines() if result.auto_rounding is not None else []
     lines += result.rounding.lines() if result.rounding is not None else []
     lines += result.bias_correction.lines() if result.bias_correction is not None else []
     lines += _reason_lines(result.plan.skipped, reasons)

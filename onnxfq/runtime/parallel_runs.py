@@ -11,20 +11,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from onnxfq.data import Feed
-
+Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 
-class ParallelRuns(Generic[Found]):
+class ParallelRuns(Generic[Given, Found]):
     """Runs of feeds on shared sessions, each on one thread, as many at a time as cores and memory allow."""
 
     def __init__(
         self,
-        open_sessions: Callable[[int], Callable[[Feed], Found]],
+        open_sessions: Callable[[int], Callable[[Given], Found]],
         threads: int,
         room: int,
-        needed: Callable[[Feed], int | None],
+        needed: Callable[[Given], int | None],
     ) -> None:
         """Store the settings; the first run creates the sessions and keeps them.
 
@@ -38,7 +37,7 @@ class ParallelRuns(Generic[Found]):
         self._cores = threads or count_cores()
         self._room = room
         self._needed = needed
-        self._run: Callable[[Feed], Found] | None = None
+        self._run: Callable[[Given], Found] | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._at_a_time = 1
 
@@ -52,7 +51,7 @@ class ParallelRuns(Generic[Found]):
         if trim is not None:
             trim(0)
 
-    def run(self, feeds: Iterable[Feed]) -> Iterator[Found]:
+    def run(self, feeds: Iterable[Given]) -> Iterator[Found]:
         """Yield the result of each feed, in order."""
         flying: deque[Future[Found]] = deque()
         for feed in feeds:
@@ -70,7 +69,7 @@ class ParallelRuns(Generic[Found]):
         while flying:
             yield flying.popleft().result()
 
-    def _start(self, feed: Feed) -> list[Found]:
+    def _start(self, feed: Given) -> list[Found]:
         """Create the sessions and determine how many feeds may run at a time.
 
         If memory surely suffices for one run per core, nothing is measured. Otherwise `feed` runs alone and

@@ -16,9 +16,11 @@ from onnxfq.data.labels import read_labels
 from onnxfq.data.replay import spread_order
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
+from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.signature import number_outputs
 from onnxfq.passes.integer_matmul import integer_products
+from onnxfq.passes.switch_activations import switch_activations
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.float_runs import FloatRuns
 from onnxfq.stages.options import RunOptions, open_feeds
@@ -106,7 +108,8 @@ def compare_forms(
     notes = [f"Q/DQ model not run: {lacking}"] if lacking else []
     # Without a feed nothing is known about a candidate, least of all that it is equal.
     one_form = lacking or (twins and not options.exact)
-    candidates = {"fake-quant": simulation} | ({} if one_form else {"Q/DQ": qdq})
+    switched = None if options.exact or is_large(simulation) else switch_activations(simulation)
+    candidates = {"fake-quant": switched or simulation} | ({} if one_form else {"Q/DQ": qdq})
     if not number_outputs(reference):
         candidates, feeds = {}, []
         notes.append("not compared: no output of the model holds numbers")
@@ -120,6 +123,7 @@ def compare_forms(
         exact=options.exact,
         until_stable=not options.exact,
         expected=floats.over(feeds) if candidates and floats is not None else None,
+        weights_alone=switched is not None,
     )
     notes = ["no data to compare with was given"] if inputs.feeds is None else notes
     return found.model_copy(update={"notes": (*found.notes, *notes)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.graph.signature import number_outputs, output_names, with_outputs
 from onnxfq.numerics.metrics import ErrorSums, standard_error_db
 from onnxfq.passes.equalize import with_restored_channels
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
 from onnxfq.runtime.device_choice import choose_device, fall_back
 from onnxfq.runtime.device_memory import Device
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
@@ -48,6 +50,9 @@ SURE_FEEDS = 16
 Fewer feeds easily miss rare large errors, which the standard error then does not show either.
 """
 
+WEIGHT_FEEDS = 2
+"""Feeds on which the noise of weights alone is measured: enough to tell whether it is half of the whole."""
+
 
 def score_models(
     reference: onnx.ModelProto,
@@ -64,6 +69,7 @@ def score_models(
     exact: bool = True,
     until_stable: bool = False,
     expected: Iterator[Outputs] | None = None,
+    weights_alone: bool = False,
 ) -> Evaluation:
     """Run the reference and every candidate on each feed, once, and return the scores.
 
@@ -87,6 +93,8 @@ def score_models(
         until_stable: stop before the end once the SQNR of every output has a standard error below STABLE_DB,
             or less by as much as the feeds are fewer than SURE_FEEDS.
         expected: outputs of the reference on the feeds, if it has run already; `tensors` must be empty.
+        weights_alone: on a CPU, run candidates from `switch_activations` on the first feeds with activations
+            in float too.
 
     Raises:
         ModelError: if a candidate's outputs differ from the reference's.
@@ -107,7 +115,9 @@ def score_models(
         if name not in names:
             log.warning("output %s holds no numbers and is not compared", name)
     sizes = _read_declared_sizes(reference)
-    runs = [_Run(name, proto, names, tensors, sizes, exact) for name, proto in candidates.items()]
+    runs = [
+        _Run(name, proto, names, tensors, sizes, exact, weights_alone) for name, proto in candidates.items()
+    ]
     sides = [run.side for run in runs]
     if expected is None:
         sides.insert(0, Side(reference, [*names, *tensors], exact=False))
@@ -150,11 +160,14 @@ class Side:
         proto: the model.
         fetches: names of the tensors.
         exact: whether it runs in an exact session.
+        again: inputs to change for one more run on each of the first WEIGHT_FEEDS feeds, if any; the tensors
+            of that run follow those of the first.
     """
 
     proto: onnx.ModelProto
     fetches: Sequence[str]
     exact: bool
+    again: Feed | None = None
 
     @property
     def bytes(self) -> int:
@@ -187,15 +200,21 @@ def run_sides(
 
     With `part`, no feed is run ahead of the part of so many feeds that it belongs to.
     """
-    device, source = choose_device(wanted), copy_feeds(feeds)
+    device = choose_device(wanted)
+    source: Iterator[tuple[int, Feed]] = enumerate(copy_feeds(feeds))
 
-    def open_sessions(chosen: Sequence[Side], count: int) -> Callable[[Feed], Results]:
+    def open_sessions(chosen: Sequence[Side], count: int) -> Callable[[tuple[int, Feed]], Results]:
         sessions = [side.session(count, device) for side in chosen]
 
-        def run(feed: Feed) -> Results:
+        def run(numbered: tuple[int, Feed]) -> Results:
+            number, feed = numbered
             # Copied to a GPU once, not once per model.
             given = feed if device == "cpu" else PlacedFeed.from_feed(feed, device)
-            return [one.run(given, side.fetches) for one, side in zip(sessions, chosen, strict=True)]
+            found = [one.run(given, side.fetches) for one, side in zip(sessions, chosen, strict=True)]
+            if device == "cpu" and number < WEIGHT_FEEDS:
+                for outputs, one, side in zip(found, sessions, chosen, strict=True):
+                    outputs += one.run({**feed, **side.again}, side.fetches) if side.again else []
+            return found
 
         return run
 
@@ -215,26 +234,27 @@ def run_sides(
             return
     graph = sides[0].proto.graph
 
-    def needed(feed: Feed) -> int | None:
+    def needed(numbered: tuple[int, Feed]) -> int | None:
+        feed = numbered[1]
         alive = most_alive(graph, {name: array.shape for name, array in feed.items()})
         return None if alive is None else alive * len(sides)
 
-    def open_runs(chosen: Sequence[Side]) -> closing[ParallelRuns[Results]]:
+    def open_runs(chosen: Sequence[Side]) -> closing[ParallelRuns[tuple[int, Feed], Results]]:
         return closing(ParallelRuns(partial(open_sessions, chosen), threads, DEFAULT_MEMORY // 2, needed))
 
     parts = iter(lambda: list(islice(source, part)), []) if part else [source]
     if part and any(side.bytes > ONE_PIECE for side in sides):
         # One model at a time, opened again for every part: the weights of two may not fit in memory.
-        for feeds in parts:
+        for numbered in parts:
             found: list[list[Results]] = []
             for side in sides:
                 with open_runs([side]) as runs:
-                    found.append(list(runs.run(feeds)))
+                    found.append(list(runs.run(numbered)))
             yield from (list(chain.from_iterable(results)) for results in zip(*found, strict=True))
         return
     with open_runs(sides) as runs:
-        for feeds in parts:
-            yield from runs.run(feeds)
+        for numbered in parts:
+            yield from runs.run(numbered)
 
 
 @dataclass
@@ -247,12 +267,14 @@ class _Run:
     tensors: Sequence[str]
     sizes: Mapping[str, Sequence[int | None]]
     exact: bool
+    weights_alone: bool = False
     right: int = 0
     side: Side = field(init=False)
     fetches: list[str] = field(init=False)
     sums: list[ErrorSums] = field(init=False)
     powers: list[list[tuple[float, float]]] = field(init=False)
     agreed: list[tuple[int, int]] = field(init=False)
+    noises: list[tuple[float, float]] = field(init=False)
     unlike: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -268,12 +290,16 @@ class _Run:
         fragile = holds_types(self.proto, HALVES) or any(
             node.op_type in QDQ_OPS for node in list_nodes(self.proto.graph)
         )
-        self.side = Side(self.proto, self.fetches, exact=self.exact or fragile)
+        switched = self.weights_alone and any(v.name == ENABLED_INPUT for v in self.proto.graph.input)
+        off = {ENABLED_INPUT: np.asarray(False)} if switched else None
+        self.side = Side(self.proto, self.fetches, exact=self.exact or fragile, again=off)
         self.sums = [ErrorSums()] * len(self.fetches)
         self.powers = [[] for _ in self.outputs]
         self.agreed = [(0, 0)] * len(self.fetches)
+        self.noises = [(0.0, 0.0)] * len(self.fetches)
 
     def add(self, got: list[NDArray[Any]], expected: list[NDArray[Any]], truth: NDArray[Any] | None) -> None:
+        got, alone = got[: len(self.fetches)], got[len(self.fetches) :]
         for i, (want, have) in enumerate(zip(expected, got, strict=True)):
             if not isinstance(want, np.ndarray) or want.dtype.kind not in "fiub":
                 raise ModelError(
@@ -290,6 +316,10 @@ class _Run:
             self.sums[i] = self.sums[i] + found
             if i < len(self.outputs):
                 self.powers[i].append((found.signal, found.noise))
+            if alone and alone[i].shape == want.shape:
+                whole, weights = self.noises[i]
+                part = ErrorSums.from_arrays(want, alone[i]).noise
+                self.noises[i] = whole + found.noise, weights + part
             same, rows = _agreement(want, have)
             self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
         if truth is not None:
@@ -327,9 +357,10 @@ class _Run:
                 cosine=sums.cosine,
                 largest_error=sums.largest,
                 top1_agreement=same / count if count else None,
+                weight_share=weights / whole if 0.0 < whole < math.inf and weights < math.inf else None,
             )
-            for name, sums, (same, count) in zip(
-                [*self.outputs, *self.tensors], self.sums, self.agreed, strict=True
+            for name, sums, (same, count), (whole, weights) in zip(
+                [*self.outputs, *self.tensors], self.sums, self.agreed, self.noises, strict=True
             )
         ]
         split = len(self.outputs)

@@ -19,7 +19,7 @@ from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
-from onnxfq.documents.rounding import NEAREST
+from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import Granularity
@@ -256,7 +256,7 @@ def _decide(site: Site, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[lis
             instead = target_by_name(recipe.target).policy.per_tensor_weights.get(site.op_types[0], "")
             spec, why = _weight_spec(weights, common, site.kind, site.parameters[name].ndim, instead)
             why = f"weight of {op_type}, {why}"
-            if weights.rounding != NEAREST:
+            if weights.rounding not in (AUTO, NEAREST):
                 why += f"; rounded to nearest: rounding {weights.rounding} is for ONNX models"
         else:
             scheme = recipe.activation_for(site.name, op_type, tensor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import onnx
 import pytest
 from builders import BUILDERS, feed_for, qdq_of, stage
@@ -15,7 +14,7 @@ from onnxfq.stages import segmented_run
 @pytest.mark.parametrize("model", ["two_branch", "downsample", "if_body", "attention", "inner_output"])
 @pytest.mark.parametrize("form", ["float", "int8"])
 def test_segments_give_the_bits_of_the_whole(model: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """onnxruntime without optimisation computes node by node, so that a cut changes nothing."""
+    """Onnxruntime without optimisation computes node by node, so that a cut changes nothing."""
     proto: onnx.ModelProto = BUILDERS[model]()
     staged = stage(proto)
     proto = staged.model.proto if form == "float" else qdq_of(staged)

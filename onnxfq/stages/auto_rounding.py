@@ -1,0 +1,93 @@
+"""Rounding `auto`: weights are rounded by moments where the measured outputs tell that they make the noise.
+
+At 8 bits activations usually make most of it, and the nearest weights are as good as others at no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxfq.documents.recipe import Recipe
+from onnxfq.documents.rounding import AUTO
+from onnxfq.documents.scores import Evaluation, OutputScore
+from onnxfq.stages.encoding_sources import plan_encodings
+from onnxfq.stages.equalize import LEAST_GAIN_DB
+from onnxfq.stages.options import RunOptions
+from onnxfq.stages.protect import Protected
+from onnxfq.stages.quantize_inputs import QuantizeInputs
+from onnxfq.stages.round_weights import round_given
+
+METHOD = "gptq"
+"""Rounding that takes the place of `auto`."""
+
+LEAST_SHARE = 0.5
+"""Share of an output's noise that weights make, from which on better weights can gain 3 dB."""
+
+
+@dataclass(frozen=True)
+class AutoRounding:
+    """Gain of METHOD over the nearest weights.
+
+    Attributes:
+        shares: the outputs of whose noise weights make LEAST_SHARE or more, with that share.
+        before: SQNR in dB by output with the nearest weights.
+        reached: the same with METHOD; empty if it could round no weight.
+    """
+
+    shares: Mapping[str, float]
+    before: Mapping[str, float]
+    reached: Mapping[str, float]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether these outputs gain LEAST_GAIN_DB on average, and the worst of all outputs loses nothing."""
+        if not self.reached:
+            return False
+        gains = [self.reached[name] - self.before[name] for name in self.shares]
+        lowest = min(self.reached.values()) >= min(self.before.values())
+        return bool(lowest and np.mean(gains) >= LEAST_GAIN_DB)
+
+    def lines(self) -> list[str]:
+        """Return a line of the summary for each of these outputs."""
+        end = "" if self.is_kept else "; all weights stay at nearest"
+        return [
+            f"rounding   auto: weights make {share:.0%} of the noise of {name!r}; {METHOD} "
+            + (f"{self.before[name]:.1f} -> {self.reached[name]:.1f} dB" if self.reached else "rounds none")
+            + end
+            for name, share in self.shares.items()
+        ]
+
+
+def find_noisy_outputs(recipe: Recipe, evaluation: Evaluation) -> dict[str, float]:
+    """Return the outputs of whose noise weights make LEAST_SHARE, if `recipe` rounds some by `auto`."""
+    schemes = ({"rounding": recipe.weights.rounding}, *(one.weights for one in recipe.overrides))
+    if not any(fields.get("rounding") == AUTO for fields in schemes):
+        return {}
+    shares = {score.output: score.weight_share for score in _scores(evaluation)}
+    return {name: share for name, share in shares.items() if share is not None and share >= LEAST_SHARE}
+
+
+def sqnr_by_output(evaluation: Evaluation) -> dict[str, float]:
+    """Return the SQNR in dB of the outputs of the fake-quant model."""
+    return {score.output: score.sqnr_db for score in _scores(evaluation)}
+
+
+def round_auto(
+    inputs: QuantizeInputs, start: Protected, options: RunOptions, ray: str | None = None
+) -> Protected:
+    """Return the plan of `start` with METHOD in place of `auto`, and its weights rounded.
+
+    Raises as `round_given`.
+    """
+    recipe = start.recipe.with_auto_rounding(METHOD)
+    planned = plan_encodings(inputs.ranked, recipe)
+    made = Protected.of(inputs.model, recipe, planned, start.statistics, start.encodings.encodings)
+    rounding = round_given(inputs, made.plan, made.encodings, options, ray=ray)
+    return made.rounded(rounding)._replace(sensitivity=start.sensitivity)
+
+
+def _scores(evaluation: Evaluation) -> list[OutputScore]:
+    return [score for one in evaluation.candidates[:1] for score in one.outputs]
