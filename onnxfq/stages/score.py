@@ -93,8 +93,8 @@ def score_models(
         until_stable: stop before the end once the SQNR of every output has a standard error below STABLE_DB,
             or less by as much as the feeds are fewer than SURE_FEEDS.
         expected: outputs of the reference on the feeds, if it has run already; `tensors` must be empty.
-        weights_alone: on a CPU, run candidates from `switch_activations` on the first feeds with activations
-            in float too.
+        weights_alone: run candidates from `switch_activations` on the first feeds with activations in float
+            too.
 
     Raises:
         ModelError: if a candidate's outputs differ from the reference's.
@@ -206,14 +206,16 @@ def run_sides(
     def open_sessions(chosen: Sequence[Side], count: int) -> Callable[[tuple[int, Feed]], Results]:
         sessions = [side.session(count, device) for side in chosen]
 
+        def place(feed: Feed) -> Feed | PlacedFeed:
+            return feed if device == "cpu" else PlacedFeed.from_feed(feed, device)
+
         def run(numbered: tuple[int, Feed]) -> Results:
             number, feed = numbered
-            # Copied to a GPU once, not once per model.
-            given = feed if device == "cpu" else PlacedFeed.from_feed(feed, device)
+            given = place(feed)  # copied to a GPU once, not once per model
             found = [one.run(given, side.fetches) for one, side in zip(sessions, chosen, strict=True)]
-            if device == "cpu" and number < WEIGHT_FEEDS:
-                for outputs, one, side in zip(found, sessions, chosen, strict=True):
-                    outputs += one.run({**feed, **side.again}, side.fetches) if side.again else []
+            for outputs, one, side in zip(found, sessions, chosen, strict=True):
+                if side.again and number < WEIGHT_FEEDS:
+                    outputs += one.run(place({**feed, **side.again}), side.fetches)
             return found
 
         return run
