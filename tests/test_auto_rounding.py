@@ -1,0 +1,163 @@
+"""Rounding `auto`: nearest weights, unless measured outputs tell that weights make the noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import BUILDERS, build, feed_for, stage, weights, whole_recipe
+
+from onnxfq import FloatOptions, Recipe, evaluate, insert_fake_quantize, load_recipe, quantize
+from onnxfq.data import Feed
+from onnxfq.data.options import DataOptions
+from onnxfq.documents.rounding import AUTO, NEAREST
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
+from onnxfq.passes.switch_activations import switch_activations
+from onnxfq.runtime.session import Session
+from onnxfq.stages.options import RunOptions
+
+
+def layers() -> onnx.ModelProto:
+    """Two products with 4-bit weights in the recipes below, and activations that follow few directions."""
+    return build(
+        """g (float[N,48] x) => (float[N,6] y, float[N,48] z) {
+            [mm1] z = MatMul (x, w1)
+            [relu] r = Relu (z)
+            [mm2] y = MatMul (r, w2) }""",
+        {"w1": weights(48, 48), "w2": weights(48, 6, seed=1)},
+    )
+
+
+def feeds(count: int = 48) -> list[Feed]:
+    """Inputs of rank 6, to which the errors of weights add up."""
+    rng = np.random.default_rng(0)
+    mixing = rng.normal(size=(6, 48)) + 0.5
+    return [{"x": (rng.normal(size=(2, 6)) @ mixing + 1.0).astype(np.float32)} for _ in range(count)]
+
+
+def recipe(bits: int, **weight_fields: object) -> Recipe:
+    """Int8 activations, and weights of `bits` bits for ONNX Runtime."""
+    return Recipe.model_validate(
+        {
+            "name": f"w{bits}a8",
+            "target": "onnxruntime",
+            "activations": {"qtype": "int8"},
+            "weights": {"qtype": f"int{bits}"} | weight_fields,
+        }
+    )
+
+
+@pytest.mark.parametrize("model", sorted(set(BUILDERS) - {"attention", "same_tensor_twice"}))
+@pytest.mark.parametrize("kind", ["tensorrt-int8", "mxint8"])
+def test_a_switch_changes_no_bit_and_leaves_weights_quantized(model: str, kind: str) -> None:
+    """On: the bits of the simulation. Off: those of a simulation of the weights alone."""
+    staged = stage(BUILDERS[model](), kind)
+    simulation = insert_fake_quantize(staged.model, staged.plan, staged.encodings)
+    switched = switch_activations(simulation)
+    if all(placement.role == "weight" for placement in staged.plan.placements):
+        assert switched is None
+        return
+    assert switched is not None
+    part = staged.plan.model_copy(update={"placements": staged.plan.weights, "bridges": ()})
+    alone = insert_fake_quantize(staged.model, part, staged.encodings)
+    session = Session(switched, 1, exact=True)
+    off = {ENABLED_INPUT: np.asarray(False)}
+    for proto, given in ((simulation, {}), (alone, off)):
+        expected = Session(proto, 1, exact=True).run(staged.feed)
+        found = session.run({**staged.feed, **given})
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(expected, found, strict=True))
+
+
+def test_the_share_is_that_of_two_evaluations() -> None:
+    """Noise of weights alone over the whole noise, on two feeds."""
+    data, options = [{"x": feed["x"][:1]} for feed in feeds(2)], RunOptions(exact=True)
+    result = quantize(layers(), data, recipe=recipe(4, rounding="nearest"), protect=None, options=options)
+    part = result.plan.model_copy(update={"placements": result.plan.weights})
+    alone = insert_fake_quantize(result.model, part, result.encodings)
+    scores = evaluate(
+        layers(), {"all": result.simulation, "weights": alone}, data, options=options
+    ).candidates
+    for whole, of_weights, seen in zip(
+        scores[0].outputs, scores[1].outputs, result.evaluation.candidates[0].outputs, strict=True
+    ):
+        share = 10 ** ((whole.sqnr_db - of_weights.sqnr_db) / 10)
+        assert seen.weight_share == pytest.approx(share, rel=1e-9)  # dB are a logarithm
+
+
+def test_weights_that_make_the_noise_are_rounded(tmp_path: Path) -> None:
+    """The result is that of `gptq`, to the bit, and says what it gained."""
+    result = quantize(layers(), feeds(), tmp_path / "auto.onnx", recipe=recipe(4), protect=None)
+    found = result.auto_rounding
+    assert found is not None and found.is_kept and set(found.shares) == {"y", "z"}
+    assert all(0.5 <= share for share in found.shares.values())
+    assert all(found.reached[name] > found.before[name] + 3 for name in "yz")
+    assert result.recipe.weights.rounding == result.encodings.rounding == "gptq"
+    assert found.lines()[0].startswith("rounding   auto: weights make ")
+    quantize(layers(), feeds(), tmp_path / "gptq.onnx", recipe=recipe(4, rounding="gptq"), protect=None)
+    auto, gptq = (onnx.load(tmp_path / f"{name}.onnx") for name in ("auto", "gptq"))
+    assert auto.graph == gptq.graph
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"recipe": recipe(4), "rounding": "nearest"},
+        {"recipe": recipe(4, rounding="nearest")},
+        {"recipe": recipe(8)},
+        {"recipe": recipe(4), "options": RunOptions(data=DataOptions(nonfinite="skip"))},
+    ],
+    ids=["asked for", "in the recipe", "activations make the noise", "values that are skipped"],
+)
+def test_all_weights_are_nearest(options: dict) -> None:
+    """Then nothing is tried. Uncorrelated inputs and weights of 8 bits leave the noise to activations."""
+    data = feeds()
+    if options["recipe"].weights.qtype == "int8":
+        data = [feed_for(layers(), seed, 2) for seed in range(32)]
+    result = quantize(layers(), data, protect=None, **options)
+    assert result.auto_rounding is None and result.encodings.rounding == ""
+
+
+def test_an_override_keeps_its_rounding() -> None:
+    """Only weights whose rounding is `auto` are rounded."""
+    kept = recipe(4).model_dump() | {"overrides": [{"nodes": ["mm2"], "weights": {"rounding": "nearest"}}]}
+    result = quantize(layers(), feeds(), recipe=Recipe.model_validate(kept), protect=None)
+    assert result.auto_rounding is not None and result.auto_rounding.is_kept
+    assert {p.tensor: p.rounding for p in result.plan.weights} == {"w1": "gptq", "w2": NEAREST}
+
+
+def test_weights_that_cannot_be_rounded_are_told() -> None:
+    """A weight in a branch keeps the nearest numbers, and a line says so."""
+    proto = build(
+        """g (float[N,4] x, bool cond) => (float[N,4] y) {
+            [choose] y = If (cond) <
+                then_branch = yes () => (float[N,4] t) { [inside] t = MatMul (x, inner) },
+                else_branch = no () => (float[N,4] e) { [plain] e = Relu (x) }> }""",
+        {"inner": weights(4, 4)},
+    )
+    data = [feed_for(proto, seed) for seed in range(8)]
+    result = quantize(proto, data, recipe=recipe(4), protect=None)
+    assert result.auto_rounding is not None and not result.auto_rounding.is_kept
+    assert result.auto_rounding.lines()[0].endswith("gptq rounds none; all weights stay at nearest")
+    assert result.encodings.rounding == ""
+
+
+@pytest.mark.parametrize("kind", ["exact", "fp16"])
+def test_how_it_is_compared_changes_no_weight(kind: str, tmp_path: Path) -> None:
+    """An exact comparison writes the same model; a float16 part leaves the choice as it is."""
+    options = RunOptions(exact=kind == "exact")
+    floats = FloatOptions("fp16") if kind == "fp16" else FloatOptions()
+    plain = quantize(layers(), feeds(), recipe=recipe(4), protect=None)
+    other = quantize(layers(), feeds(), recipe=recipe(4), protect=None, options=options, floats=floats)
+    assert other.auto_rounding is not None and other.auto_rounding.is_kept
+    if kind == "exact":
+        assert other.qdq.graph == plain.qdq.graph
+
+
+def test_auto_is_a_word_of_recipes_alone() -> None:
+    """Every built-in recipe of 8 bits has it; a plan has what is done."""
+    assert load_recipe("tensorrt-int8").weights.rounding == AUTO
+    assert load_recipe("tensorrt-int4").weights.rounding == "gptq"
+    staged = stage(layers(), whole_recipe("tensorrt-int8"))
+    assert {p.rounding for p in staged.plan.weights} == {NEAREST}
