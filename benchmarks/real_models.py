@@ -125,7 +125,9 @@ def with_each_recipe(
 def simulated(
     model: Path, feeds: Sequence[dict[str, Any]], recipe: onnxfq.Recipe, statistics: onnxfq.Statistics | None
 ) -> onnx.ModelProto:
-    """Return the fake-quant model, rounded as its recipe asks; observe again if statistics lack a tensor."""
+    """Return the fake-quant model of `quantize`, or of the stages for recipes of target simulation."""
+    if recipe.target != "simulation":
+        return onnxfq.quantize(model, feeds, recipe=recipe).simulation
     loaded = onnxfq.load(model)
     plan = onnxfq.make_plan(loaded, recipe)
     names = {placement.tensor for placement in plan.activations}

@@ -42,8 +42,8 @@ INTRODUCTION = """\
 {models} models of trained public networks are quantized with `onnxfq.quantize(MODEL, DATA, OUT)` and
 measured on their own tasks, with data that calibration did not see. It is one run without tuning: built-in
 recipes, no overrides. Outputs below 20 dB are protected as by default: minilm is smoothed by `tensorrt-int8`,
-and yolox_nano has a few convolutions in float. Models and data are not part of this repository. A scorer next
-to the data computes the figures of the tasks.
+and yolox_nano has a few convolutions in float. Weights that make half of the noise are rounded by `gptq`.
+Models and data are not part of this repository. A scorer next to the data computes the figures of the tasks.
 
     python benchmarks/real_models.py FOLDER --out docs/results.md
 
@@ -70,7 +70,7 @@ CPU only, the tasks on one thread.
 
 CALIBRATORS_TEXT = """\
 The table gives the task figures of the Q/DQ model, recipe tensorrt-int8, with `auto` and its candidate
-methods for activations, all from the same statistics.
+methods for activations, all from the same statistics, with the nearest weights.
 """
 
 RECIPES_TEXT = """\

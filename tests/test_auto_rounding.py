@@ -79,11 +79,13 @@ def test_the_share_is_that_of_two_evaluations() -> None:
     scores = evaluate(
         layers(), {"all": result.simulation, "weights": alone}, data, options=options
     ).candidates
-    for whole, of_weights, seen in zip(
-        scores[0].outputs, scores[1].outputs, result.evaluation.candidates[0].outputs, strict=True
-    ):
-        share = 10 ** ((whole.sqnr_db - of_weights.sqnr_db) / 10)
-        assert seen.weight_share == pytest.approx(share, rel=1e-9)  # dB are a logarithm
+    shares = {
+        whole.output: 10 ** ((whole.sqnr_db - of_weights.sqnr_db) / 10)
+        for whole, of_weights in zip(scores[0].outputs, scores[1].outputs, strict=True)
+    }
+    assert result.evaluation.candidates[0].weight_shares == pytest.approx(
+        shares, rel=1e-9
+    )  # dB are logarithms
 
 
 def test_weights_that_make_the_noise_are_rounded(tmp_path: Path) -> None:

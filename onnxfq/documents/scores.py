@@ -19,8 +19,6 @@ class OutputScore(Record):
         largest_error: max |reference - candidate|.
         top1_agreement: share of rows with the same argmax over the last axis, None unless the output is
             [rows, classes] or [batch, positions, classes].
-        weight_share: share of the noise that remains if activations stay in float, on the first feeds; None
-            if it was not measured.
     """
 
     output: str
@@ -28,7 +26,6 @@ class OutputScore(Record):
     cosine: float
     largest_error: float
     top1_agreement: float | None = None
-    weight_share: float | None = None
 
 
 class CandidateScore(Record):
@@ -36,12 +33,15 @@ class CandidateScore(Record):
 
     Attributes:
         accuracy: share of labels that equal the argmax of the first output.
+        weight_shares: share of the noise of an output that weights alone make, on the first feeds, by output;
+            empty if it was not measured.
     """
 
     candidate: str
     outputs: tuple[OutputScore, ...]
     accuracy: float | None = None
     tensors: tuple[OutputScore, ...] = ()
+    weight_shares: dict[str, float] = {}
 
 
 class Evaluation(Record):

@@ -15,12 +15,10 @@ from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.numerics.affine import fake_quantize
 from onnxfq.passes.base import Pass
-from onnxfq.passes.chunked_rounding import apply_in_chunks
 from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.insert_qdq import check_encodings
-from onnxfq.passes.onnx_blocks import expand_to_one_axis
+from onnxfq.runtime.kernels import fake_quantize
 
 ENABLED_INPUT = "onnxfq/enabled"
 """Optional input of a model with switches: a bool, true by default; false makes it the float model. With a
@@ -117,10 +115,15 @@ def _round_weight(
     editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding, modes: dict[str, Any]
 ) -> None:
     def round_values(name: str) -> gs.Constant:
-        values = np.asarray(constant_array(tensor))
-        params = expand_to_one_axis(encoding, values.shape)
-        apply = partial(fake_quantize, **modes)
-        return make_constant(name, apply_in_chunks(apply, values, params, encoding.spec.grid, values.dtype))
+        rounded = fake_quantize(
+            np.asarray(constant_array(tensor)),
+            encoding.scale_array,
+            encoding.zero_point_array,
+            qtype=encoding.spec.grid,
+            **encoding.spec.granularity.attributes,
+            **modes,
+        )
+        return make_constant(name, rounded)
 
     editor.rewire(placement, editor.constant(f"{tensor.name}/fq", round_values))
 

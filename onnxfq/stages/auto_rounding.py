@@ -12,7 +12,7 @@ import numpy as np
 
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO
-from onnxfq.documents.scores import Evaluation, OutputScore
+from onnxfq.documents.scores import Evaluation
 from onnxfq.stages.encoding_sources import plan_encodings
 from onnxfq.stages.equalize import LEAST_GAIN_DB
 from onnxfq.stages.options import RunOptions
@@ -66,13 +66,13 @@ def find_noisy_outputs(recipe: Recipe, evaluation: Evaluation) -> dict[str, floa
     schemes = ({"rounding": recipe.weights.rounding}, *(one.weights for one in recipe.overrides))
     if not any(fields.get("rounding") == AUTO for fields in schemes):
         return {}
-    shares = {score.output: score.weight_share for score in _scores(evaluation)}
-    return {name: share for name, share in shares.items() if share is not None and share >= LEAST_SHARE}
+    shares = [item for one in evaluation.candidates[:1] for item in one.weight_shares.items()]
+    return {name: share for name, share in shares if share >= LEAST_SHARE}
 
 
 def sqnr_by_output(evaluation: Evaluation) -> dict[str, float]:
     """Return the SQNR in dB of the outputs of the fake-quant model."""
-    return {score.output: score.sqnr_db for score in _scores(evaluation)}
+    return {score.output: score.sqnr_db for one in evaluation.candidates[:1] for score in one.outputs}
 
 
 def round_auto(
@@ -87,7 +87,3 @@ def round_auto(
     made = Protected.of(inputs.model, recipe, planned, start.statistics, start.encodings.encodings)
     rounding = round_given(inputs, made.plan, made.encodings, options, ray=ray)
     return made.rounded(rounding)._replace(sensitivity=start.sensitivity)
-
-
-def _scores(evaluation: Evaluation) -> list[OutputScore]:
-    return [score for one in evaluation.candidates[:1] for score in one.outputs]

@@ -298,7 +298,7 @@ class _Run:
         self.sums = [ErrorSums()] * len(self.fetches)
         self.powers = [[] for _ in self.outputs]
         self.agreed = [(0, 0)] * len(self.fetches)
-        self.noises = [(0.0, 0.0)] * len(self.fetches)
+        self.noises = [(0.0, 0.0)] * len(self.outputs)
 
     def add(self, got: list[NDArray[Any]], expected: list[NDArray[Any]], truth: NDArray[Any] | None) -> None:
         got, alone = got[: len(self.fetches)], got[len(self.fetches) :]
@@ -318,7 +318,7 @@ class _Run:
             self.sums[i] = self.sums[i] + found
             if i < len(self.outputs):
                 self.powers[i].append((found.signal, found.noise))
-            if alone and alone[i].shape == want.shape:
+            if i < len(self.outputs) and alone and alone[i].shape == want.shape:
                 whole, weights = self.noises[i]
                 part = ErrorSums.from_arrays(want, alone[i]).noise
                 self.noises[i] = whole + found.noise, weights + part
@@ -359,10 +359,9 @@ class _Run:
                 cosine=sums.cosine,
                 largest_error=sums.largest,
                 top1_agreement=same / count if count else None,
-                weight_share=weights / whole if 0.0 < whole < math.inf and weights < math.inf else None,
             )
-            for name, sums, (same, count), (whole, weights) in zip(
-                [*self.outputs, *self.tensors], self.sums, self.agreed, self.noises, strict=True
+            for name, sums, (same, count) in zip(
+                [*self.outputs, *self.tensors], self.sums, self.agreed, strict=True
             )
         ]
         split = len(self.outputs)
@@ -378,6 +377,11 @@ class _Run:
                 if seen
             ),
             accuracy=self.right / rows if rows else None,
+            weight_shares={
+                name: weights / whole
+                for name, (whole, weights) in zip(self.outputs, self.noises, strict=True)
+                if 0.0 < whole < math.inf and weights < math.inf
+            },
         )
 
 
