@@ -32,7 +32,8 @@ class AutoRounding:
     """Gain of METHOD over the nearest weights.
 
     Attributes:
-        shares: the outputs of whose noise weights make LEAST_SHARE or more, with that share.
+        shares: the outputs of whose noise weights make LEAST_SHARE or more, with that share; above 1 if the
+            noise of activations makes up for a part of it.
         before: SQNR in dB by output with the nearest weights.
         reached: the same with METHOD; empty if it could round no weight.
     """
@@ -54,7 +55,7 @@ class AutoRounding:
         """Return a line of the summary for each of these outputs."""
         end = "" if self.is_kept else "; all weights stay at nearest"
         return [
-            f"rounding   auto: weights make {share:.0%} of the noise of {name!r}; {METHOD} "
+            f"rounding   auto: weights make {min(share, 1.0):.0%} of the noise of {name!r}; {METHOD} "
             + (f"{self.before[name]:.1f} -> {self.reached[name]:.1f} dB" if self.reached else "rounds none")
             + end
             for name, share in self.shares.items()
