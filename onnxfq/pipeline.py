@@ -33,14 +33,18 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.node_notes import NodeNotes, note_nodes
 from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted
-from onnxfq.stages.auto_rounding import AutoRounding, find_noisy_outputs, round_auto, sqnr_by_output
+from onnxfq.stages.auto_rounding import (
+    AutoRounding,
+    confirm_rounding,
+    find_noisy_outputs,
+    round_auto,
+)
 from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.correct_biases import BiasCorrection, correct_biases
 from onnxfq.stages.encoding_sources import Missing, plan_encodings
 from onnxfq.stages.equalize_inputs import equalize_inputs
 from onnxfq.stages.evaluate import compare_forms
-from onnxfq.stages.float_runs import FloatRuns
 from onnxfq.stages.gather import gather_statistics
 from onnxfq.stages.half_scales import with_half_scales
 from onnxfq.stages.insert import insert_forms
@@ -50,6 +54,7 @@ from onnxfq.stages.promise import Promise
 from onnxfq.stages.protect import PROTECT_DB, Protected, is_low, keep_promise, lowest_sqnr, protect_outputs
 from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs, take_in
 from onnxfq.stages.recalibrate import Recalibration, recalibrate
+from onnxfq.stages.reference_runs import ReferenceRuns
 from onnxfq.stages.round_weights import Rounding, is_shared, round_given
 from onnxfq.stages.write import write_model
 from onnxfq.targets.onnxruntime.releases import Release, release_of
@@ -198,7 +203,7 @@ def quantize(
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
     known = moments if moments is None or isinstance(moments, Moments) else Moments.load(moments)
-    with FloatRuns(inputs.reference, options.threads, options.device) as runs:
+    with ReferenceRuns(inputs.reference, options.threads, options.device) as runs:
         job = _Job(encodings, missing, statistics, known, floats, release, promise, ray, options, clock, runs)
         made = job.keep(job.prepare(job.equalize(inputs, chosen), chosen))
         built = job.build(made)
@@ -252,7 +257,7 @@ class _Job:
     ray: str | None
     options: RunOptions
     clock: _Clock
-    runs: FloatRuns
+    runs: ReferenceRuns
 
     def equalize(self, inputs: QuantizeInputs, recipe: Recipe) -> tuple[QuantizeInputs, Equalization | None]:
         """Return `inputs` with the model that the recipe wants equalized, and what was done."""
@@ -362,15 +367,15 @@ class _Job:
         """Return `made` and `built` with weights rounded by moments, if these make most of the noise."""
         shares = find_noisy_outputs(made.kept.recipe, built.evaluation)
         # Moments have no sums over what is not a number.
-        if not shares or self.options.data.nonfinite != "stop":
+        if not shares or len(made.inputs.kept) < 2 or self.options.data.nonfinite != "stop":
             return made, built
         kept = round_auto(made.inputs, made.kept, self.options, self.ray)
         self.clock.lap("round")
-        before = sqnr_by_output(built.evaluation)
         if kept.rounding is None or not kept.rounding.layers:
-            return made._replace(auto_rounding=AutoRounding(shares, before, {})), built
+            return made._replace(auto_rounding=AutoRounding(shares, {}, {})), built
         other = self.build(made._replace(kept=kept))
-        found = AutoRounding(shares, before, sqnr_by_output(other.evaluation))
+        found = confirm_rounding(made.inputs, shares, built.simulation, other.simulation, self.options)
+        self.clock.lap("evaluate")
         made = made._replace(auto_rounding=found)
         return (made._replace(kept=kept), other) if found.is_kept else (made, built)
 

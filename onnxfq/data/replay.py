@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import chain
 
 import numpy as np
@@ -18,22 +18,22 @@ CHECK_FEEDS = 128
 class EvenSelection:
     """An even selection of feeds that come one after the other.
 
-    Every `_stride`-th feed is kept; if these are too many, every other one is dropped and the stride doubles.
+    Every `stride`-th feed is kept; if these are too many, every other one is dropped and the stride doubles.
     """
 
     def __init__(self, fits: Callable[[Sequence[Feed]], bool]) -> None:
         """Start without feeds; `fits` tells whether several may be kept."""
         self._fits = fits
-        self._stride, self._number = 1, 0
+        self.stride, self._number = 1, 0
         self.feeds: list[Feed] = []
 
     def add(self, feed: Feed) -> None:
         """Keep a copy of `feed` if it is one of the selection."""
-        if self._number % self._stride == 0:
+        if self._number % self.stride == 0:
             self.feeds.append({name: np.array(array) for name, array in feed.items()})
             while len(self.feeds) > 1 and not self._fits(self.feeds):
                 self.feeds = self.feeds[::2]
-                self._stride *= 2
+                self.stride *= 2
         self._number += 1
 
 
@@ -46,11 +46,19 @@ class KeptFeeds:
         """Start without kept feeds; `feeds` has them after a pass."""
         self.source = source
         self._begun: Iterator[Feed] | None = None
+        self._stride = 1
         self.feeds: list[Feed] = []
 
     def again(self) -> Iterable[Feed]:
         """Return the feeds for one more pass: all, or the kept ones if the source can be read only once."""
         return self.source if self.source.repeats else list(self.feeds)
+
+    def again_without(self, count: int) -> Iterable[Feed]:
+        """Return the feeds for one more pass without the first `count` of `spread_order(self.feeds)`."""
+        left_out = set(spread_numbers(len(self.feeds))[:count])
+        if not self.source.repeats:
+            return [feed for number, feed in enumerate(self.feeds) if number not in left_out]
+        return _Without(self.source, {number * self._stride for number in left_out})
 
     def read_first(self) -> Feed:
         """Return the first feed; the next pass still yields it."""
@@ -74,8 +82,20 @@ class KeptFeeds:
         source, self._begun = self._begun or self.source, None
         for feed in source:
             kept.add(feed)
-            self.feeds = kept.feeds
+            self.feeds, self._stride = kept.feeds, kept.stride
             yield feed
+
+
+class _Without:
+    """Feeds without those of some numbers; each iteration is a pass over the data."""
+
+    lasting = True
+
+    def __init__(self, source: Feeds, numbers: Set[int]) -> None:
+        self._source, self._numbers = source, numbers
+
+    def __iter__(self) -> Iterator[Feed]:
+        return (feed for number, feed in enumerate(self._source) if number not in self._numbers)
 
 
 def _fit_check(feeds: Sequence[Feed]) -> bool:
@@ -93,5 +113,10 @@ def spread_order(feeds: Sequence[Feed]) -> list[Feed]:
 
     It is van der Corput's sequence in base 2.
     """
-    width = len(feeds).bit_length()
-    return [feeds[number] for number in sorted(range(len(feeds)), key=lambda n: f"{n:0{width}b}"[::-1])]
+    return [feeds[number] for number in spread_numbers(len(feeds))]
+
+
+def spread_numbers(count: int) -> list[int]:
+    """Return the numbers below `count` in the order of `spread_order`."""
+    width = count.bit_length()
+    return sorted(range(count), key=lambda n: f"{n:0{width}b}"[::-1])

@@ -71,18 +71,19 @@ def quantize(
     Raises SpecError if a parameter breaks its rule.
     """
     qtype = as_qtype(qtype)
-    x = float_array(x).astype(np.float32)
+    x = float_array(x).astype(np.float32, copy=False)
     scale, zero_point = check_params(scale, zero_point, qtype, rounding, arithmetic)
     v = scale_to_steps(x, expand_params(scale, x.shape, granularity), arithmetic)
     if qtype.is_float:
         codes: NDArray[Any] = round_to_float_grid(v, qtype, rounding).astype(qtype.dtype)
         return codes
-    steps = _round_steps(v, rounding)
+    steps = np.asarray(_round_steps(v, rounding))  # a new array, changed in place from here on
     offset = _expand_zero_point(zero_point, x.shape, granularity)
     # Limited before the zero point is added: a float32 sum of a large number would round.
-    steps = np.clip(steps, qtype.qmin - offset, qtype.qmax - offset)
-    integers = np.where(np.isnan(steps), np.float32(0), steps) + offset
-    result: NDArray[Any] = integers.astype(np.int32).astype(qtype.dtype)
+    np.clip(steps, qtype.qmin - offset, qtype.qmax - offset, out=steps)
+    steps[np.isnan(steps)] = 0
+    steps += offset
+    result: NDArray[Any] = steps.astype(np.int32).astype(qtype.dtype)
     return result
 
 

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 
+from onnxfq.data import Feed
+from onnxfq.data.replay import spread_order
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO
 from onnxfq.documents.scores import Evaluation
@@ -19,12 +22,16 @@ from onnxfq.stages.options import RunOptions
 from onnxfq.stages.protect import Protected
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.round_weights import round_given
+from onnxfq.stages.score import SURE_FEEDS, score_models
 
 METHOD = "gptq"
 """Rounding that takes the place of `auto`."""
 
 LEAST_SHARE = 0.5
 """Share of an output's noise that weights make, from which on better weights can gain 3 dB."""
+
+HELD_OUT = SURE_FEEDS
+"""Most feeds that confirm the gain and give no moments; at most half of those that are kept."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +41,8 @@ class AutoRounding:
     Attributes:
         shares: the outputs of whose noise weights make LEAST_SHARE or more, with that share; above 1 if the
             noise of activations makes up for a part of it.
-        before: SQNR in dB by output with the nearest weights.
-        reached: the same with METHOD; empty if it could round no weight.
+        before: SQNR in dB by output with the nearest weights, on feeds that gave no moments.
+        reached: the same with METHOD; both are empty if it could round no weight.
     """
 
     shares: Mapping[str, float]
@@ -45,9 +52,9 @@ class AutoRounding:
     @property
     def is_kept(self) -> bool:
         """Whether these outputs gain LEAST_GAIN_DB on average, and the worst of all outputs loses nothing."""
-        if not self.reached:
+        gains = [self.reached[name] - self.before[name] for name in self.shares if name in self.reached]
+        if not gains:
             return False
-        gains = [self.reached[name] - self.before[name] for name in self.shares]
         lowest = min(self.reached.values()) >= min(self.before.values())
         return bool(lowest and np.mean(gains) >= LEAST_GAIN_DB)
 
@@ -59,6 +66,7 @@ class AutoRounding:
             + (f"{self.before[name]:.1f} -> {self.reached[name]:.1f} dB" if self.reached else "rounds none")
             + end
             for name, share in self.shares.items()
+            if name in self.reached or not self.reached
         ]
 
 
@@ -71,20 +79,42 @@ def find_noisy_outputs(recipe: Recipe, evaluation: Evaluation) -> dict[str, floa
     return {name: share for name, share in shares if share >= LEAST_SHARE}
 
 
-def sqnr_by_output(evaluation: Evaluation) -> dict[str, float]:
-    """Return the SQNR in dB of the outputs of the fake-quant model."""
-    return {score.output: score.sqnr_db for one in evaluation.candidates[:1] for score in one.outputs}
-
-
 def round_auto(
     inputs: QuantizeInputs, start: Protected, options: RunOptions, ray: str | None = None
 ) -> Protected:
     """Return the plan of `start` with METHOD in place of `auto`, and its weights rounded.
 
-    Raises as `round_given`.
+    The feeds of `confirm_rounding` give no moments. Raises as `round_given`.
     """
     recipe = start.recipe.with_auto_rounding(METHOD)
     planned = plan_encodings(inputs.ranked, recipe)
     made = Protected.of(inputs.model, recipe, planned, start.statistics, start.encodings.encodings)
-    rounding = round_given(inputs, made.plan, made.encodings, options, ray=ray)
+    rounding = round_given(
+        inputs, made.plan, made.encodings, options, ray=ray, held_out=len(_confirming(inputs))
+    )
     return made.rounded(rounding)._replace(sensitivity=start.sensitivity)
+
+
+def confirm_rounding(
+    inputs: QuantizeInputs,
+    shares: Mapping[str, float],
+    nearest: onnx.ModelProto,
+    rounded: onnx.ModelProto,
+    options: RunOptions,
+) -> AutoRounding:
+    """Return what the fake-quant model `rounded` gains over `nearest` on feeds that gave no moments."""
+    found = score_models(
+        inputs.reference,
+        {"nearest": nearest, METHOD: rounded},
+        _confirming(inputs),
+        threads=options.threads,
+        device=options.device,
+        exact=options.exact,
+    )
+    before, reached = ({one.output: one.sqnr_db for one in each.outputs} for each in found.candidates)
+    return AutoRounding(shares, before, reached)
+
+
+def _confirming(inputs: QuantizeInputs) -> list[Feed]:
+    """Return the first of the feeds that are compared, at most half of all that are kept."""
+    return spread_order(inputs.kept)[: min(HELD_OUT, len(inputs.kept) // 2)]

@@ -22,9 +22,9 @@ from onnxfq.graph.signature import number_outputs
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.passes.switch_activations import switch_activations
 from onnxfq.runtime.unsupported_ops import explain_unsupported
-from onnxfq.stages.float_runs import FloatRuns
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.quantize_inputs import QuantizeInputs, with_unique_names
+from onnxfq.stages.reference_runs import ReferenceRuns
 from onnxfq.stages.score import score_models
 
 
@@ -88,7 +88,7 @@ def compare_forms(
     options: RunOptions,
     *,
     twins: bool = False,
-    floats: FloatRuns | None = None,
+    floats: ReferenceRuns | None = None,
 ) -> Evaluation:
     """Compare a quantized model with the float model, or note the reason not to.
 

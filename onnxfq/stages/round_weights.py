@@ -128,12 +128,18 @@ def round_given(
     options: RunOptions,
     moments: Moments | None = None,
     ray: str | None = None,
+    held_out: int = 0,
 ) -> Rounding:
-    """Return `round_weights` by moments or the data of `quantize`; without both all stay at nearest."""
+    """Return `round_weights` by moments or the data of `quantize`; without both all stay at nearest.
+
+    The first `held_out` of the feeds that are compared are left out of the data.
+    """
     asked = [p.tensor for p in plan.weights if p.rounding != NEAREST]
     if moments is None and (inputs.feeds is None or not asked):
         return Rounding(inputs.model, encodings, nearest=dict.fromkeys(asked, "no data was given"))
-    feeds = () if inputs.feeds is None else inputs.feeds.again()
+    feeds: Iterable[Feed] = ()
+    if inputs.feeds is not None:
+        feeds = inputs.feeds.again_without(held_out) if held_out else inputs.feeds.again()
     progress = options.stage("round", len(asked))
     with weights_in(inputs.scratch):
         return round_weights(

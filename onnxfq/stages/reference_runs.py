@@ -22,7 +22,7 @@ KEPT_BYTES = 64 << 20
 """Most bytes of outputs that are kept."""
 
 
-class FloatRuns:
+class ReferenceRuns:
     """Runs of a float model on feeds that several quantized models are compared on.
 
     The first LEAST_FEEDS outputs are kept. They are computed in the background, while the main thread
@@ -39,7 +39,7 @@ class FloatRuns:
         self._pool: ThreadPoolExecutor | None = None
         self._outputs: Future[list[Outputs]] | None = None
 
-    def __enter__(self) -> FloatRuns:
+    def __enter__(self) -> ReferenceRuns:
         """Return the runs."""
         return self
 
