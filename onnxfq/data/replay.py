@@ -54,11 +54,11 @@ class KeptFeeds:
         return self.source if self.source.repeats else list(self.feeds)
 
     def again_without(self, count: int) -> Iterable[Feed]:
-        """Return the feeds for one more pass without the first `count` of `spread_order(self.feeds)`."""
+        """Return the feeds for one more pass, except the first `count` of `spread_order(self.feeds)`."""
         left_out = set(spread_numbers(len(self.feeds))[:count])
         if not self.source.repeats:
             return [feed for number, feed in enumerate(self.feeds) if number not in left_out]
-        return _Without(self.source, {number * self._stride for number in left_out})
+        return _Except(self.source, {number * self._stride for number in left_out})
 
     def read_first(self) -> Feed:
         """Return the first feed; the next pass still yields it."""
@@ -86,8 +86,8 @@ class KeptFeeds:
             yield feed
 
 
-class _Without:
-    """Feeds without those of some numbers; each iteration is a pass over the data."""
+class _Except:
+    """Feeds except some numbers; each iteration is a pass over the data."""
 
     lasting = True
 
