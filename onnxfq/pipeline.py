@@ -172,7 +172,7 @@ def quantize(
         output: where to write the Q/DQ model; None writes nothing.
         recipe: a name, a YAML file or a Recipe.
         calibrator: for activations; overrides the recipe's.
-        rounding: of weights: nearest, gptq or qronos; overrides the recipe's.
+        rounding: of weights: auto, nearest, gptq or qronos; overrides the recipe's.
         statistics: recorded earlier, so that nothing is observed; they must be of `data`, if both are given.
         moments: of the inputs of layers, from `gather_moments`: weights are rounded by them, not by `data`.
         encodings: scales of another tool, a file or a dictionary of onnxruntime's overrides. They are kept

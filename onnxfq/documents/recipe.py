@@ -169,8 +169,8 @@ class WeightScheme(Scheme):
         granularity: per_axis: a scale per output channel; blocked: along the summed axis.
         rounding: nearest; gptq, by second moments of the layers' inputs; qronos, by those of the float and of
             the quantized model, one layer after the other; auto: nearest, or gptq if `quantize` measures that
-            weights make half of the noise of the worst output and gptq gains 1.5 dB there. Without data all
-            weights are rounded to nearest.
+            weights make half of the noise of an output, and gptq reduces it. Without data all weights are
+            rounded to nearest.
         other_block_sizes: tried in order if block_size does not cut the summed axis into two or more equal
             blocks.
     """
