@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, conv_relu, feed_for, shared_weight, weights, with_override
+from builders import Arrays, build, conv_relu, feed_for, linear, shared_weight, weights, with_override
 
 import onnxfq
 from onnxfq.data import sample_digest
@@ -23,6 +23,7 @@ from onnxfq.errors import (
     SpecError,
     StatisticsError,
 )
+from onnxfq.graph.external.tensor import is_external
 from onnxfq.pipeline import quantize
 from onnxfq.report.html import render_report
 from onnxfq.report.text import quantize_summary
@@ -276,3 +277,21 @@ def test_doubled_node_names() -> None:
         node.name = "same"
     result = quantize(proto, [feed_for(proto)])
     assert [str(row) for row in result.plan.coverage()] == ["MatMul 2/2"]
+
+
+def test_models_of_the_result_are_read_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights come from the file of the model; a changed one is an error, never other numbers."""
+    proto = linear(64, 64)
+    feeds = [feed_for(proto, seed) for seed in range(4)]
+    whole = quantize(proto, feeds)
+    monkeypatch.setattr("onnxfq.stages.quantize_inputs.STAGED", 0)
+    onnx.save(proto, tmp_path / "m.onnx")
+    staged = quantize(tmp_path / "m.onnx", feeds)
+    assert any(map(is_external, staged.staged.proto.graph.initializer))
+    assert staged.simulation.graph == whole.simulation.graph and staged.qdq.graph == whole.qdq.graph
+    late = quantize(tmp_path / "m.onnx", feeds)
+    onnx.save(linear(64, 63), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="has changed since it was loaded"):
+        _ = late.model
