@@ -78,7 +78,7 @@ def quantize(
         codes: NDArray[Any] = round_to_float_grid(v, qtype, rounding).astype(qtype.dtype)
         return codes
     steps = np.asarray(_round_steps(v, rounding))  # a new array, changed in place from here on
-    offset = _expand_zero_point(zero_point, x.shape, granularity)
+    offset = _fit_zero_point(zero_point, x.shape, granularity)
     # Limited before the zero point is added: a float32 sum of a large number would round.
     np.clip(steps, qtype.qmin - offset, qtype.qmax - offset, out=steps)
     steps[np.isnan(steps)] = 0
@@ -131,11 +131,7 @@ def fake_quantize(
     values = given.astype(np.float32, copy=False)
     scale, zero_point = check_params(scale, zero_point, qtype, rounding, arithmetic, fractions=True)
     steps_of = expand_params(scale, values.shape, granularity)
-    if zero_point.any():
-        at = _expand_zero_point(zero_point, values.shape, granularity)
-    else:
-        Layout.match(granularity if zero_point.ndim else PER_TENSOR, values.shape, zero_point.shape)
-        at = np.zeros((), np.float32)
+    at = _fit_zero_point(zero_point, values.shape, granularity)
     rounded = round_to_grid(values, steps_of, at, qtype, rounding, arithmetic, saturate)
     with np.errstate(over="ignore", under="ignore"):
         return rounded.astype(given.dtype, copy=False)
@@ -171,6 +167,14 @@ def _expand_zero_point(
 ) -> Float32Array:
     # A scalar 0 fits any scale.
     return expand_params(zero_point, shape, granularity if zero_point.ndim else PER_TENSOR)
+
+
+def _fit_zero_point(zero_point: Float32Array, shape: Sequence[int], granularity: Granularity) -> Float32Array:
+    """Return zero points that broadcast to `shape`; a scalar if all are 0, which computes faster."""
+    if zero_point.any():
+        return _expand_zero_point(zero_point, shape, granularity)
+    Layout.match(granularity if zero_point.ndim else PER_TENSOR, shape, zero_point.shape)
+    return np.zeros((), np.float32)
 
 
 def scale_to_steps(x: Float32Array, scale: Float32Array, arithmetic: str = "divide") -> Float32Array:
