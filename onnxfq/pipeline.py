@@ -37,6 +37,7 @@ from onnxfq.stages.auto_rounding import (
     AutoRounding,
     confirm_rounding,
     find_noisy_outputs,
+    find_obstacle,
     round_auto,
 )
 from onnxfq.stages.calibrate import encode_weights
@@ -369,10 +370,13 @@ class _Job:
         # Moments have no sums over what is not a number.
         if not shares or len(made.inputs.kept) < 2 or self.options.data.nonfinite != "stop":
             return made, built
+        why = find_obstacle(made.inputs.model, made.kept.plan)
+        if why:
+            return made._replace(auto_rounding=AutoRounding(shares, why=why)), built
         kept = round_auto(made.inputs, made.kept, self.options, self.ray)
         self.clock.lap("round")
         if kept.rounding is None or not kept.rounding.layers:
-            return made._replace(auto_rounding=AutoRounding(shares, {}, {})), built
+            return made._replace(auto_rounding=AutoRounding(shares, why="gptq rounds none of them")), built
         other = self.build(made._replace(kept=kept))
         found = confirm_rounding(made.inputs, shares, built.simulation, other.simulation, self.options)
         self.clock.lap("evaluate")

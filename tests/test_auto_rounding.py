@@ -16,6 +16,7 @@ from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
 from onnxfq.passes.switch_activations import switch_activations
 from onnxfq.runtime.session import Session
+from onnxfq.stages import auto_rounding
 from onnxfq.stages.options import RunOptions
 
 
@@ -144,6 +145,16 @@ def test_an_override_keeps_its_rounding() -> None:
     assert {p.tensor: p.rounding for p in result.plan.weights} == {"w1": "gptq", "w2": NEAREST}
 
 
+def test_long_work_is_only_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding that takes more than seconds is left to the user, who is told how to ask for it."""
+    monkeypatch.setattr(auto_rounding, "MOST_MULTIPLIES", 6 * 48**3)
+    result = quantize(layers(), feeds(), recipe=recipe(4), protect=None)
+    assert result.auto_rounding is not None and not result.auto_rounding.is_kept
+    line = result.auto_rounding.lines()[0]
+    assert "--rounding gptq can reduce it, in 0.0 T multiply-adds; all weights stay at nearest" in line
+    assert result.encodings.rounding == ""
+
+
 def test_weights_that_cannot_be_rounded_are_told() -> None:
     """A weight in a branch keeps the nearest numbers, and a line says so."""
     proto = build(
@@ -156,7 +167,7 @@ def test_weights_that_cannot_be_rounded_are_told() -> None:
     data = [feed_for(proto, seed) for seed in range(8)]
     result = quantize(proto, data, recipe=recipe(4), protect=None)
     assert result.auto_rounding is not None and not result.auto_rounding.is_kept
-    assert result.auto_rounding.lines()[0].endswith("gptq rounds none; all weights stay at nearest")
+    assert result.auto_rounding.lines()[0].endswith("gptq rounds none of them; all weights stay at nearest")
     assert result.encodings.rounding == ""
 
 

@@ -5,17 +5,20 @@ At 8 bits activations usually make most of it, and the nearest weights are as go
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 
 from onnxfq.data import Feed
 from onnxfq.data.replay import spread_order
+from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO
 from onnxfq.documents.scores import Evaluation
+from onnxfq.graph.model import Model, list_graphs
 from onnxfq.stages.encoding_sources import plan_encodings
 from onnxfq.stages.equalize import LEAST_GAIN_DB
 from onnxfq.stages.options import RunOptions
@@ -33,6 +36,9 @@ LEAST_SHARE = 0.5
 HELD_OUT = SURE_FEEDS
 """Most feeds that confirm the gain and give no moments; at most half of those that are kept."""
 
+MOST_MULTIPLIES = 1 << 38
+"""Multiply-adds of rounding that `quantize` does unasked: three seconds on two cores."""
+
 
 @dataclass(frozen=True)
 class AutoRounding:
@@ -42,12 +48,14 @@ class AutoRounding:
         shares: the outputs of whose noise weights make LEAST_SHARE or more, with that share; above 1 if the
             noise of activations makes up for a part of it.
         before: SQNR in dB by output with the nearest weights, on feeds that gave no moments.
-        reached: the same with METHOD; both are empty if it could round no weight.
+        reached: the same with METHOD; both are empty if it rounded no weight.
+        why: reason not to round any weight.
     """
 
     shares: Mapping[str, float]
-    before: Mapping[str, float]
-    reached: Mapping[str, float]
+    before: Mapping[str, float] = field(default_factory=dict)
+    reached: Mapping[str, float] = field(default_factory=dict)
+    why: str = ""
 
     @property
     def is_kept(self) -> bool:
@@ -61,12 +69,11 @@ class AutoRounding:
     def lines(self) -> list[str]:
         """Return a line of the summary for each of these outputs."""
         end = "" if self.is_kept else "; all weights stay at nearest"
+        gains = {n: f"{METHOD} {self.before[n]:.1f} -> {self.reached[n]:.1f} dB" for n in self.reached}
         return [
-            f"rounding   auto: weights make {min(share, 1.0):.0%} of the noise of {name!r}; {METHOD} "
-            + (f"{self.before[name]:.1f} -> {self.reached[name]:.1f} dB" if self.reached else "rounds none")
-            + end
+            f"rounding   auto: weights make {min(share, 1.0):.0%} of the noise of {name!r}; "
+            f"{self.why or gains.get(name, 'it was not compared')}{end}"
             for name, share in self.shares.items()
-            if name in self.reached or not self.reached
         ]
 
 
@@ -77,6 +84,23 @@ def find_noisy_outputs(recipe: Recipe, evaluation: Evaluation) -> dict[str, floa
         return {}
     shares = [item for one in evaluation.candidates[:1] for item in one.weight_shares.items()]
     return {name: share for name, share in shares if share >= LEAST_SHARE}
+
+
+def find_obstacle(model: Model, plan: Plan) -> str:
+    """Return the reason not to round the weights of `plan` unasked; empty without one."""
+    dims = {t.name: tuple(t.dims) for graph in list_graphs(model.proto.graph) for t in graph.initializer}
+    multiplies = sum(_multiplies(dims[p.tensor], p) for p in plan.weights if p.tensor in dims)
+    if multiplies <= MOST_MULTIPLIES:
+        return ""
+    return f"--rounding {METHOD} can reduce it, in {multiplies / 1e12:.1f} T multiply-adds"
+
+
+def _multiplies(shape: Sequence[int], weight: Placement) -> int:
+    """Return the multiply-adds of rounding a weight: moments, inverse and decomposition of its inputs."""
+    outputs = shape[weight.spec.granularity.axis or 0] if weight.spec.granularity.block_size is None else 1
+    size = math.prod(shape)
+    inputs = size // max(outputs, 1) if outputs > 1 else max(shape, default=0)
+    return 6 * inputs**3 + size * inputs
 
 
 def round_auto(
