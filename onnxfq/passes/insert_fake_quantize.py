@@ -15,10 +15,11 @@ from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
+from onnxfq.numerics import affine
 from onnxfq.passes.base import Pass
 from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.insert_qdq import check_encodings
-from onnxfq.runtime.kernels import fake_quantize
+from onnxfq.runtime import kernels
 
 ENABLED_INPUT = "onnxfq/enabled"
 """Optional input of a model with switches: a bool, true by default; false makes it the float model. With a
@@ -115,14 +116,14 @@ def _round_weight(
     editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding, modes: dict[str, Any]
 ) -> None:
     def round_values(name: str) -> gs.Constant:
-        rounded = fake_quantize(
-            np.asarray(constant_array(tensor)),
-            encoding.scale_array,
-            encoding.zero_point_array,
-            qtype=encoding.spec.grid,
-            **encoding.spec.granularity.attributes,
-            **modes,
-        )
+        values = np.asarray(constant_array(tensor))
+        params = encoding.scale_array, encoding.zero_point_array
+        grid, granularity = encoding.spec.grid, encoding.spec.granularity
+        if grid.has_kernel:
+            options = modes | granularity.attributes
+            rounded = kernels.fake_quantize(values, *params, qtype=grid, **options)
+        else:  # int32 of biases
+            rounded = affine.fake_quantize(values, *params, qtype=grid, granularity=granularity, **modes)
         return make_constant(name, rounded)
 
     editor.rewire(placement, editor.constant(f"{tensor.name}/fq", round_values))
