@@ -34,6 +34,7 @@ from onnxfq.graph.node_notes import NodeNotes, note_nodes
 from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted
 from onnxfq.stages.auto_rounding import (
+    NONE_ROUNDED,
     AutoRounding,
     confirm_rounding,
     find_noisy_outputs,
@@ -376,7 +377,7 @@ class _Job:
         kept = round_auto(made.inputs, made.kept, self.options, self.ray)
         self.clock.lap("round")
         if kept.rounding is None or not kept.rounding.layers:
-            return made._replace(auto_rounding=AutoRounding(shares, why="gptq rounds none of them")), built
+            return made._replace(auto_rounding=AutoRounding(shares, why=NONE_ROUNDED)), built
         other = self.build(made._replace(kept=kept))
         found = confirm_rounding(made.inputs, shares, built.simulation, other.simulation, self.options)
         self.clock.lap("evaluate")

@@ -30,6 +30,9 @@ from onnxfq.stages.score import SURE_FEEDS, score_models
 METHOD = "gptq"
 """Rounding that takes the place of `auto`."""
 
+NONE_ROUNDED = f"{METHOD} rounds none of them"
+"""Reason of weights that all lie where METHOD cannot round them."""
+
 LEAST_SHARE = 0.5
 """Share of an output's noise that weights make, from which on better weights can gain 3 dB."""
 

@@ -318,10 +318,10 @@ class _Run:
             self.sums[i] = self.sums[i] + found
             if i < len(self.outputs):
                 self.powers[i].append((found.signal, found.noise))
-            if i < len(self.outputs) and alone and alone[i].shape == want.shape:
-                whole, weights = self.noises[i]
-                part = ErrorSums.from_arrays(want, alone[i]).noise
-                self.noises[i] = whole + found.noise, weights + part
+                if alone and alone[i].shape == want.shape:
+                    whole, weights = self.noises[i]
+                    part = ErrorSums.from_arrays(want, alone[i]).noise
+                    self.noises[i] = whole + found.noise, weights + part
             same, rows = _agreement(want, have)
             self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
         if truth is not None:

@@ -44,8 +44,8 @@ def run_in_segments(
     tensors = dict(feed)
     for ends in (*segmented.divide(wanted, constants, usable, parts), wanted):
         segment = segmented.cut(ends)
-        session = open_session(segment_model(segment, proto, index.types, graph.initializer))
-        made = session.run({name: tensors[name] for name in segment.inputs}, segment.outputs)
+        model = segment_model(segment, proto, index.types, graph.initializer)
+        made = open_session(model).run({name: tensors[name] for name in segment.inputs}, segment.outputs)
         for name in segment.dead:
             del tensors[name]
         tensors |= zip(segment.outputs, made, strict=True)
